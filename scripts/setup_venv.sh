@@ -1,0 +1,54 @@
+#!/bin/sh
+# Makes .venv and installs the package with its extras and the dev group into it: by uv, else by pip.
+# An existing .venv is kept and completed. PYTHON names the interpreter, else the first suitable one is taken.
+set -eu
+cd "$(dirname "$0")/.."
+
+has_uv() { uv --version >/dev/null 2>&1; }
+
+suits() { "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null; }
+
+find_python() {
+    for python in ${PYTHON:-python3 python3.13 python3.12 python3.11}; do
+        if suits "$python"; then echo "$python" && return; fi
+    done
+}
+
+ensure_pip() {
+    if "$1" -c 'import ensurepip' 2>/dev/null; then return; fi
+    if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
+        echo "$1 has no ensurepip: install the package python3-venv, or uv." >&2
+        return 1
+    fi
+    echo "installing python3-venv"
+    apt-get update -qq
+    DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends python3-venv >/dev/null
+}
+
+make_venv() {
+    python=$(find_python)
+    if has_uv; then
+        uv venv --quiet --seed --allow-existing --python "${python:->=3.11,<3.14}" .venv
+    elif [ -n "$python" ]; then
+        ensure_pip "$python"
+        "$python" -m venv .venv
+    else
+        echo "perdure needs Python 3.11, 3.12 or 3.13: install python3 and python3-venv, or set PYTHON." >&2
+        return 1
+    fi
+}
+
+# uv does not read pip's configuration, which may name the only index this machine can reach: so pip is the last resort.
+install() {
+    if ! has_uv; then
+        PATH=$PWD/.venv/bin:$PATH
+        has_uv || .venv/bin/python -m pip install --quiet uv || true
+    fi
+    if uv pip install --quiet --python .venv/bin/python "$@"; then return; fi
+    echo "uv could not install the packages, trying pip" >&2
+    .venv/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
+    .venv/bin/python -m pip install --quiet "$@"
+}
+
+suits .venv/bin/python || make_venv
+install --editable '.[postgres,mysql]' --group dev

@@ -1,0 +1,141 @@
+"""Everything perdure raises on purpose.
+
+PerdureError
+└── StorageError
+    ├── ConfigurationError            a URL, option or driver that cannot work
+    ├── SchemaError                   the tables are not what this version needs
+    ├── DatabaseUnavailableError      nobody answered in time
+    ├── TransactionError              begin, commit or use of a transaction out of order
+    │   └── TransactionConflictError  the database gave up the caller's transaction
+    ├── CommitUnknownError            the answer to a commit was lost
+    ├── InstanceNotFoundError
+    ├── InstanceExistsError
+    ├── WorkflowNotCancellableError
+    ├── InvalidTransitionError
+    ├── LeaseLostError                another worker owns the instance now
+    ├── HistoryConflictError          the same step, recorded differently
+    ├── ChannelModeConflictError
+    ├── NotSubscribedError
+    ├── InvalidJSONPathError
+    ├── InvalidPageTokenError
+    └── LimitError                    too long, too large, or not a name
+
+`code` is stable and meant for programs; the message is for people and may change. The driver's own error is the
+`__cause__`, and no message carries a password.
+"""
+
+from typing import ClassVar
+
+
+class PerdureError(Exception):
+    """Base of everything perdure raises on purpose."""
+
+    code: ClassVar[str] = "perdure"
+
+
+class StorageError(PerdureError):
+    """The storage layer refused or could not do what was asked."""
+
+    code = "storage"
+
+
+class ConfigurationError(StorageError):
+    """A URL, option or driver that cannot work; nothing was tried on the database."""
+
+    code = "storage.configuration"
+
+
+class SchemaError(StorageError):
+    """The tables are missing, half made, or of another shape than this version needs."""
+
+    code = "storage.schema"
+
+
+class DatabaseUnavailableError(StorageError):
+    """The database could not be reached, or gave no answer in time; nothing was written."""
+
+    code = "storage.unavailable"
+
+
+class TransactionError(StorageError):
+    """A transaction was begun, used or ended out of order."""
+
+    code = "storage.transaction"
+
+
+class TransactionConflictError(TransactionError):
+    """The database gave up the caller's transaction (deadlock, busy); roll it back and run it again."""
+
+    code = "storage.transaction_conflict"
+
+
+class CommitUnknownError(StorageError):
+    """The connection was lost while a commit was under way: read back before doing it again."""
+
+    code = "storage.commit_unknown"
+
+
+class InstanceNotFoundError(StorageError):
+    """No instance has this id."""
+
+    code = "storage.instance_not_found"
+
+
+class InstanceExistsError(StorageError):
+    """An instance with this id is already there."""
+
+    code = "storage.instance_exists"
+
+
+class WorkflowNotCancellableError(StorageError):
+    """The workflow is finished or unknown, so there is nothing to cancel."""
+
+    code = "storage.not_cancellable"
+
+
+class InvalidTransitionError(StorageError):
+    """The instance may not move from its state to the one asked for."""
+
+    code = "storage.invalid_transition"
+
+
+class LeaseLostError(StorageError):
+    """The lease is no longer current; nothing was written. Stop working on this instance."""
+
+    code = "storage.lease_lost"
+
+
+class HistoryConflictError(StorageError):
+    """This activity id is already recorded with a different event."""
+
+    code = "storage.history_conflict"
+
+
+class ChannelModeConflictError(StorageError):
+    """Live subscribers use this channel in another mode."""
+
+    code = "storage.channel_mode_conflict"
+
+
+class NotSubscribedError(StorageError):
+    """The instance is not subscribed to this channel."""
+
+    code = "storage.not_subscribed"
+
+
+class InvalidJSONPathError(StorageError):
+    """A JSON path is one or more identifiers joined by dots."""
+
+    code = "storage.invalid_json_path"
+
+
+class InvalidPageTokenError(StorageError):
+    """The page token was not made by this storage layer."""
+
+    code = "storage.invalid_page_token"
+
+
+class LimitError(StorageError):
+    """A value is longer, larger or of another kind than the storage contract allows."""
+
+    code = "storage.limit"

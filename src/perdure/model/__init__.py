@@ -1,0 +1,1 @@
+"""Records, states and limits: pure data, no input or output."""

@@ -1,0 +1,89 @@
+"""The limits of the contract, the same on every database, checked before anything is sent."""
+
+import re
+from datetime import UTC, datetime, timedelta
+
+from perdure.errors import LimitError
+
+NAME_MAX = 255
+INSTANCE_ID_MAX = 200  # leaves room for generations (`~12`) and children (`/step`)
+EVENT_TYPE_MAX = 100
+PAYLOAD_MAX = 8 * 1024 * 1024
+METADATA_MAX = 64 * 1024
+PAGE_MAX = 1000
+LEASE_MAX_SEC = 366 * 24 * 3600
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+
+
+def name(value: str, kind: str = "name", longest: int = NAME_MAX) -> str:
+    """A name as it may be stored: not empty, no outer white space, no control character, not too long."""
+    if not isinstance(value, str):
+        raise LimitError(f"{kind} must be a str, not {type(value).__name__}")
+    if not value or len(value) > longest:
+        raise LimitError(f"{kind} must have 1 to {longest} characters, this one has {len(value)}")
+    if value[0].isspace() or value[-1].isspace() or _CONTROL.search(value):
+        raise LimitError(f"{kind} {value[:40]!r} has white space at an end, or a control character: remove it")
+    return value
+
+
+def instance_id(value: str) -> str:
+    """An instance id as it may be created. (Reads and writes take longer ones: generations and children.)"""
+    return name(value, "instance_id", INSTANCE_ID_MAX)
+
+
+def text(value: bytes | str | None, kind: str, longest: int = PAYLOAD_MAX) -> str | None:
+    """A JSON payload as text: UTF-8 without NUL, which PostgreSQL cannot store, and not too large."""
+    if value is None:
+        return None
+    size(value, kind, longest)
+    try:
+        decoded = value if isinstance(value, str) else value.decode()
+    except UnicodeDecodeError as error:
+        raise LimitError(f"{kind} is not UTF-8 text; give binary data in the binary field") from error
+    if "\x00" in decoded:
+        raise LimitError(f"{kind} contains a NUL character, which is not JSON; give binary data in the binary field")
+    return decoded
+
+
+def size(value: bytes | str | None, kind: str, longest: int = PAYLOAD_MAX) -> None:
+    """Refuse what is not bytes (or text, where text is meant) or is too large."""
+    if value is None:
+        return
+    if not isinstance(value, bytes | str):
+        raise LimitError(f"{kind} must be bytes, not {type(value).__name__}")
+    length = len(value)
+    if isinstance(value, str) and length * 4 > longest:
+        length = len(value.encode("utf-8", "surrogatepass"))
+    if length > longest:
+        raise LimitError(f"{kind} has {length} bytes, the limit is {longest}")
+
+
+def page(limit: int, default: int) -> int:
+    """A page size: 0 is the seed's default, else 1 to 1,000."""
+    if not isinstance(limit, int) or isinstance(limit, bool) or not 0 <= limit <= PAGE_MAX:
+        raise LimitError(f"a page has 1 to {PAGE_MAX} rows (0 for the default of {default}), not {limit!r}")
+    return limit or default
+
+
+def seconds(value: float, kind: str = "timeout_sec") -> float:
+    """A duration in seconds that a lease may have."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= LEASE_MAX_SEC:
+        raise LimitError(f"{kind} must be a number of seconds above 0 and at most {LEASE_MAX_SEC}, not {value!r}")
+    return float(value)
+
+
+def moment(value: datetime | None, kind: str) -> datetime | None:
+    """An aware time in UTC."""
+    if value is None:
+        return None
+    if not isinstance(value, datetime) or value.tzinfo is None:
+        raise LimitError(f"{kind} must be a datetime with a time zone, for example datetime.now(UTC)")
+    return value.astimezone(UTC)
+
+
+def span(value: timedelta, kind: str) -> float:
+    """A duration that is not negative, in seconds."""
+    if not isinstance(value, timedelta) or value < timedelta(0):
+        raise LimitError(f"{kind} must be a timedelta that is not negative, not {value!r}")
+    return value.total_seconds()

@@ -1,0 +1,112 @@
+"""A bounded pool of connections: last used, first taken; waiters are served in order.
+
+No statement is sent when a connection changes hands: the backends leave their sessions clean themselves, and a reset
+would cost a round trip each time.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
+
+from perdure.errors import DatabaseUnavailableError
+
+C = TypeVar("C")
+
+
+class Pool(Generic[C]):
+    """Up to `limit` connections made by `connect`, thrown away by `discard` once not `alive`."""
+
+    def __init__(
+        self,
+        connect: Callable[[], Awaitable[C]],
+        alive: Callable[[C], bool],
+        discard: Callable[[C], None],
+        limit: int,
+        wait_sec: float,
+    ) -> None:
+        self._connect, self._alive, self._discard = connect, alive, discard
+        self._limit, self._wait_sec = limit, wait_sec
+        self._idle: list[C] = []
+        self._waiters: deque[asyncio.Future[C | None]] = deque()
+        self._size = 0
+        self._closed = False
+
+    async def acquire(self) -> C:
+        """A live connection; after too long a wait `DatabaseUnavailableError`."""
+        while True:
+            if self._closed:
+                raise DatabaseUnavailableError("the storage is not open")
+            while self._idle:
+                connection = self._idle.pop()
+                if self._alive(connection):
+                    return connection
+                self._discard(connection)
+                self._size -= 1
+            if self._size < self._limit:
+                self._size += 1
+                try:
+                    return await self._connect()
+                except BaseException:
+                    self._vacate()
+                    raise
+            handed = await self._wait()
+            if handed is not None:
+                return handed
+
+    async def _wait(self) -> C | None:
+        """A connection handed over, or None for the place of one that was thrown away."""
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[C | None] = loop.create_future()
+        self._waiters.append(waiter)
+        expiry = loop.call_later(self._wait_sec, self._expire, waiter)
+        try:
+            return await waiter
+        except asyncio.CancelledError:
+            if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
+                handed = waiter.result()  # handed over just as we were cancelled: pass it on
+                if handed is not None:
+                    self.release(handed)
+            raise
+        finally:
+            expiry.cancel()
+
+    def _expire(self, waiter: "asyncio.Future[C | None]") -> None:
+        if not waiter.done():
+            waiter.set_exception(
+                DatabaseUnavailableError(
+                    f"no connection became free within {self._wait_sec:.0f} s: all {self._limit} are in use"
+                )
+            )
+
+    def release(self, connection: C) -> None:
+        """Give it back; a dead one makes room for a new one."""
+        if self._closed or not self._alive(connection):
+            self._discard(connection)
+            self._vacate()
+            return
+        waiter = self._next_waiter()
+        if waiter is None:
+            self._idle.append(connection)
+        else:
+            waiter.set_result(connection)
+
+    def _vacate(self) -> None:
+        self._size -= 1
+        waiter = self._next_waiter()
+        if waiter is not None:
+            waiter.set_result(None)
+
+    def _next_waiter(self) -> "asyncio.Future[C | None] | None":
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                return waiter
+        return None
+
+    def close(self) -> None:
+        """Throw away the idle connections now and the others when they come back."""
+        self._closed = True
+        while self._idle:
+            self._discard(self._idle.pop())
+            self._size -= 1

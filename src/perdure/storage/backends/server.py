@@ -1,0 +1,385 @@
+"""What PostgreSQL and MySQL have in common: a pool, retries after lost races, and what a lost connection means.
+
+A statement that was on its way when the connection broke may have happened or not. Before the commit was sent it did
+not: the operation runs again. After that it is read back where the operation says how, run again where that changes
+nothing, and else reported as `CommitUnknownError`; it is never blindly repeated.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from enum import Enum
+from typing import Any, Generic, TypeVar
+
+from perdure.errors import (
+    CommitUnknownError,
+    DatabaseUnavailableError,
+    StorageError,
+    TransactionConflictError,
+    TransactionError,
+)
+from perdure.storage.backends.base import Executor, Rows, Script, drive
+from perdure.storage.backends.pool import Pool
+from perdure.storage.dialects.base import Rendering
+from perdure.storage.operation import Work
+from perdure.storage.sql import Call
+
+C = TypeVar("C")
+T = TypeVar("T")
+
+RETRY_SEC = 15.0  # how long a lost race, or a server that is away, is tried again
+
+
+class Fault(Enum):
+    """What a driver's error means for the operation."""
+
+    CONFLICT = "a deadlock or a failed serialization: nothing was written, try again"
+    LOST = "the connection broke"
+    REFUSED = "the server answered with an error"
+
+
+class Sent:
+    """Whether a commit is on its way; asked when the connection breaks."""
+
+    __slots__ = ("commit",)
+
+    def __init__(self) -> None:
+        self.commit = False
+
+
+class ServerBackend(Generic[C]):
+    """The common half; a backend of one server adds how to talk to it."""
+
+    driver: Rendering
+
+    def __init__(self, pool_size: int, wait_sec: float) -> None:
+        self._pool: Pool[C] = Pool(self.connect, self.alive, self.discard, pool_size, wait_sec)
+
+    # What a server's backend provides.
+
+    async def connect(self) -> C:
+        """A new connection, its session set up; `DatabaseUnavailableError` or `ConfigurationError` if it fails."""
+        raise NotImplementedError
+
+    def alive(self, connection: C) -> bool:
+        """False once the connection is known to be closed."""
+        raise NotImplementedError
+
+    def discard(self, connection: C) -> None:
+        """Close it without waiting."""
+        raise NotImplementedError
+
+    async def run(self, connection: C, call: Call) -> Any:
+        """Run a call inside the open transaction."""
+        raise NotImplementedError
+
+    async def run_alone(self, connection: C, call: Call) -> Any:
+        """Run a call as a transaction of its own."""
+        raise NotImplementedError
+
+    async def execute_on(self, connection: C, query: str, args: tuple[object, ...] = ()) -> int:
+        """Run a caller's own statement."""
+        raise NotImplementedError
+
+    async def fetch_on(self, connection: C, query: str, args: tuple[object, ...] = ()) -> list[tuple[Any, ...]]:
+        """Run a caller's own query."""
+        raise NotImplementedError
+
+    def fault(self, error: Exception) -> Fault:
+        """What a driver's error means."""
+        raise NotImplementedError
+
+    def translate(self, error: Exception) -> StorageError:
+        """A driver's error as one of ours."""
+        raise NotImplementedError
+
+    async def begin_on(self, connection: C) -> None:
+        """Open a transaction."""
+        await self.execute_on(connection, "BEGIN")
+
+    async def commit_on(self, connection: C) -> None:
+        """Commit it; `TransactionConflictError` if the server rolled it back instead."""
+        await self.execute_on(connection, "COMMIT")
+
+    async def first(self, connection: C, call: Call) -> Any:
+        """Open a transaction and run its first call; a server that can sends both at once."""
+        await self.begin_on(connection)
+        return await self.run(connection, call)
+
+    # What follows from it.
+
+    async def open(self) -> None:
+        self._pool.release(await self._pool.acquire())
+
+    async def close(self) -> None:
+        self._pool.close()
+
+    async def _acquire(self, until: float) -> C:
+        """A connection; a server that is restarting is waited for."""
+        pause = 0.05
+        while True:
+            try:
+                return await self._pool.acquire()
+            except DatabaseUnavailableError:
+                if time.monotonic() + pause > until:
+                    raise
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, 0.5)
+
+    async def read(self, work: Work[T], *, bounded: bool) -> T:
+        until = time.monotonic() + RETRY_SEC
+        while True:
+            connection = await self._acquire(until)
+            try:
+                return await drive(work.start(), lambda call, on=connection: self.run_alone(on, call))  # type: ignore[misc]
+            except StorageError:
+                raise
+            except Exception as error:
+                if self.fault(error) is Fault.REFUSED or time.monotonic() > until:
+                    raise self.translate(error) from error
+                if self.fault(error) is Fault.LOST:
+                    self.discard(connection)
+            finally:
+                self._pool.release(connection)
+
+    async def write(self, work: Work[T]) -> T:
+        until = time.monotonic() + RETRY_SEC
+        pause = 0.002
+        while True:
+            connection, sent = await self._acquire(until), Sent()
+            try:
+                return await self._transact(connection, work, sent)
+            except StorageError:
+                raise
+            except Exception as error:
+                fault = self.fault(error)
+                if fault is Fault.REFUSED or (time.monotonic() > until and not sent.commit):
+                    raise self.translate(error) from error
+                if fault is Fault.LOST:
+                    self.discard(connection)
+                    if sent.commit and not work.repeat:
+                        return await self._resolve(work, error)
+            finally:
+                self._pool.release(connection)
+            await asyncio.sleep(random.uniform(0, pause))
+            pause = min(pause * 2, 0.25)
+
+    async def _transact(self, connection: C, work: Work[T], sent: Sent) -> T:
+        operation = work.start()
+        if work.single:
+            sent.commit = True
+            return await drive(operation, lambda call: self.run_alone(connection, call))
+        run = self.first
+
+        async def step(call: Call) -> Any:
+            nonlocal run
+            now, run = run, self.run
+            return await now(connection, call)
+
+        try:
+            result = await drive(operation, step)
+            sent.commit = True
+            await self.commit_on(connection)
+        except BaseException:
+            await self._roll_back(connection)
+            raise
+        return result
+
+    async def _resolve(self, work: Work[T], error: Exception) -> T:
+        """After a lost answer: what is there?"""
+        if work.confirm is not None:
+            try:
+                found = await self.read(Work(work.confirm), bounded=True)
+            except DatabaseUnavailableError:
+                found = None
+            if found is not None:
+                return found
+        raise CommitUnknownError(
+            "the connection was lost while a write was being committed: read back before doing it again"
+        ) from error
+
+    async def _roll_back(self, connection: C) -> None:
+        """Leave the connection clean, or throw it away; never raises."""
+        task = asyncio.ensure_future(self._rolled_back(connection))
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            self.discard(connection)
+            task.cancel()
+            raise
+
+    async def _rolled_back(self, connection: C) -> None:
+        if not self.alive(connection):
+            return
+        try:
+            await asyncio.wait_for(self.execute_on(connection, "ROLLBACK"), 5)
+        except Exception:
+            self.discard(connection)
+
+    async def begin(self) -> "ServerSession[C]":
+        until = time.monotonic() + RETRY_SEC
+        while True:
+            connection = await self._acquire(until)
+            try:
+                await self.begin_on(connection)
+                return ServerSession(self, connection)
+            except BaseException as error:
+                self.discard(connection)
+                self._pool.release(connection)
+                if not isinstance(error, Exception):
+                    raise
+                if self.fault(error) is not Fault.LOST or time.monotonic() > until:
+                    raise self.translate(error) from error
+
+    @asynccontextmanager
+    async def _borrowed(self) -> AsyncIterator[C]:
+        connection = await self._acquire(time.monotonic() + RETRY_SEC)
+        try:
+            yield connection
+        except asyncio.CancelledError:
+            self.discard(connection)
+            raise
+        finally:
+            self._pool.release(connection)
+
+    def executor(self) -> Executor:
+        return _OnPool(self)
+
+    @asynccontextmanager
+    async def exclusive(self) -> AsyncIterator[Script]:
+        connection = await self.connect()
+        try:
+            yield _Bare(self, connection)
+        finally:
+            self.discard(connection)
+
+
+class _OnPool(Rows, Generic[C]):
+    """A caller's own SQL outside a transaction; every statement commits by itself."""
+
+    native = None
+
+    def __init__(self, backend: ServerBackend[C]) -> None:
+        self._backend = backend
+
+    async def execute(self, query: str, *args: object) -> int:
+        async with self._backend._borrowed() as connection:
+            return await self._backend.execute_on(connection, query, args)
+
+    async def fetch(self, query: str, *args: object) -> list[tuple[Any, ...]]:
+        async with self._backend._borrowed() as connection:
+            return await self._backend.fetch_on(connection, query, args)
+
+
+class _Bare(Generic[C]):
+    """Statements as they come, for migrations; the driver's errors pass through."""
+
+    def __init__(self, backend: ServerBackend[C], connection: C) -> None:
+        self._backend, self._connection = backend, connection
+
+    async def execute(self, sql: str) -> None:
+        await self._backend.execute_on(self._connection, sql)
+
+    async def fetch(self, sql: str) -> list[tuple[Any, ...]]:
+        return await self._backend.fetch_on(self._connection, sql)
+
+
+class ServerSession(Rows, Generic[C]):
+    """An open transaction on a connection of its own."""
+
+    def __init__(self, backend: ServerBackend[C], connection: C) -> None:
+        self._backend = backend
+        self._connection: C | None = connection
+        self._failed: StorageError | None = None
+
+    @property
+    def native(self) -> Any:
+        return self._usable()
+
+    def _usable(self) -> C:
+        if self._connection is None:
+            raise TransactionError("the transaction has ended")
+        if self._failed is not None:
+            raise self._failed
+        return self._connection
+
+    async def execute(self, query: str, *args: object) -> int:
+        return await self._backend.execute_on(self._usable(), query, args)
+
+    async def fetch(self, query: str, *args: object) -> list[tuple[Any, ...]]:
+        return await self._backend.fetch_on(self._usable(), query, args)
+
+    async def operate(self, work: Work[T]) -> T:
+        connection, backend = self._usable(), self._backend
+        try:
+            if work.single:
+                return await drive(work.start(), lambda call: backend.run(connection, call))
+            await backend.execute_on(connection, "SAVEPOINT operation")
+            try:
+                result = await drive(work.start(), lambda call: backend.run(connection, call))
+            except StorageError:
+                await backend.execute_on(connection, "ROLLBACK TO SAVEPOINT operation")
+                raise
+            await backend.execute_on(connection, "RELEASE SAVEPOINT operation")
+        except StorageError:
+            raise
+        except Exception as error:
+            raise self._fail(error) from error
+        return result
+
+    def _fail(self, error: Exception) -> StorageError:
+        """The transaction cannot go on: remember why, so that every later call says so."""
+        fault = self._backend.fault(error)
+        if fault is Fault.CONFLICT:
+            self._failed = TransactionConflictError(
+                "the database gave this transaction up (deadlock or lock time-out): roll it back and run it again"
+            )
+        elif fault is Fault.LOST:
+            self._failed = DatabaseUnavailableError("the connection was lost: the transaction was rolled back")
+        else:
+            return self._backend.translate(error)
+        return self._failed
+
+    async def savepoint(self, depth: int) -> None:
+        await self.execute(f"SAVEPOINT level{depth}")
+
+    async def release(self, depth: int) -> None:
+        await self.execute(f"RELEASE SAVEPOINT level{depth}")
+
+    async def rollback_to(self, depth: int) -> None:
+        await self.execute(f"ROLLBACK TO SAVEPOINT level{depth}")
+
+    async def commit(self) -> None:
+        if self._failed is not None:
+            await self.rollback()
+            raise self._failed
+        connection = self._usable()
+        try:
+            await self._backend.commit_on(connection)
+        except StorageError:
+            raise
+        except Exception as error:
+            if self._backend.fault(error) is Fault.LOST:
+                self._backend.discard(connection)
+                raise CommitUnknownError(
+                    "the connection was lost while the transaction was being committed: read back what is there"
+                ) from error
+            await self._backend._rolled_back(connection)
+            raise self._fail(error) from error
+        except BaseException:
+            self._backend.discard(connection)
+            raise
+        finally:
+            self._connection = None
+            self._backend._pool.release(connection)
+
+    async def rollback(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is None:
+            return
+        try:
+            await self._backend._rolled_back(connection)
+        finally:
+            self._backend._pool.release(connection)

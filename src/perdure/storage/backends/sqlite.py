@@ -1,0 +1,246 @@
+"""SQLite: one writing thread with a gate between processes, reads beside it, pragmas read back at open."""
+
+import asyncio
+import logging
+import os
+import sqlite3
+import threading
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+from perdure.errors import ConfigurationError, StorageError, TransactionError
+from perdure.model.records import WakeUp
+from perdure.storage.backends.base import Executor, Rows, Script, Silent
+from perdure.storage.backends.gate import Gate
+from perdure.storage.backends.wal import watch
+from perdure.storage.backends.writer import WAIT_SEC, Hold, Job, Writer, translate
+from perdure.storage.dialects.base import Part
+from perdure.storage.dialects.sqlite import SQLiteDriver
+from perdure.storage.operation import Operation, Work
+from perdure.storage.sql import Call
+
+T = TypeVar("T")
+log = logging.getLogger("perdure.storage")
+
+MEMORY = ":memory:"
+_PRAGMAS = {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "busy_timeout": int(WAIT_SEC * 1000)}
+_SAFE_VERSION = (3, 51, 3)
+_warned: list[str] = []
+
+
+class SQLiteBackend:
+    """One database file, or one private database in memory."""
+
+    def __init__(self, path: str) -> None:
+        self.driver = SQLiteDriver()
+        self.notifier = Silent()
+        self._path = path
+        self._memory = path == MEMORY
+        self._gate = None if self._memory else Gate(_usable(path))
+        self._writer = Writer(self._connect, self._gate)
+        self._reader: sqlite3.Connection | None = None
+        self._local = threading.local()
+        self._threads: ThreadPoolExecutor | None = None
+        self._scanners: list[sqlite3.Connection] = []
+
+    async def open(self) -> None:
+        if sqlite3.sqlite_version_info < _SAFE_VERSION and not _warned:
+            _warned.append(sqlite3.sqlite_version)
+            log.info("sqlite.version", extra={"version": sqlite3.sqlite_version, "safe_from": "3.51.3"})
+        await self._writer.start()
+        if not self._memory:
+            self._reader = self._connect()
+            self._threads = ThreadPoolExecutor(2, "perdure-reader")
+
+    async def close(self) -> None:
+        await self._writer.close()
+        if self._threads is not None:
+            self._threads.shutdown()
+        for connection in filter(None, [self._reader, *self._scanners]):
+            connection.close()
+        if self._gate is not None:
+            self._gate.close()
+
+    def _connect(self) -> sqlite3.Connection:
+        try:
+            connection = sqlite3.connect(
+                self._path, WAIT_SEC, isolation_level=None, check_same_thread=False, cached_statements=512
+            )
+            for pragma, wanted in _PRAGMAS.items():
+                connection.execute(f"PRAGMA {pragma} = {wanted}")
+                found = connection.execute(f"PRAGMA {pragma}").fetchone()[0]
+                if found != wanted and not (self._memory and pragma == "journal_mode"):
+                    raise ConfigurationError(f"SQLite keeps {pragma} at {found} on this file, but {wanted} is needed")
+        except sqlite3.Error as error:
+            raise translate(error) from error
+        return connection
+
+    async def read(self, work: Work[T], *, bounded: bool) -> T:
+        if self._reader is None:
+            return await self._writer.submit(Job(self._running(work)))
+        if bounded:
+            try:
+                return self._operate(self._reader, work)
+            except sqlite3.OperationalError as error:
+                if not error.sqlite_errorname.startswith("SQLITE_BUSY"):
+                    raise translate(error) from error
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._scan, work)
+
+    def _scan(self, work: Work[T]) -> T:
+        connection: sqlite3.Connection | None = getattr(self._local, "connection", None)
+        if connection is None:
+            connection = self._local.connection = self._connect()
+            self._scanners.append(connection)
+        try:
+            return self._operate(connection, work)
+        except sqlite3.Error as error:
+            raise translate(error) from error
+
+    async def write(self, work: Work[T]) -> T:
+        return await self._writer.submit(Job(self._running(work)))
+
+    def _running(self, work: Work[T]) -> Callable[[sqlite3.Connection], T]:
+        return lambda connection: self._operate(connection, work)
+
+    def _operate(self, connection: sqlite3.Connection, work: Work[T]) -> T:
+        operation: Operation[T] = work.start()
+        run, parts_of = self._run, self.driver.parts
+        try:
+            call = next(operation)
+            while True:
+                parts = parts_of(call.statement)
+                if len(parts) == 1:
+                    call = operation.send(run(connection, parts[0], call))
+                else:
+                    call = operation.send(tuple([run(connection, part, call) for part in parts]))
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]
+
+    def _run(self, connection: sqlite3.Connection, part: Part, call: Call) -> Any:
+        params, bind = call.params, self.driver.bind
+        cursor = connection.execute(part.text, [bind(params[name]) for name in part.names])
+        return cursor.fetchall() if part.reads else cursor.rowcount
+
+    async def begin(self) -> "SQLiteSession":
+        return SQLiteSession(self, await self._writer.submit(Hold()))
+
+    def executor(self) -> Executor:
+        return _Autocommit(self._writer)
+
+    @asynccontextmanager
+    async def exclusive(self) -> AsyncIterator[Script]:
+        if self._memory:
+            yield _Bare(lambda run: self._writer.submit(Job(run, bare=True)))
+            return
+        connection = self._connect()
+        try:
+            yield _Bare(lambda run: asyncio.to_thread(run, connection))
+        finally:
+            connection.close()
+
+    def wakeups(self) -> AsyncIterator[WakeUp]:
+        return watch(None if self._memory else self._path + "-wal")
+
+
+class _Native(Rows):
+    """A caller's own SQL with `?` placeholders."""
+
+    async def _do(self, run: Callable[[sqlite3.Connection], T]) -> T:
+        raise NotImplementedError
+
+    async def execute(self, query: str, *args: object) -> int:
+        return await self._do(lambda connection: connection.execute(query, args).rowcount)
+
+    async def fetch(self, query: str, *args: object) -> list[tuple[Any, ...]]:
+        return await self._do(lambda connection: connection.execute(query, args).fetchall())
+
+
+class _Autocommit(_Native):
+    """Every statement in a transaction of its own, on the writer."""
+
+    native = None
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+
+    async def _do(self, run: Callable[[sqlite3.Connection], T]) -> T:
+        return await self._writer.submit(Job(run))
+
+
+class _Bare:
+    """Statements as they come, for migrations; the driver's errors pass through."""
+
+    def __init__(self, do: Callable[..., Any]) -> None:
+        self._do = do
+
+    async def execute(self, sql: str) -> None:
+        await self.fetch(sql)
+
+    async def fetch(self, sql: str) -> list[tuple[Any, ...]]:
+        try:
+            rows: list[tuple[Any, ...]] = await self._do(lambda connection: connection.execute(sql).fetchall())
+        except StorageError as error:
+            raise error.__cause__ or error from None
+        return rows
+
+
+class SQLiteSession(_Native):
+    """An open transaction; it holds the writer, and with it the whole file."""
+
+    def __init__(self, backend: SQLiteBackend, hold: Hold) -> None:
+        self._backend = backend
+        self._hold = hold
+
+    @property
+    def native(self) -> Any:
+        return self._hold.connection
+
+    async def _do(self, run: Callable[[sqlite3.Connection], T]) -> T:
+        if self._hold.ended:
+            raise TransactionError("the transaction has ended")
+        job: Job[T] = Job(run)
+        self._hold.commands.put(job)
+        return await job.future
+
+    async def operate(self, work: Work[T]) -> T:
+        def run(connection: sqlite3.Connection) -> T:
+            connection.execute("SAVEPOINT operation")
+            try:
+                return self._backend._operate(connection, work)
+            except BaseException:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK TO operation")
+                raise
+            finally:
+                if connection.in_transaction:
+                    connection.execute("RELEASE operation")
+
+        return await self._do(run)
+
+    async def savepoint(self, depth: int) -> None:
+        await self.execute(f"SAVEPOINT level{depth}")
+
+    async def release(self, depth: int) -> None:
+        await self.execute(f"RELEASE level{depth}")
+
+    async def rollback_to(self, depth: int) -> None:
+        await self.execute(f"ROLLBACK TO level{depth}")
+        await self.release(depth)
+
+    async def commit(self) -> None:
+        await self.execute("COMMIT")
+
+    async def rollback(self) -> None:
+        if not self._hold.ended:
+            self._hold.commands.put(None)
+
+
+def _usable(path: str) -> str:
+    folder = os.path.dirname(os.path.abspath(path))
+    if not os.path.isdir(folder):
+        raise ConfigurationError(f"the folder {folder} does not exist: create it, or correct the path in the URL")
+    if not os.access(folder, os.W_OK):
+        raise ConfigurationError(f"the folder {folder} is not writable: SQLite needs its log and locks beside the file")
+    return path

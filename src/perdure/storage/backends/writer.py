@@ -1,0 +1,280 @@
+"""The one thread that writes to a SQLite database.
+
+What arrives while a commit is under way forms the next group: every job of it runs under a savepoint in one
+transaction, and one fsync makes them all durable. A job that fails takes nobody with it. A caller's transaction is a
+job that keeps the thread, and with it the file, until it ends.
+"""
+
+import asyncio
+import contextlib
+import sqlite3
+import threading
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from perdure.errors import CommitUnknownError, DatabaseUnavailableError, SchemaError, StorageError
+from perdure.storage.backends.gate import Gate
+
+T = TypeVar("T")
+
+WAIT_SEC = 30.0
+GROUP_MAX = 256
+
+
+class Job(Generic[T]):
+    """Something to run on the writer's connection. Whoever takes the ticket first, writer or caller, decides."""
+
+    __slots__ = ("bare", "future", "loop", "run", "tickets")
+
+    def __init__(self, run: Callable[[sqlite3.Connection], T], *, bare: bool = False) -> None:
+        self.run = run
+        self.bare = bare
+        self.loop = asyncio.get_running_loop()
+        self.future: asyncio.Future[T] = self.loop.create_future()
+        self.tickets = [None]
+
+    def take(self) -> bool:
+        """True for the first who asks."""
+        try:
+            self.tickets.pop()
+        except IndexError:
+            return False
+        return True
+
+    def expire(self) -> None:
+        """Give up waiting; a job already begun is waited for."""
+        if self.take() and not self.future.done():
+            self.future.set_exception(
+                DatabaseUnavailableError(f"no turn to write within {WAIT_SEC:.0f} s: somebody holds a transaction open")
+            )
+
+
+class Hold(Job["Hold"]):
+    """A caller's transaction: it keeps the writer until a command ends it."""
+
+    __slots__ = ("commands", "connection", "ended")
+
+    def __init__(self) -> None:
+        super().__init__(lambda _: self)
+        self.connection: sqlite3.Connection | None = None
+        self.commands: SimpleQueue[Job[Any] | None] = SimpleQueue()
+        self.ended = False
+
+
+class Outcome(NamedTuple):
+    """What came of a job."""
+
+    job: Job[Any]
+    value: Any
+    error: BaseException | None
+
+
+class Writer:
+    """Owns the writing connection; everything on it happens in its thread."""
+
+    def __init__(self, connect: Callable[[], sqlite3.Connection], gate: Gate | None) -> None:
+        self._connect = connect
+        self._gate: Gate | contextlib.nullcontext[None] = gate or contextlib.nullcontext()
+        self._queue: SimpleQueue[Job[Any] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    async def start(self) -> None:
+        """Start the thread and open the connection in it."""
+        opened: Job[None] = Job(lambda _: None)
+        self._thread = threading.Thread(target=self._main, args=(opened,), name="perdure-writer", daemon=True)
+        self._thread.start()
+        await opened.future
+
+    async def close(self) -> None:
+        """Finish what is queued and end the thread; one that is stuck at the gate ends when it gets through."""
+        if self._thread is None or self._closed:
+            return
+        self._closed = True
+        self._queue.put(None)
+        await asyncio.get_running_loop().run_in_executor(None, self._thread.join, WAIT_SEC)
+
+    async def submit(self, job: Job[T]) -> T:
+        """Queue a job and wait for what comes of it; its turn must come within 30 s."""
+        if self._thread is None or self._closed:
+            raise DatabaseUnavailableError("the storage is not open")
+        self._queue.put(job)
+        expiry = job.loop.call_later(WAIT_SEC, job.expire)
+        try:
+            return await job.future
+        except asyncio.CancelledError:
+            if not job.take() and isinstance(job, Hold):
+                job.commands.put(None)
+            raise
+        finally:
+            expiry.cancel()
+
+    def _main(self, opened: Job[None]) -> None:
+        try:
+            connection = self._connect()
+        except BaseException as error:
+            settle([Outcome(opened, None, error)])
+            return
+        settle([Outcome(opened, None, None)])
+        job: Job[Any] | None = None
+        while True:
+            job = job or self._queue.get()
+            if job is None:
+                break
+            if isinstance(job, Hold):
+                self._serve(connection, job)
+                job = None
+            elif job.bare:
+                settle([_attempt(connection, job)])
+                job = None
+            else:
+                job = self._group(connection, job)
+                if job is _STOP:
+                    break
+        connection.close()
+
+    def _group(self, connection: sqlite3.Connection, first: Job[Any]) -> Job[Any] | None:
+        """Run what is queued in one transaction; gives back a job that cannot be part of a group."""
+        with self._gate:
+            jobs, left = self._gather(first)
+            jobs = [job for job in jobs if job.take()]
+            if jobs:
+                settle(_commit_together(connection, jobs))
+        return left
+
+    def _gather(self, first: Job[Any]) -> tuple[list[Job[Any]], Job[Any] | None]:
+        jobs = [first]
+        while len(jobs) < GROUP_MAX:
+            try:
+                job = self._queue.get_nowait()
+            except Empty:
+                break
+            if job is None:
+                return jobs, _STOP
+            if job.bare or isinstance(job, Hold):
+                return jobs, job
+            jobs.append(job)
+        return jobs, None
+
+    def _serve(self, connection: sqlite3.Connection, hold: Hold) -> None:
+        """Run a caller's transaction, command by command, until it ends."""
+        with self._gate:
+            if not hold.take():
+                return
+            try:
+                connection.execute("BEGIN IMMEDIATE")
+            except sqlite3.Error as error:
+                settle([Outcome(hold, None, translate(error))])
+                return
+            hold.connection = connection
+            settle([Outcome(hold, hold, None)])
+            while connection.in_transaction:
+                command = hold.commands.get()
+                if command is None:
+                    connection.execute("ROLLBACK")
+                else:
+                    outcome = _attempt(connection, command)
+                    hold.ended = not connection.in_transaction
+                    settle([outcome])
+            hold.ended = True
+        while not hold.commands.empty():
+            command = hold.commands.get()
+            if command is not None:
+                settle([Outcome(command, None, DatabaseUnavailableError("the database rolled the transaction back"))])
+
+
+_STOP: Job[Any] = Job.__new__(Job)
+
+
+def _commit_together(connection: sqlite3.Connection, jobs: list[Job[Any]]) -> list[Outcome]:
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+    except sqlite3.Error as error:
+        return [Outcome(job, None, translate(error)) for job in jobs]
+    if len(jobs) == 1:
+        return [_commit(connection, _attempt(connection, jobs[0]))]
+    outcomes = []
+    for job in jobs:
+        connection.execute("SAVEPOINT job")
+        outcome = _attempt(connection, job)
+        if not connection.in_transaction:
+            # the database dropped the whole transaction (disk full, input or output error): each on its own then
+            return [each for job in jobs for each in _commit_together(connection, [job])]
+        if outcome.error is not None:
+            connection.execute("ROLLBACK TO job")
+        connection.execute("RELEASE job")
+        outcomes.append(outcome)
+    try:
+        connection.execute("COMMIT")
+    except sqlite3.Error as error:
+        failure = _undo(connection, error)
+        return [outcome if outcome.error else Outcome(outcome.job, None, failure) for outcome in outcomes]
+    return outcomes
+
+
+def _attempt(connection: sqlite3.Connection, job: Job[Any]) -> Outcome:
+    try:
+        return Outcome(job, job.run(connection), None)
+    except sqlite3.Error as error:
+        return Outcome(job, None, translate(error))
+    except BaseException as error:
+        return Outcome(job, None, error)
+
+
+def _commit(connection: sqlite3.Connection, outcome: Outcome) -> Outcome:
+    try:
+        if outcome.error is None:
+            connection.execute("COMMIT")
+        elif connection.in_transaction:
+            connection.execute("ROLLBACK")
+    except sqlite3.Error as error:
+        return Outcome(outcome.job, None, _undo(connection, error))
+    return outcome
+
+
+def _undo(connection: sqlite3.Connection, error: sqlite3.Error) -> StorageError:
+    """After a commit that failed: what failed while syncing may still be found in the log after a crash."""
+    if connection.in_transaction:
+        with contextlib.suppress(sqlite3.Error):
+            connection.execute("ROLLBACK")
+    if getattr(error, "sqlite_errorname", "").startswith("SQLITE_IOERR"):
+        unknown = CommitUnknownError("the disk failed while a commit was being made durable: read back what is there")
+        unknown.__cause__ = error
+        return unknown
+    return translate(error)
+
+
+def settle(outcomes: list[Outcome]) -> None:
+    """Hand results to the loops that wait for them, one wake-up a loop."""
+    loops: dict[asyncio.AbstractEventLoop, list[Outcome]] = {}
+    for outcome in outcomes:
+        loops.setdefault(outcome.job.loop, []).append(outcome)
+    for loop, own in loops.items():
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(_resolve, own)
+
+
+def _resolve(outcomes: list[Outcome]) -> None:
+    for job, value, error in outcomes:
+        if job.future.done():
+            continue
+        if error is None:
+            job.future.set_result(value)
+        else:
+            job.future.set_exception(error)
+
+
+def translate(error: sqlite3.Error) -> StorageError:
+    """SQLite's error as one of ours, chained."""
+    name, text = getattr(error, "sqlite_errorname", ""), str(error)
+    if text.startswith(("no such table", "no such column")) or "has no column" in text:
+        own: StorageError = SchemaError(f"{text}: call initialize() first, or migrate the database")
+    elif name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
+        own = DatabaseUnavailableError("another program holds the database: it was busy until the time-out")
+    elif name.startswith(("SQLITE_FULL", "SQLITE_IOERR", "SQLITE_CANTOPEN", "SQLITE_READONLY", "SQLITE_NOTADB")):
+        own = DatabaseUnavailableError(f"SQLite cannot use the file: {text}; nothing was written")
+    else:
+        own = StorageError(f"SQLite refused a statement: {text}")
+    own.__cause__ = error
+    return own

@@ -1,0 +1,170 @@
+"""History: append-only, in id order, fenced; the same event again changes nothing."""
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from perdure.errors import HistoryConflictError, InstanceNotFoundError, LeaseLostError, LimitError, StorageError
+from perdure.model import limits
+from perdure.model.records import HistoryEvent, Lease
+from perdure.storage.operation import Operation, Work, raw, utc
+from perdure.storage.sql import room
+from perdure.storage.transactions import Transactions
+
+S = room("history")
+
+PAGE = 1000
+
+
+class History(Transactions):
+    """The seed's HistoryManager."""
+
+    async def append_history(self, event: HistoryEvent, *, lease: Lease | None = None) -> int:
+        """Record an event; gives its id. Equal again: the first id. Different: `HistoryConflictError`."""
+        return await self._run(_appending(event, lease))
+
+    async def append_histories(
+        self, items: Sequence[tuple[HistoryEvent, Lease | None]]
+    ) -> list[int | StorageError]:
+        """Record many events in one commit: an id or an error for each, in order; one's failure touches no other."""
+        return await self._batch(lambda item: _appending(*item), items)
+
+    async def get_history_paginated(
+        self, instance_id: str, after_id: int = 0, limit: int = 0
+    ) -> tuple[list[HistoryEvent], bool]:
+        """The events after an id, in order, and whether there are more."""
+        return await self._read(_page, instance_id, after_id, limits.page(limit, PAGE))
+
+    async def get_history_count(self, instance_id: str) -> int:
+        """How many events the instance has."""
+        return await self._read(_count, instance_id)
+
+
+def event_params(event: HistoryEvent) -> dict[str, object]:
+    """An event as the parameters of its insert, checked."""
+    if event.data_type not in ("json", "binary"):
+        raise LimitError(f"data_type must be 'json' or 'binary', not {event.data_type!r}")
+    limits.size(event.event_data_binary, "event_data_binary")
+    return {
+        "instance_id": event.instance_id,
+        "activity_id": limits.name(event.activity_id, "activity_id"),
+        "event_type": str(limits.name(event.event_type, "event_type", limits.EVENT_TYPE_MAX)),
+        "data_type": event.data_type,
+        "event_data": limits.text(event.event_data, "event_data"),
+        "event_data_binary": event.event_data_binary,
+        "created_at": limits.moment(event.created_at, "created_at"),
+    }
+
+
+def _appending(event: HistoryEvent, lease: Lease | None) -> Work[int]:
+    params = event_params(event)
+    return Work(lambda: append(params, lease), single=True, confirm=lambda: _recorded(params))
+
+
+def append(params: dict[str, object], lease: Lease | None) -> Operation[int]:
+    """Record one event under the fence."""
+    token, worker_id = (lease.token, lease.worker_id) if lease else (None, None)
+    answer = yield S.append(token=token, worker_id=worker_id, **params)
+    if isinstance(answer, tuple):
+        fenced, rows = answer
+        event_id = rows[0][0] if rows else None
+    else:
+        fenced, event_id = answer[0]
+    if event_id is not None:
+        return int(event_id)
+    if not fenced:
+        raise (yield from _unfenced(str(params["instance_id"]), lease))
+    same: int | None = yield from _recorded(params)
+    if same is None:
+        raise HistoryConflictError(
+            f"{params['activity_id']!r} of {params['instance_id']!r} is already recorded with a different event"
+        )
+    return same
+
+
+def _unfenced(instance_id: str, lease: Lease | None) -> Operation[StorageError]:
+    from perdure.storage.instances import S as instances  # the two rooms know each other
+
+    rows = yield instances.standing(instance_id=instance_id)
+    if not rows or lease is None:
+        return InstanceNotFoundError(f"there is no instance {instance_id!r}")
+    return LeaseLostError(f"the lease on {instance_id!r} was lost: token {lease.token} of {lease.worker_id!r} is over")
+
+
+def _recorded(params: dict[str, object]) -> Operation[int | None]:
+    """The id of the event if the very same one is recorded."""
+    rows = yield S.recorded(instance_id=params["instance_id"], activity_id=params["activity_id"])
+    wanted = tuple(params[key] for key in ("event_type", "data_type", "event_data", "event_data_binary"))
+    return int(rows[0][0]) if rows and tuple(rows[0][1:5]) == wanted else None
+
+
+def _page(instance_id: str, after_id: int, limit: int) -> Operation[tuple[list[HistoryEvent], bool]]:
+    rows = yield S.page(instance_id=instance_id, after_id=after_id, limit=limit + 1)
+    return [from_row(row) for row in rows[:limit]], len(rows) > limit
+
+
+def from_row(row: Sequence[Any]) -> HistoryEvent:
+    """An event from the columns of `page`."""
+    event_id, instance_id, activity_id, event_type, data_type, text, binary, created_at = row
+    return HistoryEvent(
+        instance_id, activity_id, event_type, raw(text), raw(binary), data_type, event_id, utc(created_at)
+    )
+
+
+def _count(instance_id: str) -> Operation[int]:
+    rows = yield S.count(instance_id=instance_id)
+    return int(rows[0][0])
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryIteratorOptions:
+    """How an iterator reads: `batch_size` events at a time."""
+
+    batch_size: int = PAGE
+
+
+class HistoryIterator:
+    """Streams an instance's history in batches, so that a full one never sits in memory."""
+
+    def __init__(self, storage: History, instance_id: str, options: HistoryIteratorOptions | None = None) -> None:
+        self._storage, self._instance_id = storage, instance_id
+        self._batch_size = limits.page((options or HistoryIteratorOptions()).batch_size, PAGE)
+        self._batch: list[HistoryEvent] = []
+        self._after_id, self._more = 0, True
+        self._error: Exception | None = None
+
+    async def next(self) -> HistoryEvent | None:
+        """The next event; None at the end, or after an error that `err` then holds."""
+        if not self._batch and self._more and self._error is None:
+            try:
+                events, self._more = await self._storage.get_history_paginated(
+                    self._instance_id, self._after_id, self._batch_size
+                )
+            except StorageError as error:
+                self._error = error
+                return None
+            self._batch = events[::-1]
+        if not self._batch:
+            return None
+        event = self._batch.pop()
+        self._after_id = event.id
+        return event
+
+    async def collect(self) -> list[HistoryEvent]:
+        """All events that are left, in memory."""
+        return [event async for event in self]
+
+    @property
+    def err(self) -> Exception | None:
+        """The error that ended the iteration, if one did."""
+        return self._error
+
+    def close(self) -> None:
+        """End the iteration and let go of what was read."""
+        self._batch, self._more = [], False
+
+    async def __aiter__(self) -> AsyncIterator[HistoryEvent]:
+        while (event := await self.next()) is not None:
+            yield event
+        if self._error is not None:
+            raise self._error

@@ -1,0 +1,337 @@
+"""Instances: created, moved along the table of states, cancelled, found again, deleted."""
+
+import json
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from perdure.errors import (
+    InstanceExistsError,
+    InstanceNotFoundError,
+    InvalidTransitionError,
+    LeaseLostError,
+    LimitError,
+    StorageError,
+    WorkflowNotCancellableError,
+)
+from perdure.model import limits
+from perdure.model.records import HistoryEventType, Lease, ResumableWorkflow, WorkflowInstance
+from perdure.model.states import TERMINAL, WorkflowStatus, sources_of
+from perdure.storage import history
+from perdure.storage.operation import Operation, Work, raw, rows_if, utc, utc_or_none
+from perdure.storage.sql import Statement, room
+from perdure.storage.transactions import Transactions
+
+S = room("instances")
+
+FRAMEWORK = "perdure"
+FAILED_ACTIVITY = "workflow_failed"
+CANCELLED_ACTIVITY = "workflow_cancelled"
+RESUMABLE_NAMES_MAX = 200  # names asked for at once; SQLite joins at most 500 branches
+
+
+class Instances(Transactions):
+    """The seed's InstanceManager and what goes beyond it."""
+
+    async def create_instance(
+        self,
+        instance: WorkflowInstance,
+        *,
+        worker_id: str | None = None,
+        timeout_sec: float = 15,
+        source_code: str = "",
+    ) -> Lease | None:
+        """Store a new instance and its definition; `InstanceExistsError` if the id is taken.
+
+        With `worker_id` the row is born leased to it, and the lease is returned.
+        """
+        return await self._run(_creating(instance, worker_id, timeout_sec, source_code))
+
+    async def create_instances(
+        self, instances: Sequence[WorkflowInstance], *, worker_id: str | None = None, timeout_sec: float = 15
+    ) -> list[Lease | None | StorageError]:
+        """Create many in one commit: a lease (or None) or an error for each, in order."""
+        return await self._batch(lambda instance: _creating(instance, worker_id, timeout_sec, ""), instances)
+
+    async def get_instance(self, instance_id: str) -> WorkflowInstance | None:
+        """Every field of one instance, or None."""
+        return await self._read(_get, instance_id)
+
+    async def update_instance_status(
+        self, instance_id: str, status: WorkflowStatus, error_msg: str = "", *, lease: Lease | None = None
+    ) -> None:
+        """Move an instance along the table of states; a failure's message is recorded in the same transaction."""
+        status = WorkflowStatus(status)
+        if status is WorkflowStatus.RECURRED:
+            raise InvalidTransitionError("no instance moves to recurred: use recur_instance()")
+        await self._run(Work(lambda: _update_status(instance_id, status, error_msg, lease)))
+
+    async def update_instance_activity(self, instance_id: str, activity_id: str, *, lease: Lease | None = None) -> None:
+        """Note the step the instance is at."""
+        limits.name(activity_id, "activity_id")
+        await self._run(Work(lambda: _set_activity(instance_id, activity_id, lease), single=True, repeat=True))
+
+    async def update_instance_output(
+        self, instance_id: str, output_data: bytes, *, lease: Lease | None = None
+    ) -> None:
+        """Store the output and complete the instance, together."""
+        await self._run(_completing(instance_id, output_data, lease))
+
+    async def complete_and_release(self, lease: Lease, output_data: bytes) -> None:
+        """Complete a leased instance with its output; the lease ends with it. One statement where it can be."""
+        await self._run(_completing(lease.instance_id, output_data, lease))
+
+    async def complete_instances(self, items: Sequence[tuple[Lease, bytes]]) -> list[None | StorageError]:
+        """Complete many leased instances in one commit: None or an error for each, in order."""
+        return await self._batch(lambda item: _completing(item[0].instance_id, item[1], item[0]), items)
+
+    async def cancel_instance(
+        self, instance_id: str, reason: str = "", *, compensate: bool = False, lease: Lease | None = None
+    ) -> None:
+        """Cancel from any state that is not final, fencing off whoever runs it, and record why.
+
+        With `compensate` the instance moves to compensating instead, and ends as cancelled once it has compensated.
+        """
+        await self._run(Work(lambda: _cancel(instance_id, reason, compensate, lease)))
+
+    async def find_resumable_workflows(
+        self, limit: int = 0, *, workflow_names: Sequence[str] | None = None
+    ) -> list[ResumableWorkflow]:
+        """Own instances, running or compensating, that no live lease covers; the longest waiting first."""
+        return await self._read(_resumable, limits.page(limit, 100), workflow_names)
+
+    async def delete_instances(self, older_than: timedelta, limit: int = 0) -> int:
+        """Delete own instances that ended longer ago than that, with all that is theirs; gives their number."""
+        age, page = limits.span(older_than, "older_than"), limits.page(limit, 100)
+        return await self._run(Work(lambda: _delete(age, page)))
+
+
+def fence_params(lease: Lease | None) -> dict[str, object]:
+    """A lease as the parameters of a fence; none is an administrator's write."""
+    return {"token": lease.token if lease else None, "worker_id": lease.worker_id if lease else None}
+
+
+def refused(instance_id: str, lease: Lease | None, target: WorkflowStatus | None = None) -> Operation[StorageError]:
+    """Why a fenced write or a move found no row: the error to raise. The fence is judged first."""
+    rows = yield S.standing(instance_id=instance_id)
+    if not rows:
+        return InstanceNotFoundError(f"there is no instance {instance_id!r}")
+    status, token, owner, _ = rows[0]
+    if lease is not None and (token != lease.token or owner != lease.worker_id):
+        return LeaseLostError(f"the lease on {instance_id!r} was lost: token {lease.token} of {lease.worker_id!r} is over")
+    return InvalidTransitionError(f"{instance_id!r} is {status} and cannot become {target or 'something else'}")
+
+
+def _creation(instance: WorkflowInstance, worker_id: str | None, timeout_sec: float, source: str) -> dict[str, object]:
+    if instance.framework not in ("", FRAMEWORK):
+        raise LimitError(f"framework must be empty or {FRAMEWORK!r}, not {instance.framework!r}")
+    if instance.source_hash:
+        limits.name(instance.source_hash, "source_hash", 64)
+    lease_sec: float | None = None
+    if worker_id is not None:
+        limits.name(worker_id, "worker_id")
+        own = instance.lock_timeout_seconds
+        lease_sec = limits.seconds(timeout_sec if own is None else own)
+    return {
+        "instance_id": limits.instance_id(instance.instance_id),
+        "workflow_name": limits.name(instance.workflow_name, "workflow_name"),
+        "source_hash": instance.source_hash,
+        "source_code": limits.text(source, "source_code"),
+        "owner_service": instance.owner_service and limits.name(instance.owner_service, "owner_service"),
+        "status": WorkflowStatus(instance.status).value,
+        "current_activity_id": instance.current_activity_id,
+        "continued_from": instance.continued_from,
+        "started_at": limits.moment(instance.started_at, "started_at"),
+        "updated_at": limits.moment(instance.updated_at, "updated_at"),
+        "input_data": limits.text(instance.input_data, "input_data"),
+        "output_data": limits.text(instance.output_data, "output_data"),
+        "locked_by": worker_id or instance.locked_by,
+        "locked_at": limits.moment(instance.locked_at, "locked_at"),
+        "lock_timeout_seconds": instance.lock_timeout_seconds,
+        "lock_expires_at": limits.moment(instance.lock_expires_at, "lock_expires_at"),
+        "lock_token": instance.lock_token + 1 if worker_id else instance.lock_token,
+        "lease_sec": lease_sec,
+    }
+
+
+def _creating(instance: WorkflowInstance, worker_id: str | None, timeout_sec: float, source: str) -> Work[Lease | None]:
+    params = _creation(instance, worker_id, timeout_sec, source)
+    return Work(lambda: create(params), single=True, confirm=lambda: _created(params))
+
+
+def create(params: dict[str, object]) -> Operation[Lease | None]:
+    """Insert, or `InstanceExistsError`."""
+    rows = rows_if(1, (yield S.create(**params)))
+    if not rows:
+        raise InstanceExistsError(f"an instance {params['instance_id']!r} is already there")
+    return _lease_of(params, rows[0][0])
+
+
+def _created(params: dict[str, object]) -> Operation[Lease | None]:
+    """After a lost answer: the row is ours if it is as we wrote it, in all that distinguishes one creation."""
+    found = yield from _get(str(params["instance_id"]))
+    if (
+        params["lease_sec"] is None
+        or found is None
+        or (found.locked_by, found.lock_token) != (params["locked_by"], params["lock_token"])
+        or found.input_data.decode() != params["input_data"]
+    ):
+        return None
+    return _lease_of(params, found.lock_expires_at)
+
+
+def _lease_of(params: dict[str, Any], expires_at: Any) -> Lease | None:
+    if params["lease_sec"] is None:
+        return None
+    return Lease(params["instance_id"], params["locked_by"], params["lock_token"], utc(expires_at))
+
+
+def _get(instance_id: str) -> Operation[WorkflowInstance | None]:
+    rows = yield S.get(instance_id=instance_id)
+    return from_row(rows[0]) if rows else None
+
+
+def from_row(row: Sequence[Any]) -> WorkflowInstance:
+    """An instance from the columns of `get`."""
+    (instance_id, name, given, framework, status, output, activity, source_hash, owner, continued, locked_by) = row[:11]
+    locked_at, lock_timeout, expires, token, started, updated = row[11:17]
+    return WorkflowInstance(
+        instance_id,
+        name,
+        raw(given) or b"",
+        framework,
+        WorkflowStatus(status),
+        raw(output),
+        activity,
+        source_hash,
+        owner,
+        continued,
+        locked_by,
+        utc_or_none(locked_at),
+        lock_timeout,
+        utc_or_none(expires),
+        token,
+        utc(started),
+        utc(updated),
+    )
+
+
+def _update_status(instance_id: str, status: WorkflowStatus, error: str, lease: Lease | None) -> Operation[None]:
+    if status in TERMINAL:
+        yield from finish(instance_id, status, None, lease)
+        if status is WorkflowStatus.FAILED and error:
+            yield from note(instance_id, FAILED_ACTIVITY, HistoryEventType.WORKFLOW_FAILED, _failure(error))
+        return
+    sources = sorted(sources_of(status))
+    if not (yield S.move(instance_id=instance_id, status=status.value, sources=sources, **fence_params(lease))):
+        raise (yield from refused(instance_id, lease, status))
+
+
+def _failure(message: str) -> dict[str, object]:
+    return {"error": message, "error_message": message, "error_type": "", "stack_trace": ""}
+
+
+def _set_activity(instance_id: str, activity_id: str, lease: Lease | None) -> Operation[None]:
+    if not (yield S.set_activity(instance_id=instance_id, activity_id=activity_id, **fence_params(lease))):
+        raise (yield from refused(instance_id, lease))
+
+
+def _completing(instance_id: str, output_data: bytes, lease: Lease | None) -> Work[None]:
+    output = limits.text(output_data, "output_data")
+    if output is None:
+        raise LimitError("output_data must be JSON as bytes, b'null' for none")
+    return Work(
+        lambda: finish(instance_id, WorkflowStatus.COMPLETED, output, lease),
+        single=True,
+        confirm=lambda: _finished(instance_id, output, lease),
+    )
+
+
+def finish(instance_id: str, status: WorkflowStatus, output: str | None, lease: Lease | None) -> Operation[None]:
+    """A final move, or the error that says why not."""
+    answer = yield S.finish(instance_id=instance_id, status=status.value, output_data=output, **fence_params(lease))
+    if not (answer[0] if isinstance(answer, tuple) else answer[0][0]):
+        raise (yield from refused(instance_id, lease, status))
+
+
+def _finished(instance_id: str, output: str, lease: Lease | None) -> Operation[None]:
+    """After a lost answer. There is nothing to return, so a write that is not there raises."""
+    found = yield from _get(instance_id)
+    ours = (
+        lease is not None
+        and found is not None
+        and (found.status, found.lock_token) == (WorkflowStatus.COMPLETED, lease.token + 1)
+        and found.output_data == output.encode()
+    )
+    return True if ours else None  # type: ignore[return-value]
+
+
+def note(instance_id: str, activity: str, kind: HistoryEventType, payload: dict[str, object]) -> Operation[None]:
+    """Record an event of the instance's life, once, in the running transaction."""
+    yield history.S.append(
+        instance_id=instance_id,
+        activity_id=activity,
+        event_type=kind.value,
+        data_type="json",
+        event_data=limits.text(json.dumps(payload, ensure_ascii=False), "error message"),
+        event_data_binary=None,
+        created_at=None,
+        **fence_params(None),
+    )
+
+
+def _cancel(instance_id: str, reason: str, compensate: bool, lease: Lease | None) -> Operation[None]:
+    rows = yield S.standing(instance_id=instance_id)
+    if not rows or WorkflowStatus(rows[0][0]) in TERMINAL:
+        raise WorkflowNotCancellableError(
+            f"{instance_id!r} is {rows[0][0]}: nothing to cancel" if rows else f"there is no instance {instance_id!r}"
+        )
+    if lease is not None and (rows[0][1], rows[0][2]) != (lease.token, lease.worker_id):
+        raise (yield from refused(instance_id, lease))
+    if compensate:
+        if (yield S.interrupt(instance_id=instance_id)):
+            yield S.clear_timers(instance_id=instance_id)
+            yield S.clear_waits(instance_id=instance_id)
+    else:
+        try:
+            yield from finish(instance_id, WorkflowStatus.CANCELLED, None, lease)
+        except InvalidTransitionError as error:  # it ended since we looked
+            raise WorkflowNotCancellableError(str(error)) from error
+    yield from note(instance_id, CANCELLED_ACTIVITY, HistoryEventType.WORKFLOW_CANCELLED, {"reason": reason})
+
+
+def _resumable(limit: int, names: Sequence[str] | None) -> Operation[list[ResumableWorkflow]]:
+    if names is None:
+        rows = yield S.resumable(limit=limit)
+        return [ResumableWorkflow(instance_id, name) for instance_id, name, _ in rows]
+    found = []
+    wanted = sorted(set(names))
+    for start in range(0, len(wanted), RESUMABLE_NAMES_MAX):
+        some = wanted[start : start + RESUMABLE_NAMES_MAX]
+        params = {f"name_{n}": name for n, name in enumerate(some)}
+        found += yield _branches(len(some))(limit=limit, **params)
+    found.sort(key=lambda row: (row[2], row[0]))
+    return [ResumableWorkflow(instance_id, name) for instance_id, name, _ in found[:limit]]
+
+
+def _branches(count: int) -> Statement:
+    """`resumable_named` for several names: the sum of their first rows, each by its own index range."""
+    found = _named.get(count)
+    if found is None:
+        found = _named[count] = Statement(f"instances.resumable_named_{count}")
+        (branch,) = S.resumable_named.parts("")
+        texts = [branch.replace(":workflow_name", f":name_{n}") for n in range(count)]
+        found.texts[""] = (" UNION ALL ".join(f"SELECT * FROM ({text}) branch_{n}" for n, text in enumerate(texts)),)
+    return found
+
+
+_named: dict[int, Statement] = {}
+
+
+def _delete(age_sec: float, limit: int) -> Operation[int]:
+    ids = [row[0] for row in (yield S.finished(age_sec=age_sec, limit=limit))]
+    if not ids:
+        return 0
+    yield S.unlink(ids=ids)
+    deleted: int = yield S.delete(ids=ids)
+    return deleted

@@ -1,0 +1,99 @@
+"""Locks: fenced leases on instances. Acquiring never waits, and every acquisition raises the token."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from perdure.errors import LeaseLostError, LimitError
+from perdure.model import limits
+from perdure.model.records import Lease, StaleWorkflowInfo
+from perdure.model.states import RESUMABLE, WorkflowStatus
+from perdure.storage.operation import Operation, Work, rows_if, utc
+from perdure.storage.sql import room
+from perdure.storage.transactions import Transactions
+
+S = room("locks")
+
+SWEEP_MAX = 1000
+
+
+class Locks(Transactions):
+    """The seed's LockManager, with leases instead of booleans."""
+
+    async def try_acquire_lock(self, instance_id: str, worker_id: str, timeout_sec: float) -> Lease | None:
+        """A lease if the instance is free: not leased (not even to this worker), not row-locked, not finished."""
+        limits.name(worker_id, "worker_id")
+        seconds = limits.seconds(timeout_sec)
+        return await self._run(Work(lambda: acquire(instance_id, worker_id, seconds), single=True))
+
+    async def release_lock(self, instance_id: str, worker_id: str, *, lease: Lease | None = None) -> None:
+        """Give a lease back; whoever does not hold it changes nothing."""
+        token = lease.token if lease else None
+        await self._run(Work(lambda: _release(instance_id, worker_id, token), single=True, repeat=True))
+
+    async def refresh_lock(
+        self, instance_id: str, worker_id: str, timeout_sec: float, *, lease: Lease | None = None
+    ) -> Lease:
+        """A new expiry, also for an expired lease that nobody took; else `LeaseLostError`."""
+        seconds, wanted = limits.seconds(timeout_sec), {instance_id: lease.token if lease else None}
+        held = await self._run(Work(lambda: _renew(worker_id, wanted, seconds), repeat=True))
+        if not held:
+            raise LeaseLostError(f"{worker_id!r} no longer holds {instance_id!r}")
+        return held[instance_id]
+
+    async def refresh_locks(self, leases: Sequence[Lease], timeout_sec: float) -> list[Lease | None]:
+        """Renew all leases of one worker at once: the renewed lease, or None for one that was lost, in order.
+
+        A row that is locked at the moment (a run's own open transaction) is passed over: its lease is still held.
+        """
+        if not leases:
+            return []
+        workers = {lease.worker_id for lease in leases}
+        if len(workers) != 1:
+            raise LimitError("refresh_locks renews the leases of one worker at a time")
+        seconds, wanted = limits.seconds(timeout_sec), {lease.instance_id: lease.token for lease in leases}
+        (worker_id,) = workers
+        held = await self._run(Work(lambda: _renew(worker_id, dict(wanted), seconds), repeat=True))
+        return [
+            replace(lease, expires_at=held[lease.instance_id].expires_at)
+            if lease.instance_id in held and held[lease.instance_id].token == lease.token
+            else None
+            for lease in leases
+        ]
+
+    async def cleanup_stale_locks(self, timeout_sec: float = 0) -> list[StaleWorkflowInfo]:
+        """Clear own leases that expired more than `timeout_sec` ago; gives the running and compensating ones."""
+        grace = limits.seconds(timeout_sec) if timeout_sec else 0.0
+        return await self._run(Work(lambda: _sweep(grace)))
+
+
+def acquire(instance_id: str, worker_id: str, timeout_sec: float) -> Operation[Lease | None]:
+    """Take the lease if it is free."""
+    rows = rows_if(0, (yield S.acquire(instance_id=instance_id, worker_id=worker_id, timeout_sec=timeout_sec)))
+    if not rows:
+        return None
+    token, expires_at = rows[0]
+    return Lease(instance_id, worker_id, token, utc(expires_at))
+
+
+def _release(instance_id: str, worker_id: str, token: int | None) -> Operation[None]:
+    yield S.release(instance_id=instance_id, worker_id=worker_id, token=token)
+
+
+def _renew(worker_id: str, wanted: dict[str, int | None], timeout_sec: float) -> Operation[dict[str, Lease]]:
+    rows = yield S.free_to_renew(ids=sorted(wanted), worker_id=worker_id)
+    free = [instance_id for instance_id, token in rows if wanted[instance_id] in (None, token)]
+    if free:
+        yield S.renew(ids=free, worker_id=worker_id, timeout_sec=timeout_sec)
+    rows = yield S.held(ids=sorted(wanted), worker_id=worker_id)
+    return {
+        instance_id: Lease(instance_id, worker_id, token, utc(expires_at))
+        for instance_id, token, expires_at in rows
+        if wanted[instance_id] in (None, token)
+    }
+
+
+def _sweep(grace_sec: float) -> Operation[list[StaleWorkflowInfo]]:
+    rows = yield S.stale(grace_sec=grace_sec, limit=SWEEP_MAX)
+    if rows:
+        yield S.clear(ids=[row[0] for row in rows])
+    return [StaleWorkflowInfo(instance_id, name) for instance_id, name, status in rows if WorkflowStatus(status) in RESUMABLE]

@@ -1,0 +1,39 @@
+-- migrate:up
+
+-- The fencing token: it grows each time somebody takes the run.
+ALTER TABLE workflow_instances ADD COLUMN lock_token BIGINT NOT NULL DEFAULT 0;
+
+-- From when on a worker may take the run; NULL while it waits and once it is over. MySQL computes the column a first
+-- time before it fills in the defaults, when started_at is still the zero date, which strict mode refuses to store:
+-- hence the comparison, here and below.
+ALTER TABLE workflow_instances ADD COLUMN claimable_at DATETIME(6) GENERATED ALWAYS AS (
+    CASE WHEN status IN ('running', 'compensating') AND started_at > '1000-01-01' THEN
+        CASE WHEN locked_by IS NULL THEN started_at ELSE COALESCE(lock_expires_at, started_at) END
+    END
+) STORED;
+
+-- When the run ended, for retention.
+ALTER TABLE workflow_instances ADD COLUMN finished_at DATETIME(6) GENERATED ALWAYS AS (
+    CASE WHEN status IN ('completed', 'failed', 'cancelled', 'recurred') AND updated_at > '1000-01-01' THEN
+        updated_at
+    END
+) STORED;
+
+CREATE INDEX idx_instances_claimable ON workflow_instances (framework, claimable_at, instance_id);
+CREATE INDEX idx_instances_claimable_name ON workflow_instances (framework, workflow_name, claimable_at, instance_id);
+CREATE INDEX idx_instances_listing ON workflow_instances (framework, started_at, instance_id);
+CREATE INDEX idx_instances_listing_status ON workflow_instances (framework, status, started_at, instance_id);
+CREATE INDEX idx_instances_lease ON workflow_instances (framework, lock_expires_at);
+CREATE INDEX idx_instances_finished ON workflow_instances (framework, finished_at, instance_id);
+
+-- migrate:down
+
+DROP INDEX idx_instances_finished ON workflow_instances;
+DROP INDEX idx_instances_lease ON workflow_instances;
+DROP INDEX idx_instances_listing_status ON workflow_instances;
+DROP INDEX idx_instances_listing ON workflow_instances;
+DROP INDEX idx_instances_claimable_name ON workflow_instances;
+DROP INDEX idx_instances_claimable ON workflow_instances;
+ALTER TABLE workflow_instances DROP COLUMN finished_at;
+ALTER TABLE workflow_instances DROP COLUMN claimable_at;
+ALTER TABLE workflow_instances DROP COLUMN lock_token;

@@ -1,0 +1,40 @@
+-- migrate:up
+
+-- Only own timers and waits are ended by the clock: the rest of the family leaves framework empty and does its own.
+ALTER TABLE workflow_timer_subscriptions ADD COLUMN framework TEXT;
+CREATE INDEX idx_timers_due ON workflow_timer_subscriptions (framework, expires_at, id);
+ALTER TABLE channel_subscriptions ADD COLUMN framework TEXT;
+CREATE INDEX idx_subscriptions_due ON channel_subscriptions (framework, timeout_at, id);
+
+-- Messages are read in order of id and removed by age.
+CREATE INDEX idx_channel_messages_order ON channel_messages (channel, id);
+CREATE INDEX idx_channel_messages_retention ON channel_messages (published_at, id);
+
+-- A channel's row is what its publishers and subscribers queue up on, so that a lower id never appears after a higher
+-- one. dirty_at: something was published that may not have reached everybody yet.
+CREATE TABLE IF NOT EXISTS perdure_channels (
+    channel TEXT NOT NULL PRIMARY KEY,
+    dirty_at TIMESTAMP
+);
+CREATE INDEX idx_perdure_channels_dirty ON perdure_channels (dirty_at, channel);
+
+-- What was published under a sender's own id, so that sending it again stores nothing, even once the message is gone.
+CREATE TABLE IF NOT EXISTS perdure_message_keys (
+    source TEXT NOT NULL,
+    message_id TEXT NOT NULL,
+    id BIGINT NOT NULL,
+    created_at TIMESTAMP NOT NULL,
+    PRIMARY KEY (source, message_id)
+);
+CREATE INDEX idx_perdure_message_keys_created ON perdure_message_keys (created_at);
+
+-- migrate:down
+
+DROP TABLE IF EXISTS perdure_message_keys;
+DROP TABLE IF EXISTS perdure_channels;
+DROP INDEX idx_channel_messages_retention;
+DROP INDEX idx_channel_messages_order;
+DROP INDEX idx_subscriptions_due;
+ALTER TABLE channel_subscriptions DROP COLUMN framework;
+DROP INDEX idx_timers_due;
+ALTER TABLE workflow_timer_subscriptions DROP COLUMN framework;

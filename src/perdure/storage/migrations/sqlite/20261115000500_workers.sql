@@ -1,0 +1,21 @@
+-- migrate:up
+
+-- The tokens of system locks live apart from the locks: they never restart, even if a lock's row is deleted.
+CREATE TABLE IF NOT EXISTS perdure_lock_tokens (
+    lock_name TEXT NOT NULL PRIMARY KEY,
+    token INTEGER NOT NULL
+);
+
+-- Who works on this database, and when it was last heard of.
+CREATE TABLE IF NOT EXISTS perdure_workers (
+    worker_id TEXT NOT NULL PRIMARY KEY,
+    started_at TEXT NOT NULL,
+    beat_at TEXT NOT NULL,
+    info TEXT
+);
+CREATE INDEX idx_perdure_workers_beat ON perdure_workers (beat_at);
+
+-- migrate:down
+
+DROP TABLE IF EXISTS perdure_workers;
+DROP TABLE IF EXISTS perdure_lock_tokens;

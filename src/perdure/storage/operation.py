@@ -1,0 +1,58 @@
+"""An operation is a generator of statements: it yields calls, is sent their answers, and returns its result.
+
+It does no input or output itself. So one text of it runs on every backend (a thread of SQLite's, a connection of a
+server), inside a caller's transaction or in one of its own, and can be run again from the start after a deadlock.
+
+The answer to a call: rows as tuples where the statement reads or returns, else the number of rows written; for a
+statement of several parts a tuple of such answers.
+"""
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Generic, TypeVar
+
+from perdure.storage.sql import Call
+
+T = TypeVar("T")
+Operation = Generator[Call, Any, T]
+
+
+@dataclass(frozen=True, slots=True)
+class Work(Generic[T]):
+    """An operation to run, and how it may be treated.
+
+    `single`: its first call writes all or nothing by itself, so on a server it needs no transaction around it.
+    `confirm`: run after the answer to a commit was lost; gives the result if the write is there, else None.
+    `repeat`: doing it again changes nothing more, so after such a loss it may be.
+    """
+
+    start: Callable[[], Operation[T]]
+    single: bool = False
+    repeat: bool = False
+    confirm: Callable[[], Operation[T | None]] | None = None
+
+
+def utc(value: Any) -> datetime:
+    """A time as a database gives it (naive, or SQLite's text), aware."""
+    if isinstance(value, str):
+        value = datetime.fromisoformat(value)
+    return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)  # type: ignore[no-any-return]
+
+
+def utc_or_none(value: Any) -> datetime | None:
+    """Like `utc`, for columns that may be empty."""
+    return None if value is None else utc(value)
+
+
+def raw(value: str | bytes | None) -> bytes | None:
+    """A text or binary column as bytes."""
+    return value.encode() if isinstance(value, str) else value
+
+
+def rows_if(part: int, answer: Any) -> list[tuple[Any, ...]]:
+    """The rows of a statement whose part `part` wrote; one of a single part gives them by itself."""
+    if isinstance(answer, list):
+        return answer
+    rows: list[tuple[Any, ...]] = answer[-1] if answer[part] else []
+    return rows

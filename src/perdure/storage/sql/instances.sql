@@ -1,0 +1,132 @@
+-- create
+-- A new instance and, if need be, its definition; nothing if the id is taken. With a worker it is born leased, so that
+-- no other worker takes it first.
+INSERT INTO workflow_definitions (workflow_name, source_hash, source_code, created_at)
+SELECT :workflow_name, :source_hash, :source_code, {now} {dual}
+ WHERE NOT EXISTS (SELECT 1 FROM workflow_definitions
+                    WHERE workflow_name = :workflow_name AND source_hash = :source_hash)
+{on_conflict_do_nothing(workflow_name, source_hash)};
+INSERT INTO workflow_instances
+       (instance_id, workflow_name, source_hash, owner_service, framework, status, current_activity_id, continued_from,
+        started_at, updated_at, input_data, output_data, locked_by, locked_at, lock_timeout_seconds, lock_expires_at,
+        lock_token)
+VALUES (:instance_id, :workflow_name, :source_hash, :owner_service, 'perdure', :status, :current_activity_id,
+        :continued_from, COALESCE(:started_at, {now}), COALESCE(:updated_at, {now}), :input_data, :output_data,
+        :locked_by, CASE WHEN :lease_sec IS NULL THEN :locked_at ELSE {now} END, :lock_timeout_seconds,
+        CASE WHEN :lease_sec IS NULL THEN :lock_expires_at ELSE {after(:lease_sec)} END, :lock_token)
+{on_conflict_do_nothing(instance_id)};
+SELECT lock_expires_at FROM workflow_instances WHERE instance_id = :instance_id
+
+-- create [postgresql]
+-- Differs because a CTE makes it one round trip.
+WITH definition AS (
+  INSERT INTO workflow_definitions (workflow_name, source_hash, source_code, created_at)
+  SELECT :workflow_name::text, :source_hash::text, :source_code::text, {now}
+   WHERE NOT EXISTS (SELECT 1 FROM workflow_definitions
+                      WHERE workflow_name = :workflow_name AND source_hash = :source_hash)
+  ON CONFLICT (workflow_name, source_hash) DO NOTHING)
+INSERT INTO workflow_instances
+       (instance_id, workflow_name, source_hash, owner_service, framework, status, current_activity_id, continued_from,
+        started_at, updated_at, input_data, output_data, locked_by, locked_at, lock_timeout_seconds, lock_expires_at,
+        lock_token)
+VALUES (:instance_id, :workflow_name, :source_hash, :owner_service, 'perdure', :status, :current_activity_id,
+        :continued_from, COALESCE(:started_at::timestamp, {now}), COALESCE(:updated_at::timestamp, {now}),
+        :input_data, :output_data, :locked_by,
+        CASE WHEN :lease_sec::float8 IS NULL THEN :locked_at::timestamp ELSE {now} END, :lock_timeout_seconds,
+        CASE WHEN :lease_sec IS NULL THEN :lock_expires_at::timestamp ELSE {after(:lease_sec)} END, :lock_token)
+ON CONFLICT (instance_id) DO NOTHING
+RETURNING lock_expires_at
+
+-- get
+-- Every field of one instance.
+SELECT instance_id, workflow_name, input_data, framework, status, output_data, current_activity_id, source_hash,
+       owner_service, continued_from, locked_by, locked_at, lock_timeout_seconds, lock_expires_at, lock_token,
+       started_at, updated_at
+  FROM workflow_instances WHERE instance_id = :instance_id
+
+-- standing
+-- What decides whether a write was refused, and why.
+SELECT status, lock_token, locked_by, workflow_name FROM workflow_instances WHERE instance_id = :instance_id
+
+-- move
+-- A move between states that are not final.
+UPDATE workflow_instances SET status = :status, updated_at = {now}
+ WHERE instance_id = :instance_id AND status {any(:sources)}
+   AND (lock_token = :token AND locked_by = :worker_id OR :token IS NULL)
+
+-- set_activity
+-- The step the instance is at.
+UPDATE workflow_instances SET current_activity_id = :activity_id, updated_at = {now}
+ WHERE instance_id = :instance_id AND (lock_token = :token AND locked_by = :worker_id OR :token IS NULL)
+
+-- finish
+-- A final move: it ends the lease (the token grows) and removes timers and waits. Only a running instance completes.
+UPDATE workflow_instances
+   SET status = :status, output_data = COALESCE(:output_data, output_data), updated_at = {now},
+       lock_token = lock_token + 1, locked_by = NULL, locked_at = NULL, lock_expires_at = NULL
+ WHERE instance_id = :instance_id AND status NOT IN ('completed', 'failed', 'cancelled', 'recurred')
+   AND (status = 'running' OR :status <> 'completed')
+   AND (lock_token = :token AND locked_by = :worker_id OR :token IS NULL);
+DELETE FROM workflow_timer_subscriptions WHERE instance_id = :instance_id
+   AND EXISTS (SELECT 1 FROM workflow_instances i WHERE i.instance_id = :instance_id AND i.finished_at IS NOT NULL);
+UPDATE channel_subscriptions SET activity_id = NULL, timeout_at = NULL
+ WHERE instance_id = :instance_id AND activity_id IS NOT NULL
+   AND EXISTS (SELECT 1 FROM workflow_instances i WHERE i.instance_id = :instance_id AND i.finished_at IS NOT NULL)
+
+-- finish [postgresql]
+-- Differs because a CTE makes it one round trip.
+WITH done AS (
+  UPDATE workflow_instances
+     SET status = :status, output_data = COALESCE(:output_data, output_data), updated_at = {now},
+         lock_token = lock_token + 1, locked_by = NULL, locked_at = NULL, lock_expires_at = NULL
+   WHERE instance_id = :instance_id AND status NOT IN ('completed', 'failed', 'cancelled', 'recurred')
+     AND (status = 'running' OR :status <> 'completed')
+     AND (lock_token = :token AND locked_by = :worker_id OR :token IS NULL)
+  RETURNING instance_id),
+timers AS (DELETE FROM workflow_timer_subscriptions t USING done WHERE t.instance_id = done.instance_id),
+waits AS (UPDATE channel_subscriptions s SET activity_id = NULL, timeout_at = NULL FROM done
+           WHERE s.instance_id = done.instance_id AND s.activity_id IS NOT NULL)
+SELECT count(*) FROM done
+
+-- interrupt
+-- Cancel the engine's way: fence the runner off and let the instance compensate.
+UPDATE workflow_instances
+   SET status = 'compensating', updated_at = {now},
+       lock_token = lock_token + 1, locked_by = NULL, locked_at = NULL, lock_expires_at = NULL
+ WHERE instance_id = :instance_id
+   AND status IN ('running', 'waiting_for_event', 'waiting_for_timer', 'waiting_for_message')
+
+-- clear_timers
+-- No timer is left.
+DELETE FROM workflow_timer_subscriptions WHERE instance_id = :instance_id
+
+-- clear_waits
+-- No subscription waits any more; the subscriptions stay.
+UPDATE channel_subscriptions SET activity_id = NULL, timeout_at = NULL
+ WHERE instance_id = :instance_id AND activity_id IS NOT NULL
+
+-- resumable
+-- Own instances that a worker may take now, the longest waiting first.
+SELECT instance_id, workflow_name, claimable_at FROM workflow_instances
+ WHERE framework = 'perdure' AND claimable_at <= {now}
+ ORDER BY claimable_at, instance_id LIMIT :limit
+
+-- resumable_named
+-- The same for one workflow name; for several, one branch each, so that unknown names are never read.
+SELECT instance_id, workflow_name, claimable_at FROM workflow_instances
+ WHERE framework = 'perdure' AND workflow_name = :workflow_name AND claimable_at <= {now}
+ ORDER BY claimable_at, instance_id LIMIT :limit
+
+-- finished
+-- Own instances that ended long ago, locked for deletion.
+SELECT instance_id FROM workflow_instances
+ WHERE framework = 'perdure' AND finished_at < {ago(:age_sec)}
+ ORDER BY finished_at, instance_id LIMIT :limit {skip_locked}
+
+-- unlink
+-- Later generations forget the ones about to be deleted: the foreign key has no ON DELETE.
+UPDATE workflow_instances SET continued_from = NULL WHERE continued_from {any(:ids)}
+
+-- delete
+-- Remove instances; everything of theirs cascades.
+DELETE FROM workflow_instances WHERE instance_id {any(:ids)}

@@ -1,0 +1,120 @@
+"""The storages: every room on one backend, and the way from a URL to them."""
+
+from datetime import timedelta
+from typing import Self
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from perdure.errors import ConfigurationError
+from perdure.storage.backends.base import Backend, Executor
+from perdure.storage.backends.sqlite import SQLiteBackend
+from perdure.storage.history import History
+from perdure.storage.instances import Instances
+from perdure.storage.locks import Locks
+from perdure.storage.migrations import migrate, reset
+from perdure.storage.wakeups import Wakeups
+
+
+class Rooms(Instances, Locks, History, Wakeups):
+    """All rooms together, on whatever backend."""
+
+    def __init__(self, backend: Backend) -> None:
+        super().__init__(backend)
+        self._opened = False
+
+    async def initialize(self) -> None:
+        """Connect and bring the schema up to date; any number of processes may do it at once."""
+        await self._connect()
+        async with self._backend.exclusive() as script:
+            await migrate(script, self._backend.driver.name)
+
+    async def _connect(self) -> None:
+        if not self._opened:
+            await self._backend.open()
+            self._opened = True
+
+    async def close(self) -> None:
+        """Give every connection back."""
+        await self._backend.close()
+
+    def db(self) -> Executor:
+        """The database outside any transaction, for migrations and checks."""
+        return self._backend.executor()
+
+    async def __aenter__(self) -> Self:
+        await self.initialize()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+class SQLiteStorage(Rooms):
+    """Storage in one SQLite file that any number of processes share, or in memory (`:memory:`), private."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(SQLiteBackend(path))
+
+
+class PostgresStorage(Rooms):
+    """Storage in PostgreSQL 14 or later, also behind PgBouncer."""
+
+    def __init__(self, url: str) -> None:
+        from perdure.storage.backends.postgres import PostgresBackend  # needs the driver of an extra
+
+        self._postgres = PostgresBackend(url)
+        super().__init__(self._postgres)
+
+    def set_notify_enabled(self, enabled: bool) -> None:
+        """Send NOTIFY with the transactions that make work, or not."""
+        self._postgres.notifier.enabled = enabled
+
+    def is_notify_enabled(self) -> bool:
+        """Whether NOTIFY is sent."""
+        return self._postgres.notifier.enabled
+
+
+class MySQLStorage(Rooms):
+    """Storage in MySQL 8.0, MariaDB 10.6 or later."""
+
+    def __init__(self, url: str) -> None:
+        from perdure.storage.backends.mysql import MySQLBackend  # needs the driver of an extra
+
+        super().__init__(MySQLBackend(url))
+
+
+def open_storage(url: str) -> SQLiteStorage | PostgresStorage | MySQLStorage:
+    """A storage for a URL: `sqlite:///file.db`, `sqlite:///:memory:`, `postgresql://…` or `mysql://…`.
+
+    Nothing is connected yet: `await storage.initialize()`, or `async with open_storage(url) as storage:`.
+    """
+    scheme = str(url).partition(":")[0].lower()
+    match scheme:
+        case "sqlite":
+            return SQLiteStorage(_sqlite_path(url))
+        case "postgresql" | "postgres":
+            return PostgresStorage(url)
+        case "mysql" | "mariadb":
+            return MySQLStorage(url)
+    raise ConfigurationError(f"unknown database {scheme[:20]!r}: a URL begins with sqlite, postgresql or mysql")
+
+
+def _sqlite_path(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.netloc or len(parts.path) < 2:
+        raise ConfigurationError("a SQLite URL is sqlite:///file.db, sqlite:////absolute/file.db or sqlite:///:memory:")
+    if parse_qsl(parts.query, keep_blank_values=True):
+        raise ConfigurationError("a SQLite URL takes no options")
+    return unquote(parts.path[1:])
+
+
+async def initialize_test_schema(storage: Rooms) -> None:
+    """A fresh schema for a test: everything of ours in the database is dropped first."""
+    await storage._connect()
+    async with storage._backend.exclusive() as script:
+        await reset(script, storage._backend.driver.name)
+        await migrate(script, storage._backend.driver.name)
+
+
+def shift_clock(storage: Rooms, shift: timedelta) -> None:
+    """Move the clock that this storage's statements judge by; for tests."""
+    storage._backend.driver.shift_clock(shift)

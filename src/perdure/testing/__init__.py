@@ -1,0 +1,1 @@
+"""What tests of durable code need; nothing here is imported by the library itself."""

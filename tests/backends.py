@@ -1,0 +1,93 @@
+"""Fresh storages on every backend for one test each.
+
+Making a schema takes seconds on MySQL, so each server has one database a test process, emptied before every test; a
+SQLite file is a copy of one made once.
+"""
+
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import cache
+from pathlib import Path
+
+from perdure.storage.migrations import up_statements
+from perdure.storage.stores import Rooms, open_storage
+
+BACKENDS = ("sqlite", "memory", "postgresql", "mysql")
+
+
+class Database:
+    """One backend's database, as tests see it: a URL, and storages on it."""
+
+    def __init__(self, backend: str, url: str) -> None:
+        self.backend, self.url = backend, url
+        self._storages: list[Rooms] = []
+
+    async def storage(self) -> Rooms:
+        """A new storage on the database, as another process would have it; in memory there is but one."""
+        if self.backend == "memory" and self._storages:
+            return self._storages[0]
+        storage = open_storage(self.url)
+        await storage.initialize()
+        self._storages.append(storage)
+        return storage
+
+    async def close(self) -> None:
+        for storage in self._storages:
+            await storage.close()
+
+
+@asynccontextmanager
+async def sqlite_database(folder: Path, template: Path) -> AsyncIterator[Database]:
+    """A copy of the template, which is made when it is not there."""
+    if not template.exists():
+        async with open_storage(f"sqlite:///{template}"):
+            pass
+    path = folder / "perdure.db"
+    shutil.copy(template, path)
+    database = Database("sqlite", f"sqlite:///{path}")
+    try:
+        yield database
+    finally:
+        await database.close()
+
+
+@asynccontextmanager
+async def memory_database() -> AsyncIterator[Database]:
+    database = Database("memory", "sqlite:///:memory:")
+    try:
+        yield database
+    finally:
+        await database.close()
+
+
+@asynccontextmanager
+async def server_database(backend: str, url: str) -> AsyncIterator[Database]:
+    """The database at the URL, migrated and emptied."""
+    database = Database(backend, url)
+    try:
+        await wipe(await database.storage())
+        yield database
+    finally:
+        await database.close()
+
+
+async def wipe(storage: Rooms) -> None:
+    """Empty every table but the ledger."""
+    dialect = storage._backend.driver.name
+    async with storage._backend.exclusive() as script:
+        if dialect == "postgresql":
+            await script.execute(f"TRUNCATE {', '.join(tables(dialect))}")
+            return
+        if dialect == "mysql":
+            await script.execute("SET FOREIGN_KEY_CHECKS = 0")
+        for table in tables(dialect):
+            await script.execute(f"DELETE FROM {table}")
+
+
+@cache
+def tables(dialect: str) -> list[str]:
+    """Every table that a dialect's migrations make."""
+    made = "CREATE TABLE IF NOT EXISTS "
+    statements = [statement for migration in up_statements(dialect) for statement in migration.statements]
+    return [text.removeprefix(made).split("(")[0].strip() for text in statements if text.startswith(made)]

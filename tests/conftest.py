@@ -1,0 +1,100 @@
+"""Fixtures for the whole suite.
+
+The databases' servers are started when the first test asks for one, once per process: under xdist each worker has its
+own. A start takes under a second and 25 MB (PostgreSQL) or 100 MB (MariaDB), less than sharing one server between
+workers would cost in rules about who stops it, and a worker's load never shows in another's timings or locks.
+
+PERDURE_TEST_POSTGRES_URL and PERDURE_TEST_MYSQL_URL name existing servers instead. Nothing is skipped: a database that
+can be neither started nor reached is an error.
+"""
+
+import os
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from perdure.storage.stores import Rooms
+from perdure.testing.servers import MySQLServer, PostgresServer
+from tests.backends import BACKENDS, Database, memory_database, server_database, sqlite_database
+from tests.servers.databases import fresh_mysql, fresh_postgres, named_database
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    with PostgresServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def mysql_server() -> Iterator[MySQLServer]:
+    with MySQLServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def postgres_url(request: pytest.FixtureRequest) -> str:
+    """A server where tests may create databases."""
+    return os.environ.get("PERDURE_TEST_POSTGRES_URL") or request.getfixturevalue("postgres_server").url
+
+
+@pytest.fixture(scope="session")
+def mysql_url(request: pytest.FixtureRequest) -> str:
+    """A server where tests may create databases."""
+    return os.environ.get("PERDURE_TEST_MYSQL_URL") or request.getfixturevalue("mysql_server").url
+
+
+@pytest.fixture
+async def fresh_postgres_db(postgres_url: str) -> AsyncIterator[str]:
+    """The URL of an empty database of this test's own."""
+    async with fresh_postgres(postgres_url) as url:
+        yield url
+
+
+@pytest.fixture
+async def fresh_mysql_db(mysql_url: str) -> AsyncIterator[str]:
+    """The URL of an empty database of this test's own."""
+    async with fresh_mysql(mysql_url) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the migrated SQLite file is that tests copy."""
+    return tmp_path_factory.mktemp("template") / "template.db"
+
+
+@pytest.fixture(scope="session")
+def shared_database_name() -> str:
+    """The name of this process's database on each server."""
+    return f"perdure_suite_{uuid4().hex[:12]}"
+
+
+@pytest.fixture(params=BACKENDS)
+async def database(
+    request: pytest.FixtureRequest, tmp_path: Path, sqlite_template: Path, shared_database_name: str
+) -> AsyncIterator[Database]:
+    """An empty database, migrated, of each backend in turn."""
+    backend: str = request.param
+    if backend == "sqlite":
+        opened = sqlite_database(tmp_path, sqlite_template)
+    elif backend == "memory":
+        opened = memory_database()
+    else:
+        server: str = request.getfixturevalue("postgres_url" if backend == "postgresql" else "mysql_url")
+        opened = server_database(backend, await named_database(server, shared_database_name))
+    async with opened as database:
+        yield database
+
+
+@pytest.fixture
+async def storage(database: Database) -> Rooms:
+    """A fresh storage of the backend under test."""
+    return await database.storage()
+
+
+@pytest.fixture
+async def peer(storage: Rooms, database: Database) -> Rooms:
+    """A second storage on the same database, as another process would have it."""
+    return await database.storage()
