@@ -17,7 +17,7 @@ import pytest
 
 from perdure.storage.stores import Rooms
 from perdure.testing.servers import MySQLServer, PostgresServer
-from tests.backends import BACKENDS, Database, memory_database, server_database, sqlite_database
+from tests.storages import BACKENDS, Database, memory_database, server_database, sqlite_database
 from tests.servers.databases import fresh_mysql, fresh_postgres, named_database
 
 

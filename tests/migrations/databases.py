@@ -126,6 +126,15 @@ class Database:
         async with self.connect() as connection:
             return await migrate(connection, self.dialect)
 
+    async def finished_schema(self) -> list[str]:
+        """What an undisturbed migration of an empty database makes, on the same server."""
+        server = self.url.rpartition("/")[0] if self.dialect != "sqlite" else "sqlite"
+        if server not in _finished:
+            async with self.another() as other:
+                await other.migrate()
+                _finished[server] = await other.schema()
+        return _finished[server]
+
     async def make_family(self) -> None:
         """Make the family's tables, as Romancy leaves them after a crash: without a word in the ledger."""
         first = up_statements(self.dialect)[0]
@@ -146,16 +155,17 @@ class Database:
         return [str(name) for (name,) in rows]
 
     async def schema(self) -> list[str]:
-        """Everything that makes up the tables, in a form that can be compared."""
+        """Everything that makes up the tables, in a form to compare; not the ledger, which others make too."""
         if self.dialect == "mysql":
             found = []
             async with self.connect() as connection:
-                for table in await self.tables():
+                for table in set(await self.tables()) - {"schema_migrations"}:
                     ((_, text),) = await connection.fetch(f"SHOW CREATE TABLE {table}")
                     text = re.sub(r" AUTO_INCREMENT=\d+", "", text)
                     found += [f"{table}: {line.rstrip(',')}" for line in text.split("\n")]
-            return found
-        return sorted([str(row) for query in _SCHEMA[self.dialect] for row in await self.fetch(query)])
+            return sorted(found, key=lambda line: line.partition(":")[0])
+        found = [str(row) for query in _SCHEMA[self.dialect] for row in await self.fetch(query)]
+        return sorted(row for row in found if "schema_migrations" not in row)
 
     async def rows(self, table: str, columns: Sequence[str]) -> list[Row]:
         return sorted(await self.fetch(f"SELECT {', '.join(columns)} FROM {table}"), key=str)
@@ -168,6 +178,8 @@ class Database:
         return sorted(str(name) for (name,) in await self.fetch(query))
 
 
+_finished: dict[str, list[str]] = {}
+
 TABLES = {
     "sqlite": "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite%' ORDER BY name",
     "postgresql": "SELECT tablename FROM pg_tables WHERE schemaname = 'public' ORDER BY tablename",
@@ -177,7 +189,8 @@ TABLES = {
 _SCHEMA = {
     "sqlite": ("SELECT type, name, tbl_name, replace(replace(sql, ' ', ''), char(10), '') FROM sqlite_master",),
     "postgresql": (
-        """SELECT table_name, ordinal_position, column_name, data_type, is_nullable, column_default, generation_expression
+        """SELECT table_name, ordinal_position, column_name, data_type, is_nullable, column_default,
+            generation_expression
         FROM information_schema.columns WHERE table_schema = 'public'""",
         "SELECT indexdef FROM pg_indexes WHERE schemaname = 'public'",
         """SELECT conrelid::regclass, conname, pg_get_constraintdef(oid) FROM pg_constraint

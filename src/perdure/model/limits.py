@@ -11,6 +11,7 @@ EVENT_TYPE_MAX = 100
 PAYLOAD_MAX = 8 * 1024 * 1024
 METADATA_MAX = 64 * 1024
 PAGE_MAX = 1000
+EVERYTHING = 2**62
 LEASE_MAX_SEC = 366 * 24 * 3600
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
@@ -64,6 +65,11 @@ def page(limit: int, default: int) -> int:
     if not isinstance(limit, int) or isinstance(limit, bool) or not 0 <= limit <= PAGE_MAX:
         raise LimitError(f"a page has 1 to {PAGE_MAX} rows (0 for the default of {default}), not {limit!r}")
     return limit or default
+
+
+def some(limit: int | None) -> int:
+    """The size of a list that is given whole unless a limit is asked for."""
+    return EVERYTHING if limit is None else page(limit, PAGE_MAX)
 
 
 def seconds(value: float, kind: str = "timeout_sec") -> float:

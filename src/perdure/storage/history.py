@@ -7,6 +7,7 @@ from typing import Any
 from perdure.errors import HistoryConflictError, InstanceNotFoundError, LeaseLostError, LimitError, StorageError
 from perdure.model import limits
 from perdure.model.records import HistoryEvent, Lease
+from perdure.storage.dialects.base import Bare
 from perdure.storage.operation import Operation, Work, raw, utc
 from perdure.storage.sql import room
 from perdure.storage.transactions import Transactions
@@ -27,7 +28,11 @@ class History(Transactions):
         self, items: Sequence[tuple[HistoryEvent, Lease | None]]
     ) -> list[int | StorageError]:
         """Record many events in one commit: an id or an error for each, in order; one's failure touches no other."""
-        return await self._batch(lambda item: _appending(*item), items)
+        many = _APPEND_MANY.get(self._backend.driver.name)
+        if many is None or not _plain(items):
+            return await self._batch(lambda item: _appending(*item), items)
+        checked = [(event_params(event), lease) for event, lease in items if lease]
+        return await self._run(Work(lambda: many(checked), single=many is _append_at_once))
 
     async def get_history_paginated(
         self, instance_id: str, after_id: int = 0, limit: int = 0
@@ -80,6 +85,79 @@ def append(params: dict[str, object], lease: Lease | None) -> Operation[int]:
             f"{params['activity_id']!r} of {params['instance_id']!r} is already recorded with a different event"
         )
     return same
+
+
+Items = Sequence[tuple[dict[str, Any], Lease]]
+
+
+def _plain(items: Sequence[tuple[HistoryEvent, Lease | None]]) -> bool:
+    """Whether a batch can be written set by set: valid, one lease an instance, no step twice, no time of its own."""
+    leases: dict[str, Lease] = {}
+    for event, lease in items:
+        if lease is None or event.created_at or leases.setdefault(event.instance_id, lease) != lease:
+            return False
+        try:
+            event_params(event)
+        except StorageError:
+            return False
+    return 0 < len({(event.instance_id, event.activity_id) for event, _ in items}) == len(items)
+
+
+def _append_at_once(items: Items) -> Operation[list[int | StorageError]]:
+    """PostgreSQL: the whole batch is one statement."""
+    rows = yield S.append_many(
+        tokens=[lease.token for _, lease in items],
+        worker_ids=[lease.worker_id for _, lease in items],
+        **{column: [params[key] for params, _ in items] for column, key in _COLUMNS.items()},
+    )
+    return (yield from _fates(items, [None if event_id is None else int(event_id) for event_id, _ in rows]))
+
+
+_COLUMNS = {
+    "instance_ids": "instance_id",
+    "activity_ids": "activity_id",
+    "event_types": "event_type",
+    "data_types": "data_type",
+    "texts": "event_data",
+    "binaries": "event_data_binary",
+    "times": "created_at",
+}
+
+
+def _append_locked(items: Items) -> Operation[list[int | StorageError]]:
+    """MySQL: lock the rows first, then write for the leases that are current."""
+    rows = yield S.lock_many(instance_ids=sorted({params["instance_id"] for params, _ in items}))
+    standing = {row[0]: (row[1], row[2]) for row in rows}
+    current = [params for params, lease in items if standing.get(lease.instance_id) == (lease.token, lease.worker_id)]
+    found: dict[tuple[str, str], int] = {}
+    if current:
+        newest = {params["instance_id"]: params["activity_id"] for params in current}
+        _, inserted, rows = yield S.append_many(
+            instance_ids=Bare(newest),
+            newest_ids=Bare(newest.values()),
+            events=Bare(tuple(params[key] for key in _EVENT) for params in current),
+            keys=Bare((params["instance_id"], params["activity_id"]) for params in current),
+        )
+        if inserted:
+            found = {(instance_id, activity_id): event_id for event_id, instance_id, activity_id in rows}
+    return (yield from _fates(items, [found.get((p["instance_id"], p["activity_id"])) for p, _ in items]))
+
+
+_EVENT = ("instance_id", "activity_id", "event_type", "data_type", "event_data", "event_data_binary")
+
+
+def _fates(items: Items, ids: Sequence[int | None]) -> Operation[list[int | StorageError]]:
+    """The answer for each item; those without an id are appended one by one, which tells why."""
+    answers: list[int | StorageError] = []
+    for (params, lease), event_id in zip(items, ids, strict=True):
+        try:
+            answers.append(event_id if event_id is not None else (yield from append(params, lease)))
+        except StorageError as error:
+            answers.append(error)
+    return answers
+
+
+_APPEND_MANY = {"postgresql": _append_at_once, "mysql": _append_locked}
 
 
 def _unfenced(instance_id: str, lease: Lease | None) -> Operation[StorageError]:

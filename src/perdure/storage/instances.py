@@ -111,6 +111,12 @@ def fence_params(lease: Lease | None) -> dict[str, object]:
     return {"token": lease.token if lease else None, "worker_id": lease.worker_id if lease else None}
 
 
+def fence(instance_id: str, lease: Lease | None) -> Operation[None]:
+    """The first call of a transaction that writes for an instance: hold its row if the lease is current, else raise."""
+    if not (yield S.fence(instance_id=instance_id, **fence_params(lease))):
+        raise (yield from refused(instance_id, lease))
+
+
 def refused(instance_id: str, lease: Lease | None, target: WorkflowStatus | None = None) -> Operation[StorageError]:
     """Why a fenced write or a move found no row: the error to raise. The fence is judged first."""
     rows = yield S.standing(instance_id=instance_id)

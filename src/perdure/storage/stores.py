@@ -100,7 +100,7 @@ def open_storage(url: str) -> SQLiteStorage | PostgresStorage | MySQLStorage:
 
 def _sqlite_path(url: str) -> str:
     parts = urlsplit(url)
-    if parts.netloc or len(parts.path) < 2:
+    if not url.lower().startswith("sqlite:///") or len(parts.path) < 2:
         raise ConfigurationError("a SQLite URL is sqlite:///file.db, sqlite:////absolute/file.db or sqlite:///:memory:")
     if parse_qsl(parts.query, keep_blank_values=True):
         raise ConfigurationError("a SQLite URL takes no options")

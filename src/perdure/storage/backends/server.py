@@ -8,8 +8,8 @@ nothing, and else reported as `CommitUnknownError`; it is never blindly repeated
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from enum import Enum
 from typing import Any, Generic, TypeVar
 
@@ -55,7 +55,7 @@ class ServerBackend(Generic[C]):
     driver: Rendering
 
     def __init__(self, pool_size: int, wait_sec: float) -> None:
-        self._pool: Pool[C] = Pool(self.connect, self.alive, self.discard, pool_size, wait_sec)
+        self._pool: Pool[C] = Pool(self.connect, self.reusable, self.discard, pool_size, wait_sec)
 
     # What a server's backend provides.
 
@@ -78,6 +78,14 @@ class ServerBackend(Generic[C]):
     async def run_alone(self, connection: C, call: Call) -> Any:
         """Run a call as a transaction of its own."""
         raise NotImplementedError
+
+    async def run_within(self, connection: C, call: Call) -> Any:
+        """Run a call inside a caller's transaction: all of it, or nothing and an error."""
+        return await self.run(connection, call)
+
+    def reusable(self, connection: C) -> bool:
+        """Alive and without an open transaction, which a caller's own SQL may have left: the next user would be in it."""
+        return self.alive(connection)
 
     async def execute_on(self, connection: C, query: str, args: tuple[object, ...] = ()) -> int:
         """Run a caller's own statement."""
@@ -155,11 +163,12 @@ class ServerBackend(Generic[C]):
                 raise
             except Exception as error:
                 fault = self.fault(error)
-                if fault is Fault.REFUSED or (time.monotonic() > until and not sent.commit):
+                late, unknown = time.monotonic() > until, fault is Fault.LOST and sent.commit
+                if fault is Fault.REFUSED or (late and not unknown):
                     raise self.translate(error) from error
                 if fault is Fault.LOST:
                     self.discard(connection)
-                    if sent.commit and not work.repeat:
+                    if unknown and (late or not work.repeat):
                         return await self._resolve(work, error)
             finally:
                 self._pool.release(connection)
@@ -241,6 +250,10 @@ class ServerBackend(Generic[C]):
         except asyncio.CancelledError:
             self.discard(connection)
             raise
+        except StorageError:
+            raise
+        except Exception as error:
+            raise self.translate(error) from error
         finally:
             self._pool.release(connection)
 
@@ -306,28 +319,39 @@ class ServerSession(Rows, Generic[C]):
         return self._connection
 
     async def execute(self, query: str, *args: object) -> int:
-        return await self._backend.execute_on(self._usable(), query, args)
+        connection = self._usable()
+        with self._failing():
+            return await self._backend.execute_on(connection, query, args)
 
     async def fetch(self, query: str, *args: object) -> list[tuple[Any, ...]]:
-        return await self._backend.fetch_on(self._usable(), query, args)
+        connection = self._usable()
+        with self._failing():
+            return await self._backend.fetch_on(connection, query, args)
 
-    async def operate(self, work: Work[T]) -> T:
-        connection, backend = self._usable(), self._backend
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """Every driver's error is judged here: after some the server has no transaction any more."""
         try:
-            if work.single:
-                return await drive(work.start(), lambda call: backend.run(connection, call))
-            await backend.execute_on(connection, "SAVEPOINT operation")
-            try:
-                result = await drive(work.start(), lambda call: backend.run(connection, call))
-            except StorageError:
-                await backend.execute_on(connection, "ROLLBACK TO SAVEPOINT operation")
-                raise
-            await backend.execute_on(connection, "RELEASE SAVEPOINT operation")
+            yield
         except StorageError:
             raise
         except Exception as error:
             raise self._fail(error) from error
-        return result
+
+    async def operate(self, work: Work[T]) -> T:
+        connection, backend = self._usable(), self._backend
+        with self._failing():
+            if work.single:
+                return await drive(work.start(), lambda call: backend.run_within(connection, call))
+            await backend.execute_on(connection, "SAVEPOINT operation")
+            try:
+                result = await drive(work.start(), lambda call: backend.run(connection, call))
+            except Exception as error:
+                if isinstance(error, StorageError) or backend.fault(error) is Fault.REFUSED:
+                    await backend.execute_on(connection, "ROLLBACK TO SAVEPOINT operation")
+                raise
+            await backend.execute_on(connection, "RELEASE SAVEPOINT operation")
+            return result
 
     def _fail(self, error: Exception) -> StorageError:
         """The transaction cannot go on: remember why, so that every later call says so."""
@@ -349,7 +373,10 @@ class ServerSession(Rows, Generic[C]):
         await self.execute(f"RELEASE SAVEPOINT level{depth}")
 
     async def rollback_to(self, depth: int) -> None:
-        await self.execute(f"ROLLBACK TO SAVEPOINT level{depth}")
+        try:
+            await self.execute(f"ROLLBACK TO SAVEPOINT level{depth}")
+        except StorageError as error:  # what the level did is still there: nothing of it may be committed
+            self._failed = self._failed or error
 
     async def commit(self) -> None:
         if self._failed is not None:

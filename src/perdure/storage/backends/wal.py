@@ -1,43 +1,105 @@
-"""Wake-ups on SQLite: the write-ahead log changes with every commit of any process, so its stat is watched.
+"""Wake-ups on SQLite: every commit of any process writes to the write-ahead log, so that file is watched.
 
-No SQL and no open file: opening and closing the log would drop SQLite's locks on it. The log's time stamp moves in
-ticks of a few milliseconds; a commit within the same tick as one already seen leaves no trace, so every hint is
-followed by a second one a little later.
+No SQL and no open file: opening and closing the log would drop SQLite's locks on it. Linux tells of a write by itself
+(inotify), so that idling costs nothing; elsewhere the file's stat is looked at. Either is seen when the log is
+written, which is before the commit is durable and visible. So every hint is followed by others a little later.
 """
 
 import asyncio
+import ctypes
 import os
-from collections.abc import AsyncIterator
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager, suppress
 
 from perdure.model.records import WakeUp
 
-INTERVAL_SEC = 0.008
-TRAIL = 3  # intervals after a change at which one more hint is given
+PAUSE_SEC = 0.008  # between hints while the log is being written, and after its last write
+AFTERTHOUGHT_SEC = 0.05  # one more hint for a commit whose fsync took longer than the pause
+STAT_SEC = 0.01
+MEMORY_SEC = 1.0
 
 SCAN = WakeUp("scan")
 
+_NONBLOCK_CLOEXEC = os.O_NONBLOCK | os.O_CLOEXEC
+_MODIFY_OR_GONE = 0x002 | 0x400 | 0x800  # IN_MODIFY, IN_DELETE_SELF, IN_MOVE_SELF
+
 
 async def watch(path: str | None) -> AsyncIterator[WakeUp]:
-    """A hint at first, then whenever the log changed. A database in memory has no other process: its caller polls."""
+    """A hint at first, then whenever the log changes. A database in memory has no other process: now and then."""
     yield SCAN
-    seen, trail = _stat(path), 0
-    while True:
-        await asyncio.sleep(INTERVAL_SEC if path else 1.0)
-        now = _stat(path)
-        if now != seen:
-            seen, trail = now, TRAIL
+    if path is None:
+        while True:
+            await asyncio.sleep(MEMORY_SEC)
             yield SCAN
-        elif path is None:
+    with _changes(path) as changed:
+        while True:
+            await changed.wait()
+            while changed.is_set():
+                changed.clear()
+                yield SCAN
+                await asyncio.sleep(PAUSE_SEC)
             yield SCAN
-        elif trail:
-            trail -= 1
-            if not trail:
+            try:
+                async with asyncio.timeout(AFTERTHOUGHT_SEC):
+                    await changed.wait()
+            except TimeoutError:
                 yield SCAN
 
 
-def _stat(path: str | None) -> tuple[int, int, int] | None:
+@contextmanager
+def _changes(path: str) -> Iterator[asyncio.Event]:
+    """An event that is set whenever the file changes, while the block lasts."""
+    loop, changed = asyncio.get_running_loop(), asyncio.Event()
+    descriptor = _inotify(path)
+    if descriptor is None:
+        task = loop.create_task(_look(path, changed))
+        try:
+            yield changed
+        finally:
+            task.cancel()
+        return
+
+    def read() -> None:
+        with suppress(BlockingIOError):
+            os.read(descriptor, 65536)
+        changed.set()
+
+    loop.add_reader(descriptor, read)
     try:
-        found = os.stat(path) if path else None
+        yield changed
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
+
+
+def _inotify(path: str) -> int | None:
+    """A descriptor that can be read when the file was written, or None where there is no such thing."""
+    if sys.platform != "linux":
+        return None
+    libc = ctypes.CDLL(None, use_errno=True)
+    descriptor: int = libc.inotify_init1(_NONBLOCK_CLOEXEC)
+    if descriptor < 0:
+        return None
+    if libc.inotify_add_watch(descriptor, os.fsencode(path), _MODIFY_OR_GONE) < 0:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+async def _look(path: str, changed: asyncio.Event) -> None:
+    seen = _stat(path)
+    while True:
+        await asyncio.sleep(STAT_SEC)
+        now = _stat(path)
+        if now != seen:
+            seen = now
+            changed.set()
+
+
+def _stat(path: str) -> tuple[int, int, int] | None:
+    try:
+        found = os.stat(path)
     except FileNotFoundError:
         return None
-    return (found.st_ino, found.st_size, found.st_mtime_ns) if found else None
+    return found.st_ino, found.st_size, found.st_mtime_ns

@@ -43,6 +43,10 @@ class Driver(Protocol):
         """A condition that the extracted value equals `value`, typed, and the arguments it binds."""
 
 
+class Bare(list[object]):
+    """Values separated by commas without the parentheses of a list: MySQL's rows of one insert."""
+
+
 class Part(NamedTuple):
     """One SQL text of a rendered statement, ready for the native driver."""
 

@@ -161,7 +161,7 @@ async def _migrate_by_statement(session: Session, dialect: str) -> list[str]:
 
 async def _take_named_lock(session: Session) -> None:
     deadline = time.monotonic() + WAIT_SEC
-    while (await session.fetch("SELECT GET_LOCK('edda_migration', 5)"))[0][0] != 1:
+    while (await session.fetch(f"SELECT GET_LOCK('edda_migration', {min(WAIT_SEC, 5):.0f})"))[0][0] != 1:
         if time.monotonic() > deadline:
             raise SchemaError(f"another process has been changing the tables for more than {WAIT_SEC:.0f} seconds")
 

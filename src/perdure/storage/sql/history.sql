@@ -26,6 +26,44 @@ event AS (
   ON CONFLICT (instance_id, activity_id) DO NOTHING RETURNING id)
 SELECT (SELECT count(*) FROM fence), (SELECT id FROM event)
 
+-- append_many
+-- Events of many instances, one lease each, every event under its instance's fence. Only the servers have it, to save
+-- round trips: SQLite appends one by one within the transaction.
+WITH item AS (
+  SELECT * FROM unnest(:instance_ids::text[], :tokens::bigint[], :worker_ids::text[], :activity_ids::text[],
+                       :event_types::text[], :data_types::text[], :texts::text[], :binaries::bytea[],
+                       :times::timestamp[]) WITH ORDINALITY
+         AS item (instance_id, token, worker_id, activity_id, event_type, data_type, event_data, event_data_binary,
+                  created_at, position)),
+fence AS (
+  UPDATE workflow_instances i SET updated_at = {now}, current_activity_id = newest.activity_id
+    FROM (SELECT DISTINCT ON (instance_id) * FROM item ORDER BY instance_id, position DESC) newest
+   WHERE i.instance_id = newest.instance_id AND i.lock_token = newest.token AND i.locked_by = newest.worker_id
+  RETURNING i.instance_id),
+event AS (
+  INSERT INTO workflow_history
+         (instance_id, activity_id, event_type, data_type, event_data, event_data_binary, created_at)
+  SELECT instance_id, activity_id, event_type, data_type, event_data, event_data_binary, COALESCE(created_at, {now})
+    FROM item JOIN fence USING (instance_id) ORDER BY position
+  ON CONFLICT (instance_id, activity_id) DO NOTHING RETURNING id, instance_id, activity_id)
+SELECT event.id, fence.instance_id IS NOT NULL
+  FROM item LEFT JOIN fence USING (instance_id) LEFT JOIN event USING (instance_id, activity_id) ORDER BY position
+
+-- append_many [mysql]
+-- Differs because nothing comes back from a write: the rows were locked by lock_many, and the ids are read back. One
+-- event that is there already fails the whole insert, and they are appended one by one.
+UPDATE workflow_instances
+   SET updated_at = {now}, current_activity_id = ELT(FIELD(instance_id, :instance_ids), :newest_ids)
+ WHERE instance_id IN (:instance_ids);
+INSERT INTO workflow_history (instance_id, activity_id, event_type, data_type, event_data, event_data_binary)
+VALUES :events {on_conflict_do_nothing()};
+SELECT id, instance_id, activity_id FROM workflow_history WHERE (instance_id, activity_id) IN (:keys)
+
+-- lock_many
+-- Lock the rows of a batch in one order, and see whose leases are current.
+SELECT instance_id, lock_token, locked_by FROM workflow_instances
+ WHERE instance_id {any(:instance_ids)} ORDER BY instance_id {for_update}
+
 -- recorded
 -- The event of one activity, if it is there.
 SELECT id, event_type, data_type, event_data, event_data_binary FROM workflow_history

@@ -1,26 +1,31 @@
 -- migrate:up
 
--- A relay claims events for a time; sequence is the order of one source's events.
+-- A relay claims events for a time; sequence is the order of one source's events, NULL for those of the family.
 ALTER TABLE outbox_events ADD COLUMN sequence INTEGER;
 ALTER TABLE outbox_events ADD COLUMN claimed_by TEXT;
 ALTER TABLE outbox_events ADD COLUMN claim_expires_at TEXT;
 ALTER TABLE outbox_events ADD COLUMN next_attempt_at TEXT;
-CREATE INDEX idx_outbox_order ON outbox_events (event_source, sequence);
+CREATE INDEX idx_outbox_order ON outbox_events (event_source, status, sequence);
 CREATE INDEX idx_outbox_cleanup ON outbox_events (status, published_at);
 
--- One row a source: the last sequence drawn, from when on it has something to send, and the relay that holds it.
+-- The last sequence drawn. Apart from what relays write: whoever adds an event holds this row to its commit, and a relay
+-- must not wait for that.
+CREATE TABLE IF NOT EXISTS perdure_outbox_sequences (
+    event_source TEXT NOT NULL PRIMARY KEY,
+    last_sequence INTEGER NOT NULL
+);
+
+-- From when on a source has something to send: the end of a claim or of a back-off; NULL while there is nothing.
 CREATE TABLE IF NOT EXISTS perdure_outbox_sources (
     event_source TEXT NOT NULL PRIMARY KEY,
-    last_sequence INTEGER NOT NULL DEFAULT 0,
-    ready_at TEXT,
-    claim_expires_at TEXT,
-    claimed_by TEXT
+    ready_at TEXT
 );
 CREATE INDEX idx_perdure_outbox_sources_ready ON perdure_outbox_sources (ready_at, event_source);
 
 -- migrate:down
 
 DROP TABLE IF EXISTS perdure_outbox_sources;
+DROP TABLE IF EXISTS perdure_outbox_sequences;
 DROP INDEX idx_outbox_cleanup;
 DROP INDEX idx_outbox_order;
 ALTER TABLE outbox_events DROP COLUMN next_attempt_at;

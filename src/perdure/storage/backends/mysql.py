@@ -1,0 +1,384 @@
+"""MySQL and MariaDB through asyncmy: a statement of several parts is one packet, and so is a transaction around it.
+
+The server runs a packet statement by statement and stops at the first error. So `BEGIN; a; b; COMMIT` is all or
+nothing in one round trip. A cancelled query closes its connection; the server may notice only when the query ends, so
+whatever it still waits for is killed from another connection.
+
+Of asyncmy the text protocol is used, without its cursors and its pool. This is the only module that knows it.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+from importlib import import_module
+from ssl import SSLError
+from typing import Any
+
+from perdure.errors import (
+    ConfigurationError,
+    DatabaseUnavailableError,
+    LimitError,
+    SchemaError,
+    StorageError,
+)
+from perdure.model.records import WakeUp
+from perdure.storage.backends.mysql_url import parse
+from perdure.storage.backends.polling import Polling
+from perdure.storage.backends.server import Fault, ServerBackend
+from perdure.storage.dialects.base import Part
+from perdure.storage.dialects.mysql import MySQLDriver, literal
+from perdure.storage.sql import Call
+
+asyncmy: Any
+try:
+    asyncmy = import_module("asyncmy")
+except ImportError:  # said when a backend is made
+    asyncmy = None
+
+PACKET_MIN = 12 * 1024 * 1024  # a payload of 8 MiB as base64, and room for the rest of its statement
+LOCK_WAIT_SEC = 10
+VERSIONS = {"MySQL": (8, 0), "MariaDB": (10, 6)}
+
+_FOUND_ROWS = 2
+_OPEN, _AUTOCOMMIT = 1, 2  # of the status that comes with an answer: in a transaction, and between them
+_QUIT = b"\x01\x00\x00\x00\x01"
+_SESSION = (
+    "SET NAMES utf8mb4 COLLATE utf8mb4_bin, SESSION autocommit = 1, SESSION time_zone = '+00:00', SESSION sql_mode = "
+    "'STRICT_ALL_TABLES,NO_ZERO_IN_DATE,NO_ZERO_DATE,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION', "
+    f"SESSION innodb_lock_wait_timeout = {LOCK_WAIT_SEC}",
+    "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
+    "SELECT @@version, @@max_allowed_packet, @@read_only, CONCAT(@@hostname, ':', @@port)",
+)
+
+DUPLICATE = 1062
+# Deadlock, lock time-out, changed since it was read, refused by the cluster: nothing was written.
+_CONFLICTS = {1213, 1205, 1020, 1047}
+# The session was ended from outside. An answer like this to a COMMIT does not say whether it happened.
+_ENDED = {1053, 1079, 1080, 1152, 1158, 1159, 1160, 1161, 1184, 1927, 3169, 4031}
+_ABSENT = {1146, 1054}
+_READ_ONLY = {1290, 1792, 1836}
+_FULL = {1021, 1114}
+_CROWDED = {1040, 1203, 1226}
+_LOGIN = {1045, 1698, 1044, 1130, 1251, 1862, 2059, 3118}
+_LEAVE = {1047, *_READ_ONLY}  # this host cannot serve us: the next connection may go to a better one
+
+
+class MySQLBackend(ServerBackend[Any]):
+    """A database of MySQL 8.0 or MariaDB 10.6 and later.
+
+    `mysql://user:password@host:3306/database?option=value`; several hosts, separated by commas, are tried in order,
+    and one that is read-only is passed over. The options are in `mysql_url`; what the URL says wins.
+    """
+
+    driver: MySQLDriver
+
+    def __init__(self, url: str, *, pool_size: int = 10, pool_timeout: float = 30.0) -> None:
+        if asyncmy is None:
+            raise ConfigurationError("MySQL needs the driver asyncmy: install perdure[mysql]")
+        self._hosts, self._login, options = parse(url)
+        super().__init__(options.get("pool_size", pool_size), options.get("pool_timeout", pool_timeout))
+        self.driver = MySQLDriver()
+        self.notifier = Polling()
+        self._connect_timeout: float = options.get("connect_timeout", 10.0)
+        self._read_timeout: float = options.get("read_timeout", 60.0)
+        self._packet_max = PACKET_MIN
+        self._waiting: dict[Any, float] = {}
+        self._watchman: asyncio.TimerHandle | None = None
+        self._strays: list[tuple[int, str]] = []
+        self._reaper: asyncio.Task[None] | None = None
+
+    async def close(self) -> None:
+        await super().close()
+        if self._watchman is not None:
+            self._watchman.cancel()
+        if self._reaper is not None:
+            await asyncio.wait([self._reaper])
+
+    def wakeups(self) -> AsyncIterator[WakeUp]:
+        return self.notifier.wakeups()
+
+    # Connections.
+
+    async def connect(self) -> Any:
+        failures: list[DatabaseUnavailableError] = []
+        for host, port in self._hosts:
+            try:
+                return await self._connect_to(host, port, last=len(failures) + 1 == len(self._hosts))
+            except DatabaseUnavailableError as error:
+                failures.append(error)
+        if len(failures) == 1:
+            raise failures[0]
+        raise DatabaseUnavailableError("; ".join(map(str, failures))) from failures[-1]
+
+    async def _connect_to(self, host: str, port: int, *, last: bool) -> Any:
+        where = f"the MySQL server at {self._login['unix_socket'] or f'{host}:{port}'}"
+        connection = asyncmy.Connection(host=host, port=port, client_flag=_FOUND_ROWS, autocommit=None, **self._login)
+        connection.perdure_server = ""
+        cancels = _cancels()
+        try:
+            async with asyncio.timeout(self._connect_timeout):
+                await connection.connect()
+                await self._set_up(connection, where, last=last)
+            if _cancels() > cancels:  # before 3.12, wait_for inside asyncmy can swallow it
+                raise asyncio.CancelledError
+        except StorageError:
+            connection.close()
+            raise
+        except Exception as error:
+            connection.close()
+            raise self._turned_away(error, where) from error
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    async def _set_up(self, connection: Any, where: str, *, last: bool) -> None:
+        """Settle the session and refuse a server that cannot hold what the contract promises."""
+        *_, result = await self._ask(connection, _SESSION, [])
+        version, packet_max, read_only, connection.perdure_server = result.rows[0]
+        name = "MariaDB" if "MariaDB" in version else "MySQL"
+        if tuple(map(int, version.split(".")[:2])) < VERSIONS[name]:
+            needed = ", ".join(f"{kind} {major}.{minor}" for kind, (major, minor) in VERSIONS.items())
+            raise ConfigurationError(f"{where} is {name} {version}, but one of these or later is needed: {needed}")
+        if packet_max < PACKET_MIN:
+            raise ConfigurationError(
+                f"{where} takes statements of {packet_max} bytes at most: set max_allowed_packet to 16M or more"
+            )
+        if read_only and not last:
+            raise DatabaseUnavailableError(f"{where} is read-only")
+        self._packet_max = packet_max - 1  # the command takes a byte, and the limit itself is too much
+        if len(self._hosts) > 1:
+            await self._follow_cluster(connection)
+
+    async def _follow_cluster(self, connection: Any) -> None:
+        """On Galera, read only after what was committed on other nodes has arrived."""
+        (result,) = await self._ask(connection, ("SHOW VARIABLES LIKE 'wsrep_on'",), [])
+        if result.rows and result.rows[0][1] == "ON":
+            await self._ask(connection, ("SET SESSION wsrep_sync_wait = 1",), [])
+
+    def _turned_away(self, error: Exception, where: str) -> StorageError:
+        """Why a connection failed, in one sentence without the password."""
+        code, user = _code(error), self._login["user"]
+        if code in (1045, 1698):
+            return ConfigurationError(f"{where} refused user {user!r}: wrong password, or no such user")
+        if code in (1044, 1049):
+            name = self._login["database"]
+            return ConfigurationError(f"{where} has no database {name!r} that user {user!r} may use: create it first")
+        if code in _LOGIN or isinstance(error, RuntimeError | ValueError):
+            return ConfigurationError(f"{where} did not accept the login of user {user!r}: {_text(error)}")
+        if code in _CROWDED:
+            return DatabaseUnavailableError(f"{where} has no connection left: {_text(error)}")
+        reason = error.__cause__ or error  # asyncmy wraps those of the network
+        if isinstance(reason, TimeoutError):
+            return DatabaseUnavailableError(f"{where} did not answer within {self._connect_timeout:g} s")
+        if isinstance(reason, SSLError):
+            return ConfigurationError(f"{where} and this client do not agree on encryption: {_text(reason)}")
+        return DatabaseUnavailableError(f"{where} cannot be reached: {_text(reason)}")
+
+    def alive(self, connection: Any) -> bool:
+        transport, proto = connection._transport, connection._proto
+        return not (transport is None or transport.is_closing() or proto.eof or not connection._connected)
+
+    def discard(self, connection: Any) -> None:
+        if self.alive(connection):
+            connection._transport.write(_QUIT)  # else the server's log fills with aborted connections
+        connection.close()
+
+    def reusable(self, connection: Any) -> bool:
+        return self.alive(connection) and connection.server_status & (_OPEN | _AUTOCOMMIT) == _AUTOCOMMIT
+
+    # Statements.
+
+    async def run(self, connection: Any, call: Call) -> Any:
+        return await self._run(connection, call)
+
+    async def first(self, connection: Any, call: Call) -> Any:
+        return await self._run(connection, call, ("BEGIN",))
+
+    async def run_alone(self, connection: Any, call: Call) -> Any:
+        if len(self.driver.parts(call.statement)) == 1:
+            return await self._run(connection, call)
+        try:
+            return await self._run(connection, call, ("BEGIN",), ("COMMIT",))
+        except Exception:
+            await self._rolled_back(connection)
+            raise
+
+    async def run_within(self, connection: Any, call: Call) -> Any:
+        if len(self.driver.parts(call.statement)) == 1:
+            return await self._run(connection, call)
+        try:
+            return await self._run(connection, call, ("SAVEPOINT parts",))
+        except asyncmy.MySQLError as error:
+            if self.fault(error) is Fault.REFUSED:
+                await self.execute_on(connection, "ROLLBACK TO SAVEPOINT parts")
+            raise
+
+    async def begin_on(self, connection: Any) -> None:
+        await self._ask(connection, ("BEGIN",), [])
+
+    async def commit_on(self, connection: Any) -> None:
+        await self._ask(connection, ("COMMIT",), [])
+
+    async def execute_on(self, connection: Any, query: str, args: tuple[object, ...] = ()) -> int:
+        results = await self._ask(connection, (_filled(query, args),), [], timed=False)
+        affected: int = results[-1].affected_rows
+        return affected
+
+    async def fetch_on(self, connection: Any, query: str, args: tuple[object, ...] = ()) -> list[tuple[Any, ...]]:
+        results = await self._ask(connection, (_filled(query, args),), [], timed=False)
+        return list(results[-1].rows or ())
+
+    async def _run(self, connection: Any, call: Call, before: Sequence[str] = (), after: Sequence[str] = ()) -> Any:
+        """Run a call, and statements around it, in one packet; one more for each duplicate that stopped the server."""
+        parts = self.driver.parts(call.statement)
+        values = {name: literal(value) for name, value in call.params.items()}
+        texts = [*before, *[part.text % values for part in parts], *after]
+        results: list[Any] = []
+        while len(results) < len(texts):
+            try:
+                await self._ask(connection, texts[len(results) :], results)
+            except asyncmy.MySQLError as error:
+                at = len(results) - len(before)
+                if not (error.args[0] == DUPLICATE and 0 <= at < len(parts) and parts[at].forgives):
+                    raise
+                results.append(None)
+        if len(parts) == 1:
+            return _answer(parts[0], results[len(before)])
+        return tuple(map(_answer, parts, results[len(before) :]))
+
+    async def _ask(self, connection: Any, texts: Sequence[str], results: list[Any], *, timed: bool = True) -> list[Any]:
+        """Send statements as one packet; results are added one by one, so that an error leaves those before it."""
+        if timed:
+            self._watch(connection)
+        try:
+            for packet in self._packets(texts):
+                await connection.query(packet)
+                result = connection._result
+                results.append(result)
+                while result.has_next:
+                    await connection.next_result()
+                    result = connection._result
+                    results.append(result)
+        except asyncio.CancelledError:
+            self._abandon(connection)
+            raise
+        except asyncmy.MySQLError as error:
+            if error.args[0] in _LEAVE:
+                connection.close()
+            raise
+        finally:
+            self._waiting.pop(connection, None)
+        return results
+
+    def _packets(self, texts: Sequence[str]) -> list[bytes]:
+        """All statements in one packet, or each in its own if that were too large."""
+        try:
+            packets = ["\n;".join(texts).encode()]
+            if len(packets[0]) < self._packet_max:
+                return packets
+            packets = [text.encode() for text in texts]
+        except UnicodeEncodeError as error:
+            raise LimitError("a text with a lone surrogate is not Unicode and cannot be stored") from error
+        largest = max(map(len, packets))
+        if largest >= self._packet_max:
+            raise LimitError(f"a statement has {largest} bytes, but max_allowed_packet is {self._packet_max}: raise it")
+        return packets
+
+    def _watch(self, connection: Any) -> None:
+        """Note since when an answer is waited for; one timer for all looks at the notes."""
+        self._waiting[connection] = connection.loop.time()
+        if self._watchman is None:
+            self._watchman = connection.loop.call_later(self._read_timeout / 4, self._look, connection.loop)
+
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Break the connections on which nobody answers; that wakes whoever waits."""
+        since = loop.time() - self._read_timeout
+        for connection in [connection for connection, start in self._waiting.items() if start < since]:
+            if connection._transport is not None:
+                connection._transport.abort()
+        self._watchman = loop.call_later(self._read_timeout / 4, self._look, loop) if self._waiting else None
+
+    # A cancelled query.
+
+    def _abandon(self, connection: Any) -> None:
+        """Close a connection whose query may still wait for a lock, and see to it that it does not hold others."""
+        connection.close()
+        self._strays.append((connection.thread_id(), connection.perdure_server))
+        if self._reaper is None or self._reaper.done():
+            self._reaper = asyncio.ensure_future(self._reap())
+
+    async def _reap(self) -> None:
+        await asyncio.sleep(0.02)  # most have ended by then, and a burst shares one connection
+        try:
+            helper = await self.connect()
+        except StorageError:
+            self._strays.clear()
+            return
+        try:
+            while self._strays:
+                thread, server = self._strays.pop()
+                # Not on another host of the list, nor after a restart, where the number may be somebody else's.
+                if server == helper.perdure_server and thread < helper.thread_id():
+                    with suppress(asyncmy.MySQLError):  # gone by itself
+                        await helper.query(f"KILL {thread}")
+        finally:
+            self.discard(helper)
+
+    # Errors.
+
+    def fault(self, error: Exception) -> Fault:
+        code = _code(error)
+        if code in _CONFLICTS:
+            return Fault.CONFLICT
+        if isinstance(error, asyncmy.MySQLError):
+            lost = code is None or code == 0 or code in _ENDED or 2000 <= code < 3000  # 2xxx are the client's own
+        else:
+            lost = isinstance(error, OSError | EOFError)
+        return Fault.LOST if lost else Fault.REFUSED
+
+    def translate(self, error: Exception) -> StorageError:
+        code, text, fault = _code(error), _text(error), self.fault(error)
+        if code in _ABSENT:
+            return SchemaError(f"{text}: call initialize() first, or migrate the database")
+        if code in _READ_ONLY:
+            return DatabaseUnavailableError(f"MySQL takes no writes at the moment: {text}")
+        if code in _FULL:
+            return DatabaseUnavailableError(f"MySQL has no room left: {text}; nothing was written")
+        if fault is Fault.CONFLICT:
+            return DatabaseUnavailableError(f"others held the rows for too long: {text}; nothing was written")
+        if fault is Fault.LOST or code in _CROWDED:
+            return DatabaseUnavailableError(f"the connection to MySQL was lost: {text}")
+        if isinstance(error, asyncmy.MySQLError):
+            return StorageError(f"MySQL refused a statement: {text}")
+        return StorageError(f"the operation failed: {error!r}")
+
+
+def _answer(part: Part, result: Any) -> Any:
+    """The answer to one part; a result of None is a forgiven duplicate."""
+    if result is None:
+        return [] if part.inserts else 0
+    if result.rows is not None:
+        return list(result.rows)
+    if part.inserts:
+        return [(result.insert_id,)] if result.affected_rows else []
+    return result.affected_rows
+
+
+def _filled(query: str, args: tuple[object, ...]) -> str:
+    return query % tuple(map(literal, args)) if args else query
+
+
+def _cancels() -> int:
+    task = asyncio.current_task()
+    return task.cancelling() if task else 0
+
+
+def _code(error: BaseException) -> int | None:
+    """The server's or the driver's number of an error; None for one without."""
+    code = error.args[0] if isinstance(error, asyncmy.MySQLError) and error.args else None
+    return code if isinstance(code, int) else None
+
+
+def _text(error: BaseException) -> str:
+    return str(error.args[-1] if error.args else error) or type(error).__name__

@@ -1,0 +1,87 @@
+"""The URL of a MySQL database: `mysql://user:password@host:3306,other:3306/database?option=value`.
+
+- `pool_size`, `pool_timeout`: how many connections at most, and how many seconds to wait for one
+- `connect_timeout`, `read_timeout`: how many seconds until a server that does not answer is given up
+- `unix_socket`: a path instead of the host
+- `ssl`: `true` encrypts, `verify` also checks the server's certificate, against `ssl_ca` if given; with `ssl_cert` and
+  `ssl_key` the client shows its own
+"""
+
+import re
+from contextlib import suppress
+from getpass import getuser
+from ssl import CERT_NONE, SSLContext, create_default_context
+from typing import Any
+from urllib.parse import parse_qsl, unquote
+
+from perdure.errors import ConfigurationError
+
+OPTIONS = {
+    "pool_size": int,
+    "pool_timeout": float,
+    "connect_timeout": float,
+    "read_timeout": float,
+    "unix_socket": str,
+    "ssl": str,
+    "ssl_ca": str,
+    "ssl_cert": str,
+    "ssl_key": str,
+}
+_HOST = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([^:\[\]@\s]+))(?::(\d{1,5}))?")
+
+
+def parse(url: str) -> tuple[list[tuple[str, int]], dict[str, Any], dict[str, Any]]:
+    """The hosts, the arguments for asyncmy, and the options. No error repeats what may be a piece of the password."""
+    scheme, _, rest = url.partition("://")
+    place, _, query = rest.partition("?")
+    netloc, _, database = place.partition("/")
+    account, _, hosts = netloc.rpartition("@")
+    user, _, password = account.partition(":")
+    found = [_HOST.fullmatch(host) for host in (hosts or "localhost").split(",")]
+    if scheme not in ("mysql", "mariadb") or not all(found) or "@" in database + query:
+        raise ConfigurationError(
+            "a MySQL URL is mysql://user:password@host:3306/database?option=value, with special characters of user and "
+            "password percent-encoded"
+        )
+    if not database:
+        raise ConfigurationError("the MySQL URL names no database: it ends with /database")
+    options = {name: _option(name, value) for name, value in parse_qsl(query, keep_blank_values=True)}
+    login = {
+        "user": unquote(user) or getuser(),
+        "password": unquote(password).encode(),  # asyncmy would take text for Latin-1
+        "database": unquote(database),
+        "unix_socket": options.get("unix_socket"),
+        "ssl": _tls(options),
+        "charset": "utf8mb4",
+        "program_name": "perdure",
+    }
+    return [(host[1] or host[2], int(host[3] or 3306)) for host in found if host], login, options
+
+
+def _option(name: str, value: str) -> Any:
+    if name not in OPTIONS:
+        shown = repr(name) if name.isidentifier() else "without a name"
+        raise ConfigurationError(f"unknown option {shown} in the MySQL URL: there are {', '.join(OPTIONS)}")
+    kind = OPTIONS[name]
+    with suppress(ValueError):
+        converted = kind(value)
+        if kind is str or 0 < converted < 1e6:
+            return converted
+    raise ConfigurationError(f"the option {name} of the MySQL URL must be a number above 0")
+
+
+def _tls(options: dict[str, Any]) -> SSLContext | None:
+    mode, authority, certificate = options.get("ssl"), options.get("ssl_ca"), options.get("ssl_cert")
+    if mode not in (None, "false", "true", "verify"):
+        raise ConfigurationError("the option ssl of the MySQL URL must be false, true or verify")
+    if mode == "false" or not (mode or authority or certificate):
+        return None
+    try:
+        context = create_default_context(cafile=authority)
+        if certificate:
+            context.load_cert_chain(certificate, options.get("ssl_key"))
+    except OSError as error:
+        raise ConfigurationError(f"the certificates of the MySQL URL cannot be used: {error}") from error
+    if mode != "verify" and not authority:
+        context.check_hostname, context.verify_mode = False, CERT_NONE
+    return context

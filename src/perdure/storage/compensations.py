@@ -1,0 +1,43 @@
+"""Compensations: what a saga undoes, the last step first."""
+
+from perdure.model import limits
+from perdure.model.records import CompensationEntry, Lease
+from perdure.storage.instances import fence
+from perdure.storage.operation import Operation, Work, raw, utc
+from perdure.storage.sql import room
+from perdure.storage.transactions import Transactions
+
+S = room("compensations")
+
+
+class Compensations(Transactions):
+    """The seed's CompensationManager."""
+
+    async def add_compensation(self, entry: CompensationEntry, *, lease: Lease | None = None) -> int:
+        """Register an action that undoes a step; gives its id. Added twice, it is there twice."""
+        params = {
+            "instance_id": entry.instance_id,
+            "activity_id": limits.name(entry.activity_id, "activity_id"),
+            "activity_name": limits.name(entry.activity_name, "activity_name"),
+            "args": limits.text(entry.args, "args"),
+            "created_at": limits.moment(entry.created_at, "created_at"),
+        }
+        return await self._run(Work(lambda: _add(params, lease)))
+
+    async def get_compensations(self, instance_id: str, *, limit: int | None = None) -> list[CompensationEntry]:
+        """What is registered, strictly last in, first out."""
+        return await self._read(_newest_first, instance_id, limits.some(limit))
+
+
+def _add(params: dict[str, object], lease: Lease | None) -> Operation[int]:
+    yield from fence(str(params["instance_id"]), lease)
+    rows = yield S.add(**params)
+    return int(rows[0][0])
+
+
+def _newest_first(instance_id: str, limit: int) -> Operation[list[CompensationEntry]]:
+    rows = yield S.newest_first(instance_id=instance_id, limit=limit)
+    return [
+        CompensationEntry(instance, activity, name, raw(args) or b"", entry_id, utc(created_at))
+        for entry_id, instance, activity, name, args, created_at in rows
+    ]

@@ -1,0 +1,44 @@
+"""Groups: named sets of instances, in the order of joining. Every call may be repeated."""
+
+from perdure.model import limits
+from perdure.model.records import Lease
+from perdure.storage.instances import fence
+from perdure.storage.operation import Operation, Work
+from perdure.storage.sql import Call, room
+from perdure.storage.transactions import Transactions
+
+S = room("groups")
+
+
+class Groups(Transactions):
+    """The seed's GroupManager."""
+
+    async def join_group(self, instance_id: str, group_name: str, *, lease: Lease | None = None) -> None:
+        """Add an instance to a group; a member keeps its place."""
+        name = limits.name(group_name, "group_name")
+        await self._change(S.join(instance_id=instance_id, group_name=name), lease)
+
+    async def leave_group(self, instance_id: str, group_name: str, *, lease: Lease | None = None) -> None:
+        """Remove an instance from a group, if it is in it."""
+        await self._change(S.leave(instance_id=instance_id, group_name=group_name), lease)
+
+    async def leave_all_groups(self, instance_id: str, *, lease: Lease | None = None) -> None:
+        """Remove an instance from every group."""
+        await self._change(S.leave_all(instance_id=instance_id), lease)
+
+    async def get_group_members(self, group_name: str, *, limit: int | None = None) -> list[str]:
+        """The instances in a group, in the order of joining."""
+        return await self._scan(_members, group_name, limits.some(limit))
+
+    async def _change(self, call: Call, lease: Lease | None) -> None:
+        await self._run(Work(lambda: _fenced(call, lease), repeat=True))
+
+
+def _fenced(call: Call, lease: Lease | None) -> Operation[None]:
+    yield from fence(str(call.params["instance_id"]), lease)
+    yield call
+
+
+def _members(group_name: str, limit: int) -> Operation[list[str]]:
+    rows = yield S.members(group_name=group_name, limit=limit)
+    return [row[0] for row in rows]

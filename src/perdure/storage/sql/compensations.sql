@@ -1,0 +1,10 @@
+-- add
+-- Register an action that undoes a step.
+INSERT INTO workflow_compensations (instance_id, activity_id, activity_name, args, created_at)
+VALUES (:instance_id, :activity_id, :activity_name, :args, COALESCE(:created_at, {now}))
+{returning(id)}
+
+-- newest_first
+-- Last in, first out is by id: times can be equal, or step back.
+SELECT id, instance_id, activity_id, activity_name, args, created_at FROM workflow_compensations
+ WHERE instance_id = :instance_id ORDER BY id DESC LIMIT :limit

@@ -1,0 +1,16 @@
+-- join
+-- Become a member; who is one already stays where it stands.
+INSERT INTO workflow_group_memberships (instance_id, group_name, joined_at) VALUES (:instance_id, :group_name, {now})
+{on_conflict_do_nothing(instance_id, group_name)}
+
+-- leave
+-- Be no member of one group.
+DELETE FROM workflow_group_memberships WHERE instance_id = :instance_id AND group_name = :group_name
+
+-- leave_all
+-- Be no member of any group.
+DELETE FROM workflow_group_memberships WHERE instance_id = :instance_id
+
+-- members
+-- Who is in a group, in the order of joining.
+SELECT instance_id FROM workflow_group_memberships WHERE group_name = :group_name ORDER BY id LIMIT :limit

@@ -1,0 +1,48 @@
+-- see
+-- How a lock stands for a worker, without locking its row: a contender must not get in the way of the owner's renewal.
+SELECT CASE WHEN locked_by = :worker_id THEN 'ours'
+            WHEN locked_by IS NULL OR lock_expires_at IS NULL OR lock_expires_at <= {now} THEN 'free'
+            ELSE 'held' END
+  FROM system_locks WHERE lock_name = :lock_name
+
+-- free
+-- The row of a lock that can be taken over, locked; nothing if somebody else has it locked at the moment.
+SELECT lock_name FROM system_locks
+ WHERE lock_name = :lock_name AND (locked_by IS NULL OR lock_expires_at IS NULL OR lock_expires_at <= {now})
+{skip_locked}
+
+-- hold
+-- Take over a lock whose row is locked, or renew the worker's own.
+UPDATE system_locks SET locked_by = :worker_id, locked_at = {now}, lock_expires_at = {after(:timeout_sec)}
+ WHERE lock_name = :lock_name
+   AND (locked_by = :worker_id OR locked_by IS NULL OR lock_expires_at IS NULL OR lock_expires_at <= {now})
+
+-- enter
+-- Take a lock that has no row.
+INSERT INTO system_locks (lock_name, locked_by, locked_at, lock_expires_at)
+VALUES (:lock_name, :worker_id, {now}, {after(:timeout_sec)})
+{on_conflict_do_nothing(lock_name)}
+
+-- raise_token
+-- The next token.
+INSERT INTO perdure_lock_tokens AS t (lock_name, token) VALUES (:lock_name, 1)
+ON CONFLICT (lock_name) DO UPDATE SET token = t.token + 1
+
+-- raise_token [mysql]
+-- Differs because MySQL spells an upsert its own way.
+INSERT INTO perdure_lock_tokens (lock_name, token) VALUES (:lock_name, 1)
+ON DUPLICATE KEY UPDATE token = token + 1
+
+-- lease
+-- What its owner holds.
+SELECT t.token, l.lock_expires_at FROM system_locks l JOIN perdure_lock_tokens t ON t.lock_name = l.lock_name
+ WHERE l.lock_name = :lock_name AND l.locked_by = :worker_id
+
+-- release
+-- Free for everybody. Romancy takes no row without a time in the past, and one long past is so in every time zone.
+UPDATE system_locks SET locked_by = NULL, locked_at = NULL, lock_expires_at = '2000-01-01 00:00:00.000000'
+ WHERE lock_name = :lock_name AND locked_by = :worker_id
+
+-- cleanup
+-- Rows that say nothing any more; those that Edda released without a time too, which Romancy could never take.
+DELETE FROM system_locks WHERE lock_expires_at <= {now} OR locked_by IS NULL

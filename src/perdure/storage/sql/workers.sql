@@ -1,0 +1,22 @@
+-- beat
+-- A known worker is alive.
+UPDATE perdure_workers SET beat_at = {now}, info = COALESCE(:info, info) WHERE worker_id = :worker_id
+
+-- enter
+-- A new worker is alive.
+INSERT INTO perdure_workers (worker_id, started_at, beat_at, info) VALUES (:worker_id, {now}, {now}, :info)
+{on_conflict_do_nothing(worker_id)}
+
+-- leave
+-- A worker has stopped.
+DELETE FROM perdure_workers WHERE worker_id = :worker_id
+
+-- forget
+-- Workers that ended without a word long ago.
+DELETE FROM perdure_workers WHERE beat_at < {ago(:silent_sec)}
+
+-- list
+-- Workers, the longest running first; with a span only those heard of within it.
+SELECT worker_id, started_at, beat_at, info FROM perdure_workers
+ WHERE (beat_at >= {ago(:alive_sec)} OR :alive_sec IS NULL)
+ ORDER BY started_at, worker_id LIMIT :limit

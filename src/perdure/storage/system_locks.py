@@ -1,0 +1,57 @@
+"""System locks: one worker at a time for each background duty.
+
+The token grows with every change of owner, so that what a late owner does can be told from what its successor does.
+It lives in a table of its own: the rest of the family deletes rows of `system_locks`.
+"""
+
+from perdure.model import limits
+from perdure.model.records import SystemLease
+from perdure.storage.operation import Operation, Work, utc
+from perdure.storage.sql import room
+from perdure.storage.transactions import Transactions
+
+S = room("system_locks")
+
+
+class SystemLocks(Transactions):
+    """The seed's SystemLockManager, with leases instead of booleans."""
+
+    async def try_acquire_system_lock(self, lock_name: str, worker_id: str, timeout_sec: float) -> SystemLease | None:
+        """Take a lock that is free or expired, or renew one's own, which keeps its token; else None."""
+        limits.name(lock_name, "lock_name")
+        limits.name(worker_id, "worker_id")
+        seconds = limits.seconds(timeout_sec)
+        return await self._run(Work(lambda: _acquire(lock_name, worker_id, seconds), repeat=True))
+
+    async def release_system_lock(self, lock_name: str, worker_id: str) -> None:
+        """Give a lock back; whoever does not hold it changes nothing."""
+        await self._run(Work(lambda: _release(lock_name, worker_id), single=True, repeat=True))
+
+    async def cleanup_expired_system_locks(self) -> int:
+        """Remove the rows of locks that nobody holds; gives their number."""
+        return await self._run(Work(_cleanup, single=True, repeat=True))
+
+
+def _acquire(lock_name: str, worker_id: str, timeout_sec: float) -> Operation[SystemLease | None]:
+    holder = {"lock_name": lock_name, "worker_id": worker_id}
+    rows = yield S.see(**holder)
+    standing = rows[0][0] if rows else "absent"
+    if standing == "held" or standing == "free" and not (yield S.free(lock_name=lock_name)):
+        return None
+    take = S.enter if standing == "absent" else S.hold
+    if not (yield take(**holder, timeout_sec=timeout_sec)):
+        return None
+    if standing != "ours":
+        yield S.raise_token(lock_name=lock_name)
+    rows = yield S.lease(**holder)
+    token, expires_at = rows[0]
+    return SystemLease(lock_name, worker_id, token, utc(expires_at))
+
+
+def _release(lock_name: str, worker_id: str) -> Operation[None]:
+    yield S.release(lock_name=lock_name, worker_id=worker_id)
+
+
+def _cleanup() -> Operation[int]:
+    deleted: int = yield S.cleanup()
+    return deleted

@@ -1,0 +1,222 @@
+"""History: what every backend does with recorded events."""
+
+import asyncio
+
+import pytest
+
+from perdure.errors import HistoryConflictError, InstanceNotFoundError, LeaseLostError, LimitError, StorageError
+from perdure.model.records import HistoryEvent, Lease
+from perdure.storage.history import HistoryIterator, HistoryIteratorOptions
+from perdure.storage.stores import Rooms
+from perdure.testing.conformance.tools import leased, new, shift
+
+
+def event(n: object, data: bytes | None = b"1", instance_id: str = "i-1", **more: object) -> HistoryEvent:
+    return HistoryEvent(instance_id, f"s:{n}", "ActivityCompleted", data, **more)  # type: ignore[arg-type]
+
+
+async def test_events_come_back_byte_for_byte_in_order(storage: Rooms) -> None:
+    await new(storage, "i-1")
+    texts = [b'{"a":  1,"a":2 }', b"not json", b"null", b'"\xc3\xa9 \xf0\x9f\x90\x99 %s :x {now} \\ \' \\u0000"', b""]
+    binary = bytes(range(256)) * 3
+    ids = [await storage.append_history(event(n, text)) for n, text in enumerate(texts)]
+    ids.append(
+        await storage.append_history(event("b", None, event_data_binary=binary, data_type="binary"))
+    )
+    events, more = await storage.get_history_paginated("i-1")
+    assert [found.id for found in events] == ids == sorted(ids)
+    assert [found.event_data for found in events] == [*texts, None]
+    assert (events[-1].event_data_binary, events[-1].data_type, more) == (binary, "binary", False)
+    assert await storage.get_history_count("i-1") == 6
+
+
+async def test_the_same_event_again_changes_nothing(storage: Rooms) -> None:
+    lease = await leased(storage, "i-1")
+    first = await storage.append_history(event(1), lease=lease)
+    assert await storage.append_history(event(1), lease=lease) == first
+    assert await storage.append_history(event(1)) == first
+    assert await storage.get_history_count("i-1") == 1
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        event(1, b"2"),
+        event(1, None, event_data_binary=b"1", data_type="binary"),
+        HistoryEvent("i-1", "s:1", "ActivityFailed", b"1"),
+        event(1, b"1", data_type="binary"),
+    ],
+)
+async def test_a_different_event_of_the_same_step_is_refused(storage: Rooms, other: HistoryEvent) -> None:
+    await new(storage, "i-1")
+    await storage.append_history(event(1))
+    with pytest.raises(HistoryConflictError):
+        await storage.append_history(other)
+    (found,), _ = await storage.get_history_paginated("i-1")
+    assert (found.event_type, found.event_data) == ("ActivityCompleted", b"1")
+
+
+async def test_w1_a_stale_lease_writes_nothing(storage: Rooms, peer: Rooms) -> None:
+    lease = await leased(storage, "i-1", timeout_sec=10)
+    recorded = await storage.append_history(event(0), lease=lease)
+    shift(peer, 11)
+    taken = await peer.try_acquire_lock("i-1", "w2", 10)
+    for again in (event(0), event(1), event(0, b"2")):  # the fence is judged before the event
+        with pytest.raises(LeaseLostError):
+            await storage.append_history(again, lease=lease)
+    assert await peer.append_history(event(0), lease=taken) == recorded
+    assert await peer.append_history(event(1), lease=taken) > recorded
+    assert await storage.get_history_count("i-1") == 2
+
+
+async def test_a_fence_compares_owner_and_token(storage: Rooms) -> None:
+    lease = await leased(storage, "i-1", worker_id="w1")
+    for forged in (
+        Lease("i-1", "w2", lease.token, lease.expires_at),
+        Lease("i-1", "w1", lease.token + 1, lease.expires_at),
+        Lease("i-1", "w1", lease.token - 1, lease.expires_at),
+    ):
+        with pytest.raises(LeaseLostError):
+            await storage.append_history(event(1), lease=forged)
+
+
+async def test_w36_ids_are_neither_folded_nor_cut(storage: Rooms) -> None:
+    await new(storage, "i-1")
+    for activity_id in ("Pay:1", "pay:1", "pay:1é", "x" * 255):
+        await storage.append_history(HistoryEvent("i-1", activity_id, "ActivityCompleted", b"1"))
+    assert await storage.get_history_count("i-1") == 4
+    with pytest.raises(LimitError):
+        await storage.append_history(HistoryEvent("i-1", "x" * 256, "ActivityCompleted", b"1"))
+    with pytest.raises(LimitError):
+        await storage.append_history(HistoryEvent("i-1", "x", "E" * 101, b"1"))
+    with pytest.raises(InstanceNotFoundError):
+        await storage.append_history(event(1, instance_id="nobody"))
+
+
+async def test_payloads_up_to_eight_mebibytes(storage: Rooms) -> None:
+    await new(storage, "i-1")
+    quotes = b'"\\' * (4 * 1024 * 1024)
+    zeros = b"\x00" * (8 * 1024 * 1024)
+    await storage.append_history(event(1, quotes))
+    await storage.append_history(event(2, None, event_data_binary=zeros, data_type="binary"))
+    events, _ = await storage.get_history_paginated("i-1")
+    assert [events[0].event_data == quotes, events[1].event_data_binary == zeros] == [True, True]
+    with pytest.raises(LimitError):
+        await storage.append_history(event(3, quotes + b" "))
+    with pytest.raises(LimitError):
+        await storage.append_history(event(3, None, event_data_binary=zeros + b"0", data_type="binary"))
+
+
+async def test_pages(storage: Rooms) -> None:
+    await new(storage, "i-1")
+    await new(storage, "other")
+    for n in range(5):
+        await storage.append_history(event(n))
+        await storage.append_history(event(n, instance_id="other"))
+    first, more = await storage.get_history_paginated("i-1", 0, 2)
+    assert ([found.activity_id for found in first], more) == (["s:0", "s:1"], True)
+    rest, more = await storage.get_history_paginated("i-1", first[-1].id, 3)
+    assert ([found.activity_id for found in rest], more) == (["s:2", "s:3", "s:4"], False)
+    assert await storage.get_history_paginated("i-1", rest[-1].id) == ([], False)
+    with pytest.raises(LimitError):
+        await storage.get_history_paginated("i-1", 0, 1001)
+
+
+async def test_an_iterator_streams_in_batches(storage: Rooms) -> None:
+    await new(storage, "i-1")
+    answers = await storage.append_histories([(event(n), None) for n in range(7)])
+    iterator = HistoryIterator(storage, "i-1", HistoryIteratorOptions(batch_size=3))
+    first = await iterator.next()
+    assert first is not None
+    assert [first.id, *[found.id for found in await iterator.collect()]] == answers
+    assert await iterator.next() is None
+    assert iterator.err is None
+    assert [found.id async for found in HistoryIterator(storage, "i-1")] == answers
+    closed = HistoryIterator(storage, "i-1")
+    closed.close()
+    assert await closed.next() is None
+
+
+async def test_the_last_page_needs_no_further_query(storage: Rooms) -> None:
+    await new(storage, "i-1")
+    await storage.append_histories([(event(n), None) for n in range(4)])
+    asked = []
+
+    class Counting:
+        async def get_history_paginated(self, *args: object) -> object:
+            asked.append(args)
+            return await storage.get_history_paginated(*args)  # type: ignore[arg-type]
+
+    iterator = HistoryIterator(Counting(), "i-1", HistoryIteratorOptions(batch_size=2))  # type: ignore[arg-type]
+    assert len(await iterator.collect()) == 4
+    assert len(asked) == 2
+
+
+async def test_an_iterator_keeps_its_error(storage: Rooms) -> None:
+    class Broken:
+        async def get_history_paginated(self, *args: object) -> object:
+            raise StorageError("gone")
+
+    iterator = HistoryIterator(Broken(), "i-1")  # type: ignore[arg-type]
+    assert await iterator.next() is None
+    assert isinstance(iterator.err, StorageError)
+    with pytest.raises(StorageError):
+        await iterator.collect()
+
+
+async def test_a_batch_tells_each_fate_and_touches_no_other(storage: Rooms) -> None:
+    mine, lost = await leased(storage, "i-1"), await leased(storage, "i-2")
+    await storage.release_lock("i-2", lost.worker_id)
+    first = await storage.append_history(event(0), lease=mine)
+    answers = await storage.append_histories(
+        [
+            (event(0), mine),
+            (event(0, b"2"), mine),
+            (event(1), mine),
+            (event(1, instance_id="i-2"), lost),
+            (event(1, instance_id="nobody"), None),
+            (event("x" * 300), mine),
+            (event(2, b"bytes", event_data_binary=None), mine),
+            (event(3, None, event_data_binary=b"\x00\xff", data_type="binary"), mine),
+            (event(1), mine),
+            (event(1, b"other"), mine),
+            (event(4), None),
+        ]
+    )
+    assert answers[0] == first
+    kinds = [type(answer).__name__ for answer in answers]
+    assert kinds == [
+        "int",
+        "HistoryConflictError",
+        "int",
+        "LeaseLostError",
+        "InstanceNotFoundError",
+        "LimitError",
+        "int",
+        "int",
+        "int",
+        "HistoryConflictError",
+        "int",
+    ]
+    assert answers[8] == answers[2]
+    events, _ = await storage.get_history_paginated("i-1")
+    assert [found.activity_id for found in events] == ["s:0", "s:1", "s:2", "s:3", "s:4"]
+    assert [found.id for found in events] == [first, answers[2], answers[6], answers[7], answers[10]]
+    assert await storage.get_history_count("i-2") == 0
+
+
+async def test_batches_of_many_runs_side_by_side(storage: Rooms, peer: Rooms) -> None:
+    leases = [await leased(storage, f"i-{n}") for n in range(10)]
+
+    async def work(side: Rooms, step: int) -> list[int | StorageError]:
+        order = leases if step % 2 else leases[::-1]
+        return await side.append_histories([(event(step, instance_id=lease.instance_id), lease) for lease in order])
+
+    answers = await asyncio.gather(*(work([storage, peer][step % 2], step) for step in range(12)))
+    assert all(isinstance(answer, int) for batch in answers for answer in batch)
+    for lease in leases:
+        assert await storage.get_history_count(lease.instance_id) == 12
+
+
+async def test_an_empty_batch_is_nothing(storage: Rooms) -> None:
+    assert await storage.append_histories([]) == []

@@ -1,0 +1,338 @@
+"""Instances: what every backend does when they are created, moved, cancelled, found and deleted."""
+
+import asyncio
+import json
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from perdure.errors import (
+    InstanceExistsError,
+    InstanceNotFoundError,
+    InvalidTransitionError,
+    LeaseLostError,
+    LimitError,
+    StorageError,
+    WorkflowNotCancellableError,
+)
+from perdure.model.records import HistoryEvent, Lease, TimerSubscription, WorkflowInstance
+from perdure.model.states import TERMINAL, WAITING, WorkflowStatus, sources_of
+from perdure.storage.stores import Rooms
+from perdure.testing.conformance.tools import leased, new, shift
+
+S = WorkflowStatus
+MOVABLE = [S.RUNNING, *sorted(WAITING), S.COMPENSATING]
+
+
+async def test_every_field_given_comes_back(storage: Rooms) -> None:
+    started = datetime(2026, 1, 2, 3, 4, 5, 678901, UTC)
+    await new(storage, "parent")
+    given = WorkflowInstance(
+        "i-1",
+        "wf",
+        b'{"n": [1, 2], "text": "\xc3\xa9\xf0\x9f\x90\x99"}',
+        "perdure",
+        S.WAITING_FOR_EVENT,
+        b"null",
+        "step:1",
+        "abc123",
+        "billing",
+        "parent",
+        "worker",
+        started,
+        42,
+        started + timedelta(seconds=9),
+        7,
+        started,
+        started + timedelta(seconds=1),
+    )
+    assert await storage.create_instance(given) is None
+    assert await storage.get_instance("i-1") == given
+
+
+async def test_times_left_out_are_the_databases(storage: Rooms) -> None:
+    await new(storage, "i-1")
+    found = await storage.get_instance("i-1")
+    assert found is not None
+    assert found.started_at is not None
+    assert abs(found.started_at - datetime.now(UTC)) < timedelta(minutes=1)
+    assert (found.framework, found.status, found.lock_token) == ("perdure", S.RUNNING, 0)
+
+
+async def test_an_absent_instance_is_none(storage: Rooms) -> None:
+    assert await storage.get_instance("nobody") is None
+
+
+async def test_an_id_is_taken_once(storage: Rooms) -> None:
+    await new(storage, "i-1", input_data=b'{"first": true}')
+    with pytest.raises(InstanceExistsError):
+        await new(storage, "i-1", input_data=b'{"second": true}')
+    found = await storage.get_instance("i-1")
+    assert found is not None
+    assert found.input_data == b'{"first": true}'
+
+
+async def test_w38_one_of_many_creators_wins(storage: Rooms, peer: Rooms) -> None:
+    answers = await asyncio.gather(
+        *(new(side, "i-1", source_hash="h") for side in [storage, peer] * 8), return_exceptions=True
+    )
+    assert sum(answer is None for answer in answers) == 1
+    assert all(answer is None or isinstance(answer, InstanceExistsError) for answer in answers)
+
+
+async def test_w48_an_instance_can_be_born_leased(storage: Rooms, peer: Rooms) -> None:
+    lease = await storage.create_instance(WorkflowInstance("i-1", "wf"), worker_id="w1", timeout_sec=30)
+    assert lease is not None
+    assert (lease.instance_id, lease.worker_id, lease.token) == ("i-1", "w1", 1)
+    assert await peer.try_acquire_lock("i-1", "w2", 30) is None
+    assert await storage.find_resumable_workflows() == []
+    await storage.append_history(HistoryEvent("i-1", "s", "ActivityCompleted", b"1"), lease=lease)
+
+
+async def test_ids_are_exact_w36(storage: Rooms) -> None:
+    for instance_id in ("Pay:1", "pay:1", "pay:1é", "pay:1e\u0301"):
+        await new(storage, instance_id)
+    for instance_id in ("Pay:1", "pay:1", "pay:1é", "pay:1e\u0301"):
+        found = await storage.get_instance(instance_id)
+        assert found is not None
+        assert found.instance_id == instance_id
+    assert await storage.get_instance("PAY:1") is None
+
+
+@pytest.mark.parametrize("bad", ["", " a", "a ", "a\nb", "a\x00b", "\ud800", "x" * 201])
+async def test_a_bad_id_is_refused_and_nothing_stored(storage: Rooms, bad: str) -> None:
+    with pytest.raises(LimitError):
+        await new(storage, bad)
+    assert await storage.find_resumable_workflows() == []
+
+
+async def test_limits_hold_to_the_byte(storage: Rooms) -> None:
+    fits = b'"' + b"x" * (8 * 1024 * 1024 - 2) + b'"'
+    await new(storage, "x" * 200, input_data=fits, workflow_name="n" * 255)
+    found = await storage.get_instance("x" * 200)
+    assert found is not None
+    assert found.input_data == fits
+    for broken in ({"input_data": fits + b" "}, {"workflow_name": "n" * 256}, {"input_data": b"\xff"}):
+        with pytest.raises(LimitError):
+            await new(storage, "i-2", **broken)
+    with pytest.raises(LimitError):
+        await new(storage, "i-2", framework="go")
+
+
+@pytest.mark.parametrize("target", [status for status in S if status is not S.RECURRED])
+@pytest.mark.parametrize("source", [status for status in S if status is not S.RECURRED])
+async def test_states_move_along_the_table(storage: Rooms, source: S, target: S) -> None:
+    await storage.create_instance(WorkflowInstance("i-1", "wf", status=source))
+    if source in sources_of(target):
+        await storage.update_instance_status("i-1", target)
+        expected = target
+    else:
+        with pytest.raises(InvalidTransitionError, match=f"{source.value}.*{target.value}"):
+            await storage.update_instance_status("i-1", target)
+        expected = source
+    found = await storage.get_instance("i-1")
+    assert found is not None
+    assert found.status == expected
+
+
+async def test_recurred_is_never_moved_to(storage: Rooms) -> None:
+    await new(storage, "i-1")
+    with pytest.raises(InvalidTransitionError):
+        await storage.update_instance_status("i-1", S.RECURRED)
+
+
+async def test_writes_to_an_unknown_id_raise(storage: Rooms) -> None:
+    lease = Lease("nobody", "w", 1, datetime.now(UTC))
+    with pytest.raises(InstanceNotFoundError):
+        await storage.update_instance_status("nobody", S.COMPENSATING)
+    with pytest.raises(InstanceNotFoundError):
+        await storage.update_instance_status("nobody", S.FAILED, "x")
+    with pytest.raises(InstanceNotFoundError):
+        await storage.update_instance_activity("nobody", "a")
+    with pytest.raises(InstanceNotFoundError):
+        await storage.update_instance_output("nobody", b"1")
+    with pytest.raises(InstanceNotFoundError):
+        await storage.complete_and_release(lease, b"1")
+    with pytest.raises(InstanceNotFoundError):
+        await storage.append_history(HistoryEvent("nobody", "a", "ActivityCompleted", b"1"))
+
+
+async def test_a_failure_records_its_message(storage: Rooms) -> None:
+    await new(storage, "i-1")
+    await storage.update_instance_status("i-1", S.FAILED, "no such card ☠")
+    (event,), _ = await storage.get_history_paginated("i-1")
+    assert (event.event_type, event.activity_id) == ("WorkflowFailed", "workflow_failed")
+    payload = json.loads(event.event_data or b"")
+    assert payload["error"] == payload["error_message"] == "no such card ☠"
+
+
+async def test_output_completes(storage: Rooms) -> None:
+    lease = await leased(storage, "i-1")
+    await storage.update_instance_output("i-1", b'{"total": 9.50}', lease=lease)
+    found = await storage.get_instance("i-1")
+    assert found is not None
+    assert (found.status, found.output_data) == (S.COMPLETED, b'{"total": 9.50}')
+    assert (found.locked_by, found.lock_expires_at, found.lock_token) == (None, None, lease.token + 1)
+    with pytest.raises(InvalidTransitionError):
+        await storage.update_instance_output("i-1", b"2")
+    with pytest.raises(LeaseLostError):
+        await storage.update_instance_output("i-1", b"2", lease=lease)
+
+
+async def test_a_stale_lease_completes_nothing_w1(storage: Rooms, peer: Rooms) -> None:
+    lease = await leased(storage, "i-1", timeout_sec=10)
+    shift(peer, 11)
+    taken = await peer.try_acquire_lock("i-1", "w2", 10)
+    assert taken is not None
+    assert taken.token == lease.token + 1
+    for refused in (
+        storage.complete_and_release(lease, b"1"),
+        storage.update_instance_status("i-1", S.FAILED, "late", lease=lease),
+        storage.update_instance_activity("i-1", "late", lease=lease),
+        storage.cancel_instance("i-1", "late", lease=lease),
+    ):
+        with pytest.raises(LeaseLostError):
+            await refused
+    found = await storage.get_instance("i-1")
+    assert found is not None
+    assert (found.status, found.current_activity_id, found.locked_by) == (S.RUNNING, None, "w2")
+    assert await storage.get_history_count("i-1") == 0
+
+
+async def test_complete_instances_tells_each_fate(storage: Rooms) -> None:
+    leases = [await leased(storage, f"i-{n}") for n in range(3)]
+    await storage.release_lock("i-1", leases[1].worker_id)
+    answers = await storage.complete_instances(
+        [(leases[0], b"0"), (leases[1], b"1"), (leases[2], b"\xff"), (leases[2], b"2")]
+    )
+    assert [type(answer) for answer in answers] == [type(None), LeaseLostError, LimitError, type(None)]
+    statuses = [(await storage.get_instance(f"i-{n}")).status for n in range(3)]  # type: ignore[union-attr]
+    assert statuses == [S.COMPLETED, S.RUNNING, S.COMPLETED]
+
+
+async def test_create_instances_tells_each_fate(storage: Rooms) -> None:
+    await new(storage, "i-1")
+    answers = await storage.create_instances(
+        [WorkflowInstance("i-0", "wf"), WorkflowInstance("i-1", "wf"), WorkflowInstance(" ", "wf"), WorkflowInstance("i-2", "wf")],
+        worker_id="w",
+    )
+    assert [type(answer) for answer in answers] == [Lease, InstanceExistsError, LimitError, Lease]
+    assert await storage.create_instances([]) == []
+
+
+@pytest.mark.parametrize("status", MOVABLE)
+async def test_cancel_from_any_state_that_is_not_final(storage: Rooms, status: S) -> None:
+    lease = await leased(storage, "i-1")
+    await storage.update_instance_status("i-1", status)
+    await storage.cancel_instance("i-1", "changed my mind")
+    found = await storage.get_instance("i-1")
+    assert found is not None
+    assert (found.status, found.locked_by, found.lock_token) == (S.CANCELLED, None, lease.token + 1)
+    (event,), _ = await storage.get_history_paginated("i-1")
+    assert (event.event_type, event.activity_id) == ("WorkflowCancelled", "workflow_cancelled")
+    assert json.loads(event.event_data or b"")["reason"] == "changed my mind"
+    with pytest.raises(LeaseLostError):
+        await storage.complete_and_release(lease, b"1")
+
+
+@pytest.mark.parametrize("status", sorted(TERMINAL))
+async def test_a_finished_instance_is_not_cancellable(storage: Rooms, status: S) -> None:
+    await storage.create_instance(WorkflowInstance("i-1", "wf", status=status))
+    for compensate in (False, True):
+        with pytest.raises(WorkflowNotCancellableError):
+            await storage.cancel_instance("i-1", compensate=compensate)
+    assert await storage.get_history_count("i-1") == 0
+    with pytest.raises(WorkflowNotCancellableError):
+        await storage.cancel_instance("nobody")
+
+
+async def test_w13_a_cancelled_instance_has_no_timer_left(storage: Rooms) -> None:
+    for instance_id, compensate in (("i-1", False), ("i-2", True)):
+        await new(storage, instance_id)
+        await storage.register_timer_subscription(
+            TimerSubscription(instance_id, "t", activity_id="sleep:1"), after=timedelta(seconds=1)
+        )
+        await storage.cancel_instance(instance_id, compensate=compensate)
+    shift(storage, 5)
+    assert await storage.find_expired_timers() == []
+
+
+async def test_w45_cancel_with_compensation_survives_as_an_event(storage: Rooms) -> None:
+    lease = await leased(storage, "i-1")
+    await storage.cancel_instance("i-1", "first", compensate=True)
+    found = await storage.get_instance("i-1")
+    assert found is not None
+    assert (found.status, found.locked_by) == (S.COMPENSATING, None)
+    with pytest.raises(LeaseLostError):
+        await storage.append_history(HistoryEvent("i-1", "late", "ActivityCompleted", b"1"), lease=lease)
+    mine = await storage.try_acquire_lock("i-1", "w2", 10)
+    assert mine is not None
+    await storage.cancel_instance("i-1", "second", compensate=True)  # only records, and the first reason stands
+    await storage.append_history(HistoryEvent("i-1", "undo", "CompensationExecuted", b"1"), lease=mine)
+    await storage.update_instance_status("i-1", S.CANCELLED, lease=mine)
+    events, _ = await storage.get_history_paginated("i-1")
+    assert [event.activity_id for event in events] == ["workflow_cancelled", "undo"]
+    assert b"first" in (events[0].event_data or b"")
+
+
+async def test_resumable_is_what_no_live_lease_covers(storage: Rooms) -> None:
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    for n, status in enumerate([S.RUNNING, S.COMPENSATING, S.WAITING_FOR_TIMER, S.COMPLETED, S.RUNNING]):
+        await storage.create_instance(
+            WorkflowInstance(f"i-{n}", f"wf-{n % 2}", status=status, started_at=at - timedelta(days=n))
+        )
+    await storage.try_acquire_lock("i-4", "w", 10)
+    assert [found.instance_id for found in await storage.find_resumable_workflows()] == ["i-1", "i-0"]
+    assert [found.instance_id for found in await storage.find_resumable_workflows(1)] == ["i-1"]
+    shift(storage, 11)
+    found = await storage.find_resumable_workflows()
+    assert [(row.instance_id, row.workflow_name) for row in found] == [("i-1", "wf-1"), ("i-0", "wf-0"), ("i-4", "wf-0")]
+
+
+async def test_w31_unknown_names_do_not_block_known_ones(storage: Rooms) -> None:
+    for n in range(120):
+        await new(storage, f"alien-{n}", workflow_name="alien")
+    for name in ("b", "a"):
+        await new(storage, f"mine-{name}", workflow_name=name)
+    found = await storage.find_resumable_workflows(5, workflow_names=["a", "b", "never-seen"])
+    assert [row.instance_id for row in found] == ["mine-b", "mine-a"]
+    assert await storage.find_resumable_workflows(5, workflow_names=[]) == []
+    many = [f"name-{n}" for n in range(450)]
+    assert len(await storage.find_resumable_workflows(5, workflow_names=[*many, "a"])) == 1
+
+
+@pytest.mark.parametrize("limit", [-1, 1001, True, 1.5])
+async def test_a_page_has_one_to_a_thousand_rows(storage: Rooms, limit: int) -> None:
+    with pytest.raises(LimitError):
+        await storage.find_resumable_workflows(limit)
+
+
+async def test_w44_finished_instances_are_deleted_by_age(storage: Rooms) -> None:
+    for n in range(3):
+        await new(storage, f"i-{n}")
+        await storage.append_history(HistoryEvent(f"i-{n}", "s", "ActivityCompleted", b"1"))
+    await storage.update_instance_output("i-0", b"1")
+    await storage.update_instance_output("i-1", b"1")
+    assert await storage.delete_instances(timedelta(hours=1)) == 0
+    shift(storage, 3601)
+    assert await storage.delete_instances(timedelta(hours=1), limit=1) == 1
+    assert await storage.delete_instances(timedelta(hours=1)) == 1
+    assert await storage.delete_instances(timedelta(0)) == 0
+    assert [await storage.get_history_count(f"i-{n}") for n in range(3)] == [0, 0, 1]
+    await new(storage, "i-0")  # the id is free again
+
+
+async def test_deletion_is_not_stopped_by_later_generations(storage: Rooms) -> None:
+    await storage.create_instance(WorkflowInstance("i~1", "wf", status=S.RECURRED))
+    await new(storage, "i", continued_from="i~1")
+    shift(storage, 10)
+    assert await storage.delete_instances(timedelta(seconds=5)) == 1
+    found = await storage.get_instance("i")
+    assert found is not None
+    assert found.continued_from is None
+
+
+async def test_errors_have_codes_and_one_root(storage: Rooms) -> None:
+    with pytest.raises(StorageError) as caught:
+        await storage.update_instance_activity("nobody", "a")
+    assert caught.value.code == "storage.instance_not_found"

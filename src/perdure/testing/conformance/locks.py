@@ -1,0 +1,153 @@
+"""Locks: what every backend does with leases."""
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from perdure.errors import LeaseLostError, LimitError
+from perdure.model.records import HistoryEvent, Lease, WorkflowInstance
+from perdure.model.states import TERMINAL, WorkflowStatus
+from perdure.storage.stores import Rooms
+from perdure.testing.conformance.tools import leased, new, shift
+
+
+async def test_a_lease_names_its_run(storage: Rooms) -> None:
+    await new(storage, "i-1")
+    lease = await storage.try_acquire_lock("i-1", "w1", 30)
+    assert lease is not None
+    assert (lease.instance_id, lease.worker_id, lease.token) == ("i-1", "w1", 1)
+    assert timedelta(seconds=20) < lease.expires_at - datetime.now(UTC) < timedelta(seconds=40)
+    found = await storage.get_instance("i-1")
+    assert found is not None
+    assert (found.locked_by, found.lock_token, found.lock_expires_at) == ("w1", 1, lease.expires_at)
+
+
+async def test_w2_one_of_many_acquirers_wins(storage: Rooms, peer: Rooms) -> None:
+    await new(storage, "i-1")
+    answers = await asyncio.gather(
+        *(side.try_acquire_lock("i-1", f"w{n}", 30) for n, side in enumerate([storage, peer] * 8))
+    )
+    assert sum(answer is not None for answer in answers) == 1
+
+
+async def test_w15_a_lease_belongs_to_one_run_not_to_a_worker(storage: Rooms) -> None:
+    await leased(storage, "i-1", worker_id="w1")
+    assert await storage.try_acquire_lock("i-1", "w1", 30) is None
+
+
+@pytest.mark.parametrize("status", sorted(TERMINAL))
+async def test_w14_a_finished_instance_has_no_lease(storage: Rooms, status: WorkflowStatus) -> None:
+    await storage.create_instance(WorkflowInstance("i-1", "wf", status=status))
+    assert await storage.try_acquire_lock("i-1", "w1", 30) is None
+    assert await storage.try_acquire_lock("nobody", "w1", 30) is None
+
+
+async def test_an_expired_lease_can_be_taken_and_the_token_grows(storage: Rooms) -> None:
+    first = await leased(storage, "i-1", timeout_sec=10)
+    shift(storage, 9)
+    assert await storage.try_acquire_lock("i-1", "w2", 10) is None
+    shift(storage, 11)
+    second = await storage.try_acquire_lock("i-1", "w2", 10)
+    assert second is not None
+    assert second.token == first.token + 1
+    await storage.release_lock("i-1", "w2")
+    third = await storage.try_acquire_lock("i-1", "w3", 10)
+    assert third is not None
+    assert third.token == second.token + 1
+
+
+async def test_expiry_alone_ends_no_lease(storage: Rooms) -> None:
+    lease = await leased(storage, "i-1", timeout_sec=10)
+    shift(storage, 60)
+    await storage.append_history(HistoryEvent("i-1", "s", "ActivityCompleted", b"1"), lease=lease)
+    renewed = await storage.refresh_lock("i-1", lease.worker_id, 10, lease=lease)
+    assert renewed.token == lease.token
+    assert renewed.expires_at > lease.expires_at
+    assert await storage.try_acquire_lock("i-1", "w2", 10) is None
+
+
+async def test_the_instances_own_time_wins(storage: Rooms) -> None:
+    await storage.create_instance(WorkflowInstance("i-1", "wf", lock_timeout_seconds=100))
+    lease = await storage.try_acquire_lock("i-1", "w1", 5)
+    assert lease is not None
+    shift(storage, 99)
+    assert await storage.try_acquire_lock("i-1", "w2", 5) is None
+    shift(storage, 101)
+    assert await storage.try_acquire_lock("i-1", "w2", 5) is not None
+
+
+async def test_w28_leases_have_fractions_of_a_second(storage: Rooms) -> None:
+    await leased(storage, "i-1", timeout_sec=0.5)
+    shift(storage, 0.4)
+    assert await storage.try_acquire_lock("i-1", "w2", 10) is None
+    shift(storage, 0.6)
+    assert await storage.try_acquire_lock("i-1", "w2", 10) is not None
+
+
+async def test_only_the_holder_releases(storage: Rooms) -> None:
+    lease = await leased(storage, "i-1", worker_id="w1")
+    await storage.release_lock("i-1", "w2")
+    await storage.release_lock("i-1", "w1", lease=Lease("i-1", "w1", lease.token - 1, lease.expires_at))
+    await storage.release_lock("nobody", "w1")
+    assert await storage.try_acquire_lock("i-1", "w2", 10) is None
+    await storage.release_lock("i-1", "w1", lease=lease)
+    with pytest.raises(LeaseLostError):
+        await storage.append_history(HistoryEvent("i-1", "s", "ActivityCompleted", b"1"), lease=lease)
+    assert await storage.try_acquire_lock("i-1", "w2", 10) is not None
+
+
+async def test_w26_a_lost_lease_is_told_to_the_heartbeat(storage: Rooms, peer: Rooms) -> None:
+    lease = await leased(storage, "i-1", timeout_sec=10)
+    shift(peer, 11)
+    assert await peer.try_acquire_lock("i-1", "w2", 10) is not None
+    with pytest.raises(LeaseLostError):
+        await storage.refresh_lock("i-1", lease.worker_id, 10)
+    with pytest.raises(LeaseLostError):
+        await storage.refresh_lock("i-1", "w2", 10, lease=lease)
+
+
+async def test_all_leases_of_a_worker_are_renewed_at_once(storage: Rooms) -> None:
+    leases = [await leased(storage, f"i-{n}", worker_id="w1", timeout_sec=10) for n in range(4)]
+    await storage.release_lock("i-1", "w1")
+    await storage.complete_and_release(leases[2], b"1")
+    shift(storage, 5)
+    renewed = await storage.refresh_locks(leases, 10)
+    assert [lease and lease.token for lease in renewed] == [1, None, None, 1]
+    shift(storage, 14)
+    assert await storage.try_acquire_lock("i-0", "w2", 10) is None
+    assert await storage.refresh_locks([], 10) == []
+    with pytest.raises(LimitError):
+        await storage.refresh_locks([leases[0], Lease("i-3", "w2", 1, leases[0].expires_at)], 10)
+
+
+async def test_w27_the_sweep_clears_what_is_expired_and_says_so(storage: Rooms) -> None:
+    for n, status in enumerate([WorkflowStatus.RUNNING, WorkflowStatus.COMPENSATING, WorkflowStatus.WAITING_FOR_MESSAGE]):
+        await storage.create_instance(WorkflowInstance(f"i-{n}", "wf", status=status))
+        await storage.try_acquire_lock(f"i-{n}", "w1", 10)
+    fresh = await leased(storage, "fresh", timeout_sec=1000)
+    assert await storage.cleanup_stale_locks() == []
+    shift(storage, 15)
+    assert await storage.cleanup_stale_locks(60) == []
+    freed = await storage.cleanup_stale_locks()
+    assert sorted(info.instance_id for info in freed) == ["i-0", "i-1"]
+    assert await storage.cleanup_stale_locks() == []
+    waiting = await storage.get_instance("i-2")
+    assert waiting is not None
+    assert waiting.locked_by is None
+    await storage.append_history(HistoryEvent("fresh", "s", "ActivityCompleted", b"1"), lease=fresh)
+
+
+async def test_a_swept_lease_is_over(storage: Rooms) -> None:
+    lease = await leased(storage, "i-1", timeout_sec=10)
+    shift(storage, 15)
+    await storage.cleanup_stale_locks()
+    with pytest.raises(LeaseLostError):
+        await storage.append_history(HistoryEvent("i-1", "s", "ActivityCompleted", b"1"), lease=lease)
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf"), "5", True])
+async def test_a_lease_has_a_time(storage: Rooms, seconds: float) -> None:
+    await new(storage, "i-1")
+    with pytest.raises(LimitError):
+        await storage.try_acquire_lock("i-1", "w1", seconds)

@@ -1,0 +1,296 @@
+"""Transactions: what every backend does with begin, commit, rollback, levels, tasks and cancellation."""
+
+import asyncio
+import logging
+
+import pytest
+
+from perdure.errors import (
+    HistoryConflictError,
+    InstanceExistsError,
+    InstanceNotFoundError,
+    LeaseLostError,
+    TransactionError,
+)
+from perdure.model.records import HistoryEvent, Lease
+from perdure.storage.stores import Rooms
+from perdure.testing.conformance.tools import leased, new
+
+COUNT = "SELECT count(*) FROM workflow_instances"
+
+
+def event(n: int) -> HistoryEvent:
+    return HistoryEvent("i-1", f"s:{n}", "ActivityCompleted", b"1")
+
+
+async def test_what_a_block_did_is_committed(storage: Rooms) -> None:
+    assert not storage.in_transaction()
+    async with storage.transaction() as conn:
+        assert storage.in_transaction()
+        await new(storage, "i-1")
+        assert await conn.fetchval(COUNT) == 1
+    assert not storage.in_transaction()
+    assert await storage.get_instance("i-1") is not None
+
+
+async def test_a_block_that_raises_leaves_nothing(storage: Rooms) -> None:
+    with pytest.raises(ZeroDivisionError):
+        async with storage.transaction():
+            await new(storage, "i-1")
+            1 / 0  # noqa: B018
+    assert not storage.in_transaction()
+    assert await storage.get_instance("i-1") is None
+
+
+async def test_i14_nothing_is_visible_before_the_commit(storage: Rooms, peer: Rooms) -> None:
+    if peer is storage:
+        return  # a database in memory has one storage
+    async with storage.transaction():
+        await new(storage, "i-1")
+        assert await peer.get_instance("i-1") is None
+    assert await peer.get_instance("i-1") is not None
+
+
+async def test_the_seeds_form(storage: Rooms) -> None:
+    await storage.begin_transaction()
+    await new(storage, "i-1")
+    await storage.rollback_transaction()
+    await storage.begin_transaction()
+    await new(storage, "i-2")
+    await storage.commit_transaction()
+    assert [await storage.get_instance(i) is not None for i in ("i-1", "i-2")] == [False, True]
+
+
+async def test_commit_without_a_transaction_raises_and_rollback_is_harmless(storage: Rooms) -> None:
+    with pytest.raises(TransactionError):
+        await storage.commit_transaction()
+    await storage.rollback_transaction()
+
+
+async def test_levels_are_savepoints(storage: Rooms) -> None:
+    async with storage.transaction():
+        await new(storage, "outer")
+        with pytest.raises(KeyError):
+            async with storage.transaction():
+                await new(storage, "undone")
+                raise KeyError
+        async with storage.transaction():
+            await new(storage, "inner")
+            async with storage.transaction():
+                await new(storage, "innermost")
+        assert storage.in_transaction()
+    found = [await storage.get_instance(i) is not None for i in ("outer", "undone", "inner", "innermost")]
+    assert found == [True, False, True, True]
+
+
+async def test_an_outer_rollback_takes_the_inner_levels(storage: Rooms) -> None:
+    with pytest.raises(KeyError):
+        async with storage.transaction():
+            async with storage.transaction():
+                await new(storage, "inner")
+            raise KeyError
+    assert await storage.get_instance("inner") is None
+
+
+async def test_own_errors_leave_the_transaction_usable(storage: Rooms) -> None:
+    lease = await leased(storage, "i-1")
+    await storage.append_history(event(0), lease=lease)
+    async with storage.transaction():
+        await storage.append_history(event(1), lease=lease)
+        with pytest.raises(InstanceExistsError):
+            await new(storage, "i-1")
+        with pytest.raises(HistoryConflictError):
+            await storage.append_history(HistoryEvent("i-1", "s:0", "ActivityCompleted", b"2"), lease=lease)
+        with pytest.raises(LeaseLostError):
+            await storage.append_history(event(2), lease=Lease("i-1", "w9", 1, lease.expires_at))
+        with pytest.raises(InstanceNotFoundError):
+            await storage.update_instance_activity("nobody", "x")
+        answers = await storage.append_histories([(event(3), lease), (HistoryEvent("x", "y", "Z", b"1"), None)])
+        assert [type(answer).__name__ for answer in answers] == ["int", "InstanceNotFoundError"]
+        await storage.append_history(event(4), lease=lease)
+    events, _ = await storage.get_history_paginated("i-1")
+    assert [found.activity_id for found in events] == ["s:0", "s:1", "s:3", "s:4"]
+
+
+async def test_callbacks_run_once_in_order_after_the_outermost_commit(storage: Rooms) -> None:
+    seen: list[str] = []
+
+    async def later() -> None:
+        assert not storage.in_transaction()
+        seen.append(f"second {await storage.get_instance('i-1') is not None}")
+
+    async with storage.transaction():
+        storage.register_post_commit_callback(lambda: seen.append("first"))
+        async with storage.transaction():
+            await new(storage, "i-1")
+            storage.register_post_commit_callback(later)
+        with pytest.raises(KeyError):
+            async with storage.transaction():
+                storage.register_post_commit_callback(lambda: seen.append("dropped"))
+                raise KeyError
+        assert seen == []
+    assert seen == ["first", "second True"]
+
+
+async def test_callbacks_of_a_rollback_are_dropped(storage: Rooms) -> None:
+    seen: list[int] = []
+    await storage.begin_transaction()
+    storage.register_post_commit_callback(lambda: seen.append(1))
+    await storage.rollback_transaction()
+    async with storage.transaction():
+        pass
+    assert seen == []
+
+
+async def test_a_callback_that_raises_stops_no_other(storage: Rooms, caplog: pytest.LogCaptureFixture) -> None:
+    seen: list[int] = []
+
+    def broken() -> None:
+        raise ValueError("broken")
+
+    with caplog.at_level(logging.ERROR):
+        async with storage.transaction():
+            storage.register_post_commit_callback(broken)
+            storage.register_post_commit_callback(lambda: seen.append(1))
+    assert seen == [1]
+    assert "post_commit_callback.failed" in caplog.text
+
+
+async def test_a_callback_needs_a_transaction(storage: Rooms) -> None:
+    with pytest.raises(TransactionError):
+        storage.register_post_commit_callback(lambda: None)
+
+
+async def test_w40_a_spawned_task_is_refused_unless_detached(storage: Rooms) -> None:
+    async def inside() -> None:
+        with pytest.raises(TransactionError):
+            await storage.get_instance("i-1")
+        assert not storage.in_transaction()
+
+    async def outside() -> bool:
+        with storage.detached():
+            return storage.in_transaction()
+
+    async with storage.transaction():
+        await asyncio.create_task(inside())
+        assert await asyncio.create_task(outside()) is False
+        assert storage.in_transaction()
+
+
+async def test_w40_a_task_that_outlives_the_transaction_is_free(storage: Rooms) -> None:
+    ended = asyncio.Event()
+
+    async def survivor() -> bool:
+        await ended.wait()
+        await new(storage, "i-1")
+        return storage.in_transaction()
+
+    async with storage.transaction():
+        task = asyncio.create_task(survivor())
+    ended.set()
+    assert await task is False
+
+
+async def test_w40_two_storages_never_mix(storage: Rooms, peer: Rooms) -> None:
+    if peer is storage:
+        return  # a database in memory has one storage
+    async with storage.transaction():
+        assert not peer.in_transaction()
+        await peer.get_instance("i-1")
+
+
+async def test_two_tasks_have_two_transactions(storage: Rooms) -> None:
+    async def one(n: int) -> None:
+        async with storage.transaction() as conn:
+            await new(storage, f"i-{n}")
+            await conn.fetchval(COUNT)
+            if n % 2:
+                raise KeyError
+
+    answers = await asyncio.gather(*(one(n) for n in range(12)), return_exceptions=True)
+    assert sum(isinstance(answer, KeyError) for answer in answers) == 6
+    assert await storage.db().fetchval(COUNT) == 6
+
+
+async def test_w39_operations_need_no_second_connection(storage: Rooms) -> None:
+    """Twenty transactions, each with several operations, on a pool of ten: none waits for another's second one."""
+    leases = [await leased(storage, f"i-{n}") for n in range(20)]
+
+    async def one(lease: Lease) -> None:
+        async with storage.transaction():
+            await storage.append_history(HistoryEvent(lease.instance_id, "a", "ActivityCompleted", b"1"), lease=lease)
+            await storage.refresh_lock(lease.instance_id, lease.worker_id, 30, lease=lease)
+            await storage.append_history(HistoryEvent(lease.instance_id, "b", "ActivityCompleted", b"1"), lease=lease)
+
+    await asyncio.wait_for(asyncio.gather(*(one(lease) for lease in leases)), 30)
+    assert [await storage.get_history_count(lease.instance_id) for lease in leases] == [2] * 20
+
+
+async def test_a_cancelled_block_leaves_nothing(storage: Rooms) -> None:
+    entered = asyncio.Event()
+
+    async def block() -> None:
+        async with storage.transaction():
+            await new(storage, "i-1")
+            entered.set()
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(block())
+    await entered.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await storage.get_instance("i-1") is None
+    await new(storage, "i-1")
+
+
+async def test_cancelled_at_every_await(storage: Rooms) -> None:
+    """Cancel after 0, 1, 2, … turns of the loop: whole or not at all, and the storage goes on working."""
+    lease = await leased(storage, "i-1")
+    for turns in range(60):
+        task = asyncio.create_task(_three_writes(storage, lease, turns))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        try:
+            await task
+        except asyncio.CancelledError:
+            assert not storage.in_transaction()
+        events, _ = await storage.get_history_paginated("i-1")
+        written = [found.activity_id for found in events if found.activity_id.startswith(f"{turns}:")]
+        assert len(written) in (0, 3)
+    async with storage.transaction():
+        await storage.append_history(event(0), lease=lease)
+
+
+async def _three_writes(storage: Rooms, lease: Lease, turn: int) -> None:
+    async with storage.transaction():
+        for n in range(3):
+            await storage.append_history(HistoryEvent("i-1", f"{turn}:{n}", "ActivityCompleted", b"1"), lease=lease)
+
+
+async def test_single_operations_cancelled_at_every_await(storage: Rooms) -> None:
+    await new(storage, "i-1")
+    for turns in range(40):
+        task = asyncio.create_task(storage.try_acquire_lock("i-1", "w", 30))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        found = await storage.get_instance("i-1")
+        assert found is not None
+        await storage.release_lock("i-1", "w")
+
+
+async def test_a_callers_own_sql(storage: Rooms) -> None:
+    await new(storage, "i-1")
+    conn = storage.conn()
+    assert await conn.fetchrow("SELECT instance_id, status FROM workflow_instances") == ("i-1", "running")
+    assert await conn.fetch(COUNT) == [(1,)]
+    assert await conn.fetchrow("SELECT 1 FROM workflow_instances WHERE instance_id = 'none'") is None
+    async with storage.transaction() as inside:
+        assert inside.native is not None
+        assert await inside.execute("UPDATE workflow_instances SET current_activity_id = 'mine'") == 1
+    found = await storage.get_instance("i-1")
+    assert found is not None
+    assert found.current_activity_id == "mine"

@@ -1,0 +1,3 @@
+"""The room `instances` on every backend."""
+
+from perdure.testing.conformance.instances import *  # noqa: F403

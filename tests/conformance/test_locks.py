@@ -1,0 +1,3 @@
+"""The room `locks` on every backend."""
+
+from perdure.testing.conformance.locks import *  # noqa: F403
