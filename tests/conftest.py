@@ -9,7 +9,8 @@ can be neither started nor reached is an error.
 """
 
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from uuid import uuid4
 
@@ -17,8 +18,10 @@ import pytest
 
 from perdure.storage.stores import Rooms
 from perdure.testing.servers import MySQLServer, PostgresServer
-from tests.storages import BACKENDS, Database, memory_database, server_database, sqlite_database
 from tests.servers.databases import fresh_mysql, fresh_postgres, named_database
+from tests.storages import BACKENDS, Database, memory_database, server_database, sqlite_database
+
+BackendDatabase = Callable[[str], AbstractAsyncContextManager[Database]]
 
 
 @pytest.fixture(scope="session")
@@ -71,20 +74,31 @@ def shared_database_name() -> str:
     return f"perdure_suite_{uuid4().hex[:12]}"
 
 
-@pytest.fixture(params=BACKENDS)
-async def database(
+@pytest.fixture
+def backend_database(
     request: pytest.FixtureRequest, tmp_path: Path, sqlite_template: Path, shared_database_name: str
-) -> AsyncIterator[Database]:
+) -> BackendDatabase:
+    """Opens an empty database, migrated, of the backend that is named."""
+
+    @asynccontextmanager
+    async def opened(backend: str) -> AsyncIterator[Database]:
+        if backend == "sqlite":
+            context = sqlite_database(tmp_path, sqlite_template)
+        elif backend == "memory":
+            context = memory_database()
+        else:
+            server: str = request.getfixturevalue("postgres_url" if backend == "postgresql" else "mysql_url")
+            context = server_database(backend, await named_database(server, shared_database_name))
+        async with context as database:
+            yield database
+
+    return opened
+
+
+@pytest.fixture(params=BACKENDS)
+async def database(request: pytest.FixtureRequest, backend_database: BackendDatabase) -> AsyncIterator[Database]:
     """An empty database, migrated, of each backend in turn."""
-    backend: str = request.param
-    if backend == "sqlite":
-        opened = sqlite_database(tmp_path, sqlite_template)
-    elif backend == "memory":
-        opened = memory_database()
-    else:
-        server: str = request.getfixturevalue("postgres_url" if backend == "postgresql" else "mysql_url")
-        opened = server_database(backend, await named_database(server, shared_database_name))
-    async with opened as database:
+    async with backend_database(request.param) as database:
         yield database
 
 

@@ -2,11 +2,10 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
-from collections.abc import AsyncIterator
-from typing import Any, Generic, Protocol, TypeVar
+from datetime import datetime
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-from perdure.model.records import HistoryEvent, Lease
+from perdure.model.records import ChannelMessage, HistoryEvent, Lease, ListInstancesOptions
 from perdure.storage.stores import Rooms
 
 C = TypeVar("C")
@@ -14,8 +13,32 @@ C = TypeVar("C")
 POOL_SIZE = 10
 WORKER = "bench"
 LEASE_SEC = 30.0
+PAGE = 50
+
+COLUMNS = """instance_id, workflow_name, input_data, framework, status, output_data, current_activity_id, source_hash,
+       owner_service, continued_from, locked_by, locked_at, lock_timeout_seconds, lock_expires_at, lock_token,
+       started_at, updated_at"""
 
 Step = tuple[HistoryEvent, Lease]
+
+
+class Place(NamedTuple):
+    """Where a page ended: the start and the id of its last instance."""
+
+    started_at: datetime
+    instance_id: str
+
+    @property
+    def token(self) -> str:
+        """The same as the library writes it."""
+        return f"{self.started_at.isoformat(timespec='microseconds')}||{self.instance_id}"
+
+
+def columns(event: HistoryEvent) -> tuple[str, str, str, str, str | None, bytes | None]:
+    """What is stored of an event."""
+    data = event.event_data
+    text = None if data is None else data.decode()
+    return event.instance_id, event.activity_id, event.event_type, event.data_type, text, event.event_data_binary
 
 
 class Side(Protocol):
@@ -31,6 +54,12 @@ class Side(Protocol):
 
     async def acquire(self, instance_id: str) -> Any:
         """Take a free lease; gives its token and expiry."""
+
+    async def deliver(self, message: ChannelMessage) -> Any:
+        """Take the lease of the instance that waits on the message's channel, record the message, set it running."""
+
+    async def page(self, after: Place) -> Any:
+        """The page of instances after a place, newest first, every column; gives its rows and the next place."""
 
     async def close(self) -> None:
         """Close the connections."""
@@ -54,6 +83,16 @@ class Ours:
 
     async def acquire(self, instance_id: str) -> Any:
         return await self._storage.try_acquire_lock(instance_id, WORKER, LEASE_SEC)
+
+    async def deliver(self, message: ChannelMessage) -> Any:
+        delivered = await self._storage.deliver_channel_message_with_lock(
+            message.channel, message.channel, message, WORKER, LEASE_SEC
+        )
+        return delivered and delivered.message_id == message.id
+
+    async def page(self, after: Place) -> Any:
+        found = await self._storage.list_instances(ListInstancesOptions(PAGE, after.token))
+        return len(found.instances) == PAGE and found
 
     async def close(self) -> None:
         return

@@ -34,6 +34,7 @@ class SQLite:
     def __init__(self, path: str) -> None:
         # A short wait in the library, so that the runner's own is what is tested.
         self._raw = sqlite3.connect(path, isolation_level=None, timeout=0.02)
+        self._raw.execute("PRAGMA foreign_keys = ON")
 
     async def execute(self, sql: str) -> None:
         self._raw.execute(sql)

@@ -111,6 +111,7 @@ class TestLifeCycle:
     ) -> None:
         deep = tmp_path / ("x" * 120)
         deep.mkdir(mode=0o700)
+        monkeypatch.setenv("TMPDIR", str(deep))
         monkeypatch.setattr(tempfile, "tempdir", str(deep))
         with kind() as server:
             assert server.pid is not None
@@ -137,6 +138,7 @@ MYSQL_SETTINGS = """SELECT concat_ws(' ', timediff(now(), utc_timestamp()), @@ma
 async def test_settings(server: Server, question: str, answer: str) -> None:
     with server:
         assert await fetchval(server.url, question) == answer
+        assert not (server.durable and server.home.is_relative_to("/dev/shm"))
 
 
 class TestPgBouncer:

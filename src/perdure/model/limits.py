@@ -13,6 +13,7 @@ METADATA_MAX = 64 * 1024
 PAGE_MAX = 1000
 EVERYTHING = 2**62
 LEASE_MAX_SEC = 366 * 24 * 3600
+SPAN_MAX = timedelta(days=36525)  # no clock's date leaves the range that every database can store
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
@@ -90,6 +91,6 @@ def moment(value: datetime | None, kind: str) -> datetime | None:
 
 def span(value: timedelta, kind: str) -> float:
     """A duration that is not negative, in seconds."""
-    if not isinstance(value, timedelta) or value < timedelta(0):
-        raise LimitError(f"{kind} must be a timedelta that is not negative, not {value!r}")
+    if not isinstance(value, timedelta) or not timedelta(0) <= value <= SPAN_MAX:
+        raise LimitError(f"{kind} must be a timedelta of at most a hundred years that is not negative, not {value!r}")
     return value.total_seconds()

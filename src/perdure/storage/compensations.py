@@ -15,7 +15,7 @@ class Compensations(Transactions):
 
     async def add_compensation(self, entry: CompensationEntry, *, lease: Lease | None = None) -> int:
         """Register an action that undoes a step; gives its id. Added twice, it is there twice."""
-        params = {
+        params: dict[str, object] = {
             "instance_id": entry.instance_id,
             "activity_id": limits.name(entry.activity_id, "activity_id"),
             "activity_name": limits.name(entry.activity_name, "activity_name"),

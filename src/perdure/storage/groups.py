@@ -15,12 +15,11 @@ class Groups(Transactions):
 
     async def join_group(self, instance_id: str, group_name: str, *, lease: Lease | None = None) -> None:
         """Add an instance to a group; a member keeps its place."""
-        name = limits.name(group_name, "group_name")
-        await self._change(S.join(instance_id=instance_id, group_name=name), lease)
+        await self._change(S.join(instance_id=instance_id, group_name=_name(group_name)), lease)
 
     async def leave_group(self, instance_id: str, group_name: str, *, lease: Lease | None = None) -> None:
         """Remove an instance from a group, if it is in it."""
-        await self._change(S.leave(instance_id=instance_id, group_name=group_name), lease)
+        await self._change(S.leave(instance_id=instance_id, group_name=_name(group_name)), lease)
 
     async def leave_all_groups(self, instance_id: str, *, lease: Lease | None = None) -> None:
         """Remove an instance from every group."""
@@ -28,10 +27,14 @@ class Groups(Transactions):
 
     async def get_group_members(self, group_name: str, *, limit: int | None = None) -> list[str]:
         """The instances in a group, in the order of joining."""
-        return await self._scan(_members, group_name, limits.some(limit))
+        return await self._scan(_members, _name(group_name), limits.some(limit))
 
     async def _change(self, call: Call, lease: Lease | None) -> None:
         await self._run(Work(lambda: _fenced(call, lease), repeat=True))
+
+
+def _name(group_name: str) -> str:
+    return limits.name(group_name, "group_name")
 
 
 def _fenced(call: Call, lease: Lease | None) -> Operation[None]:

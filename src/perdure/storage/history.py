@@ -63,7 +63,9 @@ def event_params(event: HistoryEvent) -> dict[str, object]:
 
 def _appending(event: HistoryEvent, lease: Lease | None) -> Work[int]:
     params = event_params(event)
-    return Work(lambda: append(params, lease), single=True, confirm=lambda: _recorded(params))
+    return Work(
+        lambda: append(params, lease), single=True, confirm=lambda: _recorded(params), row=event.instance_id
+    )
 
 
 def append(params: dict[str, object], lease: Lease | None) -> Operation[int]:

@@ -113,6 +113,7 @@ def fence_params(lease: Lease | None) -> dict[str, object]:
 
 def fence(instance_id: str, lease: Lease | None) -> Operation[None]:
     """The first call of a transaction that writes for an instance: hold its row if the lease is current, else raise."""
+    limits.name(instance_id, "instance_id")  # MySQL finds `a` under `a `, and would store the latter
     if not (yield S.fence(instance_id=instance_id, **fence_params(lease))):
         raise (yield from refused(instance_id, lease))
 
@@ -162,7 +163,9 @@ def _creation(instance: WorkflowInstance, worker_id: str | None, timeout_sec: fl
 
 def _creating(instance: WorkflowInstance, worker_id: str | None, timeout_sec: float, source: str) -> Work[Lease | None]:
     params = _creation(instance, worker_id, timeout_sec, source)
-    return Work(lambda: create(params), single=True, confirm=lambda: _created(params))
+    return Work(
+        lambda: create(params), single=True, confirm=lambda: _created(params), row=instance.instance_id
+    )
 
 
 def create(params: dict[str, object]) -> Operation[Lease | None]:
@@ -250,6 +253,7 @@ def _completing(instance_id: str, output_data: bytes, lease: Lease | None) -> Wo
         lambda: finish(instance_id, WorkflowStatus.COMPLETED, output, lease),
         single=True,
         confirm=lambda: _finished(instance_id, output, lease),
+        row=instance_id,
     )
 
 

@@ -25,12 +25,14 @@ class Work(Generic[T]):
     `single`: its first call writes all or nothing by itself, so on a server it needs no transaction around it.
     `confirm`: run after the answer to a commit was lost; gives the result if the write is there, else None.
     `repeat`: doing it again changes nothing more, so after such a loss it may be.
+    `row`: what it locks first; the items of a batch run in that order, so that two batches never wait for each other.
     """
 
     start: Callable[[], Operation[T]]
     single: bool = False
     repeat: bool = False
     confirm: Callable[[], Operation[T | None]] | None = None
+    row: str = ""
 
 
 def utc(value: Any) -> datetime:

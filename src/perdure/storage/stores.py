@@ -5,16 +5,35 @@ from typing import Self
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from perdure.errors import ConfigurationError
+from perdure.storage.archive import Archive
 from perdure.storage.backends.base import Backend, Executor
 from perdure.storage.backends.sqlite import SQLiteBackend
+from perdure.storage.compensations import Compensations
+from perdure.storage.groups import Groups
 from perdure.storage.history import History
 from perdure.storage.instances import Instances
+from perdure.storage.listing import Listing
 from perdure.storage.locks import Locks
 from perdure.storage.migrations import migrate, reset
+from perdure.storage.outbox import Outbox
+from perdure.storage.system_locks import SystemLocks
 from perdure.storage.wakeups import Wakeups
+from perdure.storage.workers import Workers
 
 
-class Rooms(Instances, Locks, History, Wakeups):
+class Rooms(
+    Instances,
+    Listing,
+    Locks,
+    History,
+    Archive,
+    Compensations,
+    Groups,
+    Outbox,
+    SystemLocks,
+    Workers,
+    Wakeups,
+):
     """All rooms together, on whatever backend."""
 
     def __init__(self, backend: Backend) -> None:

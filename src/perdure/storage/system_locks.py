@@ -18,13 +18,13 @@ class SystemLocks(Transactions):
 
     async def try_acquire_system_lock(self, lock_name: str, worker_id: str, timeout_sec: float) -> SystemLease | None:
         """Take a lock that is free or expired, or renew one's own, which keeps its token; else None."""
-        limits.name(lock_name, "lock_name")
-        limits.name(worker_id, "worker_id")
+        _check(lock_name, worker_id)
         seconds = limits.seconds(timeout_sec)
         return await self._run(Work(lambda: _acquire(lock_name, worker_id, seconds), repeat=True))
 
     async def release_system_lock(self, lock_name: str, worker_id: str) -> None:
         """Give a lock back; whoever does not hold it changes nothing."""
+        _check(lock_name, worker_id)
         await self._run(Work(lambda: _release(lock_name, worker_id), single=True, repeat=True))
 
     async def cleanup_expired_system_locks(self) -> int:
@@ -32,18 +32,25 @@ class SystemLocks(Transactions):
         return await self._run(Work(_cleanup, single=True, repeat=True))
 
 
+def _check(lock_name: str, worker_id: str) -> None:
+    limits.name(lock_name, "lock_name")
+    limits.name(worker_id, "worker_id")
+
+
 def _acquire(lock_name: str, worker_id: str, timeout_sec: float) -> Operation[SystemLease | None]:
     holder = {"lock_name": lock_name, "worker_id": worker_id}
     rows = yield S.see(**holder)
     standing = rows[0][0] if rows else "absent"
-    if standing == "held" or standing == "free" and not (yield S.free(lock_name=lock_name)):
+    if standing == "held" or (standing == "free" and not (yield S.free(lock_name=lock_name))):
         return None
-    take = S.enter if standing == "absent" else S.hold
-    if not (yield take(**holder, timeout_sec=timeout_sec)):
+    owner = worker_id if standing == "ours" else None
+    new = S.enter if standing == "absent" else S.hold
+    if not (yield new(**holder, owner=owner, timeout_sec=timeout_sec)):
         return None
-    if standing != "ours":
+    rows = (yield S.lease(**holder)) if owner else []
+    if not rows:  # a new owner, or one that has no token yet because the family wrote its row
         yield S.raise_token(lock_name=lock_name)
-    rows = yield S.lease(**holder)
+        rows = yield S.lease(**holder)
     token, expires_at = rows[0]
     return SystemLease(lock_name, worker_id, token, utc(expires_at))
 

@@ -81,29 +81,27 @@ class Transactions:
             return await tx.session.operate(work)
         return await self._backend.write(work)
 
-    async def _announce(self, kind: str, build: Callable[[bool], Work[T]]) -> T:
-        """Run an operation after which there may be work for others; `build` is told whether to notify itself."""
+    async def _announce(
+        self, kind: str, build: Callable[[bool], Work[T]], *, worth: Callable[[T], bool] | None = None
+    ) -> T:
+        """Run an operation after which there may be work for others; `build` is told whether to notify itself.
+
+        With `worth`, a result it finds false is not announced: an attempt that came to nothing would wake its own like.
+        """
         notifier = self._backend.notifier
         carried = notifier.due(kind)
         result = await self._run(build(carried))
-        if not carried:
+        if not carried and (worth is None or worth(result)):
             if self.in_transaction():
                 self.register_post_commit_callback(lambda: notifier.trail(kind))
             else:
                 notifier.trail(kind)
         return result
 
-    async def _batch(
-        self, build: Callable[[Item], Work[T]], items: Sequence[Item]
-    ) -> list[T | StorageError]:
+    async def _batch(self, build: Callable[[Item], Work[T]], items: Sequence[Item]) -> list[T | StorageError]:
         """Run one operation an item in one commit; gives the result or the error of each, in order."""
-        works: list[Work[T] | StorageError] = []
-        for item in items:
-            try:
-                works.append(build(item))
-            except StorageError as error:
-                works.append(error)
-        return await self._run(Work(lambda: _together(works))) if works else []
+        works = prepared(build, items)
+        return await self._run(Work(lambda: together(works))) if works else []
 
     async def begin_transaction(self) -> None:
         """Open a transaction for this task; inside one, a savepoint."""
@@ -147,10 +145,10 @@ class Transactions:
         await self.begin_transaction()
         try:
             yield self.conn()
+            await self.commit_transaction()
         except BaseException:
-            await self.rollback_transaction()
+            await self.rollback_transaction()  # also of a level whose commit failed; after the outermost there is none
             raise
-        await self.commit_transaction()
 
     def in_transaction(self) -> bool:
         """True exactly while this task has a transaction open."""
@@ -179,24 +177,40 @@ class Transactions:
             self._open.reset(token)
 
 
-def _together(works: Sequence[Work[T] | StorageError]) -> Operation[list[T | StorageError]]:
-    """Operations one after the other; one that is refused is undone and takes nobody with it."""
-    results: list[T | StorageError] = []
-    for work in works:
-        if isinstance(work, StorageError):
-            results.append(work)
-            continue
-        if not work.single:
-            yield S.savepoint()
+def prepared(build: Callable[[Item], Work[T]], items: Sequence[Item]) -> list[Work[T] | StorageError]:
+    """The operation of each item of a batch, or the error that it is refused with."""
+    works: list[Work[T] | StorageError] = []
+    for item in items:
         try:
-            results.append((yield from work.start()))
+            works.append(build(item))
         except StorageError as error:
-            results.append(error)
-            if not work.single:
-                yield S.undo()
-        if not work.single:
-            yield S.release()
-    return results
+            works.append(error)
+    return works
+
+
+def together(works: Sequence[Work[T] | StorageError]) -> Operation[list[T | StorageError]]:
+    """The operations of a batch one after the other; one that is refused is undone and takes nobody with it."""
+    results: dict[int, T | StorageError] = {}
+    ordered = sorted(enumerate(works), key=lambda item: "" if isinstance(item[1], StorageError) else item[1].row)
+    for position, work in ordered:
+        results[position] = work if isinstance(work, StorageError) else (yield from _item(work))
+    return [results[position] for position in range(len(works))]
+
+
+def _item(work: Work[T]) -> Operation[T | StorageError]:
+    if work.single:  # refused, it has written nothing
+        try:
+            return (yield from work.start())
+        except StorageError as error:
+            return error
+    yield S.savepoint()
+    try:
+        result: T | StorageError = yield from work.start()
+    except StorageError as error:
+        yield S.undo()
+        result = error
+    yield S.release()
+    return result
 
 
 def _session(tx: _Open) -> Session:

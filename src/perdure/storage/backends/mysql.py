@@ -22,10 +22,11 @@ from perdure.errors import (
     StorageError,
 )
 from perdure.model.records import WakeUp
+from perdure.storage.backends.base import Notifier
 from perdure.storage.backends.mysql_url import parse
 from perdure.storage.backends.polling import Polling
 from perdure.storage.backends.server import Fault, ServerBackend
-from perdure.storage.dialects.base import Part
+from perdure.storage.dialects.base import Part, Rendering
 from perdure.storage.dialects.mysql import MySQLDriver, literal
 from perdure.storage.sql import Call
 
@@ -70,15 +71,14 @@ class MySQLBackend(ServerBackend[Any]):
     and one that is read-only is passed over. The options are in `mysql_url`; what the URL says wins.
     """
 
-    driver: MySQLDriver
-
     def __init__(self, url: str, *, pool_size: int = 10, pool_timeout: float = 30.0) -> None:
         if asyncmy is None:
             raise ConfigurationError("MySQL needs the driver asyncmy: install perdure[mysql]")
         self._hosts, self._login, options = parse(url)
         super().__init__(options.get("pool_size", pool_size), options.get("pool_timeout", pool_timeout))
-        self.driver = MySQLDriver()
-        self.notifier = Polling()
+        self.driver: Rendering = MySQLDriver()
+        self._polling = Polling()
+        self.notifier: Notifier = self._polling
         self._connect_timeout: float = options.get("connect_timeout", 10.0)
         self._read_timeout: float = options.get("read_timeout", 60.0)
         self._packet_max = PACKET_MIN
@@ -95,7 +95,7 @@ class MySQLBackend(ServerBackend[Any]):
             await asyncio.wait([self._reaper])
 
     def wakeups(self) -> AsyncIterator[WakeUp]:
-        return self.notifier.wakeups()
+        return self._polling.wakeups()
 
     # Connections.
 
@@ -168,7 +168,7 @@ class MySQLBackend(ServerBackend[Any]):
             return ConfigurationError(f"{where} did not accept the login of user {user!r}: {_text(error)}")
         if code in _CROWDED:
             return DatabaseUnavailableError(f"{where} has no connection left: {_text(error)}")
-        reason = error.__cause__ or error  # asyncmy wraps those of the network
+        reason = (isinstance(error, asyncmy.MySQLError) and error.__cause__) or error  # it wraps the network's errors
         if isinstance(reason, TimeoutError):
             return DatabaseUnavailableError(f"{where} did not answer within {self._connect_timeout:g} s")
         if isinstance(reason, SSLError):
@@ -221,13 +221,19 @@ class MySQLBackend(ServerBackend[Any]):
         await self._ask(connection, ("COMMIT",), [])
 
     async def execute_on(self, connection: Any, query: str, args: tuple[object, ...] = ()) -> int:
-        results = await self._ask(connection, (_filled(query, args),), [], timed=False)
-        affected: int = results[-1].affected_rows
+        affected: int = (await self._own(connection, query, args)).affected_rows
         return affected
 
     async def fetch_on(self, connection: Any, query: str, args: tuple[object, ...] = ()) -> list[tuple[Any, ...]]:
-        results = await self._ask(connection, (_filled(query, args),), [], timed=False)
-        return list(results[-1].rows or ())
+        return list((await self._own(connection, query, args)).rows or ())
+
+    async def _own(self, connection: Any, query: str, args: tuple[object, ...]) -> Any:
+        """The result of a caller's own SQL, which may take its time."""
+        text = query % tuple(map(literal, args)) if args else query
+        *_, result = await self._ask(connection, (text,), [], timed=False)
+        if result.rows is None:
+            connection.server_status = result.server_status  # asyncmy keeps the last one when no flag is set
+        return result
 
     async def _run(self, connection: Any, call: Call, before: Sequence[str] = (), after: Sequence[str] = ()) -> Any:
         """Run a call, and statements around it, in one packet; one more for each duplicate that stopped the server."""
@@ -363,10 +369,6 @@ def _answer(part: Part, result: Any) -> Any:
     if part.inserts:
         return [(result.insert_id,)] if result.affected_rows else []
     return result.affected_rows
-
-
-def _filled(query: str, args: tuple[object, ...]) -> str:
-    return query % tuple(map(literal, args)) if args else query
 
 
 def _cancels() -> int:

@@ -28,21 +28,29 @@ class Pool(Generic[C]):
         self._connect, self._alive, self._discard = connect, alive, discard
         self._limit, self._wait_sec = limit, wait_sec
         self._idle: list[C] = []
-        self._waiters: deque[asyncio.Future[C | None]] = deque()
+        self._waiters: deque[tuple[float, asyncio.Future[C | None]]] = deque()
+        self._expiry: asyncio.TimerHandle | None = None  # of whoever waits longest; one for each would cost more
         self._size = 0
         self._closed = False
+
+    def take(self) -> C | None:
+        """An idle live connection, if there is one."""
+        while self._idle:
+            connection = self._idle.pop()
+            if self._alive(connection):
+                return connection
+            self._discard(connection)
+            self._size -= 1
+        return None
 
     async def acquire(self) -> C:
         """A live connection; after too long a wait `DatabaseUnavailableError`."""
         while True:
             if self._closed:
                 raise DatabaseUnavailableError("the storage is not open")
-            while self._idle:
-                connection = self._idle.pop()
-                if self._alive(connection):
-                    return connection
-                self._discard(connection)
-                self._size -= 1
+            connection = self.take()
+            if connection is not None:
+                return connection
             if self._size < self._limit:
                 self._size += 1
                 try:
@@ -58,8 +66,10 @@ class Pool(Generic[C]):
         """A connection handed over, or None for the place of one that was thrown away."""
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[C | None] = loop.create_future()
-        self._waiters.append(waiter)
-        expiry = loop.call_later(self._wait_sec, self._expire, waiter)
+        until = loop.time() + self._wait_sec
+        self._waiters.append((until, waiter))
+        if self._expiry is None:
+            self._expiry = loop.call_at(until, self._expire, loop)
         try:
             return await waiter
         except asyncio.CancelledError:
@@ -67,17 +77,25 @@ class Pool(Generic[C]):
                 handed = waiter.result()  # handed over just as we were cancelled: pass it on
                 if handed is not None:
                     self.release(handed)
+                else:
+                    self._invite()
             raise
-        finally:
-            expiry.cancel()
 
-    def _expire(self, waiter: "asyncio.Future[C | None]") -> None:
-        if not waiter.done():
-            waiter.set_exception(
-                DatabaseUnavailableError(
-                    f"no connection became free within {self._wait_sec:.0f} s: all {self._limit} are in use"
+    def _expire(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Tell those who waited too long; they stand in front."""
+        self._expiry = None
+        while self._waiters:
+            until, waiter = self._waiters[0]
+            if until > loop.time() and not waiter.done():
+                self._expiry = loop.call_at(until, self._expire, loop)
+                return
+            self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_exception(
+                    DatabaseUnavailableError(
+                        f"no connection became free within {self._wait_sec:.0f} s: all {self._limit} are in use"
+                    )
                 )
-            )
 
     def release(self, connection: C) -> None:
         """Give it back; a dead one makes room for a new one."""
@@ -93,13 +111,17 @@ class Pool(Generic[C]):
 
     def _vacate(self) -> None:
         self._size -= 1
+        self._invite()
+
+    def _invite(self) -> None:
+        """Let the next who waits look again."""
         waiter = self._next_waiter()
         if waiter is not None:
             waiter.set_result(None)
 
     def _next_waiter(self) -> "asyncio.Future[C | None] | None":
         while self._waiters:
-            waiter = self._waiters.popleft()
+            _, waiter = self._waiters.popleft()
             if not waiter.done():
                 return waiter
         return None
@@ -110,3 +132,7 @@ class Pool(Generic[C]):
         while self._idle:
             self._discard(self._idle.pop())
             self._size -= 1
+        while self._waiters:
+            self._invite()
+        if self._expiry is not None:
+            self._expiry.cancel()

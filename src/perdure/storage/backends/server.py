@@ -36,6 +36,7 @@ class Fault(Enum):
     """What a driver's error means for the operation."""
 
     CONFLICT = "a deadlock or a failed serialization: nothing was written, try again"
+    UNSENT = "the connection broke, or could not serve us, before this left: nothing was written, try again on another"
     LOST = "the connection broke"
     REFUSED = "the server answered with an error"
 
@@ -45,8 +46,11 @@ class Sent:
 
     __slots__ = ("commit",)
 
-    def __init__(self) -> None:
-        self.commit = False
+    def __init__(self, commit: bool = False) -> None:
+        self.commit = commit
+
+
+_ALONE = Sent(True)
 
 
 class ServerBackend(Generic[C]):
@@ -111,6 +115,10 @@ class ServerBackend(Generic[C]):
         """Commit it; `TransactionConflictError` if the server rolled it back instead."""
         await self.execute_on(connection, "COMMIT")
 
+    async def rollback_on(self, connection: C) -> None:
+        """Undo what is open, also after a statement that was cancelled half-way."""
+        await self.execute_on(connection, "ROLLBACK")
+
     async def first(self, connection: C, call: Call) -> Any:
         """Open a transaction and run its first call; a server that can sends both at once."""
         await self.begin_on(connection)
@@ -139,15 +147,16 @@ class ServerBackend(Generic[C]):
     async def read(self, work: Work[T], *, bounded: bool) -> T:
         until = time.monotonic() + RETRY_SEC
         while True:
-            connection = await self._acquire(until)
+            connection = self._pool.take() or await self._acquire(until)
             try:
-                return await drive(work.start(), lambda call, on=connection: self.run_alone(on, call))  # type: ignore[misc]
+                return await self._alone(connection, work)
             except StorageError:
                 raise
             except Exception as error:
-                if self.fault(error) is Fault.REFUSED or time.monotonic() > until:
+                fault = self.fault(error)
+                if fault is Fault.REFUSED or time.monotonic() > until:
                     raise self.translate(error) from error
-                if self.fault(error) is Fault.LOST:
+                if fault is not Fault.CONFLICT:
                     self.discard(connection)
             finally:
                 self._pool.release(connection)
@@ -156,8 +165,11 @@ class ServerBackend(Generic[C]):
         until = time.monotonic() + RETRY_SEC
         pause = 0.002
         while True:
-            connection, sent = await self._acquire(until), Sent()
+            connection = self._pool.take() or await self._acquire(until)
+            sent = _ALONE if work.single else Sent()
             try:
+                if work.single:
+                    return await self._alone(connection, work)
                 return await self._transact(connection, work, sent)
             except StorageError:
                 raise
@@ -166,20 +178,31 @@ class ServerBackend(Generic[C]):
                 late, unknown = time.monotonic() > until, fault is Fault.LOST and sent.commit
                 if fault is Fault.REFUSED or (late and not unknown):
                     raise self.translate(error) from error
-                if fault is Fault.LOST:
+                if fault is not Fault.CONFLICT:
                     self.discard(connection)
-                    if unknown and (late or not work.repeat):
-                        return await self._resolve(work, error)
+                if unknown and (late or not work.repeat):
+                    return await self._resolve(work, error)
             finally:
                 self._pool.release(connection)
             await asyncio.sleep(random.uniform(0, pause))
             pause = min(pause * 2, 0.25)
 
-    async def _transact(self, connection: C, work: Work[T], sent: Sent) -> T:
+    async def _alone(self, connection: C, work: Work[T]) -> T:
+        """Run an operation whose calls each are a transaction; `drive` spelled out, for this is the way of most."""
         operation = work.start()
-        if work.single:
-            sent.commit = True
-            return await drive(operation, lambda call: self.run_alone(connection, call))
+        try:
+            call = next(operation)
+            while True:
+                call = operation.send(await self.run_alone(connection, call))
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]
+        except asyncio.CancelledError:
+            await self._roll_back(connection)
+            raise
+        finally:
+            operation.close()
+
+    async def _transact(self, connection: C, work: Work[T], sent: Sent) -> T:
         run = self.first
 
         async def step(call: Call) -> Any:
@@ -188,7 +211,7 @@ class ServerBackend(Generic[C]):
             return await now(connection, call)
 
         try:
-            result = await drive(operation, step)
+            result = await drive(work.start(), step)
             sent.commit = True
             await self.commit_on(connection)
         except BaseException:
@@ -210,20 +233,22 @@ class ServerBackend(Generic[C]):
         ) from error
 
     async def _roll_back(self, connection: C) -> None:
-        """Leave the connection clean, or throw it away; never raises."""
+        """Leave the connection clean, or throw it away; a cancellation is passed on only after that."""
         task = asyncio.ensure_future(self._rolled_back(connection))
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError:
-            self.discard(connection)
-            task.cancel()
-            raise
+        cancelled: asyncio.CancelledError | None = None
+        while not task.done():
+            try:
+                await asyncio.wait([task])
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if cancelled is not None:
+            raise cancelled
 
     async def _rolled_back(self, connection: C) -> None:
         if not self.alive(connection):
             return
         try:
-            await asyncio.wait_for(self.execute_on(connection, "ROLLBACK"), 5)
+            await asyncio.wait_for(self.rollback_on(connection), 5)
         except Exception:
             self.discard(connection)
 
@@ -239,7 +264,7 @@ class ServerBackend(Generic[C]):
                 self._pool.release(connection)
                 if not isinstance(error, Exception):
                     raise
-                if self.fault(error) is not Fault.LOST or time.monotonic() > until:
+                if self.fault(error) in (Fault.CONFLICT, Fault.REFUSED) or time.monotonic() > until:
                     raise self.translate(error) from error
 
     @asynccontextmanager
@@ -248,7 +273,7 @@ class ServerBackend(Generic[C]):
         try:
             yield connection
         except asyncio.CancelledError:
-            self.discard(connection)
+            await self._roll_back(connection)
             raise
         except StorageError:
             raise
@@ -360,7 +385,7 @@ class ServerSession(Rows, Generic[C]):
             self._failed = TransactionConflictError(
                 "the database gave this transaction up (deadlock or lock time-out): roll it back and run it again"
             )
-        elif fault is Fault.LOST:
+        elif fault in (Fault.LOST, Fault.UNSENT):
             self._failed = DatabaseUnavailableError("the connection was lost: the transaction was rolled back")
         else:
             return self._backend.translate(error)
@@ -393,10 +418,10 @@ class ServerSession(Rows, Generic[C]):
                 raise CommitUnknownError(
                     "the connection was lost while the transaction was being committed: read back what is there"
                 ) from error
-            await self._backend._rolled_back(connection)
+            await self._backend._roll_back(connection)
             raise self._fail(error) from error
         except BaseException:
-            self._backend.discard(connection)
+            await self._backend._roll_back(connection)
             raise
         finally:
             self._connection = None
@@ -407,6 +432,6 @@ class ServerSession(Rows, Generic[C]):
         if connection is None:
             return
         try:
-            await self._backend._rolled_back(connection)
+            await self._backend._roll_back(connection)
         finally:
             self._backend._pool.release(connection)

@@ -1,15 +1,22 @@
-"""What differs between databases, as data and small pieces: the seed's Driver, and the rendering of statements by it."""
+"""What differs between databases, as data and small pieces: the seed's Driver and the rendering of statements by it."""
 
+import copy
 import re
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, Self
 
+from perdure.errors import InvalidJSONPathError
 from perdure.storage.sql import Statement
+
+PATH_MAX = 255
+PATH_KEYS_MAX = 30  # MariaDB reads no deeper
+RENDERED_MAX = 1000  # far above the fixed statements; listing makes some of its own
 
 _PIECE = re.compile(r"\{(\w+)(?:\((.*?)\))?\}", re.DOTALL)
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z_]\w*)")
 _READS = re.compile(r"\s*(SELECT|WITH|VALUES|SHOW)\b|\bRETURNING\b")
+_PATH = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*")
 
 
 class Driver(Protocol):
@@ -37,7 +44,10 @@ class Driver(Protocol):
         """The clause that gives back columns of the rows written."""
 
     def json_extract(self, column: str, path: str) -> str:
-        """An expression for the value at a dotted path of a JSON text column."""
+        """An expression for the value at a dotted path of a JSON text column, for `json_compare` to judge.
+
+        It never fails: NULL where the column is not JSON, or there is nothing at the path.
+        """
 
     def json_compare(self, extract_expr: str, value: object, placeholder_num: int) -> tuple[str, list[object]]:
         """A condition that the extracted value equals `value`, typed, and the arguments it binds."""
@@ -61,6 +71,7 @@ class Rendering:
     """Renders statements for one dialect and one clock, once each."""
 
     name = ""
+    mark = "?"
 
     def __init__(self, clock_shift: timedelta = timedelta(0)) -> None:
         self._rendered: dict[Statement, tuple[Part, ...]] = {}
@@ -82,6 +93,8 @@ class Rendering:
         try:
             return self._rendered[statement]
         except KeyError:
+            if len(self._rendered) >= RENDERED_MAX:
+                self._rendered.clear()
             parts = tuple(self.render(text) for text in statement.parts(self.name))
             self._rendered[statement] = parts
             return parts
@@ -111,7 +124,13 @@ class Rendering:
         return self.placeholder(len(names))
 
     def placeholder(self, n: int) -> str:
-        raise NotImplementedError
+        return self.mark.format(n=n)
+
+    def naming(self, prefix: str) -> Self:
+        """A twin whose placeholders are named parameters: what it renders can stand in a statement's template."""
+        twin = copy.copy(self)
+        twin.mark = f":{prefix}_{{n}}"
+        return twin
 
     def get_current_time_expr(self) -> str:
         raise NotImplementedError
@@ -124,6 +143,31 @@ class Rendering:
 
     def returning_clause(self, *columns: str) -> str:
         return f"RETURNING {', '.join(columns)}"
+
+    def json_extract(self, column: str, path: str) -> str:
+        raise NotImplementedError
+
+    def json_compare(self, extract_expr: str, value: object, placeholder_num: int) -> tuple[str, list[object]]:
+        raise NotImplementedError
+
+    def json_doubt(self, column: str, path: str) -> str:
+        """A condition for rows in which this database may not find what is at the path, though it is there."""
+        raise NotImplementedError
+
+    def piece_json_doubt(self, arguments: str) -> str:
+        return self.json_doubt(*_split(arguments))
+
+    def piece_index(self, name: str) -> str:
+        """Behind a table: read it by this index; where the planner needs no word, nothing."""
+        return ""
+
+    def piece_ordinal(self, column: str) -> str:
+        """The column, compared by code points."""
+        return column
+
+    def piece_contains(self, arguments: str) -> str:
+        """That the column has a text in it, folding ASCII letters only; the text is given in lower case."""
+        raise NotImplementedError
 
     def piece_now(self, _: str) -> str:
         return self.get_current_time_expr()
@@ -140,6 +184,17 @@ class Rendering:
     def piece_on_conflict_do_nothing(self, columns: str) -> str:
         return self.on_conflict_do_nothing(*_split(columns))
 
+    def piece_on_conflict_do_update(self, columns: str) -> str:
+        """What comes before the assignments of an upsert; a column's old value is written with its table's name."""
+        return f"ON CONFLICT ({columns}) DO UPDATE SET"
+
+    def piece_greatest(self, values: str) -> str:
+        return f"GREATEST({values})"
+
+    def piece_iso(self, column: str) -> str:
+        """A time as text in ISO form with its zone."""
+        raise NotImplementedError
+
     def piece_returning(self, columns: str) -> str:
         return self.returning_clause(*_split(columns))
 
@@ -150,6 +205,18 @@ class Rendering:
 
 def _split(columns: str) -> Sequence[str]:
     return [column.strip() for column in columns.split(",")]
+
+
+def json_keys(path: str) -> list[str]:
+    """The keys along a path: identifiers joined by dots, so that the path can stand in a statement's text."""
+    if not isinstance(path, str):
+        raise InvalidJSONPathError(f"a JSON path is a str, not {type(path).__name__}")
+    if not _PATH.fullmatch(path):
+        raise InvalidJSONPathError(f"a JSON path is identifiers joined by dots, not {path[:40]!r}")
+    keys = path.split(".")
+    if len(path) > PATH_MAX or len(keys) > PATH_KEYS_MAX:
+        raise InvalidJSONPathError(f"a JSON path has at most {PATH_KEYS_MAX} keys and {PATH_MAX} characters")
+    return keys
 
 
 def naive_utc(value: datetime) -> datetime:

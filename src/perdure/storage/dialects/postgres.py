@@ -1,18 +1,18 @@
 """PostgreSQL: naive UTC timestamps judged by statement_timestamp(), RETURNING, arrays as parameters."""
 
 import json
+import math
 from datetime import datetime
+from decimal import Decimal
 
-from perdure.storage.dialects.base import Rendering, naive_utc
+from perdure.storage.dialects.base import Rendering, json_keys, naive_utc
 
 
 class PostgresDriver(Rendering):
     """The seed's Driver for PostgreSQL 14 and later."""
 
     name = "postgresql"
-
-    def placeholder(self, n: int) -> str:
-        return f"${n}"
+    mark = "${n}"
 
     def _number(self, name: str, names: list[str]) -> str:
         # a name used twice is one parameter, so that its type is settled once
@@ -27,11 +27,20 @@ class PostgresDriver(Rendering):
         return f"({now} + interval '{self.clock_shift.total_seconds():.6f} seconds')"
 
     def json_extract(self, column: str, path: str) -> str:
-        keys = ",".join(path.split("."))
-        return f"perdure_json({column}) #> '{{{keys}}}'"
+        return "(" + " -> ".join([f"perdure_json({column})", *(f"'{key}'" for key in json_keys(path))]) + ")"
 
     def json_compare(self, extract_expr: str, value: object, placeholder_num: int) -> tuple[str, list[object]]:
-        return f"{extract_expr} = {self.placeholder(placeholder_num)}::jsonb", [json.dumps(value)]
+        first, second = self.placeholder(placeholder_num), self.placeholder(placeholder_num + 1)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            # jsonb keeps every digit: equal are all numbers that become this double. No other kind sorts between two.
+            return f"{extract_expr} BETWEEN {first}::text::jsonb AND {second}::text::jsonb", _rounding_to(float(value))
+        return f"{extract_expr} = {first}::text::jsonb", [json.dumps(value, ensure_ascii=False)]
+
+    def json_doubt(self, column: str, path: str) -> str:
+        return f"perdure_json({column}) IS NULL"  # also what is JSON but not jsonb: \u0000, lone surrogates
+
+    def piece_ordinal(self, column: str) -> str:
+        return f'{column} COLLATE "C"'
 
     def piece_after(self, seconds: str) -> str:
         return f"({self.get_current_time_expr()} + make_interval(secs => {seconds}))"
@@ -39,8 +48,20 @@ class PostgresDriver(Rendering):
     def piece_ago(self, seconds: str) -> str:
         return f"({self.get_current_time_expr()} - make_interval(secs => {seconds}))"
 
+    def piece_iso(self, column: str) -> str:
+        return f"to_char({column}, 'YYYY-MM-DD\"T\"HH24:MI:SS.US+00:00')"
+
     def piece_any(self, parameter: str) -> str:
         return f"= ANY({parameter}::text[])"
 
+    def piece_contains(self, arguments: str) -> str:
+        column, text = arguments.split(",")
+        return f'strpos(lower({column} COLLATE "C"), {text}) > 0'
+
     def bind(self, value: object) -> object:
         return naive_utc(value) if isinstance(value, datetime) else value
+
+
+def _rounding_to(value: float) -> list[object]:
+    middle, half = Decimal(value), Decimal(math.ulp(value)) / 2
+    return [str(middle - half), str(middle + half)]

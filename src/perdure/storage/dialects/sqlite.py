@@ -1,18 +1,22 @@
 """SQLite: text times with six digits, no row locks because there is one writer, RETURNING."""
 
 import json
+import math
 from datetime import datetime
 
-from perdure.storage.dialects.base import Rendering, naive_utc
+from perdure.storage.dialects.base import Rendering, json_keys, naive_utc
+
+# Text comes behind a quotation mark, true, false and null as words, numbers as they are: no two kinds are ever equal.
+_VALUE = (
+    "CASE WHEN {0}.type = 'text' THEN '\"' || {0}.atom WHEN {0}.type IN ('true', 'false', 'null') THEN {0}.type "
+    "ELSE CAST({0}.atom AS REAL) END"
+)
 
 
 class SQLiteDriver(Rendering):
     """The seed's Driver for SQLite."""
 
     name = "sqlite"
-
-    def placeholder(self, n: int) -> str:
-        return "?"
 
     def get_current_time_expr(self) -> str:
         return self._time("'now'")
@@ -21,17 +25,27 @@ class SQLiteDriver(Rendering):
         return ""  # whoever writes holds the whole database
 
     def json_extract(self, column: str, path: str) -> str:
-        # json_each on an array of one keeps the type beside the value; a row that is not JSON gives no rows
-        return f"CASE WHEN json_valid({column}) THEN json_extract({column}, '{_path(path)}') END"
+        # Through json_each, because the last of two equal keys counts, and a key may be written with escapes.
+        keys = json_keys(path)
+        names = [f"k{n}" for n in range(len(keys))]
+        inner = [f"CASE {name}.type WHEN 'object' THEN {name}.value END" for name in names[:-1]]
+        sources = [f"CASE WHEN json_valid({column}) THEN {column} END", *inner]
+        steps = ", ".join(f"json_each({source}) {name}" for source, name in zip(sources, names, strict=True))
+        found = " AND ".join(f"{name}.key = '{key}'" for name, key in zip(names, keys, strict=True))
+        last = ", ".join(f"{name}.id DESC" for name in names)
+        return f"(SELECT {_VALUE.format(names[-1])} FROM {steps} WHERE {found} ORDER BY {last} LIMIT 1)"
 
     def json_compare(self, extract_expr: str, value: object, placeholder_num: int) -> tuple[str, list[object]]:
-        kind = extract_expr.replace("json_extract(", "json_type(", 1)
-        if value is None:
-            return f"{kind} = 'null'", []
-        if isinstance(value, bool):
-            return f"{kind} = '{'true' if value else 'false'}'", []
-        types = "('text')" if isinstance(value, str) else "('integer', 'real')"
-        return f"({kind} IN {types} AND {extract_expr} = {self.placeholder(placeholder_num)})", [value]
+        first, second = self.placeholder(placeholder_num), self.placeholder(placeholder_num + 1)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            # SQLite may read a fraction with an error in the last digits
+            number = float(value)
+            margin = 0.0 if number.is_integer() else 4 * math.ulp(number)
+            return f"{extract_expr} BETWEEN {first} AND {second}", [number - margin, number + margin]
+        return f"{extract_expr} = {first}", ['"' + value if isinstance(value, str) else json.dumps(value)]
+
+    def json_doubt(self, column: str, path: str) -> str:
+        return f"(NOT json_valid({column}) OR instr({column}, '\\u0000'))"  # which ends a text, or a key
 
     def piece_after(self, seconds: str) -> str:
         return self._time(f"'now', ({seconds}) || ' seconds'")
@@ -42,8 +56,21 @@ class SQLiteDriver(Rendering):
     def piece_for_update(self, _: str) -> str:
         return ""
 
+    def piece_greatest(self, values: str) -> str:
+        return f"max({values})"
+
+    def piece_iso(self, column: str) -> str:
+        return f"replace({column}, ' ', 'T') || '+00:00'"
+
     def piece_any(self, parameter: str) -> str:
         return f"IN (SELECT value FROM json_each({parameter}))"
+
+    def piece_index(self, name: str) -> str:
+        return f"INDEXED BY {name}"
+
+    def piece_contains(self, arguments: str) -> str:
+        column, text = arguments.split(",")
+        return f"instr(lower({column}), {text}) > 0"  # lower() knows no letters but ASCII's
 
     def _time(self, arguments: str) -> str:
         shift = f", '{self.clock_shift.total_seconds():+.6f} seconds'" if self.clock_shift else ""
@@ -55,7 +82,3 @@ class SQLiteDriver(Rendering):
         if isinstance(value, list | tuple):
             return json.dumps(value)
         return value
-
-
-def _path(path: str) -> str:
-    return "$" + "".join(f'."{key}"' for key in path.split("."))

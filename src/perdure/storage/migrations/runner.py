@@ -42,11 +42,7 @@ _OPENING = {
     ),
 }
 # Somebody else was in the way: busy, deadlock, or the rest of the family making the same tables without the lock.
-_COLLISIONS: dict[str, set[object]] = {
-    "sqlite": {5, 6},
-    "postgresql": {"40P01", "40001", "23505", "42P07"},
-    "mysql": set(),
-}
+_COLLISIONS: dict[str, set[object]] = {"sqlite": {5, 6}, "postgresql": {"40P01", "40001", "23505", "42P07"}}
 _PATIENCE_SEC = {"sqlite": WAIT_SEC, "postgresql": 5.0}  # SQLite has no queue to wait in
 
 # The one error of a MySQL statement which says that its effect is there already.
@@ -200,7 +196,7 @@ def _done_before(statement: str, error: Exception) -> bool:
 
 
 def _collided(error: Exception, dialect: str) -> bool:
-    return _code(error, dialect) in _COLLISIONS[dialect]
+    return _code(error, dialect) in _COLLISIONS.get(dialect, ())
 
 
 def _code(error: Exception, dialect: str) -> object:

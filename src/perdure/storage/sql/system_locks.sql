@@ -12,10 +12,9 @@ SELECT lock_name FROM system_locks
 {skip_locked}
 
 -- hold
--- Take over a lock whose row is locked, or renew the worker's own.
+-- A new expiry: for its owner, or without one for a row that this transaction has found free and locked.
 UPDATE system_locks SET locked_by = :worker_id, locked_at = {now}, lock_expires_at = {after(:timeout_sec)}
- WHERE lock_name = :lock_name
-   AND (locked_by = :worker_id OR locked_by IS NULL OR lock_expires_at IS NULL OR lock_expires_at <= {now})
+ WHERE lock_name = :lock_name AND (locked_by = :owner OR :owner IS NULL)
 
 -- enter
 -- Take a lock that has no row.

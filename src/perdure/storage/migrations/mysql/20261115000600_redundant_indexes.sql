@@ -13,11 +13,15 @@ DROP INDEX idx_timer_subscriptions_instance ON workflow_timer_subscriptions;
 DROP INDEX idx_group_memberships_instance ON workflow_group_memberships;
 DROP INDEX idx_channel_messages_id ON channel_messages;
 DROP INDEX idx_channel_subscriptions_instance ON channel_subscriptions;
+DROP INDEX idx_channel_subscriptions_channel ON channel_subscriptions;
+DROP INDEX idx_channel_subscriptions_waiting ON channel_subscriptions;
 DROP INDEX idx_channel_delivery_cursors_channel ON channel_delivery_cursors;
 
 -- migrate:down
 
 CREATE INDEX idx_channel_delivery_cursors_channel ON channel_delivery_cursors (channel);
+CREATE INDEX idx_channel_subscriptions_waiting ON channel_subscriptions (channel, activity_id);
+CREATE INDEX idx_channel_subscriptions_channel ON channel_subscriptions (channel);
 CREATE INDEX idx_channel_subscriptions_instance ON channel_subscriptions (instance_id);
 CREATE INDEX idx_channel_messages_id ON channel_messages (id);
 CREATE INDEX idx_group_memberships_instance ON workflow_group_memberships (instance_id);

@@ -10,6 +10,14 @@ CREATE INDEX idx_subscriptions_due ON channel_subscriptions (framework, timeout_
 CREATE INDEX idx_channel_messages_order ON channel_messages (channel, id);
 CREATE INDEX idx_channel_messages_retention ON channel_messages (published_at, id);
 
+-- Whoever of us publishes marks the channel. The rest of the family does not, and leaves framework empty: a sweep looks
+-- for those messages and marks their channels.
+ALTER TABLE channel_messages ADD COLUMN framework TEXT;
+CREATE INDEX idx_channel_messages_family ON channel_messages (id) WHERE framework IS NULL;
+
+-- Who waits on a channel, and in which mode it is used.
+CREATE INDEX idx_subscriptions_waiting ON channel_subscriptions (channel, mode, activity_id);
+
 -- A channel's row is what its publishers and subscribers queue up on, so that a lower id never appears after a higher
 -- one. dirty_at: something was published that may not have reached everybody yet.
 CREATE TABLE IF NOT EXISTS perdure_channels (
@@ -32,6 +40,9 @@ CREATE INDEX idx_perdure_message_keys_created ON perdure_message_keys (created_a
 
 DROP TABLE IF EXISTS perdure_message_keys;
 DROP TABLE IF EXISTS perdure_channels;
+DROP INDEX idx_subscriptions_waiting;
+DROP INDEX idx_channel_messages_family;
+ALTER TABLE channel_messages DROP COLUMN framework;
 DROP INDEX idx_channel_messages_retention;
 DROP INDEX idx_channel_messages_order;
 DROP INDEX idx_subscriptions_due;

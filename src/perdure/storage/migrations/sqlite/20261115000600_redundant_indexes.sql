@@ -13,11 +13,15 @@ DROP INDEX IF EXISTS idx_timer_subscriptions_instance;
 DROP INDEX IF EXISTS idx_group_memberships_instance;
 DROP INDEX IF EXISTS idx_channel_messages_id;
 DROP INDEX IF EXISTS idx_channel_subscriptions_instance;
+DROP INDEX IF EXISTS idx_channel_subscriptions_channel;
+DROP INDEX IF EXISTS idx_channel_subscriptions_waiting;
 DROP INDEX IF EXISTS idx_channel_delivery_cursors_channel;
 
 -- migrate:down
 
 CREATE INDEX IF NOT EXISTS idx_channel_delivery_cursors_channel ON channel_delivery_cursors (channel);
+CREATE INDEX IF NOT EXISTS idx_channel_subscriptions_waiting ON channel_subscriptions (channel, activity_id);
+CREATE INDEX IF NOT EXISTS idx_channel_subscriptions_channel ON channel_subscriptions (channel);
 CREATE INDEX IF NOT EXISTS idx_channel_subscriptions_instance ON channel_subscriptions (instance_id);
 CREATE INDEX IF NOT EXISTS idx_channel_messages_id ON channel_messages (id);
 CREATE INDEX IF NOT EXISTS idx_group_memberships_instance ON workflow_group_memberships (instance_id);

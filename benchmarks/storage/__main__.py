@@ -1,0 +1,87 @@
+"""`python -m benchmarks.storage`: how much of each driver's own speed the storage layer keeps.
+
+Every case is done by the library and by hand on the bare driver: same data, same durability, same number of
+connections, rounds in turns. The ratio is that of the medians. A miss is printed; with --strict it is the exit code.
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.storage import data, report
+from benchmarks.storage.cases import CASES, Case
+from benchmarks.storage.databases import DATABASES, opened
+from benchmarks.storage.rounds import Result, measure
+from benchmarks.storage.sides import Ours
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print, and give the exit code."""
+    options = _parser().parse_args(arguments)
+    with asyncio.Runner(loop_factory=_loop_factory(options.uvloop)) as runner:
+        results = runner.run(_measure_all(options))
+    for database, gain in report.gains(results):
+        print(report.gain_line(database, gain))
+    if options.json:
+        Path(options.json).write_text(json.dumps(report.as_json(results), indent=1) + "\n")
+    return int(options.strict and report.missed(results))
+
+
+def _parser() -> argparse.ArgumentParser:
+    names = [case.name for case in CASES]
+    parser = argparse.ArgumentParser("python -m benchmarks.storage", description=__doc__)
+    parser.add_argument("--database", nargs="+", choices=DATABASES, default=DATABASES, metavar="NAME")
+    parser.add_argument("--case", nargs="+", choices=names, default=names, metavar="NAME", help=", ".join(names))
+    parser.add_argument("--callers", nargs="+", type=int, default=[1, 16, 64], metavar="N")
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="of each side (5)")
+    parser.add_argument("--seconds", type=float, default=0.3, metavar="S", help="that a round takes (0.3)")
+    parser.add_argument("--uvloop", action="store_true", help="run both sides on uvloop")
+    parser.add_argument("--json", metavar="FILE", help="write every round there")
+    parser.add_argument("--strict", action="store_true", help="exit with 1 if a target was missed")
+    return parser
+
+
+def _loop_factory(uvloop: bool) -> "type[asyncio.AbstractEventLoop] | None":
+    if not uvloop:
+        return None
+    from uvloop import Loop
+
+    return Loop
+
+
+async def _measure_all(options: argparse.Namespace) -> list[Result]:
+    results: list[Result] = []
+    cases = [case for case in CASES if case.name in options.case]
+    print(report.HEADER)
+    for database in options.database:
+        _progress(f"{database}: starting, {data.INSTANCES} instances")
+        async with opened(database) as (storage, raw):
+            await data.fill(storage)
+            ours = Ours(storage)
+            for case, callers in _plan(cases, options.callers):
+                _progress(f"{database}: {case.title}, {callers} callers")
+                result = Result(database, case, callers)
+                await measure(result, storage, raw, ours, options.rounds, options.seconds)
+                results.append(result)
+                _progress("")
+                print(report.line(result), flush=True)
+    return results
+
+
+def _plan(cases: Sequence[Case], callers: Sequence[int]) -> list[tuple[Case, int]]:
+    return [(case, count) for case in cases for count in callers]
+
+
+def _progress(text: str) -> None:
+    """A line that the next one overwrites; in a log, lines of their own."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+    elif text:
+        print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

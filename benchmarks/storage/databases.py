@@ -1,0 +1,47 @@
+"""The databases measured: fresh, durable, with the library and the bare driver side by side on each.
+
+They are on throwaway servers that sync every commit, or on those that PERDURE_TEST_POSTGRES_URL and
+PERDURE_TEST_MYSQL_URL name. SQLite's file and the servers' data are in the folder for temporary files: set TMPDIR if
+that is not on a disk, else there is nothing to sync.
+"""
+
+import os
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from benchmarks.storage.raw_mysql import RawMySQL
+from benchmarks.storage.raw_postgres import RawPostgres
+from benchmarks.storage.raw_sqlite import RawSQLite
+from benchmarks.storage.sides import POOL_SIZE, Side
+from perdure.storage.stores import Rooms, open_storage
+from perdure.testing.servers import MySQLServer, PostgresServer
+from tests.servers.databases import fresh_mysql, fresh_postgres
+
+DATABASES = ("sqlite", "postgresql", "mysql")
+
+
+@asynccontextmanager
+async def opened(database: str) -> AsyncIterator[tuple[Rooms, Side]]:
+    """A migrated storage on an empty database, and the same by hand."""
+    async with AsyncExitStack() as stack:
+        raw: Side
+        if database == "sqlite":
+            path = stack.enter_context(tempfile.TemporaryDirectory(prefix="perdure-bench-")) + "/bench.db"
+            storage: Rooms = await stack.enter_async_context(open_storage(f"sqlite:///{path}"))
+            raw = RawSQLite(path)
+        elif database == "postgresql":
+            server = (
+                os.environ.get("PERDURE_TEST_POSTGRES_URL") or stack.enter_context(PostgresServer(durable=True)).url
+            )
+            url = await stack.enter_async_context(fresh_postgres(server))
+            storage = await stack.enter_async_context(open_storage(f"{url}?pool_size={POOL_SIZE}"))
+            raw = await RawPostgres.open(url)
+        else:
+            given = os.environ.get("PERDURE_TEST_MYSQL_URL")
+            server = given or stack.enter_context(MySQLServer(durable=True)).url
+            url = await stack.enter_async_context(fresh_mysql(server))
+            storage = await stack.enter_async_context(open_storage(f"{url}?pool_size={POOL_SIZE}"))
+            raw = await RawMySQL.open(url)
+        stack.push_async_callback(raw.close)
+        yield storage, raw

@@ -1,0 +1,121 @@
+"""Archive: histories of finished generations, and how a run goes on as its next generation."""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from perdure.errors import InvalidTransitionError, LimitError
+from perdure.model import limits
+from perdure.model.records import ArchivedHistoryEvent, Lease, WorkflowInstance
+from perdure.model.states import WorkflowStatus
+from perdure.storage import instances
+from perdure.storage.instances import fence
+from perdure.storage.operation import Operation, Work, raw, utc, utc_or_none
+from perdure.storage.sql import room
+from perdure.storage.transactions import Transactions
+
+S = room("archive")
+
+
+class Archive(Transactions):
+    """The seed's HistoryArchiveManager, and recurring in one step."""
+
+    async def archive_history(self, instance_id: str, *, lease: Lease | None = None) -> None:
+        """Move the whole history to the archive, all or nothing."""
+        await self._run(Work(lambda: _archive(instance_id, lease), repeat=True))
+
+    async def get_archived_history(self, instance_id: str, *, limit: int | None = None) -> list[ArchivedHistoryEvent]:
+        """The archived events in the order they were recorded in, with the ids and times they had."""
+        return await self._scan(_list, instance_id, limits.some(limit))
+
+    async def cleanup_instance_subscriptions(self, instance_id: str, *, lease: Lease | None = None) -> None:
+        """Remove an instance's timers, channel subscriptions, cursors, claims and group memberships."""
+        await self._run(Work(lambda: _unsubscribe(instance_id, lease), repeat=True))
+
+    async def recur_instance(self, instance_id: str, input_data: bytes, *, lease: Lease) -> WorkflowInstance:
+        """Begin the next generation of a running instance with a new input; gives the live row.
+
+        What it was until now becomes the instance `<id>~<n>`, status recurred, with the history in the archive. The
+        lease stays current, and so do subscriptions, cursors, groups and unread direct messages; compensations,
+        timers and waits go.
+        """
+        text = limits.text(input_data, "input_data")
+        if text is None:
+            raise LimitError("input_data must be JSON as bytes, b'null' for none")
+        generations: list[str] = []
+        return await self._run(
+            Work(
+                lambda: _recur(instance_id, text, lease, generations),
+                confirm=lambda: _recurred(instance_id, generations),
+            )
+        )
+
+
+def _archive(instance_id: str, lease: Lease | None) -> Operation[None]:
+    yield from fence(instance_id, lease)
+    yield from _move(instance_id, instance_id)
+
+
+def _move(instance_id: str, archived_as: str) -> Operation[None]:
+    yield S.copy(instance_id=instance_id, archived_as=archived_as)
+    yield S.clear(instance_id=instance_id, archived_as=archived_as)
+
+
+def _list(instance_id: str, limit: int) -> Operation[list[ArchivedHistoryEvent]]:
+    rows = yield S.list(instance_id=instance_id, limit=limit)
+    return [_from_row(row) for row in rows]
+
+
+def _from_row(row: Sequence[Any]) -> ArchivedHistoryEvent:
+    archive_id, original_id, instance_id, activity_id, kind, text, binary, data_type, created_at, archived_at = row
+    return ArchivedHistoryEvent(
+        archive_id,
+        original_id,
+        instance_id,
+        activity_id,
+        kind,
+        raw(text),
+        raw(binary),
+        data_type,
+        utc_or_none(created_at),
+        utc(archived_at),
+    )
+
+
+def _unsubscribe(instance_id: str, lease: Lease | None) -> Operation[None]:
+    yield from fence(instance_id, lease)
+    yield S.unsubscribe(instance_id=instance_id)
+
+
+def _recur(instance_id: str, text: str, lease: Lease, generations: list[str]) -> Operation[WorkflowInstance]:
+    yield from fence(instance_id, lease)
+    live = yield from _live(instance_id)
+    if live.status is not WorkflowStatus.RUNNING:
+        raise InvalidTransitionError(f"{instance_id!r} is {live.status} and cannot recur: only a running instance can")
+    generation = yield from _insert_generation(live)
+    generations.append(generation)
+    yield from _move(instance_id, generation)
+    yield S.restart(instance_id=instance_id, input_data=text, generation=generation)
+    return (yield from _live(instance_id))
+
+
+def _live(instance_id: str) -> Operation[WorkflowInstance]:
+    rows = yield instances.S.get(instance_id=instance_id)
+    return instances.from_row(rows[0])
+
+
+def _insert_generation(live: WorkflowInstance) -> Operation[str]:
+    """The name under which the generation that ends now was stored: the one after its predecessor's that is free."""
+    last = re.fullmatch(re.escape(live.instance_id) + r"~(\d+)", live.continued_from or "")
+    number = int(last[1]) if last else 0
+    while True:
+        number += 1
+        generation = limits.name(f"{live.instance_id}~{number}", "the name of a generation")
+        if (yield S.generation(instance_id=live.instance_id, generation=generation)):
+            return generation
+
+
+def _recurred(instance_id: str, generations: list[str]) -> Operation[WorkflowInstance | None]:
+    """After a lost answer: a generation of that name is there only if the commit was."""
+    live = yield from _live(instance_id)
+    return live if generations and live.continued_from == generations[-1] else None

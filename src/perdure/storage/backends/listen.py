@@ -1,0 +1,216 @@
+"""Wake-ups on PostgreSQL: LISTEN on a connection of its own, and fewer NOTIFYs than commits.
+
+A notification costs the commit that carries it a lock that all such commits of the server share, so bursts are
+coalesced: the first goes out with its transaction, and one more after the last commit. A listener that cannot hear,
+because a pooler takes its connection away, finds that out and polls instead.
+"""
+
+import asyncio
+import json
+import logging
+import random
+import secrets
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any, Protocol
+
+from perdure.errors import StorageError
+from perdure.model.records import WakeUp
+
+log = logging.getLogger("perdure.storage")
+
+CHANNELS = ("workflow_resumable", "workflow_channel_message", "workflow_outbox_pending", "workflow_timer_expired")
+PROBE = "perdure_probe"
+COALESCED = '{"reason":"coalesced"}'
+WINDOW_SEC = 0.005
+
+CHECK_SEC = 10.0  # of silence, after which the connection is asked whether it is still there, and given as long again
+PROOF_SEC = 3.0
+RETRY_MIN_SEC, RETRY_MAX_SEC = 0.05, 5.0
+POLL_MIN_SEC, POLL_MAX_SEC = 0.05, 1.0
+HEARD_MAX = 1000  # hints that wait for a slow consumer; beyond that they are one scan
+
+SCAN = WakeUp("scan")
+
+
+class Notifier:
+    """Says which transactions carry a notification.
+
+    `due` is asked while the statement is built. If it says no, call `trail` once the transaction has committed, or may
+    have: the notification that follows is then later than that commit, however long the transaction took.
+    """
+
+    def __init__(self, send: Callable[[str, str], Awaitable[object]]) -> None:
+        self.enabled = True
+        self._send = send
+        self._latest: dict[str, float] = {}
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._sending: set[asyncio.Task[None]] = set()
+
+    def due(self, channel: str) -> bool:
+        """True for the first in a while: this transaction shall notify."""
+        now = asyncio.get_running_loop().time()
+        if not self.enabled or now - self._latest.get(channel, 0.0) < WINDOW_SEC:
+            return False
+        self._latest[channel] = now
+        return True
+
+    def trail(self, channel: str) -> None:
+        """Notify at the end of the window; several calls until then are one notification."""
+        if self.enabled and channel not in self._timers:
+            loop = asyncio.get_running_loop()
+            at = self._latest.get(channel, 0.0) + WINDOW_SEC
+            self._timers[channel] = loop.call_at(at, self._fire, channel)
+
+    def _fire(self, channel: str) -> None:
+        del self._timers[channel]  # who commits from now on needs another one
+        self._latest[channel] = asyncio.get_running_loop().time()
+        task = asyncio.ensure_future(self._notify(channel))
+        self._sending.add(task)
+        task.add_done_callback(self._sending.discard)
+
+    async def _notify(self, channel: str) -> None:
+        try:
+            await self._send(channel, COALESCED)
+        except StorageError as error:
+            log.warning("notify.failed", extra={"channel": channel, "code": error.code})
+
+    async def close(self) -> None:
+        """Send what is outstanding."""
+        for channel, timer in list(self._timers.items()):
+            timer.cancel()
+            self._fire(channel)
+        if self._sending:
+            await asyncio.wait(self._sending)
+
+
+class Line(Protocol):
+    """What a listener needs of its backend."""
+
+    listeners: "set[Listener]"
+    errors: tuple[type[Exception], ...]  # what a broken connection may raise
+    pooled: bool
+    deaf: bool  # a listener's connection hears nothing
+    closed: bool
+
+    async def connect(self) -> Any:
+        """A connection of the listener's own."""
+
+    def discard(self, connection: Any) -> None:
+        """Close it."""
+
+    async def notify(self, channel: str, payload: str) -> None:
+        """Send a notification through the pool."""
+
+    async def mark(self) -> object:
+        """Something that differs once anybody has written."""
+
+
+class Listener:
+    """One iterator of wake-ups; what it has heard waits here until the consumer asks."""
+
+    def __init__(self, line: Line) -> None:
+        self._line = line
+        self._heard: asyncio.Queue[WakeUp | None] = asyncio.Queue()
+
+    async def wakeups(self) -> AsyncGenerator[WakeUp]:
+        """Hints, as long as the backend is open; connections come and go."""
+        self._line.listeners.add(self)
+        try:
+            async with aclosing(self._forever()) as hints:
+                async for hint in hints:
+                    yield hint
+        finally:
+            self._line.listeners.discard(self)
+
+    async def _forever(self) -> AsyncGenerator[WakeUp]:
+        pause = RETRY_MIN_SEC
+        while not self._line.closed:
+            try:
+                async with aclosing(self._polled() if self._line.deaf else self._listened()) as hints:
+                    async for hint in hints:
+                        pause = RETRY_MIN_SEC
+                        yield hint
+            except self._line.errors as error:
+                log.warning("listener.lost", extra={"error": type(error).__name__})
+            while not self._heard.empty():  # a scan will follow
+                self._heard.get_nowait()
+            if not self._line.closed:
+                await self._next(random.uniform(pause / 2, pause))
+            pause = min(pause * 2, RETRY_MAX_SEC)
+
+    async def _listened(self) -> AsyncGenerator[WakeUp]:
+        """The hints of one connection, until it is lost."""
+        connection = await self._line.connect()
+        try:
+            if self._line.pooled and not await self._hears(connection):
+                log.warning("listener.deaf", extra={"reason": "a pooler in transaction mode", "instead": "polling"})
+                self._line.deaf = True
+                return
+            connection.add_termination_listener(self.wake)
+            for channel in CHANNELS:
+                await connection.add_listener(channel, self._hear)
+            yield SCAN  # for what happened before we listened
+            while not (self._line.closed or connection.is_closed()):
+                hint = await self._next(CHECK_SEC)
+                if hint is not None:
+                    yield hint
+                elif not connection.is_closed():
+                    await connection.execute("SELECT 1", timeout=CHECK_SEC)
+        finally:
+            self._line.discard(connection)
+
+    async def _hears(self, connection: Any) -> bool:
+        """Whether a notification sent through the pool arrives on this connection."""
+        nonce, heard = secrets.token_hex(8), asyncio.Event()
+
+        def probe(_connection: Any, _pid: int, _channel: str, payload: str) -> None:
+            if payload == nonce:
+                heard.set()
+
+        await connection.add_listener(PROBE, probe)
+        await self._line.notify(PROBE, nonce)
+        try:
+            async with asyncio.timeout(PROOF_SEC):
+                await heard.wait()
+        except TimeoutError:
+            return False
+        await connection.remove_listener(PROBE, probe)
+        return True
+
+    async def _polled(self) -> AsyncGenerator[WakeUp]:
+        """A look now and then: often while anybody writes, once a second while nobody does."""
+        seen, pause = None, POLL_MAX_SEC
+        while not self._line.closed:
+            mark = await self._line.mark()
+            pause = min(pause * 2, POLL_MAX_SEC) if mark == seen else POLL_MIN_SEC
+            seen = mark
+            yield SCAN
+            await self._next(pause)
+
+    def _hear(self, _connection: Any, _pid: int, channel: str, payload: str) -> None:
+        if self._heard.qsize() < HEARD_MAX:
+            self._heard.put_nowait(WakeUp(channel, _object(payload)))
+        elif self._heard.qsize() == HEARD_MAX:
+            self._heard.put_nowait(SCAN)
+
+    def wake(self, _connection: Any = None) -> None:
+        """Look again: a connection was lost, or the backend closed."""
+        self._heard.put_nowait(None)
+
+    async def _next(self, timeout: float) -> WakeUp | None:
+        """The next hint; None after silence, and when the connection or the iteration has ended."""
+        try:
+            async with asyncio.timeout(timeout):
+                return await self._heard.get()
+        except TimeoutError:
+            return None
+
+
+def _object(payload: str) -> dict[str, object]:
+    """The payload's JSON object; anything else is no reason to miss a hint."""
+    try:
+        found = json.loads(payload)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

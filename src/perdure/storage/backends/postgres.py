@@ -1,0 +1,390 @@
+"""PostgreSQL through asyncpg: prepared statements whose plans stay on the indexes, and poolers that are found out.
+
+A plan is made once a connection, often while the tables are still empty, and kept as they grow. So the sessions that
+run our statements are pinned to generic plans without sequential scans. A caller's own SQL never sees that: his
+transactions begin, and the pool's connections are lent to him, with the server's settings.
+
+Behind a pooler in transaction mode no two statements need meet the same session: nothing is set outside a
+transaction, and statements have no names. This is the only module that knows asyncpg.
+"""
+
+import logging
+import socket
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from datetime import datetime
+from importlib import import_module
+from ssl import SSLError
+from typing import Any
+
+from perdure.errors import (
+    ConfigurationError,
+    DatabaseUnavailableError,
+    LimitError,
+    SchemaError,
+    StorageError,
+    TransactionError,
+)
+from perdure.model.records import WakeUp
+from perdure.storage.backends.listen import Listener, Notifier
+from perdure.storage.backends.postgres_url import parse
+from perdure.storage.backends.server import Fault, ServerBackend
+from perdure.storage.dialects.base import Part, naive_utc
+from perdure.storage.dialects.postgres import PostgresDriver
+from perdure.storage.operation import Operation, Work
+from perdure.storage.sql import Call
+from perdure.storage.sql import parse as parse_statements
+
+asyncpg: Any
+try:
+    asyncpg = import_module("asyncpg")
+except ImportError:  # said when a backend is made
+    asyncpg = None
+
+log = logging.getLogger("perdure.storage")
+
+VERSION = 14
+STATEMENTS_MAX = 1000  # prepared a connection
+# About 20 s without a sign of life from the other side; the last one is in milliseconds.
+_KEEP_ALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 2, "TCP_USER_TIMEOUT": 20_000}
+
+_PIN = "SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off; SET jit = off"
+_UNPIN = "RESET plan_cache_mode; RESET enable_seqscan; RESET jit"
+# Custom plans, because a generic one made here, while the table is small, would also serve our pinned sessions.
+_BEGIN = (
+    "BEGIN; SET LOCAL plan_cache_mode = force_custom_plan; SET LOCAL enable_seqscan TO DEFAULT; "
+    "SET LOCAL jit TO DEFAULT"
+)
+_STATEMENTS = parse_statements(
+    "backend",
+    """
+-- notify
+-- Nobody waits for the disk: a hint lost in a crash is made up for by the scan of whoever reconnects.
+SELECT set_config('synchronous_commit', 'off', true), pg_notify(:channel, :payload)
+
+-- mark
+SELECT pg_snapshot_xmax(pg_current_snapshot())::text
+""",
+)
+
+_CONFLICTS = {"40001", "40P01", "55P03"}
+# Ended from outside, in any state: an answer like this to a COMMIT does not say whether it happened.
+_ENDED = {"25P03", "25P04", "40003", "57P01", "57P02", "57P03", "57P04", "57P05"}
+_NOT_FORWARDED = ("query_wait_timeout", "cannot connect to server", "server login")  # a pooler's, for want of a server
+_ABSENT = {"42P01", "42703", "42704", "42883", "42P10", "3F000"}
+_NOT_TEXT = {"22021", "22P05"}
+_UNAVAILABLE = {
+    "25006": "PostgreSQL takes no writes at the moment",
+    "53100": "PostgreSQL has no room left on its disk",
+    "53200": "PostgreSQL has no memory left",
+    "53300": "PostgreSQL has no connection left",
+    "53400": "PostgreSQL has reached a limit of its configuration",
+    "57014": "PostgreSQL was told to give the statement up",
+}
+_BROKEN = "connection is closed: nothing was committed"
+
+
+class PostgresBackend(ServerBackend[Any]):
+    """A database of PostgreSQL 14 and later.
+
+    `postgresql://user:password@host:5432/database?option=value`; the options are in `postgres_url`, and what the URL
+    says wins. Several hosts, separated by commas, are tried in order; with `target_session_attrs=read-write` a write
+    that meets a server which became a standby is tried again on the next.
+    """
+
+    driver: PostgresDriver
+
+    def __init__(self, url: str, *, pool_size: int = 10, pool_timeout: float = 30.0) -> None:
+        if asyncpg is None:
+            raise ConfigurationError("PostgreSQL needs the driver asyncpg: install perdure[postgres]")
+        self._address, options, hosts = parse(url)
+        super().__init__(options.get("pool_size", pool_size), options.get("pool_timeout", pool_timeout))
+        self.driver = PostgresDriver()
+        self.notifier = Notifier(self.notify)
+        self.listeners: set[Listener] = set()
+        self.errors: tuple[type[Exception], ...] = (
+            *(asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError),
+            *(OSError, BufferError, StorageError),
+        )
+        self.pooled = "pooler" in options
+        self.deaf = self.closed = False
+        self._where = f"the PostgreSQL server at {hosts}"
+        self._connect_timeout: float = options.get("connect_timeout", 10.0)
+        self._command_timeout: float | None = options.get("command_timeout")
+        self._name = options.get("application_name", "perdure")
+        self._fails_over = "target_session_attrs" in self._address.dsn
+        self._pinned: set[Any] = set()
+        self._prepared: dict[Any, dict[str, Any]] = {}
+
+    async def close(self) -> None:
+        await self.notifier.close()
+        self.closed = True
+        for listener in self.listeners:
+            listener.wake()
+        await super().close()
+
+    # Connections.
+
+    async def connect(self) -> Any:
+        connection = await self._dial()
+        if not self.pooled and await self._behind_pooler(connection):
+            log.info("postgres.pooler", extra={"server": self._where})
+            self.pooled = True
+            self.discard(connection)
+            connection = await self._dial()
+        return connection
+
+    async def _dial(self) -> Any:
+        try:
+            connection = await asyncpg.connect(
+                **self._address._asdict(),
+                timeout=self._connect_timeout,
+                command_timeout=self._command_timeout,
+                statement_cache_size=0 if self.pooled else 100,  # for a caller's own SQL
+                server_settings={"application_name": self._name, "TimeZone": "UTC"},  # these a pooler keeps, too
+            )
+        except Exception as error:
+            failure = self._turned_away(error)
+        else:
+            major = connection.get_server_version()[0]
+            if major >= VERSION:
+                _stay_alert(connection)
+                self._prepared[connection] = {}
+                return connection
+            connection.terminate()
+            failure = ConfigurationError(f"{self._where} is version {major}, but {VERSION} or later is needed")
+        raise failure
+
+    async def _behind_pooler(self, connection: Any) -> bool:
+        """A pooler invents the process id that it tells its clients."""
+        try:
+            statement = await connection.prepare("SELECT pg_backend_pid()", name="", timeout=self._connect_timeout)
+            pid = await statement.fetchval(timeout=self._connect_timeout)
+        except BaseException as error:
+            connection.terminate()
+            if isinstance(error, Exception):
+                raise self.translate(error) from error
+            raise
+        return bool(pid != connection.get_server_pid())
+
+    def _turned_away(self, error: Exception) -> StorageError:
+        """Why a connection failed, in one sentence without the password."""
+        code, text, where = getattr(error, "sqlstate", None) or "", _text(error), self._where
+        secret = self._address.password and self._address.password()
+        if secret and secret in f"{error!r} {error}":
+            return ConfigurationError(f"{where} cannot be used as the URL says")
+        if isinstance(error, TimeoutError):
+            failure: StorageError = DatabaseUnavailableError(
+                f"{where} did not answer within {self._connect_timeout:g} s"
+            )
+        elif _is_configuration(error, code, text):
+            failure = ConfigurationError(f"{where} cannot be used as the URL says: {text}")
+        else:
+            failure = DatabaseUnavailableError(f"{where} cannot be reached: {text}")
+        failure.__cause__ = error
+        return failure
+
+    def alive(self, connection: Any) -> bool:
+        return not connection.is_closed()
+
+    def reusable(self, connection: Any) -> bool:
+        return not (connection.is_closed() or connection.is_in_transaction())
+
+    def discard(self, connection: Any) -> None:
+        connection.terminate()
+        self._pinned.discard(connection)
+        self._prepared.pop(connection, None)
+
+    async def _pin(self, connection: Any) -> None:
+        if not self.pooled:
+            await connection.execute(_PIN)
+        self._pinned.add(connection)
+
+    @asynccontextmanager
+    async def _borrowed(self) -> AsyncIterator[Any]:
+        async with super()._borrowed() as connection:
+            if connection in self._pinned and not self.pooled:
+                self._pinned.discard(connection)
+                await connection.execute(_UNPIN)
+            yield connection
+
+    # Statements. Functions that return what is awaited, where a coroutine of their own would only add to the way.
+
+    def run(self, connection: Any, call: Call) -> Coroutine[Any, Any, Any]:
+        parts = self.driver.parts(call.statement)
+        if len(parts) == 1:
+            return self._do(connection, parts[0], call.params)
+        return self._do_all(connection, parts, call.params)
+
+    def run_alone(self, connection: Any, call: Call) -> Coroutine[Any, Any, Any]:
+        parts = self.driver.parts(call.statement)
+        if len(parts) == 1 and connection in self._pinned:
+            return self._do(connection, parts[0], call.params)
+        return self._run_alone(connection, parts, call.params)
+
+    async def _run_alone(self, connection: Any, parts: Sequence[Part], params: Mapping[str, object]) -> Any:
+        try:
+            if connection not in self._pinned:
+                await self._pin(connection)
+            if len(parts) > 1:
+                await connection.execute("BEGIN")
+                answers = await self._do_all(connection, parts, params)
+        except Exception as error:
+            if self.fault(error) is Fault.LOST:
+                raise asyncpg.InterfaceError(_BROKEN) from error
+            await self._rolled_back(connection)
+            raise
+        if len(parts) == 1:
+            return await self._do(connection, parts[0], params)
+        await self.commit_on(connection)
+        return answers
+
+    async def run_within(self, connection: Any, call: Call) -> Any:
+        parts = self.driver.parts(call.statement)
+        if len(parts) == 1:
+            return await self._do(connection, parts[0], call.params)
+        await connection.execute("SAVEPOINT parts")
+        try:
+            answers = await self._do_all(connection, parts, call.params)
+        except asyncpg.PostgresError as error:
+            if self.fault(error) is Fault.REFUSED:
+                await connection.execute("ROLLBACK TO SAVEPOINT parts")
+            raise
+        await connection.execute("RELEASE SAVEPOINT parts")
+        return answers
+
+    async def first(self, connection: Any, call: Call) -> Any:
+        if connection not in self._pinned:
+            await self._pin(connection)
+        await connection.execute("BEGIN")
+        return await self.run(connection, call)
+
+    def _do(self, connection: Any, part: Part, params: Mapping[str, object]) -> Coroutine[Any, Any, Any]:
+        args = [naive_utc(value) if isinstance(value := params[name], datetime) else value for name in part.names]
+        statement = self._prepared[connection].get(part.text)
+        if statement is not None and part.reads:
+            return statement.fetch(*args)  # type: ignore[no-any-return]
+        return self._do_prepared(connection, statement, part, args)
+
+    async def _do_prepared(self, connection: Any, statement: Any, part: Part, args: list[object]) -> Any:
+        """Prepare, by name, or behind a pooler without one: then asyncpg sends the text along with the values."""
+        if statement is None:
+            statement = await connection.prepare(part.text)
+            prepared = self._prepared[connection]
+            if len(prepared) >= STATEMENTS_MAX:
+                prepared.clear()
+            prepared[part.text] = statement
+        rows = await statement.fetch(*args)
+        return rows if part.reads else _count(statement.get_statusmsg())
+
+    async def _do_all(self, connection: Any, parts: Sequence[Part], params: Mapping[str, object]) -> tuple[Any, ...]:
+        return tuple([await self._do(connection, part, params) for part in parts])
+
+    async def execute_on(self, connection: Any, query: str, args: tuple[object, ...] = ()) -> int:
+        return _count(await connection.execute(query, *args))
+
+    async def fetch_on(self, connection: Any, query: str, args: tuple[object, ...] = ()) -> list[tuple[Any, ...]]:
+        rows: list[tuple[Any, ...]] = await connection.fetch(query, *args)
+        return rows
+
+    async def begin_on(self, connection: Any) -> None:
+        await connection.execute("BEGIN" if self.pooled else _BEGIN)
+
+    async def commit_on(self, connection: Any) -> None:
+        if await connection.execute("COMMIT") != "COMMIT":
+            raise TransactionError("the transaction had failed before its commit: the database rolled it back")
+
+    async def rollback_on(self, connection: Any) -> None:
+        # After a cancelled statement asyncpg waits for its end before the next, and only then is it known what is open.
+        # One that was cancelled while being prepared keeps its locks until something follows.
+        if not connection.is_in_transaction():
+            with suppress(asyncpg.InFailedSQLTransactionError):
+                await connection.execute("SELECT 1")
+        if connection.is_in_transaction():
+            await connection.execute("ROLLBACK")
+
+    # Wake-ups.
+
+    def wakeups(self) -> AsyncIterator[WakeUp]:
+        return Listener(self).wakeups()
+
+    async def notify(self, channel: str, payload: str) -> None:
+        """Notify in a transaction of its own."""
+        await self.write(Work(lambda: _ask("notify", channel=channel, payload=payload), single=True, repeat=True))
+
+    async def mark(self) -> object:
+        """What differs once anybody has written."""
+        return await self.read(Work(lambda: _ask("mark")), bounded=True)
+
+    # Errors.
+
+    def fault(self, error: Exception) -> Fault:
+        code = getattr(error, "sqlstate", None) or ""
+        if code in _CONFLICTS:
+            return Fault.CONFLICT
+        if code.startswith("08") or code in _ENDED:
+            return Fault.UNSENT if any(text in str(error) for text in _NOT_FORWARDED) else Fault.LOST
+        if code == "25006" and self._fails_over:
+            return Fault.UNSENT
+        if isinstance(error, asyncpg.InvalidCachedStatementError):  # a migration changed the types of its columns
+            return Fault.UNSENT
+        if isinstance(error, asyncpg.InterfaceError) and "closed" in str(error):
+            return Fault.UNSENT
+        # An answer that asyncpg cannot read says nothing about the statement.
+        lost = isinstance(error, OSError | BufferError | asyncpg.InternalClientError)
+        return Fault.LOST if lost else Fault.REFUSED
+
+    def translate(self, error: Exception) -> StorageError:
+        code, text, fault = getattr(error, "sqlstate", None) or "", _text(error), self.fault(error)
+        if code in _ABSENT:
+            return SchemaError(f"{text}: call initialize() first, or migrate the database")
+        if code in _UNAVAILABLE:
+            return DatabaseUnavailableError(f"{_UNAVAILABLE[code]}: {text}; nothing was written")
+        if fault is Fault.CONFLICT:
+            return DatabaseUnavailableError(f"others held the rows for too long: {text}; nothing was written")
+        if fault is not Fault.REFUSED:
+            return DatabaseUnavailableError(f"the connection to PostgreSQL was lost: {text}")
+        if code == "25P02":
+            return TransactionError("the transaction has failed before: roll it back")
+        if code in _NOT_TEXT or isinstance(error.__cause__, UnicodeEncodeError):
+            return LimitError(f"PostgreSQL cannot store this text: {text}")
+        if isinstance(error, asyncpg.PostgresError | asyncpg.InterfaceError):
+            return StorageError(f"PostgreSQL refused a statement: {text}")
+        return StorageError(f"the operation failed: {error!r}")
+
+
+def _ask(name: str, **params: object) -> Operation[Any]:
+    return (yield _STATEMENTS[name](**params))
+
+
+def _is_configuration(error: Exception, code: str, text: str) -> bool:
+    """Whether trying again cannot help."""
+    if code == "08P01":  # PgBouncer's number for everything
+        return any(sign in text for sign in ("does not exist", "startup parameter", "auth"))
+    if isinstance(error, OSError):
+        return isinstance(error, SSLError)
+    return code[:2] not in ("08", "53", "57") and not isinstance(error, asyncpg.TargetServerAttributeNotMatched)
+
+
+def _stay_alert(connection: Any) -> None:
+    """Let the kernel notice a server that is gone without a word, in less than its usual quarter of an hour."""
+    transport = getattr(connection, "_transport", None)
+    found = transport and transport.get_extra_info("socket")
+    if not found or found.family == getattr(socket, "AF_UNIX", None):
+        return
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEP_ALIVE.items():
+        if hasattr(socket, name):
+            found.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def _count(status: str) -> int:
+    """The number of rows that a command tag such as `INSERT 0 1` ends with."""
+    last = status.rpartition(" ")[2]
+    return int(last) if last.isdigit() else 0
+
+
+def _text(error: BaseException) -> str:
+    """What the error says, on one line."""
+    text = getattr(error, "strerror", None) or (error.args[0] if error.args else "")
+    return " ".join(str(text).split()) or type(error).__name__

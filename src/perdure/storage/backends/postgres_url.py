@@ -1,0 +1,76 @@
+"""The URL of a PostgreSQL database: `postgresql://user:password@host:5432,other:5432/database?option=value`.
+
+- `pool_size`, `pool_timeout`: how many connections at most, and how many seconds to wait for one
+- `connect_timeout`, `command_timeout`: how many seconds until a server that does not answer is given up
+- `pooler=transaction`: a pooler such as PgBouncer stands in between (it is also found out)
+- `application_name`, `search_path`, `options`: as the server knows them
+- asyncpg's own: `sslmode` and its certificates, `target_session_attrs`, `host`, `port`, `passfile`, `service`, ...
+"""
+
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl, unquote, urlencode
+
+from perdure.errors import ConfigurationError
+
+OPTIONS: dict[str, Callable[[str], Any]] = {
+    "pool_size": int,
+    "pool_timeout": float,
+    "connect_timeout": float,
+    "command_timeout": float,
+    "pooler": str,
+    "application_name": str,
+}
+PASSED_ON = (
+    *("search_path", "options", "target_session_attrs", "host", "port", "dbname", "database", "user", "password"),
+    *("passfile", "service", "sslmode", "sslcert", "sslkey", "sslpassword", "sslrootcert", "sslcrl", "sslnegotiation"),
+    *("ssl_min_protocol_version", "ssl_max_protocol_version", "krbsrvname", "gsslib"),
+)
+_HOST = re.compile(r"(?:\[[0-9a-fA-F:.]+\]|[^:\[\]@\s]*)(?::\d{1,5})?")
+
+
+class Address(NamedTuple):
+    """What asyncpg is told. The password is a function, so that no repr of this shows it."""
+
+    dsn: str
+    user: str | None
+    password: Callable[[], str] | None
+
+
+def parse(url: str) -> tuple[Address, dict[str, Any], str]:
+    """Where to connect, our options, and the hosts to name in messages; no error repeats a piece of the password."""
+    scheme, _, rest = url.partition("://")
+    place, _, query = rest.partition("?")
+    netloc, _, database = place.partition("/")
+    account, _, hosts = netloc.rpartition("@")
+    user, _, password = (unquote(each) for each in account.partition(":"))
+    wrong_host = not all(_HOST.fullmatch(host) for host in hosts.split(","))
+    if scheme not in ("postgresql", "postgres", "postgresql+asyncpg") or wrong_host or "@" in database + query:
+        raise ConfigurationError(
+            "a PostgreSQL URL is postgresql://user:password@host:5432/database?option=value, with special characters "
+            "of user and password percent-encoded"
+        )
+    given = dict(parse_qsl(query, keep_blank_values=True))
+    options = {name: _option(name, value) for name, value in given.items() if name not in PASSED_ON}
+    if options.get("pooler", "transaction") != "transaction":
+        raise ConfigurationError("the option pooler of the PostgreSQL URL can only be transaction")
+    passed = {name: value for name, value in given.items() if name in PASSED_ON}
+    user, password = user or passed.pop("user", ""), password or passed.pop("password", "")
+    dsn = f"postgresql://{hosts}/{database}" + (f"?{urlencode(passed)}" if passed else "")
+    address = Address(dsn, user or None, (lambda: password) if password else None)
+    return address, options, hosts or passed.get("host") or "its usual address"
+
+
+def _option(name: str, value: str) -> Any:
+    if name not in OPTIONS:
+        shown = repr(name) if name.isidentifier() else "without a name"
+        known = ", ".join((*OPTIONS, *PASSED_ON))
+        raise ConfigurationError(f"unknown option {shown} in the PostgreSQL URL: there are {known}")
+    kind = OPTIONS[name]
+    with suppress(ValueError):
+        converted = kind(value)
+        if kind is str or 0 < converted < 1e6:
+            return converted
+    raise ConfigurationError(f"the option {name} of the PostgreSQL URL must be a number above 0")

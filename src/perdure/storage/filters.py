@@ -1,0 +1,109 @@
+"""Filters on an instance's input: a JSON path and the value that must be there, compared by kind and exactly.
+
+`true` is not `"true"`, `1` equals `1.0`, null matches null, a missing key matches nothing. Numbers are compared as
+doubles, texts by code points, and of two equal keys the last counts, as Python reads JSON. A database's own reader
+differs in corners (nesting, escapes, very large numbers), so a listing takes from it also what it may have misread, and
+`matches` has the last word.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from perdure.errors import LimitError
+from perdure.model import limits
+from perdure.storage.dialects.base import Driver, json_keys
+
+Value = str | bool | int | float | None
+
+FILTERS_MAX = 20
+NUMBER_MAX = 2**53  # beyond it not every integer is a double
+
+_UNASKABLE = re.compile(r"[\0\ud800-\udfff]")
+
+
+class InputFilterBuilder:
+    """Renders input filters as conditions of a driver's dialect, for a WHERE clause."""
+
+    def __init__(self, driver: Driver, column: str = "input_data") -> None:
+        self._driver, self._column = driver, column
+
+    def build_filter_query(
+        self, input_filters: Mapping[str, Value], start_placeholder: int = 1
+    ) -> tuple[list[str], list[object]]:
+        """One condition a filter, all of which must hold, and the arguments they bind, numbered from a placeholder on.
+
+        A row that the database cannot read as JSON fulfils none of them.
+        """
+        conditions: list[str] = []
+        args: list[object] = []
+        for path, value in checked(input_filters).items():
+            extract = self._driver.json_extract(self._column, path)
+            condition, bound = self._driver.json_compare(extract, value, start_placeholder + len(args))
+            conditions.append(condition)
+            args += bound
+        return conditions, args
+
+
+def validate_json_path(path: str) -> None:
+    """Raise `InvalidJSONPathError` unless it is identifiers joined by dots: no index, no quoting, no empty key."""
+    json_keys(path)
+
+
+def checked(input_filters: Mapping[str, Value]) -> dict[str, Value]:
+    """The filters with plain values, numbers as floats; no path, or a value beyond the limits, is refused."""
+    if len(input_filters) > FILTERS_MAX:
+        raise LimitError(f"a listing takes at most {FILTERS_MAX} input filters, not {len(input_filters)}")
+    for path in input_filters:
+        validate_json_path(path)
+    return {path: _plain(value, f"the value at {path!r}") for path, value in input_filters.items()}
+
+
+def _plain(value: Value, kind: str) -> Value:
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return text(value, kind, limits.METADATA_MAX)[:]
+    if not isinstance(value, int | float):
+        raise LimitError(f"{kind} must be str, bool, a number or None, not {type(value).__name__}")
+    if not abs(value) <= NUMBER_MAX:
+        raise LimitError(f"{kind} must be a finite number within ±2^53")
+    return float(value)
+
+
+def text(value: str, kind: str, longest: int = limits.NAME_MAX) -> str:
+    """A text to look for: not too long, and without what no database takes in a parameter."""
+    if not isinstance(value, str):
+        raise LimitError(f"{kind} must be a str, not {type(value).__name__}")
+    if len(value) > longest:
+        raise LimitError(f"{kind} has {len(value)} characters, the limit is {longest}")
+    if _UNASKABLE.search(value):
+        raise LimitError(f"{kind} has a NUL character or a lone surrogate: no database can look for it")
+    return value
+
+
+def matches(stored: str, wanted: Mapping[str, Value]) -> bool:
+    """Whether a stored input has the value of every filter, which are `checked`, at its path."""
+    try:
+        document = json.loads(stored, parse_int=float, parse_constant=_no_json)
+    except (ValueError, RecursionError):
+        return False
+    return all(_is(_at(document, path), value) for path, value in wanted.items())
+
+
+_ABSENT: Any = object()
+
+
+def _at(document: Any, path: str) -> Any:
+    for key in json_keys(path):
+        document = document.get(key, _ABSENT) if isinstance(document, dict) else _ABSENT
+    return document
+
+
+def _is(found: Any, value: Value) -> bool:
+    return type(found) is type(value) and bool(found == value)
+
+
+def _no_json(word: str) -> NoReturn:
+    raise ValueError(f"{word} is not JSON")

@@ -1,0 +1,185 @@
+"""Listing: instances, newest first, a page at a time.
+
+A page is served by an index, whatever its number: a token holds the last row's place, not a count. A statement is put
+together from the room's fragments, one for each filter given.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from functools import lru_cache
+from string import ascii_lowercase, ascii_uppercase
+from typing import Any
+
+from perdure.errors import InvalidPageTokenError, LimitError
+from perdure.model import limits
+from perdure.model.records import ListInstancesOptions, PaginationResult
+from perdure.model.states import WorkflowStatus
+from perdure.storage import filters
+from perdure.storage.dialects.base import Rendering
+from perdure.storage.instances import from_row
+from perdure.storage.operation import Operation, utc
+from perdure.storage.sql import Statement, room
+from perdure.storage.transactions import Transactions
+
+S = room("listing")
+
+PAGE = 50
+QUICK_PAGE = 100  # more rows than that are read beside the event loop
+FRAMEWORK_MAX = 50
+
+_NEWEST = ListInstancesOptions()
+_FOLD = str.maketrans(ascii_uppercase, ascii_lowercase)
+_TOKEN = re.compile(
+    r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d[\d.:+Z-]{0,16})\|\|([^\0\ud800-\udfff]+)", re.ASCII | re.DOTALL
+)
+_SCANNING = {"workflow_name", "instance_id"}  # conditions that no index serves
+_ID, _INPUT, _STARTED = 0, 2, 15  # columns of `select`
+
+
+class Listing(Transactions):
+    """The listing of the seed's InstanceManager."""
+
+    async def list_instances(self, options: ListInstancesOptions = _NEWEST) -> PaginationResult:
+        """A page of the instances for which every filter holds, by start time and id, both descending.
+
+        Names and ids match by a part of them, whatever the case of ASCII letters; times are exclusive. Raises
+        `InvalidPageTokenError`, `InvalidJSONPathError`, or `LimitError` for any other value that cannot be meant.
+        """
+        search = _search(options, self._backend.driver)
+        return await (self._scan if search.reads_much else self._read)(_page, search)
+
+
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """Options, checked: fragments with their parameters, and what Python has the last word on."""
+
+    dialect: str
+    limit: int
+    framework: str | None
+    fragments: tuple[str, ...]
+    conditions: tuple[tuple[str, str], ...]
+    params: Mapping[str, object]
+    inputs: Mapping[str, filters.Value]
+    place: Mapping[str, object]
+
+    @property
+    def reads_much(self) -> bool:
+        return bool(self.inputs) or not _SCANNING.isdisjoint(self.fragments) or self.limit > QUICK_PAGE
+
+
+def _search(options: ListInstancesOptions, driver: Rendering) -> _Search:
+    if options.framework is not None:
+        limits.name(options.framework, "framework", FRAMEWORK_MAX)
+    status, before = _status(options.status_filter), limits.moment(options.started_before, "started_before")
+    given = {
+        "started_after": limits.moment(options.started_after, "started_after"),
+        "started_before": before,
+        "workflow_name": _part(options.workflow_name_filter, "workflow_name_filter"),
+        "instance_id": _part(options.instance_id_filter, "instance_id_filter"),
+    }
+    params = {key: value for key, value in given.items() if value is not None}
+    place = {} if options.page_token is None else _place(options.page_token)
+    if place and before is not None and place["last_at"] >= before:
+        place = {}  # all that is left lies below both
+    inputs = filters.checked(options.input_filters)
+    conditions, args = filters.InputFilterBuilder(driver.naming("input")).build_filter_query(inputs)
+    return _Search(
+        dialect=driver.name,
+        limit=limits.page(options.limit, PAGE),
+        framework=options.framework,
+        fragments=("in_one_state" if status else "in_any_state", *params),
+        conditions=tuple(zip(inputs, conditions, strict=True)),
+        params={**params, "status": status, **{f"input_{n}": arg for n, arg in enumerate(args, 1)}},
+        inputs=inputs,
+        place=place,
+    )
+
+
+def _part(value: str | None, kind: str) -> str | None:
+    """A part of a name to look for, as the statements want it; an empty one is in every name."""
+    return filters.text(value, kind).translate(_FOLD) if value else None
+
+
+def _status(value: WorkflowStatus | None) -> str | None:
+    try:
+        return None if value is None else WorkflowStatus(value).value
+    except ValueError as error:
+        raise LimitError(f"there is no status {str(value)[:40]!r}") from error
+
+
+def _place(token: str) -> dict[str, Any]:
+    """The row that a token names, as parameters of `after`."""
+    try:
+        found = _TOKEN.fullmatch(token)
+        at = utc(found[1]) if found else None
+    except (TypeError, ValueError, OverflowError):  # no text, no time
+        found = at = None
+    if found is None or at is None:
+        raise InvalidPageTokenError("this is no page token: give back next_page_token as it was")
+    text = _text(at) if found[1] == at.isoformat(timespec="microseconds") else found[1]
+    return {"last_at": at, "last_text": text, "last_id": found[2]}
+
+
+def _token(row: tuple[Any, ...]) -> str:
+    """The place of a row. A time in another form than ours, which SQLite may have, is kept as it is stored."""
+    stored, at = row[_STARTED], utc(row[_STARTED])
+    foreign = isinstance(stored, str) and stored != _text(at)
+    return f"{stored if foreign else at.isoformat(timespec='microseconds')}||{row[_ID]}"
+
+
+def _text(at: datetime) -> str:
+    return at.replace(tzinfo=None).isoformat(" ", "microseconds")
+
+
+def _page(search: _Search) -> Operation[PaginationResult]:
+    frameworks = [search.framework] if search.framework is not None else (yield from _frameworks())
+    rows: list[tuple[Any, ...]] = []
+    for framework in frameworks:
+        rows += yield from _rows(search, framework)
+    if len(frameworks) > 1:
+        rows.sort(key=lambda row: (row[_STARTED], row[_ID]), reverse=True)
+    page, more = rows[: search.limit], len(rows) > search.limit
+    return PaginationResult([from_row(row) for row in page], _token(page[-1]) if more else None, more)
+
+
+def _frameworks() -> Operation[list[str]]:
+    """Every framework that has instances; an index orders the rows of each, so that all are never sorted."""
+    found = [""]
+    while rows := (yield S.framework(framework=found[-1])):
+        found.append(rows[0][0])
+    return found
+
+
+def _rows(search: _Search, framework: str) -> Operation[list[tuple[Any, ...]]]:
+    """The page and, if there is more, one row. What Python turns down is made up for by reading on."""
+    wanted = batch = search.limit + 1
+    place = search.place
+    found: list[tuple[Any, ...]] = []
+    while True:
+        fragments = search.fragments
+        if place:  # it is the lower of the two bounds, and with two of them SQLite may begin at the wrong one
+            fragments = (*(name for name in fragments if name != "started_before"), "after")
+        statement = _statement(search.dialect, fragments, search.conditions)
+        rows = yield statement(**search.params, **place, framework=framework, limit=batch)
+        found += [row for row in rows if not search.inputs or filters.matches(row[_INPUT], search.inputs)]
+        if len(rows) < batch or len(found) >= wanted:
+            return found[:wanted]
+        place, batch = _place(_token(rows[-1])), min(2 * batch, limits.PAGE_MAX)
+
+
+@lru_cache(256)
+def _statement(dialect: str, fragments: tuple[str, ...], conditions: tuple[tuple[str, str], ...]) -> Statement:
+    """The room's fragments as one statement of a dialect."""
+
+    def fragment(name: str) -> str:
+        return getattr(S, name).parts(dialect)[0]  # type: ignore[no-any-return]
+
+    inputs = [
+        fragment("input").replace("path", path).replace(":condition", condition) for path, condition in conditions
+    ]
+    statement = Statement("listing.page")
+    texts = [fragment("select"), *map(fragment, fragments), *inputs, fragment("order")]
+    statement.texts[dialect] = ("\n".join(texts),)
+    return statement

@@ -1,0 +1,334 @@
+"""Outbox: events that are sent at least once, in order for each source, if and only if their transaction committed.
+
+Whoever adds an event draws its sequence and holds the source's sequence row to the commit, so events appear in order.
+Relays take turns on a second row of the source. Its `ready_at` says from when on the next event may be fetched: the
+end of a claim, or of a back-off; NULL while there is nothing. A relay sets it to NULL only while nobody is adding.
+
+Events that Edda or Romancy wrote have no sequence and are left to their relays.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from itertools import takewhile
+from typing import Any, NamedTuple
+
+from perdure.errors import HistoryConflictError, InvalidPageTokenError, LimitError
+from perdure.model import limits
+from perdure.model.records import Lease, OutboxEvent, OutboxStatus
+from perdure.storage.instances import fence
+from perdure.storage.operation import Operation, Work, raw, rows_if, utc, utc_or_none
+from perdure.storage.sql import room
+from perdure.storage.transactions import Transactions
+from perdure.storage.wakeups import OUTBOX, notify
+
+S = room("outbox")
+
+PAGE = 100
+BACK_OFF_MAX_SEC = 300.0
+CONTENT_TYPE_MAX = 100
+CLEANUP_MAX = 1000
+
+_CONTENT = ("event_type", "event_source", "data_type", "event_data", "event_data_binary", "content_type")
+_EARLIEST = datetime(1000, 1, 1, tzinfo=UTC)  # MySQL's
+
+
+class Outbox(Transactions):
+    """The seed's OutboxManager and what goes beyond it. Calls about one event give False if it is not there."""
+
+    async def add_outbox_event(self, event: OutboxEvent, *, lease: Lease | None = None) -> None:
+        """Store an event to be sent; the same one again changes nothing, another of its id is a conflict."""
+        params = _params(event)
+        await self._announce(OUTBOX, lambda loud: Work(lambda: _add(params, lease, loud), repeat=True))
+
+    async def get_pending_outbox_events(
+        self, limit: int = 0, *, relay_id: str = "", lease_sec: float = 30
+    ) -> list[OutboxEvent]:
+        """Claim events for a while: no other call gets them, or later ones of their sources, until they are marked.
+
+        A source's events are together and in order. What is not marked within `lease_sec` is handed out again.
+        """
+        page, seconds = limits.page(limit, PAGE), limits.seconds(lease_sec, "lease_sec")
+        if relay_id:
+            limits.name(relay_id, "relay_id")
+        if not await self._read(_waiting):  # an idle relay takes no lock
+            return []
+        return await self._run(Work(lambda: _fetch(page, relay_id, seconds), repeat=True))
+
+    async def mark_outbox_event_sent(self, event_id: str) -> bool:
+        """The event was published, whoever has claimed it meanwhile."""
+        limits.name(event_id, "event_id")
+        return await self._run(Work(lambda: _sent(event_id), repeat=True))
+
+    async def increment_outbox_attempts(
+        self,
+        event_id: str,
+        *,
+        error: str | None = None,
+        back_off: timedelta | None = None,
+        relay_id: str | None = None,
+    ) -> bool:
+        """An attempt failed: the event waits (1, 2, 4 … 300 s if not said), and its source's later ones behind it.
+
+        With `relay_id` nothing happens, and the answer is False, if another relay has claimed it since.
+        """
+        limits.name(event_id, "event_id")
+        text, seen = limits.text(error, "error"), list[int]()
+        wait_sec = None if back_off is None else limits.span(back_off, "back_off")
+        return await self._run(
+            Work(
+                lambda: _back_off(event_id, text, wait_sec, relay_id, seen),
+                confirm=lambda: _backed_off(event_id, seen),
+            )
+        )
+
+    async def mark_outbox_event_failed(
+        self, event_id: str, *, error: str | None = None, relay_id: str | None = None
+    ) -> bool:
+        """Park the event: it is never fetched again and no longer in the way; `requeue_outbox_event` puts it back."""
+        limits.name(event_id, "event_id")
+        text = limits.text(error, "error")
+        return await self._run(Work(lambda: _park(event_id, text, relay_id), repeat=True))
+
+    async def requeue_outbox_event(self, event_id: str) -> bool:
+        """Put a parked event back, at the end of its source; False if it is not parked."""
+        limits.name(event_id, "event_id")
+        return await self._announce(
+            OUTBOX, lambda loud: Work(lambda: _requeue(event_id, loud), confirm=lambda: _requeued(event_id))
+        )
+
+    async def list_outbox_events(
+        self, status: OutboxStatus | str | None = None, limit: int = 0, *, after: str | None = None
+    ) -> list[OutboxEvent]:
+        """Own events, oldest first, of one state or all; `after` is the id of the last event of the page before."""
+        state = None if status is None else OutboxStatus(status).value
+        return await self._scan(_list, state, limits.page(limit, PAGE), after)
+
+    async def cleanup_old_outbox_events(self, older_than: timedelta) -> int:
+        """Remove own events published longer ago than that, batch by batch; gives their number."""
+        age, total = limits.span(older_than, "older_than"), 0
+        while True:
+            deleted = await self._run(Work(lambda: _cleanup(age), repeat=True))
+            total += deleted
+            if deleted < CLEANUP_MAX:
+                return total
+
+
+class _State(NamedTuple):
+    """How an own event stands, while its source is held."""
+
+    source: str
+    sequence: int
+    status: str
+    retry_count: int
+    claimed_by: str | None
+
+    def is_open_to(self, relay_id: str | None) -> bool:
+        """Whether its attempt can fail: it is not over, and not another relay's."""
+        if self.status == OutboxStatus.PROCESSING:
+            return relay_id in (None, self.claimed_by)
+        return self.status == OutboxStatus.PENDING and relay_id is None
+
+
+def _params(event: OutboxEvent) -> dict[str, Any]:
+    if event.data_type not in ("json", "binary"):
+        raise LimitError(f"data_type must be 'json' or 'binary', not {event.data_type!r}")
+    limits.size(event.event_data_binary, "event_data_binary")
+    return {
+        "event_id": limits.name(event.event_id, "event_id"),
+        "event_type": limits.name(event.event_type, "event_type", limits.EVENT_TYPE_MAX),
+        "event_source": limits.name(event.event_source, "event_source"),
+        "data_type": event.data_type,
+        "event_data": limits.text(event.event_data, "event_data"),
+        "event_data_binary": event.event_data_binary,
+        "content_type": limits.name(event.content_type, "content_type", CONTENT_TYPE_MAX),
+        "created_at": limits.moment(event.created_at, "created_at"),
+    }
+
+
+def _add(params: dict[str, Any], lease: Lease | None, loud: bool) -> Operation[None]:
+    if lease is not None:
+        yield from fence(lease.instance_id, lease)
+    event_id, source = params["event_id"], params["event_source"]
+    sequence = yield from _draw(source)
+    if (yield S.add(sequence=sequence, **params)):
+        yield from _wake(source)
+        if loud:
+            yield from notify(OUTBOX, event_id=event_id, evt_id=event_id, evt_type=params["event_type"])
+        return
+    rows = yield S.content(event_id=event_id)
+    if not rows or tuple(rows[0]) != tuple(params[key] for key in _CONTENT):
+        raise HistoryConflictError(f"the outbox has another event under the id {event_id!r}")
+
+
+def _draw(source: str) -> Operation[int]:
+    rows = rows_if(0, (yield S.draw(event_source=source)))
+    return int(rows[0][0])
+
+
+def _wake(source: str) -> Operation[None]:
+    """Something was added to a source whose sequence is held. One that is awake is left alone: relays write its row."""
+    rows = yield S.ready_at(event_source=source)
+    if not rows:
+        yield S.enter(event_source=source)
+    elif rows[0][0] is None:
+        yield S.wake(event_source=source, ready_at=None)
+
+
+def _waiting() -> Operation[bool]:
+    return bool((yield S.waiting()))
+
+
+def _fetch(limit: int, relay_id: str, lease_sec: float) -> Operation[list[OutboxEvent]]:
+    sources = [row[0] for row in (yield S.ready(limit=limit))]
+    events: list[OutboxEvent] = []
+    if sources:
+        yield from _hand_back(sources)
+    for source in sources:
+        if len(events) == limit:
+            break
+        rows = yield S.first(event_source=source, limit=limit - len(events))
+        due = [_from_row(row[:-1]) for row in takewhile(lambda row: not row[-1], rows)]
+        events += due
+        if not due:
+            yield from _settle(source)
+    if events:
+        yield S.claim(ids=[event.event_id for event in events], relay_id=relay_id, lease_sec=lease_sec)
+        # after the claims, so that it is not before their end
+        yield S.postpone(sources=sorted({event.event_source for event in events}), lease_sec=lease_sec)
+    return [replace(event, status=OutboxStatus.PROCESSING.value) for event in events]
+
+
+def _hand_back(sources: list[str], after: int = 0) -> Operation[None]:
+    rows = yield S.claimed(sources=sources, after=after)
+    if rows:
+        yield S.hand_back(ids=[row[0] for row in rows])
+
+
+def _settle(source: str) -> Operation[None]:
+    """Say when a held source is ready, unless some of its events are still claimed."""
+    ahead = dict((yield S.ahead(event_source=source)))
+    quiet = not ahead and bool((yield S.quiet(sources=[source])))
+    if quiet:  # what was added before that is visible only now
+        ahead = dict((yield S.ahead(event_source=source)))
+    if OutboxStatus.PROCESSING in ahead:
+        return
+    if quiet and not ahead:
+        yield S.sleep(event_source=source)
+    else:
+        yield S.wake(event_source=source, ready_at=ahead.get(OutboxStatus.PENDING))
+
+
+def _hold(event_id: str) -> Operation[_State | None]:
+    yield S.hold(event_id=event_id)
+    rows = yield S.state(event_id=event_id)
+    return _State(*rows[0]) if rows else None
+
+
+def _sent(event_id: str) -> Operation[bool]:
+    event = yield from _hold(event_id)
+    if event is not None and event.status != OutboxStatus.PUBLISHED:
+        yield S.sent(event_id=event_id)
+        yield from _settle(event.source)
+    return event is not None
+
+
+def _back_off(
+    event_id: str, error: str | None, wait_sec: float | None, relay_id: str | None, seen: list[int]
+) -> Operation[bool]:
+    event = yield from _hold(event_id)
+    if event is None or not event.is_open_to(relay_id):
+        return False
+    seen.append(event.retry_count)
+    if wait_sec is None:
+        wait_sec = min(2.0 ** min(event.retry_count, 10), BACK_OFF_MAX_SEC)
+    yield S.back_off(event_id=event_id, error=error, back_off_sec=wait_sec)
+    yield from _hand_back([event.source], event.sequence)
+    yield from _settle(event.source)
+    return True
+
+
+def _backed_off(event_id: str, seen: list[int]) -> Operation[bool | None]:
+    """After a lost answer: the count tells."""
+    rows = yield S.state(event_id=event_id)
+    if not seen:
+        return False
+    return True if rows and _State(*rows[0]).retry_count > seen[-1] else None
+
+
+def _park(event_id: str, error: str | None, relay_id: str | None) -> Operation[bool]:
+    event = yield from _hold(event_id)
+    if event is None or not event.is_open_to(relay_id):
+        return event is not None and event.status == OutboxStatus.INVALID
+    yield S.park(event_id=event_id, error=error)
+    yield from _settle(event.source)
+    return True
+
+
+def _requeue(event_id: str, loud: bool) -> Operation[bool]:
+    rows = yield S.state(event_id=event_id)
+    if not rows or _State(*rows[0]).status != OutboxStatus.INVALID:
+        return False
+    source = _State(*rows[0]).source
+    sequence = yield from _draw(source)
+    yield from _wake(source)
+    if not (yield S.requeue(event_id=event_id, sequence=sequence)):
+        return False
+    if loud:
+        yield from notify(OUTBOX, event_id=event_id, evt_id=event_id)
+    return True
+
+
+def _requeued(event_id: str) -> Operation[bool | None]:
+    """After a lost answer: it is parked no longer."""
+    rows = yield S.state(event_id=event_id)
+    return True if rows and _State(*rows[0]).status != OutboxStatus.INVALID else None
+
+
+def _list(status: str | None, limit: int, after: str | None) -> Operation[list[OutboxEvent]]:
+    created_at: object = _EARLIEST
+    if after is not None:
+        rows = yield S.position(event_id=after)
+        if not rows:
+            raise InvalidPageTokenError(f"there is no outbox event {after!r} to list from")
+        created_at = rows[0][0]
+    place = {"created_at": created_at, "after": after or "", "limit": limit}
+    rows = yield S.list(**place) if status is None else S.list_status(status=status, **place)
+    return [_from_row(row) for row in rows]
+
+
+def _from_row(row: Sequence[Any]) -> OutboxEvent:
+    event_id, kind, source, text, binary, data_type, content_type, status, retries, error = row[:10]
+    published_at, created_at, sequence = row[10:]
+    return OutboxEvent(
+        event_id,
+        kind,
+        source,
+        raw(text),
+        raw(binary),
+        data_type,
+        content_type,
+        status,
+        retries,
+        error,
+        utc_or_none(published_at),
+        utc(created_at),
+        sequence,
+    )
+
+
+def _cleanup(age_sec: float) -> Operation[int]:
+    rows = yield S.old(age_sec=age_sec, limit=CLEANUP_MAX)
+    if not rows:
+        return 0
+    deleted: int = yield S.delete(ids=[row[0] for row in rows])
+    yield from _forget(sorted({row[1] for row in rows}))
+    return deleted
+
+
+def _forget(sources: list[str]) -> Operation[None]:
+    """Sources whose last event went go too: their names may hold an order's number, and would pile up."""
+    quiet = [row[0] for row in (yield S.quiet(sources=sources))]
+    unused = [row[0] for row in (yield S.unused(sources=quiet))] if quiet else []
+    if unused:
+        yield S.forget(sources=unused)

@@ -1,0 +1,193 @@
+-- lock
+-- Queue up on a channel until the commit: its publishers and subscribers follow one another.
+INSERT INTO perdure_channels (channel) VALUES (:channel)
+{on_conflict_do_update(channel)} channel = :channel
+
+-- mark
+-- The same, and note that there may be something to deliver.
+INSERT INTO perdure_channels (channel, dirty_at) VALUES (:channel, {now})
+{on_conflict_do_update(channel)} dirty_at = COALESCE(perdure_channels.dirty_at, {now})
+
+-- publish
+-- A message, its id drawn after the channel was locked: a lower one never appears after a higher one.
+INSERT INTO perdure_channels (channel, dirty_at) VALUES (:channel, {now})
+{on_conflict_do_update(channel)} dirty_at = COALESCE(perdure_channels.dirty_at, {now});
+INSERT INTO channel_messages (channel, message_id, data_type, data, data_binary, metadata, published_at, framework)
+VALUES (:channel, :message_id, :data_type, :data, :data_binary, :metadata, {now}, 'perdure') {returning(id)}
+
+-- publish [postgresql]
+-- Differs because a CTE makes it one round trip; the id is drawn for the row that the lock gives.
+WITH locked AS (
+  INSERT INTO perdure_channels (channel, dirty_at) VALUES (:channel, {now})
+  ON CONFLICT (channel) DO UPDATE SET dirty_at = COALESCE(perdure_channels.dirty_at, {now}) RETURNING channel)
+INSERT INTO channel_messages (channel, message_id, data_type, data, data_binary, metadata, published_at, framework)
+SELECT channel, :message_id, :data_type, :data, :data_binary::bytea, :metadata, {now}, 'perdure' FROM locked
+RETURNING id
+
+-- publish_once
+-- A message under its sender's key, stored unless the key is known. Until the message has its id, the key's is 0.
+INSERT INTO perdure_channels (channel, dirty_at) VALUES (:channel, {now})
+{on_conflict_do_update(channel)} dirty_at = COALESCE(perdure_channels.dirty_at, {now});
+INSERT INTO perdure_message_keys (source, message_id, id, created_at) VALUES (:source, :key, 0, {now})
+{on_conflict_do_nothing(source, message_id)};
+INSERT INTO channel_messages (channel, message_id, data_type, data, data_binary, metadata, published_at, framework)
+SELECT :channel, :message_id, :data_type, :data, :data_binary, :metadata, {now}, 'perdure' FROM perdure_message_keys
+ WHERE source = :source AND message_id = :key AND id = 0 {on_conflict_do_nothing(message_id)};
+UPDATE perdure_message_keys SET id = (SELECT id FROM channel_messages WHERE message_id = :message_id)
+ WHERE source = :source AND message_id = :key AND id = 0;
+SELECT id FROM perdure_message_keys WHERE source = :source AND message_id = :key
+
+-- publish_once [postgresql]
+-- Differs because a CTE makes it one round trip. Gives nothing if somebody else stored the key meanwhile.
+WITH locked AS (
+  INSERT INTO perdure_channels (channel, dirty_at) VALUES (:channel, {now})
+  ON CONFLICT (channel) DO UPDATE SET dirty_at = COALESCE(perdure_channels.dirty_at, {now}) RETURNING channel),
+known AS (
+  SELECT id FROM perdure_message_keys WHERE source = :source AND message_id = :key
+  UNION ALL SELECT id FROM channel_messages WHERE message_id = :message_id
+  LIMIT 1),
+fresh AS (
+  INSERT INTO perdure_message_keys (source, message_id, id, created_at)
+  SELECT :source, :key, nextval(pg_get_serial_sequence('channel_messages', 'id')), {now} FROM locked
+   WHERE NOT EXISTS (SELECT 1 FROM known)
+  ON CONFLICT (source, message_id) DO NOTHING RETURNING id),
+message AS (
+  INSERT INTO channel_messages
+         (id, channel, message_id, data_type, data, data_binary, metadata, published_at, framework)
+  SELECT id, :channel, :message_id, :data_type::text, :data::text, :data_binary::bytea, :metadata::text, {now}, 'perdure'
+    FROM fresh)
+SELECT id FROM fresh UNION ALL SELECT id FROM known
+
+-- key
+-- What was published under a key.
+SELECT id FROM perdure_message_keys WHERE source = :source AND message_id = :key
+
+-- named
+-- The message with this text id.
+SELECT id FROM channel_messages WHERE message_id = :message_id
+
+-- page
+-- Messages of a channel after an id, in order.
+SELECT id, channel, message_id, data_type, data, data_binary, metadata, published_at FROM channel_messages
+ WHERE channel = :channel AND id > :after_id ORDER BY id LIMIT :limit
+
+-- pending
+-- What a subscriber has not had: above both cursor stores, or unclaimed. Nothing for who is not subscribed.
+SELECT id, channel, message_id, data_type, data, data_binary, metadata, published_at FROM channel_messages
+ WHERE channel = :channel
+   AND id > (SELECT CASE s.mode WHEN 'competing' THEN 0 ELSE {greatest(COALESCE(s.cursor_message_id, 0), COALESCE(
+                      (SELECT c.last_delivered_id FROM channel_delivery_cursors c
+                        WHERE c.channel = s.channel AND c.instance_id = s.instance_id), 0))} END
+               FROM channel_subscriptions s WHERE s.instance_id = :instance_id AND s.channel = :channel)
+   AND NOT EXISTS (SELECT 1 FROM channel_message_claims k JOIN channel_subscriptions s ON s.mode = 'competing'
+                    WHERE k.message_id = channel_messages.message_id
+                      AND s.instance_id = :instance_id AND s.channel = :channel)
+ ORDER BY id LIMIT :limit
+
+-- subscription
+-- One subscription, with the further of its two cursors.
+SELECT s.instance_id, s.channel, s.mode, s.activity_id,
+       {greatest(COALESCE(s.cursor_message_id, 0), COALESCE(
+         (SELECT c.last_delivered_id FROM channel_delivery_cursors c
+           WHERE c.channel = s.channel AND c.instance_id = s.instance_id), 0))},
+       s.timeout_at, s.id, s.subscribed_at
+  FROM channel_subscriptions s WHERE s.instance_id = :instance_id AND s.channel = :channel
+
+-- modes
+-- How an instance uses a channel, and whether a live subscriber uses it in the other mode.
+SELECT (SELECT mode FROM channel_subscriptions WHERE instance_id = :instance_id AND channel = :channel),
+       (SELECT s.mode FROM channel_subscriptions s JOIN workflow_instances i ON i.instance_id = s.instance_id
+         WHERE s.channel = :channel AND s.mode = :other AND i.finished_at IS NULL LIMIT 1)
+
+-- mode
+-- How live subscribers use a channel.
+SELECT s.mode FROM channel_subscriptions s JOIN workflow_instances i ON i.instance_id = s.instance_id
+ WHERE s.channel = :channel AND i.finished_at IS NULL ORDER BY s.mode LIMIT 1
+
+-- subscribe
+-- A new subscriber, from the first message or from the next one; both cursor stores start there.
+INSERT INTO channel_subscriptions (instance_id, channel, mode, cursor_message_id, subscribed_at, framework)
+SELECT i.instance_id, :channel, :mode,
+       CASE WHEN :from_start = 1 THEN 0
+            ELSE (SELECT COALESCE(MAX(m.id), 0) FROM channel_messages m WHERE m.channel = :channel) END,
+       {now}, i.framework
+  FROM workflow_instances i WHERE i.instance_id = :instance_id {on_conflict_do_nothing(instance_id, channel)};
+INSERT INTO channel_delivery_cursors (channel, instance_id, last_delivered_id, updated_at)
+SELECT channel, instance_id, cursor_message_id, {now} FROM channel_subscriptions
+ WHERE instance_id = :instance_id AND channel = :channel AND mode = 'broadcast'
+{on_conflict_do_nothing(channel, instance_id)}
+
+-- unsubscribe
+-- Remove a subscription and its cursors.
+DELETE FROM channel_subscriptions WHERE instance_id = :instance_id AND channel = :channel;
+DELETE FROM channel_delivery_cursors WHERE instance_id = :instance_id AND channel = :channel
+
+-- clear
+-- A subscriber waits no more.
+UPDATE channel_subscriptions SET activity_id = NULL, timeout_at = NULL
+ WHERE instance_id = :instance_id AND channel = :channel AND activity_id IS NOT NULL
+
+-- advance
+-- Move both cursors, never backwards.
+UPDATE channel_subscriptions SET cursor_message_id = {greatest(COALESCE(cursor_message_id, 0), :message_id)}
+ WHERE instance_id = :instance_id AND channel = :channel;
+INSERT INTO channel_delivery_cursors (channel, instance_id, last_delivered_id, updated_at)
+SELECT channel, instance_id, cursor_message_id, {now} FROM channel_subscriptions
+ WHERE instance_id = :instance_id AND channel = :channel
+{on_conflict_do_update(channel, instance_id)}
+  last_delivered_id = {greatest(channel_delivery_cursors.last_delivered_id, :message_id)}, updated_at = {now}
+
+-- claim
+-- A message goes to one instance; nothing if it is claimed or gone. The lock keeps it from going meanwhile.
+INSERT INTO channel_message_claims (message_id, instance_id, claimed_at)
+SELECT m.message_id, :instance_id, {now} FROM channel_messages m WHERE m.id = :message_id {for_update}
+{on_conflict_do_nothing(message_id)}
+
+-- claimant
+-- Who claimed a message.
+SELECT k.instance_id FROM channel_message_claims k JOIN channel_messages m ON m.message_id = k.message_id
+ WHERE m.id = :message_id
+
+-- delete
+-- Remove a message; its claim goes with it.
+DELETE FROM channel_messages WHERE id = :message_id
+
+-- old
+-- Messages past their time, the oldest first.
+SELECT id, message_id, channel, published_at FROM channel_messages
+ WHERE published_at < {ago(:age_sec)} AND published_at >= :after_at AND (published_at > :after_at OR id > :after_id)
+ ORDER BY published_at, id LIMIT :limit
+
+-- needs
+-- How far the slowest live subscriber of each mode has come.
+SELECT s.mode, MIN({greatest(COALESCE(s.cursor_message_id, 0), COALESCE(c.last_delivered_id, 0))})
+  FROM channel_subscriptions s JOIN workflow_instances i ON i.instance_id = s.instance_id
+       LEFT JOIN channel_delivery_cursors c ON c.channel = s.channel AND c.instance_id = s.instance_id
+ WHERE s.channel = :channel AND i.finished_at IS NULL GROUP BY s.mode
+
+-- claimed
+-- Which of these messages have been taken.
+SELECT message_id FROM channel_message_claims WHERE message_id {any(:ids)}
+
+-- purge
+-- Remove messages.
+DELETE FROM channel_messages WHERE message_id {any(:ids)}
+
+-- last_key
+-- The end of a page of keys past their time.
+SELECT MAX(created_at) FROM (
+  SELECT created_at FROM perdure_message_keys WHERE created_at < {ago(:age_sec)} ORDER BY created_at LIMIT :limit) page
+
+-- forget_keys
+-- Remove keys up to a time.
+DELETE FROM perdure_message_keys WHERE created_at <= :until
+
+-- unused
+-- Channels that nobody listens to and nothing is in.
+SELECT channel FROM perdure_channels p
+ WHERE dirty_at IS NULL AND NOT EXISTS (SELECT 1 FROM channel_subscriptions s WHERE s.channel = p.channel)
+   AND NOT EXISTS (SELECT 1 FROM channel_messages m WHERE m.channel = p.channel) LIMIT :limit
+
+-- forget
+-- Remove the locks of channels that are still unused: a message would have marked its own.
+DELETE FROM perdure_channels WHERE channel {any(:channels)} AND dirty_at IS NULL

@@ -1,0 +1,50 @@
+-- register
+-- A timer; one that is there keeps its time.
+INSERT INTO workflow_timer_subscriptions (instance_id, timer_id, expires_at, activity_id, created_at, framework)
+SELECT i.instance_id, :timer_id, COALESCE(:at, {after(:after_sec)}), :activity_id, {now}, i.framework
+  FROM workflow_instances i WHERE i.instance_id = :instance_id {on_conflict_do_nothing(instance_id, timer_id)}
+
+-- expired
+-- Own timers that are due, of waiting instances, the oldest first.
+SELECT t.instance_id, t.timer_id, t.expires_at, t.activity_id, t.id, t.created_at
+  FROM workflow_timer_subscriptions t JOIN workflow_instances i ON i.instance_id = t.instance_id
+ WHERE t.framework = 'perdure' AND t.expires_at <= {now}
+   AND i.status IN ('waiting_for_event', 'waiting_for_timer', 'waiting_for_message')
+ ORDER BY t.expires_at, t.id LIMIT :limit
+
+-- remove
+-- Remove a timer.
+DELETE FROM workflow_timer_subscriptions WHERE instance_id = :instance_id AND timer_id = :timer_id
+
+-- due
+-- A timer to fire, locked with its instance: due, and the instance waiting and free, or leased to the caller.
+SELECT i.workflow_name, COALESCE(t.activity_id, t.timer_id), t.expires_at
+  FROM workflow_timer_subscriptions t JOIN workflow_instances i ON i.instance_id = t.instance_id
+ WHERE t.instance_id = :instance_id AND t.timer_id = :timer_id AND t.framework = 'perdure' AND t.expires_at <= {now}
+   AND (i.lock_token = :token AND i.status IN ('running', 'waiting_for_event', 'waiting_for_timer', 'waiting_for_message')
+        OR :token IS NULL AND i.status IN ('waiting_for_event', 'waiting_for_timer', 'waiting_for_message')
+           AND (i.locked_by IS NULL OR i.lock_expires_at <= {now}))
+{skip_locked}
+
+-- fire
+-- Fire a timer of a waiting instance that is free. Only PostgreSQL has it, to save round trips.
+WITH due AS (
+  SELECT i.instance_id, i.workflow_name, t.id, t.expires_at, COALESCE(t.activity_id, t.timer_id) AS activity_id
+    FROM workflow_timer_subscriptions t JOIN workflow_instances i ON i.instance_id = t.instance_id
+   WHERE t.instance_id = :instance_id AND t.timer_id = :timer_id AND t.framework = 'perdure' AND t.expires_at <= {now}
+     AND i.status IN ('waiting_for_event', 'waiting_for_timer', 'waiting_for_message')
+     AND (i.locked_by IS NULL OR i.lock_expires_at <= {now})
+  FOR UPDATE SKIP LOCKED),
+event AS (
+  INSERT INTO workflow_history (instance_id, activity_id, event_type, data_type, event_data, created_at)
+  SELECT instance_id, activity_id, 'TimerExpired', 'json',
+         concat('{"result": null, "timer_id": ', :name::text, ', "expires_at": "', {iso(expires_at)},
+                '", "completed": true}'), {now} FROM due
+  ON CONFLICT (instance_id, activity_id) DO NOTHING),
+gone AS (DELETE FROM workflow_timer_subscriptions t USING due WHERE t.id = due.id),
+woken AS (
+  UPDATE workflow_instances i
+     SET status = 'running', updated_at = {now}, current_activity_id = due.activity_id, lock_token = i.lock_token + 1,
+         locked_by = NULL, locked_at = NULL, lock_expires_at = NULL
+    FROM due WHERE i.instance_id = due.instance_id)
+SELECT workflow_name, activity_id FROM due

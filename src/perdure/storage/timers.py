@@ -1,0 +1,133 @@
+"""Timers: waits for a time. The first time given for a timer stands, and each fires once."""
+
+import json
+from datetime import timedelta
+
+from perdure.errors import InvalidTransitionError, LimitError
+from perdure.model import limits
+from perdure.model.records import HistoryEventType, Lease, Suspension, TimerSubscription, TimerWait
+from perdure.model.states import TERMINAL
+from perdure.storage import instances, waits, wakeups
+from perdure.storage.instances import fence
+from perdure.storage.operation import Operation, Work, utc
+from perdure.storage.sql import room
+
+S = room("timers")
+
+
+class Timers(waits.Waits):
+    """The seed's TimerSubscriptionManager, and firing."""
+
+    async def register_timer_subscription(
+        self, subscription: TimerSubscription, *, after: timedelta | None = None, lease: Lease | None = None
+    ) -> None:
+        """Register a timer, at its `expires_at` or `after` a while; one that is there keeps its time."""
+        params = _params(subscription, after)
+        await self._announce(
+            wakeups.TIMER, lambda notify: Work(lambda: _register(params, lease, notify), repeat=True)
+        )
+
+    async def register_timer_subscription_and_release_lock(
+        self,
+        subscription: TimerSubscription,
+        instance_id: str,
+        worker_id: str,
+        *,
+        after: timedelta | None = None,
+        lease: Lease | None = None,
+    ) -> Suspension:
+        """Wait for a timer, beside the waits that are there: see `suspend`. One that is due is `ready`, not waited for.
+
+        Without `lease` the worker must hold the lock, whatever its token.
+        """
+        if subscription.instance_id != instance_id:
+            raise LimitError(f"the timer is of {subscription.instance_id!r}, not of {instance_id!r}")
+        activity_id = subscription.activity_id or subscription.timer_id
+        wait = TimerWait(subscription.timer_id, activity_id, subscription.expires_at, after)
+        return await self._suspend(waits.owner(instance_id, worker_id, lease), waits.checked([wait]), alone=False)
+
+    async def find_expired_timers(self, limit: int = 0) -> list[TimerSubscription]:
+        """Own timers that are due, of waiting instances, the oldest first."""
+        return await self._read(_expired, limits.page(limit, 100))
+
+    async def remove_timer_subscription(self, instance_id: str, timer_id: str, *, lease: Lease | None = None) -> None:
+        """Remove a timer, if it is there."""
+        await self._run(Work(lambda: _remove(instance_id, timer_id, lease), repeat=True))
+
+    async def fire_timer(self, instance_id: str, timer_id: str, *, lease: Lease | None = None) -> bool:
+        """Record that a timer expired, remove it and set the instance running, in one transaction; True if it did.
+
+        False, and nothing changed, if it is not due, not there any more, or the instance is not waiting or is held by
+        somebody. With `lease` the holder fires a timer of its own while it runs, and keeps the lease.
+        """
+        if lease is not None:
+            return await self._run(Work(lambda: _fire(instance_id, timer_id, lease, notify=False), repeat=True))
+        at_once = self._backend.driver.name == "postgresql"
+
+        def work(notify: bool) -> Work[bool]:
+            operation = _fire_at_once if at_once else _fire
+            return Work(
+                lambda: operation(instance_id, timer_id, None, notify), single=at_once and not notify, repeat=True
+            )
+
+        return await self._announce(wakeups.RESUMABLE, work, worth=bool)
+
+
+def _params(subscription: TimerSubscription, after: timedelta | None) -> dict[str, object]:
+    activity_id = subscription.activity_id
+    return {
+        "instance_id": subscription.instance_id,
+        "timer_id": limits.name(subscription.timer_id, "timer_id"),
+        "activity_id": activity_id and limits.name(activity_id, "activity_id"),
+        **waits.moment(subscription.expires_at, after, needed=True),
+    }
+
+
+def _register(params: dict[str, object], lease: Lease | None, notify: bool) -> Operation[None]:
+    instance_id = str(params["instance_id"])
+    yield from fence(instance_id, lease)
+    ((status, *_),) = yield instances.S.standing(instance_id=instance_id)
+    if status in TERMINAL:
+        raise InvalidTransitionError(f"{instance_id!r} is {status} and waits for no timer")
+    yield S.register(**params)
+    if notify:
+        yield from wakeups.notify(wakeups.TIMER, instance_id=instance_id, timer_id=params["timer_id"])
+
+
+def _expired(limit: int) -> Operation[list[TimerSubscription]]:
+    rows = yield S.expired(limit=limit)
+    return [
+        TimerSubscription(instance_id, timer_id, utc(expires_at), activity_id, timer, utc(created_at))
+        for instance_id, timer_id, expires_at, activity_id, timer, created_at in rows
+    ]
+
+
+def _remove(instance_id: str, timer_id: str, lease: Lease | None) -> Operation[None]:
+    if lease is not None:
+        yield from fence(instance_id, lease)
+    yield S.remove(instance_id=instance_id, timer_id=timer_id)
+
+
+def _fire(instance_id: str, timer_id: str, lease: Lease | None, notify: bool) -> Operation[bool]:
+    if lease is not None:
+        yield from fence(instance_id, lease)
+    rows = yield S.due(instance_id=instance_id, timer_id=timer_id, token=lease.token if lease else None)
+    if not rows:
+        return False
+    name, activity_id, expires_at = rows[0]
+    at = utc(expires_at).isoformat(timespec="microseconds")
+    payload = json.dumps({"result": None, "timer_id": timer_id, "expires_at": at, "completed": True}, ensure_ascii=False)
+    yield from waits.wake(instance_id, activity_id, HistoryEventType.TIMER_EXPIRED, payload, lease)
+    yield S.remove(instance_id=instance_id, timer_id=timer_id)
+    if notify:
+        yield from waits.resumable(instance_id, name)
+    return True
+
+
+def _fire_at_once(instance_id: str, timer_id: str, lease: None, notify: bool) -> Operation[bool]:
+    """PostgreSQL: the same in one statement."""
+    name = json.dumps(timer_id, ensure_ascii=False)
+    rows = yield S.fire(instance_id=instance_id, timer_id=timer_id, name=name)
+    if rows and notify:
+        yield from waits.resumable(instance_id, rows[0][0])
+    return bool(rows)

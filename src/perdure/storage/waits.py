@@ -1,0 +1,254 @@
+"""Waits: an instance gives up its lease until a timer is due or a message comes, or the first of several of them.
+
+Whoever wants to wait looks once more, under the locks of the channels and of its own row: what is ready by then is not
+waited for, so no wake-up is lost. Waking leaves the other waits of an instance where they are, with their times; they
+count only while it is waiting, and `suspend` removes those that are no longer asked for.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+
+from perdure.errors import (
+    InstanceNotFoundError,
+    InvalidTransitionError,
+    LeaseLostError,
+    LimitError,
+    NotSubscribedError,
+    StorageError,
+)
+from perdure.model import limits
+from perdure.model.records import ChannelWait, HistoryEventType, Lease, Suspension, TimerWait
+from perdure.model.states import WAITING, WorkflowStatus
+from perdure.storage import channels, instances, wakeups
+from perdure.storage.operation import Operation, Work, utc, utc_or_none
+from perdure.storage.sql import Call, room
+from perdure.storage.transactions import Transactions, prepared, together
+
+S = room("waits")
+TIMERS = room("timers")
+
+Wait = TimerWait | ChannelWait
+
+_ON_TIMER, _ON_MESSAGE = WorkflowStatus.WAITING_FOR_TIMER, WorkflowStatus.WAITING_FOR_MESSAGE
+
+
+class Owner(NamedTuple):
+    """Who gives up the lease; without a token the worker's name decides."""
+
+    instance_id: str
+    worker_id: str
+    token: int | None
+
+
+def owner(instance_id: str, worker_id: str, lease: Lease | None) -> Owner:
+    """Whoever holds the lease; without one, the worker that has the lock."""
+    return Owner(instance_id, worker_id, None) if lease is None else _holder(lease)
+
+
+def _holder(lease: Lease) -> Owner:
+    return Owner(lease.instance_id, lease.worker_id, lease.token)
+
+
+class Waits(Transactions):
+    """Waiting, on several things at once."""
+
+    async def suspend(self, lease: Lease, waits: Sequence[Wait]) -> Suspension:
+        """Wait for the first of these, and for nothing else; one transaction registers them and releases the lease.
+
+        If a timer is due, a message pending or a time-out over, nothing changes, the lease is kept, and the result
+        names the activities that are `ready`. A wait that is there already (the same timer, or the same activity on
+        the same channel) keeps its time. The status is that of the earliest deadline.
+        """
+        return await self._suspend(_holder(lease), checked(waits), alone=True)
+
+    async def suspend_instances(self, items: Sequence[tuple[Lease, Sequence[Wait]]]) -> list[Suspension | StorageError]:
+        """Suspend many instances in one commit: a result or an error for each, in order."""
+        order = sorted(range(len(items)), key=lambda n: items[n][0].instance_id)
+        named = [wait.channel for _, waits in items for wait in waits if isinstance(wait, ChannelWait)]
+        works = prepared(lambda n: _suspending(_holder(items[n][0]), checked(items[n][1])), order)
+        found = await self._run(Work(lambda: channels.locking(named, together(works))))
+        return [result for _, result in sorted(zip(order, found, strict=True), key=lambda pair: pair[0])]
+
+    async def next_due_at(self) -> datetime | None:
+        """When the first timer or time-out of an own waiting instance is due, or was; None if there is none."""
+        return await self._read(_next_due)
+
+    async def _suspend(self, owner: Owner, waits: Sequence[Wait], *, alone: bool) -> Suspension:
+        at_once = len(waits) == 1 and self._backend.driver.name == "postgresql"
+        operation = _at_once if at_once else _suspend
+        timed = any(isinstance(wait, TimerWait) or wait.timeout_at or wait.after is not None for wait in waits)
+
+        def work(notify: bool) -> Work[Suspension]:
+            return Work(
+                lambda: _announcing(operation(owner, waits, alone), owner, waits, notify),
+                single=at_once and not notify,
+                confirm=lambda: _suspended(owner),
+            )
+
+        if not timed:
+            return await self._run(work(False))
+        return await self._announce(wakeups.TIMER, work, worth=lambda found: found.suspended)
+
+
+def checked(waits: Iterable[Wait]) -> list[Wait]:
+    """Waits as they may be registered: at least one, no timer, channel or activity twice."""
+    given = list(waits)
+    if not 0 < len(given) <= limits.PAGE_MAX:
+        raise LimitError(f"an instance waits for 1 to {limits.PAGE_MAX} things, not {len(given)}")
+    for wait in given:
+        limits.name(wait.activity_id, "activity_id")
+        if isinstance(wait, TimerWait):
+            limits.name(wait.timer_id, "timer_id")
+            moment(wait.expires_at, wait.after, needed=True)
+        else:
+            limits.name(wait.channel, "channel")
+            moment(wait.timeout_at, wait.after)
+    things = [("timer", w.timer_id) if isinstance(w, TimerWait) else ("channel", w.channel) for w in given]
+    if len(set(things)) < len(given) or len({wait.activity_id for wait in given}) < len(given):
+        raise LimitError("each timer, channel and activity can be waited for once")
+    return given
+
+
+def moment(at: datetime | None, after: timedelta | None, *, needed: bool = False) -> dict[str, object]:
+    """A deadline as the parameters of a statement: a time, a while by the database's clock, or none."""
+    if at is not None and after is not None or needed and at is after is None:
+        raise LimitError("give a time or `after`, and not both")
+    after_sec = None if after is None else limits.span(after, "after")
+    return {"at": limits.moment(at, "the time"), "after_sec": after_sec}
+
+
+def wake(
+    instance_id: str, activity_id: str, kind: HistoryEventType, payload: str, lease: Lease | None, binary: Any = None
+) -> Operation[bool]:
+    """Record why an instance wakes and set it running; False if the activity was recorded before."""
+    recorded, _ = yield S.wake(
+        instance_id=instance_id,
+        activity_id=activity_id,
+        event_type=kind.value,
+        data_type="json" if binary is None else "binary",
+        event_data=payload,
+        event_data_binary=binary,
+        leased=int(lease is not None),
+    )
+    return bool(recorded)
+
+
+def resumable(instance_id: str, workflow_name: str) -> Operation[None]:
+    """Notify that an instance can be resumed, with the keys of both of the family's readers."""
+    return wakeups.notify(
+        wakeups.RESUMABLE,
+        instance_id=instance_id,
+        workflow_name=workflow_name,
+        wf_id=instance_id,
+        wf_name=workflow_name,
+    )
+
+
+def _suspending(owner: Owner, waits: Sequence[Wait]) -> Work[Suspension]:
+    return Work(lambda: _suspend(owner, waits, alone=True))
+
+
+def _announcing(
+    operation: Operation[Suspension], owner: Owner, waits: Sequence[Wait], notify: bool
+) -> Operation[Suspension]:
+    found = yield from operation
+    timer = next((wait.timer_id for wait in waits if isinstance(wait, TimerWait)), None)
+    if notify and found.suspended:
+        yield from wakeups.notify(wakeups.TIMER, instance_id=owner.instance_id, timer_id=timer)
+    return found
+
+
+def _suspend(owner: Owner, waits: Sequence[Wait], alone: bool) -> Operation[Suspension]:
+    named = [wait.channel for wait in waits if isinstance(wait, ChannelWait)]
+    return channels.locking(named, _suspend_locked(owner, waits, alone))
+
+
+def _suspend_locked(owner: Owner, waits: Sequence[Wait], alone: bool) -> Operation[Suspension]:
+    rows = yield S.hold(instance_id=owner.instance_id)
+    _judge(owner, rows)
+    ready = []
+    for wait in waits:
+        if (yield from _is_ready(owner, wait)):
+            ready.append(wait.activity_id)
+    if ready:
+        return Suspension(False, tuple(ready))
+    for wait in waits:
+        yield _registration(owner, wait)
+    if alone and rows[0][3]:
+        yield S.drop_others(
+            instance_id=owner.instance_id,
+            timers=[wait.timer_id for wait in waits if isinstance(wait, TimerWait)] or [""],
+            channels=[wait.channel for wait in waits if isinstance(wait, ChannelWait)] or [""],
+        )
+    status = yield from _status(owner, waits)
+    yield S.park(instance_id=owner.instance_id, status=status.value)
+    return Suspension(True)
+
+
+def _judge(owner: Owner, rows: Sequence[Sequence[Any]]) -> None:
+    """Raise unless the row is there, leased to its owner, and may wait."""
+    if not rows:
+        raise InstanceNotFoundError(f"there is no instance {owner.instance_id!r}")
+    status, token, worker = rows[0][:3]
+    if worker != owner.worker_id or owner.token not in (None, token):
+        raise LeaseLostError(f"{owner.worker_id!r} no longer holds the lease on {owner.instance_id!r}")
+    if status not in WAITING | {WorkflowStatus.RUNNING}:
+        raise InvalidTransitionError(f"{owner.instance_id!r} is {status} and cannot wait")
+
+
+def _is_ready(owner: Owner, wait: Wait) -> Operation[bool]:
+    params = _params(owner, wait)
+    rows = yield S.is_due(**params) if isinstance(wait, TimerWait) else S.is_ready(**params)
+    if not rows and isinstance(wait, ChannelWait):
+        raise NotSubscribedError(f"{owner.instance_id!r} is not subscribed to {wait.channel!r}")
+    return bool(rows[0][0])
+
+
+def _registration(owner: Owner, wait: Wait) -> Call:
+    params = _params(owner, wait)
+    return TIMERS.register(**params) if isinstance(wait, TimerWait) else S.wait(**params)
+
+
+def _params(owner: Owner, wait: Wait) -> Mapping[str, object]:
+    if isinstance(wait, TimerWait):
+        own: dict[str, object] = {"timer_id": wait.timer_id, **moment(wait.expires_at, wait.after)}
+    else:
+        own = {"channel": wait.channel, **moment(wait.timeout_at, wait.after)}
+    return {**owner._asdict(), "activity_id": wait.activity_id, **own}
+
+
+def _status(owner: Owner, waits: Sequence[Wait]) -> Operation[WorkflowStatus]:
+    kinds = {type(wait) for wait in waits}
+    if len(kinds) == 1:
+        return _ON_TIMER if TimerWait in kinds else _ON_MESSAGE
+    ((timer, time_out),) = yield S.deadlines(instance_id=owner.instance_id)
+    return _ON_MESSAGE if time_out is not None and time_out < timer else _ON_TIMER
+
+
+def _at_once(owner: Owner, waits: Sequence[Wait], alone: bool) -> Operation[Suspension]:
+    """PostgreSQL: one wait in one statement, which does nothing if it may not; then it is asked why."""
+    (wait,) = waits
+    params = _params(owner, wait)
+    if isinstance(wait, TimerWait):
+        ((parked,),) = yield S.sleep(alone=int(alone), **params)
+    else:
+        _, ((parked,),) = yield S.listen(alone=int(alone), **params)
+    if parked:
+        return Suspension(True)
+    _judge(owner, (yield instances.S.standing(instance_id=owner.instance_id)))
+    if isinstance(wait, ChannelWait):
+        yield from channels.subscribed(owner.instance_id, wait.channel)
+    return Suspension(False, (wait.activity_id,))
+
+
+def _suspended(owner: Owner) -> Operation[Suspension | None]:
+    """After a lost answer: waiting, and released by its last holder."""
+    rows = yield instances.S.standing(instance_id=owner.instance_id)
+    return Suspension(True) if rows and rows[0][0] in WAITING and rows[0][1:3] == (owner.token, None) else None
+
+
+def _next_due() -> Operation[datetime | None]:
+    (times,) = yield S.next_due()
+    return min((utc(time) for time in times if time is not None), default=None)

@@ -1,0 +1,279 @@
+"""Archive: what every backend does with finished generations."""
+
+import asyncio
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from perdure.errors import InstanceNotFoundError, InvalidTransitionError, LeaseLostError, LimitError
+from perdure.model.records import CompensationEntry, HistoryEvent, Lease, WorkflowInstance
+from perdure.model.states import WorkflowStatus
+from perdure.storage.stores import Rooms
+from perdure.testing.conformance.tools import leased, new, shift
+
+BINARY = b"\x00\xff"
+
+
+async def record(storage: Rooms, instance_id: str, *steps: str, lease: Lease | None = None) -> None:
+    for step in steps:
+        event = HistoryEvent(instance_id, step, "ActivityCompleted", f'"{step}"'.encode())
+        await storage.append_history(event, lease=lease)
+
+
+async def archived(storage: Rooms, instance_id: str) -> list[str]:
+    return [event.activity_id for event in await storage.get_archived_history(instance_id)]
+
+
+async def count(storage: Rooms, table: str, where: str = "1 = 1") -> int:
+    return int(await storage.db().fetchval(f"SELECT count(*) FROM {table} WHERE {where}"))
+
+
+async def give_everything(storage: Rooms, instance_id: str) -> None:
+    """A timer, a wait, a cursor, a claimed and an unread direct message, and a group, as the tables hold them."""
+    direct = f"inbox:{instance_id}"
+    for statement in (
+        "INSERT INTO workflow_timer_subscriptions (instance_id, timer_id, expires_at) "
+        f"VALUES ('{instance_id}', 't', '2999-01-01 00:00:00.000000')",
+        "INSERT INTO channel_subscriptions (instance_id, channel, mode, activity_id, timeout_at, cursor_message_id) "
+        f"VALUES ('{instance_id}', '{direct}', 'broadcast', 'receive:1', '2999-01-01 00:00:00.000000', 7)",
+        f"INSERT INTO channel_delivery_cursors (instance_id, channel, last_delivered_id) "
+        f"VALUES ('{instance_id}', '{direct}', 7)",
+        f"INSERT INTO channel_messages (channel, message_id, data_type, data) VALUES ('{direct}', 'm', 'json', '1')",
+        f"INSERT INTO channel_message_claims (message_id, instance_id) VALUES ('m', '{instance_id}')",
+    ):
+        await storage.db().execute(statement)
+    await storage.join_group(instance_id, "g")
+
+
+async def test_w3_the_whole_history_moves_with_its_ids_and_times(storage: Rooms) -> None:
+    await new(storage, "i-1")
+    await record(storage, "i-1", "b", "a")
+    binary = HistoryEvent("i-1", "c", "ChannelMessageReceived", event_data_binary=BINARY, data_type="binary")
+    await storage.append_history(binary)
+    events, _ = await storage.get_history_paginated("i-1")
+    shift(storage, 100)
+    await storage.archive_history("i-1")
+    assert await storage.get_history_count("i-1") == 0
+    moved = await storage.get_archived_history("i-1")
+    assert [
+        HistoryEvent(
+            event.instance_id,
+            event.activity_id,
+            event.event_type,
+            event.event_data,
+            event.event_data_binary,
+            event.data_type,
+            event.original_id or 0,
+            event.original_created_at,
+        )
+        for event in moved
+    ] == events
+    assert all(event.archived_at > (event.original_created_at or event.archived_at) for event in moved)
+
+
+async def test_archiving_again_adds_what_is_new(storage: Rooms) -> None:
+    await new(storage, "i-1")
+    await storage.archive_history("i-1")
+    await record(storage, "i-1", "a", "b")
+    await storage.archive_history("i-1")
+    await record(storage, "i-1", "a")
+    await storage.archive_history("i-1")
+    await storage.archive_history("i-1")
+    assert await archived(storage, "i-1") == ["a", "b", "a"]
+    assert len(await storage.get_archived_history("i-1", limit=2)) == 2
+    assert await archived(storage, "nobody") == []
+
+
+async def test_an_unknown_instance_has_nothing_to_archive(storage: Rooms) -> None:
+    for call in (storage.archive_history("nobody"), storage.cleanup_instance_subscriptions("nobody")):
+        with pytest.raises(InstanceNotFoundError):
+            await call
+
+
+async def test_rows_archived_by_the_family_report_what_they_have(storage: Rooms) -> None:
+    await new(storage, "i-1")
+    await record(storage, "i-1", "ours")
+    await storage.archive_history("i-1")
+    await storage.db().execute(
+        "INSERT INTO workflow_history_archive (instance_id, activity_id, event_type, event_data, created_at) "
+        "VALUES ('i-1', 'theirs', 'ActivityCompleted', '1', '2020-01-02 03:04:05.000000')"
+    )
+    theirs, ours = await storage.get_archived_history("i-1")
+    assert (theirs.activity_id, theirs.original_id, theirs.event_data) == ("theirs", None, b"1")
+    assert theirs.original_created_at is not None
+    assert theirs.original_created_at.isoformat() == "2020-01-02T03:04:05+00:00"
+    assert ours.activity_id == "ours"
+
+
+async def test_w1_a_lost_lease_archives_and_cleans_nothing(storage: Rooms) -> None:
+    lease = await leased(storage, "i-1", timeout_sec=10)
+    await record(storage, "i-1", "a", lease=lease)
+    await storage.join_group("i-1", "g")
+    shift(storage, 11)
+    assert await storage.try_acquire_lock("i-1", "w2", 10) is not None
+    for call in (
+        storage.archive_history("i-1", lease=lease),
+        storage.cleanup_instance_subscriptions("i-1", lease=lease),
+        storage.recur_instance("i-1", b"2", lease=lease),
+    ):
+        with pytest.raises(LeaseLostError):
+            await call
+    assert await storage.get_history_count("i-1") == 1
+    assert await archived(storage, "i-1") == []
+    assert await storage.get_group_members("g") == ["i-1"]
+    assert await storage.get_instance("i-1~1") is None
+
+
+async def test_w44_cleanup_leaves_nothing_behind(storage: Rooms) -> None:
+    for name in ("i-1", "i-2"):
+        await new(storage, name)
+    await give_everything(storage, "i-1")
+    await storage.join_group("i-2", "g")
+    await storage.cleanup_instance_subscriptions("i-1")
+    await storage.cleanup_instance_subscriptions("i-1")
+    for table in (
+        "workflow_timer_subscriptions",
+        "channel_subscriptions",
+        "channel_delivery_cursors",
+        "channel_message_claims",
+    ):
+        assert await count(storage, table) == 0, table
+    assert await storage.get_group_members("g") == ["i-2"]
+    assert await count(storage, "channel_messages") == 1
+
+
+async def start(storage: Rooms, given: bytes = b'{"n": 1}', **fields: Any) -> Lease:
+    instance = WorkflowInstance("i-1", "wf", given, source_hash="h", owner_service="svc", **fields)
+    lease = await storage.create_instance(instance, worker_id="w1", timeout_sec=10)
+    assert lease is not None
+    return lease
+
+
+async def test_w20_a_generation_ends_and_the_next_begins(storage: Rooms) -> None:
+    lease = await start(storage)
+    await record(storage, "i-1", "a", "b", lease=lease)
+    before = await storage.get_instance("i-1")
+    assert before is not None
+    shift(storage, 5)
+    live = await storage.recur_instance("i-1", b'{"n":  2}', lease=lease)
+    assert live == await storage.get_instance("i-1")
+    assert (live.input_data, live.status, live.continued_from) == (b'{"n":  2}', WorkflowStatus.RUNNING, "i-1~1")
+    assert (live.current_activity_id, live.locked_by, live.lock_token) == (None, "w1", lease.token)
+    assert before.started_at is not None
+    assert live.started_at is not None
+    assert live.started_at > before.started_at
+    assert await storage.get_history_count("i-1") == 0
+
+    done = await storage.get_instance("i-1~1")
+    assert done is not None
+    assert (done.status, done.input_data, done.started_at) == (
+        WorkflowStatus.RECURRED,
+        b'{"n": 1}',
+        before.started_at,
+    )
+    assert (done.workflow_name, done.source_hash, done.owner_service, done.framework) == ("wf", "h", "svc", "perdure")
+    assert (done.locked_by, done.continued_from) == (None, None)
+    assert await archived(storage, "i-1~1") == ["a", "b"]
+    assert await archived(storage, "i-1") == []
+
+
+async def test_w20_the_same_lease_goes_on_generation_after_generation(storage: Rooms) -> None:
+    lease = await start(storage)
+    for n in (1, 2, 3):
+        await record(storage, "i-1", "step:1", lease=lease)
+        live = await storage.recur_instance("i-1", str(n).encode(), lease=lease)
+        assert live.continued_from == f"i-1~{n}"
+    chain = [await storage.get_instance(f"i-1~{n}") for n in (1, 2, 3)]
+    assert [instance and instance.continued_from for instance in chain] == [None, "i-1~1", "i-1~2"]
+    assert [instance and instance.input_data for instance in chain] == [b'{"n": 1}', b"1", b"2"]
+    for n in (1, 2, 3):
+        assert await archived(storage, f"i-1~{n}") == ["step:1"]
+    await storage.complete_and_release(lease, b"1")
+    with pytest.raises(LeaseLostError):
+        await storage.recur_instance("i-1", b"4", lease=lease)
+
+
+async def test_w20_what_goes_and_what_stays(storage: Rooms) -> None:
+    lease = await start(storage)
+    await give_everything(storage, "i-1")
+    await storage.add_compensation(CompensationEntry("i-1", "s:1", "undo"), lease=lease)
+    await storage.recur_instance("i-1", b"2", lease=lease)
+    assert await storage.get_compensations("i-1") == []
+    assert await count(storage, "workflow_timer_subscriptions") == 0
+    assert await count(storage, "channel_subscriptions", "activity_id IS NOT NULL OR timeout_at IS NOT NULL") == 0
+    assert await count(storage, "channel_subscriptions", "instance_id = 'i-1' AND cursor_message_id = 7") == 1
+    assert await count(storage, "channel_delivery_cursors", "instance_id = 'i-1' AND last_delivered_id = 7") == 1
+    assert await count(storage, "channel_messages") == 1
+    assert await storage.get_group_members("g") == ["i-1"]
+
+
+@pytest.mark.parametrize("status", ["waiting_for_timer", "compensating"])
+async def test_only_a_running_instance_recurs(storage: Rooms, status: str) -> None:
+    lease = await start(storage)
+    await record(storage, "i-1", "a", lease=lease)
+    await storage.update_instance_status("i-1", WorkflowStatus(status), lease=lease)
+    with pytest.raises(InvalidTransitionError):
+        await storage.recur_instance("i-1", b"2", lease=lease)
+    assert await storage.get_history_count("i-1") == 1
+    assert await storage.get_instance("i-1~1") is None
+
+
+async def test_a_recurrence_is_all_or_nothing(storage: Rooms) -> None:
+    lease = await start(storage)
+    await record(storage, "i-1", "a", lease=lease)
+    before = await storage.get_instance("i-1")
+    with pytest.raises(KeyError):
+        async with storage.transaction():
+            await storage.recur_instance("i-1", b"2", lease=lease)
+            raise KeyError
+    assert await storage.get_instance("i-1") == before
+    assert await storage.get_instance("i-1~1") is None
+    assert await storage.get_history_count("i-1") == 1
+    for given in (b"\xff", b"1" * (8 * 1024 * 1024 + 1), None):
+        with pytest.raises(LimitError):
+            await storage.recur_instance("i-1", given, lease=lease)  # type: ignore[arg-type]
+
+
+async def test_of_two_recurrences_at_once_each_is_a_generation(storage: Rooms, peer: Rooms) -> None:
+    lease = await start(storage)
+    await asyncio.gather(*(side.recur_instance("i-1", b"2", lease=lease) for side in [storage, peer] * 3))
+    live = await storage.get_instance("i-1")
+    assert live is not None
+    assert live.continued_from == "i-1~6"
+
+
+async def test_a_taken_name_is_passed_over(storage: Rooms) -> None:
+    """Retention unlinks the generations it deletes, and an id may look like a generation's."""
+    lease = await start(storage)
+    await new(storage, "i-1~1")
+    assert (await storage.recur_instance("i-1", b"2", lease=lease)).continued_from == "i-1~2"
+
+
+async def test_w44_finished_generations_are_deleted_with_their_archive(storage: Rooms) -> None:
+    lease = await start(storage)
+    await record(storage, "i-1", "a", lease=lease)
+    await storage.recur_instance("i-1", b"2", lease=lease)
+    shift(storage, 100)
+    await storage.recur_instance("i-1", b"3", lease=lease)
+    assert await storage.delete_instances(timedelta(seconds=50)) == 1
+    assert await archived(storage, "i-1~1") == []
+    second, live = await storage.get_instance("i-1~2"), await storage.get_instance("i-1")
+    assert second is not None
+    assert live is not None
+    assert (second.continued_from, live.continued_from) == (None, "i-1~2")
+
+
+async def test_an_instance_that_continues_another_keeps_the_link(storage: Rooms) -> None:
+    await new(storage, "other")
+    lease = await start(storage, continued_from="other")
+    await storage.recur_instance("i-1", b"2", lease=lease)
+    done = await storage.get_instance("i-1~1")
+    assert done is not None
+    assert done.continued_from == "other"
+
+
+async def test_the_longest_id_still_recurs(storage: Rooms) -> None:
+    name = "i" * 200
+    lease = await leased(storage, name)
+    assert (await storage.recur_instance(name, b"2", lease=lease)).continued_from == f"{name}~1"

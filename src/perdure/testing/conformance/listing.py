@@ -1,0 +1,486 @@
+"""Listing: what every backend finds, in which order, page by page."""
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from perdure.errors import InvalidJSONPathError, InvalidPageTokenError, LimitError
+from perdure.model.records import ListInstancesOptions, PaginationResult, WorkflowInstance
+from perdure.model.states import WorkflowStatus
+from perdure.storage.stores import Rooms
+from perdure.testing.conformance.tools import new
+
+NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
+SECOND = timedelta(seconds=1)
+MICROSECOND = timedelta(microseconds=1)
+
+# Case, accents and alphabets that collations fold or sort their own way; the last two sort differently in UTF-16.
+IDS = ["B", "a", "Z", "é", "É", "e\u0301", "e", "zz", "ß", "ss", "a b", "a-b", "ab", "a||b", "||", "_", "~", "｡", "😀"]
+
+
+async def fill(storage: Rooms, *instances: WorkflowInstance) -> None:
+    """Create instances, all or the test fails."""
+    for start in range(0, len(instances), 1000):
+        assert set(await storage.create_instances(instances[start : start + 1000])) == {None}
+
+
+async def given(storage: Rooms, *inputs: str) -> None:
+    """One instance an input, with ids 0, 1, … in the order of the list."""
+    instances = [
+        WorkflowInstance(str(n), "wf", text.encode(), started_at=NOON - n * SECOND) for n, text in enumerate(inputs)
+    ]
+    await fill(storage, *instances)
+
+
+async def page(storage: Rooms, **options: Any) -> PaginationResult:
+    """One page."""
+    return await storage.list_instances(ListInstancesOptions(**options))
+
+
+async def ids(storage: Rooms, **options: Any) -> list[str]:
+    """The ids of one page."""
+    return [instance.instance_id for instance in (await page(storage, **options)).instances]
+
+
+async def all_ids(storage: Rooms, **options: Any) -> list[str]:
+    """The ids of every page, one after the other."""
+    result = await page(storage, **options)
+    found = result.instances
+    while result.has_more:
+        assert result.next_page_token is not None
+        result = await page(storage, page_token=result.next_page_token, **options)
+        found += result.instances
+    assert result.next_page_token is None
+    return [instance.instance_id for instance in found]
+
+
+async def as_framework(storage: Rooms, framework: str, *instance_ids: str) -> None:
+    """Make it look as if the rest of the family had created them."""
+    for instance_id in instance_ids:
+        await storage.db().execute(
+            f"UPDATE workflow_instances SET framework = '{framework}' WHERE instance_id = '{instance_id}'"
+        )
+
+
+async def test_the_newest_come_first(storage: Rooms) -> None:
+    await fill(
+        storage,
+        WorkflowInstance("a", "wf", started_at=NOON),
+        WorkflowInstance("b", "wf", started_at=NOON + MICROSECOND),
+        WorkflowInstance("c", "wf", started_at=NOON - MICROSECOND),
+    )
+    assert await ids(storage) == ["b", "a", "c"]
+
+
+async def test_nothing_is_an_empty_page(storage: Rooms) -> None:
+    assert await storage.list_instances() == PaginationResult([], None, False)
+
+
+async def test_every_field_is_listed(storage: Rooms) -> None:
+    await new(storage, "parent", started_at=NOON)
+    lease = await storage.create_instance(
+        WorkflowInstance("i", "wf", b'{"a": "\xc3\xa9"}', source_hash="h", owner_service="s", continued_from="parent"),
+        worker_id="w1",
+    )
+    assert lease is not None
+    await storage.update_instance_activity("i", "step:1", lease=lease)
+    found = (await storage.list_instances()).instances
+    assert found == [await storage.get_instance("i"), await storage.get_instance("parent")]
+
+
+@pytest.mark.parametrize("limit", [1, 2, 5, 18, 19, 20])
+async def test_equal_times_are_ordered_by_the_code_points_of_the_id(storage: Rooms, limit: int) -> None:
+    await fill(storage, *(WorkflowInstance(instance_id, "wf", started_at=NOON) for instance_id in IDS))
+    expected = sorted(IDS, reverse=True)
+    assert await all_ids(storage, limit=limit) == expected
+    await as_framework(storage, "go", *expected[::3])
+    await as_framework(storage, "python", *expected[1::3])
+    assert await all_ids(storage, limit=limit, framework=None) == expected
+    assert await all_ids(storage, limit=limit, framework="python") == expected[1::3]
+
+
+async def test_pages_miss_nothing_and_repeat_nothing(storage: Rooms) -> None:
+    instances = [WorkflowInstance(f"i-{n:03}", "wf", started_at=NOON + n // 4 * MICROSECOND) for n in range(120)]
+    await fill(storage, *instances)
+    newest_first = [instance.instance_id for instance in reversed(instances)]
+    for limit in (1, 7, 119, 120, 121, 1000):
+        assert await all_ids(storage, limit=limit) == newest_first
+
+
+async def test_a_page_knows_whether_there_is_more(storage: Rooms) -> None:
+    await fill(storage, *(WorkflowInstance(f"i-{n}", "wf") for n in range(4)))
+    full = await page(storage, limit=4)
+    assert (len(full.instances), full.has_more, full.next_page_token) == (4, False, None)
+    part = await page(storage, limit=3)
+    assert (len(part.instances), part.has_more) == (3, True)
+    last = await page(storage, limit=3, page_token=part.next_page_token)
+    assert (len(last.instances), last.has_more, last.next_page_token) == (1, False, None)
+
+
+async def test_what_starts_meanwhile_does_not_disturb_the_pages(storage: Rooms, peer: Rooms) -> None:
+    await fill(storage, *(WorkflowInstance(f"i-{n}", "wf", started_at=NOON + n * SECOND) for n in range(6)))
+    first = await page(storage, limit=3)
+    await new(peer, "later", started_at=NOON + timedelta(hours=1))
+    assert await ids(peer, limit=3, page_token=first.next_page_token) == ["i-2", "i-1", "i-0"]
+
+
+async def test_w43_a_token_is_the_same_on_every_database(storage: Rooms) -> None:
+    at = NOON.replace(microsecond=123456)
+    await fill(storage, *(WorkflowInstance(name, "wf", started_at=at) for name in ("x||1", "x||2")))
+    token = (await page(storage, limit=1)).next_page_token
+    assert token == "2026-03-01T12:00:00.123456+00:00||x||2"
+    assert await ids(storage, page_token=token) == ["x||1"]
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        "",
+        "x",
+        "||",
+        "||i-1",
+        "i-1",
+        "2026-03-01T12:00:00.000000+00:00",
+        "2026-03-01T12:00:00.000000+00:00||",
+        "2026-03-01T12:00:00.000000+00:00|i-1",
+        "2026-13-01T12:00:00.000000+00:00||i-1",
+        "2026-03-01T25:00:00.000000+00:00||i-1",
+        "0000-03-01T12:00:00.000000+00:00||i-1",
+        "0001-01-01T00:00:00.000000+14:00||i-1",
+        "9999-12-31T23:59:59.999999-14:00||i-1",
+        "٢٠٢٦-03-01T12:00:00.000000+00:00||i-1",
+        "2026-03-01||i-1",
+        "now||i-1",
+        " 2026-03-01T12:00:00.000000+00:00||i-1",
+        "2026-03-01T12:00:00.000000+00:00||i\0",
+        "2026-03-01T12:00:00.000000+00:00||\ud800",
+        "2026-03-01T12:00:00.000000' OR 1=1||i-1",
+        b"2026-03-01T12:00:00.000000+00:00||i-1",
+        7,
+    ],
+)
+async def test_w43_a_token_that_is_none_is_refused(storage: Rooms, token: Any) -> None:
+    await new(storage, "i-1")
+    with pytest.raises(InvalidPageTokenError):
+        await page(storage, page_token=token)
+
+
+async def test_a_page_has_a_size(storage: Rooms) -> None:
+    await fill(storage, *(WorkflowInstance(f"i-{n}", "wf") for n in range(51)))
+    assert len(await ids(storage)) == 50
+    assert len(await ids(storage, limit=1000)) == 51
+    for limit in (-1, 1001, True, 1.0, None):
+        with pytest.raises(LimitError):
+            await page(storage, limit=limit)
+
+
+async def test_by_status(storage: Rooms) -> None:
+    await fill(storage, *(WorkflowInstance(status, "wf", status=status) for status in WorkflowStatus))
+    for status in WorkflowStatus:
+        assert await ids(storage, status_filter=status) == [status]
+    assert await ids(storage, status_filter="running") == ["running"]
+    with pytest.raises(LimitError):
+        await page(storage, status_filter="Running")
+
+
+async def test_times_are_exclusive(storage: Rooms) -> None:
+    times = [NOON - MICROSECOND, NOON, NOON + MICROSECOND]
+    await fill(storage, *(WorkflowInstance(str(n), "wf", started_at=at) for n, at in enumerate(times)))
+    assert await ids(storage, started_after=NOON) == ["2"]
+    assert await ids(storage, started_before=NOON) == ["0"]
+    assert await ids(storage, started_after=times[0], started_before=times[2]) == ["1"]
+    assert await ids(storage, started_after=NOON, started_before=NOON) == []
+    tokyo = NOON.astimezone(datetime.strptime("+0900", "%z").tzinfo)
+    assert await ids(storage, started_after=tokyo) == ["2"]
+    with pytest.raises(LimitError):
+        await page(storage, started_after=NOON.replace(tzinfo=None))
+
+
+async def test_own_rows_unless_asked_for_others(storage: Rooms) -> None:
+    await fill(storage, *(WorkflowInstance(name, "wf", started_at=NOON) for name in ("own", "edda", "romancy")))
+    await as_framework(storage, "python", "edda")
+    await as_framework(storage, "go", "romancy")
+    assert await ids(storage) == ["own"]
+    assert await ids(storage, framework="go") == ["romancy"]
+    assert await ids(storage, framework="nobody") == []
+    assert await ids(storage, framework=None) == ["romancy", "own", "edda"]
+    assert await ids(storage, framework=None, instance_id_filter="a") == ["romancy", "edda"]
+    for framework in ("", "x" * 51, 7):
+        with pytest.raises(LimitError):
+            await page(storage, framework=framework)
+
+
+@pytest.mark.parametrize("name", ["workflow_name", "instance_id"])
+async def test_w43_names_match_by_a_part_of_them(storage: Rooms, name: str) -> None:
+    async def found(part: str) -> list[str]:
+        return await ids(storage, **{f"{name}_filter": part})
+
+    names = [
+        "Order-50%_off",
+        "order-50",
+        r"back\slash",
+        "quo'te",
+        'dou"ble',
+        "[x]*?^$.",
+        "x, :limit {now} %(limit)s $1",
+    ]
+    instances = [
+        WorkflowInstance(text if name == "instance_id" else str(n), text, started_at=NOON - n * SECOND)
+        for n, text in enumerate(names)
+    ]
+    await fill(storage, *instances)
+    keys = [instance.instance_id for instance in instances]
+    assert await found("") == keys
+    assert await found("oRDER-50") == keys[:2]
+    assert await found("50%") == await found("%_") == await found("_OFF") == keys[:1]
+    assert await found("r_5") == await found("50_") == await found("o%o") == []
+    for part, n in (("k\\S", 2), ("o'T", 3), ('u"B', 4), ("[X]*?^$.", 5), (":LIMIT {now} %(limit)s $1", 6)):
+        assert await found(part) == [keys[n]]
+    assert await found("\\\\") == await found(".*") == await found(" order") == []
+
+
+@pytest.mark.parametrize("name", ["workflow_name", "instance_id"])
+async def test_only_ascii_letters_match_in_either_case(storage: Rooms, name: str) -> None:
+    letters = ["É-eA", "é-EA", "e\u0301-ea", "Ж", "ж", "ſ", "\u212a", "İ", "ı", "ß", "Ａ", "ａ"]
+    instances = [
+        WorkflowInstance(text if name == "instance_id" else str(n), text, started_at=NOON - n * SECOND)
+        for n, text in enumerate(letters)
+    ]
+    await fill(storage, *instances)
+    keys = [instance.instance_id for instance in instances]
+    for n, text in enumerate(letters):
+        assert await ids(storage, **{f"{name}_filter": text.replace("ea", "EA")}) == [keys[n]]
+    for part, expected in (("EA", keys[:3]), ("s", []), ("k", []), ("i", []), ("SS", []), ("a", keys[:3])):
+        assert await ids(storage, **{f"{name}_filter": part}) == expected
+
+
+@pytest.mark.parametrize("part", ["x" * 256, "a\0b", "\ud800", 7])
+async def test_a_part_that_no_name_has_is_refused(storage: Rooms, part: Any) -> None:
+    for name in ("workflow_name_filter", "instance_id_filter"):
+        with pytest.raises(LimitError):
+            await page(storage, **{name: part})
+
+
+async def test_all_filters_hold_together(storage: Rooms) -> None:
+    wanted = WorkflowInstance("order-1", "Shop", b'{"n": 1}', started_at=NOON)
+    await fill(
+        storage,
+        wanted,
+        replace(wanted, instance_id="order-2", workflow_name="other"),
+        replace(wanted, instance_id="order-3", input_data=b'{"n": 2}'),
+        replace(wanted, instance_id="order-4", started_at=NOON - SECOND),
+        replace(wanted, instance_id="order-5", started_at=NOON + SECOND),
+        replace(wanted, instance_id="order-6", status=WorkflowStatus.FAILED),
+        replace(wanted, instance_id="invoice"),
+        replace(wanted, instance_id="order-7"),
+    )
+    await as_framework(storage, "go", "order-7")
+    options: dict[str, Any] = {
+        "status_filter": WorkflowStatus.RUNNING,
+        "workflow_name_filter": "shop",
+        "instance_id_filter": "ORDER",
+        "started_after": NOON - SECOND,
+        "started_before": NOON + SECOND,
+        "input_filters": {"n": 1},
+    }
+    assert await ids(storage, **options) == ["order-1"]
+    assert await all_ids(storage, limit=1, framework=None, **options) == ["order-7", "order-1"]
+    assert await ids(storage, page_token=f"{NOON.isoformat(timespec='microseconds')}||order-1", **options) == []
+
+
+async def test_a_transaction_lists_what_it_wrote(storage: Rooms) -> None:
+    with pytest.raises(KeyError):
+        async with storage.transaction():
+            await new(storage, "i-1", input_data=b'{"a": 1}')
+            assert await ids(storage) == ["i-1"]
+            assert await ids(storage, input_filters={"a": 1}) == ["i-1"]
+            raise KeyError
+    assert await ids(storage) == []
+
+
+TYPED = [
+    ('{"a": true}', True),
+    ('{"a": false}', False),
+    ('{"a": null}', None),
+    ('{"a": "true"}', "true"),
+    ('{"a": "false"}', "false"),
+    ('{"a": "null"}', "null"),
+    ('{"a": 1}', 1),
+    ('{"a": 0}', 0),
+    ('{"a": "1"}', "1"),
+    ('{"a": ""}', ""),
+    ('{"a": "x"}', "x"),
+    ('{"a": "x "}', "x "),
+    ('{"a": "X"}', "X"),
+    ('{"a": "\\"x"}', '"x'),
+    ('{"a": "é"}', "é"),
+    ('{"a": "e\u0301"}', "e\u0301"),
+    ('{"a": "{\\"b\\": 1}"}', '{"b": 1}'),
+]
+
+
+async def test_w42_a_value_is_compared_with_its_kind(storage: Rooms) -> None:
+    nothing = ['{"a": {}}', '{"a": []}', '{"a": [1]}', '{"a": {"a": 1}}', "{}", "[]", "1", "null", '"a"', '[{"a": 1}]']
+    await given(storage, *(text for text, _ in TYPED), *nothing)
+    for n, (_, value) in enumerate(TYPED):
+        assert await ids(storage, input_filters={"a": value}) == [str(n)]
+
+
+@pytest.mark.parametrize(
+    ("value", "stored"),
+    [
+        (1, ["1", "1.0", "1e0", "1E+0", "10e-1", "1.00000000000000000001"]),
+        (0, ["0", "-0", "0.0", "-0.0", "0e99", "1e-400"]),
+        (0.1, ["0.1", "1e-1", "0.1000000000000000055", "0.10"]),
+        (-1.5, ["-1.5", "-15e-1"]),
+        (2**53, ["9007199254740992", "9007199254740993", "9007199254740992.0", "9.007199254740992e15"]),
+        (2**53 - 1, ["9007199254740991"]),
+        (-(2**53), ["-9007199254740992"]),
+        (0.30000000000000004, ["0.30000000000000004"]),
+        (0.3, ["0.3"]),
+        (5e-324, ["5e-324", "4e-324"]),
+    ],
+)
+async def test_w42_numbers_are_compared_by_value(storage: Rooms, value: float, stored: list[str]) -> None:
+    others = ["2", "-1", "1e400", "-1e400", "9" * 400, '"1"', "true", "0.30000000000000010", "9007199254740990"]
+    await given(storage, *(f'{{"a": {number}}}' for number in [*stored, *others]))
+    assert await ids(storage, input_filters={"a": value}) == [str(n) for n in range(len(stored))]
+
+
+async def test_w42_a_text_is_compared_by_its_code_points(storage: Rooms) -> None:
+    texts = ["é", "😀", "\u2028", "\x7f", "\\", '"', "/", "\n\t\b\f\r", "a'b", "%s ? $1 :x {now}", "İ", "\ufeff", "ﬁ"]
+    await given(
+        storage, *(json.dumps({"a": text}, ensure_ascii=escaped) for text in texts for escaped in (True, False))
+    )
+    for n, text in enumerate(texts):
+        assert await ids(storage, input_filters={"a": text}) == [str(2 * n), str(2 * n + 1)]
+
+
+async def test_w42_what_is_not_json_matches_nothing_and_breaks_nothing(storage: Rooms) -> None:
+    garbage = [
+        "",
+        " ",
+        "a",
+        "{",
+        '{"a": 1',
+        '{"a": 1,}',
+        '{"a": 1} x',
+        '{"a": 01}',
+        '{"a": +1}',
+        '{"a": 1.}',
+        '{"a": .5}',
+        '{"a": -}',
+        '{"a": NaN}',
+        '{"a": Infinity}',
+        "{'a': 1}",
+        "{a: 1}",
+        '{"a": 1 /* x */}',
+        '{"a": "\\x"}',
+        '{"a": "\\u12g4"}',
+        '{"a": "\t"}',
+        '{"a": TRUE}',
+        '\ufeff{"a": 1}',
+        '\x0c{"a": 1}',
+        "<a>1</a>",
+        "[" * 5000,
+        '{"a":' * 300,
+    ]
+    await given(storage, *garbage, '{"a": 1}')
+    assert await ids(storage, input_filters={"a": 1}) == [str(len(garbage))]
+    for value in ("1", "x", "\t", True, None, 0.5):
+        assert await ids(storage, input_filters={"a": value}) == []
+
+
+async def test_w42_json_that_a_database_cannot_read_is_found_all_the_same(storage: Rooms) -> None:
+    found = [
+        '{"b": "\\u0000", "a": "x"}',
+        '{"b": "\\ud800", "a": "x"}',
+        '{"\\u0061": "x"}',
+        '{"a": 1, "a": "x"}',
+        '{"a": {"b": 1}, "a": "x"}',
+        '{"a": "y", "\\u0061": "x"}',
+        '{"a": "x", "a\\u0000": "y"}',
+        '{"a": "x", "b": 1e400}',
+        '{"a": "x", "b": 1e999999}',
+        f'{{"a": "x", "b": {"9" * 5000}}}',
+        f'{{"a": "x", "b": {"[" * 40}{"]" * 40}}}',
+        f'{{"a": "x", "b": {"[" * 120}{"]" * 120}}}',
+        f'{{"a": "x", "b": {"[" * 500}{"]" * 500}}}',
+        f'{{"a": "x", "b": [{", ".join(["{}"] * 200)}]}}',
+        f'{{"b": "{"[" * 200}", "a": "x"}}',
+    ]
+    others = ['{"a": "x", "a": "y"}', '{"a": "x\\u0000"}', '{"a": "x", "\\u0061": 1}', '{"a": "\\ud800"}', '{"A": "x"}']
+    await given(storage, *found, *others)
+    expected = [str(n) for n in range(len(found))]
+    assert await ids(storage, input_filters={"a": "x"}) == expected
+    assert await all_ids(storage, limit=1, input_filters={"a": "x"}) == expected
+
+
+async def test_dots_lead_into_objects(storage: Rooms) -> None:
+    await given(
+        storage,
+        '{"order": {"customer": {"id": 7}}}',
+        '{"order.customer.id": 7}',
+        '{"order": {"customer.id": 7}}',
+        '{"order": {"customer": [{"id": 7}]}}',
+        '{"order": {"customer": "{\\"id\\": 7}"}}',
+        '{"order": null}',
+        '{"order": {"customer": {"id": 8}}, "order": {"customer": {"id": 7}}}',
+        '{"order": {"customer": {"id": 7}}, "order": 7}',
+        '{"order": 7, "order": {"customer": {"id": 7}}}',
+        '{"order": {"customer": {}}, "order": {"customer": {"id": 7}}}',
+        '{"order": {"customer": {"id": 7}}, "order": {"customer": {"x": 7}}}',
+        '{"order": {"customer": {"id": 7, "ID": 8, "id ": 9}}}',
+    )
+    assert await ids(storage, input_filters={"order.customer.id": 7}) == ["0", "6", "8", "9", "11"]
+
+
+async def test_input_filters_hold_together(storage: Rooms) -> None:
+    await given(storage, '{"a": 1, "b": "x"}', '{"a": 1, "b": "y"}', '{"a": 2, "b": "x"}', '{"b": "x"}', '{"a": 1}')
+    assert await ids(storage, input_filters={"a": 1, "b": "x"}) == ["0"]
+    assert await ids(storage, input_filters={"path": 1, "condition": 2}) == []
+    many = {f"k{n}": n for n in range(20)}
+    await new(storage, "many", input_data=json.dumps(many).encode())
+    assert await ids(storage, input_filters=many) == ["many"]
+    with pytest.raises(LimitError):
+        await page(storage, input_filters={**many, "one_more": 1})
+
+
+async def test_a_path_may_be_as_deep_and_as_long_as_the_limits_say(storage: Rooms) -> None:
+    deep, long = ".".join("a" * 30), "k" * 255
+    nested = "7"
+    for _ in range(30):
+        nested = f'{{"a": {nested}}}'
+    await given(storage, nested, json.dumps({long: "x"}))
+    assert await ids(storage, input_filters={deep: 7}) == ["0"]
+    assert await ids(storage, input_filters={long: "x"}) == ["1"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["", ".", "a.", ".a", "a..b", "a b", " a", "a\n", "1", "a.1", "a[0]", "$.a", '"a"', "a'b", "a-b", "é", "a*", "a\0",
+     "k" * 256, ".".join("a" * 31), 7, None],
+)  # fmt: skip
+async def test_a_path_is_identifiers_joined_by_dots(storage: Rooms, path: Any) -> None:
+    with pytest.raises(InvalidJSONPathError):
+        await page(storage, input_filters={path: 1})
+
+
+@pytest.mark.parametrize(
+    "value",
+    [2**53 + 1, -(2**53) - 2, 2.0**54, 10**400, float("inf"), float("nan"), b"x", [1], {}, NOON, "a\0", "\ud800",
+     "x" * 65537],
+)  # fmt: skip
+async def test_a_value_has_limits(storage: Rooms, value: Any) -> None:
+    with pytest.raises(LimitError):
+        await page(storage, input_filters={"a": value})
+
+
+async def test_pages_go_on_past_what_only_looked_like_a_match(storage: Rooms) -> None:
+    texts = ['{"a": "x"}' if n % 10 == 0 else "no JSON at all" for n in range(60)]
+    await given(storage, *texts)
+    for limit in (1, 2, 6, 50):
+        assert await all_ids(storage, limit=limit, input_filters={"a": "x"}) == ["0", "10", "20", "30", "40", "50"]

@@ -1,0 +1,74 @@
+"""Workers: what every backend knows of the workers on it."""
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from perdure.errors import LimitError
+from perdure.storage.stores import Rooms
+from perdure.testing.conformance.tools import shift
+
+MINUTE = timedelta(minutes=1)
+
+
+async def alive(storage: Rooms) -> list[str]:
+    return [worker.worker_id for worker in await storage.list_workers(alive_within=MINUTE)]
+
+
+async def test_a_beat_keeps_the_start_and_what_was_said(storage: Rooms) -> None:
+    await storage.beat_worker("w1", b'{"host": "a"}')
+    (first,) = await storage.list_workers()
+    assert first.started_at == first.beat_at
+    assert abs(datetime.now(UTC) - first.beat_at) < MINUTE
+    shift(storage, 20)
+    await storage.beat_worker("w1")
+    (second,) = await storage.list_workers()
+    assert (second.started_at, second.info) == (first.started_at, b'{"host": "a"}')
+    assert timedelta(seconds=19) < second.beat_at - first.beat_at < timedelta(seconds=50)
+    await storage.beat_worker("w1", b'{"host": "b"}')
+    assert [worker.info for worker in await storage.list_workers()] == [b'{"host": "b"}']
+
+
+async def test_the_longest_running_comes_first(storage: Rooms) -> None:
+    for seconds, worker in enumerate(("w2", "w1", "w3")):
+        shift(storage, seconds)
+        await storage.beat_worker(worker)
+    await storage.beat_worker("w2")
+    assert [worker.worker_id for worker in await storage.list_workers()] == ["w2", "w1", "w3"]
+    assert [worker.worker_id for worker in await storage.list_workers(limit=2)] == ["w2", "w1"]
+
+
+async def test_the_silent_are_told_from_the_living(storage: Rooms) -> None:
+    await storage.beat_worker("w1")
+    shift(storage, 61)
+    await storage.beat_worker("w2")
+    assert await alive(storage) == ["w2"]
+    assert len(await storage.list_workers()) == 2
+    await storage.beat_worker("w1")
+    assert await alive(storage) == ["w1", "w2"]
+
+
+async def test_w44_the_dead_are_forgotten(storage: Rooms) -> None:
+    await storage.beat_worker("dead")
+    await storage.beat_worker("stopped")
+    await storage.beat_worker("stopped", gone=True)
+    await storage.beat_worker("stopped", gone=True)
+    assert [worker.worker_id for worker in await storage.list_workers()] == ["dead"]
+    shift(storage, 8 * 24 * 3600)
+    await storage.beat_worker("new")
+    assert [worker.worker_id for worker in await storage.list_workers()] == ["new"]
+
+
+async def test_many_first_beats_at_once(storage: Rooms, peer: Rooms) -> None:
+    await asyncio.gather(*(side.beat_worker("w1", b"1") for side in [storage, peer] * 6))
+    assert [worker.worker_id for worker in await storage.list_workers()] == ["w1"]
+
+
+async def test_limits(storage: Rooms) -> None:
+    for worker_id, info in (("", None), ("w" * 256, None), ("w1", b"1" * (64 * 1024 + 1)), ("w1", b"\xff")):
+        with pytest.raises(LimitError):
+            await storage.beat_worker(worker_id, info)
+    with pytest.raises(LimitError):
+        await storage.list_workers(alive_within=-MINUTE)
+    assert await storage.list_workers() == []

@@ -1,0 +1,3 @@
+"""The room `compensations` on every backend."""
+
+from perdure.testing.conformance.compensations import *  # noqa: F403

@@ -1,0 +1,3 @@
+"""The room `groups` on every backend."""
+
+from perdure.testing.conformance.groups import *  # noqa: F403

@@ -1,0 +1,3 @@
+"""The room `outbox` on every backend."""
+
+from perdure.testing.conformance.outbox import *  # noqa: F403

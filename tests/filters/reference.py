@@ -1,0 +1,116 @@
+"""What a filter means, said once more: a matcher that knows nothing of databases, and texts to try it on."""
+
+import json
+import string
+from collections.abc import Mapping
+from typing import Any
+
+from hypothesis import strategies as st
+
+Filters = Mapping[str, Any]
+
+
+def matches(stored: str, filters: Filters) -> bool:
+    """Whether the stored text is JSON and has each value at its path."""
+    try:
+        document = json.loads(stored, parse_constant=lambda word: 1 / 0, parse_int=float, object_pairs_hook=_Object)
+    except (ValueError, ZeroDivisionError, RecursionError):
+        return False
+    return all(_has(document, path.split("."), value) for path, value in filters.items())
+
+
+class _Object(list[tuple[str, Any]]):
+    """An object as its pairs, so that a key given twice is seen twice."""
+
+
+def _has(found: Any, keys: list[str], value: Any) -> bool:
+    if keys:
+        values = [inner for key, inner in found if key == keys[0]] if isinstance(found, _Object) else []
+        return bool(values) and _has(values[-1], keys[1:], value)
+    if value is None or isinstance(value, bool):
+        return found is value
+    if isinstance(value, str):
+        return isinstance(found, str) and [*map(ord, found)] == [*map(ord, value)]
+    return isinstance(found, float) and found == float(value)
+
+
+KEYS = ["a", "b", "ab", "A", "_1"]
+PATHS = ["a", "b", "ab", "_1", "a.b", "b.a", "a.a", "a.b.a", "b.A._1"]
+NUMBERS = ["0", "-0", "-0.0", "0e5", "1", "1.0", "1e0", "10E-1", "-1", "2", "0.1", "1e-1", "0.10000000000000001", "0.3",
+           "12345678901", "9007199254740991", "9007199254740992", "1.5", "-15e-1", "1e15"]  # fmt: skip
+TEXTS = ["", "a", "A", "a ", " a", "true", "null", "1", "é", "É", "e\u0301", "ß", "😀", "\\", '"', "/", "'", "\n", "%s",
+         "\u2028", "{", "[", '{"a":1}']  # fmt: skip
+
+_number = st.sampled_from(NUMBERS) | st.floats(allow_nan=False, allow_infinity=False).map(repr)
+_strange_number = st.sampled_from(
+    ["1e400", "-1e400", "1e-400", "0.30000000000000004", "9007199254740993", "9" * 30, "9" * 400, "1e99999"]
+)
+_space = st.sampled_from(["", "", "", " ", "\n\t\r"])
+_character = st.characters(exclude_categories=["Cs"], exclude_characters="\0")
+
+
+@st.composite
+def _string(draw: st.DrawFn, source: st.SearchStrategy[str], escapes: bool) -> str:
+    """A JSON text, each character written in one of the ways there are."""
+    written = []
+    for char in draw(source):
+        short = json.dumps(char, ensure_ascii=False)[1:-1]
+        units = char.encode("utf-16-be")
+        long = "".join(f"\\u{units[n]:02x}{units[n + 1]:02X}" for n in range(0, len(units), 2))
+        written.append(draw(st.sampled_from([short, short, long])) if escapes else short)
+    return '"' + "".join(written) + '"'
+
+
+def _values(strange: bool) -> st.SearchStrategy[str]:
+    text = _string(st.sampled_from(TEXTS) | st.text(_character, max_size=5), escapes=True)
+    scalar = st.sampled_from(["true", "false", "null"]) | _number | text
+    if strange:
+        scalar |= _strange_number | st.sampled_from(
+            [r'"\u0000"', r'"a\u0000"', r'"\ud800"', r'"\udc00a"', r'"\ude00\ud83d"']
+        )
+    return st.recursive(scalar, lambda inner: _arrays(inner) | _objects(inner, strange), max_leaves=8)
+
+
+def _arrays(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    return st.tuples(st.lists(inner, max_size=3), _space).map(lambda both: f"[{both[1]}{f'{both[1]},'.join(both[0])}]")
+
+
+def _objects(inner: st.SearchStrategy[str], strange: bool) -> st.SearchStrategy[str]:
+    names = st.sampled_from(KEYS) | st.sampled_from(["", "a.b", "a ", "é", "1"])
+    pairs = st.lists(st.tuples(names, _space, inner), max_size=4, unique_by=None if strange else lambda pair: pair[0])
+    return pairs.flatmap(lambda pairs: _written(pairs, strange))
+
+
+@st.composite
+def _written(draw: st.DrawFn, pairs: list[tuple[str, str, str]], strange: bool) -> str:
+    texts = [f"{space}{draw(_string(st.just(key), strange))}:{space}{value}" for key, space, value in pairs]
+    if strange and draw(st.booleans()):
+        texts.append(
+            draw(st.sampled_from([r'"a\u0000": 1', '"x": ' + "[" * 40 + "]" * 40, '"x": ' + "[" * 110 + "]" * 110]))
+        )
+    return "{" + f"{draw(_space)},".join(texts) + "}"
+
+
+ordinary = _objects(_values(strange=False), strange=False) | _values(strange=False)
+strange = _objects(_values(strange=True), strange=True)
+
+
+@st.composite
+def _damaged(draw: st.DrawFn) -> str:
+    text = draw(strange)
+    at = draw(st.integers(0, len(text)))
+    return (
+        text[:at] + draw(st.sampled_from(["", "x", ",", '"', "\\", "}", "\x01", "\ufeff", "NaN", "0"])) + text[at + 1 :]
+    )
+
+
+garbage = _damaged() | st.text(_character, max_size=20) | st.text(string.punctuation + "019aeu ", max_size=20)
+
+_values_asked = (
+    st.sampled_from([*TEXTS, True, False, None, 0, 1, -1, 2, 0.1, 0.3, 1.5, 12345678901, 2**53, 2**53 - 1])
+    | st.text(_character, max_size=5)
+    | st.floats(-(2**53), 2**53)
+)
+filters: st.SearchStrategy[dict[str, Any]] = st.dictionaries(
+    st.sampled_from(PATHS), _values_asked, min_size=1, max_size=2
+)

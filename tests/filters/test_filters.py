@@ -1,0 +1,115 @@
+"""Input filters on every backend against a reference: what is listed is what the reference matches."""
+
+from itertools import count
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from perdure.errors import ConfigurationError, InvalidJSONPathError, LimitError
+from perdure.model.records import ListInstancesOptions, WorkflowInstance
+from perdure.storage.dialects import MySQLDriver, PostgresDriver, SQLiteDriver, new_driver
+from perdure.storage.filters import InputFilterBuilder, checked, matches, validate_json_path
+from perdure.storage.stores import Rooms
+from tests.filters import reference
+
+DRIVERS = [SQLiteDriver(), PostgresDriver(), MySQLDriver()]
+
+example = count()
+many = settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+
+
+async def store(storage: Rooms, texts: list[str]) -> str:
+    """One instance a text, of a workflow of their own, whose name is given back."""
+    name = f"wf-{next(example)}"
+    instances = [WorkflowInstance(f"{name}:{n}", name, text.encode()) for n, text in enumerate(texts)]
+    assert set(await storage.create_instances(instances)) == {None}
+    return name
+
+
+def expected(name: str, texts: list[str], filters: dict[str, Any]) -> set[str]:
+    return {f"{name}:{n}" for n, text in enumerate(texts) if reference.matches(text, filters)}
+
+
+@many
+@given(st.lists(reference.ordinary | reference.strange | reference.garbage, min_size=1, max_size=12), reference.filters)
+async def test_w42_a_listing_finds_what_the_reference_finds(
+    storage: Rooms, texts: list[str], filters: dict[str, Any]
+) -> None:
+    name = await store(storage, texts)
+    page = await storage.list_instances(ListInstancesOptions(workflow_name_filter=name, input_filters=filters))
+    assert {found.instance_id for found in page.instances if found.workflow_name == name} == expected(
+        name, texts, filters
+    )
+
+
+@many
+@given(st.lists(reference.ordinary, min_size=1, max_size=12), reference.filters)
+async def test_w42_the_conditions_alone_are_exact_for_ordinary_json(
+    storage: Rooms, texts: list[str], filters: dict[str, Any]
+) -> None:
+    name = await store(storage, [*texts, "no JSON"])
+    conditions, args = InputFilterBuilder(storage._backend.driver).build_filter_query(filters, 1)
+    query = f"SELECT instance_id FROM workflow_instances WHERE workflow_name = '{name}' AND {' AND '.join(conditions)}"
+    assert {row[0] for row in await storage.db().fetch(query, *args)} == expected(name, texts, filters)
+
+
+@settings(max_examples=500, deadline=None)
+@given(reference.ordinary | reference.strange | reference.garbage, reference.filters)
+def test_the_last_word_is_the_references(text: str, filters: dict[str, Any]) -> None:
+    assert matches(text, checked(filters)) == reference.matches(text, filters)
+
+
+@pytest.mark.parametrize("driver", DRIVERS, ids=lambda driver: driver.name)
+def test_arguments_are_bound_and_numbered(driver: SQLiteDriver | PostgresDriver | MySQLDriver) -> None:
+    value = "'; DROP TABLE workflow_instances; --"
+    conditions, args = InputFilterBuilder(driver).build_filter_query({"a": value, "b.c": 1, "d": None}, 4)
+    assert len(conditions) == 3
+    text = " AND ".join(conditions)
+    assert "DROP" not in text
+    if driver.name == "postgresql":
+        assert [f"${n}" in text for n in range(3, 9)] == [False, True, True, True, True, False]
+    else:
+        assert text.count(driver.placeholder(1)) == len(args)
+
+
+@pytest.mark.parametrize("driver", DRIVERS, ids=lambda driver: driver.name)
+def test_no_path_gets_into_the_text_unchecked(driver: SQLiteDriver | PostgresDriver | MySQLDriver) -> None:
+    for path in ("a' OR 1=1 --", "a.", "", "a[0]", "a\n", "é"):
+        with pytest.raises(InvalidJSONPathError):
+            driver.json_extract("input_data", path)
+        with pytest.raises(InvalidJSONPathError):
+            InputFilterBuilder(driver).build_filter_query({path: 1}, 1)
+        with pytest.raises(InvalidJSONPathError):
+            validate_json_path(path)
+    validate_json_path("order.customer_id.x1")
+
+
+def test_no_filters_are_no_conditions() -> None:
+    assert InputFilterBuilder(SQLiteDriver()).build_filter_query({}, 1) == ([], [])
+
+
+def test_values_are_checked() -> None:
+    with pytest.raises(LimitError):
+        InputFilterBuilder(SQLiteDriver()).build_filter_query({"a": 2**53 + 1}, 1)
+    assert checked({"a": 1, "b": True, "c": None, "d": "x"}) == {"a": 1.0, "b": True, "c": None, "d": "x"}
+
+
+def test_a_driver_by_url() -> None:
+    urls = {
+        "sqlite:///x.db": SQLiteDriver,
+        "postgresql://h/d": PostgresDriver,
+        "postgres://h/d": PostgresDriver,
+        "mysql://h/d": MySQLDriver,
+        "mariadb://h/d": MySQLDriver,
+        "MySQL://h/d": MySQLDriver,
+    }
+    for url, driver in urls.items():
+        assert type(new_driver(url)) is driver
+    for url in ("", "oracle://user:secret@h/d", "/tmp/x.db"):
+        with pytest.raises(ConfigurationError) as caught:
+            new_driver(url)
+        assert "secret" not in str(caught.value)

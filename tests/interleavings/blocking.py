@@ -1,0 +1,28 @@
+"""Waiting until a rival is really blocked, as each database shows it."""
+
+import asyncio
+
+from perdure.storage.stores import Rooms
+
+_WAITERS = {
+    "postgresql": "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'",
+    "mysql": "SELECT count(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'",
+}
+
+
+async def blocked(storage: Rooms, rival: "asyncio.Task[object]") -> None:
+    """Return once the database says that somebody waits for a lock; fail if the rival ends instead."""
+    query = _WAITERS.get(storage._backend.driver.name)
+    async with asyncio.timeout(20):
+        while True:
+            assert not rival.done(), f"the rival was not blocked: {rival!r}"
+            if query is None:
+                # SQLite: whoever is queued at the gate or at the writer waits for the open transaction
+                for _ in range(20):
+                    await asyncio.sleep(0.001)
+                assert not rival.done()
+                return
+            with storage.detached():
+                if await storage.db().fetchval(query):
+                    return
+            await asyncio.sleep(0.005)

@@ -1,0 +1,159 @@
+"""Fences and takeovers with real connections; the test goes on only when the rival is really blocked."""
+
+import asyncio
+from datetime import timedelta
+
+import pytest
+
+from perdure.errors import InvalidTransitionError, LeaseLostError
+from perdure.model.records import HistoryEvent, Lease
+from perdure.model.states import WorkflowStatus
+from perdure.storage.stores import Rooms
+from perdure.testing.conformance.tools import leased, new, shift
+from tests.interleavings.blocking import blocked
+
+
+def step(n: object, instance_id: str = "i-1") -> HistoryEvent:
+    return HistoryEvent(instance_id, f"s:{n}", "ActivityCompleted", b"1")
+
+
+def one_writer(storage: Rooms) -> bool:
+    """On SQLite even asking has to wait for the file."""
+    return storage._backend.driver.name == "sqlite"
+
+
+async def test_w1_a_takeover_in_flight_does_not_slip_past_the_fence(storage: Rooms, peer: Rooms) -> None:
+    """The successor has taken the row and not committed yet; the old owner's write waits, and then is refused."""
+    lease = await leased(storage, "i-1", timeout_sec=10)
+    shift(peer, 20)
+    async with peer.transaction():
+        taken = await peer.try_acquire_lock("i-1", "w2", 60)
+        assert taken is not None
+        stale = asyncio.create_task(storage.append_history(step(1), lease=lease))
+        await blocked(peer, stale)
+    with pytest.raises(LeaseLostError):
+        await stale
+    assert await storage.get_history_count("i-1") == 0
+
+
+async def test_w1_a_batch_does_not_slip_past_either(storage: Rooms, peer: Rooms) -> None:
+    lease, other = await leased(storage, "i-1", timeout_sec=10), await leased(storage, "i-2")
+    shift(peer, 20)
+    async with peer.transaction():
+        assert await peer.try_acquire_lock("i-1", "w2", 60) is not None
+        batch = asyncio.create_task(storage.append_histories([(step(1), lease), (step(1, "i-2"), other)]))
+        await blocked(peer, batch)
+    assert [type(answer) for answer in await batch] == [LeaseLostError, int]
+
+
+async def test_a_fenced_write_in_flight_holds_off_the_takeover(storage: Rooms, peer: Rooms) -> None:
+    """The old owner has written and not committed; an acquirer does not wait, and gets nothing until it is over."""
+    lease = await leased(storage, "i-1", timeout_sec=10)
+    shift(peer, 20)
+    async with storage.transaction():
+        await storage.append_history(step(1), lease=lease)
+        if not one_writer(storage):
+            assert await asyncio.wait_for(peer.try_acquire_lock("i-1", "w2", 60), 5) is None
+    assert await peer.try_acquire_lock("i-1", "w2", 60) is not None
+    assert await peer.get_history_count("i-1") == 1
+
+
+async def test_w45_completion_and_cancel_take_turns(storage: Rooms, peer: Rooms) -> None:
+    lease = await leased(storage, "i-1")
+    async with peer.transaction():
+        await peer.cancel_instance("i-1", "too late?")
+        completion = asyncio.create_task(storage.complete_and_release(lease, b"1"))
+        await blocked(peer, completion)
+    with pytest.raises(LeaseLostError):
+        await completion
+    found = await storage.get_instance("i-1")
+    assert found is not None
+    assert (found.status, found.output_data) == (WorkflowStatus.CANCELLED, None)
+
+
+async def test_an_administrators_move_sees_the_state_it_waited_for(storage: Rooms, peer: Rooms) -> None:
+    await new(storage, "i-1")
+    async with peer.transaction():
+        await peer.update_instance_output("i-1", b"1")
+        late = asyncio.create_task(storage.update_instance_status("i-1", WorkflowStatus.COMPENSATING))
+        await blocked(peer, late)
+    with pytest.raises(InvalidTransitionError):
+        await late
+
+
+async def test_the_same_step_from_two_sides_is_recorded_once(storage: Rooms, peer: Rooms) -> None:
+    lease = await leased(storage, "i-1")
+    async with peer.transaction():
+        first = await peer.append_history(step(1), lease=lease)
+        second = asyncio.create_task(storage.append_history(step(1), lease=lease))
+        await blocked(peer, second)
+    assert await second == first
+    assert await storage.get_history_count("i-1") == 1
+
+
+async def test_a_heartbeat_that_meets_its_runs_own_transaction_loses_nothing(storage: Rooms, peer: Rooms) -> None:
+    lease, other = await leased(storage, "i-1"), await leased(storage, "i-2")
+    async with peer.transaction():
+        await peer.append_history(step(1), lease=lease)
+        beat = asyncio.create_task(storage.refresh_locks([lease, other], 60))
+        if one_writer(storage):
+            await blocked(peer, beat)
+        else:
+            renewed = await asyncio.wait_for(beat, 5)  # it does not wait for the run's transaction
+            assert renewed[0] == lease
+            assert renewed[1] is not None
+            assert renewed[1].expires_at > other.expires_at + timedelta(seconds=10)
+    assert None not in await beat
+
+
+async def test_w27_a_renewal_in_flight_is_not_swept(storage: Rooms, peer: Rooms) -> None:
+    lease = await leased(storage, "i-1", timeout_sec=10)
+    shift(storage, 20)
+    shift(peer, 20)
+    async with peer.transaction():
+        await peer.refresh_lock("i-1", lease.worker_id, 60, lease=lease)
+        sweep = asyncio.create_task(storage.cleanup_stale_locks())
+        if one_writer(storage):
+            await blocked(peer, sweep)
+        else:
+            await asyncio.wait_for(sweep, 5)
+    assert await sweep == []
+    await storage.append_history(step(1), lease=lease)
+
+
+async def test_a_deadlock_is_told_to_a_callers_transaction(storage: Rooms, peer: Rooms) -> None:
+    """Two transactions lock two rows in opposite order: one goes through, the other hears of the conflict."""
+    if one_writer(storage):
+        return  # the second transaction begins after the first
+    leases = {"i-1": await leased(storage, "i-1"), "i-2": await leased(storage, "i-2")}
+    mine, theirs = asyncio.Event(), asyncio.Event()
+    answers = await asyncio.gather(
+        _cross(storage, leases, ["i-1", "i-2"], mine, theirs),
+        _cross(peer, leases, ["i-2", "i-1"], theirs, mine),
+        return_exceptions=True,
+    )
+    assert sorted(type(answer).__name__ for answer in answers) == ["NoneType", "TransactionConflictError"]
+    assert await storage.get_history_count("i-1") + await storage.get_history_count("i-2") == 2
+
+
+async def _cross(
+    side: Rooms, leases: dict[str, Lease], order: list[str], done: asyncio.Event, wait: asyncio.Event
+) -> None:
+    async with side.transaction():
+        for instance_id in order:
+            await side.append_history(step(order[0], instance_id), lease=leases[instance_id])
+            done.set()
+            await wait.wait()
+
+
+async def test_a_deadlock_between_own_operations_is_retried_inside(storage: Rooms, peer: Rooms) -> None:
+    """Batches over the same rows in opposite order, again and again: no caller hears of a deadlock."""
+    leases = [await leased(storage, f"i-{n}") for n in range(6)]
+
+    async def batch(side: Rooms, n: int) -> list[object]:
+        order = leases if n % 2 else leases[::-1]
+        items = [(HistoryEvent(lease.instance_id, f"b:{n}", "ActivityCompleted", b"1"), lease) for lease in order]
+        return list(await side.append_histories([*items, *items[:1]]))  # a step twice takes the way one by one
+
+    answers = await asyncio.gather(*(batch([storage, peer][n % 2], n) for n in range(16)))
+    assert all(isinstance(answer, int) for batch in answers for answer in batch)
