@@ -69,7 +69,7 @@ async def fill(storage: Rooms) -> None:
         await storage.create_instances(
             [
                 WorkflowInstance(instance_id(n), "bench", PAYLOAD, started_at=place(n).started_at)
-                for n in range(start, start + 500)
+                for n in range(start, min(start + 500, INSTANCES))
             ]
         )
     async with storage._backend.exclusive() as script:

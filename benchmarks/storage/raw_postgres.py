@@ -82,7 +82,8 @@ woken AS (
     FROM message m WHERE i.instance_id = m.instance_id)
 SELECT workflow_name, activity_id, id FROM message"""
 
-_PAGE = f"""SELECT {COLUMNS} FROM workflow_instances WHERE framework = 'perdure' AND (started_at, instance_id COLLATE "C") < ($1, $2)
+_PAGE = f"""SELECT {COLUMNS} FROM workflow_instances
+ WHERE framework = 'perdure' AND (started_at, instance_id COLLATE "C") < ($1, $2)
  ORDER BY started_at DESC, instance_id COLLATE "C" DESC LIMIT {PAGE + 1}"""
 
 
@@ -113,7 +114,9 @@ class RawPostgres:
 
         async def connect() -> _Session:
             connection = await asyncpg.connect(url)
-            return _Session(connection, {name: await connection.prepare(text) for name, text in _STATEMENTS.items()})
+            statements = {name: await connection.prepare(text) for name, text in _STATEMENTS.items()}
+            await connection.execute("SELECT 1")  # ends the transaction that asyncpg leaves open after preparing
+            return _Session(connection, statements)
 
         await side._sessions.open(connect)
         return side

@@ -177,13 +177,13 @@ async def blocked(backend: MySQLBackend) -> Any:
 async def quiet(url: str) -> None:
     """Wait until nobody has a transaction open in this database."""
     query = (
-        "SELECT 1 - COUNT(*) FROM information_schema.innodb_trx t JOIN information_schema.processlist p "
+        "SELECT COUNT(*) FROM information_schema.innodb_trx t JOIN information_schema.processlist p "
         "ON p.id = t.trx_mysql_thread_id WHERE p.db = DATABASE()"
     )
     async with connect_mysql(url) as connection:
 
         async def none_open() -> bool:
-            return bool((await fetch_mysql(connection, query))[0][0] == 1)
+            return bool((await fetch_mysql(connection, query))[0][0] == 0)
 
         await asyncio.wait_for(until(none_open, TRX_SEC), 5)
 
@@ -419,15 +419,20 @@ async def test_eight_mebibytes_of_anything_come_back_byte_for_byte(backend: MySQ
 
 
 async def test_parts_too_large_for_one_packet_go_in_several(backend: MySQLBackend) -> None:
-    large = await backend.executor().fetchval("SELECT @@max_allowed_packet") * 5 // 8
-    one_, two = "x" * MIB, "\\" * MIB
-    while len(one_) < large * 3 // 4:
-        one_, two = one_ * 2, two * 2
-    await backend.write(one(S["store_both"](item="c", one=one_, two=two)))
-    assert await backend.executor().fetchval("SELECT SUM(LENGTH(text)) FROM event") == len(one_) + len(two)
+    backend._packet_max = 3 * MIB
+    await backend.write(one(S["store_both"](item="c", one="x" * (2 * MIB), two="\\" * (2 * MIB))))
+    assert await backend.executor().fetchval("SELECT SUM(LENGTH(text)) FROM event") == 4 * MIB
     with pytest.raises(LimitError, match="max_allowed_packet"):
-        await backend.write(one(S["store_both"](item="d", one="fits", two=two * 3)))
+        await backend.write(one(S["store_both"](item="d", one="fits", two="x" * (3 * MIB))))
     assert await backend.executor().fetchval("SELECT COUNT(*) FROM event WHERE item = 'd'") == 0
+
+
+async def test_the_largest_packet_is_accepted(backend: MySQLBackend) -> None:
+    query = "SELECT LENGTH('')"
+    filled = query.replace("''", f"'{'x' * (backend._packet_max - 1 - len(query))}'")
+    assert await backend.executor().fetchval(filled) == backend._packet_max - 1 - len(query)
+    with pytest.raises(LimitError, match="max_allowed_packet"):
+        await backend.executor().fetchval(filled + " ")
 
 
 # Answers.
@@ -510,11 +515,12 @@ async def test_duplicates_anywhere_in_a_packet_are_forgiven(backend: MySQLBacken
 @ROADS
 async def test_a_call_that_fails_half_way_leaves_nothing(backend: MySQLBackend, run: Any) -> None:
     await backend.write(one(S["strict"](item="a", name="x")))
+    thread = await backend.executor().fetchval("SELECT CONNECTION_ID()")
     with pytest.raises(StorageError, match="Duplicate entry") as raised:
         await run(backend, S["half"](item="a", name="x"))
     assert isinstance(raised.value.__cause__, asyncmy.errors.IntegrityError)
     assert await count(backend) == 0
-    await quiet_pool(backend)
+    assert await backend.executor().fetchval("SELECT CONNECTION_ID()") == thread, "it is clean and was kept"
 
 
 async def quiet_pool(backend: MySQLBackend) -> None:
@@ -730,7 +736,7 @@ async def test_a_cancelled_query_does_not_stay_in_the_queue_for_its_lock(backend
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
-        await until(lambda: nobody_waits(backend))
+        await asyncio.wait_for(until(lambda: nobody_waits(backend)), 4)  # by itself it would wait for 10 s
     await holder.commit()
     assert await backend.write(one(S["bump"](id="b"))) == 1
     assert [await count(backend, item) for item in "ab"] == [1, 1]
@@ -793,10 +799,20 @@ class Wire:
 
     def __init__(self, up: asyncio.StreamWriter, down: asyncio.StreamWriter, *, stalled: bool) -> None:
         self.up, self.down, self.stalled, self.doomed = up, down, stalled, False
+        self.lost = b""
 
     def cut(self) -> None:
         self.up.transport.abort()
         self.down.transport.abort()
+
+
+def is_whole(answer: bytes) -> bool:
+    """Whether these are all results of a packet of writes: the status of the last says that there are no more."""
+    status = 8
+    while len(answer) > 4:
+        length = 4 + int.from_bytes(answer[:3], "little")
+        status, answer = answer[7], answer[length:]  # after 0, rows and id of one byte each
+    return not status & 8
 
 
 class Proxy:
@@ -846,7 +862,9 @@ class Proxy:
         with suppress(ConnectionError):
             while data := await source.read(1 << 16):
                 if wire.doomed:
-                    wire.cut()
+                    wire.lost += data
+                    if is_whole(wire.lost):
+                        wire.cut()
                 elif not wire.stalled:
                     wire.down.write(data)
         wire.down.close()

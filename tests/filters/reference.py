@@ -1,8 +1,9 @@
 """What a filter means, said once more: a matcher that knows nothing of databases, and texts to try it on."""
 
 import json
+import re
 import string
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hypothesis import strategies as st
@@ -41,7 +42,7 @@ NUMBERS = ["0", "-0", "-0.0", "0e5", "1", "1.0", "1e0", "10E-1", "-1", "2", "0.1
 TEXTS = ["", "a", "A", "a ", " a", "true", "null", "1", "é", "É", "e\u0301", "ß", "😀", "\\", '"', "/", "'", "\n", "%s",
          "\u2028", "{", "[", '{"a":1}']  # fmt: skip
 
-_number = st.sampled_from(NUMBERS) | st.floats(allow_nan=False, allow_infinity=False).map(repr)
+_number = st.sampled_from(NUMBERS) | st.floats(-(2**53), 2**53).map(repr)
 _strange_number = st.sampled_from(
     ["1e400", "-1e400", "1e-400", "0.30000000000000004", "9007199254740993", "9" * 30, "9" * 400, "1e99999"]
 )
@@ -68,7 +69,9 @@ def _values(strange: bool) -> st.SearchStrategy[str]:
         scalar |= _strange_number | st.sampled_from(
             [r'"\u0000"', r'"a\u0000"', r'"\ud800"', r'"\udc00a"', r'"\ude00\ud83d"']
         )
-    return st.recursive(scalar, lambda inner: _arrays(inner) | _objects(inner, strange), max_leaves=8)
+    return st.recursive(
+        scalar, lambda inner: _objects(inner, strange) | _objects(inner, strange) | _arrays(inner), max_leaves=6
+    )
 
 
 def _arrays(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
@@ -76,8 +79,9 @@ def _arrays(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
 
 
 def _objects(inner: st.SearchStrategy[str], strange: bool) -> st.SearchStrategy[str]:
-    names = st.sampled_from(KEYS) | st.sampled_from(["", "a.b", "a ", "é", "1"])
-    pairs = st.lists(st.tuples(names, _space, inner), max_size=4, unique_by=None if strange else lambda pair: pair[0])
+    names = st.sampled_from([*KEYS * 5, "", "a.b", "a ", "é", "1"])
+    unique = None if strange else lambda pair: pair[0]
+    pairs = st.lists(st.tuples(names, _space, inner), min_size=1, max_size=4, unique_by=unique)
     return pairs.flatmap(lambda pairs: _written(pairs, strange))
 
 
@@ -91,7 +95,7 @@ def _written(draw: st.DrawFn, pairs: list[tuple[str, str, str]], strange: bool) 
     return "{" + f"{draw(_space)},".join(texts) + "}"
 
 
-ordinary = _objects(_values(strange=False), strange=False) | _values(strange=False)
+ordinary = _objects(_values(strange=False), strange=False)
 strange = _objects(_values(strange=True), strange=True)
 
 
@@ -111,6 +115,34 @@ _values_asked = (
     | st.text(_character, max_size=5)
     | st.floats(-(2**53), 2**53)
 )
-filters: st.SearchStrategy[dict[str, Any]] = st.dictionaries(
-    st.sampled_from(PATHS), _values_asked, min_size=1, max_size=2
-)
+_guessed: st.SearchStrategy[Filters] = st.dictionaries(st.sampled_from(PATHS), _values_asked, min_size=1, max_size=2)
+
+
+@st.composite
+def cases(draw: st.DrawFn, documents: st.SearchStrategy[str]) -> tuple[list[str], Filters]:
+    """Texts, and filters that mostly ask for something that one of them has."""
+    texts = draw(st.lists(documents, min_size=1, max_size=8))
+    there = [pairs for text in texts if (pairs := list(_askable(text)))]
+    if not there or draw(st.integers(0, 9)) == 0:
+        return texts, draw(_guessed)
+    return texts, dict(draw(st.lists(st.sampled_from(draw(st.sampled_from(there))), min_size=1, max_size=2)))
+
+
+def _askable(stored: str) -> Iterator[tuple[str, Any]]:
+    try:
+        document = json.loads(stored, object_pairs_hook=_Object)
+    except (ValueError, RecursionError):
+        return
+    yield from _scalars(document, ())
+
+
+def _scalars(found: Any, keys: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
+    """What stands where, overwritten or not, as far as a filter may ask for it."""
+    if isinstance(found, _Object):
+        for key, inner in found:
+            if re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", key, re.ASCII):
+                yield from _scalars(inner, (*keys, key))
+    elif keys and not isinstance(found, list):
+        too_far = isinstance(found, int | float) and not abs(found) <= 2**53
+        if not (too_far or (isinstance(found, str) and re.search("[\0\ud800-\udfff]", found))):
+            yield ".".join(keys), found

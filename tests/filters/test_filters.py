@@ -1,11 +1,9 @@
 """Input filters on every backend against a reference: what is listed is what the reference matches."""
 
 from itertools import count
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from perdure.errors import ConfigurationError, InvalidJSONPathError, LimitError
 from perdure.model.records import ListInstancesOptions, WorkflowInstance
@@ -13,6 +11,8 @@ from perdure.storage.dialects import MySQLDriver, PostgresDriver, SQLiteDriver, 
 from perdure.storage.filters import InputFilterBuilder, checked, matches, validate_json_path
 from perdure.storage.stores import Rooms
 from tests.filters import reference
+
+Case = tuple[list[str], reference.Filters]
 
 DRIVERS = [SQLiteDriver(), PostgresDriver(), MySQLDriver()]
 
@@ -30,15 +30,14 @@ async def store(storage: Rooms, texts: list[str]) -> str:
     return name
 
 
-def expected(name: str, texts: list[str], filters: dict[str, Any]) -> set[str]:
+def expected(name: str, texts: list[str], filters: reference.Filters) -> set[str]:
     return {f"{name}:{n}" for n, text in enumerate(texts) if reference.matches(text, filters)}
 
 
 @many
-@given(st.lists(reference.ordinary | reference.strange | reference.garbage, min_size=1, max_size=12), reference.filters)
-async def test_w42_a_listing_finds_what_the_reference_finds(
-    storage: Rooms, texts: list[str], filters: dict[str, Any]
-) -> None:
+@given(reference.cases(reference.ordinary | reference.strange | reference.garbage))
+async def test_w42_a_listing_finds_what_the_reference_finds(storage: Rooms, case: Case) -> None:
+    texts, filters = case
     name = await store(storage, texts)
     page = await storage.list_instances(ListInstancesOptions(workflow_name_filter=name, input_filters=filters))
     assert {found.instance_id for found in page.instances if found.workflow_name == name} == expected(
@@ -47,10 +46,9 @@ async def test_w42_a_listing_finds_what_the_reference_finds(
 
 
 @many
-@given(st.lists(reference.ordinary, min_size=1, max_size=12), reference.filters)
-async def test_w42_the_conditions_alone_are_exact_for_ordinary_json(
-    storage: Rooms, texts: list[str], filters: dict[str, Any]
-) -> None:
+@given(reference.cases(reference.ordinary))
+async def test_w42_the_conditions_alone_are_exact_for_ordinary_json(storage: Rooms, case: Case) -> None:
+    texts, filters = case
     name = await store(storage, [*texts, "no JSON"])
     conditions, args = InputFilterBuilder(storage._backend.driver).build_filter_query(filters, 1)
     query = f"SELECT instance_id FROM workflow_instances WHERE workflow_name = '{name}' AND {' AND '.join(conditions)}"
@@ -58,9 +56,11 @@ async def test_w42_the_conditions_alone_are_exact_for_ordinary_json(
 
 
 @settings(max_examples=500, deadline=None)
-@given(reference.ordinary | reference.strange | reference.garbage, reference.filters)
-def test_the_last_word_is_the_references(text: str, filters: dict[str, Any]) -> None:
-    assert matches(text, checked(filters)) == reference.matches(text, filters)
+@given(reference.cases(reference.ordinary | reference.strange | reference.garbage))
+def test_the_last_word_is_the_references(case: Case) -> None:
+    texts, filters = case
+    for text in texts:
+        assert matches(text, checked(filters)) == reference.matches(text, filters)
 
 
 @pytest.mark.parametrize("driver", DRIVERS, ids=lambda driver: driver.name)

@@ -33,6 +33,6 @@ async def test_w1_a_takeover_in_flight_fences_the_late_owner_off(
     async with storage.transaction():
         assert await storage.try_acquire_lock("i-1", "w2", 10) is not None
         late = asyncio.ensure_future(write(peer, lease))
-        await blocked(peer, late)  # type: ignore[arg-type]
+        await blocked(peer, late)
     with pytest.raises(LeaseLostError):
         await late

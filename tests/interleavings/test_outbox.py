@@ -3,10 +3,15 @@
 import asyncio
 from datetime import timedelta
 
+import pytest
+
 from perdure.model.records import OutboxEvent
 from perdure.storage.stores import Rooms
 from perdure.testing.conformance.outbox import add, fetch
-from tests.interleavings.blocking import blocked
+from tests.interleavings.blocking import at_once, blocked
+
+# SQLite has one writer: whoever is not first waits for the open transaction
+pytestmark = pytest.mark.parametrize("database", ["postgresql", "mysql"], indirect=True)
 
 
 async def test_a_lower_sequence_never_appears_after_a_higher_one(storage: Rooms, peer: Rooms) -> None:

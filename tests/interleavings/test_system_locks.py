@@ -2,10 +2,15 @@
 
 import asyncio
 
+import pytest
+
 from perdure.storage.stores import Rooms
 from perdure.testing.conformance.system_locks import take
 from perdure.testing.conformance.tools import shift
-from tests.interleavings.blocking import blocked
+from tests.interleavings.blocking import at_once, blocked
+
+# SQLite has one writer: whoever is not first waits for the open transaction
+pytestmark = pytest.mark.parametrize("database", ["postgresql", "mysql"], indirect=True)
 
 
 async def test_a_lock_being_taken_is_not_waited_for(storage: Rooms, peer: Rooms) -> None:

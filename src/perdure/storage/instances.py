@@ -49,7 +49,7 @@ class Instances(Transactions):
 
     async def create_instances(
         self, instances: Sequence[WorkflowInstance], *, worker_id: str | None = None, timeout_sec: float = 15
-    ) -> list[Lease | None | StorageError]:
+    ) -> list[Lease | StorageError | None]:
         """Create many in one commit: a lease (or None) or an error for each, in order."""
         return await self._batch(lambda instance: _creating(instance, worker_id, timeout_sec, ""), instances)
 
@@ -81,7 +81,7 @@ class Instances(Transactions):
         """Complete a leased instance with its output; the lease ends with it. One statement where it can be."""
         await self._run(_completing(lease.instance_id, output_data, lease))
 
-    async def complete_instances(self, items: Sequence[tuple[Lease, bytes]]) -> list[None | StorageError]:
+    async def complete_instances(self, items: Sequence[tuple[Lease, bytes]]) -> list[StorageError | None]:
         """Complete many leased instances in one commit: None or an error for each, in order."""
         return await self._batch(lambda item: _completing(item[0].instance_id, item[1], item[0]), items)
 

@@ -29,7 +29,6 @@ PAGE = 50
 QUICK_PAGE = 100  # more rows than that are read beside the event loop
 FRAMEWORK_MAX = 50
 
-_NEWEST = ListInstancesOptions()
 _FOLD = str.maketrans(ascii_uppercase, ascii_lowercase)
 _TOKEN = re.compile(
     r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d[\d.:+Z-]{0,16})\|\|([^\0\ud800-\udfff]+)", re.ASCII | re.DOTALL
@@ -41,13 +40,13 @@ _ID, _INPUT, _STARTED = 0, 2, 15  # columns of `select`
 class Listing(Transactions):
     """The listing of the seed's InstanceManager."""
 
-    async def list_instances(self, options: ListInstancesOptions = _NEWEST) -> PaginationResult:
+    async def list_instances(self, options: ListInstancesOptions | None = None) -> PaginationResult:
         """A page of the instances for which every filter holds, by start time and id, both descending.
 
         Names and ids match by a part of them, whatever the case of ASCII letters; times are exclusive. Raises
         `InvalidPageTokenError`, `InvalidJSONPathError`, or `LimitError` for any other value that cannot be meant.
         """
-        search = _search(options, self._backend.driver)
+        search = _search(options or ListInstancesOptions(), self._backend.driver)
         return await (self._scan if search.reads_much else self._read)(_page, search)
 
 

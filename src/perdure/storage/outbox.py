@@ -182,11 +182,10 @@ def _waiting() -> Operation[bool]:
 def _fetch(limit: int, relay_id: str, lease_sec: float) -> Operation[list[OutboxEvent]]:
     sources = [row[0] for row in (yield S.ready(limit=limit))]
     events: list[OutboxEvent] = []
-    if sources:
-        yield from _hand_back(sources)
     for source in sources:
         if len(events) == limit:
             break
+        yield from _hand_back(source, after=0)
         rows = yield S.first(event_source=source, limit=limit - len(events))
         due = [_from_row(row[:-1]) for row in takewhile(lambda row: not row[-1], rows)]
         events += due
@@ -199,8 +198,8 @@ def _fetch(limit: int, relay_id: str, lease_sec: float) -> Operation[list[Outbox
     return [replace(event, status=OutboxStatus.PROCESSING.value) for event in events]
 
 
-def _hand_back(sources: list[str], after: int = 0) -> Operation[None]:
-    rows = yield S.claimed(sources=sources, after=after)
+def _hand_back(source: str, after: int) -> Operation[None]:
+    rows = yield S.claimed(event_source=source, after=after)
     if rows:
         yield S.hand_back(ids=[row[0] for row in rows])
 
@@ -243,7 +242,7 @@ def _back_off(
     if wait_sec is None:
         wait_sec = min(2.0 ** min(event.retry_count, 10), BACK_OFF_MAX_SEC)
     yield S.back_off(event_id=event_id, error=error, back_off_sec=wait_sec)
-    yield from _hand_back([event.source], event.sequence)
+    yield from _hand_back(event.source, event.sequence)
     yield from _settle(event.source)
     return True
 

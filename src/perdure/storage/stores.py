@@ -8,7 +8,9 @@ from perdure.errors import ConfigurationError
 from perdure.storage.archive import Archive
 from perdure.storage.backends.base import Backend, Executor
 from perdure.storage.backends.sqlite import SQLiteBackend
+from perdure.storage.channels import Channels
 from perdure.storage.compensations import Compensations
+from perdure.storage.delivery import Delivery
 from perdure.storage.groups import Groups
 from perdure.storage.history import History
 from perdure.storage.instances import Instances
@@ -17,6 +19,7 @@ from perdure.storage.locks import Locks
 from perdure.storage.migrations import migrate, reset
 from perdure.storage.outbox import Outbox
 from perdure.storage.system_locks import SystemLocks
+from perdure.storage.timers import Timers
 from perdure.storage.wakeups import Wakeups
 from perdure.storage.workers import Workers
 
@@ -29,6 +32,9 @@ class Rooms(
     Archive,
     Compensations,
     Groups,
+    Timers,
+    Channels,
+    Delivery,
     Outbox,
     SystemLocks,
     Workers,

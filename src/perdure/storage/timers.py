@@ -23,9 +23,7 @@ class Timers(waits.Waits):
     ) -> None:
         """Register a timer, at its `expires_at` or `after` a while; one that is there keeps its time."""
         params = _params(subscription, after)
-        await self._announce(
-            wakeups.TIMER, lambda notify: Work(lambda: _register(params, lease, notify), repeat=True)
-        )
+        await self._announce(wakeups.TIMER, lambda notify: Work(lambda: _register(params, lease, notify), repeat=True))
 
     async def register_timer_subscription_and_release_lock(
         self,
@@ -116,7 +114,9 @@ def _fire(instance_id: str, timer_id: str, lease: Lease | None, notify: bool) ->
         return False
     name, activity_id, expires_at = rows[0]
     at = utc(expires_at).isoformat(timespec="microseconds")
-    payload = json.dumps({"result": None, "timer_id": timer_id, "expires_at": at, "completed": True}, ensure_ascii=False)
+    payload = json.dumps(
+        {"result": None, "timer_id": timer_id, "expires_at": at, "completed": True}, ensure_ascii=False
+    )
     yield from waits.wake(instance_id, activity_id, HistoryEventType.TIMER_EXPIRED, payload, lease)
     yield S.remove(instance_id=instance_id, timer_id=timer_id)
     if notify:

@@ -5,7 +5,6 @@ waited for, so no wake-up is lost. Waking leaves the other waits of an instance 
 count only while it is waiting, and `suspend` removes those that are no longer asked for.
 """
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
@@ -22,7 +21,7 @@ from perdure.model import limits
 from perdure.model.records import ChannelWait, HistoryEventType, Lease, Suspension, TimerWait
 from perdure.model.states import WAITING, WorkflowStatus
 from perdure.storage import channels, instances, wakeups
-from perdure.storage.operation import Operation, Work, utc, utc_or_none
+from perdure.storage.operation import Operation, Work, utc
 from perdure.storage.sql import Call, room
 from perdure.storage.transactions import Transactions, prepared, together
 
@@ -66,10 +65,34 @@ class Waits(Transactions):
     async def suspend_instances(self, items: Sequence[tuple[Lease, Sequence[Wait]]]) -> list[Suspension | StorageError]:
         """Suspend many instances in one commit: a result or an error for each, in order."""
         order = sorted(range(len(items)), key=lambda n: items[n][0].instance_id)
-        named = [wait.channel for _, waits in items for wait in waits if isinstance(wait, ChannelWait)]
         works = prepared(lambda n: _suspending(_holder(items[n][0]), checked(items[n][1])), order)
+        named = [
+            wait.channel
+            for n, work in zip(order, works, strict=True)
+            if isinstance(work, Work)
+            for wait in items[n][1]
+            if isinstance(wait, ChannelWait)
+        ]
         found = await self._run(Work(lambda: channels.locking(named, together(works))))
         return [result for _, result in sorted(zip(order, found, strict=True), key=lambda pair: pair[0])]
+
+    async def register_channel_receive_and_release_lock(
+        self,
+        instance_id: str,
+        channel: str,
+        worker_id: str,
+        activity_id: str,
+        timeout_at: datetime | None = None,
+        *,
+        after: timedelta | None = None,
+        lease: Lease | None = None,
+    ) -> Suspension:
+        """Wait for a channel's next message, beside the waits that are there: see `suspend`.
+
+        Without `lease` the worker must hold the lock, whatever its token.
+        """
+        waits = checked([ChannelWait(channel, activity_id, timeout_at, after)])
+        return await self._suspend(owner(instance_id, worker_id, lease), waits, alone=False)
 
     async def next_due_at(self) -> datetime | None:
         """When the first timer or time-out of an own waiting instance is due, or was; None if there is none."""
@@ -113,7 +136,8 @@ def checked(waits: Iterable[Wait]) -> list[Wait]:
 
 def moment(at: datetime | None, after: timedelta | None, *, needed: bool = False) -> dict[str, object]:
     """A deadline as the parameters of a statement: a time, a while by the database's clock, or none."""
-    if at is not None and after is not None or needed and at is after is None:
+    given = [value for value in (at, after) if value is not None]
+    if len(given) > 1 or (needed and not given):
         raise LimitError("give a time or `after`, and not both")
     after_sec = None if after is None else limits.span(after, "after")
     return {"at": limits.moment(at, "the time"), "after_sec": after_sec}

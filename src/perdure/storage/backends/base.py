@@ -71,8 +71,13 @@ class Notifier(Protocol):
 class Backend(Protocol):
     """Connections, pools, transactions and wake-ups of one database."""
 
-    driver: Rendering
-    notifier: Notifier
+    @property
+    def driver(self) -> Rendering:
+        """The dialect, with the clock its statements judge by."""
+
+    @property
+    def notifier(self) -> Notifier:
+        """Who wakes up others."""
 
     async def open(self) -> None:
         """Connect, or say in one sentence why not."""

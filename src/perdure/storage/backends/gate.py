@@ -9,43 +9,39 @@ The locks are on files of their own. Opening and closing the database's files wo
 """
 
 import os
-from types import TracebackType
+import sys
+from contextlib import nullcontext
 
-try:
-    import fcntl
-except ImportError:  # Windows: SQLite's busy handler alone decides, unfair but correct
-    fcntl = None  # type: ignore[assignment]
+if sys.platform == "win32":
 
+    class Gate(nullcontext[None]):
+        """No file locks of this kind: SQLite's busy handler alone decides, unfair but correct."""
 
-class Gate:
-    """Held by one writer among all processes; entering blocks the thread."""
-
-    def __init__(self, path: str) -> None:
-        self._turnstile = self._gate = -1
-        if fcntl is not None:
-            self._turnstile = _open(path + "-turn")
-            self._gate = _open(path + "-gate")
-
-    def __enter__(self) -> None:
-        if fcntl is None:
+        def close(self) -> None:
             return
-        fcntl.flock(self._turnstile, fcntl.LOCK_EX)
-        try:
-            fcntl.flock(self._gate, fcntl.LOCK_EX)
-        finally:
-            fcntl.flock(self._turnstile, fcntl.LOCK_UN)
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if fcntl is not None:
+else:
+    import fcntl
+
+    class Gate:
+        """Held by one writer among all processes; entering blocks the thread."""
+
+        def __init__(self, path: str) -> None:
+            self._turnstile, self._gate = (
+                os.open(path + suffix, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666) for suffix in ("-turn", "-gate")
+            )
+
+        def __enter__(self) -> None:
+            fcntl.flock(self._turnstile, fcntl.LOCK_EX)
+            try:
+                fcntl.flock(self._gate, fcntl.LOCK_EX)
+            finally:
+                fcntl.flock(self._turnstile, fcntl.LOCK_UN)
+
+        def __exit__(self, *_: object) -> None:
             fcntl.flock(self._gate, fcntl.LOCK_UN)
 
-    def close(self) -> None:
-        """Close the files."""
-        for descriptor in (self._gate, self._turnstile):
-            if descriptor >= 0:
-                os.close(descriptor)
-        self._gate = self._turnstile = -1
-
-
-def _open(path: str) -> int:
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        def close(self) -> None:
+            """Close the files."""
+            os.close(self._gate)
+            os.close(self._turnstile)

@@ -54,9 +54,9 @@ SELECT event_source FROM perdure_outbox_sources WHERE ready_at <= {now}
  ORDER BY ready_at, event_source LIMIT :limit {skip_locked}
 
 -- claimed
--- Events that relays have claimed: of a source that is ready again, by relays that are gone.
+-- Events of a source that are claimed; once it is ready again, by relays that are gone.
 SELECT event_id FROM outbox_events
- WHERE event_source {any(:sources)} AND status = 'processing' AND sequence > :after
+ WHERE event_source = :event_source AND status = 'processing' AND sequence > :after
 
 -- hand_back
 -- Claims end without a result.
@@ -144,9 +144,9 @@ SELECT event_id, event_type, event_source, event_data, event_data_binary, data_t
  ORDER BY created_at, event_id LIMIT :limit
 
 -- old
--- Own events published long ago.
+-- Own events published long ago. The state is not asked for: SQLite would take its index, and read them all.
 SELECT event_id, event_source FROM outbox_events
- WHERE status = 'published' AND published_at <= {ago(:age_sec)} AND sequence IS NOT NULL
+ WHERE published_at <= {ago(:age_sec)} AND sequence IS NOT NULL
  ORDER BY published_at LIMIT :limit {skip_locked}
 
 -- delete
@@ -154,10 +154,11 @@ SELECT event_id, event_source FROM outbox_events
 DELETE FROM outbox_events WHERE event_id {any(:ids)}
 
 -- unused
--- Which of these sources have no event left.
+-- Which of these sources have no event left; by the index, where NOT EXISTS would read the whole table.
 SELECT event_source FROM perdure_outbox_sequences s
  WHERE event_source {any(:sources)}
-   AND NOT EXISTS (SELECT 1 FROM outbox_events e WHERE e.event_source = s.event_source)
+   AND (SELECT e.status FROM outbox_events e WHERE e.event_source = s.event_source
+         ORDER BY e.status, e.sequence LIMIT 1) IS NULL
 
 -- forget
 -- Remove sources.

@@ -3,7 +3,8 @@
 from datetime import timedelta
 from typing import Any
 
-from perdure.model.records import Lease, WorkflowInstance
+from perdure.model.records import ChannelMode, ChannelWait, Lease, WorkflowInstance
+from perdure.model.states import WorkflowStatus
 from perdure.storage.stores import Rooms, shift_clock
 
 
@@ -24,3 +25,41 @@ async def leased(storage: Rooms, instance_id: str, *, worker_id: str = "w1", tim
 def shift(storage: Rooms, seconds: float) -> None:
     """Move the storage's clock ahead of the database's real one."""
     shift_clock(storage, timedelta(seconds=seconds))
+
+
+async def listening(
+    storage: Rooms,
+    instance_id: str,
+    channel: str = "c",
+    mode: ChannelMode = ChannelMode.BROADCAST,
+    *,
+    activity_id: str = "r:1",
+    after: timedelta | None = None,
+) -> None:
+    """A new instance that waits for the next message of a channel."""
+    lease = await leased(storage, instance_id)
+    name = await storage.subscribe_to_channel(instance_id, channel, mode, lease=lease)
+    assert (await storage.suspend(lease, [ChannelWait(name, activity_id, after=after)])).suspended
+
+
+async def again(storage: Rooms, instance_id: str, channel: str = "c", *, activity_id: str) -> bool:
+    """Resume an instance and let it wait for the channel's next message; False if one is there already."""
+    lease = await storage.try_acquire_lock(instance_id, "w1", 30)
+    assert lease is not None
+    found = await storage.suspend(lease, [ChannelWait(channel, activity_id)])
+    if not found.suspended:
+        await storage.release_lock(instance_id, "w1", lease=lease)
+    return found.suspended
+
+
+async def status(storage: Rooms, instance_id: str) -> WorkflowStatus:
+    """The state of an instance."""
+    found = await storage.get_instance(instance_id)
+    assert found is not None
+    return found.status
+
+
+async def recorded(storage: Rooms, instance_id: str) -> list[tuple[str, str]]:
+    """What an instance's history has: activities and kinds of event."""
+    events, _ = await storage.get_history_paginated(instance_id)
+    return [(event.activity_id, event.event_type) for event in events]

@@ -1,0 +1,371 @@
+"""Channels: messages in the order of their ids, and who has had which of them.
+
+Publishers and subscribers of one channel queue up on its row in `perdure_channels`, taken before an id is drawn and
+held to the commit: so a lower id never appears after a higher one, and whoever starts to wait has seen all there is.
+The order of locks is the same everywhere: channels by name, then instances by id, then the rest.
+
+A direct subscription is a broadcast one to `<channel>:<instance id>`, from the first message on. That name, which
+`direct_channel` makes and `subscribe_to_channel` gives back, is the one that every other call takes.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, NoReturn, TypeVar
+from uuid import uuid4
+
+from perdure.errors import ChannelModeConflictError, LimitError, NotSubscribedError, StorageError
+from perdure.model import limits
+from perdure.model.records import ChannelMessage, ChannelMode, ChannelSubscription, Lease, OutgoingMessage
+from perdure.storage import wakeups
+from perdure.storage.instances import fence
+from perdure.storage.operation import Operation, Work, raw, utc, utc_or_none
+from perdure.storage.sql import Call, room
+from perdure.storage.transactions import Transactions, prepared, together
+
+T = TypeVar("T")
+S = room("channels")
+
+_OTHER = {ChannelMode.BROADCAST: ChannelMode.COMPETING, ChannelMode.COMPETING: ChannelMode.BROADCAST}
+_START = (datetime(1970, 1, 1, tzinfo=UTC), 0)
+
+
+class Channels(Transactions):
+    """The seed's ChannelManager without its deliveries."""
+
+    async def publish_to_channel(
+        self,
+        channel: str,
+        data: bytes,
+        metadata: bytes | None = None,
+        *,
+        message_id: str | None = None,
+        source: str = "",
+        binary: bool = False,
+        lease: Lease | None = None,
+    ) -> int:
+        """Publish a message, JSON or `binary`; gives its id.
+
+        With `message_id`, publishing it again (from the same `source`) gives the first id and stores nothing, until
+        `cleanup_old_channel_messages` forgets it.
+        """
+        message = OutgoingMessage(channel, data, metadata, message_id, source, binary)
+        params = _message(message)
+        return await self._announce(wakeups.MESSAGE, lambda notify: _publishing(params, lease, notify))
+
+    async def publish_messages(
+        self, messages: Sequence[OutgoingMessage], *, lease: Lease | None = None
+    ) -> list[int | StorageError]:
+        """Publish many messages in one commit: an id or an error for each, in order."""
+        works = prepared(lambda message: _publishing(_message(message), lease, notify=False), messages)
+        if not works:
+            return []
+        named = [m.channel for m, work in zip(messages, works, strict=True) if isinstance(work, Work)]
+        return await self._announce(
+            wakeups.MESSAGE,
+            lambda notify: Work(lambda: _publish_all(named, works, notify)),
+            worth=lambda _: bool(named),
+        )
+
+    async def subscribe_to_channel(
+        self, instance_id: str, channel: str, mode: ChannelMode, *, lease: Lease | None = None
+    ) -> str:
+        """Subscribe an instance; gives the channel it is subscribed to. The same again changes nothing.
+
+        Broadcast gets what is published from now on, competing shares a backlog, direct gets what was and will be sent
+        to this instance. Raises `ChannelModeConflictError` if a live subscriber uses the channel in another mode.
+        """
+        mode = ChannelMode(mode)
+        direct = mode is ChannelMode.DIRECT
+        name = direct_channel(channel, instance_id) if direct else limits.name(channel, "channel")
+        stored = ChannelMode.BROADCAST if direct else mode
+        await self._run(
+            Work(lambda: locking([name], _subscribe(instance_id, name, stored, direct, lease)), repeat=True)
+        )
+        return name
+
+    async def unsubscribe_from_channel(self, instance_id: str, channel: str, *, lease: Lease | None = None) -> None:
+        """Remove a subscription and its cursors, if it is there."""
+        await self._change(S.unsubscribe(instance_id=instance_id, channel=channel), lease)
+
+    async def get_channel_subscription(self, instance_id: str, channel: str) -> ChannelSubscription | None:
+        """One subscription, or None; its cursor is the further one of the family's two."""
+        return await self._read(_subscription, instance_id, channel)
+
+    async def get_channel_mode(self, channel: str) -> ChannelMode | None:
+        """How live subscribers use a channel; None if there are none."""
+        return await self._read(_mode, channel)
+
+    async def clear_channel_waiting_state(self, instance_id: str, channel: str, *, lease: Lease | None = None) -> None:
+        """Stop waiting on a channel; the subscription stays."""
+        await self._change(S.clear(instance_id=instance_id, channel=channel), lease)
+
+    async def get_pending_channel_messages(
+        self, channel: str, after_id: int = 0, limit: int = 0
+    ) -> list[ChannelMessage]:
+        """The messages of a channel after an id, in order."""
+        return await self._read(_messages, S.page(channel=channel, after_id=after_id, limit=limits.page(limit, 100)))
+
+    async def get_pending_channel_messages_for_instance(
+        self, instance_id: str, channel: str, *, limit: int | None = None
+    ) -> list[ChannelMessage]:
+        """What a subscriber has not had, in order; `NotSubscribedError` if it is none."""
+        read = self._scan if limit is None else self._read
+        return await read(_pending, instance_id, channel, limits.some(limit))
+
+    async def claim_channel_message(self, message_id: int, instance_id: str, *, lease: Lease | None = None) -> bool:
+        """Take a message of a competing channel; False if it is taken or gone."""
+        claim = S.claim(message_id=message_id, instance_id=instance_id)
+        return await self._run(Work(lambda: _claim(claim, lease), confirm=lambda: _claimed(claim)))
+
+    async def delete_channel_message(self, message_id: int, *, lease: Lease | None = None) -> None:
+        """Remove a message, if it is there."""
+        delete = S.delete(message_id=message_id)
+        await self._run(Work(lambda: _fenced(delete, lease and lease.instance_id, lease), repeat=True))
+
+    async def update_delivery_cursor(
+        self, instance_id: str, channel: str, last_message_id: int, *, lease: Lease | None = None
+    ) -> None:
+        """Note how far a broadcast subscriber has come, in both of the family's stores; never backwards."""
+        advance = S.advance(instance_id=instance_id, channel=channel, message_id=last_message_id)
+        await self._run(Work(lambda: _advance(advance, lease), repeat=True))
+
+    async def get_delivery_cursor(self, instance_id: str, channel: str) -> int:
+        """The last message that a subscriber has had; 0 for none."""
+        found = await self._read(_subscription, instance_id, channel)
+        return found.cursor_message_id if found else 0
+
+    async def cleanup_old_channel_messages(self, older_than: timedelta, *, force: bool = False, limit: int = 0) -> int:
+        """Remove messages older than that which no live subscriber still needs; gives their number, at most a page.
+
+        With `force` need does not count. Forgets the ids of publishers that are as old, and unused channels.
+        """
+        age, page = limits.span(older_than, "older_than"), limits.page(limit, limits.PAGE_MAX)
+        removed, after = 0, _START
+        while removed < page:
+            count, last = await self._write(_purge, age, after, page - removed, force)
+            removed += count
+            if last is None:
+                break
+            after = last
+        unused = await self._scan(_unused, page)
+        await self._write(_forget, age, page, unused)
+        return removed
+
+    async def _change(self, call: Call, lease: Lease | None) -> None:
+        await self._run(Work(lambda: _fenced(call, call.params["instance_id"], lease), repeat=True))
+
+
+def direct_channel(channel: str, instance_id: str) -> str:
+    """The channel of the messages sent to one instance."""
+    limits.name(channel, "channel")
+    return limits.name(f"{channel}:{instance_id}", "channel with the instance's id")
+
+
+def locking(names: Iterable[str], operation: Operation[T]) -> Operation[T]:
+    """An operation under the locks of channels, taken in the order that everybody takes them in."""
+    for channel in sorted(set(names)):
+        yield S.lock(channel=channel)
+    return (yield from operation)
+
+
+def subscribed(instance_id: str, channel: str) -> Operation[None]:
+    """Raise `NotSubscribedError` unless the instance is subscribed."""
+    if (yield from _subscription(instance_id, channel)) is None:
+        raise NotSubscribedError(f"{instance_id!r} is not subscribed to {channel!r}")
+
+
+def message_from(row: Sequence[Any]) -> ChannelMessage:
+    """A message from the columns of `page`."""
+    message, channel, message_id, data_type, data, binary, metadata, published_at = row
+    return ChannelMessage(
+        message, channel, message_id, data_type, raw(data), raw(binary), raw(metadata), utc(published_at)
+    )
+
+
+def subscription_from(row: Sequence[Any]) -> ChannelSubscription:
+    """A subscription from the columns of `subscription`."""
+    instance_id, channel, mode, activity_id, cursor, timeout_at, number, subscribed_at = row
+    return ChannelSubscription(
+        instance_id,
+        channel,
+        ChannelMode(mode),
+        activity_id,
+        cursor,
+        utc_or_none(timeout_at),
+        number,
+        utc(subscribed_at),
+    )
+
+
+def _message(message: OutgoingMessage) -> dict[str, object]:
+    """A message as the parameters of its insert, checked. Only an id without a source is the message's own."""
+    key, source = message.message_id, message.source
+    if message.binary:
+        limits.size(message.data, "data")
+        if not isinstance(message.data, bytes):
+            raise LimitError("binary data must be bytes")
+    return {
+        "channel": limits.name(message.channel, "channel"),
+        "key": key if key is None else limits.name(key, "message_id"),
+        "source": source and limits.name(source, "source"),
+        "message_id": str(uuid4()) if key is None or source else key,
+        "data_type": "binary" if message.binary else "json",
+        "data": None if message.binary else _json(message.data, "data", limits.PAYLOAD_MAX),
+        "data_binary": message.data if message.binary else None,
+        "metadata": None if message.metadata is None else _json(message.metadata, "metadata", limits.METADATA_MAX),
+    }
+
+
+def _json(value: bytes | None, kind: str, longest: int) -> str:
+    text = limits.text(value, kind, longest)
+    try:
+        json.loads(text or "", parse_constant=_refuse)
+    except (ValueError, RecursionError) as error:
+        raise LimitError(f"{kind} is not JSON ({error}); publish other bytes with binary=True") from error
+    return text or ""
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not a JSON value")
+
+
+def _publishing(params: dict[str, object], lease: Lease | None, notify: bool) -> Work[int]:
+    keyed = params["key"] is not None
+    return Work(
+        lambda: _publish(params, lease, notify),
+        single=lease is None and not notify,
+        repeat=keyed,
+        confirm=None if keyed else lambda: _named(params),
+    )
+
+
+def _publish(params: dict[str, object], lease: Lease | None, notify: bool) -> Operation[int]:
+    if lease is not None:
+        yield S.lock(channel=params["channel"])
+        yield from fence(lease.instance_id, lease)
+    answer = yield S.publish(**params) if params["key"] is None else S.publish_once(**params)
+    rows = answer[-1] if isinstance(answer, tuple) else answer
+    if not rows:  # the same id was published meanwhile, to another channel
+        rows = yield S.key(source=params["source"], key=params["key"])
+    message: int = rows[0][0]
+    if notify:
+        yield from _notify(str(params["channel"]), message, str(params["message_id"]))
+    return message
+
+
+def _notify(channel: str, message: int, message_id: str) -> Operation[None]:
+    return wakeups.notify(
+        wakeups.MESSAGE, channel=channel, channel_name=channel, message_id=message, ch=channel, msg_id=message_id
+    )
+
+
+def _publish_all(
+    named: Sequence[str], works: Sequence[Work[int] | StorageError], notify: bool
+) -> Operation[list[int | StorageError]]:
+    found = yield from locking(named, together(works))
+    message = next((message for message in found if isinstance(message, int)), None)
+    if notify and message is not None:
+        yield from _notify(named[0], message, "")
+    return found
+
+
+def _named(params: dict[str, object]) -> Operation[int | None]:
+    """After a lost answer: the message's own id is drawn before it is sent."""
+    rows = yield S.named(message_id=params["message_id"])
+    return rows[0][0] if rows else None
+
+
+def _subscribe(
+    instance_id: str, channel: str, mode: ChannelMode, from_start: bool, lease: Lease | None
+) -> Operation[None]:
+    yield from fence(instance_id, lease)
+    ((own, other),) = yield S.modes(instance_id=instance_id, channel=channel, other=_OTHER[mode].value)
+    if own == mode:
+        return
+    if own or other:
+        raise ChannelModeConflictError(f"{channel!r} is used in {own or other} mode, not in {mode} mode")
+    yield S.subscribe(instance_id=instance_id, channel=channel, mode=mode.value, from_start=int(from_start))
+
+
+def _fenced(call: Call, instance_id: Any, lease: Lease | None) -> Operation[Any]:
+    if lease is not None:
+        yield from fence(instance_id, lease)
+    return (yield call)
+
+
+def _subscription(instance_id: str, channel: str) -> Operation[ChannelSubscription | None]:
+    rows = yield S.subscription(instance_id=instance_id, channel=channel)
+    return subscription_from(rows[0]) if rows else None
+
+
+def _mode(channel: str) -> Operation[ChannelMode | None]:
+    rows = yield S.mode(channel=channel)
+    return ChannelMode(rows[0][0]) if rows else None
+
+
+def _messages(call: Call) -> Operation[list[ChannelMessage]]:
+    return [message_from(row) for row in (yield call)]
+
+
+def _pending(instance_id: str, channel: str, limit: int) -> Operation[list[ChannelMessage]]:
+    found = yield from _messages(S.pending(instance_id=instance_id, channel=channel, limit=limit))
+    if not found:
+        yield from subscribed(instance_id, channel)
+    return found
+
+
+def _claim(claim: Call, lease: Lease | None) -> Operation[bool]:
+    yield from fence(str(claim.params["instance_id"]), lease)
+    return bool((yield claim))
+
+
+def _claimed(claim: Call) -> Operation[bool | None]:
+    rows = yield S.claimant(message_id=claim.params["message_id"])
+    return True if rows and rows[0][0] == claim.params["instance_id"] else None
+
+
+def _advance(advance: Call, lease: Lease | None) -> Operation[None]:
+    yield from fence(str(advance.params["instance_id"]), lease)
+    moved, _ = yield advance
+    if not moved:
+        raise NotSubscribedError(
+            f"{advance.params['instance_id']!r} is not subscribed to {advance.params['channel']!r}"
+        )
+
+
+def _purge(
+    age_sec: float, after: tuple[datetime, int], limit: int, force: bool
+) -> Operation[tuple[int, tuple[datetime, int] | None]]:
+    """Remove what may go of one page of old messages; gives their number and where the page ended."""
+    rows = yield S.old(age_sec=age_sec, after_at=after[0], after_id=after[1], limit=limit)
+    kept: set[str] = set()
+    for channel in () if force else sorted({row[2] for row in rows}):
+        yield S.lock(channel=channel)
+        kept |= yield from _needed(channel, [(row[0], row[1]) for row in rows if row[2] == channel])
+    gone = [row[1] for row in rows if row[1] not in kept]
+    if gone:
+        yield S.purge(ids=gone)
+    return len(gone), (utc(rows[-1][3]), rows[-1][0]) if len(rows) == limit else None
+
+
+def _needed(channel: str, messages: Sequence[tuple[int, str]]) -> Operation[set[str]]:
+    """Which messages a live subscriber has not had: those above its cursor, or unclaimed ones."""
+    needs = dict([tuple(row) for row in (yield S.needs(channel=channel))])
+    kept = {text for message, text in messages if message > needs.get(ChannelMode.BROADCAST, message)}
+    if ChannelMode.COMPETING in needs:
+        claimed = yield S.claimed(ids=[text for _, text in messages])
+        kept |= {text for _, text in messages} - {row[0] for row in claimed}
+    return kept
+
+
+def _unused(limit: int) -> Operation[list[str]]:
+    return [row[0] for row in (yield S.unused(limit=limit))]
+
+
+def _forget(age_sec: float, limit: int, unused: Sequence[str]) -> Operation[None]:
+    ((until,),) = yield S.last_key(age_sec=age_sec, limit=limit)
+    if until is not None:
+        yield S.forget_keys(until=utc(until))
+    if unused:
+        yield S.forget(channels=sorted(unused))

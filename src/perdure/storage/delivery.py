@@ -1,0 +1,258 @@
+"""Delivery: messages to subscribers that wait for them, and the end of waits that nothing came for.
+
+A delivery takes a waiting instance only if nobody holds it, and never waits for one: what it cannot deliver now the
+next sweep finds, since a channel stays marked until nobody on it has anything to get.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from perdure.errors import LimitError
+from perdure.model import limits
+from perdure.model.records import (
+    ChannelDeliveryResult,
+    ChannelMessage,
+    ChannelMode,
+    ChannelSubscription,
+    HistoryEventType,
+    Lease,
+)
+from perdure.storage import channels, waits, wakeups
+from perdure.storage.instances import fence
+from perdure.storage.operation import Operation, Work, raw, utc
+from perdure.storage.sql import Call, room
+from perdure.storage.transactions import Transactions
+
+S = room("delivery")
+
+ADOPTED_MAX = 1000  # messages of the rest of the family noted in one sweep
+SPARE = 100  # candidates looked at beyond those needed, so that their order is the same on every database
+
+Deliver = Callable[[str, str, Lease | None, str | None], Operation[ChannelDeliveryResult | None]]
+
+
+class Delivery(Transactions):
+    """The deliveries of the seed's ChannelManager, time-outs, and the sweep."""
+
+    async def get_channel_subscribers_waiting(
+        self, channel: str, *, limit: int | None = None
+    ) -> list[ChannelSubscription]:
+        """Subscribers of any framework that wait for a message of this channel."""
+        return await self._scan(_subscriptions, S.waiting(channel=channel, limit=limits.some(limit)))
+
+    async def find_expired_channel_subscriptions(self, limit: int = 0) -> list[ChannelSubscription]:
+        """Own waits whose time is up, of waiting instances, the oldest first."""
+        return await self._read(_subscriptions, S.expired(limit=limits.page(limit, 100)))
+
+    async def deliver_channel_message(
+        self,
+        instance_id: str,
+        message: ChannelMessage,
+        *,
+        lease: Lease | None = None,
+        activity_id: str | None = None,
+    ) -> ChannelDeliveryResult | None:
+        """Give a waiting subscriber its next message of that message's channel, and set it running.
+
+        That is the lowest pending one, which the result names: perhaps an earlier one than was offered. None, and
+        nothing changed, if the instance does not wait for it, or somebody holds it. With `lease` the holder takes a
+        message for itself, also while it runs, and keeps the lease; `activity_id` says for which step.
+
+        A step that is recorded already takes no message: the instance is set running, and the result names none.
+        """
+        if activity_id is not None and lease is None:
+            raise LimitError("only the holder of the lease says for which activity it takes a message")
+        return await self._deliver(instance_id, message.channel, lease, activity_id)
+
+    async def deliver_channel_message_with_lock(
+        self, instance_id: str, channel: str, message: ChannelMessage, worker_id: str, lock_timeout_sec: float
+    ) -> ChannelDeliveryResult | None:
+        """The same for a channel by name. The lock is held within the transaction only, so its time does not count."""
+        limits.name(worker_id, "worker_id")
+        limits.seconds(lock_timeout_sec, "lock_timeout_sec")
+        if message.channel != channel:
+            raise LimitError(f"the message is of {message.channel!r}, not of {channel!r}")
+        return await self._deliver(instance_id, channel, None, None)
+
+    async def deliver_pending(
+        self, limit: int = 0, *, channels: Sequence[str] | None = None
+    ) -> list[ChannelDeliveryResult]:
+        """Sweep the channels where something was published, or these: deliver what is pending, at most a page.
+
+        One commit. A full page means that there may be more.
+        """
+        page = limits.page(limit, 100)
+        if await self._read(_strange, 1):
+            await self._run(Work(_adopt, repeat=True))
+        named = await self._read(_dirty, page) if channels is None else sorted(set(channels))
+        if not named:
+            return []
+        deliver = self._way()
+        return await self._announce(
+            wakeups.RESUMABLE,
+            lambda notify: Work(lambda: _sweep(deliver, named, page, notify), repeat=True),
+            worth=bool,
+        )
+
+    async def expire_channel_wait(self, instance_id: str, channel: str, *, lease: Lease | None = None) -> bool:
+        """Record that a wait's time is up, end the wait and set the instance running, in one transaction; True if so.
+
+        False, and nothing changed, if its time is not up, it does not wait any more, or the instance is held by
+        somebody. With `lease` the holder ends a wait of its own while it runs, and keeps the lease.
+        """
+        if lease is not None:
+            return await self._run(Work(lambda: _expire(instance_id, channel, lease, notify=False), repeat=True))
+        return await self._announce(
+            wakeups.RESUMABLE,
+            lambda notify: Work(lambda: _expire(instance_id, channel, None, notify), repeat=True),
+            worth=bool,
+        )
+
+    def _way(self) -> Deliver:
+        return _deliver if self._backend.driver.name == "sqlite" else _deliver_at_once
+
+    async def _deliver(
+        self, instance_id: str, channel: str, lease: Lease | None, activity_id: str | None
+    ) -> ChannelDeliveryResult | None:
+        way = self._way()
+        if lease is not None:
+            return await self._run(Work(lambda: way(instance_id, channel, lease, activity_id), repeat=True))
+
+        def work(notify: bool) -> Work[ChannelDeliveryResult | None]:
+            single = way is _deliver_at_once and not notify
+            return Work(lambda: _notifying(way(instance_id, channel, None, None), notify), single=single, repeat=True)
+
+        return await self._announce(wakeups.RESUMABLE, work, worth=bool)
+
+
+def _subscriptions(call: Call) -> Operation[list[ChannelSubscription]]:
+    return [channels.subscription_from(row) for row in (yield call)]
+
+
+def _notifying(
+    operation: Operation[ChannelDeliveryResult | None], notify: bool
+) -> Operation[ChannelDeliveryResult | None]:
+    found = yield from operation
+    if found and notify:
+        yield from waits.resumable(found.instance_id, found.workflow_name)
+    return found
+
+
+def _deliver(
+    instance_id: str, channel: str, lease: Lease | None, activity_id: str | None
+) -> Operation[ChannelDeliveryResult | None]:
+    """SQLite, where a step costs no round trip and nobody else writes."""
+    rows = yield from _fenced(S.target, instance_id, channel, lease, activity_id)
+    if not rows:
+        return None
+    name, activity, mode, message, _, data, binary, metadata, published_at = rows[0]
+    envelope = _envelope(channel, message, data, metadata, utc(published_at).isoformat(timespec="microseconds"))
+    kind = HistoryEventType.CHANNEL_MESSAGE_RECEIVED
+    recorded = yield from waits.wake(instance_id, activity, kind, envelope, lease, raw(binary))
+    if recorded and mode == ChannelMode.BROADCAST:
+        yield channels.S.advance(instance_id=instance_id, channel=channel, message_id=message)
+    elif recorded:
+        yield channels.S.delete(message_id=message)
+    yield channels.S.clear(instance_id=instance_id, channel=channel)
+    return ChannelDeliveryResult(instance_id, name, activity, channel, message if recorded else 0)
+
+
+def _deliver_at_once(
+    instance_id: str, channel: str, lease: Lease | None, activity_id: str | None
+) -> Operation[ChannelDeliveryResult | None]:
+    """The servers: one round trip."""
+    rows = yield from _fenced(S.deliver, instance_id, channel, lease, activity_id)
+    if not rows:
+        return None
+    name, activity, message, recorded = rows[0]
+    return ChannelDeliveryResult(instance_id, name, activity, channel, message if recorded else 0)
+
+
+def _fenced(
+    statement: Callable[..., Call], instance_id: str, channel: str, lease: Lease | None, activity_id: str | None
+) -> Operation[list[Any]]:
+    if lease is not None:
+        yield from fence(instance_id, lease)
+    answer = yield statement(
+        instance_id=instance_id,
+        channel=channel,
+        activity_id=activity_id,
+        token=lease.token if lease else None,
+        name=json.dumps(channel, ensure_ascii=False),
+    )
+    rows: list[Any] = answer[-1] if isinstance(answer, tuple) else answer
+    return rows
+
+
+def _envelope(channel: str, message: int, data: str | None, metadata: str | None, published_at: str) -> str:
+    """What both of the family's readers understand; the data goes in as it was published."""
+    name = json.dumps(channel, ensure_ascii=False)
+    return (
+        f'{{"id": {message}, "channel": {name}, "channel_name": {name}, "data": {data or "null"}, '
+        f'"metadata": {metadata or "{}"}, "published_at": "{published_at}", "created_at": "{published_at}"}}'
+    )
+
+
+def _sweep(deliver: Deliver, named: Sequence[str], limit: int, notify: bool) -> Operation[list[ChannelDeliveryResult]]:
+    found: list[ChannelDeliveryResult] = []
+    for channel, instance_id in (yield from _candidates(named, limit)):
+        result = yield from deliver(instance_id, channel, None, None)
+        if result is not None:
+            found.append(result)
+    quiet = [row[0] for row in (yield S.seize(channels=named))]
+    if quiet:
+        unserved = {row[0] for row in (yield S.unserved(channels=quiet))}
+        yield S.requeue(channels=sorted(unserved))
+        yield S.clean(channels=[channel for channel in quiet if channel not in unserved])
+    if found and notify:
+        yield from waits.resumable(found[0].instance_id, found[0].workflow_name)
+    return found
+
+
+def _candidates(named: Sequence[str], limit: int) -> Operation[list[tuple[str, str]]]:
+    """Waiting subscribers, with their channels, that are free and that there is a message for."""
+    rows = yield S.behind(channels=named, limit=limit + SPARE)
+    found = sorted((channel, instance_id) for channel, instance_id in rows)
+    if len(found) < limit and (stocked := [row[0] for row in (yield S.backlog(channels=named))]):
+        rows = yield S.idle(channels=stocked, limit=limit + SPARE)
+        found += sorted((channel, instance_id) for channel, instance_id in rows)
+    return found[:limit]
+
+
+def _dirty(limit: int) -> Operation[list[str]]:
+    return [row[0] for row in (yield S.dirty(limit=limit))]
+
+
+def _strange(limit: int) -> Operation[list[tuple[str, str]]]:
+    return [(message_id, channel) for message_id, channel in (yield S.strange(limit=limit))]
+
+
+def _adopt() -> Operation[None]:
+    """Mark the channels of messages that were published without it."""
+    messages = yield from _strange(ADOPTED_MAX)
+    for channel in sorted({channel for _, channel in messages}):
+        yield channels.S.mark(channel=channel)
+    yield S.adopt(ids=sorted(message_id for message_id, _ in messages))
+
+
+def _expire(instance_id: str, channel: str, lease: Lease | None, notify: bool) -> Operation[bool]:
+    if lease is not None:
+        yield from fence(instance_id, lease)
+    rows = yield S.due(instance_id=instance_id, channel=channel, token=lease.token if lease else None)
+    if not rows:
+        return False
+    name, activity_id, timeout_at = rows[0]
+    payload = {
+        "_error": True,
+        "error_type": "TimeoutError",
+        "error_message": f'timeout waiting for channel message on "{channel}" (instance: {instance_id})',
+        "channel": channel,
+        "timeout_at": utc(timeout_at).isoformat(timespec="microseconds"),
+    }
+    text = json.dumps(payload, ensure_ascii=False)
+    yield from waits.wake(instance_id, activity_id, HistoryEventType.MESSAGE_TIMEOUT, text, lease)
+    yield channels.S.clear(instance_id=instance_id, channel=channel)
+    if notify:
+        yield from waits.resumable(instance_id, name)
+    return True

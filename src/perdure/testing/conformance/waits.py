@@ -1,0 +1,299 @@
+"""Waits: what every backend does with an instance that waits for several things."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from perdure.errors import (
+    InstanceNotFoundError,
+    InvalidTransitionError,
+    LeaseLostError,
+    LimitError,
+    NotSubscribedError,
+)
+from perdure.model.records import (
+    ChannelMode,
+    ChannelWait,
+    HistoryEvent,
+    Lease,
+    Suspension,
+    TimerSubscription,
+    TimerWait,
+)
+from perdure.model.states import WorkflowStatus
+from perdure.storage.stores import Rooms
+from perdure.testing.conformance.tools import again, leased, listening, recorded, shift, status
+
+PAST = datetime(2020, 1, 1, tzinfo=UTC)
+
+
+def sec(seconds: float) -> timedelta:
+    return timedelta(seconds=seconds)
+
+
+async def subscribed(storage: Rooms, instance_id: str, *channels: str) -> Lease:
+    """A new leased instance that listens to channels."""
+    lease = await leased(storage, instance_id)
+    for channel in channels:
+        await storage.subscribe_to_channel(instance_id, channel, ChannelMode.BROADCAST, lease=lease)
+    return lease
+
+
+async def test_the_status_is_that_of_the_earliest_deadline(storage: Rooms) -> None:
+    timer, message = WorkflowStatus.WAITING_FOR_TIMER, WorkflowStatus.WAITING_FOR_MESSAGE
+    for n, (waits, expected) in enumerate(
+        [
+            ([TimerWait("t", "t:1", after=sec(5))], timer),
+            ([ChannelWait("c", "r:1")], message),
+            ([ChannelWait("c", "r:1"), TimerWait("t", "t:1", after=sec(500))], timer),
+            ([ChannelWait("c", "r:1", after=sec(5)), TimerWait("t", "t:1", after=sec(9))], message),
+            ([ChannelWait("c", "r:1", after=sec(9)), TimerWait("t", "t:1", after=sec(5))], timer),
+        ]
+    ):
+        lease = await subscribed(storage, f"i-{n}", "c")
+        assert await storage.suspend(lease, waits) == Suspension(True)
+        assert await status(storage, f"i-{n}") is expected
+        found = await storage.get_instance(f"i-{n}")
+        assert found is not None
+        assert found.locked_by is None
+
+
+async def test_whatever_comes_first_wakes_whatever_the_status(storage: Rooms) -> None:
+    waits = [
+        TimerWait("t", "t:1", after=sec(20)),
+        ChannelWait("c", "r:1", after=sec(10)),
+        ChannelWait("d", "r:2"),
+    ]
+    for instance_id in ("by-message", "by-timer", "by-time-out"):
+        lease = await subscribed(storage, instance_id, "c", "d")
+        assert (await storage.suspend(lease, waits)).suspended
+    await storage.subscribe_to_channel("by-message", "mail", ChannelMode.DIRECT)
+    await storage.unsubscribe_from_channel("by-timer", "d")
+    await storage.unsubscribe_from_channel("by-time-out", "d")
+    await storage.publish_to_channel("d", b"1")
+    assert [found.instance_id for found in await storage.deliver_pending()] == ["by-message"]
+    shift(storage, 11)
+    assert await storage.expire_channel_wait("by-time-out", "c")
+    assert not await storage.expire_channel_wait("by-message", "c")  # it runs
+    shift(storage, 21)
+    assert await storage.fire_timer("by-timer", "t")
+    assert not await storage.fire_timer("by-message", "t")
+    assert [await recorded(storage, i) for i in ("by-message", "by-timer", "by-time-out")] == [
+        [("r:2", "ChannelMessageReceived")],
+        [("t:1", "TimerExpired")],
+        [("r:1", "MessageTimeout")],
+    ]
+
+
+async def test_what_is_ready_is_not_waited_for(storage: Rooms) -> None:
+    lease = await subscribed(storage, "i-1", "c", "d")
+    await storage.publish_to_channel("d", b"1")
+    found = await storage.suspend(
+        lease,
+        [
+            ChannelWait("c", "r:1"),
+            ChannelWait("d", "r:2"),
+            TimerWait("t", "t:1", expires_at=PAST),
+            TimerWait("u", "u:1", after=sec(9)),
+            TimerWait("v", "v:1", after=sec(0)),
+        ],
+    )
+    assert found == Suspension(False, ("r:2", "t:1", "v:1"))
+    assert await status(storage, "i-1") is WorkflowStatus.RUNNING
+    assert await storage.next_due_at() is None
+    subscription = await storage.get_channel_subscription("i-1", "c")
+    assert subscription is not None
+    assert subscription.activity_id is None
+    await storage.append_history(HistoryEvent("i-1", "s", "ActivityCompleted", b"1"), lease=lease)
+    timed_out = await storage.suspend(lease, [ChannelWait("c", "r:1", timeout_at=PAST)])
+    assert timed_out == Suspension(False, ("r:1",))
+    assert await storage.suspend(lease, [ChannelWait("d", "r:2")]) == Suspension(False, ("r:2",))
+
+
+async def test_a_wait_keeps_its_time_over_a_wake_up(storage: Rooms) -> None:
+    waits = [
+        TimerWait("t", "t:1", after=sec(20)),
+        ChannelWait("c", "r:1", after=sec(30)),
+        ChannelWait("d", "r:2"),
+    ]
+    lease = await subscribed(storage, "i-1", "c", "d")
+    assert (await storage.suspend(lease, waits)).suspended
+    first = await storage.next_due_at()
+    await storage.publish_to_channel("d", b"1")
+    assert len(await storage.deliver_pending()) == 1
+    assert await storage.next_due_at() is None  # it runs, and takes its own
+    shift(storage, 10)
+    taken = await storage.try_acquire_lock("i-1", "w1", 30)
+    assert taken is not None
+    assert (await storage.suspend(taken, waits[:2])).suspended
+    assert await storage.next_due_at() == first
+    shift(storage, 21)
+    assert await storage.fire_timer("i-1", "t")
+    taken = await storage.try_acquire_lock("i-1", "w1", 30)
+    assert taken is not None
+    assert (await storage.suspend(taken, waits[1:2])).suspended
+    shift(storage, 31)
+    assert [found.activity_id for found in await storage.find_expired_channel_subscriptions()] == ["r:1"]
+    taken = await storage.try_acquire_lock("i-1", "w1", 30)
+    assert taken is not None
+    assert await storage.suspend(taken, waits[1:2]) == Suspension(False, ("r:1",))
+
+
+async def test_what_is_no_longer_asked_for_is_dropped(storage: Rooms) -> None:
+    lease = await subscribed(storage, "i-1", "c", "d")
+    waits = [TimerWait("t", "t:1", after=sec(5)), ChannelWait("c", "r:1", after=sec(5)), ChannelWait("d", "r:2")]
+    assert (await storage.suspend(lease, waits)).suspended
+    await storage.publish_to_channel("d", b"1")
+    assert len(await storage.deliver_pending()) == 1
+    assert await again(storage, "i-1", "d", activity_id="r:3")
+    assert await storage.next_due_at() is None
+    await storage.publish_to_channel("c", b"1")
+    assert await storage.deliver_pending() == []  # nobody waits for it, and it is not lost
+    shift(storage, 6)
+    assert await storage.find_expired_timers() == []
+    assert len(await storage.get_pending_channel_messages_for_instance("i-1", "c")) == 1
+    await storage.publish_to_channel("d", b"2")
+    await storage.deliver_pending()
+    taken = await storage.try_acquire_lock("i-1", "w1", 30)
+    assert taken is not None
+    assert (await storage.suspend(taken, [TimerWait("u", "u:1", after=sec(50))])).suspended
+    assert await storage.get_channel_subscribers_waiting("d") == []
+
+
+async def test_the_seeds_calls_leave_other_waits_alone(storage: Rooms) -> None:
+    lease = await subscribed(storage, "i-1", "c", "d")
+    await storage.register_timer_subscription(TimerSubscription("i-1", "t", activity_id="t:1"), after=sec(5), lease=lease)
+    found = await storage.register_channel_receive_and_release_lock(
+        "i-1", "c", "w1", "r:1", after=sec(9), lease=lease
+    )
+    assert found == Suspension(True)
+    assert await status(storage, "i-1") is WorkflowStatus.WAITING_FOR_MESSAGE
+    shift(storage, 6)
+    assert await storage.fire_timer("i-1", "t")
+    assert await storage.try_acquire_lock("i-1", "w2", 30) is not None
+    with pytest.raises(LeaseLostError):
+        await storage.register_channel_receive_and_release_lock("i-1", "d", "w1", "r:2")
+    assert (await storage.register_channel_receive_and_release_lock("i-1", "d", "w2", "r:2")).suspended
+    assert [len(await storage.get_channel_subscribers_waiting(channel)) for channel in "cd"] == [1, 1]
+
+
+async def test_w5_a_message_that_came_before_the_wait_is_seen(storage: Rooms) -> None:
+    lease = await subscribed(storage, "i-1", "c")
+    await storage.publish_to_channel("c", b"1")
+    assert await storage.deliver_pending() == []
+    found = await storage.register_channel_receive_and_release_lock("i-1", "c", "w1", "r:1", lease=lease)
+    assert found == Suspension(False, ("r:1",))
+
+
+async def test_waiting_needs_a_current_lease_a_subscription_and_a_state_that_may_wait(storage: Rooms) -> None:
+    lease = await subscribed(storage, "i-1", "c")
+    stale = Lease("i-1", "w1", lease.token - 1, lease.expires_at)
+    for waits in ([ChannelWait("c", "r:1")], [TimerWait("t", "t:1", after=sec(5))]):
+        with pytest.raises(LeaseLostError):
+            await storage.suspend(stale, waits)
+        with pytest.raises(InstanceNotFoundError):
+            await storage.suspend(Lease("nobody", "w1", 1, lease.expires_at), waits)
+    with pytest.raises(NotSubscribedError):
+        await storage.suspend(lease, [ChannelWait("elsewhere", "r:1")])
+    with pytest.raises(NotSubscribedError):
+        await storage.suspend(lease, [ChannelWait("elsewhere", "r:1"), ChannelWait("c", "r:2")])
+    await storage.update_instance_status("i-1", WorkflowStatus.COMPENSATING, lease=lease)
+    with pytest.raises(InvalidTransitionError):
+        await storage.suspend(lease, [ChannelWait("c", "r:1")])
+    with pytest.raises(InvalidTransitionError):
+        await storage.suspend(lease, [TimerWait("t", "t:1", after=sec(5))])
+    assert await storage.next_due_at() is None
+    await storage.update_instance_status("i-1", WorkflowStatus.FAILED, lease=lease)
+    with pytest.raises(LeaseLostError):
+        await storage.suspend(lease, [TimerWait("t", "t:1", after=sec(5))])
+
+
+async def test_a_lease_suspends_once(storage: Rooms) -> None:
+    lease = await subscribed(storage, "i-1", "c")
+    assert (await storage.suspend(lease, [TimerWait("t", "t:1", after=sec(5))])).suspended
+    for waits in ([ChannelWait("c", "r:1")], [TimerWait("u", "u:1", after=sec(1))]):
+        with pytest.raises(LeaseLostError):
+            await storage.suspend(lease, waits)
+    shift(storage, 6)
+    assert [timer.timer_id for timer in await storage.find_expired_timers()] == ["t"]
+
+
+async def test_w13_a_cancelled_instance_does_not_come_back(storage: Rooms) -> None:
+    lease = await subscribed(storage, "i-1", "c")
+    waits = [TimerWait("t", "t:1", after=sec(5)), ChannelWait("c", "r:1", after=sec(5))]
+    assert (await storage.suspend(lease, waits)).suspended
+    await storage.cancel_instance("i-1", "enough")
+    shift(storage, 6)
+    message = await storage.publish_to_channel("c", b"1")
+    (offered,) = await storage.get_pending_channel_messages("c", message - 1)
+    assert await storage.deliver_pending() == []
+    assert await storage.deliver_channel_message("i-1", offered) is None
+    assert not await storage.fire_timer("i-1", "t")
+    assert not await storage.expire_channel_wait("i-1", "c")
+    assert await storage.find_expired_channel_subscriptions() == []
+    assert await status(storage, "i-1") is WorkflowStatus.CANCELLED
+    assert await recorded(storage, "i-1") == [("workflow_cancelled", "WorkflowCancelled")]
+
+
+async def test_many_suspend_in_one_commit(storage: Rooms) -> None:
+    first, second = await subscribed(storage, "i-1", "c"), await subscribed(storage, "i-2", "c", "d")
+    third, fourth = await subscribed(storage, "i-3"), await subscribed(storage, "i-4", "d")
+    await storage.publish_to_channel("d", b"1")
+    stale = Lease("i-4", "w9", fourth.token, fourth.expires_at)
+    found = await storage.suspend_instances(
+        [
+            (stale, [ChannelWait("d", "r:1")]),
+            (third, [TimerWait("t", "t:1", after=sec(5))]),
+            (second, [ChannelWait("d", "r:1"), ChannelWait("c", "r:2")]),
+            (first, [ChannelWait("c", "r:1"), TimerWait("t", "t:1", after=sec(5))]),
+            (fourth, [ChannelWait("x" * 256, "r:1")]),
+            (fourth, [ChannelWait("c", "r:1")]),
+        ]
+    )
+    assert found[1:4] == [Suspension(True), Suspension(False, ("r:1",)), Suspension(True)]
+    errors = [type(found[n]) for n in (0, 4, 5)]
+    assert errors == [LeaseLostError, LimitError, NotSubscribedError]
+    waiting = WorkflowStatus.WAITING_FOR_TIMER
+    assert [await status(storage, f"i-{n}") for n in range(1, 5)] == [waiting, "running", waiting, "running"]
+    assert await storage.suspend_instances([]) == []
+
+
+@pytest.mark.parametrize(
+    "waits",
+    [
+        [],
+        [TimerWait("t", "t:1")],
+        [TimerWait("t", "t:1", expires_at=PAST, after=sec(1))],
+        [TimerWait("t", "", after=sec(1))],
+        [ChannelWait("", "r:1")],
+        [ChannelWait("c", "r:1", timeout_at=datetime(2030, 1, 1))],  # noqa: DTZ001
+        [ChannelWait("c", "r:1"), ChannelWait("c", "r:2")],
+        [ChannelWait("c", "r:1"), ChannelWait("d", "r:1")],
+        [TimerWait("t", "t:1", after=sec(1)), TimerWait("t", "t:2", after=sec(1))],
+    ],
+)
+async def test_what_cannot_be_waited_for(storage: Rooms, waits: list[TimerWait | ChannelWait]) -> None:
+    lease = await subscribed(storage, "i-1", "c", "d")
+    with pytest.raises(LimitError):
+        await storage.suspend(lease, waits)
+    assert await status(storage, "i-1") is WorkflowStatus.RUNNING
+
+
+async def test_the_next_due_time_is_the_earliest_of_timers_and_time_outs(storage: Rooms) -> None:
+    at = datetime(2031, 1, 1, tzinfo=UTC)
+    for n, wait in enumerate(
+        [
+            TimerWait("t", "t:1", expires_at=at + sec(5)),
+            ChannelWait("c", "r:1", timeout_at=at + sec(3)),
+            ChannelWait("c", "r:1"),
+        ]
+    ):
+        lease = await subscribed(storage, f"i-{n}", "c")
+        assert (await storage.suspend(lease, [wait])).suspended
+    assert await storage.next_due_at() == at + sec(3)
+    await storage.clear_channel_waiting_state("i-1", "c")
+    assert await storage.next_due_at() == at + sec(5)
+    await listening(storage, "other", "d", after=sec(1))
+    found = await storage.next_due_at()
+    assert found is not None
+    assert found < at

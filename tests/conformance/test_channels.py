@@ -1,0 +1,3 @@
+"""The room `channels` on every backend."""
+
+from perdure.testing.conformance.channels import *  # noqa: F403

@@ -1,0 +1,3 @@
+"""The room `delivery` on every backend."""
+
+from perdure.testing.conformance.delivery import *  # noqa: F403

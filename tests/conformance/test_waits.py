@@ -1,0 +1,3 @@
+"""The room `waits` on every backend."""
+
+from perdure.testing.conformance.waits import *  # noqa: F403

@@ -1,0 +1,279 @@
+"""A busy database, written straight into the tables: what lies in the way of the statements at work.
+
+Every group of rows grows with the size of the database, but for those that a page is read from. Rows that a sweep must
+pass by come before those it is after: older, of a lower id, of names nobody asks for.
+"""
+
+import sqlite3
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any, NamedTuple
+
+import asyncpg
+
+from perdure.storage.dialects.mysql import literal
+from tests.servers.databases import connect_mysql, fetch_mysql
+
+NOW = datetime.now(UTC).replace(tzinfo=None)
+READ = 10**12  # a cursor beyond every message
+
+Row = tuple[Any, ...]
+
+
+class Rows(NamedTuple):
+    """Rows of one table."""
+
+    table: str
+    columns: tuple[str, ...]
+    rows: Iterable[Row]
+
+
+class Growth(NamedTuple):
+    """From one size to the next."""
+
+    before: int
+    after: int
+
+    def part(self, share: float) -> range:
+        """The numbers of a group's new rows; its share is of the instances there are."""
+        return range(int(self.before * share), int(self.after * share))
+
+
+def ago(days: float, number: int = 0) -> datetime:
+    """A time long past, a little later for a higher number."""
+    return NOW - timedelta(days=days) + timedelta(milliseconds=number)
+
+
+def ahead(days: float, number: int = 0) -> datetime:
+    return ago(-days, number)
+
+
+def everything(growth: Growth) -> Iterator[Rows]:
+    """All that a database has more of at the next size."""
+    if not growth.before:
+        yield from _fixtures()
+    yield from _instances(growth)
+    yield from _histories(growth)
+    yield from _waits(growth)
+    yield from _messages(growth)
+    yield from _outbox(growth)
+    yield from _others(growth)
+    yield from _old(growth.after)
+
+
+_INSTANCE = (
+    *("instance_id", "workflow_name", "source_hash", "owner_service", "framework", "status", "started_at"),
+    *("updated_at", "input_data", "locked_by", "locked_at", "lock_expires_at", "lock_token"),
+)
+_SUBSCRIPTION = (
+    *("instance_id", "channel", "mode", "activity_id", "cursor_message_id", "timeout_at", "subscribed_at"),
+    "framework",
+)
+_MESSAGE = ("channel", "message_id", "data_type", "data", "published_at", "framework")
+_EVENT = (
+    *("event_id", "event_type", "event_source", "data_type", "event_data", "content_type", "created_at"),
+    *("published_at", "status", "retry_count", "sequence", "claimed_by", "claim_expires_at", "next_attempt_at"),
+)
+
+
+def _instance(
+    instance_id: str,
+    status: str,
+    started_at: datetime,
+    *,
+    name: str = "known",
+    framework: str = "perdure",
+    owner: str | None = None,
+    until: datetime | None = None,
+) -> Row:
+    locked_at = owner and started_at
+    return (instance_id, name, "", "", framework, status, started_at, started_at, "{}", owner, locked_at, until, 1)
+
+
+def _fixtures() -> Iterator[Rows]:
+    """What there is one of."""
+    names = ["known", "wf", *(f"unknown{n}" for n in range(5))]
+    columns = ("workflow_name", "source_hash", "source_code", "created_at")
+    yield Rows("workflow_definitions", columns, [(name, "", "", NOW) for name in names])
+    living = ["long", "reader", "worker", *(f"member-{n}" for n in range(20))]
+    yield Rows(
+        "workflow_instances", _INSTANCE, [_instance(i, "running", ago(5), owner="w", until=ahead(9)) for i in living]
+    )
+    yield Rows(
+        "workflow_history",
+        ("instance_id", "activity_id", "event_type", "data_type", "event_data", "created_at"),
+        [("long", f"step:{n}", "ActivityCompleted", "json", "{}", ago(1, n)) for n in range(1500)],
+    )
+    yield Rows(
+        "channel_subscriptions",
+        _SUBSCRIPTION,
+        [
+            ("reader", "needed", "broadcast", None, 0, None, ago(9), "perdure"),
+            ("worker", "stock", "competing", None, 0, None, ago(9), "perdure"),
+        ],
+    )
+    yield Rows("perdure_channels", ("channel", "dirty_at"), [("needed", None), ("stock", None), ("news", None)])
+    yield Rows("perdure_outbox_sequences", ("event_source", "last_sequence"), [("blocked", READ)])
+    yield Rows("perdure_outbox_sources", ("event_source", "ready_at"), [("blocked", ahead(1))])
+    columns = ("instance_id", "group_name", "joined_at")
+    yield Rows("workflow_group_memberships", columns, [(f"member-{n}", "few", ago(1, n)) for n in range(20)])
+    columns = ("worker_id", "started_at", "beat_at", "info")
+    yield Rows("perdure_workers", columns, [(f"worker-{n}", ago(1, n), NOW, "{}") for n in range(50)])
+
+
+def _instances(growth: Growth) -> Iterator[Rows]:
+    over = ("completed", "failed", "cancelled", "recurred")
+    rows = [_instance(f"unknown-{n}", "running", ago(30, n), name=f"unknown{n % 5}") for n in growth.part(0.5)]
+    rows += [_instance(f"leased-{n}", "running", ago(20, n), owner="w", until=ahead(1, n)) for n in growth.part(0.3)]
+    rows += [_instance(f"expired-{n}", "running", ago(10, n), owner="x", until=ago(0.1, n)) for n in growth.part(0.2)]
+    rows += [_instance(f"asleep-{n}", "waiting_for_timer", ago(20, n)) for n in growth.part(0.2)]
+    rows += [_instance(f"due-{n}", "waiting_for_timer", ago(10, n)) for n in growth.part(0.04)]
+    rows += [_instance(f"idle-{n}", "waiting_for_message", ago(20, n)) for n in growth.part(0.4)]
+    rows += [_instance(f"late-{n}", "waiting_for_message", ago(10, n)) for n in growth.part(0.04)]
+    rows += [_instance(f"over-{n}", over[n % 4], ago(40, n)) for n in growth.part(0.1)]
+    rows += [_instance(f"ours-{n}", "running", ago(50, n), framework="go") for n in growth.part(0.05)]
+    rows += [_instance(f"theirs-{n}", "waiting_for_timer", ago(50, n), framework="python") for n in growth.part(0.05)]
+    yield Rows("workflow_instances", _INSTANCE, rows)
+
+
+def _histories(growth: Growth) -> Iterator[Rows]:
+    event = ("ActivityCompleted", "json", "{}", ago(9))
+    owners = [f"leased-{n}" for n in growth.part(0.3)] + [f"over-{n}" for n in growth.part(0.1)]
+    yield Rows(
+        "workflow_history",
+        ("instance_id", "activity_id", "event_type", "data_type", "event_data", "created_at"),
+        [(owner, "step:1", *event) for owner in owners],
+    )
+    yield Rows(
+        "workflow_history_archive",
+        ("instance_id", "activity_id", "event_type", "data_type", "event_data", "created_at", "archived_at"),
+        [(f"over-{n}", f"step:{step}", *event, ago(8)) for n in growth.part(0.1) for step in range(2)],
+    )
+    yield Rows(
+        "workflow_compensations",
+        ("instance_id", "activity_id", "activity_name", "args", "created_at"),
+        [(owner, "step:1", "undo", "{}", ago(9)) for owner in owners],
+    )
+
+
+def _waits(growth: Growth) -> Iterator[Rows]:
+    timers = [(f"asleep-{n}", "t", ahead(1, n), "t", ago(1), "perdure") for n in growth.part(0.2)]
+    timers += [(f"due-{n}", "t", ago(0.1, n), "t", ago(1), "perdure") for n in growth.part(0.04)]
+    timers += [(f"theirs-{n}", "t", ago(9, n), "t", ago(9), None) for n in growth.part(0.05)]
+    columns = ("instance_id", "timer_id", "expires_at", "activity_id", "created_at", "framework")
+    yield Rows("workflow_timer_subscriptions", columns, timers)
+    yield Rows("channel_subscriptions", _SUBSCRIPTION, list(_subscriptions(growth)))
+    cursors = [("news", f"idle-{n}", READ, ago(9)) for n in growth.part(0.2)]
+    cursors += [("news", f"over-{n}", 0, ago(9)) for n in growth.part(0.1)]
+    yield Rows("channel_delivery_cursors", ("channel", "instance_id", "last_delivered_id", "updated_at"), cursors)
+
+
+def _subscriptions(growth: Growth) -> Iterator[Row]:
+    for n in growth.part(0.4):  # half of them on two channels, half each on its own
+        own = f"inbox:idle-{n}"
+        channel, mode = (("news", "broadcast"), (own, "broadcast"), ("idle", "competing"), (own, "broadcast"))[n % 4]
+        yield (f"idle-{n}", channel, mode, "r", READ, ahead(1, n) if n % 3 else None, ago(9), "perdure")
+    for n in growth.part(0.04):
+        yield (f"late-{n}", f"inbox:late-{n}", "broadcast", "r", READ, ago(0.1, n), ago(9), "perdure")
+    for n in growth.part(0.1):
+        yield (f"over-{n}", "news", "broadcast", None, 0, None, ago(9), "perdure")
+    for n in growth.part(0.05):
+        yield (f"theirs-{n}", f"inbox:theirs-{n}", "broadcast", "r", 0, ago(9, n), ago(9), None)
+
+
+def _messages(growth: Growth) -> Iterator[Rows]:
+    def message(channel: str, number: int, published_at: datetime, framework: str = "perdure") -> Row:
+        return (channel, f"{channel}/{number}", "json", "{}", published_at, framework)
+
+    rows = [message("stock", n, ago(1, n)) for n in growth.part(0.4)]
+    rows += [message("needed", n, ago(20, n)) for n in growth.part(0.2)]
+    rows += [message(f"inbox:leased-{n}", n, ago(1, n)) for n in growth.part(0.2)]
+    rows += [message("taken", n, ago(1, n)) for n in growth.part(0.1)]
+    rows += [message("theirs", n, ago(1, n), "family") for n in growth.part(0.1)]
+    yield Rows("channel_messages", _MESSAGE, rows)
+    columns = ("message_id", "instance_id", "claimed_at")
+    yield Rows("channel_message_claims", columns, [(f"taken/{n}", f"leased-{n}", ago(1)) for n in growth.part(0.1)])
+    channels = [(f"inbox:idle-{n}", None) for n in growth.part(0.4)]
+    yield Rows("perdure_channels", ("channel", "dirty_at"), channels)
+    columns = ("source", "message_id", "id", "created_at")
+    yield Rows("perdure_message_keys", columns, [("web", f"key-{n}", n, ago(1, n)) for n in growth.part(0.4)])
+
+
+def _outbox(growth: Growth) -> Iterator[Rows]:
+    def event(
+        source: str, number: int, status: str, published_at: datetime | None = None, *, own: bool = True
+    ) -> Row:
+        sequence = number + 1 if own else None
+        attempt_at = ahead(1) if (source, number) == ("blocked", 0) else None
+        content = ("t", source, "json", "{}", "application/json", ago(50, number), published_at, status, 0)
+        return (f"{source}/{number}", *content, sequence, None, None, attempt_at)
+
+    rows = [event("blocked", n, "pending") for n in growth.part(0.8)]
+    rows += [event(f"sent-{n % 40}", n, "published", ago(9, n)) for n in growth.part(0.8)]
+    rows += [event("parked", n, "invalid") for n in growth.part(0.1)]
+    rows += [event("theirs", n, "published", ago(60, n), own=False) for n in growth.part(0.1)]
+    yield Rows("outbox_events", _EVENT, rows)
+    sources = [f"quiet-{n}" for n in growth.part(0.2)]
+    yield Rows("perdure_outbox_sequences", ("event_source", "last_sequence"), [(source, 1) for source in sources])
+    yield Rows("perdure_outbox_sources", ("event_source", "ready_at"), [(source, None) for source in sources])
+
+
+def _others(growth: Growth) -> Iterator[Rows]:
+    columns = ("instance_id", "group_name", "joined_at")
+    members = [(f"unknown-{n}", "many", ago(9, n)) for n in growth.part(0.4)]
+    yield Rows("workflow_group_memberships", columns, members)
+    locks = [(f"duty-{n}", "w", ago(1), ahead(1, n)) for n in growth.part(0.05)]
+    yield Rows("system_locks", ("lock_name", "locked_by", "locked_at", "lock_expires_at"), locks)
+    yield Rows("perdure_lock_tokens", ("lock_name", "token"), [(lock[0], 1) for lock in locks])
+
+
+def _old(size: int) -> Iterator[Rows]:
+    """What is due for removal: as much at every size."""
+    rows = [(f"gone-{n % 5}", f"gone-{size}-{n}", "json", "{}", ago(20, n), "perdure") for n in range(300)]
+    yield Rows("channel_messages", _MESSAGE, rows)
+    yield Rows("perdure_channels", ("channel", "dirty_at"), [(f"unused-{size}-{n}", None) for n in range(150)])
+    columns = ("source", "message_id", "id", "created_at")
+    yield Rows("perdure_message_keys", columns, [("web", f"gone-{size}-{n}", n, ago(20, n)) for n in range(300)])
+    content = ("t", f"gone-{size}", "json", "{}", "application/json", ago(50))
+    events = [
+        (f"gone-{size}-{n}", *content, ago(45, n), "published", 0, n + 1, None, None, None) for n in range(1500)
+    ]
+    yield Rows("outbox_events", _EVENT, events)
+
+
+def seed_sqlite(path: str, growth: Growth) -> None:
+    """Into a SQLite file."""
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA synchronous = OFF")
+    with connection:
+        for table, columns, rows in everything(growth):
+            texts = (tuple(str(v) if isinstance(v, datetime) else v for v in map(_six_digits, row)) for row in rows)
+            marks = ", ".join("?" * len(columns))
+            connection.executemany(f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks})", texts)
+    connection.close()
+
+
+def _six_digits(value: Any) -> Any:
+    return value.isoformat(" ", "microseconds") if isinstance(value, datetime) else value
+
+
+async def seed_postgres(url: str, growth: Growth) -> None:
+    """Into PostgreSQL, without its checks of foreign keys."""
+    connection = await asyncpg.connect(url)
+    await connection.execute("SET session_replication_role = replica; SET synchronous_commit = off")
+    for table, columns, rows in everything(growth):
+        await connection.copy_records_to_table(table, records=list(rows), columns=columns)
+    await connection.close()
+
+
+async def seed_mysql(url: str, growth: Growth) -> None:
+    """Into MySQL, without its checks of keys."""
+    async with connect_mysql(url) as connection:
+        await fetch_mysql(connection, "SET foreign_key_checks = 0, unique_checks = 0, time_zone = '+00:00'")
+        await fetch_mysql(connection, "BEGIN")
+        for table, columns, rows in everything(growth):
+            texts = [literal(row) for row in rows]
+            for start in range(0, len(texts), 2000):
+                values = ",".join(texts[start : start + 2000])
+                await fetch_mysql(connection, f"INSERT INTO {table} ({', '.join(columns)}) VALUES {values}")
+        await fetch_mysql(connection, "COMMIT")

@@ -1,0 +1,34 @@
+"""PostgreSQL behind PgBouncer in transaction mode, with fewer server connections than clients."""
+
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from perdure.storage.stores import Rooms
+from perdure.testing.servers import PgBouncer, PostgresServer
+from tests.storages import Database, server_database
+
+pytest.register_assert_rewrite("perdure.testing.conformance")
+
+
+@pytest.fixture(scope="module")
+def pooled_url() -> Iterator[str]:
+    """The URL of a database through the pooler."""
+    with PostgresServer() as server, PgBouncer(server, settings={"default_pool_size": "4"}) as bouncer:
+        yield bouncer.url
+
+
+@pytest.fixture
+async def database(pooled_url: str) -> AsyncIterator[Database]:
+    async with server_database("postgresql", pooled_url) as database:
+        yield database
+
+
+@pytest.fixture
+async def storage(database: Database) -> Rooms:
+    return await database.storage()
+
+
+@pytest.fixture
+async def peer(storage: Rooms, database: Database) -> Rooms:
+    return await database.storage()

@@ -1,0 +1,252 @@
+"""Every operation of every room, with the arguments it is called with."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+from perdure.model.records import CompensationEntry, ListInstancesOptions, OutboxEvent, OutboxStatus, WorkflowInstance
+from tests.properties import domains as d
+from tests.properties.steps import Seen, Step
+
+Operations = Mapping[str, SearchStrategy[dict[str, Any]]]
+
+
+def args(**arguments: d.Values) -> SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries(arguments)
+
+
+INSTANCE = st.builds(
+    WorkflowInstance,
+    instance_id=d.mostly(d.one(*d.INSTANCE_IDS), d.wrong),
+    workflow_name=d.one("order", "Order", "refund"),
+    input_data=d.outputs,
+    framework=d.one("", "perdure", "", "python"),
+    status=d.mostly(st.just("running"), d.statuses),
+    output_data=d.maybe(d.json),
+    current_activity_id=d.maybe(d.activity_ids),
+    source_hash=d.one("", "h1"),
+    owner_service=d.one("", "svc"),
+    continued_from=d.mostly(st.none(), d.one("pay:1", "nobody")),
+    locked_by=d.mostly(st.none(), d.worker_ids),
+    locked_at=d.mostly(st.none(), d.absolute),
+    lock_timeout_seconds=d.mostly(st.none(), d.one(60, 300)),
+    lock_expires_at=d.mostly(st.none(), d.deadlines),
+    lock_token=d.one(0, 0, 7),
+    started_at=d.maybe(d.absolute),
+    updated_at=d.mostly(st.none(), d.absolute),
+)
+FRESH = st.builds(WorkflowInstance, d.one(*d.INSTANCE_IDS), d.one("order", "refund"), d.json)
+
+INSTANCES: Operations = {
+    "create_instance": args(
+        instance=INSTANCE | FRESH,
+        worker_id=d.maybe(d.worker_ids),
+        timeout_sec=d.leases_sec,
+        source_code=d.one("", "def é(): ..."),
+    ),
+    "create_instances": args(
+        # in the order of their ids: their times may be equal or not
+        instances=d.some(INSTANCE | FRESH).map(lambda found: sorted(found, key=lambda item: item.instance_id)),
+        worker_id=d.maybe(d.worker_ids),
+        timeout_sec=d.leases_sec,
+    ),
+    "get_instance": args(instance_id=d.instance_ids),
+    "update_instance_status": d.on_instance(status=d.statuses, error_msg=d.one("", "böse \\ '", "a\x00")),
+    "update_instance_activity": d.on_instance(activity_id=d.mostly(d.activity_ids, d.wrong)),
+    "update_instance_output": d.on_instance(output_data=d.outputs),
+    "complete_and_release": args(lease=d.held, output_data=d.outputs),
+    "complete_instances": args(items=d.some(st.tuples(d.held, d.outputs))),
+    "cancel_instance": d.on_instance(reason=d.one("", "wégen \"'\\"), compensate=st.booleans()),
+    "find_resumable_workflows": args(
+        limit=d.limits, workflow_names=d.maybe(d.some(d.one("order", "Order", "refund", "none")))
+    ),
+    "delete_instances": args(older_than=d.ages, limit=d.limits),
+}
+
+FILTERS = st.dictionaries(
+    d.mostly(d.one("n", "s", "d.e", "d"), d.one("n..s", "n[0]")), d.one(1, "1", 1.0, True, None, "é ", "é"), max_size=2
+)
+
+LISTING: Operations = {
+    "list_instances": args(
+        options=st.builds(
+            ListInstancesOptions,
+            limit=d.limits,
+            page_token=d.mostly(st.none(), d.one(Seen("page", 0, "none"), Seen("page", 1, "none"), "x||y")),
+            status_filter=d.mostly(st.none(), d.statuses),
+            workflow_name_filter=d.mostly(st.none(), d.one("RD", "o", "_", "")),
+            instance_id_filter=d.mostly(st.none(), d.one("PAY", "Ü", "~", "%")),
+            started_after=d.mostly(st.none(), d.absolute),
+            started_before=d.mostly(st.none(), d.absolute),
+            input_filters=d.mostly(st.just({}), FILTERS),
+            framework=d.one("perdure", None, "python"),
+        )
+    )
+}
+
+LOCKS: Operations = {
+    "try_acquire_lock": args(instance_id=d.instance_ids, worker_id=d.worker_ids, timeout_sec=d.leases_sec),
+    "release_lock": d.on_instance(worker_id=d.worker_ids),
+    "refresh_lock": d.on_instance(worker_id=d.worker_ids, timeout_sec=d.leases_sec),
+    "refresh_locks": args(leases=d.some(d.held), timeout_sec=d.leases_sec),
+    "cleanup_stale_locks": args(timeout_sec=d.seconds(0, 2)),
+}
+
+HISTORY: Operations = {
+    "append_history": d.fenced_events().map(lambda item: {"event": item[0], "lease": item[1]}),
+    "append_histories": args(items=d.some(d.fenced_events(), 4)),
+    "get_history_paginated": args(instance_id=d.instance_ids, after_id=st.just(0) | d.seen("history"), limit=d.limits),
+    "get_history_count": args(instance_id=d.instance_ids),
+    "iterate_history": args(instance_id=d.instance_ids, batch_size=d.one(1, 2, 1000)),
+}
+
+ARCHIVE: Operations = {
+    "archive_history": d.on_instance(),
+    "get_archived_history": args(instance_id=d.instance_ids, limit=d.some_limit),
+    "cleanup_instance_subscriptions": d.on_instance(),
+    "recur_instance": st.tuples(d.held, d.outputs, d.mostly(st.none(), d.instance_ids)).map(
+        lambda found: {"instance_id": found[2] or found[0].instance_id, "input_data": found[1], "lease": found[0]}
+    ),
+}
+
+
+@st.composite
+def compensations(draw: st.DrawFn) -> dict[str, Any]:
+    instance_id = draw(d.instance_ids)
+    entry = CompensationEntry(
+        instance_id,
+        draw(d.mostly(d.activity_ids, d.wrong)),
+        draw(d.one("undo", "Undo")),
+        draw(d.outputs),
+        created_at=draw(d.maybe(d.absolute)),
+    )
+    return {"entry": entry, "lease": draw(d.lease_on(instance_id))}
+
+
+COMPENSATIONS: Operations = {
+    "add_compensation": compensations(),
+    "get_compensations": args(instance_id=d.instance_ids, limit=d.some_limit),
+}
+
+GROUPS: Operations = {
+    "join_group": d.on_instance(group_name=d.mostly(d.groups, d.wrong)),
+    "leave_group": d.on_instance(group_name=d.groups),
+    "leave_all_groups": d.on_instance(),
+    "get_group_members": args(group_name=d.groups, limit=d.some_limit),
+}
+
+
+@st.composite
+def outbox_events(draw: st.DrawFn) -> OutboxEvent:
+    is_json = draw(st.booleans())
+    return OutboxEvent(
+        draw(d.mostly(d.event_ids, d.wrong)),
+        "paid",
+        draw(d.sources),
+        event_data=draw(d.outputs) if is_json else None,
+        event_data_binary=None if is_json else draw(d.binary),
+        data_type="json" if is_json else "binary",
+        content_type=draw(d.one("application/json", "text/plain")),
+        created_at=draw(d.maybe(d.absolute)),
+    )
+
+
+RELAY_IDS = d.one("", "r1", "R1")
+
+OUTBOX: Operations = {
+    "add_outbox_event": args(event=outbox_events(), lease=d.mostly(st.none(), d.held)),
+    "get_pending_outbox_events": args(limit=d.limits, relay_id=RELAY_IDS, lease_sec=d.leases_sec),
+    "mark_outbox_event_sent": args(event_id=d.event_ids),
+    "increment_outbox_attempts": args(
+        event_id=d.event_ids,
+        error=d.maybe(d.one("", "böse")),
+        back_off=d.spans(0, 1, 3),
+        relay_id=d.maybe(RELAY_IDS),
+    ),
+    "back_off_by_default": args(event_id=d.event_ids, relay_id=d.maybe(RELAY_IDS)),
+    "mark_outbox_event_failed": args(
+        event_id=d.event_ids, error=d.maybe(d.one("", "böse")), relay_id=d.maybe(RELAY_IDS)
+    ),
+    "requeue_outbox_event": args(event_id=d.event_ids),
+    "list_outbox_events": args(
+        status=d.maybe(st.sampled_from(OutboxStatus)), limit=d.limits, after=d.mostly(st.none(), d.event_ids)
+    ),
+    "cleanup_old_outbox_events": args(older_than=d.ages),
+}
+
+SYSTEM_LOCKS: Operations = {
+    "try_acquire_system_lock": args(lock_name=d.locks, worker_id=d.worker_ids, timeout_sec=d.leases_sec),
+    "release_system_lock": args(lock_name=d.locks, worker_id=d.worker_ids),
+    "cleanup_expired_system_locks": args(),
+}
+
+WORKERS: Operations = {
+    "beat_worker": args(worker_id=d.worker_ids, info=d.maybe(d.outputs), gone=d.one(False, False, True)),
+    "list_workers": args(alive_within=d.maybe(d.ages), limit=d.some_limit),
+}
+
+TRANSACTIONS: Operations = {
+    "begin_transaction": args(),
+    "commit_transaction": args(),
+    "rollback_transaction": args(),
+    "in_transaction": args(),
+    "call_after_commit": args(name=d.one("first", "second")),
+    "own_sql": args(query=d.one(*(f"SELECT count(*) FROM {table}" for table in ("workflow_history", "outbox_events")))),
+    "own_write": args(
+        statement=st.just("UPDATE workflow_instances SET owner_service = 'own' WHERE status = 'running'")
+    ),
+}
+
+ROOMS: dict[str, Operations] = {
+    "instances": INSTANCES,
+    "listing": LISTING,
+    "locks": LOCKS,
+    "history": HISTORY,
+    "archive": ARCHIVE,
+    "compensations": COMPENSATIONS,
+    "groups": GROUPS,
+    "outbox": OUTBOX,
+    "system_locks": SYSTEM_LOCKS,
+    "workers": WORKERS,
+    "transactions": TRANSACTIONS,
+}
+
+# What makes the other operations meaningful, whichever rooms a sequence is about.
+COMMON: Operations = {
+    "create_instance": args(
+        instance=FRESH, worker_id=d.one("w1", None, "w2"), timeout_sec=d.leases_sec, source_code=st.just("")
+    ),
+    "try_acquire_lock": LOCKS["try_acquire_lock"],
+    "advance_clock": args(quanta=d.one(2, 4, 10, -2, 11_520)),  # the last one is eight days
+    "begin_transaction": args(),
+    "commit_transaction": args(),
+    "rollback_transaction": args(),
+}
+
+FIRST = Step(
+    "create_instances",
+    {
+        "instances": [WorkflowInstance("Pay:1", "order", b'{"n": 1}'), WorkflowInstance("pay:1", "refund")],
+        "worker_id": "w1",
+        "timeout_sec": 300.0,
+    },
+)
+
+
+@st.composite
+def sequences(draw: st.DrawFn) -> list[Step]:
+    """Some twenty steps in a few rooms, so that they have to do with each other."""
+    names = draw(st.lists(st.sampled_from(sorted(ROOMS)), min_size=1, max_size=3, unique=True))
+    steps = one_step([*(ROOMS[name] for name in names for _ in range(3)), COMMON])
+    parts = draw(st.lists(st.lists(steps, max_size=10), max_size=10))  # a plain list would be of five
+    return [FIRST, *itertools.chain(*parts)]
+
+
+@st.composite
+def one_step(draw: st.DrawFn, rooms: Sequence[Operations]) -> Step:
+    room = rooms[draw(st.integers(0, len(rooms) - 1))]
+    operation = draw(st.sampled_from(list(room)))
+    return Step(operation, draw(room[operation]))

@@ -1,0 +1,91 @@
+"""A step of a sequence: an operation and its arguments, the same for every database.
+
+What only one database can know (its ids, its leases, its times) is given by reference.
+"""
+
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
+from typing import Any
+
+from tests.properties.memory import BEYOND, Memory
+
+
+class Reference:
+    """Stands for a value that each database has its own of."""
+
+    def find(self, memory: Memory) -> Any:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class Held(Reference):
+    """The last lease on an instance, or one that many before it."""
+
+    instance_id: str
+    back: int = 0
+
+    def find(self, memory: Memory) -> Any:
+        return memory.lease(self.instance_id, self.back)
+
+
+@dataclass(frozen=True, slots=True)
+class At(Reference):
+    """A time, in quanta since the sequence began."""
+
+    quanta: int
+
+    def find(self, memory: Memory) -> Any:
+        return memory.at(self.quanta)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen(Reference):
+    """One of the ids that were given last."""
+
+    kind: str
+    n: int
+    otherwise: Any = BEYOND
+
+    def find(self, memory: Memory) -> Any:
+        return memory.seen(self.kind, self.n, self.otherwise)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Step:
+    """An operation to call."""
+
+    operation: str
+    arguments: Mapping[str, Any]
+
+    def __repr__(self) -> str:
+        return f"{self.operation}({', '.join(f'{key}={brief(value)}' for key, value in self.arguments.items())})"
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # Hypothesis would write every field of every record
+        printer.text(repr(self))
+
+
+def resolved(value: Any, memory: Memory) -> Any:
+    """A value with one database's own in the place of references."""
+    if isinstance(value, Reference):
+        return value.find(memory)
+    if isinstance(value, list | tuple):
+        return type(value)(resolved(item, memory) for item in value)
+    if isinstance(value, Mapping):
+        return {key: resolved(item, memory) for key, item in value.items()}
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{field.name: resolved(getattr(value, field.name), memory) for field in fields(value)})
+    return value
+
+
+def brief(value: Any) -> str:
+    """A value as it could be written down: records without the fields they have anyway."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(brief, value))}]"
+    if isinstance(value, tuple):
+        return f"({', '.join(map(brief, value))},)"
+    if is_dataclass(value) and not isinstance(value, type):
+        given = {field.name: getattr(value, field.name) for field in fields(value)}
+        usual = {field.name: field.default for field in fields(value) if field.default is not MISSING}
+        told = [f"{key}={brief(item)}" for key, item in given.items() if key not in usual or usual[key] != item]
+        return f"{type(value).__name__}({', '.join(told)})"
+    return repr(value)

@@ -1,0 +1,104 @@
+"""The same sequence of operations on every database at once: every answer and, at the end, every row is the same.
+
+    PERDURE_PROPERTY_EXAMPLES=1000 pytest tests/properties --hypothesis-show-statistics
+
+looks longer, and tells how often each operation was answered and how. A failure ends with a `@reproduce_failure` line:
+put it above the test to see it again.
+"""
+
+import asyncio
+import inspect
+import itertools
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, event, given, settings
+
+from perdure.storage.stores import Rooms
+from tests.properties.lanes import Lane
+from tests.properties.operations import COMMON, ROOMS, sequences
+from tests.properties.steps import Step
+from tests.servers.databases import named_database
+from tests.storages import memory_database, server_database, sqlite_database
+
+EXAMPLES = int(os.environ.get("PERDURE_PROPERTY_EXAMPLES", "50"))
+
+pytestmark = pytest.mark.timeout(600 + 2 * EXAMPLES)  # a failure is made smaller first
+
+# Not answers: how a storage is opened and closed, what stands for several operations here, and hints.
+NOT_COMPARED = {
+    "initialize", "close", "db", "conn", "transaction", "detached", "register_post_commit_callback", "wakeups",
+}  # fmt: skip
+
+
+class Lanes:
+    """The databases, on an event loop that lives as long as their connections."""
+
+    def __init__(self, runner: asyncio.Runner, lanes: Sequence[Lane]) -> None:
+        self._runner, self._lanes = runner, lanes
+
+    def run(self, steps: Sequence[Step]) -> dict[str, list[str]]:
+        """Each database's answers."""
+        return self._runner.run(self._run(steps))
+
+    async def _run(self, steps: Sequence[Step]) -> dict[str, list[str]]:
+        found = await asyncio.gather(*(lane.run(steps) for lane in self._lanes), return_exceptions=True)
+        answers = {}
+        for lane, answer in zip(self._lanes, found, strict=True):
+            if isinstance(answer, BaseException):
+                raise answer
+            answers[lane.name] = answer
+        return answers
+
+
+@pytest.fixture(scope="module")
+def lanes(
+    tmp_path_factory: pytest.TempPathFactory,
+    sqlite_template: Path,
+    shared_database_name: str,
+    postgres_url: str,
+    mysql_url: str,
+) -> Iterator[Lanes]:
+    async def opened(stack: AsyncExitStack) -> list[Lane]:
+        found = [
+            sqlite_database(tmp_path_factory.mktemp("properties"), sqlite_template),
+            memory_database(),
+            server_database("postgresql", await named_database(postgres_url, shared_database_name)),
+            server_database("mysql", await named_database(mysql_url, shared_database_name)),
+        ]
+        databases = [await stack.enter_async_context(database) for database in found]
+        return [Lane(database.backend, await database.storage()) for database in databases]
+
+    with asyncio.Runner() as runner:
+        stack = AsyncExitStack()
+        try:
+            yield Lanes(runner, runner.run(opened(stack)))
+        finally:
+            runner.run(stack.aclose())
+
+
+@settings(
+    max_examples=EXAMPLES,
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+@given(steps=sequences())
+def test_every_database_gives_the_same_answers(lanes: Lanes, steps: list[Step]) -> None:
+    answers = lanes.run(steps)
+    places = [f"step {number}, {step}" for number, step in enumerate(steps)]
+    for place, *told in itertools.zip_longest(places, *answers.values()):
+        if len(set(told)) > 1:
+            lines = [f"\n  {name}: {answer}" for name, answer in zip(answers, told, strict=True)]
+            raise AssertionError(f"answers differ on {place or 'what is in the tables'}{''.join(lines)}")
+    for step, answer in zip(steps, answers["memory"], strict=False):
+        event(f"{step.operation}: {answer.partition('(')[0][:30]}")
+
+
+def test_every_operation_is_compared() -> None:
+    public = {name for name, _ in inspect.getmembers(Rooms, inspect.isfunction) if not name.startswith("_")}
+    compared = {name for room in (*ROOMS.values(), COMMON) for name in room}
+    assert public - NOT_COMPARED - compared == set()
