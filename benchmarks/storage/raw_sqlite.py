@@ -119,7 +119,7 @@ class RawSQLite:
 
 
 def _received(message_id: int, channel: str, data: str | None, metadata: str | None, published_at: str) -> str:
-    name, at = json.dumps(channel), json.dumps(_time(published_at).isoformat())
+    name, at = json.dumps(channel), json.dumps(_time(published_at).isoformat(timespec="microseconds"))
     return (
         f'{{"id": {message_id}, "channel": {name}, "channel_name": {name}, "data": {data or "null"}, '
         f'"metadata": {metadata or "{}"}, "published_at": {at}, "created_at": {at}}}'

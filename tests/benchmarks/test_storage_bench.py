@@ -22,12 +22,11 @@ def _few_instances(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_table_has_a_line_for_each_case(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "bench.json"
-    options = ["--callers", "1", "4", "--rounds", "2", "--seconds", "0.02", "--json", str(path)]
+    options = ["--callers", "4", "--rounds", "1", "--seconds", "0.02", "--json", str(path)]
     assert main(["--database", "sqlite", *options]) == 0
     header, *lines = capsys.readouterr().out.splitlines()
     assert header.split()[:6] == ["database", "case", "callers", "raw/s", "ours/s", "ratio"]
-    assert len(lines) == 2 * len(CASES)
-    for line, case in zip(lines[::2], CASES, strict=True):
+    for line, case in zip(lines, CASES, strict=True):
         assert line.startswith("sqlite ")
         assert case.title in line
         numbers = [float(number.replace(",", "")) for number in line.partition(case.title)[2].split()[:-1]]
@@ -35,8 +34,7 @@ def test_the_table_has_a_line_for_each_case(capsys: pytest.CaptureFixture[str], 
         assert min(numbers) > 0
         assert line.endswith(("pass", "MISS"))
     written = json.loads(path.read_text())["results"]
-    assert [(entry["case"], entry["callers"]) for entry in written] == [(case.name, n) for case in CASES for n in (1, 4)]
-    assert all(len(entry["ours_per_second"]) == 2 for entry in written)
+    assert [(entry["case"], len(entry["ours_per_second"])) for entry in written] == [(case.name, 1) for case in CASES]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -426,8 +426,8 @@ class Storage(
     async def initialize(self) -> None:
         """Connect and bring the schema up to date; any number of processes may do it at once."""
 
-    def close(self) -> None:
-        """End the iteration and let go of what was read."""
+    async def close(self) -> None:
+        """Give every connection back."""
 
     def db(self) -> Executor:
         """The database outside any transaction, for migrations and checks."""

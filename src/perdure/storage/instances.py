@@ -331,7 +331,7 @@ def _branches(count: int) -> Statement:
         found = _named[count] = Statement(f"instances.resumable_named_{count}")
         (branch,) = S.resumable_named.parts("")
         texts = [branch.replace(":workflow_name", f":name_{n}") for n in range(count)]
-        found.texts[""] = (" UNION ALL ".join(f"SELECT * FROM ({text}) branch_{n}" for n, text in enumerate(texts)),)
+        found.texts[""] = (" UNION ALL ".join(texts),)
     return found
 
 

@@ -70,7 +70,8 @@ SELECT pg_snapshot_xmax(pg_current_snapshot())::text
 _CONFLICTS = {"40001", "40P01", "55P03"}
 # Ended from outside, in any state: an answer like this to a COMMIT does not say whether it happened.
 _ENDED = {"25P03", "25P04", "40003", "57P01", "57P02", "57P03", "57P04", "57P05"}
-_NOT_FORWARDED = ("query_wait_timeout", "cannot connect to server", "server login")  # a pooler's, for want of a server
+# A pooler's, for want of a server; and a server's that met values of another type than that of the first time.
+_NOT_RUN = ("query_wait_timeout", "cannot connect to server", "server login", "insufficient data left in message")
 _ABSENT = {"42P01", "42703", "42704", "42883", "42P10", "3F000"}
 _NOT_TEXT = {"22021", "22P05"}
 _UNAVAILABLE = {
@@ -104,7 +105,7 @@ class PostgresBackend(ServerBackend[Any]):
         self.listeners: set[Listener] = set()
         self.errors: tuple[type[Exception], ...] = (
             *(asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError),
-            *(OSError, BufferError, StorageError),
+            *(OSError, StorageError),
         )
         self.pooled = "pooler" in options
         self.deaf = self.closed = False
@@ -262,7 +263,7 @@ class PostgresBackend(ServerBackend[Any]):
     def _do(self, connection: Any, part: Part, params: Mapping[str, object]) -> Coroutine[Any, Any, Any]:
         args = [naive_utc(value) if isinstance(value := params[name], datetime) else value for name in part.names]
         statement = self._prepared[connection].get(part.text)
-        if statement is not None and part.reads:
+        if statement is not None and part.reads and not self.pooled:
             return statement.fetch(*args)  # type: ignore[no-any-return]
         return self._do_prepared(connection, statement, part, args)
 
@@ -274,7 +275,10 @@ class PostgresBackend(ServerBackend[Any]):
             if len(prepared) >= STATEMENTS_MAX:
                 prepared.clear()
             prepared[part.text] = statement
-        rows = await statement.fetch(*args)
+        try:
+            rows = await statement.fetch(*args)
+        except (AssertionError, BufferError) as error:  # bytes of another type than that of the first time
+            raise asyncpg.InternalClientError("an answer that cannot be read: was the table changed?") from error
         return rows if part.reads else _count(statement.get_statusmsg())
 
     async def _do_all(self, connection: Any, parts: Sequence[Part], params: Mapping[str, object]) -> tuple[Any, ...]:
@@ -323,15 +327,15 @@ class PostgresBackend(ServerBackend[Any]):
         if code in _CONFLICTS:
             return Fault.CONFLICT
         if code.startswith("08") or code in _ENDED:
-            return Fault.UNSENT if any(text in str(error) for text in _NOT_FORWARDED) else Fault.LOST
+            return Fault.UNSENT if any(text in str(error) for text in _NOT_RUN) else Fault.LOST
         if code == "25006" and self._fails_over:
             return Fault.UNSENT
-        if isinstance(error, asyncpg.InvalidCachedStatementError):  # a migration changed the types of its columns
+        if code == "22P03" or isinstance(error, asyncpg.InvalidCachedStatementError):  # a migration changed the types
             return Fault.UNSENT
         if isinstance(error, asyncpg.InterfaceError) and "closed" in str(error):
             return Fault.UNSENT
         # An answer that asyncpg cannot read says nothing about the statement.
-        lost = isinstance(error, OSError | BufferError | asyncpg.InternalClientError)
+        lost = isinstance(error, OSError | asyncpg.InternalClientError)
         return Fault.LOST if lost else Fault.REFUSED
 
     def translate(self, error: Exception) -> StorageError:

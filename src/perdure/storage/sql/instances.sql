@@ -118,9 +118,10 @@ SELECT instance_id, workflow_name, claimable_at FROM workflow_instances
 
 -- resumable_named
 -- The same for one workflow name; for several, one branch each, so that unknown names are never read.
-SELECT instance_id, workflow_name, claimable_at FROM workflow_instances
- WHERE framework = 'perdure' AND workflow_name = :workflow_name AND claimable_at <= {now}
- ORDER BY claimable_at, instance_id LIMIT :limit
+SELECT * FROM (
+  SELECT instance_id, workflow_name, claimable_at FROM workflow_instances
+   WHERE framework = 'perdure' AND workflow_name = :workflow_name AND claimable_at <= {now}
+   ORDER BY claimable_at, instance_id LIMIT :limit) branch
 
 -- finished
 -- Own instances that ended long ago, locked for deletion.

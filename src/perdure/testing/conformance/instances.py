@@ -292,8 +292,8 @@ async def test_resumable_is_what_no_live_lease_covers(storage: Rooms) -> None:
 async def test_w31_unknown_names_do_not_block_known_ones(storage: Rooms) -> None:
     for n in range(120):
         await new(storage, f"alien-{n}", workflow_name="alien")
-    for name in ("b", "a"):
-        await new(storage, f"mine-{name}", workflow_name=name)
+    for day, name in enumerate(["b", "a"], 1):
+        await new(storage, f"mine-{name}", workflow_name=name, started_at=datetime(2026, 1, day, tzinfo=UTC))
     found = await storage.find_resumable_workflows(5, workflow_names=["a", "b", "never-seen"])
     assert [row.instance_id for row in found] == ["mine-b", "mine-a"]
     assert await storage.find_resumable_workflows(5, workflow_names=[]) == []

@@ -1,0 +1,465 @@
+"""Channels: what every backend does with messages and subscriptions."""
+
+import asyncio
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from perdure.errors import (
+    ChannelModeConflictError,
+    InstanceNotFoundError,
+    LeaseLostError,
+    LimitError,
+    NotSubscribedError,
+)
+from perdure.model.records import ChannelMode, Lease, OutgoingMessage, WorkflowInstance
+from perdure.model.states import WorkflowStatus
+from perdure.storage.channels import direct_channel
+from perdure.storage.stores import Rooms
+from perdure.testing.conformance.tools import leased, listening, new, recorded, shift
+
+BROADCAST, COMPETING, DIRECT = ChannelMode.BROADCAST, ChannelMode.COMPETING, ChannelMode.DIRECT
+DAY = timedelta(days=1)
+
+
+async def subscriber(storage: Rooms, instance_id: str, channel: str = "c", mode: ChannelMode = BROADCAST) -> None:
+    """A new instance that is subscribed."""
+    await new(storage, instance_id)
+    await storage.subscribe_to_channel(instance_id, channel, mode)
+
+
+async def publish(storage: Rooms, *data: bytes, channel: str = "c") -> list[int]:
+    """Publish messages one by one; gives their ids."""
+    return [await storage.publish_to_channel(channel, each) for each in data]
+
+
+async def pending(storage: Rooms, instance_id: str, channel: str = "c") -> list[int]:
+    """The ids of what a subscriber has not had."""
+    return [message.id for message in await storage.get_pending_channel_messages_for_instance(instance_id, channel)]
+
+
+async def remaining(storage: Rooms, channel: str = "c") -> list[int]:
+    """The ids of what is in a channel."""
+    return [message.id for message in await storage.get_pending_channel_messages(channel)]
+
+
+async def family_message(storage: Rooms, message_id: str, channel: str = "c") -> None:
+    """A message as the rest of the family publishes it: without the channel's lock, and in columns it knows."""
+    await storage.db().execute(
+        "INSERT INTO channel_messages (channel, message_id, data_type, data, published_at) "
+        f"VALUES ('{channel}', '{message_id}', 'json', '{{\"by\": \"family\"}}', '2026-01-01 00:00:00')"
+    )
+
+
+async def test_a_message_comes_back_byte_for_byte(storage: Rooms) -> None:
+    before = datetime.now(UTC) - timedelta(minutes=1)
+    data, metadata = ' {"a":  "\\u00e4ä\\\\ %s \'", "n": 1.0}'.encode(), b'{ "trace":"x" }'
+    first = await storage.publish_to_channel("c", data, metadata)
+    second = await storage.publish_to_channel("c", b"\x00\xff'\\\n", binary=True)
+    messages = await storage.get_pending_channel_messages("c")
+    assert [message.id for message in messages] == [first, second]
+    assert second > first
+    assert [(m.data_type, m.data, m.data_binary, m.metadata) for m in messages] == [
+        ("json", data, None, metadata),
+        ("binary", None, b"\x00\xff'\\\n", None),
+    ]
+    assert len({message.message_id for message in messages}) == 2
+    assert all(message.published_at is not None and message.published_at > before for message in messages)
+
+
+@pytest.mark.parametrize("value", [b"", b"{", b"NaN", b"[Infinity]", b"\xff", b'"\x01"', b"[" * 100_000, b"1" * 5000])
+async def test_what_is_not_json_is_refused(storage: Rooms, value: bytes) -> None:
+    with pytest.raises(LimitError):
+        await storage.publish_to_channel("c", value)
+    with pytest.raises(LimitError):
+        await storage.publish_to_channel("c", b"1", value)
+    assert await remaining(storage) == []
+
+
+async def test_the_limits_of_a_message(storage: Rooms) -> None:
+    large = b'"' + b"x" * (8 * 1024 * 1024 - 2) + b'"'
+    await storage.publish_to_channel("c" * 255, large, b'"' + b"x" * 65534 + b'"', message_id="m" * 255, source="s" * 255)
+    await storage.publish_to_channel("c" * 255, large, binary=True)
+    for arguments in (
+        ("c" * 256, b"1"),
+        ("", b"1"),
+        (" c", b"1"),
+        ("c\n", b"1"),
+        ("c", large + b" "),
+        ("c", b"1", b'"' + b"x" * 65535 + b'"'),
+    ):
+        with pytest.raises(LimitError):
+            await storage.publish_to_channel(*arguments)  # type: ignore[arg-type]
+    with pytest.raises(LimitError):
+        await storage.publish_to_channel("c", large + b" ", binary=True)
+    with pytest.raises(LimitError):
+        await storage.publish_to_channel("c", "1", binary=True)  # type: ignore[arg-type]
+    with pytest.raises(LimitError):
+        await storage.publish_to_channel("c", b"1", message_id="m" * 256)
+    with pytest.raises(LimitError):
+        await storage.publish_to_channel("c", b"1", message_id="m", source="s" * 256)
+    first, second = await storage.get_pending_channel_messages("c" * 255)
+    assert first.data == large == second.data_binary
+
+
+async def test_names_are_exact(storage: Rooms) -> None:
+    for channel in ("Pay:1", "pay:1", "påy:1", "pay:1\u00a0x"):
+        await storage.publish_to_channel(channel, b"1")
+        assert len(await storage.get_pending_channel_messages(channel)) == 1
+
+
+async def test_publishing_the_same_id_again_stores_nothing(storage: Rooms) -> None:
+    first = await storage.publish_to_channel("c", b"1", message_id="m-1")
+    assert await storage.publish_to_channel("c", b"2", message_id="m-1") == first
+    assert await storage.publish_to_channel("other", b"2", message_id="m-1") == first
+    sources = [await storage.publish_to_channel("c", b"3", message_id="m-1", source=source) for source in ("a", "b", "a")]
+    assert len({first, *sources}) == 3
+    assert sources[0] == sources[2]
+    messages = await storage.get_pending_channel_messages("c")
+    assert [message.data for message in messages] == [b"1", b"3", b"3"]
+    assert messages[0].message_id == "m-1"
+    assert await remaining(storage, "other") == []
+
+
+async def test_a_known_id_outlives_its_message_for_the_retention_time(storage: Rooms) -> None:
+    first = await storage.publish_to_channel("c", b"1", message_id="m-1", source="s")
+    await storage.delete_channel_message(first)
+    assert await storage.publish_to_channel("c", b"1", message_id="m-1", source="s") == first
+    shift(storage, 3600)
+    await storage.cleanup_old_channel_messages(DAY)
+    assert await storage.publish_to_channel("c", b"1", message_id="m-1", source="s") == first
+    shift(storage, 2 * 86400)
+    await storage.cleanup_old_channel_messages(DAY)
+    assert await storage.publish_to_channel("c", b"1", message_id="m-1", source="s") > first
+
+
+async def test_an_id_that_the_family_used_is_known(storage: Rooms) -> None:
+    await family_message(storage, "m-1")
+    found = await storage.publish_to_channel("c", b"1", message_id="m-1")
+    assert [(m.id, m.data) for m in await storage.get_pending_channel_messages("c")] == [(found, b'{"by": "family"}')]
+
+
+async def test_concurrent_publishers_of_one_id_store_it_once(storage: Rooms, peer: Rooms) -> None:
+    found = await asyncio.gather(
+        *([storage, peer][n % 2].publish_to_channel(f"c-{n % 3}", b"1", message_id="m-1", source="s") for n in range(12))
+    )
+    assert len(set(found)) == 1
+    assert sum([len(await remaining(storage, f"c-{n}")) for n in range(3)]) == 1
+
+
+async def test_a_publisher_is_fenced(storage: Rooms) -> None:
+    lease = await leased(storage, "i-1", timeout_sec=10)
+    await storage.publish_to_channel("c", b"1", lease=lease)
+    shift(storage, 20)
+    assert await storage.try_acquire_lock("i-1", "w2", 10) is not None
+    with pytest.raises(LeaseLostError):
+        await storage.publish_to_channel("c", b"2", lease=lease)
+    with pytest.raises(LeaseLostError):
+        await storage.publish_to_channel("c", b"2", message_id="m-1", lease=lease)
+    assert [type(found) for found in await storage.publish_messages([OutgoingMessage("c", b"3")], lease=lease)] == [
+        LeaseLostError
+    ]
+    assert len(await remaining(storage)) == 1
+
+
+async def test_many_messages_in_one_commit(storage: Rooms) -> None:
+    found = await storage.publish_messages(
+        [
+            OutgoingMessage("b", b"1"),
+            OutgoingMessage("a", b"nonsense"),
+            OutgoingMessage("a", b"2", b"{}", "m-1", "s"),
+            OutgoingMessage("a", b"3", message_id="m-1", source="s"),
+            OutgoingMessage("b", b"\xff", binary=True),
+            OutgoingMessage("", b"1"),
+        ]
+    )
+    assert [isinstance(answer, int) for answer in found] == [True, False, True, True, True, False]
+    assert found[2] == found[3]
+    assert await remaining(storage, "b") == [found[0], found[4]]
+    assert await storage.publish_messages([]) == []
+
+
+async def test_messages_are_listed_after_an_id(storage: Rooms) -> None:
+    ids = await publish(storage, b"1", b"2", b"3")
+    assert [m.id for m in await storage.get_pending_channel_messages("c", ids[0], 1)] == [ids[1]]
+    assert [m.id for m in await storage.get_pending_channel_messages("c", ids[2])] == []
+    with pytest.raises(LimitError):
+        await storage.get_pending_channel_messages("c", 0, 1001)
+
+
+async def test_broadcast_begins_with_what_comes_after_it(storage: Rooms) -> None:
+    (old,) = await publish(storage, b"1")
+    await subscriber(storage, "i-1")
+    assert await pending(storage, "i-1") == []
+    ids = await publish(storage, b"2", b"3")
+    assert await pending(storage, "i-1") == ids
+    assert [m.id for m in await storage.get_pending_channel_messages_for_instance("i-1", "c", limit=1)] == ids[:1]
+    subscription = await storage.get_channel_subscription("i-1", "c")
+    assert subscription is not None
+    assert (subscription.mode, subscription.cursor_message_id, subscription.activity_id) == (BROADCAST, old, None)
+    assert await storage.get_delivery_cursor("i-1", "c") == old
+
+
+async def test_competing_shares_a_backlog(storage: Rooms) -> None:
+    ids = await publish(storage, b"1", b"2")
+    for instance_id in ("i-1", "i-2"):
+        await subscriber(storage, instance_id, mode=COMPETING)
+    assert await storage.claim_channel_message(ids[0], "i-1")
+    assert [await pending(storage, instance_id) for instance_id in ("i-1", "i-2")] == [ids[1:], ids[1:]]
+
+
+async def test_w22_direct_messages_reach_one_instance_also_if_sent_before(storage: Rooms) -> None:
+    for instance_id in ("i-1", "i-2"):
+        await new(storage, instance_id)
+    (first,) = await publish(storage, b"1", channel="orders:i-1")
+    names = [await storage.subscribe_to_channel(i, "orders", DIRECT) for i in ("i-1", "i-2", "i-1")]
+    assert names == ["orders:i-1", "orders:i-2", "orders:i-1"]
+    (second,) = await publish(storage, b"2", channel=direct_channel("orders", "i-1"))
+    await storage.subscribe_to_channel("i-2", "orders", BROADCAST)
+    assert await pending(storage, "i-1", "orders:i-1") == [first, second]
+    assert await pending(storage, "i-2", "orders:i-2") == []
+    assert await pending(storage, "i-2", "orders") == []
+    with pytest.raises(NotSubscribedError):
+        await pending(storage, "i-1", "orders")
+
+
+async def test_the_composed_name_of_a_direct_channel_has_the_limit(storage: Rooms) -> None:
+    await new(storage, "i" * 200)
+    assert len(await storage.subscribe_to_channel("i" * 200, "c" * 54, DIRECT)) == 255
+    with pytest.raises(LimitError):
+        await storage.subscribe_to_channel("i" * 200, "c" * 55, DIRECT)
+
+
+async def test_subscribing_again_changes_nothing(storage: Rooms) -> None:
+    await subscriber(storage, "i-1")
+    ids = await publish(storage, b"1", b"2")
+    await storage.update_delivery_cursor("i-1", "c", ids[0])
+    await storage.subscribe_to_channel("i-1", "c", BROADCAST)
+    assert await pending(storage, "i-1") == ids[1:]
+
+
+async def test_one_mode_among_live_subscribers(storage: Rooms) -> None:
+    await subscriber(storage, "i-1")
+    await new(storage, "i-2")
+    assert await storage.get_channel_mode("c") is BROADCAST
+    for instance_id in ("i-1", "i-2"):
+        with pytest.raises(ChannelModeConflictError):
+            await storage.subscribe_to_channel(instance_id, "c", COMPETING)
+    assert await storage.get_channel_subscription("i-2", "c") is None
+    assert await storage.get_channel_mode("elsewhere") is None
+
+
+async def test_w44_the_dead_do_not_decide_the_mode(storage: Rooms) -> None:
+    await subscriber(storage, "i-1")
+    await new(storage, "i-2")
+    await storage.update_instance_output("i-1", b"1")
+    assert await storage.get_channel_mode("c") is None
+    await storage.subscribe_to_channel("i-2", "c", COMPETING)
+    assert await storage.get_channel_mode("c") is COMPETING
+
+
+async def test_w38_concurrent_subscribers_get_an_answer(storage: Rooms, peer: Rooms) -> None:
+    await new(storage, "i-1")
+    await new(storage, "i-2")
+    calls = [
+        [storage, peer][n % 2].subscribe_to_channel("i-1" if n < 6 else "i-2", "c", BROADCAST if n < 9 else COMPETING)
+        for n in range(12)
+    ]
+    found = await asyncio.gather(*calls, return_exceptions=True)
+    assert {type(answer) for answer in found} <= {str, ChannelModeConflictError}
+    modes = [await storage.get_channel_subscription(instance_id, "c") for instance_id in ("i-1", "i-2")]
+    assert len({subscription.mode for subscription in modes if subscription}) == 1
+
+
+async def test_subscribing_is_fenced_and_needs_an_instance(storage: Rooms) -> None:
+    lease = await leased(storage, "i-1")
+    stale = Lease("i-1", "w1", lease.token + 1, lease.expires_at)
+    with pytest.raises(LeaseLostError):
+        await storage.subscribe_to_channel("i-1", "c", BROADCAST, lease=stale)
+    assert await storage.get_channel_subscription("i-1", "c") is None
+    await storage.subscribe_to_channel("i-1", "c", BROADCAST, lease=lease)
+    for call in (
+        storage.unsubscribe_from_channel("i-1", "c", lease=stale),
+        storage.clear_channel_waiting_state("i-1", "c", lease=stale),
+        storage.update_delivery_cursor("i-1", "c", 1, lease=stale),
+        storage.claim_channel_message(1, "i-1", lease=stale),
+        storage.delete_channel_message(1, lease=stale),
+    ):
+        with pytest.raises(LeaseLostError):
+            await call
+    with pytest.raises(InstanceNotFoundError):
+        await storage.subscribe_to_channel("nobody", "c", BROADCAST)
+    with pytest.raises(InstanceNotFoundError):
+        await storage.claim_channel_message(1, "nobody")
+
+
+async def test_unsubscribing_forgets_the_cursors(storage: Rooms) -> None:
+    await subscriber(storage, "i-1", "c:i-1")
+    ids = await publish(storage, b"1", channel="c:i-1")
+    await storage.update_delivery_cursor("i-1", "c:i-1", ids[0])
+    for _ in range(2):
+        await storage.unsubscribe_from_channel("i-1", "c:i-1")
+    assert await storage.get_channel_subscription("i-1", "c:i-1") is None
+    assert await storage.get_delivery_cursor("i-1", "c:i-1") == 0
+    with pytest.raises(NotSubscribedError):
+        await storage.update_delivery_cursor("i-1", "c:i-1", ids[0])
+    await storage.subscribe_to_channel("i-1", "c", DIRECT)
+    assert await pending(storage, "i-1", "c:i-1") == ids
+
+
+async def test_a_cursor_never_goes_back(storage: Rooms) -> None:
+    await subscriber(storage, "i-1")
+    ids = await publish(storage, b"1", b"2", b"3")
+    await storage.update_delivery_cursor("i-1", "c", ids[1])
+    await storage.update_delivery_cursor("i-1", "c", ids[0])
+    assert await storage.get_delivery_cursor("i-1", "c") == ids[1]
+    assert await pending(storage, "i-1") == ids[2:]
+
+
+@pytest.mark.parametrize(
+    "moved",
+    [
+        "UPDATE channel_subscriptions SET cursor_message_id = {id}",
+        "UPDATE channel_delivery_cursors SET last_delivered_id = {id}",
+    ],
+)
+async def test_w7_whichever_cursor_the_family_moved_counts(storage: Rooms, moved: str) -> None:
+    await subscriber(storage, "i-1")
+    ids = await publish(storage, b"1", b"2")
+    await storage.db().execute(moved.format(id=ids[0]))
+    assert await pending(storage, "i-1") == ids[1:]
+    assert await storage.get_delivery_cursor("i-1", "c") == ids[0]
+
+
+async def test_w7_both_cursors_move(storage: Rooms) -> None:
+    await subscriber(storage, "i-1")
+    ids = await publish(storage, b"1", b"2")
+    await storage.update_delivery_cursor("i-1", "c", ids[0])
+    stores = "SELECT cursor_message_id FROM channel_subscriptions", "SELECT last_delivered_id FROM channel_delivery_cursors"
+    assert [await storage.db().fetchval(query) for query in stores] == [ids[0], ids[0]]
+
+
+async def test_subscriptions_of_the_family_have_empty_cursors(storage: Rooms) -> None:
+    await new(storage, "i-1")
+    ids = await publish(storage, b"1")
+    await storage.db().execute(
+        "INSERT INTO channel_subscriptions (instance_id, channel, mode) VALUES ('i-1', 'c', 'broadcast')"
+    )
+    assert await pending(storage, "i-1") == ids
+    assert await storage.get_delivery_cursor("i-1", "c") == 0
+
+
+async def test_w4_one_claims_a_message(storage: Rooms) -> None:
+    for instance_id in ("i-1", "i-2"):
+        await subscriber(storage, instance_id, mode=COMPETING)
+    (message,) = await publish(storage, b"1")
+    assert [await storage.claim_channel_message(message, i) for i in ("i-1", "i-1", "i-2")] == [True, False, False]
+    assert await pending(storage, "i-2") == []
+    await storage.delete_channel_message(message)
+    await storage.delete_channel_message(message)
+    assert not await storage.claim_channel_message(message, "i-2")
+
+
+async def test_w38_who_loses_a_claim_gets_an_answer(storage: Rooms, peer: Rooms) -> None:
+    (message,) = await publish(storage, b"1")
+    for n in range(8):
+        await new(storage, f"i-{n}")
+    found = await asyncio.gather(*([storage, peer][n % 2].claim_channel_message(message, f"i-{n}") for n in range(8)))
+    assert sorted(found) == [False] * 7 + [True]
+
+
+async def test_w21_what_is_rolled_back_was_never_published(storage: Rooms) -> None:
+    await listening(storage, "i-1")
+    await storage.begin_transaction()
+    await publish(storage, b"1")
+    assert len(await storage.deliver_pending()) == 1
+    await storage.rollback_transaction()
+    assert (await remaining(storage), await recorded(storage, "i-1")) == ([], [])
+    async with storage.transaction():
+        await publish(storage, b"2")
+    assert len(await storage.deliver_pending()) == 1
+    assert await pending(storage, "i-1") == []
+
+
+async def old(storage: Rooms, *data: bytes) -> list[int]:
+    """Messages that are two days old from now on."""
+    ids = await publish(storage, *data)
+    shift(storage, 2 * 86400)
+    return ids
+
+
+async def test_old_messages_that_nobody_needs_go(storage: Rooms) -> None:
+    ids = await old(storage, b"1", b"2", b"3")
+    fresh = await publish(storage, b"4")
+    assert await storage.cleanup_old_channel_messages(DAY, limit=2) == 2
+    assert await remaining(storage) == [ids[2], *fresh]
+    assert await storage.cleanup_old_channel_messages(DAY) == 1
+    assert await storage.cleanup_old_channel_messages(DAY) == 0
+    assert await remaining(storage) == fresh
+
+
+async def test_w54_what_a_live_subscriber_needs_stays(storage: Rooms) -> None:
+    for instance_id in ("fast", "slow", "dead"):
+        await subscriber(storage, instance_id)
+    ids = await old(storage, b"1", b"2", b"3")
+    await storage.update_delivery_cursor("fast", "c", ids[2])
+    await storage.update_delivery_cursor("slow", "c", ids[0])
+    await storage.cancel_instance("dead", "")
+    assert await storage.cleanup_old_channel_messages(DAY) == 1
+    assert await pending(storage, "slow") == ids[1:]
+    assert await storage.cleanup_old_channel_messages(DAY, force=True) == 2
+
+
+async def test_w54_a_competing_backlog_stays_while_somebody_lives(storage: Rooms) -> None:
+    await subscriber(storage, "i-1", mode=COMPETING)
+    ids = await old(storage, b"1", b"2")
+    await storage.claim_channel_message(ids[0], "i-1")
+    assert await storage.cleanup_old_channel_messages(DAY) == 1
+    assert await remaining(storage) == ids[1:]
+    await storage.update_instance_status("i-1", WorkflowStatus.FAILED)
+    assert await storage.cleanup_old_channel_messages(DAY) == 1
+
+
+async def test_what_is_needed_does_not_hide_what_is_not(storage: Rooms) -> None:
+    await subscriber(storage, "i-1", "needed")
+    await publish(storage, *[b"1"] * 5, channel="needed")
+    await old(storage, b"1")
+    assert await storage.cleanup_old_channel_messages(DAY, limit=2) == 1
+    assert await remaining(storage) == []
+
+
+async def test_w12_cleaning_up_leaves_fresh_claims(storage: Rooms) -> None:
+    await subscriber(storage, "i-1", mode=COMPETING)
+    (message,) = await publish(storage, b"1")
+    assert await storage.claim_channel_message(message, "i-1")
+    await storage.cleanup_old_channel_messages(DAY)
+    assert await pending(storage, "i-1") == []
+    assert not await storage.claim_channel_message(message, "i-1")
+
+
+async def test_unused_channels_are_forgotten(storage: Rooms) -> None:
+    await subscriber(storage, "i-1", "used")
+    await subscriber(storage, "i-1-b", "left")
+    await storage.unsubscribe_from_channel("i-1-b", "left")
+    await old(storage, b"1")
+    await storage.deliver_pending()
+    await storage.cleanup_old_channel_messages(DAY)
+    assert await channels(storage) == ["used"]
+    await publish(storage, b"1")
+    assert await channels(storage) == ["c", "used"]
+
+
+async def channels(storage: Rooms) -> Sequence[str]:
+    """The channels that have a lock."""
+    return sorted(row[0] for row in await storage.db().fetch("SELECT channel FROM perdure_channels"))
+
+
+async def test_deleting_an_instance_takes_its_subscriptions(storage: Rooms) -> None:
+    await storage.create_instance(WorkflowInstance("i-1", "wf"))
+    await storage.subscribe_to_channel("i-1", "c", BROADCAST)
+    await storage.cancel_instance("i-1")
+    shift(storage, 10)
+    assert await storage.delete_instances(timedelta(0)) == 1
+    for table in ("channel_subscriptions", "channel_delivery_cursors"):
+        assert await storage.db().fetchval(f"SELECT count(*) FROM {table}") == 0

@@ -1,0 +1,386 @@
+"""Delivery: what every backend does to bring messages to who waits for them."""
+
+import asyncio
+import json
+from datetime import datetime, timedelta
+
+import pytest
+
+from perdure.errors import LeaseLostError, LimitError
+from perdure.model.records import (
+    ChannelDeliveryResult,
+    ChannelMessage,
+    ChannelMode,
+    ChannelWait,
+    HistoryEvent,
+    ResumableWorkflow,
+)
+from perdure.model.states import WorkflowStatus
+from perdure.storage.stores import Rooms
+from perdure.testing.conformance.channels import family_message, pending, publish, remaining, subscriber
+from perdure.testing.conformance.tools import again, leased, listening, new, recorded, shift, status
+
+BROADCAST, COMPETING, DIRECT = ChannelMode.BROADCAST, ChannelMode.COMPETING, ChannelMode.DIRECT
+RECEIVED = "ChannelMessageReceived"
+
+
+async def message(storage: Rooms, message_id: int, channel: str = "c") -> ChannelMessage:
+    """A message by its id."""
+    (found,) = await storage.get_pending_channel_messages(channel, message_id - 1, 1)
+    return found
+
+
+async def payload(storage: Rooms, instance_id: str) -> dict[str, object]:
+    """The payload of an instance's last event."""
+    events, _ = await storage.get_history_paginated(instance_id)
+    found: dict[str, object] = json.loads(events[-1].event_data or b"null")
+    return found
+
+
+async def delivered(storage: Rooms, limit: int = 0) -> list[tuple[str, int]]:
+    """What a sweep delivers: instances and messages."""
+    return [(found.instance_id, found.message_id) for found in await storage.deliver_pending(limit)]
+
+
+async def test_a_message_reaches_who_waits_for_it(storage: Rooms) -> None:
+    await listening(storage, "i-1")
+    first = await storage.publish_to_channel("c", b'{"n": 1}', b'{"m": 2}')
+    found = await storage.deliver_channel_message_with_lock("i-1", "c", await message(storage, first), "w9", 30)
+    assert found == ChannelDeliveryResult("i-1", "wf", "r:1", "c", first)
+    assert await recorded(storage, "i-1") == [("r:1", RECEIVED)]
+    assert await status(storage, "i-1") is WorkflowStatus.RUNNING
+    assert await storage.find_resumable_workflows() == [ResumableWorkflow("i-1", "wf")]
+    subscription = await storage.get_channel_subscription("i-1", "c")
+    assert subscription is not None
+    assert (subscription.activity_id, subscription.timeout_at, subscription.cursor_message_id) == (None, None, first)
+    assert await storage.deliver_channel_message("i-1", await message(storage, first)) is None
+
+
+async def test_w49_the_payload_suits_both_of_the_familys_readers(storage: Rooms) -> None:
+    name = 'ä"\\ %s :x {y}'
+    await listening(storage, "i-1", name)
+    first = await storage.publish_to_channel(name, b'{"n":  1.50}', b'{"m":2}')
+    published = (await message(storage, first, name)).published_at
+    await storage.deliver_pending()
+    found = await payload(storage, "i-1")
+    assert (found["id"], found["channel"], found["channel_name"]) == (first, name, name)
+    assert (found["data"], found["metadata"]) == ({"n": 1.5}, {"m": 2})
+    assert found["published_at"] == found["created_at"]
+    assert datetime.fromisoformat(str(found["published_at"])) == published
+    events, _ = await storage.get_history_paginated("i-1")
+    assert b'"data": {"n":  1.50}, "metadata": {"m":2}' in (events[0].event_data or b"")  # as published, not as parsed
+
+
+@pytest.mark.parametrize("data", [b"null", b"[1, 2]", b'"text"', b"0", b"false", b'{"a": "\\u0000"}'])
+async def test_w41_any_json_is_delivered_as_it_is(storage: Rooms, data: bytes) -> None:
+    await listening(storage, "i-1")
+    await publish(storage, data)
+    await storage.deliver_pending()
+    assert (await payload(storage, "i-1"))["data"] == json.loads(data)
+    assert (await payload(storage, "i-1"))["metadata"] == {}
+
+
+async def test_w41_bytes_are_delivered_as_bytes(storage: Rooms) -> None:
+    await listening(storage, "i-1")
+    first = await storage.publish_to_channel("c", b"\x00\xff'", b'{"m": 2}', binary=True)
+    await storage.deliver_pending()
+    events, _ = await storage.get_history_paginated("i-1")
+    assert (events[0].data_type, events[0].event_data_binary) == ("binary", b"\x00\xff'")
+    found = await payload(storage, "i-1")
+    assert (found["id"], found["data"], found["metadata"]) == (first, None, {"m": 2})
+
+
+async def test_w6_the_lowest_pending_message_is_delivered_whichever_is_offered(storage: Rooms) -> None:
+    await listening(storage, "i-1")
+    ids = await publish(storage, b"1", b"2", b"3")
+    for n, expected in enumerate(ids, 2):
+        found = await storage.deliver_channel_message("i-1", await message(storage, ids[2]))
+        assert found is not None
+        assert found.message_id == expected
+        assert await again(storage, "i-1", activity_id=f"r:{n}") is (expected == ids[2])
+        if expected != ids[2]:  # it was told that there is more, and waits without looking
+            await storage.db().execute("UPDATE channel_subscriptions SET activity_id = 'r:%d'" % n)
+            await storage.update_instance_status("i-1", WorkflowStatus.WAITING_FOR_MESSAGE)
+    assert [name for name, _ in await recorded(storage, "i-1")] == ["r:1", "r:2", "r:3"]
+
+
+async def test_every_broadcast_subscriber_gets_every_message_once_in_order(storage: Rooms) -> None:
+    for n in range(3):
+        await listening(storage, f"i-{n}")
+    ids = await publish(storage, b"1", b"2")
+    seen: dict[str, list[int]] = {f"i-{n}": [] for n in range(3)}
+    for round_ in range(2, 5):
+        for instance_id, found in await delivered(storage):
+            seen[instance_id].append(found)
+            lease = await storage.try_acquire_lock(instance_id, "w1", 30)
+            assert lease is not None
+            waited = await storage.suspend(lease, [ChannelWait("c", f"r:{round_}")])
+            if not waited.suspended:
+                taken = await storage.deliver_channel_message(
+                    instance_id, await message(storage, ids[1]), lease=lease, activity_id=f"r:{round_}"
+                )
+                assert taken is not None
+                seen[instance_id].append(taken.message_id)
+    assert seen == {f"i-{n}": ids for n in range(3)}
+
+
+async def test_w4_a_competing_message_goes_to_one(storage: Rooms) -> None:
+    for n in range(3):
+        await listening(storage, f"i-{n}", mode=COMPETING)
+    ids = await publish(storage, b"1", b"2")
+    assert await delivered(storage) == [("i-0", ids[0]), ("i-1", ids[1])]
+    assert await remaining(storage) == []
+    assert await pending(storage, "i-2") == []
+    assert await status(storage, "i-2") is WorkflowStatus.WAITING_FOR_MESSAGE
+    assert await delivered(storage) == []
+
+
+async def test_w4_concurrent_deliverers_deliver_a_competing_message_once(storage: Rooms, peer: Rooms) -> None:
+    for n in range(6):
+        await listening(storage, f"i-{n}", mode=COMPETING)
+    ids = await publish(storage, b"1", b"2")
+    offered = await message(storage, ids[0])
+    found = await asyncio.gather(
+        *([storage, peer][n % 2].deliver_channel_message(f"i-{n % 6}", offered) for n in range(12))
+    )
+    assert sorted(result.message_id for result in found if result) == ids
+    assert sum([await storage.get_history_count(f"i-{n}") for n in range(6)]) == 2
+    assert await remaining(storage) == []
+
+
+async def test_a_claimed_message_is_not_delivered(storage: Rooms) -> None:
+    await subscriber(storage, "other", mode=COMPETING)
+    await listening(storage, "i-1", mode=COMPETING)
+    ids = await publish(storage, b"1", b"2")
+    assert await storage.claim_channel_message(ids[0], "other")
+    assert await delivered(storage) == [("i-1", ids[1])]
+
+
+async def test_w22_a_direct_message_goes_to_its_instance(storage: Rooms) -> None:
+    for n in range(2):
+        await listening(storage, f"i-{n}", "mail", DIRECT)
+    await listening(storage, "i-2", "mail")
+    (first,) = await publish(storage, b"1", channel="mail:i-1")
+    assert await delivered(storage) == [("i-1", first)]
+
+
+async def test_w16_who_does_not_wait_gets_nothing(storage: Rooms) -> None:
+    await subscriber(storage, "running")
+    await new(storage, "stranger")
+    for instance_id in ("finished", "cancelled", "elsewhere"):
+        await listening(storage, instance_id, "c" if instance_id != "elsewhere" else "d")
+    await storage.cancel_instance("cancelled", "")
+    await storage.update_instance_status("finished", WorkflowStatus.FAILED)
+    ids = await publish(storage, b"1")
+    offered = await message(storage, ids[0])
+    for instance_id in ("running", "stranger", "finished", "cancelled", "elsewhere", "nobody"):
+        assert await storage.deliver_channel_message(instance_id, offered) is None
+        assert await storage.deliver_channel_message_with_lock(instance_id, "c", offered, "w1", 30) is None
+    assert await storage.get_history_count("running") == 0
+    assert [await status(storage, i) for i in ("running", "finished", "cancelled", "elsewhere")] == [
+        "running",
+        "failed",
+        "cancelled",
+        "waiting_for_message",
+    ]
+    assert await pending(storage, "running") == ids
+
+
+async def test_w16_a_step_recorded_already_takes_no_message_and_strands_nobody(storage: Rooms) -> None:
+    """As Romancy leaves it when it dies in the midst of a delivery."""
+    for mode, channel in ((BROADCAST, "b"), (COMPETING, "c")):
+        await listening(storage, channel, channel, mode)
+        await storage.append_history(HistoryEvent(channel, "r:1", RECEIVED, b'{"id": 0}'))
+        ids = await publish(storage, b"1", channel=channel)
+        assert await delivered(storage) == [(channel, 0)]
+        assert await pending(storage, channel, channel) == ids
+        assert await status(storage, channel) is WorkflowStatus.RUNNING
+        assert not await again(storage, channel, channel, activity_id="r:2")
+
+
+async def test_w16_a_delivery_is_all_or_nothing(storage: Rooms) -> None:
+    await listening(storage, "i-1", mode=COMPETING)
+    ids = await publish(storage, b"1")
+    await storage.begin_transaction()
+    assert await storage.deliver_channel_message("i-1", await message(storage, ids[0])) is not None
+    await storage.rollback_transaction()
+    assert await remaining(storage) == ids
+    assert await status(storage, "i-1") is WorkflowStatus.WAITING_FOR_MESSAGE
+    assert await delivered(storage) == [("i-1", ids[0])]
+
+
+async def test_nothing_is_delivered_to_who_is_held_and_the_sweep_makes_up_for_it(storage: Rooms) -> None:
+    await listening(storage, "i-1")
+    held = await storage.try_acquire_lock("i-1", "w2", 30)
+    assert held is not None
+    ids = await publish(storage, b"1")
+    assert await storage.deliver_channel_message("i-1", await message(storage, ids[0])) is None
+    assert await delivered(storage) == []
+    assert await delivered(storage) == []
+    await storage.release_lock("i-1", "w2", lease=held)
+    assert await delivered(storage) == [("i-1", ids[0])]
+
+
+async def test_a_delivery_fences_off_a_lease_that_ran_out(storage: Rooms) -> None:
+    await listening(storage, "i-1")
+    held = await storage.try_acquire_lock("i-1", "w2", 10)
+    await publish(storage, b"1")
+    shift(storage, 11)
+    assert len(await storage.deliver_pending()) == 1
+    with pytest.raises(LeaseLostError):
+        await storage.append_history(HistoryEvent("i-1", "late", "ActivityCompleted", b"1"), lease=held)
+
+
+async def test_the_holder_takes_messages_for_itself_and_keeps_the_lease(storage: Rooms) -> None:
+    lease = await leased(storage, "i-1")
+    await storage.subscribe_to_channel("i-1", "c", BROADCAST, lease=lease)
+    ids = await publish(storage, b"1", b"2")
+    offered = await message(storage, ids[1])
+    assert await storage.deliver_channel_message("i-1", offered, lease=lease) is None  # for which step?
+    for n in range(2):
+        found = await storage.deliver_channel_message("i-1", offered, lease=lease, activity_id=f"r:{n}")
+        assert found == ChannelDeliveryResult("i-1", "wf", f"r:{n}", "c", ids[n])
+    assert await storage.deliver_channel_message("i-1", offered, lease=lease, activity_id="r:2") is None
+    await storage.append_history(HistoryEvent("i-1", "s", "ActivityCompleted", b"1"), lease=lease)
+    await storage.complete_and_release(lease, b"1")
+    with pytest.raises(LeaseLostError):
+        await storage.deliver_channel_message("i-1", offered, lease=lease, activity_id="r:3")
+    with pytest.raises(LimitError):
+        await storage.deliver_channel_message("i-1", offered, activity_id="r:3")
+
+
+async def test_w5_a_sweep_finds_what_nobody_delivered(storage: Rooms) -> None:
+    await listening(storage, "i-1")
+    await listening(storage, "i-2", "d", COMPETING)
+    (first,) = await publish(storage, b"1")
+    (second,) = await publish(storage, b"1", channel="d")
+    assert await delivered(storage) == [("i-1", first), ("i-2", second)]
+    assert await delivered(storage) == []
+
+
+async def test_a_sweep_goes_on_where_it_stopped(storage: Rooms) -> None:
+    for n in range(5):
+        await listening(storage, f"i-{n}")
+    (first,) = await publish(storage, b"1")
+    assert await delivered(storage, 2) == [("i-0", first), ("i-1", first)]
+    assert await delivered(storage, 2) == [("i-2", first), ("i-3", first)]
+    assert await delivered(storage, 2) == [("i-4", first)]
+    with pytest.raises(LimitError):
+        await delivered(storage, 1001)
+
+
+async def test_a_channel_that_cannot_be_served_does_not_hold_up_the_others(storage: Rooms) -> None:
+    for channel in ("a", "b"):
+        await listening(storage, f"i-{channel}", channel)
+    assert await storage.try_acquire_lock("i-a", "w2", 30) is not None
+    await publish(storage, b"1", channel="a")
+    (second,) = await publish(storage, b"1", channel="b")
+    assert [await delivered(storage, 1), await delivered(storage, 1)] == [[], [("i-b", second)]]
+
+
+async def test_a_sweep_of_named_channels_looks_at_no_others(storage: Rooms) -> None:
+    for channel in ("a", "b"):
+        await listening(storage, f"i-{channel}", channel)
+        await publish(storage, b"1", channel=channel)
+    assert [found.instance_id for found in await storage.deliver_pending(channels=["b", "unknown"])] == ["i-b"]
+    assert [found.instance_id for found in await storage.deliver_pending()] == ["i-a"]
+    assert await storage.deliver_pending(channels=[]) == []
+
+
+async def test_a_sweep_delivers_what_the_family_published(storage: Rooms) -> None:
+    await listening(storage, "i-1")
+    await family_message(storage, "m-1")
+    (found,) = await storage.deliver_pending()
+    assert found.instance_id == "i-1"
+    assert (await payload(storage, "i-1"))["data"] == {"by": "family"}
+    assert (await payload(storage, "i-1"))["published_at"] == "2026-01-01T00:00:00.000000+00:00"
+    assert await again(storage, "i-1", activity_id="r:2")
+    await family_message(storage, "m-2")
+    assert len(await storage.deliver_pending()) == 1
+
+
+async def test_messages_go_to_waiting_instances_of_any_framework(storage: Rooms) -> None:
+    await listening(storage, "i-1", after=timedelta(seconds=5))
+    for table in ("workflow_instances", "channel_subscriptions"):
+        await storage.db().execute(f"UPDATE {table} SET framework = 'python'")
+    shift(storage, 6)
+    assert await storage.find_expired_channel_subscriptions() == []
+    assert not await storage.expire_channel_wait("i-1", "c")
+    (first,) = await publish(storage, b"1")
+    assert [found.instance_id for found in await storage.get_channel_subscribers_waiting("c")] == ["i-1"]
+    assert await delivered(storage) == [("i-1", first)]
+
+
+async def test_w7_a_delivery_moves_both_cursors(storage: Rooms) -> None:
+    await listening(storage, "i-1")
+    await publish(storage, b"1")
+    ((_, first),) = await delivered(storage)
+    stores = "SELECT cursor_message_id FROM channel_subscriptions", "SELECT last_delivered_id FROM channel_delivery_cursors"
+    assert [await storage.db().fetchval(query) for query in stores] == [first, first]
+
+
+async def test_who_waits_on_a_channel(storage: Rooms) -> None:
+    await subscriber(storage, "running")
+    for n in (2, 0, 1):
+        await listening(storage, f"i-{n}", activity_id=f"r:{n}")
+    await listening(storage, "elsewhere", "d")
+    waiting = await storage.get_channel_subscribers_waiting("c")
+    assert [(found.instance_id, found.activity_id) for found in waiting] == [("i-2", "r:2"), ("i-0", "r:0"), ("i-1", "r:1")]
+    assert len(await storage.get_channel_subscribers_waiting("c", limit=2)) == 2
+    await storage.clear_channel_waiting_state("i-0", "c")
+    assert [found.instance_id for found in await storage.get_channel_subscribers_waiting("c")] == ["i-2", "i-1"]
+
+
+async def test_a_wait_that_nothing_came_for_ends_once(storage: Rooms) -> None:
+    await listening(storage, "i-1", after=timedelta(seconds=5))
+    assert not await storage.expire_channel_wait("i-1", "c")
+    shift(storage, 6)
+    (found,) = await storage.find_expired_channel_subscriptions()
+    assert (found.instance_id, found.channel, found.activity_id) == ("i-1", "c", "r:1")
+    assert [await storage.expire_channel_wait("i-1", "c"), await storage.expire_channel_wait("i-1", "c")] == [True, False]
+    assert await recorded(storage, "i-1") == [("r:1", "MessageTimeout")]
+    event = await payload(storage, "i-1")
+    assert (event["_error"], event["error_type"], event["channel"]) == (True, "TimeoutError", "c")
+    assert event["error_message"] == 'timeout waiting for channel message on "c" (instance: i-1)'
+    assert await storage.find_resumable_workflows() == [ResumableWorkflow("i-1", "wf")]
+    await publish(storage, b"1")
+    assert await delivered(storage) == []
+
+
+async def test_expired_waits_are_listed_oldest_first(storage: Rooms) -> None:
+    for n, seconds in enumerate([9, 5, 7, 20]):
+        await listening(storage, f"i-{n}", after=timedelta(seconds=seconds))
+    shift(storage, 10)
+    expired = await storage.find_expired_channel_subscriptions()
+    assert [found.instance_id for found in expired] == ["i-1", "i-2", "i-0"]
+    assert len(await storage.find_expired_channel_subscriptions(2)) == 2
+
+
+async def test_w10_a_time_out_recorded_already_strands_nobody(storage: Rooms) -> None:
+    await listening(storage, "i-1", after=timedelta(seconds=5))
+    await storage.append_history(HistoryEvent("i-1", "r:1", "MessageTimeout", b'{"_error": true}'))
+    shift(storage, 6)
+    assert await storage.expire_channel_wait("i-1", "c")
+    assert await storage.get_history_count("i-1") == 1
+    assert await status(storage, "i-1") is WorkflowStatus.RUNNING
+
+
+async def test_the_holder_ends_its_own_wait_while_it_runs(storage: Rooms) -> None:
+    await listening(storage, "i-1", after=timedelta(seconds=5))
+    shift(storage, 6)
+    lease = await storage.try_acquire_lock("i-1", "w1", 30)
+    assert lease is not None
+    assert not await storage.expire_channel_wait("i-1", "c")  # somebody holds it
+    assert await storage.expire_channel_wait("i-1", "c", lease=lease)
+    assert not await storage.expire_channel_wait("i-1", "c", lease=lease)
+    await storage.append_history(HistoryEvent("i-1", "s", "ActivityCompleted", b"1"), lease=lease)
+
+
+async def test_what_is_offered_is_of_the_channel(storage: Rooms) -> None:
+    await listening(storage, "i-1")
+    ids = await publish(storage, b"1")
+    with pytest.raises(LimitError):
+        await storage.deliver_channel_message_with_lock("i-1", "d", await message(storage, ids[0]), "w1", 30)
+    with pytest.raises(LimitError):
+        await storage.deliver_channel_message_with_lock("i-1", "c", await message(storage, ids[0]), "w1", 0)
+    assert await delivered(storage) == [("i-1", ids[0])]
