@@ -45,7 +45,7 @@ _FREE = """UPDATE workflow_instances
 
 _WAITING = (
     """UPDATE workflow_instances
-   SET status = 'waiting_for_message', locked_by = NULL, locked_at = NULL, lock_expires_at = NULL
+   SET status = 'waiting_for_message', lock_token = 1, locked_by = NULL, locked_at = NULL, lock_expires_at = NULL
  WHERE status <> 'waiting_for_message'""",
     "UPDATE channel_subscriptions SET activity_id = 'receive:1', cursor_message_id = 0 WHERE activity_id IS NULL",
     "UPDATE channel_delivery_cursors SET last_delivered_id = 0 WHERE last_delivered_id <> 0",

@@ -76,7 +76,7 @@ UPDATE workflow_instances
 SELECT @workflow, @activity, @message FROM DUAL WHERE @message IS NOT NULL;
 COMMIT"""
 
-_PAGE = f"""SELECT {COLUMNS} FROM workflow_instances
+_PAGE = f"""SELECT {COLUMNS} FROM workflow_instances FORCE INDEX (idx_instances_listing)
  WHERE framework = 'perdure' AND (started_at < %s OR started_at = %s AND instance_id < %s)
  ORDER BY started_at DESC, instance_id DESC LIMIT {PAGE + 1}"""
 

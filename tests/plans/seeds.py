@@ -50,7 +50,7 @@ def ahead(days: float, number: int = 0) -> datetime:
 
 def everything(growth: Growth) -> Iterator[Rows]:
     """All that a database has more of at the next size."""
-    if not growth.before:
+    if not growth.after:
         yield from _fixtures()
     yield from _instances(growth)
     yield from _histories(growth)

@@ -1,6 +1,5 @@
 """The values that operations are called with: few, so that they meet, and awkward where databases differ."""
 
-from datetime import timedelta
 from typing import Any
 
 from hypothesis import strategies as st
@@ -14,6 +13,7 @@ from tests.properties.steps import At, Held, Seen
 Values = SearchStrategy[Any]
 
 INSTANCE_IDS = ("pay:1", "Pay:1", "ü 1")
+CHANNELS = ("news", "News", "jobs", "news:pay:1")
 
 
 def one(*values: object) -> Values:
@@ -49,7 +49,7 @@ def mostly(usual: Values, unusual: Values) -> Values:
 instance_ids = mostly(one(*INSTANCE_IDS), one("pay:1~1", "nobody"))
 worker_ids = one("w1", "W1", "w2")
 activity_ids = one("step:1", "Step:1", "step:2", "workflow_failed")
-channels = one("news", "News", "jobs", "news:pay:1")
+channels = one(*CHANNELS)
 timer_ids = one("t1", "t2")
 groups = one("g", "G")
 sources = one("shop", "Shop")
@@ -120,6 +120,3 @@ def fenced_events(draw: st.DrawFn) -> tuple[HistoryEvent, Held | None]:
 def seen(kind: str) -> Values:
     """One of the last ids of a kind."""
     return st.builds(Seen, st.just(kind), st.integers(0, 3))
-
-
-NOW = timedelta(0)

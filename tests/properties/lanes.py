@@ -7,9 +7,10 @@ from functools import cached_property
 from typing import Any
 
 from perdure.errors import StorageError
+from perdure.storage.backends.listen import Notifier
 from perdure.storage.history import HistoryIterator, HistoryIteratorOptions
 from perdure.storage.operation import utc
-from perdure.storage.stores import Rooms, shift_clock
+from perdure.storage.stores import PostgresStorage, Rooms, shift_clock
 from tests.properties.memory import QUANTUM, Memory
 from tests.properties.steps import Step, resolved
 from tests.storages import tables
@@ -45,6 +46,8 @@ _COLUMNS = {
     "perdure_message_keys.id": "message",
 }
 
+_MATTER = {"perdure_channels": " WHERE dirty_at IS NOT NULL"}  # the others are locks that nobody holds
+
 _TABLE_COLUMNS = {
     "sqlite": "SELECT name FROM pragma_table_xinfo('{table}')",
     "postgresql": "SELECT column_name FROM information_schema.columns"
@@ -63,6 +66,7 @@ class Lane:
         self._columns: dict[str, list[str]] = {}
         self._shift = timedelta(0)
         self._called: list[str] = []
+        self._notifier: Any = storage._backend.notifier
 
     @cached_property
     def _tables(self) -> list[str]:
@@ -104,6 +108,8 @@ class Lane:
 
     async def _answer(self, step: Step) -> str:
         await asyncio.sleep(PAUSE_SEC)
+        if isinstance(self._notifier, Notifier):
+            self._notifier._latest.clear()  # else it is silent for a while
         arguments = {key: resolved(value, self.memory) for key, value in step.arguments.items()}
         call: Any = getattr(self, step.operation, None) or getattr(self.storage, step.operation)
         try:
@@ -129,9 +135,8 @@ class Lane:
             self._columns[table] = sorted(row[0] for row in found)
         columns = self._columns[table]
         own = "id" in columns and table != "perdure_message_keys"
-        rows = await self.storage.db().fetch(
-            f"SELECT {', '.join(columns)} FROM {table}" + (" ORDER BY id" if own else "")
-        )
+        order = " ORDER BY id" if own else _MATTER.get(table, "")
+        rows = await self.storage.db().fetch(f"SELECT {', '.join(columns)} FROM {table}{order}")
         told = [" ".join(map(self._cell, [f"{table}.{column}" for column in columns], row)) for row in rows]
         return told if own else sorted(told)
 
@@ -141,6 +146,11 @@ class Lane:
         return f"{column.rpartition('.')[2]}={self.memory.tell(value, _COLUMNS.get(column, ''))}"
 
     # Operations that are no method of a storage.
+
+    def notify(self, loud: bool) -> None:
+        """Send NOTIFY with every transaction, or with none, where there is such a thing; else it is now and then."""
+        if isinstance(self.storage, PostgresStorage):
+            self.storage.set_notify_enabled(loud)
 
     def advance_clock(self, quanta: int) -> None:
         """Let time go by."""

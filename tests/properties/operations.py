@@ -7,9 +7,21 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from perdure.model.records import CompensationEntry, ListInstancesOptions, OutboxEvent, OutboxStatus, WorkflowInstance
+from perdure.model.records import (
+    ChannelMessage,
+    ChannelMode,
+    ChannelWait,
+    CompensationEntry,
+    ListInstancesOptions,
+    OutboxEvent,
+    OutboxStatus,
+    OutgoingMessage,
+    TimerSubscription,
+    TimerWait,
+    WorkflowInstance,
+)
 from tests.properties import domains as d
-from tests.properties.steps import Seen, Step
+from tests.properties.steps import Held, Seen, Step
 
 Operations = Mapping[str, SearchStrategy[dict[str, Any]]]
 
@@ -177,6 +189,138 @@ OUTBOX: Operations = {
     "cleanup_old_outbox_events": args(older_than=d.ages),
 }
 
+
+def deadlines(spans: d.Values) -> d.Values:
+    """A time, a while, or what is refused: both or none."""
+    return (
+        st.tuples(d.deadlines, st.none())
+        | st.tuples(st.none(), spans)
+        | st.tuples(d.maybe(d.deadlines), d.maybe(spans))
+    )
+
+
+@st.composite
+def timers(draw: st.DrawFn, releasing: bool) -> dict[str, Any]:
+    instance_id = draw(d.instance_ids)
+    at, after = draw(deadlines(d.spans(0, 1, 5)))
+    timer = TimerSubscription(instance_id, draw(d.timer_ids), at, draw(d.maybe(d.activity_ids)))
+    found: dict[str, Any] = {"subscription": timer, "after": after, "lease": draw(d.lease_on(instance_id))}
+    if releasing:
+        found["instance_id"] = draw(d.mostly(st.just(instance_id), d.instance_ids))
+        found["worker_id"] = draw(d.worker_ids)
+    return found
+
+
+TIMERS: Operations = {
+    "register_timer_subscription": timers(releasing=False),
+    "register_timer_subscription_and_release_lock": timers(releasing=True),
+    "find_expired_timers": args(limit=d.limits),
+    "remove_timer_subscription": d.on_instance(timer_id=d.timer_ids),
+    "fire_timer": d.on_instance(timer_id=d.timer_ids),
+}
+
+OUTGOING = {
+    "channel": d.mostly(d.channels, d.wrong),
+    "metadata": d.maybe(d.json),
+    "message_id": d.maybe(d.one("m1", "M1")),
+    "source": d.one("", "http"),
+}
+PAYLOADS = st.tuples(st.just(False), d.outputs) | st.tuples(st.just(True), d.binary)
+
+
+@st.composite
+def outgoing(draw: st.DrawFn) -> dict[str, Any]:
+    binary, data = draw(PAYLOADS)
+    return {**{name: draw(values) for name, values in OUTGOING.items()}, "data": data, "binary": binary}
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> dict[str, Any]:
+    """Messages in the order of their channels and with one key: the times of several may be equal or not."""
+    key = {"message_id": draw(OUTGOING["message_id"]), "source": draw(OUTGOING["source"])}
+    messages = [OutgoingMessage(**(message | key)) for message in draw(d.some(outgoing()))]
+    return {
+        "messages": sorted(messages, key=lambda message: message.channel),
+        "lease": draw(d.mostly(st.none(), d.held)),
+    }
+
+
+CHANNELS: Operations = {
+    "publish_to_channel": st.tuples(outgoing(), d.mostly(st.none(), d.held)).map(
+        lambda found: found[0] | {"lease": found[1]}
+    ),
+    "publish_messages": batches(),
+    "subscribe_to_channel": d.on_instance(channel=d.channels, mode=st.sampled_from(ChannelMode)),
+    "unsubscribe_from_channel": d.on_instance(channel=d.channels),
+    "get_channel_subscription": args(instance_id=d.instance_ids, channel=d.channels),
+    "get_channel_mode": args(channel=d.channels),
+    "clear_channel_waiting_state": d.on_instance(channel=d.channels),
+    "get_pending_channel_messages": args(channel=d.channels, after_id=st.just(0) | d.seen("message"), limit=d.limits),
+    "get_pending_channel_messages_for_instance": args(
+        instance_id=d.instance_ids, channel=d.channels, limit=d.some_limit
+    ),
+    "claim_channel_message": d.on_instance(message_id=d.seen("message")),
+    "delete_channel_message": args(message_id=d.seen("message"), lease=d.mostly(st.none(), d.held)),
+    "update_delivery_cursor": d.on_instance(channel=d.channels, last_message_id=d.seen("message")),
+    "get_delivery_cursor": args(instance_id=d.instance_ids, channel=d.channels),
+    "cleanup_old_channel_messages": args(older_than=d.ages, force=st.booleans(), limit=d.limits),
+}
+
+
+@st.composite
+def waits(draw: st.DrawFn, lease: Held) -> list[TimerWait | ChannelWait]:
+    """Waits of one instance. No two that are registered in one commit have the same time-out by the clock."""
+    found: list[TimerWait | ChannelWait] = []
+    for _ in range(draw(d.one(1, 2, 1, 3))):
+        activity_id = draw(d.activity_ids)
+        if draw(st.booleans()):
+            at, after = draw(deadlines(d.spans(0, 1, 5)))
+            found.append(TimerWait(draw(d.timer_ids), activity_id, at, after))
+        else:
+            channel = draw(d.channels)
+            own = 4 * d.INSTANCE_IDS.index(lease.instance_id) + d.CHANNELS.index(channel)
+            at, after = draw(deadlines(d.spans(3 + 2 * own)))
+            found.append(ChannelWait(channel, activity_id, at, after))
+    return found
+
+
+SUSPENSIONS = d.held.flatmap(lambda lease: st.tuples(st.just(lease), waits(lease)))
+
+WAITS: Operations = {
+    "suspend": SUSPENSIONS.map(lambda found: {"lease": found[0], "waits": found[1]}),
+    "suspend_instances": args(items=d.some(SUSPENSIONS)),
+    "register_channel_receive_and_release_lock": st.tuples(
+        d.on_instance(channel=d.channels, worker_id=d.worker_ids, activity_id=d.activity_ids),
+        deadlines(d.spans(0, 3, 7)),
+    ).map(lambda found: found[0] | {"timeout_at": found[1][0], "after": found[1][1]}),
+    "next_due_at": args(),
+}
+
+
+@st.composite
+def deliveries(draw: st.DrawFn, locking: bool) -> dict[str, Any]:
+    channel, found = draw(d.channels), draw(d.on_instance())
+    message = ChannelMessage(id=draw(d.seen("message")), channel=channel, message_id="")
+    if not locking:
+        return {**found, "message": message, "activity_id": draw(d.mostly(st.none(), d.activity_ids))}
+    return {
+        "instance_id": found["instance_id"],
+        "channel": draw(d.mostly(st.just(channel), d.channels)),
+        "message": message,
+        "worker_id": draw(d.worker_ids),
+        "lock_timeout_sec": draw(d.leases_sec),
+    }
+
+
+DELIVERY: Operations = {
+    "get_channel_subscribers_waiting": args(channel=d.channels, limit=d.some_limit),
+    "find_expired_channel_subscriptions": args(limit=d.limits),
+    "deliver_channel_message": deliveries(locking=False),
+    "deliver_channel_message_with_lock": deliveries(locking=True),
+    "deliver_pending": args(limit=d.limits, channels=d.maybe(d.some(d.channels))),
+    "expire_channel_wait": d.on_instance(channel=d.channels),
+}
+
 SYSTEM_LOCKS: Operations = {
     "try_acquire_system_lock": args(lock_name=d.locks, worker_id=d.worker_ids, timeout_sec=d.leases_sec),
     "release_system_lock": args(lock_name=d.locks, worker_id=d.worker_ids),
@@ -187,6 +331,16 @@ WORKERS: Operations = {
     "beat_worker": args(worker_id=d.worker_ids, info=d.maybe(d.outputs), gone=d.one(False, False, True)),
     "list_workers": args(alive_within=d.maybe(d.ages), limit=d.some_limit),
 }
+
+# What the rest of the family leaves behind, among others.
+OWN_WRITES = (
+    "UPDATE workflow_instances SET owner_service = 'own', updated_at = updated_at WHERE status = 'running'",
+    "UPDATE workflow_instances SET framework = 'python', updated_at = updated_at WHERE instance_id = 'Pay:1'",
+    "UPDATE channel_messages SET framework = NULL",
+    "UPDATE channel_subscriptions SET framework = NULL, cursor_message_id = NULL",
+    "UPDATE outbox_events SET sequence = NULL WHERE event_id = 'e1'",
+    "DELETE FROM system_locks",
+)
 
 TRANSACTIONS: Operations = {
     "begin_transaction": args(),
@@ -206,6 +360,10 @@ ROOMS: dict[str, Operations] = {
     "locks": LOCKS,
     "history": HISTORY,
     "archive": ARCHIVE,
+    "timers": TIMERS,
+    "channels": CHANNELS,
+    "waits": WAITS,
+    "delivery": DELIVERY,
     "compensations": COMPENSATIONS,
     "groups": GROUPS,
     "outbox": OUTBOX,
@@ -242,7 +400,7 @@ def sequences(draw: st.DrawFn) -> list[Step]:
     names = draw(st.lists(st.sampled_from(sorted(ROOMS)), min_size=1, max_size=3, unique=True))
     steps = one_step([*(ROOMS[name] for name in names for _ in range(3)), COMMON])
     parts = draw(st.lists(st.lists(steps, max_size=10), max_size=10))  # a plain list would be of five
-    return [FIRST, *itertools.chain(*parts)]
+    return [Step("notify", {"loud": draw(st.booleans())}), FIRST, *itertools.chain(*parts)]
 
 
 @st.composite

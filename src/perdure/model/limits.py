@@ -24,7 +24,7 @@ def name(value: str, kind: str = "name", longest: int = NAME_MAX) -> str:
         raise LimitError(f"{kind} must be a str, not {type(value).__name__}")
     if not value or len(value) > longest:
         raise LimitError(f"{kind} must have 1 to {longest} characters, this one has {len(value)}")
-    if value[0].isspace() or value[-1].isspace() or _CONTROL.search(value):
+    if value[0].isspace() or value[-1].isspace() or (not value.isprintable() and _CONTROL.search(value)):
         raise LimitError(f"{kind} {value[:40]!r} has white space at an end, or a control character: remove it")
     return value
 

@@ -8,7 +8,7 @@ from perdure.errors import InvalidTransitionError, LimitError
 from perdure.model import limits
 from perdure.model.records import ArchivedHistoryEvent, Lease, WorkflowInstance
 from perdure.model.states import WorkflowStatus
-from perdure.storage import instances
+from perdure.storage import channels, instances
 from perdure.storage.instances import fence
 from perdure.storage.operation import Operation, Work, raw, utc, utc_or_none
 from perdure.storage.sql import room
@@ -83,6 +83,8 @@ def _from_row(row: Sequence[Any]) -> ArchivedHistoryEvent:
 
 
 def _unsubscribe(instance_id: str, lease: Lease | None) -> Operation[None]:
+    for channel in sorted(row[0] for row in (yield S.claimed(instance_id=instance_id))):
+        yield channels.S.mark(channel=channel)  # what it had claimed is there for others again
     yield from fence(instance_id, lease)
     yield S.unsubscribe(instance_id=instance_id)
 

@@ -34,7 +34,8 @@ class InputFilterBuilder:
     ) -> tuple[list[str], list[object]]:
         """One condition a filter, all of which must hold, and the arguments they bind, numbered from a placeholder on.
 
-        A row that the database cannot read as JSON fulfils none of them.
+        A row that the database cannot read as JSON fulfils none of them. What `list_instances` gets right beyond that
+        (two equal keys, keys written with escapes, NUL, nesting of 30 levels and more) is judged as the database reads it.
         """
         conditions: list[str] = []
         args: list[object] = []
@@ -52,7 +53,7 @@ def validate_json_path(path: str) -> None:
 
 
 def checked(input_filters: Mapping[str, Value]) -> dict[str, Value]:
-    """The filters with plain values, numbers as floats; no path, or a value beyond the limits, is refused."""
+    """The filters with plain values, numbers as floats; what is no path or no value for a filter is refused."""
     if len(input_filters) > FILTERS_MAX:
         raise LimitError(f"a listing takes at most {FILTERS_MAX} input filters, not {len(input_filters)}")
     for path in input_filters:

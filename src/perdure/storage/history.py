@@ -24,15 +24,13 @@ class History(Transactions):
         """Record an event; gives its id. Equal again: the first id. Different: `HistoryConflictError`."""
         return await self._run(_appending(event, lease))
 
-    async def append_histories(
-        self, items: Sequence[tuple[HistoryEvent, Lease | None]]
-    ) -> list[int | StorageError]:
+    async def append_histories(self, items: Sequence[tuple[HistoryEvent, Lease | None]]) -> list[int | StorageError]:
         """Record many events in one commit: an id or an error for each, in order; one's failure touches no other."""
         many = _APPEND_MANY.get(self._backend.driver.name)
-        if many is None or not _plain(items):
+        plain = _plain(items) if many else None
+        if many is None or plain is None:
             return await self._batch(lambda item: _appending(*item), items)
-        checked = [(event_params(event), lease) for event, lease in items if lease]
-        return await self._run(Work(lambda: many(checked), single=many is _append_at_once))
+        return await self._run(Work(lambda: many(plain), single=many is _append_at_once))
 
     async def get_history_paginated(
         self, instance_id: str, after_id: int = 0, limit: int = 0
@@ -51,7 +49,7 @@ def event_params(event: HistoryEvent) -> dict[str, object]:
         raise LimitError(f"data_type must be 'json' or 'binary', not {event.data_type!r}")
     limits.size(event.event_data_binary, "event_data_binary")
     return {
-        "instance_id": event.instance_id,
+        "instance_id": limits.name(event.instance_id, "instance_id"),
         "activity_id": limits.name(event.activity_id, "activity_id"),
         "event_type": str(limits.name(event.event_type, "event_type", limits.EVENT_TYPE_MAX)),
         "data_type": event.data_type,
@@ -63,9 +61,9 @@ def event_params(event: HistoryEvent) -> dict[str, object]:
 
 def _appending(event: HistoryEvent, lease: Lease | None) -> Work[int]:
     params = event_params(event)
-    return Work(
-        lambda: append(params, lease), single=True, confirm=lambda: _recorded(params), row=event.instance_id
-    )
+    if lease is not None and lease.instance_id != event.instance_id:
+        raise LeaseLostError(f"the lease is on {lease.instance_id!r}, not on {event.instance_id!r}")
+    return Work(lambda: append(params, lease), single=True, confirm=lambda: _recorded(params), row=event.instance_id)
 
 
 def append(params: dict[str, object], lease: Lease | None) -> Operation[int]:
@@ -92,17 +90,22 @@ def append(params: dict[str, object], lease: Lease | None) -> Operation[int]:
 Items = Sequence[tuple[dict[str, Any], Lease]]
 
 
-def _plain(items: Sequence[tuple[HistoryEvent, Lease | None]]) -> bool:
-    """Whether a batch can be written set by set: valid, one lease an instance, no step twice, no time of its own."""
+def _plain(items: Sequence[tuple[HistoryEvent, Lease | None]]) -> Items | None:
+    """A batch, checked, that can be written set by set: one lease an instance, no step twice, no time of its own."""
+    checked: list[tuple[dict[str, Any], Lease]] = []
     leases: dict[str, Lease] = {}
     for event, lease in items:
-        if lease is None or event.created_at or leases.setdefault(event.instance_id, lease) != lease:
-            return False
+        if lease is None or event.created_at or lease.instance_id != event.instance_id:
+            return None
+        known = leases.setdefault(event.instance_id, lease)
+        if known is not lease and known != lease:
+            return None
         try:
-            event_params(event)
+            checked.append((event_params(event), lease))
         except StorageError:
-            return False
-    return 0 < len({(event.instance_id, event.activity_id) for event, _ in items}) == len(items)
+            return None
+    steps = {(event.instance_id, event.activity_id) for event, _ in items}
+    return checked if 0 < len(steps) == len(items) else None
 
 
 def _append_at_once(items: Items) -> Operation[list[int | StorageError]]:

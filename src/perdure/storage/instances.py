@@ -106,15 +106,19 @@ class Instances(Transactions):
         return await self._run(Work(lambda: _delete(age, page)))
 
 
-def fence_params(lease: Lease | None) -> dict[str, object]:
+def fence_params(instance_id: str, lease: Lease | None) -> dict[str, object]:
     """A lease as the parameters of a fence; none is an administrator's write."""
-    return {"token": lease.token if lease else None, "worker_id": lease.worker_id if lease else None}
+    if lease is None:
+        return {"token": None, "worker_id": None}
+    if lease.instance_id != instance_id:
+        raise LeaseLostError(f"the lease is on {lease.instance_id!r}, not on {instance_id!r}")
+    return {"token": lease.token, "worker_id": lease.worker_id}
 
 
 def fence(instance_id: str, lease: Lease | None) -> Operation[None]:
     """The first call of a transaction that writes for an instance: hold its row if the lease is current, else raise."""
     limits.name(instance_id, "instance_id")  # MySQL finds `a` under `a `, and would store the latter
-    if not (yield S.fence(instance_id=instance_id, **fence_params(lease))):
+    if not (yield S.fence(instance_id=instance_id, **fence_params(instance_id, lease))):
         raise (yield from refused(instance_id, lease))
 
 
@@ -125,8 +129,13 @@ def refused(instance_id: str, lease: Lease | None, target: WorkflowStatus | None
         return InstanceNotFoundError(f"there is no instance {instance_id!r}")
     status, token, owner, _ = rows[0]
     if lease is not None and (token != lease.token or owner != lease.worker_id):
-        return LeaseLostError(f"the lease on {instance_id!r} was lost: token {lease.token} of {lease.worker_id!r} is over")
+        return lost(lease)
     return InvalidTransitionError(f"{instance_id!r} is {status} and cannot become {target or 'something else'}")
+
+
+def lost(lease: Lease) -> LeaseLostError:
+    """The error of a lease that is over."""
+    return LeaseLostError(f"the lease on {lease.instance_id!r} is over: token {lease.token} of {lease.worker_id!r}")
 
 
 def _creation(instance: WorkflowInstance, worker_id: str | None, timeout_sec: float, source: str) -> dict[str, object]:
@@ -197,7 +206,8 @@ def _lease_of(params: dict[str, Any], expires_at: Any) -> Lease | None:
 
 def _get(instance_id: str) -> Operation[WorkflowInstance | None]:
     rows = yield S.get(instance_id=instance_id)
-    return from_row(rows[0]) if rows else None
+    # MySQL finds `a` under `a `
+    return from_row(rows[0]) if rows and rows[0][0] == instance_id else None
 
 
 def from_row(row: Sequence[Any]) -> WorkflowInstance:
@@ -232,7 +242,7 @@ def _update_status(instance_id: str, status: WorkflowStatus, error: str, lease: 
             yield from note(instance_id, FAILED_ACTIVITY, HistoryEventType.WORKFLOW_FAILED, _failure(error))
         return
     sources = sorted(sources_of(status))
-    if not (yield S.move(instance_id=instance_id, status=status.value, sources=sources, **fence_params(lease))):
+    if not (yield S.move(instance_id=instance_id, status=status.value, sources=sources, **fence_params(instance_id, lease))):
         raise (yield from refused(instance_id, lease, status))
 
 
@@ -241,7 +251,7 @@ def _failure(message: str) -> dict[str, object]:
 
 
 def _set_activity(instance_id: str, activity_id: str, lease: Lease | None) -> Operation[None]:
-    if not (yield S.set_activity(instance_id=instance_id, activity_id=activity_id, **fence_params(lease))):
+    if not (yield S.set_activity(instance_id=instance_id, activity_id=activity_id, **fence_params(instance_id, lease))):
         raise (yield from refused(instance_id, lease))
 
 
@@ -259,7 +269,7 @@ def _completing(instance_id: str, output_data: bytes, lease: Lease | None) -> Wo
 
 def finish(instance_id: str, status: WorkflowStatus, output: str | None, lease: Lease | None) -> Operation[None]:
     """A final move, or the error that says why not."""
-    answer = yield S.finish(instance_id=instance_id, status=status.value, output_data=output, **fence_params(lease))
+    answer = yield S.finish(instance_id=instance_id, status=status.value, output_data=output, **fence_params(instance_id, lease))
     if not (answer[0] if isinstance(answer, tuple) else answer[0][0]):
         raise (yield from refused(instance_id, lease, status))
 
@@ -286,7 +296,7 @@ def note(instance_id: str, activity: str, kind: HistoryEventType, payload: dict[
         event_data=limits.text(json.dumps(payload, ensure_ascii=False), "error message"),
         event_data_binary=None,
         created_at=None,
-        **fence_params(None),
+        **fence_params(instance_id, None),
     )
 
 

@@ -39,7 +39,9 @@ def utc(value: Any) -> datetime:
     """A time as a database gives it (naive, or SQLite's text), aware."""
     if isinstance(value, str):
         value = datetime.fromisoformat(value)
-    return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)  # type: ignore[no-any-return]
+    if value.tzinfo is None:
+        return datetime.combine(value, value.time(), UTC)  # much faster than replace(), and lists are full of times
+    return value.astimezone(UTC)  # type: ignore[no-any-return]
 
 
 def utc_or_none(value: Any) -> datetime | None:

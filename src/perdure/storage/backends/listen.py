@@ -23,6 +23,7 @@ CHANNELS = ("workflow_resumable", "workflow_channel_message", "workflow_outbox_p
 PROBE = "perdure_probe"
 COALESCED = '{"reason":"coalesced"}'
 WINDOW_SEC = 0.005
+CLOSE_SEC = 1.0  # for what is outstanding at the end
 
 CHECK_SEC = 10.0  # of silence, after which the connection is asked whether it is still there, and given as long again
 PROOF_SEC = 3.0
@@ -81,7 +82,9 @@ class Notifier:
             timer.cancel()
             self._fire(channel)
         if self._sending:
-            await asyncio.wait(self._sending)
+            _, late = await asyncio.wait(self._sending, timeout=CLOSE_SEC)
+            for task in late:
+                task.cancel()
 
 
 class Line(Protocol):

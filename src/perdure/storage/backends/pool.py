@@ -31,7 +31,7 @@ class Pool(Generic[C]):
         self._waiters: deque[tuple[float, asyncio.Future[C | None]]] = deque()
         self._expiry: asyncio.TimerHandle | None = None  # of whoever waits longest; one for each would cost more
         self._size = 0
-        self._closed = False
+        self.closed = False
 
     def take(self) -> C | None:
         """An idle live connection, if there is one."""
@@ -46,7 +46,7 @@ class Pool(Generic[C]):
     async def acquire(self) -> C:
         """A live connection; after too long a wait `DatabaseUnavailableError`."""
         while True:
-            if self._closed:
+            if self.closed:
                 raise DatabaseUnavailableError("the storage is not open")
             connection = self.take()
             if connection is not None:
@@ -99,7 +99,7 @@ class Pool(Generic[C]):
 
     def release(self, connection: C) -> None:
         """Give it back; a dead one makes room for a new one."""
-        if self._closed or not self._alive(connection):
+        if self.closed or not self._alive(connection):
             self._discard(connection)
             self._vacate()
             return
@@ -128,7 +128,7 @@ class Pool(Generic[C]):
 
     def close(self) -> None:
         """Throw away the idle connections now and the others when they come back."""
-        self._closed = True
+        self.closed = True
         while self._idle:
             self._discard(self._idle.pop())
             self._size -= 1

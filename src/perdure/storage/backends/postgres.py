@@ -1,8 +1,9 @@
 """PostgreSQL through asyncpg: prepared statements whose plans stay on the indexes, and poolers that are found out.
 
 A plan is made once a connection, often while the tables are still empty, and kept as they grow. So the sessions that
-run our statements are pinned to generic plans without sequential scans. A caller's own SQL never sees that: his
-transactions begin, and the pool's connections are lent to him, with the server's settings.
+run our statements are pinned to generic plans without sequential scans, and make them anew now and then: a join may
+still read all of what was one row. A caller's own SQL never sees that: his transactions begin, and the pool's
+connections are lent to him, with the server's settings.
 
 Behind a pooler in transaction mode no two statements need meet the same session: nothing is set outside a
 transaction, and statements have no names. This is the only module that knows asyncpg.
@@ -10,11 +11,12 @@ transaction, and statements have no names. This is the only module that knows as
 
 import logging
 import socket
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime
 from importlib import import_module
 from ssl import SSLError
+from time import monotonic
 from typing import Any
 
 from perdure.errors import (
@@ -48,7 +50,9 @@ STATEMENTS_MAX = 1000  # prepared a connection
 # About 20 s without a sign of life from the other side; the last one is in milliseconds.
 _KEEP_ALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 2, "TCP_USER_TIMEOUT": 20_000}
 
-_PIN = "SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off; SET jit = off"
+PLANS_MIN_SEC, PLANS_MAX_SEC = 0.5, 10.0  # how long plans are kept: longer and longer, as growth slows down
+
+_PIN = "SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off; SET jit = off; DISCARD PLANS"
 _UNPIN = "RESET plan_cache_mode; RESET enable_seqscan; RESET jit"
 # Custom plans, because a generic one made here, while the table is small, would also serve our pinned sessions.
 _BEGIN = (
@@ -82,6 +86,7 @@ _UNAVAILABLE = {
     "53400": "PostgreSQL has reached a limit of its configuration",
     "57014": "PostgreSQL was told to give the statement up",
 }
+_NEVER = (0.0, PLANS_MIN_SEC / 2)
 _BROKEN = "connection is closed: nothing was committed"
 
 
@@ -114,7 +119,7 @@ class PostgresBackend(ServerBackend[Any]):
         self._command_timeout: float | None = options.get("command_timeout")
         self._name = options.get("application_name", "perdure")
         self._fails_over = "target_session_attrs" in self._address.dsn
-        self._pinned: set[Any] = set()
+        self._pinned: dict[Any, tuple[float, float]] = {}  # until when, and for how long
         self._prepared: dict[Any, dict[str, Any]] = {}
 
     async def close(self) -> None:
@@ -193,19 +198,21 @@ class PostgresBackend(ServerBackend[Any]):
 
     def discard(self, connection: Any) -> None:
         connection.terminate()
-        self._pinned.discard(connection)
+        self._pinned.pop(connection, None)
         self._prepared.pop(connection, None)
 
+    def _is_pinned(self, connection: Any) -> bool:
+        return self.pooled or self._pinned.get(connection, _NEVER)[0] > monotonic()
+
     async def _pin(self, connection: Any) -> None:
-        if not self.pooled:
-            await connection.execute(_PIN)
-        self._pinned.add(connection)
+        interval = min(2 * self._pinned.get(connection, _NEVER)[1], PLANS_MAX_SEC)
+        await connection.execute(_PIN)
+        self._pinned[connection] = monotonic() + interval, interval
 
     @asynccontextmanager
     async def _borrowed(self) -> AsyncIterator[Any]:
         async with super()._borrowed() as connection:
-            if connection in self._pinned and not self.pooled:
-                self._pinned.discard(connection)
+            if self._pinned.pop(connection, None):
                 await connection.execute(_UNPIN)
             yield connection
 
@@ -219,13 +226,13 @@ class PostgresBackend(ServerBackend[Any]):
 
     def run_alone(self, connection: Any, call: Call) -> Coroutine[Any, Any, Any]:
         parts = self.driver.parts(call.statement)
-        if len(parts) == 1 and connection in self._pinned:
+        if len(parts) == 1 and self._is_pinned(connection):
             return self._do(connection, parts[0], call.params)
         return self._run_alone(connection, parts, call.params)
 
     async def _run_alone(self, connection: Any, parts: Sequence[Part], params: Mapping[str, object]) -> Any:
         try:
-            if connection not in self._pinned:
+            if not self._is_pinned(connection):
                 await self._pin(connection)
             if len(parts) > 1:
                 await connection.execute("BEGIN")
@@ -255,7 +262,7 @@ class PostgresBackend(ServerBackend[Any]):
         return answers
 
     async def first(self, connection: Any, call: Call) -> Any:
-        if connection not in self._pinned:
+        if not self._is_pinned(connection):
             await self._pin(connection)
         await connection.execute("BEGIN")
         return await self.run(connection, call)
@@ -270,7 +277,7 @@ class PostgresBackend(ServerBackend[Any]):
     async def _do_prepared(self, connection: Any, statement: Any, part: Part, args: list[object]) -> Any:
         """Prepare, by name, or behind a pooler without one: then asyncpg sends the text along with the values."""
         if statement is None:
-            statement = await connection.prepare(part.text)
+            statement = await connection.prepare(part.text, name="" if self.pooled else None)
             prepared = self._prepared[connection]
             if len(prepared) >= STATEMENTS_MAX:
                 prepared.clear()
@@ -309,7 +316,7 @@ class PostgresBackend(ServerBackend[Any]):
 
     # Wake-ups.
 
-    def wakeups(self) -> AsyncIterator[WakeUp]:
+    def wakeups(self) -> AsyncGenerator[WakeUp]:
         return Listener(self).wakeups()
 
     async def notify(self, channel: str, payload: str) -> None:

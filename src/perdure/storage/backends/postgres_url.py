@@ -10,6 +10,7 @@
 import re
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlencode
 
@@ -57,6 +58,9 @@ def parse(url: str) -> tuple[Address, dict[str, Any], str]:
     if options.get("pooler", "transaction") != "transaction":
         raise ConfigurationError("the option pooler of the PostgreSQL URL can only be transaction")
     passed = {name: value for name, value in given.items() if name in PASSED_ON}
+    for name in ("sslcert", "sslkey", "sslrootcert", "sslcrl"):
+        if not Path(passed.get(name, ".")).exists():
+            raise ConfigurationError(f"the file that {name} of the PostgreSQL URL names does not exist")
     user, password = user or passed.pop("user", ""), password or passed.pop("password", "")
     dsn = f"postgresql://{hosts}/{database}" + (f"?{urlencode(passed)}" if passed else "")
     address = Address(dsn, user or None, (lambda: password) if password else None)

@@ -139,7 +139,7 @@ class ServerBackend(Generic[C]):
             try:
                 return await self._pool.acquire()
             except DatabaseUnavailableError:
-                if time.monotonic() + pause > until:
+                if self._pool.closed or time.monotonic() + pause > until:
                     raise
             await asyncio.sleep(pause)
             pause = min(pause * 2, 0.5)

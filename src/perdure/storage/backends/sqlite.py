@@ -8,6 +8,7 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from types import NoneType
 from typing import Any, TypeVar
 
 from perdure.errors import ConfigurationError, StorageError, TransactionError
@@ -26,6 +27,7 @@ log = logging.getLogger("perdure.storage")
 
 MEMORY = ":memory:"
 _PRAGMAS = {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "busy_timeout": int(WAIT_SEC * 1000)}
+_PLAIN = {NoneType, str, int, float, bytes}  # what needs no binding, that is nearly everything
 _SAFE_VERSION = (3, 51, 3)
 _warned: list[str] = []
 
@@ -119,8 +121,11 @@ class SQLiteBackend:
             return stop.value  # type: ignore[no-any-return]
 
     def _run(self, connection: sqlite3.Connection, part: Part, call: Call) -> Any:
-        params, bind = call.params, self.driver.bind
-        cursor = connection.execute(part.text, [bind(params[name]) for name in part.names])
+        params = call.params
+        values = [params[name] for name in part.names]
+        if not _PLAIN.issuperset(map(type, values)):
+            values = [self.driver.bind(value) for value in values]
+        cursor = connection.execute(part.text, values)
         return cursor.fetchall() if part.reads else cursor.rowcount
 
     async def begin(self) -> "SQLiteSession":

@@ -21,6 +21,11 @@ SELECT id, original_id, instance_id, activity_id, event_type, event_data, event_
   FROM workflow_history_archive WHERE instance_id = :instance_id
  ORDER BY COALESCE(original_id, 0), id LIMIT :limit
 
+-- claimed
+-- The channels of messages that an instance has claimed but not taken.
+SELECT DISTINCT m.channel FROM channel_message_claims k JOIN channel_messages m ON m.message_id = k.message_id
+ WHERE k.instance_id = :instance_id
+
 -- unsubscribe
 -- Timers, subscriptions, cursors, claims and memberships of an instance.
 DELETE FROM workflow_timer_subscriptions WHERE instance_id = :instance_id;

@@ -130,8 +130,9 @@ SELECT instance_id FROM workflow_instances
  ORDER BY finished_at, instance_id LIMIT :limit {skip_locked}
 
 -- unlink
--- Later generations forget the ones about to be deleted: the foreign key has no ON DELETE.
-UPDATE workflow_instances SET continued_from = NULL WHERE continued_from {any(:ids)}
+-- Later generations forget the ones about to be deleted: the foreign key has no ON DELETE. They keep their time, which
+-- MySQL would set.
+UPDATE workflow_instances SET continued_from = NULL, updated_at = updated_at WHERE continued_from {any(:ids)}
 
 -- delete
 -- Remove instances; everything of theirs cascades.

@@ -22,13 +22,15 @@ RETURNING i.lock_token, i.lock_expires_at
 
 -- acquire [mysql]
 -- Differs because MySQL has no RETURNING, and merges a derived table without LIMIT, which would wait for the row.
+-- The family's column has ON UPDATE, which ours must not follow: on one database only, and not by the clock we judge by.
 UPDATE workflow_instances i
   JOIN (SELECT instance_id FROM workflow_instances
          WHERE instance_id = :instance_id AND (locked_by IS NULL OR lock_expires_at <= {now})
            AND status NOT IN ('completed', 'failed', 'cancelled', 'recurred')
          LIMIT 1 FOR UPDATE SKIP LOCKED) free ON free.instance_id = i.instance_id
    SET i.locked_by = :worker_id, i.locked_at = {now}, i.lock_token = i.lock_token + 1,
-       i.lock_expires_at = {after(COALESCE(i.lock_timeout_seconds, :timeout_sec))};
+       i.lock_expires_at = {after(COALESCE(i.lock_timeout_seconds, :timeout_sec))},
+       i.updated_at = i.updated_at;
 SELECT lock_token, lock_expires_at FROM workflow_instances WHERE instance_id = :instance_id
 
 -- release
@@ -48,7 +50,8 @@ SELECT instance_id, lock_token FROM workflow_instances
 
 -- renew
 -- A new expiry for leases whose rows are locked by this transaction.
-UPDATE workflow_instances SET lock_expires_at = {after(COALESCE(lock_timeout_seconds, :timeout_sec))}
+UPDATE workflow_instances
+   SET lock_expires_at = {after(COALESCE(lock_timeout_seconds, :timeout_sec))}, updated_at = updated_at
  WHERE instance_id {any(:ids)} AND locked_by = :worker_id
 
 -- renew [postgresql]
@@ -64,4 +67,5 @@ SELECT instance_id, workflow_name, status FROM workflow_instances
 
 -- clear
 -- The leases end.
-UPDATE workflow_instances SET locked_by = NULL, locked_at = NULL, lock_expires_at = NULL WHERE instance_id {any(:ids)}
+UPDATE workflow_instances
+   SET locked_by = NULL, locked_at = NULL, lock_expires_at = NULL, updated_at = updated_at WHERE instance_id {any(:ids)}

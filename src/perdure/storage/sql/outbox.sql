@@ -1,12 +1,13 @@
 -- draw
 -- The next sequence of a source. Its row stays locked to the commit: a lower one never appears after a higher one.
-INSERT INTO perdure_outbox_sequences AS s (event_source, last_sequence) VALUES (:event_source, 1)
-ON CONFLICT (event_source) DO UPDATE SET last_sequence = s.last_sequence + 1 RETURNING last_sequence
+INSERT INTO perdure_outbox_sequences (event_source, last_sequence) VALUES (:event_source, 1)
+{on_conflict_do_update(event_source)} last_sequence = perdure_outbox_sequences.last_sequence + 1
+RETURNING last_sequence
 
 -- draw [mysql]
--- Differs because MySQL spells an upsert its own way and has no RETURNING.
+-- Differs because MySQL has no RETURNING.
 INSERT INTO perdure_outbox_sequences (event_source, last_sequence) VALUES (:event_source, 1)
-ON DUPLICATE KEY UPDATE last_sequence = last_sequence + 1;
+{on_conflict_do_update(event_source)} last_sequence = last_sequence + 1;
 SELECT last_sequence FROM perdure_outbox_sequences WHERE event_source = :event_source
 
 -- add

@@ -24,13 +24,8 @@ VALUES (:lock_name, :worker_id, {now}, {after(:timeout_sec)})
 
 -- raise_token
 -- The next token.
-INSERT INTO perdure_lock_tokens AS t (lock_name, token) VALUES (:lock_name, 1)
-ON CONFLICT (lock_name) DO UPDATE SET token = t.token + 1
-
--- raise_token [mysql]
--- Differs because MySQL spells an upsert its own way.
 INSERT INTO perdure_lock_tokens (lock_name, token) VALUES (:lock_name, 1)
-ON DUPLICATE KEY UPDATE token = token + 1
+{on_conflict_do_update(lock_name)} token = perdure_lock_tokens.token + 1
 
 -- lease
 -- What its owner holds.

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from perdure.errors import InstanceNotFoundError, InvalidTransitionError, LeaseLostError, LimitError
-from perdure.model.records import CompensationEntry, HistoryEvent, Lease, WorkflowInstance
+from perdure.model.records import ChannelMode, CompensationEntry, HistoryEvent, Lease, WorkflowInstance
 from perdure.model.states import WorkflowStatus
 from perdure.storage.stores import Rooms
 from perdure.testing.conformance.tools import leased, new, shift
@@ -141,6 +141,21 @@ async def test_w44_cleanup_leaves_nothing_behind(storage: Rooms) -> None:
         assert await count(storage, table) == 0, table
     assert await storage.get_group_members("g") == ["i-2"]
     assert await count(storage, "channel_messages") == 1
+
+
+async def test_w5_a_message_whose_claim_is_cleaned_up_reaches_the_next(storage: Rooms) -> None:
+    for name in ("i-1", "i-2"):
+        await new(storage, name)
+        await storage.subscribe_to_channel(name, "jobs", ChannelMode.COMPETING)
+    message_id = await storage.publish_to_channel("jobs", b"1")
+    assert await storage.claim_channel_message(message_id, "i-1")
+    lease = await storage.try_acquire_lock("i-2", "w1", 10)
+    assert lease is not None
+    await storage.register_channel_receive_and_release_lock("i-2", "jobs", "w1", "receive:1", lease=lease)
+    assert await storage.deliver_pending() == []
+    await storage.cleanup_instance_subscriptions("i-1")
+    (delivered,) = await storage.deliver_pending()
+    assert (delivered.instance_id, delivered.message_id) == ("i-2", message_id)
 
 
 async def start(storage: Rooms, given: bytes = b'{"n": 1}', **fields: Any) -> Lease:

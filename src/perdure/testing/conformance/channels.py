@@ -79,7 +79,9 @@ async def test_what_is_not_json_is_refused(storage: Rooms, value: bytes) -> None
 
 async def test_the_limits_of_a_message(storage: Rooms) -> None:
     large = b'"' + b"x" * (8 * 1024 * 1024 - 2) + b'"'
-    await storage.publish_to_channel("c" * 255, large, b'"' + b"x" * 65534 + b'"', message_id="m" * 255, source="s" * 255)
+    await storage.publish_to_channel(
+        "c" * 255, large, b'"' + b"x" * 65534 + b'"', message_id="m" * 255, source="s" * 255
+    )
     await storage.publish_to_channel("c" * 255, large, binary=True)
     for arguments in (
         ("c" * 256, b"1"),
@@ -90,7 +92,7 @@ async def test_the_limits_of_a_message(storage: Rooms) -> None:
         ("c", b"1", b'"' + b"x" * 65535 + b'"'),
     ):
         with pytest.raises(LimitError):
-            await storage.publish_to_channel(*arguments)  # type: ignore[arg-type]
+            await storage.publish_to_channel(*arguments)
     with pytest.raises(LimitError):
         await storage.publish_to_channel("c", large + b" ", binary=True)
     with pytest.raises(LimitError):
@@ -113,7 +115,9 @@ async def test_publishing_the_same_id_again_stores_nothing(storage: Rooms) -> No
     first = await storage.publish_to_channel("c", b"1", message_id="m-1")
     assert await storage.publish_to_channel("c", b"2", message_id="m-1") == first
     assert await storage.publish_to_channel("other", b"2", message_id="m-1") == first
-    sources = [await storage.publish_to_channel("c", b"3", message_id="m-1", source=source) for source in ("a", "b", "a")]
+    sources = [
+        await storage.publish_to_channel("c", b"3", message_id="m-1", source=source) for source in ("a", "b", "a")
+    ]
     assert len({first, *sources}) == 3
     assert sources[0] == sources[2]
     messages = await storage.get_pending_channel_messages("c")
@@ -142,7 +146,10 @@ async def test_an_id_that_the_family_used_is_known(storage: Rooms) -> None:
 
 async def test_concurrent_publishers_of_one_id_store_it_once(storage: Rooms, peer: Rooms) -> None:
     found = await asyncio.gather(
-        *([storage, peer][n % 2].publish_to_channel(f"c-{n % 3}", b"1", message_id="m-1", source="s") for n in range(12))
+        *(
+            [storage, peer][n % 2].publish_to_channel(f"c-{n % 3}", b"1", message_id="m-1", source="s")
+            for n in range(12)
+        )
     )
     assert len(set(found)) == 1
     assert sum([len(await remaining(storage, f"c-{n}")) for n in range(3)]) == 1
@@ -336,7 +343,10 @@ async def test_w7_both_cursors_move(storage: Rooms) -> None:
     await subscriber(storage, "i-1")
     ids = await publish(storage, b"1", b"2")
     await storage.update_delivery_cursor("i-1", "c", ids[0])
-    stores = "SELECT cursor_message_id FROM channel_subscriptions", "SELECT last_delivered_id FROM channel_delivery_cursors"
+    stores = (
+        "SELECT cursor_message_id FROM channel_subscriptions",
+        "SELECT last_delivered_id FROM channel_delivery_cursors",
+    )
     assert [await storage.db().fetchval(query) for query in stores] == [ids[0], ids[0]]
 
 

@@ -97,6 +97,23 @@ async def test_only_the_holder_releases(storage: Rooms) -> None:
     assert await storage.try_acquire_lock("i-1", "w2", 10) is not None
 
 
+async def test_a_lease_covers_its_own_instance_only(storage: Rooms) -> None:
+    lease = await leased(storage, "i-1", worker_id="w1")
+    other = await leased(storage, "i-2", worker_id="w1")
+    assert lease.token == other.token
+    event = HistoryEvent("i-2", "s", "ActivityCompleted", b"1")
+    for refused in (
+        storage.append_history(event, lease=lease),
+        storage.update_instance_activity("i-2", "a", lease=lease),
+        storage.update_instance_output("i-2", b"1", lease=lease),
+        storage.join_group("i-2", "g", lease=lease),
+    ):
+        with pytest.raises(LeaseLostError):
+            await refused
+    (answer,) = await storage.append_histories([(event, lease)])
+    assert isinstance(answer, LeaseLostError)
+
+
 async def test_w26_a_lost_lease_is_told_to_the_heartbeat(storage: Rooms, peer: Rooms) -> None:
     lease = await leased(storage, "i-1", timeout_sec=10)
     shift(peer, 11)

@@ -106,7 +106,7 @@ async def test_a_timer_fires_once(storage: Rooms) -> None:
 
 
 async def test_names_stand_in_the_payload_as_they_are(storage: Rooms) -> None:
-    name = 'ä"\\u0001\' %s :x {y}'
+    name = "ä\"\\u0001' %s :x {y}"
     await sleeping(storage, "i-1", timer_id=name)
     shift(storage, 11)
     assert await storage.fire_timer("i-1", name)

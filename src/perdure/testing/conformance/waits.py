@@ -22,6 +22,7 @@ from perdure.model.records import (
 )
 from perdure.model.states import WorkflowStatus
 from perdure.storage.stores import Rooms
+from perdure.storage.waits import Wait
 from perdure.testing.conformance.tools import again, leased, listening, recorded, shift, status
 
 PAST = datetime(2020, 1, 1, tzinfo=UTC)
@@ -41,15 +42,14 @@ async def subscribed(storage: Rooms, instance_id: str, *channels: str) -> Lease:
 
 async def test_the_status_is_that_of_the_earliest_deadline(storage: Rooms) -> None:
     timer, message = WorkflowStatus.WAITING_FOR_TIMER, WorkflowStatus.WAITING_FOR_MESSAGE
-    for n, (waits, expected) in enumerate(
-        [
-            ([TimerWait("t", "t:1", after=sec(5))], timer),
-            ([ChannelWait("c", "r:1")], message),
-            ([ChannelWait("c", "r:1"), TimerWait("t", "t:1", after=sec(500))], timer),
-            ([ChannelWait("c", "r:1", after=sec(5)), TimerWait("t", "t:1", after=sec(9))], message),
-            ([ChannelWait("c", "r:1", after=sec(9)), TimerWait("t", "t:1", after=sec(5))], timer),
-        ]
-    ):
+    cases: list[tuple[list[Wait], WorkflowStatus]] = [
+        ([TimerWait("t", "t:1", after=sec(5))], timer),
+        ([ChannelWait("c", "r:1")], message),
+        ([ChannelWait("c", "r:1"), TimerWait("t", "t:1", after=sec(500))], timer),
+        ([ChannelWait("c", "r:1", after=sec(5)), TimerWait("t", "t:1", after=sec(9))], message),
+        ([ChannelWait("c", "r:1", after=sec(9)), TimerWait("t", "t:1", after=sec(5))], timer),
+    ]
+    for n, (waits, expected) in enumerate(cases):
         lease = await subscribed(storage, f"i-{n}", "c")
         assert await storage.suspend(lease, waits) == Suspension(True)
         assert await status(storage, f"i-{n}") is expected
@@ -59,7 +59,7 @@ async def test_the_status_is_that_of_the_earliest_deadline(storage: Rooms) -> No
 
 
 async def test_whatever_comes_first_wakes_whatever_the_status(storage: Rooms) -> None:
-    waits = [
+    waits: list[Wait] = [
         TimerWait("t", "t:1", after=sec(20)),
         ChannelWait("c", "r:1", after=sec(10)),
         ChannelWait("d", "r:2"),
@@ -111,7 +111,7 @@ async def test_what_is_ready_is_not_waited_for(storage: Rooms) -> None:
 
 
 async def test_a_wait_keeps_its_time_over_a_wake_up(storage: Rooms) -> None:
-    waits = [
+    waits: list[Wait] = [
         TimerWait("t", "t:1", after=sec(20)),
         ChannelWait("c", "r:1", after=sec(30)),
         ChannelWait("d", "r:2"),
@@ -141,7 +141,11 @@ async def test_a_wait_keeps_its_time_over_a_wake_up(storage: Rooms) -> None:
 
 async def test_what_is_no_longer_asked_for_is_dropped(storage: Rooms) -> None:
     lease = await subscribed(storage, "i-1", "c", "d")
-    waits = [TimerWait("t", "t:1", after=sec(5)), ChannelWait("c", "r:1", after=sec(5)), ChannelWait("d", "r:2")]
+    waits: list[Wait] = [
+        TimerWait("t", "t:1", after=sec(5)),
+        ChannelWait("c", "r:1", after=sec(5)),
+        ChannelWait("d", "r:2"),
+    ]
     assert (await storage.suspend(lease, waits)).suspended
     await storage.publish_to_channel("d", b"1")
     assert len(await storage.deliver_pending()) == 1
@@ -162,10 +166,10 @@ async def test_what_is_no_longer_asked_for_is_dropped(storage: Rooms) -> None:
 
 async def test_the_seeds_calls_leave_other_waits_alone(storage: Rooms) -> None:
     lease = await subscribed(storage, "i-1", "c", "d")
-    await storage.register_timer_subscription(TimerSubscription("i-1", "t", activity_id="t:1"), after=sec(5), lease=lease)
-    found = await storage.register_channel_receive_and_release_lock(
-        "i-1", "c", "w1", "r:1", after=sec(9), lease=lease
+    await storage.register_timer_subscription(
+        TimerSubscription("i-1", "t", activity_id="t:1"), after=sec(5), lease=lease
     )
+    found = await storage.register_channel_receive_and_release_lock("i-1", "c", "w1", "r:1", after=sec(9), lease=lease)
     assert found == Suspension(True)
     assert await status(storage, "i-1") is WorkflowStatus.WAITING_FOR_MESSAGE
     shift(storage, 6)
@@ -220,7 +224,7 @@ async def test_a_lease_suspends_once(storage: Rooms) -> None:
 
 async def test_w13_a_cancelled_instance_does_not_come_back(storage: Rooms) -> None:
     lease = await subscribed(storage, "i-1", "c")
-    waits = [TimerWait("t", "t:1", after=sec(5)), ChannelWait("c", "r:1", after=sec(5))]
+    waits: list[Wait] = [TimerWait("t", "t:1", after=sec(5)), ChannelWait("c", "r:1", after=sec(5))]
     assert (await storage.suspend(lease, waits)).suspended
     await storage.cancel_instance("i-1", "enough")
     shift(storage, 6)
@@ -266,13 +270,13 @@ async def test_many_suspend_in_one_commit(storage: Rooms) -> None:
         [TimerWait("t", "t:1", expires_at=PAST, after=sec(1))],
         [TimerWait("t", "", after=sec(1))],
         [ChannelWait("", "r:1")],
-        [ChannelWait("c", "r:1", timeout_at=datetime(2030, 1, 1))],  # noqa: DTZ001
+        [ChannelWait("c", "r:1", timeout_at=datetime(2030, 1, 1))],
         [ChannelWait("c", "r:1"), ChannelWait("c", "r:2")],
         [ChannelWait("c", "r:1"), ChannelWait("d", "r:1")],
         [TimerWait("t", "t:1", after=sec(1)), TimerWait("t", "t:2", after=sec(1))],
     ],
 )
-async def test_what_cannot_be_waited_for(storage: Rooms, waits: list[TimerWait | ChannelWait]) -> None:
+async def test_what_cannot_be_waited_for(storage: Rooms, waits: list[Wait]) -> None:
     lease = await subscribed(storage, "i-1", "c", "d")
     with pytest.raises(LimitError):
         await storage.suspend(lease, waits)
@@ -281,13 +285,12 @@ async def test_what_cannot_be_waited_for(storage: Rooms, waits: list[TimerWait |
 
 async def test_the_next_due_time_is_the_earliest_of_timers_and_time_outs(storage: Rooms) -> None:
     at = datetime(2031, 1, 1, tzinfo=UTC)
-    for n, wait in enumerate(
-        [
-            TimerWait("t", "t:1", expires_at=at + sec(5)),
-            ChannelWait("c", "r:1", timeout_at=at + sec(3)),
-            ChannelWait("c", "r:1"),
-        ]
-    ):
+    waits: list[Wait] = [
+        TimerWait("t", "t:1", expires_at=at + sec(5)),
+        ChannelWait("c", "r:1", timeout_at=at + sec(3)),
+        ChannelWait("c", "r:1"),
+    ]
+    for n, wait in enumerate(waits):
         lease = await subscribed(storage, f"i-{n}", "c")
         assert (await storage.suspend(lease, [wait])).suspended
     assert await storage.next_due_at() == at + sec(3)

@@ -6,6 +6,7 @@ ALTER TABLE outbox_events ADD COLUMN claimed_by VARCHAR(255) NULL;
 ALTER TABLE outbox_events ADD COLUMN claim_expires_at DATETIME(6) NULL;
 ALTER TABLE outbox_events ADD COLUMN next_attempt_at DATETIME(6) NULL;
 CREATE INDEX idx_outbox_order ON outbox_events (event_source, status, sequence);
+CREATE INDEX idx_outbox_listing ON outbox_events (created_at, event_id);
 
 -- The last sequence drawn. Apart from what relays write: whoever adds an event holds this row to its commit, and a relay
 -- must not wait for that.
@@ -25,6 +26,7 @@ CREATE INDEX idx_perdure_outbox_sources_ready ON perdure_outbox_sources (ready_a
 
 DROP TABLE IF EXISTS perdure_outbox_sources;
 DROP TABLE IF EXISTS perdure_outbox_sequences;
+DROP INDEX idx_outbox_listing ON outbox_events;
 DROP INDEX idx_outbox_order ON outbox_events;
 ALTER TABLE outbox_events DROP COLUMN next_attempt_at;
 ALTER TABLE outbox_events DROP COLUMN claim_expires_at;
