@@ -3,7 +3,7 @@
 import json
 import sqlite3
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from benchmarks.storage.sides import COLUMNS, LEASE_SEC, PAGE, WORKER, Place, Step, columns
@@ -127,4 +127,4 @@ def _received(message_id: int, channel: str, data: str | None, metadata: str | N
 
 
 def _time(value: str) -> datetime:
-    return datetime.fromisoformat(value).replace(tzinfo=UTC)
+    return datetime.fromisoformat(value + "+00:00")

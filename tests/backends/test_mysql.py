@@ -872,7 +872,7 @@ class Proxy:
 
 @pytest.fixture
 async def wire(fresh_mysql_db: str) -> AsyncIterator[tuple[Proxy, MySQLBackend]]:
-    async with Proxy(fresh_mysql_db) as proxy, opened(proxy.url + "?read_timeout=0.4", pool_size=2) as backend:
+    async with Proxy(fresh_mysql_db) as proxy, opened(proxy.url + "?read_timeout=0.4", pool_size=1) as backend:
         await make_tables(backend)
         yield proxy, backend
 
@@ -900,6 +900,14 @@ async def test_a_lost_answer_is_resolved_and_never_blindly_repeated(wire: tuple[
     with pytest.raises(CommitUnknownError):
         await backend.write(one(S["step"](id="b", token=1, name="x")))
     assert await count(backend, "b") == 1
+
+
+async def test_what_was_answered_is_not_repeated_when_a_later_call_is_lost(wire: tuple[Proxy, MySQLBackend]) -> None:
+    proxy, backend = wire
+    proxy.swallow = b"SELECT n"
+    with pytest.raises(CommitUnknownError):
+        await backend.write(Work(lambda: several(S["bump"](id="a"), S["n"](id="a")), single=True))
+    assert await count(backend) == 1
 
 
 async def test_a_callers_commit_without_an_answer_is_unknown(wire: tuple[Proxy, MySQLBackend]) -> None:

@@ -702,6 +702,7 @@ async def test_cancelled_at_any_point_nothing_is_left_open(
         await session.rollback()
     assert len(backend._pool._idle) == backend._pool._size <= 2
     assert not backend._pool._waiters
+    assert set(backend._prepared) == set(backend._pool._idle)
     await admin.close()
 
 

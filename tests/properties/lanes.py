@@ -145,12 +145,25 @@ class Lane:
             value = utc(value)
         return f"{column.rpartition('.')[2]}={self.memory.tell(value, _COLUMNS.get(column, ''))}"
 
-    # Operations that are no method of a storage.
+    # Operations that are no method of a storage, or that the memory has to know of.
 
     def notify(self, loud: bool) -> None:
         """Send NOTIFY with every transaction, or with none, where there is such a thing; else it is now and then."""
         if isinstance(self.storage, PostgresStorage):
             self.storage.set_notify_enabled(loud)
+
+    async def begin_transaction(self) -> None:
+        await self.storage.begin_transaction()
+        self.memory.begin()
+
+    async def commit_transaction(self) -> None:
+        await self.storage.commit_transaction()
+        self.memory.end(undone=False)
+
+    async def rollback_transaction(self) -> None:
+        if self.storage.in_transaction():
+            self.memory.end(undone=True)
+        await self.storage.rollback_transaction()
 
     def advance_clock(self, quanta: int) -> None:
         """Let time go by."""

@@ -48,6 +48,17 @@ class Memory:
         self.origin = origin
         self._seen: dict[str, list[Any]] = {}
         self._leases: dict[str, list[Lease]] = {}
+        self._levels: list[dict[str, int]] = []
+
+    def begin(self) -> None:
+        """A level of a transaction begins."""
+        self._levels.append({kind: len(ids) for kind, ids in self._seen.items()})
+
+    def end(self, *, undone: bool) -> None:
+        """It ends; ids that were given in a level that is undone may be given again, or not."""
+        known = self._levels.pop()
+        if undone:
+            self._seen = {kind: ids[: known.get(kind, 0)] for kind, ids in self._seen.items()}
 
     def at(self, quanta: int) -> datetime:
         """An absolute time."""

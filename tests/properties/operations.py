@@ -349,9 +349,7 @@ TRANSACTIONS: Operations = {
     "in_transaction": args(),
     "call_after_commit": args(name=d.one("first", "second")),
     "own_sql": args(query=d.one(*(f"SELECT count(*) FROM {table}" for table in ("workflow_history", "outbox_events")))),
-    "own_write": args(
-        statement=st.just("UPDATE workflow_instances SET owner_service = 'own' WHERE status = 'running'")
-    ),
+    "own_write": args(statement=d.one(*OWN_WRITES)),
 }
 
 ROOMS: dict[str, Operations] = {

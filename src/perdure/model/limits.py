@@ -86,7 +86,10 @@ def moment(value: datetime | None, kind: str) -> datetime | None:
         return None
     if not isinstance(value, datetime) or value.tzinfo is None:
         raise LimitError(f"{kind} must be a datetime with a time zone, for example datetime.now(UTC)")
-    return value.astimezone(UTC)
+    try:
+        return value.astimezone(UTC)
+    except OverflowError as error:
+        raise LimitError(f"{kind} {value} is beyond the times a database has") from error
 
 
 def span(value: timedelta, kind: str) -> float:

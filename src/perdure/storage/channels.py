@@ -28,10 +28,13 @@ S = room("channels")
 
 _OTHER = {ChannelMode.BROADCAST: ChannelMode.COMPETING, ChannelMode.COMPETING: ChannelMode.BROADCAST}
 _START = (datetime(1970, 1, 1, tzinfo=UTC), 0)
+LOOK_MIN = 100  # old messages looked at in one transaction, however few may go: what is needed may lie in front
 
 
 class Channels(Transactions):
     """The seed's ChannelManager without its deliveries."""
+
+    _swept_to = ""  # the last channel that a clean-up looked at
 
     async def publish_to_channel(
         self,
@@ -138,17 +141,18 @@ class Channels(Transactions):
     async def cleanup_old_channel_messages(self, older_than: timedelta, *, force: bool = False, limit: int = 0) -> int:
         """Remove messages older than that which no live subscriber still needs; gives their number, at most a page.
 
-        With `force` need does not count. Forgets the ids of publishers that are as old, and unused channels.
+        With `force` need does not count. Forgets the ids of publishers that are as old, and unused channels: a page
+        of channels is looked at, the next one by the next call.
         """
         age, page = limits.span(older_than, "older_than"), limits.page(limit, limits.PAGE_MAX)
         removed, after = 0, _START
         while removed < page:
-            count, last = await self._write(_purge, age, after, page - removed, force)
+            count, last = await self._write(_purge, age, after, max(page, LOOK_MIN), page - removed, force)
             removed += count
             if last is None:
                 break
             after = last
-        unused = await self._scan(_unused, page)
+        unused, self._swept_to = await self._scan(_unused, self._swept_to)
         await self._write(_forget, age, page, unused)
         return removed
 
@@ -335,18 +339,18 @@ def _advance(advance: Call, lease: Lease | None) -> Operation[None]:
 
 
 def _purge(
-    age_sec: float, after: tuple[datetime, int], limit: int, force: bool
+    age_sec: float, after: tuple[datetime, int], look: int, limit: int, force: bool
 ) -> Operation[tuple[int, tuple[datetime, int] | None]]:
-    """Remove what may go of one page of old messages; gives their number and where the page ended."""
-    rows = yield S.old(age_sec=age_sec, after_at=after[0], after_id=after[1], limit=limit)
+    """Remove up to `limit` of the next `look` old messages; gives their number and, if there are more, the last."""
+    rows = yield S.old(age_sec=age_sec, after_at=after[0], after_id=after[1], limit=look)
     kept: set[str] = set()
     for channel in () if force else sorted({row[2] for row in rows}):
         yield S.lock(channel=channel)
         kept |= yield from _needed(channel, [(row[0], row[1]) for row in rows if row[2] == channel])
-    gone = [row[1] for row in rows if row[1] not in kept]
+    gone = [row[1] for row in rows if row[1] not in kept][:limit]
     if gone:
         yield S.purge(ids=gone)
-    return len(gone), (utc(rows[-1][3]), rows[-1][0]) if len(rows) == limit else None
+    return len(gone), (utc(rows[-1][3]), rows[-1][0]) if len(rows) == look else None
 
 
 def _needed(channel: str, messages: Sequence[tuple[int, str]]) -> Operation[set[str]]:
@@ -359,8 +363,10 @@ def _needed(channel: str, messages: Sequence[tuple[int, str]]) -> Operation[set[
     return kept
 
 
-def _unused(limit: int) -> Operation[list[str]]:
-    return [row[0] for row in (yield S.unused(limit=limit))]
+def _unused(after: str) -> Operation[tuple[list[str], str]]:
+    """The unused ones of a page of channels, and where the next page begins."""
+    rows = yield S.unused(after=after, limit=limits.PAGE_MAX)
+    return [channel for channel, unused in rows if unused], rows[-1][0] if len(rows) == limits.PAGE_MAX else ""
 
 
 def _forget(age_sec: float, limit: int, unused: Sequence[str]) -> Operation[None]:

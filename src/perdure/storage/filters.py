@@ -35,7 +35,7 @@ class InputFilterBuilder:
         """One condition a filter, all of which must hold, and the arguments they bind, numbered from a placeholder on.
 
         A row that the database cannot read as JSON fulfils none of them. What `list_instances` gets right beyond that
-        (two equal keys, keys written with escapes, NUL, nesting of 30 levels and more) is judged as the database reads it.
+        (two equal keys, keys written with escapes, NUL, deep nesting) is judged as the database reads it.
         """
         conditions: list[str] = []
         args: list[object] = []

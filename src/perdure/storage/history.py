@@ -1,6 +1,6 @@
 """History: append-only, in id order, fenced; the same event again changes nothing."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,13 +8,14 @@ from perdure.errors import HistoryConflictError, InstanceNotFoundError, LeaseLos
 from perdure.model import limits
 from perdure.model.records import HistoryEvent, Lease
 from perdure.storage.dialects.base import Bare
-from perdure.storage.operation import Operation, Work, raw, utc
+from perdure.storage.operation import Operation, Work, maker, raw, utc
 from perdure.storage.sql import room
 from perdure.storage.transactions import Transactions
 
 S = room("history")
 
 PAGE = 1000
+SET_MAX, SET_MAX_BYTES = 500, 2 * 1024 * 1024  # events of a batch in one statement
 
 
 class History(Transactions):
@@ -30,7 +31,8 @@ class History(Transactions):
         plain = _plain(items) if many else None
         if many is None or plain is None:
             return await self._batch(lambda item: _appending(*item), items)
-        return await self._run(Work(lambda: many(plain), single=many is _append_at_once))
+        sets = _sets(plain)
+        return await self._run(Work(lambda: _in_turn(many, sets), single=many is _append_at_once and len(sets) == 1))
 
     async def get_history_paginated(
         self, instance_id: str, after_id: int = 0, limit: int = 0
@@ -108,6 +110,27 @@ def _plain(items: Sequence[tuple[HistoryEvent, Lease | None]]) -> Items | None:
     return checked if 0 < len(steps) == len(items) else None
 
 
+def _sets(items: Items) -> list[Items]:
+    """A batch in sets, each small enough for one statement: MySQL limits its size."""
+    sets: list[list[tuple[dict[str, Any], Lease]]] = []
+    room_left = 0
+    for item in items:
+        size = len(item[0]["event_data"] or "") + len(item[0]["event_data_binary"] or b"")
+        if not sets or size > room_left or len(sets[-1]) == SET_MAX:
+            sets.append([])
+            room_left = SET_MAX_BYTES
+        sets[-1].append(item)
+        room_left -= size
+    return list(sets)
+
+
+def _in_turn(many: "Many", sets: Sequence[Items]) -> Operation[list[int | StorageError]]:
+    answers: list[int | StorageError] = []
+    for items in sets:
+        answers += yield from many(items)
+    return answers
+
+
 def _append_at_once(items: Items) -> Operation[list[int | StorageError]]:
     """PostgreSQL: the whole batch is one statement."""
     rows = yield S.append_many(
@@ -162,7 +185,8 @@ def _fates(items: Items, ids: Sequence[int | None]) -> Operation[list[int | Stor
     return answers
 
 
-_APPEND_MANY = {"postgresql": _append_at_once, "mysql": _append_locked}
+Many = Callable[[Items], Operation[list[int | StorageError]]]
+_APPEND_MANY: dict[str, Many] = {"postgresql": _append_at_once, "mysql": _append_locked}
 
 
 def _unfenced(instance_id: str, lease: Lease | None) -> Operation[StorageError]:
@@ -186,12 +210,13 @@ def _page(instance_id: str, after_id: int, limit: int) -> Operation[tuple[list[H
     return [from_row(row) for row in rows[:limit]], len(rows) > limit
 
 
+_event = maker(HistoryEvent)
+
+
 def from_row(row: Sequence[Any]) -> HistoryEvent:
     """An event from the columns of `page`."""
     event_id, instance_id, activity_id, event_type, data_type, text, binary, created_at = row
-    return HistoryEvent(
-        instance_id, activity_id, event_type, raw(text), raw(binary), data_type, event_id, utc(created_at)
-    )
+    return _event(instance_id, activity_id, event_type, raw(text), raw(binary), data_type, event_id, utc(created_at))
 
 
 def _count(instance_id: str) -> Operation[int]:

@@ -71,9 +71,7 @@ class Instances(Transactions):
         limits.name(activity_id, "activity_id")
         await self._run(Work(lambda: _set_activity(instance_id, activity_id, lease), single=True, repeat=True))
 
-    async def update_instance_output(
-        self, instance_id: str, output_data: bytes, *, lease: Lease | None = None
-    ) -> None:
+    async def update_instance_output(self, instance_id: str, output_data: bytes, *, lease: Lease | None = None) -> None:
         """Store the output and complete the instance, together."""
         await self._run(_completing(instance_id, output_data, lease))
 
@@ -172,9 +170,7 @@ def _creation(instance: WorkflowInstance, worker_id: str | None, timeout_sec: fl
 
 def _creating(instance: WorkflowInstance, worker_id: str | None, timeout_sec: float, source: str) -> Work[Lease | None]:
     params = _creation(instance, worker_id, timeout_sec, source)
-    return Work(
-        lambda: create(params), single=True, confirm=lambda: _created(params), row=instance.instance_id
-    )
+    return Work(lambda: create(params), single=True, confirm=lambda: _created(params), row=instance.instance_id)
 
 
 def create(params: dict[str, object]) -> Operation[Lease | None]:
@@ -242,7 +238,9 @@ def _update_status(instance_id: str, status: WorkflowStatus, error: str, lease: 
             yield from note(instance_id, FAILED_ACTIVITY, HistoryEventType.WORKFLOW_FAILED, _failure(error))
         return
     sources = sorted(sources_of(status))
-    if not (yield S.move(instance_id=instance_id, status=status.value, sources=sources, **fence_params(instance_id, lease))):
+    if not (
+        yield S.move(instance_id=instance_id, status=status.value, sources=sources, **fence_params(instance_id, lease))
+    ):
         raise (yield from refused(instance_id, lease, status))
 
 
@@ -269,7 +267,9 @@ def _completing(instance_id: str, output_data: bytes, lease: Lease | None) -> Wo
 
 def finish(instance_id: str, status: WorkflowStatus, output: str | None, lease: Lease | None) -> Operation[None]:
     """A final move, or the error that says why not."""
-    answer = yield S.finish(instance_id=instance_id, status=status.value, output_data=output, **fence_params(instance_id, lease))
+    answer = yield S.finish(
+        instance_id=instance_id, status=status.value, output_data=output, **fence_params(instance_id, lease)
+    )
     if not (answer[0] if isinstance(answer, tuple) else answer[0][0]):
         raise (yield from refused(instance_id, lease, status))
 

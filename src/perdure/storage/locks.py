@@ -96,4 +96,8 @@ def _sweep(grace_sec: float) -> Operation[list[StaleWorkflowInfo]]:
     rows = yield S.stale(grace_sec=grace_sec, limit=SWEEP_MAX)
     if rows:
         yield S.clear(ids=[row[0] for row in rows])
-    return [StaleWorkflowInfo(instance_id, name) for instance_id, name, status in rows if WorkflowStatus(status) in RESUMABLE]
+    return [
+        StaleWorkflowInfo(instance_id, name)
+        for instance_id, name, status in rows
+        if WorkflowStatus(status) in RESUMABLE
+    ]

@@ -247,8 +247,9 @@ def _status(owner: Owner, waits: Sequence[Wait]) -> Operation[WorkflowStatus]:
     kinds = {type(wait) for wait in waits}
     if len(kinds) == 1:
         return _ON_TIMER if TimerWait in kinds else _ON_MESSAGE
-    ((timer, time_out),) = yield S.deadlines(instance_id=owner.instance_id)
-    return _ON_MESSAGE if time_out is not None and time_out < timer else _ON_TIMER
+    deadlines = yield S.deadlines(instance_id=owner.instance_id)
+    _, on_message = min((at, kind) for kind, at in deadlines if at is not None)
+    return _ON_MESSAGE if on_message else _ON_TIMER
 
 
 def _at_once(owner: Owner, waits: Sequence[Wait], alone: bool) -> Operation[Suspension]:

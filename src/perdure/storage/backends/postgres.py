@@ -167,7 +167,7 @@ class PostgresBackend(ServerBackend[Any]):
             statement = await connection.prepare("SELECT pg_backend_pid()", name="", timeout=self._connect_timeout)
             pid = await statement.fetchval(timeout=self._connect_timeout)
         except BaseException as error:
-            connection.terminate()
+            self.discard(connection)
             if isinstance(error, Exception):
                 raise self.translate(error) from error
             raise

@@ -42,15 +42,13 @@ class Fault(Enum):
 
 
 class Sent:
-    """Whether a commit is on its way; asked when the connection breaks."""
+    """Whether a commit is on its way, or even answered; asked when the connection breaks."""
 
-    __slots__ = ("commit",)
+    __slots__ = ("answered", "commit")
 
     def __init__(self, commit: bool = False) -> None:
         self.commit = commit
-
-
-_ALONE = Sent(True)
+        self.answered = False
 
 
 class ServerBackend(Generic[C]):
@@ -88,7 +86,7 @@ class ServerBackend(Generic[C]):
         return await self.run(connection, call)
 
     def reusable(self, connection: C) -> bool:
-        """Alive and without an open transaction, which a caller's own SQL may have left: the next user would be in it."""
+        """Alive, and no transaction left open by a caller's own SQL: the next user's writes would be part of it."""
         return self.alive(connection)
 
     async def execute_on(self, connection: C, query: str, args: tuple[object, ...] = ()) -> int:
@@ -149,7 +147,7 @@ class ServerBackend(Generic[C]):
         while True:
             connection = self._pool.take() or await self._acquire(until)
             try:
-                return await self._alone(connection, work)
+                return await self._alone(connection, work, Sent())
             except StorageError:
                 raise
             except Exception as error:
@@ -166,34 +164,38 @@ class ServerBackend(Generic[C]):
         pause = 0.002
         while True:
             connection = self._pool.take() or await self._acquire(until)
-            sent = _ALONE if work.single else Sent()
+            sent, unresolved = Sent(work.single), None
             try:
                 if work.single:
-                    return await self._alone(connection, work)
+                    return await self._alone(connection, work, sent)
                 return await self._transact(connection, work, sent)
             except StorageError:
                 raise
             except Exception as error:
                 fault = self.fault(error)
-                late, unknown = time.monotonic() > until, fault is Fault.LOST and sent.commit
+                late, unknown = time.monotonic() > until, sent.answered or (fault is Fault.LOST and sent.commit)
                 if fault is Fault.REFUSED or (late and not unknown):
                     raise self.translate(error) from error
                 if fault is not Fault.CONFLICT:
                     self.discard(connection)
                 if unknown and (late or not work.repeat):
-                    return await self._resolve(work, error)
+                    unresolved = error
             finally:
                 self._pool.release(connection)
+            if unresolved is not None:  # only now: the pool may be full of callers who must read back
+                return await self._resolve(work, unresolved)
             await asyncio.sleep(random.uniform(0, pause))
             pause = min(pause * 2, 0.25)
 
-    async def _alone(self, connection: C, work: Work[T]) -> T:
+    async def _alone(self, connection: C, work: Work[T], sent: Sent) -> T:
         """Run an operation whose calls each are a transaction; `drive` spelled out, for this is the way of most."""
         operation = work.start()
         try:
             call = next(operation)
             while True:
-                call = operation.send(await self.run_alone(connection, call))
+                answer = await self.run_alone(connection, call)
+                sent.answered = True
+                call = operation.send(answer)
         except StopIteration as stop:
             return stop.value  # type: ignore[no-any-return]
         except asyncio.CancelledError:

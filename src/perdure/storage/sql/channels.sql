@@ -68,20 +68,22 @@ SELECT id FROM channel_messages WHERE message_id = :message_id
 
 -- page
 -- Messages of a channel after an id, in order.
-SELECT id, channel, message_id, data_type, data, data_binary, metadata, published_at FROM channel_messages
+SELECT id, channel, message_id, data_type, data, data_binary, metadata, published_at
+  FROM channel_messages {index(idx_channel_messages_order)}
  WHERE channel = :channel AND id > :after_id ORDER BY id LIMIT :limit
 
 -- pending
 -- What a subscriber has not had: above both cursor stores, or unclaimed. Nothing for who is not subscribed.
-SELECT id, channel, message_id, data_type, data, data_binary, metadata, published_at FROM channel_messages
+SELECT id, channel, message_id, data_type, data, data_binary, metadata, published_at
+  FROM channel_messages {index(idx_channel_messages_order)}
  WHERE channel = :channel
    AND id > (SELECT CASE s.mode WHEN 'competing' THEN 0 ELSE {greatest(COALESCE(s.cursor_message_id, 0), COALESCE(
                       (SELECT c.last_delivered_id FROM channel_delivery_cursors c
                         WHERE c.channel = s.channel AND c.instance_id = s.instance_id), 0))} END
                FROM channel_subscriptions s WHERE s.instance_id = :instance_id AND s.channel = :channel)
-   AND NOT EXISTS (SELECT 1 FROM channel_message_claims k JOIN channel_subscriptions s ON s.mode = 'competing'
-                    WHERE k.message_id = channel_messages.message_id
-                      AND s.instance_id = :instance_id AND s.channel = :channel)
+   AND ((SELECT s.mode FROM channel_subscriptions s
+          WHERE s.instance_id = :instance_id AND s.channel = :channel) = 'broadcast'
+        OR (SELECT k.message_id FROM channel_message_claims k WHERE k.message_id = channel_messages.message_id) IS NULL)
  ORDER BY id LIMIT :limit
 
 -- subscription
@@ -96,13 +98,16 @@ SELECT s.instance_id, s.channel, s.mode, s.activity_id,
 -- modes
 -- How an instance uses a channel, and whether a live subscriber uses it in the other mode.
 SELECT (SELECT mode FROM channel_subscriptions WHERE instance_id = :instance_id AND channel = :channel),
-       (SELECT s.mode FROM channel_subscriptions s JOIN workflow_instances i ON i.instance_id = s.instance_id
-         WHERE s.channel = :channel AND s.mode = :other AND i.finished_at IS NULL LIMIT 1)
+       (SELECT s.mode FROM channel_subscriptions s {index(idx_subscriptions_waiting)}
+         WHERE s.channel = :channel AND s.mode = :other
+           AND (SELECT i.finished_at FROM workflow_instances i WHERE i.instance_id = s.instance_id) IS NULL LIMIT 1)
 
 -- mode
 -- How live subscribers use a channel.
-SELECT s.mode FROM channel_subscriptions s JOIN workflow_instances i ON i.instance_id = s.instance_id
- WHERE s.channel = :channel AND i.finished_at IS NULL ORDER BY s.mode LIMIT 1
+SELECT s.mode FROM channel_subscriptions s {index(idx_subscriptions_waiting)}
+ WHERE s.channel = :channel
+   AND (SELECT i.finished_at FROM workflow_instances i WHERE i.instance_id = s.instance_id) IS NULL
+ ORDER BY s.mode LIMIT 1
 
 -- subscribe
 -- A new subscriber, from the first message or from the next one; both cursor stores start there.
@@ -114,7 +119,7 @@ SELECT i.instance_id, :channel, :mode,
   FROM workflow_instances i WHERE i.instance_id = :instance_id {on_conflict_do_nothing(instance_id, channel)};
 INSERT INTO channel_delivery_cursors (channel, instance_id, last_delivered_id, updated_at)
 SELECT channel, instance_id, cursor_message_id, {now} FROM channel_subscriptions
- WHERE instance_id = :instance_id AND channel = :channel AND mode = 'broadcast'
+ WHERE instance_id = :instance_id AND channel = :channel AND :mode = 'broadcast'
 {on_conflict_do_nothing(channel, instance_id)}
 
 -- unsubscribe
@@ -160,10 +165,13 @@ SELECT id, message_id, channel, published_at FROM channel_messages
 
 -- needs
 -- How far the slowest live subscriber of each mode has come.
-SELECT s.mode, MIN({greatest(COALESCE(s.cursor_message_id, 0), COALESCE(c.last_delivered_id, 0))})
-  FROM channel_subscriptions s JOIN workflow_instances i ON i.instance_id = s.instance_id
-       LEFT JOIN channel_delivery_cursors c ON c.channel = s.channel AND c.instance_id = s.instance_id
- WHERE s.channel = :channel AND i.finished_at IS NULL GROUP BY s.mode
+SELECT s.mode, MIN({greatest(COALESCE(s.cursor_message_id, 0), COALESCE(
+                     (SELECT c.last_delivered_id FROM channel_delivery_cursors c
+                       WHERE c.channel = s.channel AND c.instance_id = s.instance_id), 0))})
+  FROM channel_subscriptions s {index(idx_subscriptions_waiting)}
+ WHERE s.channel = :channel
+   AND (SELECT i.finished_at FROM workflow_instances i WHERE i.instance_id = s.instance_id) IS NULL
+ GROUP BY s.mode
 
 -- claimed
 -- Which of these messages have been taken.
@@ -183,11 +191,13 @@ SELECT MAX(created_at) FROM (
 DELETE FROM perdure_message_keys WHERE created_at <= :until
 
 -- unused
--- Channels that nobody listens to and nothing is in.
-SELECT channel FROM perdure_channels p
- WHERE dirty_at IS NULL AND NOT EXISTS (SELECT 1 FROM channel_subscriptions s WHERE s.channel = p.channel)
-   AND NOT EXISTS (SELECT 1 FROM channel_messages m WHERE m.channel = p.channel) LIMIT :limit
+-- A page of channels after one of them, each with whether nobody listens to it and nothing is in it.
+SELECT channel, CASE WHEN dirty_at IS NULL
+                      AND (SELECT s.id FROM channel_subscriptions s WHERE s.channel = p.channel LIMIT 1) IS NULL
+                      AND (SELECT m.id FROM channel_messages m WHERE m.channel = p.channel LIMIT 1) IS NULL
+                     THEN 1 ELSE 0 END
+  FROM perdure_channels p WHERE channel > :after ORDER BY channel LIMIT :limit
 
 -- forget
 -- Remove the locks of channels that are still unused: a message would have marked its own.
-DELETE FROM perdure_channels WHERE channel {any(:channels)} AND dirty_at IS NULL
+DELETE FROM perdure_channels WHERE channel {any(:channels)} AND CASE WHEN dirty_at IS NULL THEN 1 END = 1

@@ -5,18 +5,20 @@ SELECT s.instance_id, s.channel, s.mode, s.activity_id,
          (SELECT c.last_delivered_id FROM channel_delivery_cursors c
            WHERE c.channel = s.channel AND c.instance_id = s.instance_id), 0))},
        s.timeout_at, s.id, s.subscribed_at
-  FROM channel_subscriptions s JOIN workflow_instances i ON i.instance_id = s.instance_id
+  FROM channel_subscriptions s {index(idx_subscriptions_waiting)}
  WHERE s.channel = :channel AND s.mode IN ('broadcast', 'competing') AND s.activity_id IS NOT NULL
-   AND i.status IN ('waiting_for_event', 'waiting_for_timer', 'waiting_for_message')
+   AND (SELECT i.status FROM workflow_instances i WHERE i.instance_id = s.instance_id)
+       IN ('waiting_for_event', 'waiting_for_timer', 'waiting_for_message')
  ORDER BY s.id LIMIT :limit
 
 -- expired
 -- Own waits whose time is up, of waiting instances, the oldest first.
 SELECT s.instance_id, s.channel, s.mode, s.activity_id, COALESCE(s.cursor_message_id, 0), s.timeout_at, s.id,
        s.subscribed_at
-  FROM channel_subscriptions s JOIN workflow_instances i ON i.instance_id = s.instance_id
+  FROM channel_subscriptions s {index(idx_subscriptions_due)}
  WHERE s.framework = 'perdure' AND s.timeout_at <= {now} AND s.activity_id IS NOT NULL
-   AND i.status IN ('waiting_for_event', 'waiting_for_timer', 'waiting_for_message')
+   AND (SELECT i.status FROM workflow_instances i WHERE i.instance_id = s.instance_id)
+       IN ('waiting_for_event', 'waiting_for_timer', 'waiting_for_message')
  ORDER BY s.timeout_at, s.id LIMIT :limit
 
 -- due
@@ -157,31 +159,35 @@ SELECT channel FROM perdure_channels WHERE dirty_at IS NOT NULL ORDER BY dirty_a
 
 -- behind
 -- Free subscribers that wait while a message of their broadcast channel is pending.
-SELECT s.channel, s.instance_id FROM channel_subscriptions s JOIN workflow_instances i ON i.instance_id = s.instance_id
+SELECT s.channel, s.instance_id FROM channel_subscriptions s {index(idx_subscriptions_waiting)}
  WHERE s.channel {any(:channels)} AND s.mode = 'broadcast' AND s.activity_id IS NOT NULL
-   AND i.status IN ('waiting_for_event', 'waiting_for_timer', 'waiting_for_message')
-   AND (i.locked_by IS NULL OR i.lock_expires_at <= {now})
-   AND EXISTS (SELECT 1 FROM channel_messages m
-                WHERE m.channel = s.channel
-                  AND m.id > {greatest(COALESCE(s.cursor_message_id, 0), COALESCE(
-                        (SELECT c.last_delivered_id FROM channel_delivery_cursors c
-                          WHERE c.channel = s.channel AND c.instance_id = s.instance_id), 0))})
+   AND (SELECT CASE WHEN i.locked_by IS NULL OR i.lock_expires_at <= {now} THEN i.status END
+          FROM workflow_instances i WHERE i.instance_id = s.instance_id)
+       IN ('waiting_for_event', 'waiting_for_timer', 'waiting_for_message')
+   AND (SELECT m.id FROM channel_messages m {index(idx_channel_messages_order)}
+         WHERE m.channel = s.channel
+           AND m.id > {greatest(COALESCE(s.cursor_message_id, 0), COALESCE(
+                 (SELECT c.last_delivered_id FROM channel_delivery_cursors c
+                   WHERE c.channel = s.channel AND c.instance_id = s.instance_id), 0))}
+         ORDER BY m.id LIMIT 1) IS NOT NULL
  LIMIT :limit
 
 -- backlog
 -- Which of these channels have a message that nobody has claimed.
 SELECT p.channel FROM perdure_channels p
  WHERE p.channel {any(:channels)}
-   AND EXISTS (SELECT 1 FROM channel_messages m
-                WHERE m.channel = p.channel AND NOT EXISTS (
-                      SELECT 1 FROM channel_message_claims k WHERE k.message_id = m.message_id))
+   AND (SELECT m.id FROM channel_messages m {index(idx_channel_messages_order)}
+         WHERE m.channel = p.channel
+           AND (SELECT k.message_id FROM channel_message_claims k WHERE k.message_id = m.message_id) IS NULL
+         ORDER BY m.id LIMIT 1) IS NOT NULL
 
 -- idle
 -- Free subscribers that wait on competing channels.
-SELECT s.channel, s.instance_id FROM channel_subscriptions s JOIN workflow_instances i ON i.instance_id = s.instance_id
+SELECT s.channel, s.instance_id FROM channel_subscriptions s {index(idx_subscriptions_waiting)}
  WHERE s.channel {any(:channels)} AND s.mode = 'competing' AND s.activity_id IS NOT NULL
-   AND i.status IN ('waiting_for_event', 'waiting_for_timer', 'waiting_for_message')
-   AND (i.locked_by IS NULL OR i.lock_expires_at <= {now})
+   AND (SELECT CASE WHEN i.locked_by IS NULL OR i.lock_expires_at <= {now} THEN i.status END
+          FROM workflow_instances i WHERE i.instance_id = s.instance_id)
+       IN ('waiting_for_event', 'waiting_for_timer', 'waiting_for_message')
  LIMIT :limit
 
 -- seize
@@ -192,20 +198,26 @@ SELECT channel FROM perdure_channels WHERE channel {any(:channels)} ORDER BY cha
 -- Which of these channels have a subscriber that waits, free or not, and a message for it.
 SELECT p.channel FROM perdure_channels p
  WHERE p.channel {any(:channels)} AND (
-       EXISTS (SELECT 1 FROM channel_subscriptions s JOIN workflow_instances i ON i.instance_id = s.instance_id
-                WHERE s.channel = p.channel AND s.mode = 'broadcast' AND s.activity_id IS NOT NULL
-                  AND i.status IN ('waiting_for_event', 'waiting_for_timer', 'waiting_for_message')
-                  AND EXISTS (SELECT 1 FROM channel_messages m
-                               WHERE m.channel = s.channel
-                                 AND m.id > {greatest(COALESCE(s.cursor_message_id, 0), COALESCE(
-                                       (SELECT c.last_delivered_id FROM channel_delivery_cursors c
-                                         WHERE c.channel = s.channel AND c.instance_id = s.instance_id), 0))}))
-    OR EXISTS (SELECT 1 FROM channel_messages m
-                WHERE m.channel = p.channel AND NOT EXISTS (
-                      SELECT 1 FROM channel_message_claims k WHERE k.message_id = m.message_id))
-       AND EXISTS (SELECT 1 FROM channel_subscriptions s JOIN workflow_instances i ON i.instance_id = s.instance_id
-                    WHERE s.channel = p.channel AND s.mode = 'competing' AND s.activity_id IS NOT NULL
-                      AND i.status IN ('waiting_for_event', 'waiting_for_timer', 'waiting_for_message')))
+       (SELECT s.id FROM channel_subscriptions s {index(idx_subscriptions_waiting)}
+         WHERE s.channel = p.channel AND s.mode = 'broadcast' AND s.activity_id IS NOT NULL
+           AND (SELECT i.status FROM workflow_instances i WHERE i.instance_id = s.instance_id)
+               IN ('waiting_for_event', 'waiting_for_timer', 'waiting_for_message')
+           AND (SELECT m.id FROM channel_messages m {index(idx_channel_messages_order)}
+                 WHERE m.channel = s.channel
+                   AND m.id > {greatest(COALESCE(s.cursor_message_id, 0), COALESCE(
+                         (SELECT c.last_delivered_id FROM channel_delivery_cursors c
+                           WHERE c.channel = s.channel AND c.instance_id = s.instance_id), 0))}
+                 ORDER BY m.id LIMIT 1) IS NOT NULL
+         LIMIT 1) IS NOT NULL
+    OR (SELECT s.id FROM channel_subscriptions s {index(idx_subscriptions_waiting)}
+         WHERE s.channel = p.channel AND s.mode = 'competing' AND s.activity_id IS NOT NULL
+           AND (SELECT i.status FROM workflow_instances i WHERE i.instance_id = s.instance_id)
+               IN ('waiting_for_event', 'waiting_for_timer', 'waiting_for_message')
+         LIMIT 1) IS NOT NULL
+       AND (SELECT m.id FROM channel_messages m {index(idx_channel_messages_order)}
+             WHERE m.channel = p.channel
+               AND (SELECT k.message_id FROM channel_message_claims k WHERE k.message_id = m.message_id) IS NULL
+             ORDER BY m.id LIMIT 1) IS NOT NULL)
 
 -- clean
 -- These channels have nothing to deliver.

@@ -5,6 +5,7 @@ INSERT INTO workflow_definitions (workflow_name, source_hash, source_code, creat
 SELECT :workflow_name, :source_hash, :source_code, {now} {dual}
  WHERE NOT EXISTS (SELECT 1 FROM workflow_definitions
                     WHERE workflow_name = :workflow_name AND source_hash = :source_hash)
+   AND NOT EXISTS (SELECT 1 FROM workflow_instances WHERE instance_id = :instance_id)
 {on_conflict_do_nothing(workflow_name, source_hash)};
 INSERT INTO workflow_instances
        (instance_id, workflow_name, source_hash, owner_service, framework, status, current_activity_id, continued_from,
@@ -24,6 +25,7 @@ WITH definition AS (
   SELECT :workflow_name::text, :source_hash::text, :source_code::text, {now}
    WHERE NOT EXISTS (SELECT 1 FROM workflow_definitions
                       WHERE workflow_name = :workflow_name AND source_hash = :source_hash)
+     AND NOT EXISTS (SELECT 1 FROM workflow_instances WHERE instance_id = :instance_id)
   ON CONFLICT (workflow_name, source_hash) DO NOTHING)
 INSERT INTO workflow_instances
        (instance_id, workflow_name, source_hash, owner_service, framework, status, current_activity_id, continued_from,
@@ -112,20 +114,20 @@ UPDATE channel_subscriptions SET activity_id = NULL, timeout_at = NULL
 
 -- resumable
 -- Own instances that a worker may take now, the longest waiting first.
-SELECT instance_id, workflow_name, claimable_at FROM workflow_instances
+SELECT instance_id, workflow_name, claimable_at FROM workflow_instances {index(idx_instances_claimable)}
  WHERE framework = 'perdure' AND claimable_at <= {now}
  ORDER BY claimable_at, instance_id LIMIT :limit
 
 -- resumable_named
 -- The same for one workflow name; for several, one branch each, so that unknown names are never read.
 SELECT * FROM (
-  SELECT instance_id, workflow_name, claimable_at FROM workflow_instances
+  SELECT instance_id, workflow_name, claimable_at FROM workflow_instances {index(idx_instances_claimable_name)}
    WHERE framework = 'perdure' AND workflow_name = :workflow_name AND claimable_at <= {now}
    ORDER BY claimable_at, instance_id LIMIT :limit) branch
 
 -- finished
 -- Own instances that ended long ago, locked for deletion.
-SELECT instance_id FROM workflow_instances
+SELECT instance_id FROM workflow_instances {index(idx_instances_finished)}
  WHERE framework = 'perdure' AND finished_at < {ago(:age_sec)}
  ORDER BY finished_at, instance_id LIMIT :limit {skip_locked}
 

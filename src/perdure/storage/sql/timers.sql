@@ -7,9 +7,10 @@ SELECT i.instance_id, :timer_id, COALESCE(:at, {after(:after_sec)}), :activity_i
 -- expired
 -- Own timers that are due, of waiting instances, the oldest first.
 SELECT t.instance_id, t.timer_id, t.expires_at, t.activity_id, t.id, t.created_at
-  FROM workflow_timer_subscriptions t JOIN workflow_instances i ON i.instance_id = t.instance_id
+  FROM workflow_timer_subscriptions t {index(idx_timers_due)}
  WHERE t.framework = 'perdure' AND t.expires_at <= {now}
-   AND i.status IN ('waiting_for_event', 'waiting_for_timer', 'waiting_for_message')
+   AND (SELECT i.status FROM workflow_instances i WHERE i.instance_id = t.instance_id)
+       IN ('waiting_for_event', 'waiting_for_timer', 'waiting_for_message')
  ORDER BY t.expires_at, t.id LIMIT :limit
 
 -- remove

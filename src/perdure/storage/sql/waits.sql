@@ -17,14 +17,15 @@ SELECT CASE WHEN COALESCE((SELECT t.expires_at FROM workflow_timer_subscriptions
 -- subscribed.
 SELECT CASE WHEN COALESCE(CASE WHEN s.activity_id = :activity_id THEN s.timeout_at END, :at,
                           {after(:after_sec)}) <= {now}
-              OR EXISTS (SELECT 1 FROM channel_messages m
-                          WHERE m.channel = s.channel
-                            AND m.id > CASE s.mode WHEN 'competing' THEN 0 ELSE
-                                  {greatest(COALESCE(s.cursor_message_id, 0), COALESCE(
-                                    (SELECT c.last_delivered_id FROM channel_delivery_cursors c
-                                      WHERE c.channel = s.channel AND c.instance_id = s.instance_id), 0))} END
-                            AND (s.mode = 'broadcast' OR NOT EXISTS (
-                                  SELECT 1 FROM channel_message_claims k WHERE k.message_id = m.message_id)))
+              OR (SELECT m.id FROM channel_messages m {index(idx_channel_messages_order)}
+                   WHERE m.channel = s.channel
+                     AND m.id > CASE s.mode WHEN 'competing' THEN 0 ELSE
+                           {greatest(COALESCE(s.cursor_message_id, 0), COALESCE(
+                             (SELECT c.last_delivered_id FROM channel_delivery_cursors c
+                               WHERE c.channel = s.channel AND c.instance_id = s.instance_id), 0))} END
+                     AND (s.mode = 'broadcast' OR (SELECT k.message_id FROM channel_message_claims k
+                                                    WHERE k.message_id = m.message_id) IS NULL)
+                   ORDER BY m.id LIMIT 1) IS NOT NULL
             THEN 1 ELSE 0 END
   FROM channel_subscriptions s WHERE s.instance_id = :instance_id AND s.channel = :channel
 
@@ -42,10 +43,11 @@ UPDATE channel_subscriptions SET activity_id = NULL, timeout_at = NULL
  WHERE instance_id = :instance_id AND activity_id IS NOT NULL AND NOT channel {any(:channels)}
 
 -- deadlines
--- An instance's first timer and its first time-out.
-SELECT (SELECT MIN(expires_at) FROM workflow_timer_subscriptions WHERE instance_id = :instance_id),
-       (SELECT MIN(timeout_at) FROM channel_subscriptions
-         WHERE instance_id = :instance_id AND activity_id IS NOT NULL)
+-- When an instance's timers are due (0) and its time-outs (1). Not their MIN, which PostgreSQL would look for among
+-- everybody's.
+SELECT 0, expires_at FROM workflow_timer_subscriptions WHERE instance_id = :instance_id
+UNION ALL
+SELECT 1, timeout_at FROM channel_subscriptions WHERE instance_id = :instance_id AND activity_id IS NOT NULL
 
 -- park
 -- Wait, and release the lease.
@@ -90,14 +92,15 @@ WITH parked AS (
      AND s.instance_id = i.instance_id AND s.channel = :channel
      AND COALESCE(CASE WHEN s.activity_id = :activity_id THEN s.timeout_at END, :at, {after(:after_sec)},
                   'infinity') > {now}
-     AND NOT EXISTS (SELECT 1 FROM channel_messages m
-                      WHERE m.channel = s.channel
-                        AND m.id > CASE s.mode WHEN 'competing' THEN 0 ELSE
-                              GREATEST(COALESCE(s.cursor_message_id, 0), COALESCE(
-                                (SELECT c.last_delivered_id FROM channel_delivery_cursors c
-                                  WHERE c.channel = s.channel AND c.instance_id = s.instance_id), 0)) END
-                        AND (s.mode = 'broadcast' OR NOT EXISTS (
-                              SELECT 1 FROM channel_message_claims k WHERE k.message_id = m.message_id)))
+     AND (SELECT m.id FROM channel_messages m
+           WHERE m.channel = s.channel
+             AND m.id > CASE s.mode WHEN 'competing' THEN 0 ELSE
+                   GREATEST(COALESCE(s.cursor_message_id, 0), COALESCE(
+                     (SELECT c.last_delivered_id FROM channel_delivery_cursors c
+                       WHERE c.channel = s.channel AND c.instance_id = s.instance_id), 0)) END
+             AND (s.mode = 'broadcast' OR (SELECT k.message_id FROM channel_message_claims k
+                                            WHERE k.message_id = m.message_id) IS NULL)
+           ORDER BY m.id LIMIT 1) IS NULL
   RETURNING i.instance_id),
 wait AS (
   UPDATE channel_subscriptions s
@@ -126,11 +129,13 @@ UPDATE workflow_instances
 
 -- next_due
 -- The first timer and the first time-out of own waiting instances.
-SELECT (SELECT t.expires_at FROM workflow_timer_subscriptions t JOIN workflow_instances i ON i.instance_id = t.instance_id
+SELECT (SELECT t.expires_at FROM workflow_timer_subscriptions t {index(idx_timers_due)}
          WHERE t.framework = 'perdure'
-           AND i.status IN ('waiting_for_event', 'waiting_for_timer', 'waiting_for_message')
+           AND (SELECT i.status FROM workflow_instances i WHERE i.instance_id = t.instance_id)
+               IN ('waiting_for_event', 'waiting_for_timer', 'waiting_for_message')
          ORDER BY t.expires_at LIMIT 1),
-       (SELECT s.timeout_at FROM channel_subscriptions s JOIN workflow_instances i ON i.instance_id = s.instance_id
+       (SELECT s.timeout_at FROM channel_subscriptions s {index(idx_subscriptions_due)}
          WHERE s.framework = 'perdure' AND s.timeout_at IS NOT NULL AND s.activity_id IS NOT NULL
-           AND i.status IN ('waiting_for_event', 'waiting_for_timer', 'waiting_for_message')
+           AND (SELECT i.status FROM workflow_instances i WHERE i.instance_id = s.instance_id)
+               IN ('waiting_for_event', 'waiting_for_timer', 'waiting_for_message')
          ORDER BY s.timeout_at LIMIT 1)

@@ -20,9 +20,7 @@ async def test_events_come_back_byte_for_byte_in_order(storage: Rooms) -> None:
     texts = [b'{"a":  1,"a":2 }', b"not json", b"null", b'"\xc3\xa9 \xf0\x9f\x90\x99 %s :x {now} \\ \' \\u0000"', b""]
     binary = bytes(range(256)) * 3
     ids = [await storage.append_history(event(n, text)) for n, text in enumerate(texts)]
-    ids.append(
-        await storage.append_history(event("b", None, event_data_binary=binary, data_type="binary"))
-    )
+    ids.append(await storage.append_history(event("b", None, event_data_binary=binary, data_type="binary")))
     events, more = await storage.get_history_paginated("i-1")
     assert [found.id for found in events] == ids == sorted(ids)
     assert [found.event_data for found in events] == [*texts, None]
@@ -216,6 +214,16 @@ async def test_batches_of_many_runs_side_by_side(storage: Rooms, peer: Rooms) ->
     assert all(isinstance(answer, int) for batch in answers for answer in batch)
     for lease in leases:
         assert await storage.get_history_count(lease.instance_id) == 12
+
+
+async def test_a_batch_may_be_large(storage: Rooms) -> None:
+    lease = await leased(storage, "i-1")
+    large = b'"' + b"x" * (3 * 1024 * 1024) + b'"'
+    events = [event(n, large if n % 200 == 7 else b"") for n in range(1200)]
+    answers = await storage.append_histories([(each, lease) for each in events])
+    assert answers == sorted(answers, key=lambda answer: answer if isinstance(answer, int) else 0)
+    assert all(isinstance(answer, int) for answer in answers)
+    assert await storage.get_history_count("i-1") == 1200
 
 
 async def test_an_empty_batch_is_nothing(storage: Rooms) -> None:

@@ -213,7 +213,12 @@ async def test_complete_instances_tells_each_fate(storage: Rooms) -> None:
 async def test_create_instances_tells_each_fate(storage: Rooms) -> None:
     await new(storage, "i-1")
     answers = await storage.create_instances(
-        [WorkflowInstance("i-0", "wf"), WorkflowInstance("i-1", "wf"), WorkflowInstance(" ", "wf"), WorkflowInstance("i-2", "wf")],
+        [
+            WorkflowInstance("i-0", "wf"),
+            WorkflowInstance("i-1", "wf"),
+            WorkflowInstance(" ", "wf"),
+            WorkflowInstance("i-2", "wf"),
+        ],
         worker_id="w",
     )
     assert [type(answer) for answer in answers] == [Lease, InstanceExistsError, LimitError, Lease]
@@ -286,7 +291,11 @@ async def test_resumable_is_what_no_live_lease_covers(storage: Rooms) -> None:
     assert [found.instance_id for found in await storage.find_resumable_workflows(1)] == ["i-1"]
     shift(storage, 11)
     found = await storage.find_resumable_workflows()
-    assert [(row.instance_id, row.workflow_name) for row in found] == [("i-1", "wf-1"), ("i-0", "wf-0"), ("i-4", "wf-0")]
+    assert [(row.instance_id, row.workflow_name) for row in found] == [
+        ("i-1", "wf-1"),
+        ("i-0", "wf-0"),
+        ("i-4", "wf-0"),
+    ]
 
 
 async def test_w31_unknown_names_do_not_block_known_ones(storage: Rooms) -> None:

@@ -139,7 +139,9 @@ async def test_all_leases_of_a_worker_are_renewed_at_once(storage: Rooms) -> Non
 
 
 async def test_w27_the_sweep_clears_what_is_expired_and_says_so(storage: Rooms) -> None:
-    for n, status in enumerate([WorkflowStatus.RUNNING, WorkflowStatus.COMPENSATING, WorkflowStatus.WAITING_FOR_MESSAGE]):
+    for n, status in enumerate(
+        [WorkflowStatus.RUNNING, WorkflowStatus.COMPENSATING, WorkflowStatus.WAITING_FOR_MESSAGE]
+    ):
         await storage.create_instance(WorkflowInstance(f"i-{n}", "wf", status=status))
         await storage.try_acquire_lock(f"i-{n}", "w1", 10)
     fresh = await leased(storage, "fresh", timeout_sec=1000)

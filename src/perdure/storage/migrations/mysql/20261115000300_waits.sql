@@ -18,6 +18,9 @@ CREATE INDEX idx_channel_messages_family ON channel_messages (framework, id);
 -- Who waits on a channel, and in which mode it is used.
 CREATE INDEX idx_subscriptions_waiting ON channel_subscriptions (channel, mode, activity_id);
 
+-- The members of a group in the order of joining. (Cursors are found by their instance through its foreign key.)
+CREATE INDEX idx_group_memberships_order ON workflow_group_memberships (group_name, id);
+
 -- A channel's row is what its publishers and subscribers queue up on, so that a lower id never appears after a higher
 -- one. dirty_at: something was published that may not have reached everybody yet.
 CREATE TABLE IF NOT EXISTS perdure_channels (
@@ -40,6 +43,7 @@ CREATE INDEX idx_perdure_message_keys_created ON perdure_message_keys (created_a
 
 DROP TABLE IF EXISTS perdure_message_keys;
 DROP TABLE IF EXISTS perdure_channels;
+DROP INDEX idx_group_memberships_order ON workflow_group_memberships;
 DROP INDEX idx_subscriptions_waiting ON channel_subscriptions;
 DROP INDEX idx_channel_messages_family ON channel_messages;
 ALTER TABLE channel_messages DROP COLUMN framework;
