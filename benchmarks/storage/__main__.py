@@ -9,10 +9,11 @@ import asyncio
 import json
 import sys
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 
 from benchmarks.storage import data, report
-from benchmarks.storage.cases import CASES, Case
+from benchmarks.storage.cases import CALLERS_MAX, CASES
 from benchmarks.storage.databases import DATABASES, opened
 from benchmarks.storage.rounds import Result, measure
 from benchmarks.storage.sides import Ours
@@ -20,7 +21,10 @@ from benchmarks.storage.sides import Ours
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print, and give the exit code."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if not 0 < min(options.callers) <= max(options.callers) <= CALLERS_MAX:
+        parser.error(f"there can be 1 to {CALLERS_MAX} callers: there are no more instances")
     with asyncio.Runner(loop_factory=_loop_factory(options.uvloop)) as runner:
         results = runner.run(_measure_all(options))
     for database, gain in report.gains(results):
@@ -37,7 +41,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--case", nargs="+", choices=names, default=names, metavar="NAME", help=", ".join(names))
     parser.add_argument("--callers", nargs="+", type=int, default=[1, 16, 64], metavar="N")
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="of each side (5)")
-    parser.add_argument("--seconds", type=float, default=0.3, metavar="S", help="that a round takes (0.3)")
+    parser.add_argument("--seconds", type=float, default=0.25, metavar="S", help="that a round takes (0.25)")
     parser.add_argument("--uvloop", action="store_true", help="run both sides on uvloop")
     parser.add_argument("--json", metavar="FILE", help="write every round there")
     parser.add_argument("--strict", action="store_true", help="exit with 1 if a target was missed")
@@ -61,18 +65,14 @@ async def _measure_all(options: argparse.Namespace) -> list[Result]:
         async with opened(database) as (storage, raw):
             await data.fill(storage)
             ours = Ours(storage)
-            for case, callers in _plan(cases, options.callers):
-                _progress(f"{database}: {case.title}, {callers} callers")
+            for case, callers in product(cases, options.callers):
+                _progress(f"{database}: {case.title}, callers: {callers}")
                 result = Result(database, case, callers)
                 await measure(result, storage, raw, ours, options.rounds, options.seconds)
                 results.append(result)
                 _progress("")
                 print(report.line(result), flush=True)
     return results
-
-
-def _plan(cases: Sequence[Case], callers: Sequence[int]) -> list[tuple[Case, int]]:
-    return [(case, count) for case in cases for count in callers]
 
 
 def _progress(text: str) -> None:

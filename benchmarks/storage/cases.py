@@ -8,6 +8,7 @@ from benchmarks.storage import data
 from benchmarks.storage.sides import PAGE
 
 BATCH = 64
+CALLERS_MAX = data.INSTANCES // BATCH
 
 # What a round can use up in a second, whoever is faster; a round that has done everything ends early.
 _STEPS_MAX = 40_000

@@ -9,7 +9,7 @@ from perdure.model.records import ChannelMessage, HistoryEvent, Lease, WorkflowI
 from perdure.storage.stores import Rooms
 
 INSTANCES = 5000
-PAYLOAD = json.dumps({"order": 4711, "note": "x" * 168}).encode()
+PAYLOAD = json.dumps({"order": 4711, "note": "x" * 173}).encode()  # 200 bytes
 
 _FAR = datetime(2100, 1, 1, tzinfo=UTC)
 _START = datetime(2026, 1, 1, tzinfo=UTC)

@@ -25,23 +25,28 @@ DATABASES = ("sqlite", "postgresql", "mysql")
 async def opened(database: str) -> AsyncIterator[tuple[Rooms, Side]]:
     """A migrated storage on an empty database, and the same by hand."""
     async with AsyncExitStack() as stack:
-        raw: Side
         if database == "sqlite":
             path = stack.enter_context(tempfile.TemporaryDirectory(prefix="perdure-bench-")) + "/bench.db"
-            storage: Rooms = await stack.enter_async_context(open_storage(f"sqlite:///{path}"))
-            raw = RawSQLite(path)
+            url = f"sqlite:///{path}"
         elif database == "postgresql":
-            server = (
-                os.environ.get("PERDURE_TEST_POSTGRES_URL") or stack.enter_context(PostgresServer(durable=True)).url
-            )
+            server = os.environ.get("PERDURE_TEST_POSTGRES_URL")
+            server = server or stack.enter_context(PostgresServer(durable=True)).url
             url = await stack.enter_async_context(fresh_postgres(server))
-            storage = await stack.enter_async_context(open_storage(f"{url}?pool_size={POOL_SIZE}"))
-            raw = await RawPostgres.open(url)
         else:
-            given = os.environ.get("PERDURE_TEST_MYSQL_URL")
-            server = given or stack.enter_context(MySQLServer(durable=True)).url
+            server = os.environ.get("PERDURE_TEST_MYSQL_URL")
+            server = server or stack.enter_context(MySQLServer(durable=True)).url
             url = await stack.enter_async_context(fresh_mysql(server))
-            storage = await stack.enter_async_context(open_storage(f"{url}?pool_size={POOL_SIZE}"))
-            raw = await RawMySQL.open(url)
+        storage = await stack.enter_async_context(open_storage(url if database == "sqlite" else _with_pool(url)))
+        raw = await _by_hand(database, url)
         stack.push_async_callback(raw.close)
         yield storage, raw
+
+
+async def _by_hand(database: str, url: str) -> Side:
+    if database == "sqlite":
+        return RawSQLite(url.removeprefix("sqlite:///"))
+    return await (RawPostgres if database == "postgresql" else RawMySQL).open(url)
+
+
+def _with_pool(url: str) -> str:
+    return f"{url}{'&' if '?' in url else '?'}pool_size={POOL_SIZE}"

@@ -13,6 +13,8 @@ from perdure.model.records import ChannelMessage
 _NOW = "UTC_TIMESTAMP(6)"
 _ISO = "DATE_FORMAT(m.published_at, '%%Y-%%m-%%dT%%H:%%i:%%s.%%f+00:00')"
 
+_SESSION = "SET time_zone = '+00:00'; SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED"
+
 _STEP = f"""BEGIN;
 UPDATE workflow_instances SET updated_at = {_NOW}, current_activity_id = %s
  WHERE instance_id = %s AND lock_token = %s AND locked_by = %s;
@@ -95,7 +97,7 @@ class RawMySQL:
         side, parts = cls(), urlsplit(url)
 
         async def connect() -> Any:
-            return await asyncmy.connect(
+            connection = await asyncmy.connect(
                 host=parts.hostname,
                 port=parts.port or 3306,
                 user=unquote(parts.username or "root"),
@@ -104,8 +106,9 @@ class RawMySQL:
                 charset="utf8mb4",
                 autocommit=True,
                 client_flag=2,  # found rows
-                init_command="SET time_zone = '+00:00', tx_isolation = 'READ-COMMITTED'",
             )
+            await _packet(connection, _SESSION)
+            return connection
 
         await side._connections.open(connect)
         return side

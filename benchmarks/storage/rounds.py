@@ -14,7 +14,7 @@ from benchmarks.storage.cases import Case
 from benchmarks.storage.sides import Side
 from perdure.storage.stores import Rooms
 
-WARM_UP = 0.1  # of a round, untimed: connections, prepared statements, caches
+WARM_UP_SEC = 0.03  # before each round: connections, prepared statements, caches
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ def middle(speeds: Sequence[Speed]) -> Speed:
 async def measure(result: Result, storage: Rooms, raw: Side, ours: Side, rounds: int, seconds: float) -> None:
     """Run the rounds of one case."""
     case = result.case
-    inputs = case.prepare(result.callers, seconds * (1 + WARM_UP))
+    inputs = case.prepare(result.callers, WARM_UP_SEC + seconds)
     for _ in range(rounds):
         for side, speeds in ((raw, result.raw), (ours, result.ours)):
             await data.reset(storage, case.state)
@@ -68,7 +68,7 @@ async def measure(result: Result, storage: Rooms, raw: Side, ours: Side, rounds:
             if side.sequential:
                 callers = [chain(*callers)]
             gc.collect()
-            await _run(call, callers, seconds * WARM_UP)
+            await _run(call, callers, min(WARM_UP_SEC, seconds))
             speeds.append(await _run(call, callers, seconds, case.size))
 
 
@@ -90,4 +90,4 @@ async def _run(
     end = start + seconds
     await asyncio.gather(*map(caller, callers))
     took, worked = time.perf_counter() - start, time.process_time() - cpu
-    return Speed(done / took, worked / done * 1e6) if done else Speed(0, 0)
+    return Speed(done / took, worked / done * 1e6)

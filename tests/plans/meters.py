@@ -34,6 +34,11 @@ class Meter:
         finally:
             self._operation = None
 
+    def take(self) -> Costs:
+        """The costs since the last time."""
+        taken, self.costs = self.costs, defaultdict(Counter)
+        return taken
+
     def note(self, statement: str, counts: Mapping[str, int], plan: Sequence[str] = ()) -> None:
         if self._operation is not None:
             self.costs[self._operation, statement].update(counts)
@@ -113,7 +118,7 @@ class PostgresMeter(Meter):
 
     def _explained(self, explained: Mapping[str, Any], names: Mapping[str, str]) -> None:
         text, nodes = explained["Query Text"], list(_nodes(explained["Plan"]))
-        scans = [node for node in nodes if "Scan" in node["Node Type"]]
+        scans = [node for node in nodes if "Scan" in node["Node Type"] and "Relation Name" in node]
         top = explained["Plan"]
         counts = {
             "rows": sum(map(_rows, scans)),

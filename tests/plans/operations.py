@@ -65,12 +65,21 @@ class Stage:
 
 
 async def run_all(storage: Rooms, meter: Meter) -> None:
+    """Every operation, one after the other."""
     stage = Stage(storage, meter)
     for act in (
         *(_locks, _creations, _moves, _findings, _histories, _archive, _lists, _timers, _publications),
         *(_subscriptions, _pending, _receives, _deliveries, _sweeps, _outbox, _relays, _others, _removals),
     ):
         await act(stage)
+
+
+async def run_writes(storage: Rooms, meter: Meter) -> None:
+    """What a workflow's own transaction has in it."""
+    stage = Stage(storage, meter)
+    async with storage.transaction():
+        for act in (_creations, _moves, _histories, _archive, _publications, _subscriptions):
+            await act(stage)
 
 
 async def _locks(on: Stage) -> None:
@@ -305,6 +314,7 @@ async def _receives(on: Stage) -> None:
     for subscriber in leases:
         await s.subscribe_to_channel(subscriber.instance_id, "news", ChannelMode.BROADCAST)
     waits = [TimerWait("t", "t", after=DAY), ChannelWait("news", "r", after=DAY)]
+    await s.register_timer_subscription(TimerSubscription(leases[0].instance_id, "other"), after=DAY)
     with m("suspend"):
         assert (await s.suspend(leases[0], waits)).suspended
     with m("suspend_instances"):
@@ -349,18 +359,25 @@ async def _sweeps(on: Stage) -> None:
         await s.publish_to_channel(channel, b"{}")
     with m("deliver_pending"):
         assert len(await s.deliver_pending()) == MANY
-    stocked, worker = on.name("channel"), await on.waiting("stock-wait", ChannelMode.COMPETING)
-    await s.publish_to_channel("stock-wait", b"{}")
+    await on.waiting(channels[1], ChannelMode.COMPETING)
+    await s.publish_to_channel(channels[1], b"{}")
     with m("deliver_pending (one channel)"):
-        assert await s.deliver_pending(channels=["stock-wait", stocked])
-    assert worker
+        assert await s.deliver_pending(channels=channels[1:2])
+    await on.waiting(channels[0], ChannelMode.BROADCAST)
+    await s.publish_to_channel(channels[0], b"{}")
+    await s.db().execute(f"UPDATE channel_messages SET framework = NULL WHERE channel = '{channels[0]}'")
+    with m("deliver_pending (published by the rest of the family)"):
+        assert await s.deliver_pending()
 
 
 async def _outbox(on: Stage) -> None:
     s, m, source, lease = on.storage, on.measured, on.name("source"), await on.leased()
     for name in (source, "blocked", source):
+        new = OutboxEvent(on.name("event"), "t", name, b"{}")
         with m("add_outbox_event"):
-            await s.add_outbox_event(OutboxEvent(on.name("event"), "t", name, b"{}"), lease=lease)
+            await s.add_outbox_event(new, lease=lease)
+        with m("add_outbox_event (again)"):
+            await s.add_outbox_event(new, lease=lease)
     await s.mark_outbox_event_sent((await s.get_pending_outbox_events(1))[0].event_id)
     (event,) = await s.get_pending_outbox_events(1)
     with m("get_pending_outbox_events (nothing ready)"):
@@ -386,7 +403,7 @@ async def _relays(on: Stage) -> None:
     with m("get_pending_outbox_events"):
         events = await s.get_pending_outbox_events(10)
     with m("increment_outbox_attempts"):
-        await s.increment_outbox_attempts(events[-1].event_id, back_off=timedelta(0))
+        await s.increment_outbox_attempts(events[0].event_id, back_off=timedelta(0))
     while events:
         for event in events:
             with m("mark_outbox_event_sent"):
@@ -420,6 +437,9 @@ async def _others(on: Stage) -> None:
         assert not await s.try_acquire_system_lock(duty, "x", 30)
     with m("release_system_lock"):
         await s.release_system_lock(duty, "w")
+    with m("try_acquire_system_lock (free)"):
+        assert await s.try_acquire_system_lock(duty, "x", 30)
+    await s.release_system_lock(duty, "x")
     with m("cleanup_expired_system_locks"):
         assert await s.cleanup_expired_system_locks() == 1
     with m("beat_worker (new)"):
@@ -438,6 +458,7 @@ async def _removals(on: Stage) -> None:
         await s.delete_instances(30 * DAY)
     with m("cleanup_old_outbox_events"):
         await s.cleanup_old_outbox_events(30 * DAY)
+    s._swept_to = ""  # every run looks at the first channels
     with m("cleanup_old_channel_messages"):
         await s.cleanup_old_channel_messages(10 * DAY, limit=100)
     with m("cleanup_old_channel_messages (forced)"):

@@ -7,6 +7,7 @@ pass by come before those it is after: older, of a lower id, of names nobody ask
 import sqlite3
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
+from itertools import count
 from typing import Any, NamedTuple
 
 import asyncpg
@@ -16,6 +17,8 @@ from tests.servers.databases import connect_mysql, fetch_mysql
 
 NOW = datetime.now(UTC).replace(tzinfo=None)
 READ = 10**12  # a cursor beyond every message
+
+_tags = count(1)
 
 Row = tuple[Any, ...]
 
@@ -49,7 +52,7 @@ def ahead(days: float, number: int = 0) -> datetime:
 
 
 def everything(growth: Growth) -> Iterator[Rows]:
-    """All that a database has more of at the next size."""
+    """All that a database has more of at the next size; as much as ever is due for removal."""
     if not growth.after:
         yield from _fixtures()
     yield from _instances(growth)
@@ -58,7 +61,7 @@ def everything(growth: Growth) -> Iterator[Rows]:
     yield from _messages(growth)
     yield from _outbox(growth)
     yield from _others(growth)
-    yield from _old(growth.after)
+    yield from _old()
 
 
 _INSTANCE = (
@@ -110,13 +113,18 @@ def _fixtures() -> Iterator[Rows]:
         [
             ("reader", "needed", "broadcast", None, 0, None, ago(9), "perdure"),
             ("worker", "stock", "competing", None, 0, None, ago(9), "perdure"),
+            ("worker", "done", "competing", None, 0, None, ago(9), "perdure"),
         ],
     )
+    rows = [("needed", f"needed-{n}", "json", "{}", ago(25, n), "perdure") for n in range(1500)]
+    yield Rows("channel_messages", _MESSAGE, rows)
     yield Rows("perdure_channels", ("channel", "dirty_at"), [("needed", None), ("stock", None), ("news", None)])
     yield Rows("perdure_outbox_sequences", ("event_source", "last_sequence"), [("blocked", READ)])
     yield Rows("perdure_outbox_sources", ("event_source", "ready_at"), [("blocked", ahead(1))])
     columns = ("instance_id", "group_name", "joined_at")
     yield Rows("workflow_group_memberships", columns, [(f"member-{n}", "few", ago(1, n)) for n in range(20)])
+    locks = [(f"duty-{n}", "w", ago(1), ahead(1, n)) for n in range(20)]
+    yield Rows("system_locks", ("lock_name", "locked_by", "locked_at", "lock_expires_at"), locks)
     columns = ("worker_id", "started_at", "beat_at", "info")
     yield Rows("perdure_workers", columns, [(f"worker-{n}", ago(1, n), NOW, "{}") for n in range(50)])
 
@@ -186,14 +194,14 @@ def _messages(growth: Growth) -> Iterator[Rows]:
         return (channel, f"{channel}/{number}", "json", "{}", published_at, framework)
 
     rows = [message("stock", n, ago(1, n)) for n in growth.part(0.4)]
-    rows += [message("needed", n, ago(20, n)) for n in growth.part(0.2)]
     rows += [message(f"inbox:leased-{n}", n, ago(1, n)) for n in growth.part(0.2)]
     rows += [message("taken", n, ago(1, n)) for n in growth.part(0.1)]
     rows += [message("theirs", n, ago(1, n), "family") for n in growth.part(0.1)]
     yield Rows("channel_messages", _MESSAGE, rows)
     columns = ("message_id", "instance_id", "claimed_at")
     yield Rows("channel_message_claims", columns, [(f"taken/{n}", f"leased-{n}", ago(1)) for n in growth.part(0.1)])
-    channels = [(f"inbox:idle-{n}", None) for n in growth.part(0.4)]
+    channels = [(f"inbox:idle-{n}", None) for n in growth.part(0.4) if n % 2]
+    channels += [(f"inbox:leased-{n}", None) for n in growth.part(0.2)]
     yield Rows("perdure_channels", ("channel", "dirty_at"), channels)
     columns = ("source", "message_id", "id", "created_at")
     yield Rows("perdure_message_keys", columns, [("web", f"key-{n}", n, ago(1, n)) for n in growth.part(0.4)])
@@ -211,7 +219,7 @@ def _outbox(growth: Growth) -> Iterator[Rows]:
     rows = [event("blocked", n, "pending") for n in growth.part(0.8)]
     rows += [event(f"sent-{n % 40}", n, "published", ago(9, n)) for n in growth.part(0.8)]
     rows += [event("parked", n, "invalid") for n in growth.part(0.1)]
-    rows += [event("theirs", n, "published", ago(60, n), own=False) for n in growth.part(0.1)]
+    rows += [event("theirs", n, "pending", own=False) for n in growth.part(0.1)]
     yield Rows("outbox_events", _EVENT, rows)
     sources = [f"quiet-{n}" for n in growth.part(0.2)]
     yield Rows("perdure_outbox_sequences", ("event_source", "last_sequence"), [(source, 1) for source in sources])
@@ -222,23 +230,22 @@ def _others(growth: Growth) -> Iterator[Rows]:
     columns = ("instance_id", "group_name", "joined_at")
     members = [(f"unknown-{n}", "many", ago(9, n)) for n in growth.part(0.4)]
     yield Rows("workflow_group_memberships", columns, members)
-    locks = [(f"duty-{n}", "w", ago(1), ahead(1, n)) for n in growth.part(0.05)]
-    yield Rows("system_locks", ("lock_name", "locked_by", "locked_at", "lock_expires_at"), locks)
-    yield Rows("perdure_lock_tokens", ("lock_name", "token"), [(lock[0], 1) for lock in locks])
 
 
-def _old(size: int) -> Iterator[Rows]:
-    """What is due for removal: as much at every size."""
-    rows = [(f"gone-{n % 5}", f"gone-{size}-{n}", "json", "{}", ago(20, n), "perdure") for n in range(300)]
+def _old() -> Iterator[Rows]:
+    tag = next(_tags)
+    rows = [(f"gone-{n % 5}", f"gone-{tag}-{n}", "json", "{}", ago(20, n), "perdure") for n in range(300)]
+    rows += [("done", f"done-{tag}-{n}", "json", "{}", ago(26, n), "perdure") for n in range(10)]
     yield Rows("channel_messages", _MESSAGE, rows)
-    yield Rows("perdure_channels", ("channel", "dirty_at"), [(f"unused-{size}-{n}", None) for n in range(150)])
+    yield Rows("perdure_channels", ("channel", "dirty_at"), [(f"an-unused-{tag}-{n}", None) for n in range(150)])
     columns = ("source", "message_id", "id", "created_at")
-    yield Rows("perdure_message_keys", columns, [("web", f"gone-{size}-{n}", n, ago(20, n)) for n in range(300)])
-    content = ("t", f"gone-{size}", "json", "{}", "application/json", ago(50))
+    yield Rows("perdure_message_keys", columns, [("web", f"gone-{tag}-{n}", n, ago(20, n)) for n in range(300)])
+    content = ("t", f"gone-{tag}", "json", "{}", "application/json", ago(50))
     events = [
-        (f"gone-{size}-{n}", *content, ago(45, n), "published", 0, n + 1, None, None, None) for n in range(1500)
+        (f"gone-{tag}-{n}", *content, ago(45, n), "published", 0, n + 1, None, None, None) for n in range(1500)
     ]
     yield Rows("outbox_events", _EVENT, events)
+    yield Rows("perdure_outbox_sequences", ("event_source", "last_sequence"), [(f"gone-{tag}", 1500)])
 
 
 def seed_sqlite(path: str, growth: Growth) -> None:

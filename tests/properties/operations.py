@@ -221,11 +221,13 @@ TIMERS: Operations = {
 
 OUTGOING = {
     "channel": d.mostly(d.channels, d.wrong),
-    "metadata": d.maybe(d.json),
+    "metadata": d.maybe(d.mostly(d.valid, d.json)),
     "message_id": d.maybe(d.one("m1", "M1")),
     "source": d.one("", "http"),
 }
-PAYLOADS = st.tuples(st.just(False), d.outputs) | st.tuples(st.just(True), d.binary)
+PAYLOADS = d.mostly(
+    st.tuples(st.just(False), d.valid) | st.tuples(st.just(True), d.binary), st.tuples(st.just(False), d.outputs)
+)
 
 
 @st.composite
@@ -372,37 +374,83 @@ ROOMS: dict[str, Operations] = {
 
 # What makes the other operations meaningful, whichever rooms a sequence is about.
 COMMON: Operations = {
-    "create_instance": args(
-        instance=FRESH, worker_id=d.one("w1", None, "w2"), timeout_sec=d.leases_sec, source_code=st.just("")
-    ),
-    "try_acquire_lock": LOCKS["try_acquire_lock"],
     "advance_clock": args(quanta=d.one(2, 4, 10, -2, 11_520)),  # the last one is eight days
+    "try_acquire_lock": LOCKS["try_acquire_lock"],
     "begin_transaction": args(),
     "commit_transaction": args(),
     "rollback_transaction": args(),
+    "create_instance": args(
+        instance=FRESH, worker_id=d.one("w1", None, "w2"), timeout_sec=d.leases_sec, source_code=st.just("")
+    ),
 }
 
-FIRST = Step(
-    "create_instances",
-    {
-        "instances": [WorkflowInstance("Pay:1", "order", b'{"n": 1}'), WorkflowInstance("pay:1", "refund")],
-        "worker_id": "w1",
-        "timeout_sec": 300.0,
-    },
+# Rooms that have to do with each other.
+THEMES = (
+    ("instances", "locks", "history"),
+    ("instances", "listing", "archive"),
+    ("channels", "waits", "delivery"),
+    ("channels", "waits", "delivery"),
+    ("timers", "waits", "instances"),
+    ("history", "archive", "compensations"),
+    ("outbox", "transactions"),
+    ("groups", "workers", "system_locks"),
 )
+
+# Operations without which others have nothing to do.
+WEIGHTS = {
+    "advance_clock": 3,
+    "try_acquire_lock": 4,
+    "append_history": 3,
+    "add_outbox_event": 6,
+    "get_pending_outbox_events": 5,
+    "mark_outbox_event_sent": 2,
+    "publish_to_channel": 5,
+    "subscribe_to_channel": 3,
+    "suspend": 4,
+    "register_timer_subscription": 2,
+    "fire_timer": 3,
+    "deliver_channel_message": 3,
+    "deliver_channel_message_with_lock": 3,
+    "deliver_pending": 2,
+    "expire_channel_wait": 3,
+}
+
+BORN = [
+    WorkflowInstance("Pay:1", "order", b'{"n": 1}'),
+    WorkflowInstance("pay:1", "refund"),
+    WorkflowInstance("ü 1", "order"),
+]
 
 
 @st.composite
 def sequences(draw: st.DrawFn) -> list[Step]:
-    """Some twenty steps in a few rooms, so that they have to do with each other."""
-    names = draw(st.lists(st.sampled_from(sorted(ROOMS)), min_size=1, max_size=3, unique=True))
-    steps = one_step([*(ROOMS[name] for name in names for _ in range(3)), COMMON])
-    parts = draw(st.lists(st.lists(steps, max_size=10), max_size=10))  # a plain list would be of five
-    return [Step("notify", {"loud": draw(st.booleans())}), FIRST, *itertools.chain(*parts)]
+    """Some twenty-five steps in a few rooms."""
+    names = {*draw(st.sampled_from(THEMES)), draw(st.sampled_from(sorted(ROOMS)))}
+    born = {"instances": BORN[: draw(d.one(2, 3))], "worker_id": "w1", "timeout_sec": 300.0}
+    start = [Step("notify", {"loud": draw(st.booleans())}), Step("create_instances", born)]
+    if "delivery" in names and draw(d.one(True, True, False)):
+        start += draw(listeners())
+    steps = one_step([*(ROOMS[name] for name in sorted(names) for _ in range(2)), COMMON, COMMON])
+    parts = draw(st.lists(st.lists(steps, max_size=10), max_size=12))  # a plain list would be of five
+    return [*start, *itertools.chain(*parts)]
+
+
+@st.composite
+def listeners(draw: st.DrawFn) -> list[Step]:
+    """Two subscribers, of which one waits."""
+    mode, channel = draw(st.sampled_from(ChannelMode)), "news"
+    subscribers = [
+        Step("subscribe_to_channel", {"instance_id": name, "channel": channel, "mode": mode})
+        for name in d.INSTANCE_IDS[:2]
+    ]
+    if mode is ChannelMode.DIRECT:
+        channel = "news:pay:1"
+    wait = ChannelWait(channel, "step:2", after=draw(d.maybe(d.spans(3))))
+    return [*subscribers, Step("suspend", {"lease": Held("pay:1"), "waits": [wait]})]
 
 
 @st.composite
 def one_step(draw: st.DrawFn, rooms: Sequence[Operations]) -> Step:
     room = rooms[draw(st.integers(0, len(rooms) - 1))]
-    operation = draw(st.sampled_from(list(room)))
+    operation = draw(st.sampled_from([name for name in room for _ in range(WEIGHTS.get(name, 1))]))
     return Step(operation, draw(room[operation]))

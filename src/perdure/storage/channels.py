@@ -89,32 +89,33 @@ class Channels(Transactions):
 
     async def unsubscribe_from_channel(self, instance_id: str, channel: str, *, lease: Lease | None = None) -> None:
         """Remove a subscription and its cursors, if it is there."""
-        await self._change(S.unsubscribe(instance_id=instance_id, channel=channel), lease)
+        await self._change(S.unsubscribe(**pair(instance_id, channel)), lease)
 
     async def get_channel_subscription(self, instance_id: str, channel: str) -> ChannelSubscription | None:
         """One subscription, or None; its cursor is the further one of the family's two."""
-        return await self._read(_subscription, instance_id, channel)
+        return await self._read(_subscription, **pair(instance_id, channel))
 
     async def get_channel_mode(self, channel: str) -> ChannelMode | None:
         """How live subscribers use a channel; None if there are none."""
-        return await self._read(_mode, channel)
+        return await self._read(_mode, limits.name(channel, "channel"))
 
     async def clear_channel_waiting_state(self, instance_id: str, channel: str, *, lease: Lease | None = None) -> None:
         """Stop waiting on a channel; the subscription stays."""
-        await self._change(S.clear(instance_id=instance_id, channel=channel), lease)
+        await self._change(S.clear(**pair(instance_id, channel)), lease)
 
     async def get_pending_channel_messages(
         self, channel: str, after_id: int = 0, limit: int = 0
     ) -> list[ChannelMessage]:
         """The messages of a channel after an id, in order."""
-        return await self._read(_messages, S.page(channel=channel, after_id=after_id, limit=limits.page(limit, 100)))
+        name, page = limits.name(channel, "channel"), limits.page(limit, 100)
+        return await self._read(_messages, S.page(channel=name, after_id=after_id, limit=page))
 
     async def get_pending_channel_messages_for_instance(
         self, instance_id: str, channel: str, *, limit: int | None = None
     ) -> list[ChannelMessage]:
         """What a subscriber has not had, in order; `NotSubscribedError` if it is none."""
         read = self._scan if limit is None else self._read
-        return await read(_pending, instance_id, channel, limits.some(limit))
+        return await read(_pending, **pair(instance_id, channel), limit=limits.some(limit))
 
     async def claim_channel_message(self, message_id: int, instance_id: str, *, lease: Lease | None = None) -> bool:
         """Take a message of a competing channel; False if it is taken or gone."""
@@ -130,12 +131,12 @@ class Channels(Transactions):
         self, instance_id: str, channel: str, last_message_id: int, *, lease: Lease | None = None
     ) -> None:
         """Note how far a broadcast subscriber has come, in both of the family's stores; never backwards."""
-        advance = S.advance(instance_id=instance_id, channel=channel, message_id=last_message_id)
+        advance = S.advance(**pair(instance_id, channel), message_id=last_message_id)
         await self._run(Work(lambda: _advance(advance, lease), repeat=True))
 
     async def get_delivery_cursor(self, instance_id: str, channel: str) -> int:
         """The last message that a subscriber has had; 0 for none."""
-        found = await self._read(_subscription, instance_id, channel)
+        found = await self._read(_subscription, **pair(instance_id, channel))
         return found.cursor_message_id if found else 0
 
     async def cleanup_old_channel_messages(self, older_than: timedelta, *, force: bool = False, limit: int = 0) -> int:
@@ -160,6 +161,11 @@ class Channels(Transactions):
         await self._run(Work(lambda: _fenced(call, call.params["instance_id"], lease), repeat=True))
 
 
+def pair(instance_id: str, channel: str) -> dict[str, str]:
+    """A subscription's key. Only real names are looked up: to MySQL `a ` would be `a`."""
+    return {"instance_id": limits.name(instance_id, "instance_id"), "channel": limits.name(channel, "channel")}
+
+
 def direct_channel(channel: str, instance_id: str) -> str:
     """The channel of the messages sent to one instance."""
     limits.name(channel, "channel")
@@ -173,10 +179,12 @@ def locking(names: Iterable[str], operation: Operation[T]) -> Operation[T]:
     return (yield from operation)
 
 
-def subscribed(instance_id: str, channel: str) -> Operation[None]:
-    """Raise `NotSubscribedError` unless the instance is subscribed."""
-    if (yield from _subscription(instance_id, channel)) is None:
+def subscribed(instance_id: str, channel: str) -> Operation[ChannelSubscription]:
+    """The subscription, or `NotSubscribedError`."""
+    found = yield from _subscription(instance_id, channel)
+    if found is None:
         raise NotSubscribedError(f"{instance_id!r} is not subscribed to {channel!r}")
+    return found
 
 
 def message_from(row: Sequence[Any]) -> ChannelMessage:
@@ -313,10 +321,11 @@ def _messages(call: Call) -> Operation[list[ChannelMessage]]:
 
 
 def _pending(instance_id: str, channel: str, limit: int) -> Operation[list[ChannelMessage]]:
-    found = yield from _messages(S.pending(instance_id=instance_id, channel=channel, limit=limit))
-    if not found:
-        yield from subscribed(instance_id, channel)
-    return found
+    subscription = yield from subscribed(instance_id, channel)
+    if subscription.mode is ChannelMode.COMPETING:
+        return (yield from _messages(S.unclaimed(channel=channel, limit=limit)))
+    after_id = subscription.cursor_message_id
+    return (yield from _messages(S.page(channel=channel, after_id=after_id, limit=limit)))
 
 
 def _claim(claim: Call, lease: Lease | None) -> Operation[bool]:

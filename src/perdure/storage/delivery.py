@@ -19,6 +19,7 @@ from perdure.model.records import (
     Lease,
 )
 from perdure.storage import channels, waits, wakeups
+from perdure.storage.channels import pair
 from perdure.storage.instances import fence
 from perdure.storage.operation import Operation, Work, raw, utc
 from perdure.storage.sql import Call, room
@@ -39,7 +40,8 @@ class Delivery(Transactions):
         self, channel: str, *, limit: int | None = None
     ) -> list[ChannelSubscription]:
         """Subscribers of any framework that wait for a message of this channel."""
-        return await self._scan(_subscriptions, S.waiting(channel=channel, limit=limits.some(limit)))
+        name = limits.name(channel, "channel")
+        return await self._scan(_subscriptions, S.waiting(channel=name, limit=limits.some(limit)))
 
     async def find_expired_channel_subscriptions(self, limit: int = 0) -> list[ChannelSubscription]:
         """Own waits whose time is up, of waiting instances, the oldest first."""
@@ -61,8 +63,10 @@ class Delivery(Transactions):
 
         A step that is recorded already takes no message: the instance is set running, and the result names none.
         """
-        if activity_id is not None and lease is None:
-            raise LimitError("only the holder of the lease says for which activity it takes a message")
+        if activity_id is not None:
+            limits.name(activity_id, "activity_id")
+            if lease is None:
+                raise LimitError("only the holder of the lease says for which activity it takes a message")
         return await self._deliver(instance_id, message.channel, lease, activity_id)
 
     async def deliver_channel_message_with_lock(
@@ -85,7 +89,10 @@ class Delivery(Transactions):
         page = limits.page(limit, 100)
         if await self._read(_strange, 1):
             await self._run(Work(_adopt, repeat=True))
-        named = await self._read(_dirty, page) if channels is None else sorted(set(channels))
+        if channels is None:
+            named = await self._read(_dirty, page)
+        else:
+            named = sorted({limits.name(channel, "channel") for channel in channels})
         if not named:
             return []
         deliver = self._way()
@@ -101,6 +108,7 @@ class Delivery(Transactions):
         False, and nothing changed, if its time is not up, it does not wait any more, or the instance is held by
         somebody. With `lease` the holder ends a wait of its own while it runs, and keeps the lease.
         """
+        pair(instance_id, channel)
         if lease is not None:
             return await self._run(Work(lambda: _expire(instance_id, channel, lease, notify=False), repeat=True))
         return await self._announce(
@@ -115,6 +123,7 @@ class Delivery(Transactions):
     async def _deliver(
         self, instance_id: str, channel: str, lease: Lease | None, activity_id: str | None
     ) -> ChannelDeliveryResult | None:
+        pair(instance_id, channel)
         way = self._way()
         if lease is not None:
             return await self._run(Work(lambda: way(instance_id, channel, lease, activity_id), repeat=True))

@@ -23,7 +23,10 @@ class History(Transactions):
 
     async def append_history(self, event: HistoryEvent, *, lease: Lease | None = None) -> int:
         """Record an event; gives its id. Equal again: the first id. Different: `HistoryConflictError`."""
-        return await self._run(_appending(event, lease))
+        answer = await self._run(_appending(event, lease))
+        if isinstance(answer, StorageError):
+            raise answer
+        return answer
 
     async def append_histories(self, items: Sequence[tuple[HistoryEvent, Lease | None]]) -> list[int | StorageError]:
         """Record many events in one commit: an id or an error for each, in order; one's failure touches no other."""
@@ -61,15 +64,15 @@ def event_params(event: HistoryEvent) -> dict[str, object]:
     }
 
 
-def _appending(event: HistoryEvent, lease: Lease | None) -> Work[int]:
+def _appending(event: HistoryEvent, lease: Lease | None) -> Work[int | StorageError]:
     params = event_params(event)
     if lease is not None and lease.instance_id != event.instance_id:
         raise LeaseLostError(f"the lease is on {lease.instance_id!r}, not on {event.instance_id!r}")
     return Work(lambda: append(params, lease), single=True, confirm=lambda: _recorded(params), row=event.instance_id)
 
 
-def append(params: dict[str, object], lease: Lease | None) -> Operation[int]:
-    """Record one event under the fence."""
+def append(params: dict[str, object], lease: Lease | None) -> Operation[int | StorageError]:
+    """Record one event under the fence. A conflict is given: raised, it would undo the fence on some databases only."""
     token, worker_id = (lease.token, lease.worker_id) if lease else (None, None)
     answer = yield S.append(token=token, worker_id=worker_id, **params)
     if isinstance(answer, tuple):
@@ -83,7 +86,7 @@ def append(params: dict[str, object], lease: Lease | None) -> Operation[int]:
         raise (yield from _unfenced(str(params["instance_id"]), lease))
     same: int | None = yield from _recorded(params)
     if same is None:
-        raise HistoryConflictError(
+        return HistoryConflictError(
             f"{params['activity_id']!r} of {params['instance_id']!r} is already recorded with a different event"
         )
     return same

@@ -96,8 +96,9 @@ def _sweep(grace_sec: float) -> Operation[list[StaleWorkflowInfo]]:
     rows = yield S.stale(grace_sec=grace_sec, limit=SWEEP_MAX)
     if rows:
         yield S.clear(ids=[row[0] for row in rows])
+    rows.sort(key=lambda row: (row[3], row[0]))  # leases renewed together expire together
     return [
         StaleWorkflowInfo(instance_id, name)
-        for instance_id, name, status in rows
+        for instance_id, name, status, _ in rows
         if WorkflowStatus(status) in RESUMABLE
     ]

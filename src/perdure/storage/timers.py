@@ -50,6 +50,7 @@ class Timers(waits.Waits):
 
     async def remove_timer_subscription(self, instance_id: str, timer_id: str, *, lease: Lease | None = None) -> None:
         """Remove a timer, if it is there."""
+        _key(instance_id, timer_id)
         await self._run(Work(lambda: _remove(instance_id, timer_id, lease), repeat=True))
 
     async def fire_timer(self, instance_id: str, timer_id: str, *, lease: Lease | None = None) -> bool:
@@ -58,6 +59,7 @@ class Timers(waits.Waits):
         False, and nothing changed, if it is not due, not there any more, or the instance is not waiting or is held by
         somebody. With `lease` the holder fires a timer of its own while it runs, and keeps the lease.
         """
+        _key(instance_id, timer_id)
         if lease is not None:
             return await self._run(Work(lambda: _fire(instance_id, timer_id, lease, notify=False), repeat=True))
         at_once = self._backend.driver.name == "postgresql"
@@ -69,6 +71,12 @@ class Timers(waits.Waits):
             )
 
         return await self._announce(wakeups.RESUMABLE, work, worth=bool)
+
+
+def _key(instance_id: str, timer_id: str) -> None:
+    """Refuse what is not a name: to MySQL `a ` would be `a`."""
+    limits.name(instance_id, "instance_id")
+    limits.name(timer_id, "timer_id")
 
 
 def _params(subscription: TimerSubscription, after: timedelta | None) -> dict[str, object]:

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from contextvars import ContextVar
 from typing import ParamSpec, TypeVar
 
-from perdure.errors import StorageError, TransactionError
+from perdure.errors import CommitUnknownError, StorageError, TransactionError
 from perdure.storage.backends.base import Backend, Executor, Session
 from perdure.storage.operation import Operation, Work
 from perdure.storage.sql import room
@@ -89,14 +89,19 @@ class Transactions:
         With `worth`, a result it finds false is not announced: an attempt that came to nothing would wake its own like.
         """
         notifier = self._backend.notifier
-        carried = notifier.due(kind)
-        result = await self._run(build(carried))
-        if not carried and (worth is None or worth(result)):
-            if self.in_transaction():
+        silent = not notifier.due(kind)
+        try:
+            result = await self._run(build(not silent))
+            silent = silent and (worth is None or worth(result))
+            return result
+        except StorageError as error:
+            silent = silent and isinstance(error, CommitUnknownError)
+            raise
+        finally:  # also when cancelled: it may have been committed all the same
+            if silent and self.in_transaction():
                 self.register_post_commit_callback(lambda: notifier.trail(kind))
-            else:
+            elif silent:
                 notifier.trail(kind)
-        return result
 
     async def _batch(self, build: Callable[[Item], Work[T]], items: Sequence[Item]) -> list[T | StorageError]:
         """Run one operation an item in one commit; gives the result or the error of each, in order."""
@@ -230,13 +235,16 @@ async def _commit(session: Session, callbacks: list[Callback]) -> None:
 
 
 async def _to_the_end(ending: Awaitable[T]) -> T:
-    """Let a commit or rollback finish although the task is cancelled meanwhile, then pass the cancellation on."""
+    """Let a commit or rollback finish however often the task is cancelled meanwhile, then pass the cancellation on."""
     task = asyncio.ensure_future(ending)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        if not task.done():
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
             await asyncio.wait([task])
-        if not task.cancelled():
-            task.exception()  # the cancellation is what the caller hears of
-        raise
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is None:
+        return task.result()
+    if not task.cancelled():
+        task.exception()  # the cancellation is what the caller hears of
+    raise cancelled

@@ -43,11 +43,15 @@ class Owner(NamedTuple):
 
 def owner(instance_id: str, worker_id: str, lease: Lease | None) -> Owner:
     """Whoever holds the lease; without one, the worker that has the lock."""
-    return Owner(instance_id, worker_id, None) if lease is None else _holder(lease)
+    if lease is None:
+        return Owner(limits.name(instance_id, "instance_id"), limits.name(worker_id, "worker_id"), None)
+    if lease.instance_id != instance_id:
+        raise LeaseLostError(f"the lease is on {lease.instance_id!r}, not on {instance_id!r}")
+    return _holder(lease)
 
 
 def _holder(lease: Lease) -> Owner:
-    return Owner(lease.instance_id, lease.worker_id, lease.token)
+    return Owner(limits.name(lease.instance_id, "instance_id"), lease.worker_id, lease.token)
 
 
 class Waits(Transactions):
@@ -64,17 +68,18 @@ class Waits(Transactions):
 
     async def suspend_instances(self, items: Sequence[tuple[Lease, Sequence[Wait]]]) -> list[Suspension | StorageError]:
         """Suspend many instances in one commit: a result or an error for each, in order."""
-        order = sorted(range(len(items)), key=lambda n: items[n][0].instance_id)
-        works = prepared(lambda n: _suspending(_holder(items[n][0]), checked(items[n][1])), order)
-        named = [
-            wait.channel
-            for n, work in zip(order, works, strict=True)
-            if isinstance(work, Work)
-            for wait in items[n][1]
-            if isinstance(wait, ChannelWait)
+        works = prepared(lambda item: self._suspending(_holder(item[0]), checked(item[1]), alone=True), items)
+        given = [
+            wait for (_, waits), work in zip(items, works, strict=True) if isinstance(work, Work) for wait in waits
         ]
-        found = await self._run(Work(lambda: channels.locking(named, together(works))))
-        return [result for _, result in sorted(zip(order, found, strict=True), key=lambda pair: pair[0])]
+        if not given:
+            return [work for work in works if isinstance(work, StorageError)]
+        named = [wait.channel for wait in given if isinstance(wait, ChannelWait)]
+        return await self._announce(
+            wakeups.TIMER,
+            lambda notify: Work(lambda: _hinting(channels.locking(named, together(works)), notify)),
+            worth=lambda found: Suspension(True) in found,
+        )
 
     async def register_channel_receive_and_release_lock(
         self,
@@ -99,20 +104,24 @@ class Waits(Transactions):
         return await self._read(_next_due)
 
     async def _suspend(self, owner: Owner, waits: Sequence[Wait], *, alone: bool) -> Suspension:
+        def work(notify: bool) -> Work[Suspension]:
+            return self._suspending(owner, waits, alone=alone, notify=notify)
+
+        if any(isinstance(wait, TimerWait) or wait.timeout_at or wait.after is not None for wait in waits):
+            return await self._announce(wakeups.TIMER, work, worth=lambda found: found.suspended)
+        return await self._run(work(False))
+
+    def _suspending(
+        self, owner: Owner, waits: Sequence[Wait], *, alone: bool, notify: bool = False
+    ) -> Work[Suspension]:
         at_once = len(waits) == 1 and self._backend.driver.name == "postgresql"
         operation = _at_once if at_once else _suspend
-        timed = any(isinstance(wait, TimerWait) or wait.timeout_at or wait.after is not None for wait in waits)
-
-        def work(notify: bool) -> Work[Suspension]:
-            return Work(
-                lambda: _announcing(operation(owner, waits, alone), owner, waits, notify),
-                single=at_once and not notify,
-                confirm=lambda: _suspended(owner),
-            )
-
-        if not timed:
-            return await self._run(work(False))
-        return await self._announce(wakeups.TIMER, work, worth=lambda found: found.suspended)
+        return Work(
+            lambda: _announcing(operation(owner, waits, alone), owner, waits, notify),
+            single=at_once and not notify,
+            confirm=lambda: _suspended(owner),
+            row=owner.instance_id,
+        )
 
 
 def checked(waits: Iterable[Wait]) -> list[Wait]:
@@ -170,10 +179,6 @@ def resumable(instance_id: str, workflow_name: str) -> Operation[None]:
     )
 
 
-def _suspending(owner: Owner, waits: Sequence[Wait]) -> Work[Suspension]:
-    return Work(lambda: _suspend(owner, waits, alone=True))
-
-
 def _announcing(
     operation: Operation[Suspension], owner: Owner, waits: Sequence[Wait], notify: bool
 ) -> Operation[Suspension]:
@@ -181,6 +186,13 @@ def _announcing(
     timer = next((wait.timer_id for wait in waits if isinstance(wait, TimerWait)), None)
     if notify and found.suspended:
         yield from wakeups.notify(wakeups.TIMER, instance_id=owner.instance_id, timer_id=timer)
+    return found
+
+
+def _hinting(operation: Operation[list[Suspension | StorageError]], notify: bool) -> Operation[Any]:
+    found = yield from operation
+    if notify and Suspension(True) in found:
+        yield from wakeups.notify(wakeups.TIMER, reason="batch")
     return found
 
 

@@ -147,7 +147,8 @@ class Listener:
         connection = await self._line.connect()
         try:
             if self._line.pooled and not await self._hears(connection):
-                log.warning("listener.deaf", extra={"reason": "a pooler in transaction mode", "instead": "polling"})
+                if not self._line.deaf:
+                    log.warning("listener.deaf", extra={"reason": "a pooler in transaction mode", "instead": "polling"})
                 self._line.deaf = True
                 return
             connection.add_termination_listener(self.wake)
@@ -158,7 +159,7 @@ class Listener:
                 hint = await self._next(CHECK_SEC)
                 if hint is not None:
                     yield hint
-                elif not connection.is_closed():
+                elif not (self._line.closed or connection.is_closed()):
                     await connection.execute("SELECT 1", timeout=CHECK_SEC)
         finally:
             self._line.discard(connection)

@@ -52,12 +52,15 @@ _KEEP_ALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 2, "TCP_US
 
 PLANS_MIN_SEC, PLANS_MAX_SEC = 0.5, 10.0  # how long plans are kept: longer and longer, as growth slows down
 
-_PIN = "SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off; SET jit = off; DISCARD PLANS"
-_UNPIN = "RESET plan_cache_mode; RESET enable_seqscan; RESET jit"
+_PIN = (
+    "SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off; SET enable_bitmapscan = off; SET jit = off; "
+    "DISCARD PLANS"
+)
+_UNPIN = "RESET plan_cache_mode; RESET enable_seqscan; RESET enable_bitmapscan; RESET jit"
 # Custom plans, because a generic one made here, while the table is small, would also serve our pinned sessions.
 _BEGIN = (
     "BEGIN; SET LOCAL plan_cache_mode = force_custom_plan; SET LOCAL enable_seqscan TO DEFAULT; "
-    "SET LOCAL jit TO DEFAULT"
+    "SET LOCAL enable_bitmapscan TO DEFAULT; SET LOCAL jit TO DEFAULT"
 )
 _STATEMENTS = parse_statements(
     "backend",

@@ -54,7 +54,8 @@ fresh AS (
 message AS (
   INSERT INTO channel_messages
          (id, channel, message_id, data_type, data, data_binary, metadata, published_at, framework)
-  SELECT id, :channel, :message_id, :data_type::text, :data::text, :data_binary::bytea, :metadata::text, {now}, 'perdure'
+  SELECT id, :channel, :message_id, :data_type::text, :data::text, :data_binary::bytea, :metadata::text, {now},
+         'perdure'
     FROM fresh)
 SELECT id FROM fresh UNION ALL SELECT id FROM known
 
@@ -72,18 +73,12 @@ SELECT id, channel, message_id, data_type, data, data_binary, metadata, publishe
   FROM channel_messages {index(idx_channel_messages_order)}
  WHERE channel = :channel AND id > :after_id ORDER BY id LIMIT :limit
 
--- pending
--- What a subscriber has not had: above both cursor stores, or unclaimed. Nothing for who is not subscribed.
+-- unclaimed
+-- Messages of a channel that nobody has claimed, in order.
 SELECT id, channel, message_id, data_type, data, data_binary, metadata, published_at
-  FROM channel_messages {index(idx_channel_messages_order)}
+  FROM channel_messages m {index(idx_channel_messages_order)}
  WHERE channel = :channel
-   AND id > (SELECT CASE s.mode WHEN 'competing' THEN 0 ELSE {greatest(COALESCE(s.cursor_message_id, 0), COALESCE(
-                      (SELECT c.last_delivered_id FROM channel_delivery_cursors c
-                        WHERE c.channel = s.channel AND c.instance_id = s.instance_id), 0))} END
-               FROM channel_subscriptions s WHERE s.instance_id = :instance_id AND s.channel = :channel)
-   AND ((SELECT s.mode FROM channel_subscriptions s
-          WHERE s.instance_id = :instance_id AND s.channel = :channel) = 'broadcast'
-        OR (SELECT k.message_id FROM channel_message_claims k WHERE k.message_id = channel_messages.message_id) IS NULL)
+   AND (SELECT k.message_id FROM channel_message_claims k WHERE k.message_id = m.message_id) IS NULL
  ORDER BY id LIMIT :limit
 
 -- subscription

@@ -27,7 +27,8 @@ SELECT i.workflow_name, s.activity_id, s.timeout_at
   FROM channel_subscriptions s JOIN workflow_instances i ON i.instance_id = s.instance_id
  WHERE s.instance_id = :instance_id AND s.channel = :channel AND s.framework = 'perdure' AND s.timeout_at <= {now}
    AND s.activity_id IS NOT NULL
-   AND (i.lock_token = :token AND i.status IN ('running', 'waiting_for_event', 'waiting_for_timer', 'waiting_for_message')
+   AND (i.lock_token = :token
+          AND i.status IN ('running', 'waiting_for_event', 'waiting_for_timer', 'waiting_for_message')
         OR :token IS NULL AND i.status IN ('waiting_for_event', 'waiting_for_timer', 'waiting_for_message')
            AND (i.locked_by IS NULL OR i.lock_expires_at <= {now}))
 {skip_locked}
@@ -43,7 +44,8 @@ SELECT i.workflow_name, COALESCE(:activity_id, s.activity_id), s.mode, m.id, m.d
                 WHERE c.channel = s.channel AND c.instance_id = s.instance_id), 0))} END
  WHERE i.instance_id = :instance_id AND COALESCE(:activity_id, s.activity_id) IS NOT NULL
    AND (s.mode = 'broadcast' OR NOT EXISTS (SELECT 1 FROM channel_message_claims k WHERE k.message_id = m.message_id))
-   AND (i.lock_token = :token AND i.status IN ('running', 'waiting_for_event', 'waiting_for_timer', 'waiting_for_message')
+   AND (i.lock_token = :token
+          AND i.status IN ('running', 'waiting_for_event', 'waiting_for_timer', 'waiting_for_message')
         OR :token IS NULL AND i.status IN ('waiting_for_event', 'waiting_for_timer', 'waiting_for_message')
            AND (i.locked_by IS NULL OR i.lock_expires_at <= {now}))
  ORDER BY m.id LIMIT 1
@@ -59,7 +61,8 @@ WITH target AS (
              WHERE c.channel = s.channel AND c.instance_id = s.instance_id), 0)) AS after_id
     FROM workflow_instances i JOIN channel_subscriptions s ON s.instance_id = i.instance_id AND s.channel = :channel
    WHERE i.instance_id = :instance_id AND COALESCE(:activity_id, s.activity_id) IS NOT NULL
-     AND (i.lock_token = :token AND i.status IN ('running', 'waiting_for_event', 'waiting_for_timer', 'waiting_for_message')
+     AND (i.lock_token = :token
+            AND i.status IN ('running', 'waiting_for_event', 'waiting_for_timer', 'waiting_for_message')
           OR :token IS NULL AND i.status IN ('waiting_for_event', 'waiting_for_timer', 'waiting_for_message')
              AND (i.locked_by IS NULL OR i.lock_expires_at <= {now}))
   FOR UPDATE SKIP LOCKED),
@@ -116,7 +119,8 @@ SELECT i.workflow_name, COALESCE(:activity_id, s.activity_id), s.mode,
   INTO @workflow, @activity, @mode, @after
   FROM workflow_instances i JOIN channel_subscriptions s ON s.instance_id = i.instance_id AND s.channel = :channel
  WHERE i.instance_id = :instance_id AND COALESCE(:activity_id, s.activity_id) IS NOT NULL
-   AND (i.lock_token = :token AND i.status IN ('running', 'waiting_for_event', 'waiting_for_timer', 'waiting_for_message')
+   AND (i.lock_token = :token
+          AND i.status IN ('running', 'waiting_for_event', 'waiting_for_timer', 'waiting_for_message')
         OR :token IS NULL AND i.status IN ('waiting_for_event', 'waiting_for_timer', 'waiting_for_message')
            AND (i.locked_by IS NULL OR i.lock_expires_at <= {now}))
    FOR UPDATE SKIP LOCKED;
@@ -126,7 +130,8 @@ SELECT m.id INTO @message FROM channel_messages m
  WHERE @mode = 'competing' AND m.channel = :channel
    AND NOT EXISTS (SELECT 1 FROM channel_message_claims k WHERE k.message_id = m.message_id)
  ORDER BY m.id LIMIT 1 FOR UPDATE SKIP LOCKED;
-INSERT INTO workflow_history (instance_id, activity_id, event_type, data_type, event_data, event_data_binary, created_at)
+INSERT INTO workflow_history
+       (instance_id, activity_id, event_type, data_type, event_data, event_data_binary, created_at)
 SELECT :instance_id, @activity, 'ChannelMessageReceived', m.data_type,
        CONCAT('{"id": ', m.id, ', "channel": ', :name, ', "channel_name": ', :name,
               ', "data": ', COALESCE(m.data, 'null'), ', "metadata": ', COALESCE(m.metadata, '{}'),
@@ -159,17 +164,17 @@ SELECT channel FROM perdure_channels WHERE dirty_at IS NOT NULL ORDER BY dirty_a
 
 -- behind
 -- Free subscribers that wait while a message of their broadcast channel is pending.
+-- Here and below, the order names the channel too: MySQL would else sort all of it to find the last of its messages.
 SELECT s.channel, s.instance_id FROM channel_subscriptions s {index(idx_subscriptions_waiting)}
  WHERE s.channel {any(:channels)} AND s.mode = 'broadcast' AND s.activity_id IS NOT NULL
    AND (SELECT CASE WHEN i.locked_by IS NULL OR i.lock_expires_at <= {now} THEN i.status END
           FROM workflow_instances i WHERE i.instance_id = s.instance_id)
        IN ('waiting_for_event', 'waiting_for_timer', 'waiting_for_message')
    AND (SELECT m.id FROM channel_messages m {index(idx_channel_messages_order)}
-         WHERE m.channel = s.channel
-           AND m.id > {greatest(COALESCE(s.cursor_message_id, 0), COALESCE(
-                 (SELECT c.last_delivered_id FROM channel_delivery_cursors c
-                   WHERE c.channel = s.channel AND c.instance_id = s.instance_id), 0))}
-         ORDER BY m.id LIMIT 1) IS NOT NULL
+         WHERE m.channel = s.channel ORDER BY m.channel DESC, m.id DESC LIMIT 1)
+       > {greatest(COALESCE(s.cursor_message_id, 0), COALESCE(
+           (SELECT c.last_delivered_id FROM channel_delivery_cursors c
+             WHERE c.channel = s.channel AND c.instance_id = s.instance_id), 0))}
  LIMIT :limit
 
 -- backlog
@@ -179,7 +184,7 @@ SELECT p.channel FROM perdure_channels p
    AND (SELECT m.id FROM channel_messages m {index(idx_channel_messages_order)}
          WHERE m.channel = p.channel
            AND (SELECT k.message_id FROM channel_message_claims k WHERE k.message_id = m.message_id) IS NULL
-         ORDER BY m.id LIMIT 1) IS NOT NULL
+         ORDER BY m.channel, m.id LIMIT 1) IS NOT NULL
 
 -- idle
 -- Free subscribers that wait on competing channels.
@@ -203,11 +208,10 @@ SELECT p.channel FROM perdure_channels p
            AND (SELECT i.status FROM workflow_instances i WHERE i.instance_id = s.instance_id)
                IN ('waiting_for_event', 'waiting_for_timer', 'waiting_for_message')
            AND (SELECT m.id FROM channel_messages m {index(idx_channel_messages_order)}
-                 WHERE m.channel = s.channel
-                   AND m.id > {greatest(COALESCE(s.cursor_message_id, 0), COALESCE(
-                         (SELECT c.last_delivered_id FROM channel_delivery_cursors c
-                           WHERE c.channel = s.channel AND c.instance_id = s.instance_id), 0))}
-                 ORDER BY m.id LIMIT 1) IS NOT NULL
+                 WHERE m.channel = s.channel ORDER BY m.channel DESC, m.id DESC LIMIT 1)
+               > {greatest(COALESCE(s.cursor_message_id, 0), COALESCE(
+                   (SELECT c.last_delivered_id FROM channel_delivery_cursors c
+                     WHERE c.channel = s.channel AND c.instance_id = s.instance_id), 0))}
          LIMIT 1) IS NOT NULL
     OR (SELECT s.id FROM channel_subscriptions s {index(idx_subscriptions_waiting)}
          WHERE s.channel = p.channel AND s.mode = 'competing' AND s.activity_id IS NOT NULL
@@ -217,7 +221,7 @@ SELECT p.channel FROM perdure_channels p
        AND (SELECT m.id FROM channel_messages m {index(idx_channel_messages_order)}
              WHERE m.channel = p.channel
                AND (SELECT k.message_id FROM channel_message_claims k WHERE k.message_id = m.message_id) IS NULL
-             ORDER BY m.id LIMIT 1) IS NOT NULL)
+             ORDER BY m.channel, m.id LIMIT 1) IS NOT NULL)
 
 -- clean
 -- These channels have nothing to deliver.

@@ -72,7 +72,8 @@ SELECT id, event_type, data_type, event_data, event_data_binary FROM workflow_hi
 -- page
 -- Events after an id, in order.
 SELECT id, instance_id, activity_id, event_type, data_type, event_data, event_data_binary, created_at
-  FROM workflow_history WHERE instance_id = :instance_id AND id > :after_id ORDER BY id LIMIT :limit
+  FROM workflow_history {index(idx_history_order)}
+ WHERE instance_id = :instance_id AND id > :after_id ORDER BY id LIMIT :limit
 
 -- count
 -- How many events an instance has.

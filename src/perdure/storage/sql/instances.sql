@@ -134,7 +134,8 @@ SELECT instance_id FROM workflow_instances {index(idx_instances_finished)}
 -- unlink
 -- Later generations forget the ones about to be deleted: the foreign key has no ON DELETE. They keep their time, which
 -- MySQL would set.
-UPDATE workflow_instances SET continued_from = NULL, updated_at = updated_at WHERE continued_from {any(:ids)}
+UPDATE workflow_instances {index(idx_instances_continued_from)} SET continued_from = NULL, updated_at = updated_at
+ WHERE continued_from {any(:ids)}
 
 -- delete
 -- Remove instances; everything of theirs cascades.

@@ -61,7 +61,7 @@ UPDATE workflow_instances SET lock_expires_at = {after(COALESCE(lock_timeout_sec
 
 -- stale
 -- Own leases that ran out, locked so that none can be renewed or taken before they are cleared.
-SELECT instance_id, workflow_name, status FROM workflow_instances {index(idx_instances_lease)}
+SELECT instance_id, workflow_name, status, lock_expires_at FROM workflow_instances {index(idx_instances_lease)}
  WHERE framework = 'perdure' AND lock_expires_at < {ago(:grace_sec)}
  ORDER BY lock_expires_at LIMIT :limit {skip_locked}
 

@@ -139,7 +139,7 @@ SELECT event_id, event_type, event_source, event_data, event_data_binary, data_t
 -- The same in one state, by the index of the states.
 SELECT event_id, event_type, event_source, event_data, event_data_binary, data_type, content_type, status, retry_count,
        last_error, published_at, created_at, sequence
-  FROM outbox_events
+  FROM outbox_events {index(idx_outbox_status)}
  WHERE status = :status AND sequence IS NOT NULL
    AND created_at >= :created_at AND (created_at > :created_at OR event_id > :after)
  ORDER BY created_at, event_id LIMIT :limit

@@ -22,7 +22,8 @@ DELETE FROM workflow_timer_subscriptions WHERE instance_id = :instance_id AND ti
 SELECT i.workflow_name, COALESCE(t.activity_id, t.timer_id), t.expires_at
   FROM workflow_timer_subscriptions t JOIN workflow_instances i ON i.instance_id = t.instance_id
  WHERE t.instance_id = :instance_id AND t.timer_id = :timer_id AND t.framework = 'perdure' AND t.expires_at <= {now}
-   AND (i.lock_token = :token AND i.status IN ('running', 'waiting_for_event', 'waiting_for_timer', 'waiting_for_message')
+   AND (i.lock_token = :token
+          AND i.status IN ('running', 'waiting_for_event', 'waiting_for_timer', 'waiting_for_message')
         OR :token IS NULL AND i.status IN ('waiting_for_event', 'waiting_for_timer', 'waiting_for_message')
            AND (i.locked_by IS NULL OR i.lock_expires_at <= {now}))
 {skip_locked}

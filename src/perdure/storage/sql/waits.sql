@@ -17,15 +17,18 @@ SELECT CASE WHEN COALESCE((SELECT t.expires_at FROM workflow_timer_subscriptions
 -- subscribed.
 SELECT CASE WHEN COALESCE(CASE WHEN s.activity_id = :activity_id THEN s.timeout_at END, :at,
                           {after(:after_sec)}) <= {now}
-              OR (SELECT m.id FROM channel_messages m {index(idx_channel_messages_order)}
-                   WHERE m.channel = s.channel
-                     AND m.id > CASE s.mode WHEN 'competing' THEN 0 ELSE
-                           {greatest(COALESCE(s.cursor_message_id, 0), COALESCE(
-                             (SELECT c.last_delivered_id FROM channel_delivery_cursors c
-                               WHERE c.channel = s.channel AND c.instance_id = s.instance_id), 0))} END
-                     AND (s.mode = 'broadcast' OR (SELECT k.message_id FROM channel_message_claims k
-                                                    WHERE k.message_id = m.message_id) IS NULL)
-                   ORDER BY m.id LIMIT 1) IS NOT NULL
+              OR s.mode = 'broadcast'
+                 AND (SELECT m.id FROM channel_messages m {index(idx_channel_messages_order)}
+                       WHERE m.channel = s.channel ORDER BY m.channel DESC, m.id DESC LIMIT 1)
+                     > {greatest(COALESCE(s.cursor_message_id, 0), COALESCE(
+                         (SELECT c.last_delivered_id FROM channel_delivery_cursors c
+                           WHERE c.channel = s.channel AND c.instance_id = s.instance_id), 0))}
+              OR s.mode = 'competing'
+                 AND (SELECT m.id FROM channel_messages m {index(idx_channel_messages_order)}
+                       WHERE m.channel = s.channel
+                         AND (SELECT k.message_id FROM channel_message_claims k WHERE k.message_id = m.message_id)
+                             IS NULL
+                       ORDER BY m.channel, m.id LIMIT 1) IS NOT NULL
             THEN 1 ELSE 0 END
   FROM channel_subscriptions s WHERE s.instance_id = :instance_id AND s.channel = :channel
 
@@ -92,15 +95,17 @@ WITH parked AS (
      AND s.instance_id = i.instance_id AND s.channel = :channel
      AND COALESCE(CASE WHEN s.activity_id = :activity_id THEN s.timeout_at END, :at, {after(:after_sec)},
                   'infinity') > {now}
-     AND (SELECT m.id FROM channel_messages m
-           WHERE m.channel = s.channel
-             AND m.id > CASE s.mode WHEN 'competing' THEN 0 ELSE
-                   GREATEST(COALESCE(s.cursor_message_id, 0), COALESCE(
-                     (SELECT c.last_delivered_id FROM channel_delivery_cursors c
-                       WHERE c.channel = s.channel AND c.instance_id = s.instance_id), 0)) END
-             AND (s.mode = 'broadcast' OR (SELECT k.message_id FROM channel_message_claims k
-                                            WHERE k.message_id = m.message_id) IS NULL)
-           ORDER BY m.id LIMIT 1) IS NULL
+     AND CASE s.mode WHEN 'broadcast' THEN
+           COALESCE((SELECT m.id FROM channel_messages m WHERE m.channel = s.channel
+                      ORDER BY m.channel DESC, m.id DESC LIMIT 1), 0)
+           <= GREATEST(COALESCE(s.cursor_message_id, 0), COALESCE(
+                (SELECT c.last_delivered_id FROM channel_delivery_cursors c
+                  WHERE c.channel = s.channel AND c.instance_id = s.instance_id), 0))
+         ELSE
+           (SELECT m.id FROM channel_messages m
+             WHERE m.channel = s.channel
+               AND (SELECT k.message_id FROM channel_message_claims k WHERE k.message_id = m.message_id) IS NULL
+             ORDER BY m.channel, m.id LIMIT 1) IS NULL END
   RETURNING i.instance_id),
 wait AS (
   UPDATE channel_subscriptions s
@@ -116,7 +121,8 @@ SELECT count(*) FROM parked
 
 -- wake
 -- Record why an instance wakes, and set it running. A lease that the caller has stays; else the token grows.
-INSERT INTO workflow_history (instance_id, activity_id, event_type, data_type, event_data, event_data_binary, created_at)
+INSERT INTO workflow_history
+       (instance_id, activity_id, event_type, data_type, event_data, event_data_binary, created_at)
 VALUES (:instance_id, :activity_id, :event_type, :data_type, :event_data, :event_data_binary, {now})
 {on_conflict_do_nothing(instance_id, activity_id)};
 UPDATE workflow_instances

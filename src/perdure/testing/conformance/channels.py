@@ -13,7 +13,7 @@ from perdure.errors import (
     LimitError,
     NotSubscribedError,
 )
-from perdure.model.records import ChannelMode, Lease, OutgoingMessage, WorkflowInstance
+from perdure.model.records import ChannelMessage, ChannelMode, Lease, OutgoingMessage, WorkflowInstance
 from perdure.model.states import WorkflowStatus
 from perdure.storage.channels import direct_channel
 from perdure.storage.stores import Rooms
@@ -473,3 +473,61 @@ async def test_deleting_an_instance_takes_its_subscriptions(storage: Rooms) -> N
     assert await storage.delete_instances(timedelta(0)) == 1
     for table in ("channel_subscriptions", "channel_delivery_cursors"):
         assert await storage.db().fetchval(f"SELECT count(*) FROM {table}") == 0
+
+
+@pytest.mark.parametrize("wrong", ["", "c ", " c", "c\x00", "c" * 256])
+async def test_what_is_not_a_name_is_not_looked_up(storage: Rooms, wrong: str) -> None:
+    """To MySQL `c ` is `c`."""
+    await listening(storage, "c", "c")
+    await publish(storage, b"1")
+    (message,) = await storage.get_pending_channel_messages("c")
+    other = ChannelMessage(message.id, wrong, message.message_id)
+    for call in (
+        storage.publish_to_channel(wrong, b"1"),
+        storage.publish_to_channel("c", b"1", message_id=wrong),
+        storage.subscribe_to_channel("c", wrong, BROADCAST),
+        storage.subscribe_to_channel(wrong, "c", BROADCAST),
+        storage.unsubscribe_from_channel("c", wrong),
+        storage.unsubscribe_from_channel(wrong, "c"),
+        storage.get_channel_subscription("c", wrong),
+        storage.get_channel_mode(wrong),
+        storage.clear_channel_waiting_state("c", wrong),
+        storage.get_pending_channel_messages(wrong),
+        storage.get_pending_channel_messages_for_instance(wrong, "c"),
+        storage.claim_channel_message(message.id, wrong),
+        storage.update_delivery_cursor("c", wrong, message.id),
+        storage.get_delivery_cursor(wrong, "c"),
+        storage.get_channel_subscribers_waiting(wrong),
+        storage.deliver_channel_message("c", other),
+        storage.deliver_channel_message(wrong, message),
+        storage.deliver_pending(channels=[wrong]),
+        storage.expire_channel_wait("c", wrong),
+        storage.fire_timer(wrong, "t"),
+        storage.remove_timer_subscription("c", wrong),
+        storage.register_channel_receive_and_release_lock(wrong, "c", "w1", "r:1"),
+    ):
+        with pytest.raises(LimitError):
+            await call
+    assert await pending(storage, "c") == [message.id]
+
+
+async def test_a_lease_covers_its_own_instance_only(storage: Rooms) -> None:
+    await new(storage, "i-1")
+    await storage.subscribe_to_channel("i-1", "c", BROADCAST)
+    await publish(storage, b"1")
+    (message,) = await storage.get_pending_channel_messages("c")
+    lease = await leased(storage, "i-2")
+    for call in (
+        storage.subscribe_to_channel("i-1", "d", BROADCAST, lease=lease),
+        storage.unsubscribe_from_channel("i-1", "c", lease=lease),
+        storage.update_delivery_cursor("i-1", "c", message.id, lease=lease),
+        storage.claim_channel_message(message.id, "i-1", lease=lease),
+        storage.deliver_channel_message("i-1", message, lease=lease, activity_id="r:1"),
+        storage.expire_channel_wait("i-1", "c", lease=lease),
+        storage.fire_timer("i-1", "t", lease=lease),
+        storage.remove_timer_subscription("i-1", "t", lease=lease),
+        storage.register_channel_receive_and_release_lock("i-1", "c", "w1", "r:1", lease=lease),
+    ):
+        with pytest.raises(LeaseLostError):
+            await call
+    assert await pending(storage, "i-1") == [message.id]

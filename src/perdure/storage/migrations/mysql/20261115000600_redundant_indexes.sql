@@ -1,7 +1,8 @@
 -- migrate:up
 
 -- Indexes that cost every write and serve no read: doubles and prefixes of others. The ones that a foreign key leaned
--- on have their replacement by now. idx_instances_updated changed with every step a run takes.
+-- on have their replacement by now. idx_instances_updated changed with every step a run takes, and nothing is
+-- looked for by idx_instances_locked.
 DROP INDEX idx_definitions_name ON workflow_definitions;
 DROP INDEX idx_instances_status ON workflow_instances;
 DROP INDEX idx_instances_framework ON workflow_instances;

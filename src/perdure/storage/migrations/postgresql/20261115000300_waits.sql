@@ -10,6 +10,11 @@ CREATE INDEX idx_subscriptions_due ON channel_subscriptions (framework, timeout_
 CREATE INDEX idx_channel_messages_order ON channel_messages (channel, id);
 CREATE INDEX idx_channel_messages_retention ON channel_messages (published_at, id);
 
+-- Channels are many, whatever the last sample says. Taken for few, they make the planner walk the primary key, through
+-- the messages of all channels, to find the first one of a channel that has none.
+ALTER TABLE channel_messages ALTER COLUMN channel SET (n_distinct = -0.5);
+ALTER TABLE channel_subscriptions ALTER COLUMN channel SET (n_distinct = -0.5);
+
 -- Whoever of us publishes marks the channel. The rest of the family does not, and leaves framework empty: a sweep looks
 -- for those messages and marks their channels.
 ALTER TABLE channel_messages ADD COLUMN framework TEXT;
@@ -51,6 +56,8 @@ DROP INDEX idx_channel_delivery_cursors_instance;
 DROP INDEX idx_subscriptions_waiting;
 DROP INDEX idx_channel_messages_family;
 ALTER TABLE channel_messages DROP COLUMN framework;
+ALTER TABLE channel_subscriptions ALTER COLUMN channel RESET (n_distinct);
+ALTER TABLE channel_messages ALTER COLUMN channel RESET (n_distinct);
 DROP INDEX idx_channel_messages_retention;
 DROP INDEX idx_channel_messages_order;
 DROP INDEX idx_subscriptions_due;

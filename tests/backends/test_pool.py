@@ -1,0 +1,116 @@
+"""The pool by itself: its limit, its queue, and nothing lost when a waiter is cancelled at the wrong moment."""
+
+import asyncio
+
+import pytest
+
+from perdure.errors import DatabaseUnavailableError
+from perdure.storage.backends.pool import Pool
+
+
+class Connection:
+    """Alive until told otherwise."""
+
+    alive = True
+
+
+class Source:
+    """Makes connections; counts those that were thrown away."""
+
+    def __init__(self, limit: int, wait_sec: float = 30.0) -> None:
+        self.discarded: list[Connection] = []
+        self.failure: Exception | None = None  # of the next attempt
+        self.reachable = asyncio.Event()
+        self.reachable.set()
+        self.pool: Pool[Connection] = Pool(self.connect, lambda c: c.alive, self.discarded.append, limit, wait_sec)
+
+    async def connect(self) -> Connection:
+        await self.reachable.wait()
+        failure, self.failure = self.failure, None
+        if failure is not None:
+            raise failure
+        return Connection()
+
+
+async def waiting(source: Source) -> "asyncio.Task[Connection]":
+    """A task that stands in the queue."""
+    before = len(source.pool._waiters)
+    task = asyncio.create_task(source.pool.acquire())
+    await asyncio.sleep(0)  # its first step
+    assert len(source.pool._waiters) == before + 1
+    return task
+
+
+async def test_the_last_used_is_the_first_taken_and_waiters_are_served_in_order() -> None:
+    source = Source(2)
+    a, b = await source.pool.acquire(), await source.pool.acquire()
+    first, second = await waiting(source), await waiting(source)
+    source.pool.release(a)
+    assert await first is a
+    source.pool.release(b)
+    assert await second is b
+    source.pool.release(a)
+    source.pool.release(b)
+    assert source.pool.take() is b
+
+
+async def test_a_dead_connection_makes_room() -> None:
+    source = Source(1)
+    dead = await source.pool.acquire()
+    waiter = await waiting(source)
+    dead.alive = False
+    source.pool.release(dead)
+    fresh = await waiter
+    assert source.discarded == [dead]
+    source.pool.release(fresh)
+    fresh.alive = False
+    assert source.pool.take() is None
+    assert await source.pool.acquire() not in (dead, fresh)
+
+
+@pytest.mark.parametrize("dead", [False, True])
+async def test_what_a_cancelled_waiter_was_given_goes_to_the_next(dead: bool) -> None:
+    source = Source(1)
+    held = await source.pool.acquire()
+    cancelled, next_one = await waiting(source), await waiting(source)
+    held.alive = not dead
+    source.pool.release(held)
+    cancelled.cancel()  # it has been served, and does not know it yet
+    got = await asyncio.wait_for(next_one, 5)
+    assert (got is held) is not dead
+    assert cancelled.cancelled()
+
+
+async def test_a_failure_to_connect_leaves_the_place_to_the_next() -> None:
+    source = Source(1)
+    source.failure = DatabaseUnavailableError("away")
+    source.reachable.clear()
+    failing = asyncio.create_task(source.pool.acquire())
+    await asyncio.sleep(0)
+    waiter = await waiting(source)
+    source.reachable.set()
+    with pytest.raises(DatabaseUnavailableError, match="away"):
+        await failing
+    assert isinstance(await waiter, Connection)
+
+
+async def test_a_wait_is_bounded() -> None:
+    source = Source(1, wait_sec=0.02)
+    held = await source.pool.acquire()
+    for _ in range(2):
+        with pytest.raises(DatabaseUnavailableError, match="all 1 are in use"):
+            await source.pool.acquire()
+    waiter = await waiting(source)
+    source.pool.release(held)
+    assert await waiter is held
+
+
+async def test_closing_sends_waiters_away_and_takes_back_what_is_out() -> None:
+    source = Source(1)
+    held = await source.pool.acquire()
+    waiter = await waiting(source)
+    source.pool.close()
+    with pytest.raises(DatabaseUnavailableError, match="not open"):
+        await waiter
+    source.pool.release(held)
+    assert source.discarded == [held]

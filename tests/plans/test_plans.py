@@ -1,0 +1,164 @@
+"""No statement of the hot paths or of the background reads more in a larger database (W34, W35, W52).
+
+The operations run on 5,000 instances and on 50,000, with all that belongs to them, and the costs are compared statement
+by statement: with plans made before the database knew anything about its tables, with fresh statistics, and within a
+caller's transaction. Substring and JSON filters read what there is; they are not here.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from perdure.storage.sql import room
+from perdure.storage.stores import Rooms, open_storage
+from tests.plans.meters import Costs, Meter, MySQLMeter, PostgresMeter, SQLiteMeter
+from tests.plans.operations import run_all, run_writes
+from tests.plans.seeds import Growth, seed_mysql, seed_postgres, seed_sqlite
+from tests.servers.databases import fresh_mysql, fresh_postgres
+
+SMALL, LARGE = 5_000, 50_000
+
+# An index gets a level deeper, a page is split; what reads all rows of a kind reads ten times as many.
+TOLERANCE = {"pages": (2.0, 100), "rows": (1.5, 100), "reads": (1.5, 100), "steps": (1.5, 100)}
+
+# Grow with one channel, not with the database.
+GROWING = {
+    "channels.mode": "reads past the subscribers of this channel that are over, until they are deleted",
+    "delivery.waiting": "all who wait on one channel, in order; nothing sweeps with it",
+}
+# Looks at a whole table, or sorts.
+PLANS = {
+    ("archive.list", "USE TEMP B-TREE FOR ORDER BY"): "the archive of one instance",
+    ("archive.claimed", "USE TEMP B-TREE FOR DISTINCT"): "the claims of one instance",
+    ("delivery.strange", "SCAN channel_messages USING INDEX idx_channel_messages_family"): "it has the strange ones only",
+    ("delivery.waiting", "USE TEMP B-TREE FOR ORDER BY"): "the subscribers of one channel",
+    ("outbox.ahead", "SCAN claimed"): "a subquery of one row",
+    ("outbox.ahead", "SCAN waiting"): "a subquery of one row",
+    ("outbox.list_status", "USE TEMP B-TREE FOR RIGHT PART OF ORDER BY"): "events of the same microsecond",
+    ("instances.resumable_named_2", "SCAN branch"): "a subquery of one page",
+    ("instances.resumable_named_20", "SCAN branch"): "a subquery of one page",
+    ("system_locks.cleanup", "SCAN system_locks"): "a row a duty",
+    ("system_locks.cleanup", "Seq Scan on system_locks"): "a row a duty",
+    ("workers.list", "SCAN perdure_workers"): "a row a worker",
+    ("workers.list", "USE TEMP B-TREE FOR ORDER BY"): "a row a worker",
+    ("workers.list", "Seq Scan on perdure_workers"): "a row a worker",
+}
+FRAGMENTS = {  # put together to statements that are measured
+    "instances.resumable_named",
+    *(f"listing.{name}" for name in ("select", "in_any_state", "in_one_state", "started_after", "started_before")),
+    *(f"listing.{name}" for name in ("after", "workflow_name", "instance_id", "input", "order")),
+}
+RARE = {"channels.claimant", "channels.key", "channels.named"}  # after a race or a lost answer; each by a unique key
+ONLY_ON = {  # where the others need more statements, or fewer
+    "delivery.deliver": ("postgresql", "mysql"),
+    "delivery.target": ("sqlite",),
+    "history.append_many": ("postgresql", "mysql"),
+    "history.lock_many": ("mysql",),
+    "timers.fire": ("postgresql",),
+    "waits.listen": ("postgresql",),
+    "waits.sleep": ("postgresql",),
+    "wakeups.notify": ("postgresql",),
+}
+
+ROOMS = (
+    *("archive", "channels", "compensations", "delivery", "groups", "history", "instances", "listing", "locks"),
+    *("outbox", "system_locks", "timers", "waits", "wakeups", "workers"),
+)
+
+
+class Busy(NamedTuple):
+    """An empty database that can be filled, and the instrument for it."""
+
+    kind: str
+    url: str
+    meter: Meter
+    grow: Callable[[Growth], Awaitable[None]]
+
+
+@pytest.fixture(params=["sqlite", "postgresql", "mysql"])
+async def busy(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Busy]:
+    async with AsyncExitStack() as stack:
+        match request.param:
+            case "sqlite":
+                path = str(tmp_path / "perdure.db")
+
+                async def into_sqlite(growth: Growth) -> None:
+                    seed_sqlite(path, growth)
+
+                yield Busy("sqlite", f"sqlite:///{path}", SQLiteMeter(), into_sqlite)
+            case "postgresql":
+                url = await stack.enter_async_context(fresh_postgres(request.getfixturevalue("postgres_url")))
+                yield Busy("postgresql", f"{url}?pool_size=1", PostgresMeter(), lambda g: seed_postgres(url, g))
+            case _:
+                url = await stack.enter_async_context(fresh_mysql(request.getfixturevalue("mysql_url")))
+                yield Busy("mysql", f"{url}?pool_size=1", MySQLMeter(), lambda g: seed_mysql(url, g))
+
+
+async def test_w35_no_statement_reads_more_in_a_larger_database(busy: Busy) -> None:
+    readings = await measure(busy)
+    small, large = readings.pop(f"{SMALL:,}"), readings
+    found = [line for size, costs in large.items() for line in growing(busy.kind, size, small, costs)]
+    found += [f"{busy.kind}: {name}: {plan}" for name, plan in busy.meter.plans if (name, plan) not in PLANS]
+    found += [f"{busy.kind}: {name} is not measured" for name in sorted(unmeasured(busy.kind, small))]
+    assert not found, "\n".join(["", *found])
+
+
+async def measure(busy: Busy) -> dict[str, Costs]:
+    """What the statements cost at each size, in that order, and by which plans."""
+    meter, readings = busy.meter, dict[str, Costs]()
+    async with open_storage(busy.url) as storage:
+        meter.attach(storage)
+        await leave_unanalyzed(storage)
+        for before, after in ((0, 0), (0, SMALL), (SMALL, LARGE)):
+            await busy.grow(Growth(before, after))
+            await run_all(storage, meter)
+            readings[f"{after:,}"] = meter.take()
+        await analyze(storage)
+    del readings["0"]  # it made the plans
+    async with open_storage(busy.url) as storage:
+        meter.attach(storage)
+        await busy.grow(Growth(LARGE, LARGE))
+        await run_all(storage, meter)
+        readings[f"{LARGE:,} with statistics"] = meter.take()
+        plans = dict(meter.plans)
+        await run_writes(storage, meter)
+        readings[f"{LARGE:,} in a transaction"] = meter.take()
+        meter.plans = plans  # a caller's transaction has the server's settings, and all versions of its own rows
+        for counts in readings[f"{LARGE:,} in a transaction"].values():
+            del counts["pages"]
+    return readings
+
+
+async def leave_unanalyzed(storage: Rooms) -> None:
+    """See to it that PostgreSQL does not look at the tables by itself."""
+    if storage._backend.driver.name == "postgresql":
+        for (table,) in await storage.db().fetch("SELECT tablename FROM pg_tables WHERE schemaname = 'public'"):
+            await storage.db().execute(f"ALTER TABLE {table} SET (autovacuum_enabled = off)")
+
+
+async def analyze(storage: Rooms) -> None:
+    if storage._backend.driver.name == "mysql":
+        tables = [name for (name,) in await storage.db().fetch("SHOW TABLES")]
+        await storage.db().fetch(f"ANALYZE TABLE {', '.join(tables)}")
+    else:
+        await storage.db().execute("ANALYZE")
+
+
+def growing(kind: str, size: str, small: Costs, large: Costs) -> Iterator[str]:
+    """The statements that cost more, each with its operation and both counts."""
+    for (operation, statement), counts in large.items():
+        for unit, much in counts.items():
+            little = small[operation, statement][unit]
+            factor, extra = TOLERANCE[unit]
+            if much > factor * little + extra and statement not in GROWING:
+                yield f"{kind}: {operation}: {statement}: {little:,} {unit} at {SMALL:,}, {much:,} at {size}"
+
+
+def unmeasured(kind: str, costs: Costs) -> set[str]:
+    """Statements that no operation has run."""
+    every = {statement.name for name in ROOMS for statement in room(name)}
+    elsewhere = {name for name, kinds in ONLY_ON.items() if kind not in kinds}
+    return every - {statement for _, statement in costs} - FRAGMENTS - RARE - elsewhere
