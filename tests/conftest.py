@@ -21,6 +21,8 @@ from perdure.testing.servers import MySQLServer, PostgresServer
 from tests.servers.databases import fresh_mysql, fresh_postgres, named_database
 from tests.storages import BACKENDS, Database, memory_database, server_database, sqlite_database
 
+pytest.register_assert_rewrite("perdure.testing.conformance")
+
 BackendDatabase = Callable[[str], AbstractAsyncContextManager[Database]]
 
 

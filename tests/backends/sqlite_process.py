@@ -9,6 +9,7 @@ import json
 import resource
 import sys
 import time
+from collections.abc import Callable, Coroutine
 
 from perdure.model.records import WorkflowInstance
 from perdure.storage.stores import open_storage
@@ -57,4 +58,5 @@ async def listen(url: str, seconds: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run({"write": write, "hold": hold, "listen": listen}[sys.argv[1]](*sys.argv[2:]))
+    tasks: dict[str, Callable[..., Coroutine[None, None, None]]] = {"write": write, "hold": hold, "listen": listen}
+    asyncio.run(tasks[sys.argv[1]](*sys.argv[2:]))

@@ -7,8 +7,6 @@ import pytest
 from tests.conftest import BackendDatabase
 from tests.storages import BACKENDS, Database
 
-pytest.register_assert_rewrite("perdure.testing.conformance")
-
 
 @pytest.fixture(params=[backend for backend in BACKENDS if backend != "memory"])
 async def database(request: pytest.FixtureRequest, backend_database: BackendDatabase) -> AsyncIterator[Database]:

@@ -139,8 +139,11 @@ def _instances(growth: Growth) -> Iterator[Rows]:
     rows += [_instance(f"idle-{n}", "waiting_for_message", ago(20, n)) for n in growth.part(0.4)]
     rows += [_instance(f"late-{n}", "waiting_for_message", ago(10, n)) for n in growth.part(0.04)]
     rows += [_instance(f"over-{n}", over[n % 4], ago(40, n)) for n in growth.part(0.1)]
-    rows += [_instance(f"ours-{n}", "running", ago(50, n), framework="go") for n in growth.part(0.05)]
     rows += [_instance(f"theirs-{n}", "waiting_for_timer", ago(50, n), framework="python") for n in growth.part(0.05)]
+    rows += [
+        _instance(f"go-{n}", "running", ago(50, n), framework="go", owner="x", until=ago(9, n) if n % 2 else None)
+        for n in growth.part(0.1)
+    ]
     yield Rows("workflow_instances", _INSTANCE, rows)
 
 
@@ -208,9 +211,7 @@ def _messages(growth: Growth) -> Iterator[Rows]:
 
 
 def _outbox(growth: Growth) -> Iterator[Rows]:
-    def event(
-        source: str, number: int, status: str, published_at: datetime | None = None, *, own: bool = True
-    ) -> Row:
+    def event(source: str, number: int, status: str, published_at: datetime | None = None, *, own: bool = True) -> Row:
         sequence = number + 1 if own else None
         attempt_at = ahead(1) if (source, number) == ("blocked", 0) else None
         content = ("t", source, "json", "{}", "application/json", ago(50, number), published_at, status, 0)
@@ -241,9 +242,7 @@ def _old() -> Iterator[Rows]:
     columns = ("source", "message_id", "id", "created_at")
     yield Rows("perdure_message_keys", columns, [("web", f"gone-{tag}-{n}", n, ago(20, n)) for n in range(300)])
     content = ("t", f"gone-{tag}", "json", "{}", "application/json", ago(50))
-    events = [
-        (f"gone-{tag}-{n}", *content, ago(45, n), "published", 0, n + 1, None, None, None) for n in range(1500)
-    ]
+    events = [(f"gone-{tag}-{n}", *content, ago(45, n), "published", 0, n + 1, None, None, None) for n in range(1500)]
     yield Rows("outbox_events", _EVENT, events)
     yield Rows("perdure_outbox_sequences", ("event_source", "last_sequence"), [(f"gone-{tag}", 1500)])
 
@@ -254,13 +253,13 @@ def seed_sqlite(path: str, growth: Growth) -> None:
     connection.execute("PRAGMA synchronous = OFF")
     with connection:
         for table, columns, rows in everything(growth):
-            texts = (tuple(str(v) if isinstance(v, datetime) else v for v in map(_six_digits, row)) for row in rows)
             marks = ", ".join("?" * len(columns))
+            texts = (tuple(map(_text, row)) for row in rows)
             connection.executemany(f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks})", texts)
     connection.close()
 
 
-def _six_digits(value: Any) -> Any:
+def _text(value: Any) -> Any:
     return value.isoformat(" ", "microseconds") if isinstance(value, datetime) else value
 
 

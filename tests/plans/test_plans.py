@@ -15,7 +15,7 @@ import pytest
 from perdure.storage.sql import room
 from perdure.storage.stores import Rooms, open_storage
 from tests.plans.meters import Costs, Meter, MySQLMeter, PostgresMeter, SQLiteMeter
-from tests.plans.operations import run_all, run_writes
+from tests.plans.operations import CONTROL, run_all, run_writes
 from tests.plans.seeds import Growth, seed_mysql, seed_postgres, seed_sqlite
 from tests.servers.databases import fresh_mysql, fresh_postgres
 
@@ -33,7 +33,10 @@ GROWING = {
 PLANS = {
     ("archive.list", "USE TEMP B-TREE FOR ORDER BY"): "the archive of one instance",
     ("archive.claimed", "USE TEMP B-TREE FOR DISTINCT"): "the claims of one instance",
-    ("delivery.strange", "SCAN channel_messages USING INDEX idx_channel_messages_family"): "it has the strange ones only",
+    (
+        "delivery.strange",
+        "SCAN channel_messages USING INDEX idx_channel_messages_family",
+    ): "it has the strange ones only",
     ("delivery.waiting", "USE TEMP B-TREE FOR ORDER BY"): "the subscribers of one channel",
     ("outbox.ahead", "SCAN claimed"): "a subquery of one row",
     ("outbox.ahead", "SCAN waiting"): "a subquery of one row",
@@ -99,8 +102,10 @@ async def busy(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
 
 async def test_w35_no_statement_reads_more_in_a_larger_database(busy: Busy) -> None:
     readings = await measure(busy)
-    small, large = readings.pop(f"{SMALL:,}"), readings
-    found = [line for size, costs in large.items() for line in growing(busy.kind, size, small, costs)]
+    small = readings.pop(f"{SMALL:,}")
+    grown = {size: list(growing(busy.kind, size, small, costs)) for size, costs in readings.items()}
+    assert CONTROL in "\n".join(grown[f"{LARGE:,}"])
+    found = [line for lines in grown.values() for line in lines if CONTROL not in line]
     found += [f"{busy.kind}: {name}: {plan}" for name, plan in busy.meter.plans if (name, plan) not in PLANS]
     found += [f"{busy.kind}: {name} is not measured" for name in sorted(unmeasured(busy.kind, small))]
     assert not found, "\n".join(["", *found])

@@ -8,8 +8,6 @@ from perdure.storage.stores import Rooms
 from perdure.testing.servers import PgBouncer, PostgresServer
 from tests.storages import Database, server_database
 
-pytest.register_assert_rewrite("perdure.testing.conformance")
-
 
 @pytest.fixture(scope="module")
 def pooled_url() -> Iterator[str]:

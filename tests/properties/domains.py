@@ -1,53 +1,74 @@
-"""The values that operations are called with: few, so that they meet, and awkward where databases differ."""
+"""The values that operations are called with: few, so that they meet, and awkward where databases differ.
 
+Values are made by functions of a generator of random numbers. Hypothesis gives its seed: its own strategies would make
+five near copies of every sequence.
+"""
+
+from collections.abc import Callable
+from random import Random
 from typing import Any
-
-from hypothesis import strategies as st
-from hypothesis.strategies import SearchStrategy
 
 from perdure.model.records import HistoryEvent, HistoryEventType
 from perdure.model.states import WorkflowStatus
 from tests.properties.memory import QUANTUM
 from tests.properties.steps import At, Held, Seen
 
-Values = SearchStrategy[Any]
+Make = Callable[[Random], Any]
 
 INSTANCE_IDS = ("pay:1", "Pay:1", "ü 1")
 CHANNELS = ("news", "News", "jobs", "news:pay:1")
 
 
-def one(*values: object) -> Values:
-    """One of some values; the first is the simplest."""
-    return st.sampled_from(values)
+def one(*values: object) -> Make:
+    """One of some values."""
+    return lambda rng: rng.choice(values)
 
 
-def some(values: Values, most: int = 3) -> Values:
-    """A few of them."""
-    return st.lists(values, max_size=most)
+def some(make: Make, most: int = 3) -> Make:
+    """A few."""
+    return lambda rng: [make(rng) for _ in range(rng.randint(0, most))]
 
 
-def seconds(*quanta: int) -> Values:
+def maybe(make: Make) -> Make:
+    """None, or one."""
+    return lambda rng: make(rng) if rng.randrange(2) else None
+
+
+def mostly(usual: Make, unusual: Make) -> Make:
+    """Seven times in eight the usual."""
+    return lambda rng: (usual if rng.randrange(8) else unusual)(rng)
+
+
+def either(*makes: Make) -> Make:
+    """One or the other."""
+    return lambda rng: rng.choice(makes)(rng)
+
+
+def both(*makes: Make) -> Make:
+    """A tuple with one of each."""
+    return lambda rng: tuple(make(rng) for make in makes)
+
+
+def build(kind: Callable[..., Any], /, **makes: Make) -> Make:
+    """A record."""
+    return lambda rng: kind(**{name: make(rng) for name, make in makes.items()})
+
+
+def seconds(*quanta: int) -> Make:
     """A duration in seconds, of one of these numbers of quanta."""
     return one(*(n * QUANTUM.total_seconds() for n in quanta))
 
 
-def spans(*quanta: int) -> Values:
+def spans(*quanta: int) -> Make:
     """A duration of one of these numbers of quanta."""
     return one(*(n * QUANTUM for n in quanta))
 
 
-def maybe(values: Values) -> Values:
-    """None, or one of them."""
-    return st.none() | values
-
-
-def mostly(usual: Values, unusual: Values) -> Values:
-    """Seven times in eight the usual."""
-    return st.integers(0, 7).flatmap(lambda n: unusual if n == 7 else usual)
-
+none = one(None)
+flags = one(False, True)
 
 instance_ids = mostly(one("pay:1", *INSTANCE_IDS), one("pay:1~1", "nobody"))
-worker_ids = mostly(st.just("w1"), one("W1", "w2"))
+worker_ids = mostly(one("w1"), one("W1", "w2"))
 activity_ids = one("step:1", "Step:1", "step:2", "workflow_failed")
 channels = one("news", "news", *CHANNELS)
 timer_ids = one("t1", "t2")
@@ -55,12 +76,12 @@ groups = one("g", "G")
 sources = one("shop", "Shop")
 event_ids = one("e1", "e2", "e3", "E1")
 locks = one("sweep", "relay")
-statuses = st.sampled_from(WorkflowStatus)
+statuses = one(*WorkflowStatus)
 
 leases_sec = seconds(1, 3, 5)
 ages = spans(1, 3)
-absolute = st.builds(At, st.integers(-3, 6))
-deadlines = st.builds(At, one(1, 3, 5, -1))
+absolute = build(At, quanta=one(*range(-3, 7)))
+due = build(At, quanta=one(1, 3, 5, -1))
 limits = mostly(one(0, 1, 2, 1000), one(-1, 1001))
 some_limit = maybe(one(1, 2, 1000))
 
@@ -70,49 +91,46 @@ outputs = mostly(json, one(b"\xff", b"a\x00"))
 binary = one(b"\x00\xff'\\", b"", b"plain")
 wrong = one("x" * 300, " x", "x\x00")  # too long, or no name
 
+back = mostly(one(0), one(1))
+held = build(Held, instance_id=one("pay:1", *INSTANCE_IDS), back=back)
 
-back = mostly(st.just(0), st.just(1))
-held = st.builds(Held, one("pay:1", *INSTANCE_IDS), back)
 
-
-def lease_on(instance_id: str) -> Values:
+def lease_on(instance_id: str) -> Make:
     """No lease, the last one on the instance or one before, or somebody else's."""
-    return maybe(mostly(st.builds(Held, st.just(instance_id), back), held))
+    return maybe(mostly(build(Held, instance_id=one(instance_id), back=back), held))
 
 
-@st.composite
-def on_instance(draw: st.DrawFn, /, **arguments: Values) -> dict[str, Any]:
+def on_instance(**makes: Make) -> Make:
     """Arguments with an instance and, most often, a lease that belongs to it."""
-    instance_id = draw(instance_ids)
-    return {
-        "instance_id": instance_id,
-        **{name: draw(values) for name, values in arguments.items()},
-        "lease": draw(lease_on(instance_id)),
-    }
+
+    def make(rng: Random) -> dict[str, Any]:
+        instance_id = instance_ids(rng)
+        found = {name: make(rng) for name, make in makes.items()}
+        return {"instance_id": instance_id, **found, "lease": lease_on(instance_id)(rng)}
+
+    return make
 
 
-@st.composite
-def events(draw: st.DrawFn, instance_id: str) -> HistoryEvent:
-    """An event as the engine or anybody else would record it."""
-    is_json = draw(st.booleans())
-    return HistoryEvent(
+def deadlines(while_: Make) -> Make:
+    """A time and a while, of which one is given, or what is refused: both or none."""
+    return either(both(due, none), both(none, while_), both(none, while_), both(maybe(due), maybe(while_)))
+
+
+def fenced_events(rng: Random) -> tuple[HistoryEvent, Held | None]:
+    """An event, as the engine or anybody else would record it, and the lease to record it with."""
+    instance_id, is_json = instance_ids(rng), flags(rng)
+    event = HistoryEvent(
         instance_id,
-        draw(mostly(activity_ids, wrong)),
-        draw(one(HistoryEventType.ACTIVITY_COMPLETED, HistoryEventType.ACTIVITY_FAILED)),
-        event_data=draw(outputs) if is_json else None,
-        event_data_binary=None if is_json else draw(binary),
-        data_type=draw(mostly(st.just("json" if is_json else "binary"), one("json", "text"))),
-        created_at=draw(maybe(absolute)),
+        mostly(activity_ids, wrong)(rng),
+        one(HistoryEventType.ACTIVITY_COMPLETED, HistoryEventType.ACTIVITY_FAILED)(rng),
+        event_data=outputs(rng) if is_json else None,
+        event_data_binary=None if is_json else binary(rng),
+        data_type=mostly(one("json" if is_json else "binary"), one("json", "text"))(rng),
+        created_at=maybe(absolute)(rng),
     )
+    return event, lease_on(instance_id)(rng)
 
 
-@st.composite
-def fenced_events(draw: st.DrawFn) -> tuple[HistoryEvent, Held | None]:
-    """An event and the lease it is recorded with."""
-    instance_id = draw(instance_ids)
-    return draw(events(instance_id)), draw(lease_on(instance_id))
-
-
-def seen(kind: str) -> Values:
+def seen(kind: str) -> Make:
     """One of the last ids of a kind."""
-    return st.builds(Seen, st.just(kind), st.integers(0, 3))
+    return build(Seen, kind=one(kind), n=one(0, 0, 1, 2, 3))

@@ -1,11 +1,8 @@
 """Every operation of every room, with the arguments it is called with."""
 
-import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from random import Random
 from typing import Any
-
-from hypothesis import strategies as st
-from hypothesis.strategies import SearchStrategy
 
 from perdure.model.records import (
     ChannelMessage,
@@ -21,79 +18,90 @@ from perdure.model.records import (
     WorkflowInstance,
 )
 from tests.properties import domains as d
-from tests.properties.steps import Held, Seen, Step
+from tests.properties.domains import Make
+from tests.properties.steps import Held, Seen
 
-Operations = Mapping[str, SearchStrategy[dict[str, Any]]]
-
-
-def args(**arguments: d.Values) -> SearchStrategy[dict[str, Any]]:
-    return st.fixed_dictionaries(arguments)
+Operations = Mapping[str, Make]
 
 
-INSTANCE = st.builds(
+def args(**makes: Make) -> Make:
+    return d.build(dict, **makes)
+
+
+INSTANCE = d.build(
     WorkflowInstance,
     instance_id=d.mostly(d.one(*d.INSTANCE_IDS), d.wrong),
     workflow_name=d.one("order", "Order", "refund"),
     input_data=d.outputs,
-    framework=d.one("", "perdure", "", "python"),
-    status=d.mostly(st.just("running"), d.statuses),
+    framework=d.mostly(d.one("", "perdure"), d.one("python")),
+    status=d.mostly(d.one("running"), d.statuses),
     output_data=d.maybe(d.json),
     current_activity_id=d.maybe(d.activity_ids),
     source_hash=d.one("", "h1"),
     owner_service=d.one("", "svc"),
-    continued_from=d.mostly(st.none(), d.one("pay:1", "nobody")),
-    locked_by=d.mostly(st.none(), d.worker_ids),
-    locked_at=d.mostly(st.none(), d.absolute),
-    lock_timeout_seconds=d.mostly(st.none(), d.one(60, 300)),
-    lock_expires_at=d.mostly(st.none(), d.deadlines),
+    continued_from=d.mostly(d.none, d.one("pay:1", "nobody")),
+    locked_by=d.mostly(d.none, d.worker_ids),
+    locked_at=d.mostly(d.none, d.absolute),
+    lock_timeout_seconds=d.mostly(d.none, d.one(60, 300)),
+    lock_expires_at=d.mostly(d.none, d.due),
     lock_token=d.one(0, 0, 7),
     started_at=d.maybe(d.absolute),
-    updated_at=d.mostly(st.none(), d.absolute),
+    updated_at=d.mostly(d.none, d.absolute),
 )
-FRESH = st.builds(WorkflowInstance, d.one(*d.INSTANCE_IDS), d.one("order", "refund"), d.json)
+FRESH = d.build(
+    WorkflowInstance,
+    instance_id=d.one(*d.INSTANCE_IDS),
+    workflow_name=d.one("order", "refund"),
+    input_data=d.json,
+    started_at=d.maybe(d.absolute),
+)
+NEW = d.either(FRESH, INSTANCE)
+
+
+def _ordered(rng: Random) -> list[WorkflowInstance]:
+    """New instances in the order of their ids: their times may be equal or not."""
+    return sorted(d.some(NEW)(rng), key=lambda instance: instance.instance_id)
+
 
 INSTANCES: Operations = {
     "create_instance": args(
-        instance=INSTANCE | FRESH,
+        instance=NEW,
         worker_id=d.maybe(d.worker_ids),
         timeout_sec=d.leases_sec,
         source_code=d.one("", "def é(): ..."),
     ),
-    "create_instances": args(
-        # in the order of their ids: their times may be equal or not
-        instances=d.some(INSTANCE | FRESH).map(lambda found: sorted(found, key=lambda item: item.instance_id)),
-        worker_id=d.maybe(d.worker_ids),
-        timeout_sec=d.leases_sec,
-    ),
+    "create_instances": args(instances=_ordered, worker_id=d.maybe(d.worker_ids), timeout_sec=d.leases_sec),
     "get_instance": args(instance_id=d.instance_ids),
     "update_instance_status": d.on_instance(status=d.statuses, error_msg=d.one("", "böse \\ '", "a\x00")),
     "update_instance_activity": d.on_instance(activity_id=d.mostly(d.activity_ids, d.wrong)),
     "update_instance_output": d.on_instance(output_data=d.outputs),
     "complete_and_release": args(lease=d.held, output_data=d.outputs),
-    "complete_instances": args(items=d.some(st.tuples(d.held, d.outputs))),
-    "cancel_instance": d.on_instance(reason=d.one("", "wégen \"'\\"), compensate=st.booleans()),
+    "complete_instances": args(items=d.some(d.both(d.held, d.outputs))),
+    "cancel_instance": d.on_instance(reason=d.one("", "wégen \"'\\"), compensate=d.flags),
     "find_resumable_workflows": args(
         limit=d.limits, workflow_names=d.maybe(d.some(d.one("order", "Order", "refund", "none")))
     ),
     "delete_instances": args(older_than=d.ages, limit=d.limits),
 }
 
-FILTERS = st.dictionaries(
-    d.mostly(d.one("n", "s", "d.e", "d"), d.one("n..s", "n[0]")), d.one(1, "1", 1.0, True, None, "é ", "é"), max_size=2
-)
+
+def _filters(rng: Random) -> dict[str, Any]:
+    path = d.mostly(d.one("n", "s", "d.e", "d"), d.one("n..s", "n[0]"))
+    return dict(d.some(d.both(path, d.one(1, "1", 1.0, True, None, "é ", "é")), 2)(rng))
+
 
 LISTING: Operations = {
     "list_instances": args(
-        options=st.builds(
+        options=d.build(
             ListInstancesOptions,
             limit=d.limits,
-            page_token=d.mostly(st.none(), d.one(Seen("page", 0, "none"), Seen("page", 1, "none"), "x||y")),
-            status_filter=d.mostly(st.none(), d.statuses),
-            workflow_name_filter=d.mostly(st.none(), d.one("RD", "o", "_", "")),
-            instance_id_filter=d.mostly(st.none(), d.one("PAY", "Ü", "~", "%")),
-            started_after=d.mostly(st.none(), d.absolute),
-            started_before=d.mostly(st.none(), d.absolute),
-            input_filters=d.mostly(st.just({}), FILTERS),
+            page_token=d.either(d.none, d.none, d.one(Seen("page", 0, None), Seen("page", 1, None), "x||y")),
+            status_filter=d.mostly(d.none, d.statuses),
+            workflow_name_filter=d.mostly(d.none, d.one("RD", "o", "_", "")),
+            instance_id_filter=d.mostly(d.none, d.one("PAY", "Ü", "~", "%")),
+            started_after=d.mostly(d.none, d.absolute),
+            started_before=d.mostly(d.none, d.absolute),
+            input_filters=d.either(d.one({}), _filters),
             framework=d.one("perdure", None, "python"),
         )
     )
@@ -108,38 +116,43 @@ LOCKS: Operations = {
 }
 
 HISTORY: Operations = {
-    "append_history": d.fenced_events().map(lambda item: {"event": item[0], "lease": item[1]}),
-    "append_histories": args(items=d.some(d.fenced_events(), 4)),
-    "get_history_paginated": args(instance_id=d.instance_ids, after_id=st.just(0) | d.seen("history"), limit=d.limits),
+    "append_history": lambda rng: dict(zip(("event", "lease"), d.fenced_events(rng), strict=True)),
+    "append_histories": args(items=d.some(d.fenced_events, 4)),
+    "get_history_paginated": args(
+        instance_id=d.instance_ids, after_id=d.either(d.one(0), d.seen("history")), limit=d.limits
+    ),
     "get_history_count": args(instance_id=d.instance_ids),
     "iterate_history": args(instance_id=d.instance_ids, batch_size=d.one(1, 2, 1000)),
 }
+
+
+def _recurring(rng: Random) -> dict[str, Any]:
+    lease = d.held(rng)
+    instance_id = d.mostly(d.one(lease.instance_id), d.instance_ids)(rng)
+    return {"instance_id": instance_id, "input_data": d.outputs(rng), "lease": lease}
+
 
 ARCHIVE: Operations = {
     "archive_history": d.on_instance(),
     "get_archived_history": args(instance_id=d.instance_ids, limit=d.some_limit),
     "cleanup_instance_subscriptions": d.on_instance(),
-    "recur_instance": st.tuples(d.held, d.outputs, d.mostly(st.none(), d.instance_ids)).map(
-        lambda found: {"instance_id": found[2] or found[0].instance_id, "input_data": found[1], "lease": found[0]}
-    ),
+    "recur_instance": _recurring,
 }
 
 
-@st.composite
-def compensations(draw: st.DrawFn) -> dict[str, Any]:
-    instance_id = draw(d.instance_ids)
-    entry = CompensationEntry(
-        instance_id,
-        draw(d.mostly(d.activity_ids, d.wrong)),
-        draw(d.one("undo", "Undo")),
-        draw(d.outputs),
-        created_at=draw(d.maybe(d.absolute)),
-    )
-    return {"entry": entry, "lease": draw(d.lease_on(instance_id))}
+def _compensation(rng: Random) -> dict[str, Any]:
+    found = d.on_instance(
+        activity_id=d.mostly(d.activity_ids, d.wrong),
+        activity_name=d.one("undo", "Undo"),
+        args=d.outputs,
+        created_at=d.maybe(d.absolute),
+    )(rng)
+    lease = found.pop("lease")
+    return {"entry": CompensationEntry(**found), "lease": lease}
 
 
 COMPENSATIONS: Operations = {
-    "add_compensation": compensations(),
+    "add_compensation": _compensation,
     "get_compensations": args(instance_id=d.instance_ids, limit=d.some_limit),
 }
 
@@ -151,174 +164,160 @@ GROUPS: Operations = {
 }
 
 
-@st.composite
-def outbox_events(draw: st.DrawFn) -> OutboxEvent:
-    is_json = draw(st.booleans())
+def _outbox_event(rng: Random) -> OutboxEvent:
+    is_json = d.flags(rng)
     return OutboxEvent(
-        draw(d.mostly(d.event_ids, d.wrong)),
+        d.mostly(d.event_ids, d.wrong)(rng),
         "paid",
-        draw(d.sources),
-        event_data=draw(d.outputs) if is_json else None,
-        event_data_binary=None if is_json else draw(d.binary),
+        d.sources(rng),
+        event_data=d.outputs(rng) if is_json else None,
+        event_data_binary=None if is_json else d.binary(rng),
         data_type="json" if is_json else "binary",
-        content_type=draw(d.one("application/json", "text/plain")),
-        created_at=draw(d.maybe(d.absolute)),
+        content_type=d.one("application/json", "text/plain")(rng),
+        created_at=d.maybe(d.absolute)(rng),
     )
 
 
 RELAY_IDS = d.one("", "r1", "R1")
+FAILURE = {"event_id": d.event_ids, "relay_id": d.maybe(RELAY_IDS)}
+REASONS = d.one(None, "", "böse")
 
 OUTBOX: Operations = {
-    "add_outbox_event": args(event=outbox_events(), lease=d.mostly(st.none(), d.held)),
+    "add_outbox_event": args(event=_outbox_event, lease=d.mostly(d.none, d.held)),
     "get_pending_outbox_events": args(limit=d.limits, relay_id=RELAY_IDS, lease_sec=d.leases_sec),
     "mark_outbox_event_sent": args(event_id=d.event_ids),
-    "increment_outbox_attempts": args(
-        event_id=d.event_ids,
-        error=d.maybe(d.one("", "böse")),
-        back_off=d.spans(0, 1, 3),
-        relay_id=d.maybe(RELAY_IDS),
-    ),
-    "back_off_by_default": args(event_id=d.event_ids, relay_id=d.maybe(RELAY_IDS)),
-    "mark_outbox_event_failed": args(
-        event_id=d.event_ids, error=d.maybe(d.one("", "böse")), relay_id=d.maybe(RELAY_IDS)
-    ),
+    "increment_outbox_attempts": args(**FAILURE, error=REASONS, back_off=d.spans(0, 1, 3)),
+    "back_off_by_default": args(**FAILURE),
+    "mark_outbox_event_failed": args(**FAILURE, error=REASONS),
     "requeue_outbox_event": args(event_id=d.event_ids),
     "list_outbox_events": args(
-        status=d.maybe(st.sampled_from(OutboxStatus)), limit=d.limits, after=d.mostly(st.none(), d.event_ids)
+        status=d.maybe(d.one(*OutboxStatus)), limit=d.limits, after=d.mostly(d.none, d.event_ids)
     ),
     "cleanup_old_outbox_events": args(older_than=d.ages),
 }
 
 
-def deadlines(spans: d.Values) -> d.Values:
-    """A time, a while, or what is refused: both or none."""
-    return (
-        st.tuples(d.deadlines, st.none())
-        | st.tuples(st.none(), spans)
-        | st.tuples(d.maybe(d.deadlines), d.maybe(spans))
-    )
+def _timer(rng: Random) -> dict[str, Any]:
+    at, after = d.deadlines(d.spans(0, 1, 5))(rng)
+    found = d.on_instance(timer_id=d.timer_ids, activity_id=d.maybe(d.activity_ids))(rng)
+    lease = found.pop("lease")
+    return {"subscription": TimerSubscription(expires_at=at, **found), "after": after, "lease": lease}
 
 
-@st.composite
-def timers(draw: st.DrawFn, releasing: bool) -> dict[str, Any]:
-    instance_id = draw(d.instance_ids)
-    at, after = draw(deadlines(d.spans(0, 1, 5)))
-    timer = TimerSubscription(instance_id, draw(d.timer_ids), at, draw(d.maybe(d.activity_ids)))
-    found: dict[str, Any] = {"subscription": timer, "after": after, "lease": draw(d.lease_on(instance_id))}
-    if releasing:
-        found["instance_id"] = draw(d.mostly(st.just(instance_id), d.instance_ids))
-        found["worker_id"] = draw(d.worker_ids)
-    return found
+def _releasing_timer(rng: Random) -> dict[str, Any]:
+    found = _timer(rng)
+    instance_id = d.mostly(d.one(found["subscription"].instance_id), d.instance_ids)(rng)
+    return {**found, "instance_id": instance_id, "worker_id": d.worker_ids(rng)}
 
 
 TIMERS: Operations = {
-    "register_timer_subscription": timers(releasing=False),
-    "register_timer_subscription_and_release_lock": timers(releasing=True),
+    "register_timer_subscription": _timer,
+    "register_timer_subscription_and_release_lock": _releasing_timer,
     "find_expired_timers": args(limit=d.limits),
     "remove_timer_subscription": d.on_instance(timer_id=d.timer_ids),
     "fire_timer": d.on_instance(timer_id=d.timer_ids),
 }
 
-OUTGOING = {
-    "channel": d.mostly(d.channels, d.wrong),
-    "metadata": d.maybe(d.mostly(d.valid, d.json)),
-    "message_id": d.maybe(d.one("m1", "M1")),
-    "source": d.one("", "http"),
-}
-PAYLOADS = d.mostly(
-    st.tuples(st.just(False), d.valid) | st.tuples(st.just(True), d.binary), st.tuples(st.just(False), d.outputs)
-)
+KEYS = d.both(d.maybe(d.one("m1", "M1")), d.one("", "http"))
 
 
-@st.composite
-def outgoing(draw: st.DrawFn) -> dict[str, Any]:
-    binary, data = draw(PAYLOADS)
-    return {**{name: draw(values) for name, values in OUTGOING.items()}, "data": data, "binary": binary}
-
-
-@st.composite
-def batches(draw: st.DrawFn) -> dict[str, Any]:
-    """Messages in the order of their channels and with one key: the times of several may be equal or not."""
-    key = {"message_id": draw(OUTGOING["message_id"]), "source": draw(OUTGOING["source"])}
-    messages = [OutgoingMessage(**(message | key)) for message in draw(d.some(outgoing()))]
+def _outgoing(rng: Random) -> dict[str, Any]:
+    is_json, (message_id, source) = d.flags(rng), KEYS(rng)
     return {
-        "messages": sorted(messages, key=lambda message: message.channel),
-        "lease": draw(d.mostly(st.none(), d.held)),
+        "channel": d.mostly(d.channels, d.wrong)(rng),
+        "data": d.mostly(d.valid, d.outputs)(rng) if is_json else d.binary(rng),
+        "metadata": d.maybe(d.mostly(d.valid, d.json))(rng),
+        "message_id": message_id,
+        "source": source,
+        "binary": not is_json,
     }
 
 
+def _batch(rng: Random) -> dict[str, Any]:
+    """Messages in the order of their channels and with one key: the times of several may be equal or not."""
+    message_id, source = KEYS(rng)
+    found = [OutgoingMessage(**_outgoing(rng) | {"message_id": message_id, "source": source}) for _ in range(3)]
+    found = sorted(found[rng.randrange(4) :], key=lambda message: message.channel)
+    return {"messages": found, "lease": d.mostly(d.none, d.held)(rng)}
+
+
 CHANNELS: Operations = {
-    "publish_to_channel": st.tuples(outgoing(), d.mostly(st.none(), d.held)).map(
-        lambda found: found[0] | {"lease": found[1]}
-    ),
-    "publish_messages": batches(),
-    "subscribe_to_channel": d.on_instance(channel=d.channels, mode=st.sampled_from(ChannelMode)),
+    "publish_to_channel": lambda rng: {**_outgoing(rng), "lease": d.mostly(d.none, d.held)(rng)},
+    "publish_messages": _batch,
+    "subscribe_to_channel": d.on_instance(channel=d.channels, mode=d.one(*ChannelMode)),
     "unsubscribe_from_channel": d.on_instance(channel=d.channels),
     "get_channel_subscription": args(instance_id=d.instance_ids, channel=d.channels),
     "get_channel_mode": args(channel=d.channels),
     "clear_channel_waiting_state": d.on_instance(channel=d.channels),
-    "get_pending_channel_messages": args(channel=d.channels, after_id=st.just(0) | d.seen("message"), limit=d.limits),
+    "get_pending_channel_messages": args(
+        channel=d.channels, after_id=d.either(d.one(0), d.seen("message")), limit=d.limits
+    ),
     "get_pending_channel_messages_for_instance": args(
         instance_id=d.instance_ids, channel=d.channels, limit=d.some_limit
     ),
     "claim_channel_message": d.on_instance(message_id=d.seen("message")),
-    "delete_channel_message": args(message_id=d.seen("message"), lease=d.mostly(st.none(), d.held)),
+    "delete_channel_message": args(message_id=d.seen("message"), lease=d.mostly(d.none, d.held)),
     "update_delivery_cursor": d.on_instance(channel=d.channels, last_message_id=d.seen("message")),
     "get_delivery_cursor": args(instance_id=d.instance_ids, channel=d.channels),
-    "cleanup_old_channel_messages": args(older_than=d.ages, force=st.booleans(), limit=d.limits),
+    "cleanup_old_channel_messages": args(older_than=d.ages, force=d.flags, limit=d.limits),
 }
 
 
-@st.composite
-def waits(draw: st.DrawFn, lease: Held) -> list[TimerWait | ChannelWait]:
+def waits(lease: Held, rng: Random) -> list[TimerWait | ChannelWait]:
     """Waits of one instance. No two that are registered in one commit have the same time-out by the clock."""
     found: list[TimerWait | ChannelWait] = []
-    for _ in range(draw(d.one(1, 2, 1, 3))):
-        activity_id = draw(d.activity_ids)
-        if draw(st.booleans()):
-            at, after = draw(deadlines(d.spans(0, 1, 5)))
-            found.append(TimerWait(draw(d.timer_ids), activity_id, at, after))
+    for _ in range(rng.choice((1, 1, 2, 3))):
+        activity_id = d.activity_ids(rng)
+        if rng.randrange(2):
+            found.append(TimerWait(d.timer_ids(rng), activity_id, *d.deadlines(d.spans(0, 1, 5))(rng)))
         else:
-            channel = draw(d.channels)
+            channel = d.channels(rng)
             own = 4 * d.INSTANCE_IDS.index(lease.instance_id) + d.CHANNELS.index(channel)
-            at, after = draw(deadlines(d.spans(3 + 2 * own)))
+            at, after = d.deadlines(d.spans(3 + 2 * own))(rng)
             found.append(ChannelWait(channel, activity_id, at, after))
     return found
 
 
-SUSPENSIONS = d.held.flatmap(lambda lease: st.tuples(st.just(lease), waits(lease)))
+def _suspension(rng: Random) -> tuple[Held, list[TimerWait | ChannelWait]]:
+    lease = d.held(rng)
+    return lease, waits(lease, rng)
+
+
+def _receive(rng: Random) -> dict[str, Any]:
+    at, after = d.deadlines(d.spans(0, 3, 7))(rng)
+    found = d.on_instance(channel=d.channels, worker_id=d.worker_ids, activity_id=d.activity_ids)(rng)
+    return {**found, "timeout_at": at, "after": after}
+
 
 WAITS: Operations = {
-    "suspend": SUSPENSIONS.map(lambda found: {"lease": found[0], "waits": found[1]}),
-    "suspend_instances": args(items=d.some(SUSPENSIONS)),
-    "register_channel_receive_and_release_lock": st.tuples(
-        d.on_instance(channel=d.channels, worker_id=d.worker_ids, activity_id=d.activity_ids),
-        deadlines(d.spans(0, 3, 7)),
-    ).map(lambda found: found[0] | {"timeout_at": found[1][0], "after": found[1][1]}),
+    "suspend": lambda rng: dict(zip(("lease", "waits"), _suspension(rng), strict=True)),
+    "suspend_instances": args(items=d.some(_suspension)),
+    "register_channel_receive_and_release_lock": _receive,
     "next_due_at": args(),
 }
 
 
-@st.composite
-def deliveries(draw: st.DrawFn, locking: bool) -> dict[str, Any]:
-    channel, found = draw(d.channels), draw(d.on_instance())
-    message = ChannelMessage(id=draw(d.seen("message")), channel=channel, message_id="")
-    if not locking:
-        return {**found, "message": message, "activity_id": draw(d.mostly(st.none(), d.activity_ids))}
+def _delivery(rng: Random) -> dict[str, Any]:
+    message = ChannelMessage(id=d.seen("message")(rng), channel=d.channels(rng), message_id="")
+    return {**d.on_instance()(rng), "message": message, "activity_id": d.mostly(d.none, d.activity_ids)(rng)}
+
+
+def _delivery_with_lock(rng: Random) -> dict[str, Any]:
+    found = _delivery(rng)
     return {
         "instance_id": found["instance_id"],
-        "channel": draw(d.mostly(st.just(channel), d.channels)),
-        "message": message,
-        "worker_id": draw(d.worker_ids),
-        "lock_timeout_sec": draw(d.leases_sec),
+        "channel": d.mostly(d.one(found["message"].channel), d.channels)(rng),
+        "message": found["message"],
+        "worker_id": d.worker_ids(rng),
+        "lock_timeout_sec": d.leases_sec(rng),
     }
 
 
 DELIVERY: Operations = {
     "get_channel_subscribers_waiting": args(channel=d.channels, limit=d.some_limit),
     "find_expired_channel_subscriptions": args(limit=d.limits),
-    "deliver_channel_message": deliveries(locking=False),
-    "deliver_channel_message_with_lock": deliveries(locking=True),
+    "deliver_channel_message": _delivery,
+    "deliver_channel_message_with_lock": _delivery_with_lock,
     "deliver_pending": args(limit=d.limits, channels=d.maybe(d.some(d.channels))),
     "expire_channel_wait": d.on_instance(channel=d.channels),
 }
@@ -354,6 +353,8 @@ TRANSACTIONS: Operations = {
     "own_write": args(statement=d.one(*OWN_WRITES)),
 }
 
+CLOCK: Operations = {"advance_clock": args(quanta=d.one(2, 2, 4, 10, 10, -2, 11_520))}  # the last one is eight days
+
 ROOMS: dict[str, Operations] = {
     "instances": INSTANCES,
     "listing": LISTING,
@@ -370,87 +371,5 @@ ROOMS: dict[str, Operations] = {
     "system_locks": SYSTEM_LOCKS,
     "workers": WORKERS,
     "transactions": TRANSACTIONS,
+    "clock": CLOCK,
 }
-
-# What makes the other operations meaningful, whichever rooms a sequence is about.
-COMMON: Operations = {
-    "advance_clock": args(quanta=d.one(2, 4, 10, -2, 11_520)),  # the last one is eight days
-    "try_acquire_lock": LOCKS["try_acquire_lock"],
-    "begin_transaction": args(),
-    "commit_transaction": args(),
-    "rollback_transaction": args(),
-    "create_instance": args(
-        instance=FRESH, worker_id=d.one("w1", None, "w2"), timeout_sec=d.leases_sec, source_code=st.just("")
-    ),
-}
-
-# Rooms that have to do with each other.
-THEMES = (
-    ("instances", "locks", "history"),
-    ("instances", "listing", "archive"),
-    ("channels", "waits", "delivery"),
-    ("channels", "waits", "delivery"),
-    ("timers", "waits", "instances"),
-    ("history", "archive", "compensations"),
-    ("outbox", "transactions"),
-    ("groups", "workers", "system_locks"),
-)
-
-# Operations without which others have nothing to do.
-WEIGHTS = {
-    "advance_clock": 3,
-    "try_acquire_lock": 4,
-    "append_history": 3,
-    "add_outbox_event": 6,
-    "get_pending_outbox_events": 5,
-    "mark_outbox_event_sent": 2,
-    "publish_to_channel": 5,
-    "subscribe_to_channel": 3,
-    "suspend": 4,
-    "register_timer_subscription": 2,
-    "fire_timer": 3,
-    "deliver_channel_message": 3,
-    "deliver_channel_message_with_lock": 3,
-    "deliver_pending": 2,
-    "expire_channel_wait": 3,
-}
-
-BORN = [
-    WorkflowInstance("Pay:1", "order", b'{"n": 1}'),
-    WorkflowInstance("pay:1", "refund"),
-    WorkflowInstance("ü 1", "order"),
-]
-
-
-@st.composite
-def sequences(draw: st.DrawFn) -> list[Step]:
-    """Some twenty-five steps in a few rooms."""
-    names = {*draw(st.sampled_from(THEMES)), draw(st.sampled_from(sorted(ROOMS)))}
-    born = {"instances": BORN[: draw(d.one(2, 3))], "worker_id": "w1", "timeout_sec": 300.0}
-    start = [Step("notify", {"loud": draw(st.booleans())}), Step("create_instances", born)]
-    if "delivery" in names and draw(d.one(True, True, False)):
-        start += draw(listeners())
-    steps = one_step([*(ROOMS[name] for name in sorted(names) for _ in range(2)), COMMON, COMMON])
-    parts = draw(st.lists(st.lists(steps, max_size=10), max_size=12))  # a plain list would be of five
-    return [*start, *itertools.chain(*parts)]
-
-
-@st.composite
-def listeners(draw: st.DrawFn) -> list[Step]:
-    """Two subscribers, of which one waits."""
-    mode, channel = draw(st.sampled_from(ChannelMode)), "news"
-    subscribers = [
-        Step("subscribe_to_channel", {"instance_id": name, "channel": channel, "mode": mode})
-        for name in d.INSTANCE_IDS[:2]
-    ]
-    if mode is ChannelMode.DIRECT:
-        channel = "news:pay:1"
-    wait = ChannelWait(channel, "step:2", after=draw(d.maybe(d.spans(3))))
-    return [*subscribers, Step("suspend", {"lease": Held("pay:1"), "waits": [wait]})]
-
-
-@st.composite
-def one_step(draw: st.DrawFn, rooms: Sequence[Operations]) -> Step:
-    room = rooms[draw(st.integers(0, len(rooms) - 1))]
-    operation = draw(st.sampled_from([name for name in room for _ in range(WEIGHTS.get(name, 1))]))
-    return Step(operation, draw(room[operation]))

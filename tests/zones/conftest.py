@@ -11,8 +11,6 @@ from perdure.testing.servers import MySQLServer, PostgresServer
 from tests.servers.databases import named_database
 from tests.storages import Database, server_database
 
-pytest.register_assert_rewrite("perdure.testing.conformance")
-
 
 @pytest.fixture(scope="module")
 def far_away() -> Iterator[None]:

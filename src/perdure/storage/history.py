@@ -7,7 +7,7 @@ from typing import Any
 from perdure.errors import HistoryConflictError, InstanceNotFoundError, LeaseLostError, LimitError, StorageError
 from perdure.model import limits
 from perdure.model.records import HistoryEvent, Lease
-from perdure.storage.dialects.base import Bare
+from perdure.storage.dialects.base import Bare, Now
 from perdure.storage.operation import Operation, Work, maker, raw, utc
 from perdure.storage.sql import room
 from perdure.storage.transactions import Transactions
@@ -163,10 +163,10 @@ def _append_locked(items: Items) -> Operation[list[int | StorageError]]:
     found: dict[tuple[str, str], int] = {}
     if current:
         newest = {params["instance_id"]: params["activity_id"] for params in current}
-        _, inserted, rows = yield S.append_many(
+        *_, inserted, rows = yield S.append_many(
             instance_ids=Bare(newest),
             newest_ids=Bare(newest.values()),
-            events=Bare(tuple(params[key] for key in _EVENT) for params in current),
+            events=Bare((*(params[key] for key in _EVENT), _NOW) for params in current),
             keys=Bare((params["instance_id"], params["activity_id"]) for params in current),
         )
         if inserted:
@@ -174,6 +174,7 @@ def _append_locked(items: Items) -> Operation[list[int | StorageError]]:
     return (yield from _fates(items, [found.get((p["instance_id"], p["activity_id"])) for p, _ in items]))
 
 
+_NOW = Now()
 _EVENT = ("instance_id", "activity_id", "event_type", "data_type", "event_data", "event_data_binary")
 
 

@@ -43,7 +43,7 @@ VERSIONS = {"MySQL": (8, 0), "MariaDB": (10, 6)}
 _FOUND_ROWS = 2
 _OPEN, _AUTOCOMMIT = 1, 2  # of the status that comes with an answer: in a transaction, and between them
 _QUIT = b"\x01\x00\x00\x00\x01"
-# The last setting is MySQL's alone: by its default a list of some 500 ids is too much to look up, and all rows are read.
+# The last setting is MySQL's alone: by its default some 500 ids are too many to look up, and every row is read.
 _SESSION = (
     "SET NAMES utf8mb4 COLLATE utf8mb4_bin, SESSION autocommit = 1, SESSION time_zone = '+00:00', SESSION sql_mode = "
     "'STRICT_ALL_TABLES,NO_ZERO_IN_DATE,NO_ZERO_DATE,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION', "

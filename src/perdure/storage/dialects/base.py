@@ -57,6 +57,10 @@ class Bare(list[object]):
     """Values separated by commas without the parentheses of a list: MySQL's rows of one insert."""
 
 
+class Now:
+    """Among the values of such rows: the time that the statement has put into `@now`."""
+
+
 class Part(NamedTuple):
     """One SQL text of a rendered statement, ready for the native driver."""
 

@@ -16,7 +16,7 @@ from types import NoneType
 from typing import Any
 
 from perdure.errors import LimitError
-from perdure.storage.dialects.base import Bare, Part, Rendering, json_keys, naive_utc
+from perdure.storage.dialects.base import Bare, Now, Part, Rendering, json_keys, naive_utc
 
 DEPTH_MAX = 100
 LARGE = 1 << 20  # above this a value goes as base64: a third more, where escaping or hexadecimal digits can double it
@@ -160,6 +160,7 @@ _LITERALS: dict[type, Callable[[Any], str]] = {
     Bare: lambda values: ",".join(map(literal, values)),
     list: _list,
     tuple: _list,
+    Now: lambda _: "@now",
     bytearray: _binary,
     memoryview: _binary,
     Decimal: lambda value: f"{value:f}",

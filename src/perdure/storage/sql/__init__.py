@@ -17,7 +17,7 @@ would silently not be one, so it is refused.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.resources import files
 from typing import NamedTuple
@@ -69,7 +69,7 @@ class Room:
         except KeyError:
             raise AttributeError(f"room {self._name} has no statement {name!r}") from None
 
-    def __iter__(self) -> "iter[Statement]":  # type: ignore[valid-type]
+    def __iter__(self) -> Iterator[Statement]:
         return iter(self._statements.values())
 
 

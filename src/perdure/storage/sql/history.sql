@@ -52,10 +52,12 @@ SELECT event.id, fence.instance_id IS NOT NULL
 -- append_many [mysql]
 -- Differs because nothing comes back from a write: the rows were locked by lock_many, and the ids are read back. One
 -- event that is there already fails the whole insert, and they are appended one by one.
+SET @now = {now};
 UPDATE workflow_instances
-   SET updated_at = {now}, current_activity_id = ELT(FIELD(instance_id, :instance_ids), :newest_ids)
+   SET updated_at = @now, current_activity_id = ELT(FIELD(instance_id, :instance_ids), :newest_ids)
  WHERE instance_id IN (:instance_ids);
-INSERT INTO workflow_history (instance_id, activity_id, event_type, data_type, event_data, event_data_binary)
+INSERT INTO workflow_history
+       (instance_id, activity_id, event_type, data_type, event_data, event_data_binary, created_at)
 VALUES :events {on_conflict_do_nothing()};
 SELECT id, instance_id, activity_id FROM workflow_history WHERE (instance_id, activity_id) IN (:keys)
 

@@ -2,11 +2,12 @@
 
 -- Indexes that cost every write and serve no read: doubles and prefixes of others. The ones that a foreign key leaned
 -- on have their replacement by now. idx_instances_updated changed with every step a run takes, and nothing is
--- looked for by idx_instances_locked.
+-- looked for by idx_instances_locked. The foreign key's own index begins like idx_instances_workflow.
 DROP INDEX idx_definitions_name ON workflow_definitions;
 DROP INDEX idx_instances_status ON workflow_instances;
 DROP INDEX idx_instances_framework ON workflow_instances;
 DROP INDEX idx_instances_locked ON workflow_instances;
+DROP INDEX idx_instances_workflow ON workflow_instances;
 DROP INDEX idx_instances_updated ON workflow_instances;
 DROP INDEX idx_history_instance ON workflow_history;
 DROP INDEX idx_history_archive_instance ON workflow_history_archive;
@@ -35,6 +36,7 @@ CREATE INDEX idx_history_archive_instance ON workflow_history_archive (instance_
 CREATE INDEX idx_history_instance ON workflow_history (instance_id, activity_id);
 CREATE INDEX idx_instances_updated ON workflow_instances (updated_at);
 CREATE INDEX idx_instances_locked ON workflow_instances (locked_by, locked_at);
+CREATE INDEX idx_instances_workflow ON workflow_instances (workflow_name);
 CREATE INDEX idx_instances_framework ON workflow_instances (framework);
 CREATE INDEX idx_instances_status ON workflow_instances (status);
 CREATE INDEX idx_definitions_name ON workflow_definitions (workflow_name);
