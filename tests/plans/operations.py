@@ -312,7 +312,7 @@ async def _receives(on: Stage) -> None:
         assert not (await s.suspend(ready, [TimerWait("t", "t", after=DAY), ChannelWait("stock", "r")])).suspended
     for subscriber in leases:
         await s.subscribe_to_channel(subscriber.instance_id, "news", ChannelMode.BROADCAST)
-    waits = [TimerWait("t", "t", after=DAY), ChannelWait("news", "r", after=DAY)]
+    waits: list[TimerWait | ChannelWait] = [TimerWait("t", "t", after=DAY), ChannelWait("news", "r", after=DAY)]
     await s.register_timer_subscription(TimerSubscription(leases[0].instance_id, "other"), after=DAY)
     with m("suspend"):
         assert (await s.suspend(leases[0], waits)).suspended

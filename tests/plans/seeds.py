@@ -5,7 +5,7 @@ pass by come before those it is after: older, of a lower id, of names nobody ask
 """
 
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import count
 from typing import Any, NamedTuple
@@ -24,11 +24,11 @@ Row = tuple[Any, ...]
 
 
 class Rows(NamedTuple):
-    """Rows of one table."""
+    """Rows of one table; the names of their columns are separated by spaces."""
 
     table: str
-    columns: tuple[str, ...]
-    rows: Iterable[Row]
+    columns: str
+    rows: Sequence[Row]
 
 
 class Growth(NamedTuple):
@@ -65,17 +65,17 @@ def everything(growth: Growth) -> Iterator[Rows]:
 
 
 _INSTANCE = (
-    *("instance_id", "workflow_name", "source_hash", "owner_service", "framework", "status", "started_at"),
-    *("updated_at", "input_data", "locked_by", "locked_at", "lock_expires_at", "lock_token"),
+    "instance_id workflow_name source_hash owner_service framework status started_at updated_at input_data "
+    "locked_by locked_at lock_expires_at lock_token"
 )
-_SUBSCRIPTION = (
-    *("instance_id", "channel", "mode", "activity_id", "cursor_message_id", "timeout_at", "subscribed_at"),
-    "framework",
-)
-_MESSAGE = ("channel", "message_id", "data_type", "data", "published_at", "framework")
+_HISTORY = "instance_id activity_id event_type data_type event_data created_at"
+_SUBSCRIPTION = "instance_id channel mode activity_id cursor_message_id timeout_at subscribed_at framework"
+_MESSAGE = "channel message_id data_type data published_at framework"
+_KEY = "source message_id id created_at"
+_MEMBER = "instance_id group_name joined_at"
 _EVENT = (
-    *("event_id", "event_type", "event_source", "data_type", "event_data", "content_type", "created_at"),
-    *("published_at", "status", "retry_count", "sequence", "claimed_by", "claim_expires_at", "next_attempt_at"),
+    "event_id event_type event_source data_type event_data content_type created_at published_at status retry_count "
+    "sequence claimed_by claim_expires_at next_attempt_at"
 )
 
 
@@ -96,37 +96,29 @@ def _instance(
 def _fixtures() -> Iterator[Rows]:
     """What there is one of."""
     names = ["known", "wf", *(f"unknown{n}" for n in range(5))]
-    columns = ("workflow_name", "source_hash", "source_code", "created_at")
-    yield Rows("workflow_definitions", columns, [(name, "", "", NOW) for name in names])
+    yield Rows(
+        "workflow_definitions",
+        "workflow_name source_hash source_code created_at",
+        [(name, "", "", NOW) for name in names],
+    )
     living = ["long", "reader", "worker", *(f"member-{n}" for n in range(20))]
-    yield Rows(
-        "workflow_instances", _INSTANCE, [_instance(i, "running", ago(5), owner="w", until=ahead(9)) for i in living]
-    )
-    yield Rows(
-        "workflow_history",
-        ("instance_id", "activity_id", "event_type", "data_type", "event_data", "created_at"),
-        [("long", f"step:{n}", "ActivityCompleted", "json", "{}", ago(1, n)) for n in range(1500)],
-    )
-    yield Rows(
-        "channel_subscriptions",
-        _SUBSCRIPTION,
-        [
-            ("reader", "needed", "broadcast", None, 0, None, ago(9), "perdure"),
-            ("worker", "stock", "competing", None, 0, None, ago(9), "perdure"),
-            ("worker", "done", "competing", None, 0, None, ago(9), "perdure"),
-        ],
-    )
+    rows: list[Row] = [_instance(i, "running", ago(5), owner="w", until=ahead(9)) for i in living]
+    yield Rows("workflow_instances", _INSTANCE, rows)
+    rows = [("long", f"step:{n}", "ActivityCompleted", "json", "{}", ago(1, n)) for n in range(1500)]
+    yield Rows("workflow_history", _HISTORY, rows)
+    listening = [("reader", "needed", "broadcast"), ("worker", "stock", "competing"), ("worker", "done", "competing")]
+    rows = [(*subscription, None, 0, None, ago(9), "perdure") for subscription in listening]
+    yield Rows("channel_subscriptions", _SUBSCRIPTION, rows)
     rows = [("needed", f"needed-{n}", "json", "{}", ago(25, n), "perdure") for n in range(1500)]
     yield Rows("channel_messages", _MESSAGE, rows)
-    yield Rows("perdure_channels", ("channel", "dirty_at"), [("needed", None), ("stock", None), ("news", None)])
-    yield Rows("perdure_outbox_sequences", ("event_source", "last_sequence"), [("blocked", READ)])
-    yield Rows("perdure_outbox_sources", ("event_source", "ready_at"), [("blocked", ahead(1))])
-    columns = ("instance_id", "group_name", "joined_at")
-    yield Rows("workflow_group_memberships", columns, [(f"member-{n}", "few", ago(1, n)) for n in range(20)])
+    yield Rows("perdure_channels", "channel dirty_at", [("needed", None), ("stock", None), ("news", None)])
+    yield Rows("perdure_outbox_sequences", "event_source last_sequence", [("blocked", READ)])
+    yield Rows("perdure_outbox_sources", "event_source ready_at", [("blocked", ahead(1))])
+    yield Rows("workflow_group_memberships", _MEMBER, [(f"member-{n}", "few", ago(1, n)) for n in range(20)])
     locks = [(f"duty-{n}", "w", ago(1), ahead(1, n)) for n in range(20)]
-    yield Rows("system_locks", ("lock_name", "locked_by", "locked_at", "lock_expires_at"), locks)
-    columns = ("worker_id", "started_at", "beat_at", "info")
-    yield Rows("perdure_workers", columns, [(f"worker-{n}", ago(1, n), NOW, "{}") for n in range(50)])
+    yield Rows("system_locks", "lock_name locked_by locked_at lock_expires_at", locks)
+    workers = [(f"worker-{n}", ago(1, n), NOW, "{}") for n in range(50)]
+    yield Rows("perdure_workers", "worker_id started_at beat_at info", workers)
 
 
 def _instances(growth: Growth) -> Iterator[Rows]:
@@ -149,34 +141,25 @@ def _instances(growth: Growth) -> Iterator[Rows]:
 
 def _histories(growth: Growth) -> Iterator[Rows]:
     event = ("ActivityCompleted", "json", "{}", ago(9))
-    owners = [f"leased-{n}" for n in growth.part(0.3)] + [f"over-{n}" for n in growth.part(0.1)]
-    yield Rows(
-        "workflow_history",
-        ("instance_id", "activity_id", "event_type", "data_type", "event_data", "created_at"),
-        [(owner, "step:1", *event) for owner in owners],
-    )
-    yield Rows(
-        "workflow_history_archive",
-        ("instance_id", "activity_id", "event_type", "data_type", "event_data", "created_at", "archived_at"),
-        [(f"over-{n}", f"step:{step}", *event, ago(8)) for n in growth.part(0.1) for step in range(2)],
-    )
-    yield Rows(
-        "workflow_compensations",
-        ("instance_id", "activity_id", "activity_name", "args", "created_at"),
-        [(owner, "step:1", "undo", "{}", ago(9)) for owner in owners],
-    )
+    over = [f"over-{n}" for n in growth.part(0.1)]
+    busy = [f"leased-{n}" for n in growth.part(0.3)]
+    yield Rows("workflow_history", _HISTORY, [(owner, "step:1", *event) for owner in busy + over])
+    archived = [(owner, f"step:{step}", *event, ago(8)) for owner in over for step in range(2)]
+    yield Rows("workflow_history_archive", f"{_HISTORY} archived_at", archived)
+    undoing = [(owner, "step:1", "undo", "{}", ago(9)) for owner in busy + over]
+    yield Rows("workflow_compensations", "instance_id activity_id activity_name args created_at", undoing)
 
 
 def _waits(growth: Growth) -> Iterator[Rows]:
-    timers = [(f"asleep-{n}", "t", ahead(1, n), "t", ago(1), "perdure") for n in growth.part(0.2)]
+    timers: list[Row] = [(f"asleep-{n}", "t", ahead(1, n), "t", ago(1), "perdure") for n in growth.part(0.2)]
     timers += [(f"due-{n}", "t", ago(0.1, n), "t", ago(1), "perdure") for n in growth.part(0.04)]
     timers += [(f"theirs-{n}", "t", ago(9, n), "t", ago(9), None) for n in growth.part(0.05)]
-    columns = ("instance_id", "timer_id", "expires_at", "activity_id", "created_at", "framework")
+    columns = "instance_id timer_id expires_at activity_id created_at framework"
     yield Rows("workflow_timer_subscriptions", columns, timers)
     yield Rows("channel_subscriptions", _SUBSCRIPTION, list(_subscriptions(growth)))
-    cursors = [("news", f"idle-{n}", READ, ago(9)) for n in growth.part(0.2)]
+    cursors = [("news", f"idle-{n}", READ, ago(9)) for n in growth.part(0.4) if n % 4 == 0]
     cursors += [("news", f"over-{n}", 0, ago(9)) for n in growth.part(0.1)]
-    yield Rows("channel_delivery_cursors", ("channel", "instance_id", "last_delivered_id", "updated_at"), cursors)
+    yield Rows("channel_delivery_cursors", "channel instance_id last_delivered_id updated_at", cursors)
 
 
 def _subscriptions(growth: Growth) -> Iterator[Row]:
@@ -201,13 +184,12 @@ def _messages(growth: Growth) -> Iterator[Rows]:
     rows += [message("taken", n, ago(1, n)) for n in growth.part(0.1)]
     rows += [message("theirs", n, ago(1, n), "family") for n in growth.part(0.1)]
     yield Rows("channel_messages", _MESSAGE, rows)
-    columns = ("message_id", "instance_id", "claimed_at")
-    yield Rows("channel_message_claims", columns, [(f"taken/{n}", f"leased-{n}", ago(1)) for n in growth.part(0.1)])
+    claims = [(f"taken/{n}", f"leased-{n}", ago(1)) for n in growth.part(0.1)]
+    yield Rows("channel_message_claims", "message_id instance_id claimed_at", claims)
     channels = [(f"inbox:idle-{n}", None) for n in growth.part(0.4) if n % 2]
     channels += [(f"inbox:leased-{n}", None) for n in growth.part(0.2)]
-    yield Rows("perdure_channels", ("channel", "dirty_at"), channels)
-    columns = ("source", "message_id", "id", "created_at")
-    yield Rows("perdure_message_keys", columns, [("web", f"key-{n}", n, ago(1, n)) for n in growth.part(0.4)])
+    yield Rows("perdure_channels", "channel dirty_at", channels)
+    yield Rows("perdure_message_keys", _KEY, [("web", f"key-{n}", n, ago(1, n)) for n in growth.part(0.4)])
 
 
 def _outbox(growth: Growth) -> Iterator[Rows]:
@@ -223,14 +205,13 @@ def _outbox(growth: Growth) -> Iterator[Rows]:
     rows += [event("theirs", n, "pending", own=False) for n in growth.part(0.1)]
     yield Rows("outbox_events", _EVENT, rows)
     sources = [f"quiet-{n}" for n in growth.part(0.2)]
-    yield Rows("perdure_outbox_sequences", ("event_source", "last_sequence"), [(source, 1) for source in sources])
-    yield Rows("perdure_outbox_sources", ("event_source", "ready_at"), [(source, None) for source in sources])
+    yield Rows("perdure_outbox_sequences", "event_source last_sequence", [(source, 1) for source in sources])
+    yield Rows("perdure_outbox_sources", "event_source ready_at", [(source, None) for source in sources])
 
 
 def _others(growth: Growth) -> Iterator[Rows]:
-    columns = ("instance_id", "group_name", "joined_at")
     members = [(f"unknown-{n}", "many", ago(9, n)) for n in growth.part(0.4)]
-    yield Rows("workflow_group_memberships", columns, members)
+    yield Rows("workflow_group_memberships", _MEMBER, members)
 
 
 def _old() -> Iterator[Rows]:
@@ -238,13 +219,12 @@ def _old() -> Iterator[Rows]:
     rows = [(f"gone-{n % 5}", f"gone-{tag}-{n}", "json", "{}", ago(20, n), "perdure") for n in range(300)]
     rows += [("done", f"done-{tag}-{n}", "json", "{}", ago(26, n), "perdure") for n in range(10)]
     yield Rows("channel_messages", _MESSAGE, rows)
-    yield Rows("perdure_channels", ("channel", "dirty_at"), [(f"an-unused-{tag}-{n}", None) for n in range(150)])
-    columns = ("source", "message_id", "id", "created_at")
-    yield Rows("perdure_message_keys", columns, [("web", f"gone-{tag}-{n}", n, ago(20, n)) for n in range(300)])
+    yield Rows("perdure_channels", "channel dirty_at", [(f"an-unused-{tag}-{n}", None) for n in range(150)])
+    yield Rows("perdure_message_keys", _KEY, [("web", f"gone-{tag}-{n}", n, ago(20, n)) for n in range(300)])
     content = ("t", f"gone-{tag}", "json", "{}", "application/json", ago(50))
     events = [(f"gone-{tag}-{n}", *content, ago(45, n), "published", 0, n + 1, None, None, None) for n in range(1500)]
     yield Rows("outbox_events", _EVENT, events)
-    yield Rows("perdure_outbox_sequences", ("event_source", "last_sequence"), [(f"gone-{tag}", 1500)])
+    yield Rows("perdure_outbox_sequences", "event_source last_sequence", [(f"gone-{tag}", 1500)])
 
 
 def seed_sqlite(path: str, growth: Growth) -> None:
@@ -253,9 +233,9 @@ def seed_sqlite(path: str, growth: Growth) -> None:
     connection.execute("PRAGMA synchronous = OFF")
     with connection:
         for table, columns, rows in everything(growth):
-            marks = ", ".join("?" * len(columns))
-            texts = (tuple(map(_text, row)) for row in rows)
-            connection.executemany(f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks})", texts)
+            names = columns.split()
+            values = f"({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"
+            connection.executemany(f"INSERT INTO {table} {values}", (tuple(map(_text, row)) for row in rows))
     connection.close()
 
 
@@ -268,7 +248,7 @@ async def seed_postgres(url: str, growth: Growth) -> None:
     connection = await asyncpg.connect(url)
     await connection.execute("SET session_replication_role = replica; SET synchronous_commit = off")
     for table, columns, rows in everything(growth):
-        await connection.copy_records_to_table(table, records=list(rows), columns=columns)
+        await connection.copy_records_to_table(table, records=rows, columns=columns.split())
     await connection.close()
 
 
@@ -281,5 +261,6 @@ async def seed_mysql(url: str, growth: Growth) -> None:
             texts = [literal(row) for row in rows]
             for start in range(0, len(texts), 2000):
                 values = ",".join(texts[start : start + 2000])
-                await fetch_mysql(connection, f"INSERT INTO {table} ({', '.join(columns)}) VALUES {values}")
+                names = columns.replace(" ", ", ")
+                await fetch_mysql(connection, f"INSERT INTO {table} ({names}) VALUES {values}")
         await fetch_mysql(connection, "COMMIT")

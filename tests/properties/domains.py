@@ -116,10 +116,10 @@ def deadlines(while_: Make) -> Make:
     return either(both(due, none), both(none, while_), both(none, while_), both(maybe(due), maybe(while_)))
 
 
-def fenced_events(rng: Random) -> tuple[HistoryEvent, Held | None]:
-    """An event, as the engine or anybody else would record it, and the lease to record it with."""
-    instance_id, is_json = instance_ids(rng), flags(rng)
-    event = HistoryEvent(
+def event_of(rng: Random, instance_id: str) -> HistoryEvent:
+    """An event, as the engine or anybody else would record it."""
+    is_json = flags(rng)
+    return HistoryEvent(
         instance_id,
         mostly(activity_ids, wrong)(rng),
         one(HistoryEventType.ACTIVITY_COMPLETED, HistoryEventType.ACTIVITY_FAILED)(rng),
@@ -128,7 +128,12 @@ def fenced_events(rng: Random) -> tuple[HistoryEvent, Held | None]:
         data_type=mostly(one("json" if is_json else "binary"), one("json", "text"))(rng),
         created_at=maybe(absolute)(rng),
     )
-    return event, lease_on(instance_id)(rng)
+
+
+def fenced_events(rng: Random) -> tuple[HistoryEvent, Held | None]:
+    """An event and the lease to record it with."""
+    instance_id = instance_ids(rng)
+    return event_of(rng, instance_id), lease_on(instance_id)(rng)
 
 
 def seen(kind: str) -> Make:

@@ -1,13 +1,17 @@
-"""Sequences of steps, at random but about something: rooms that have to do with each other."""
+"""Sequences of steps, at random but about something: rooms that have to do with each other, and scenes in them."""
 
+from collections.abc import Callable
 from random import Random
+from typing import Any
 
-from perdure.model.records import ChannelMode, ChannelWait, WorkflowInstance
+from perdure.model.records import ChannelMessage, ChannelMode, ChannelWait, TimerWait, WorkflowInstance
 from tests.properties import domains as d
-from tests.properties.operations import FRESH, LOCKS, ROOMS, Operations, args
+from tests.properties.operations import FRESH, ROOMS, Operations, args
 from tests.properties.steps import Held, Step
 
-LONGEST = 40
+LONGEST = 30  # acts, of which some are scenes of several steps
+
+OPERATIONS = {name: make for room in ROOMS.values() for name, make in room.items()}
 
 THEMES = (
     ("instances", "locks", "history"),
@@ -23,33 +27,14 @@ THEMES = (
 
 # What brings every theme on.
 COMMON: Operations = {
-    "advance_clock": ROOMS["clock"]["advance_clock"],
-    "try_acquire_lock": LOCKS["try_acquire_lock"],
+    "advance_clock": OPERATIONS["advance_clock"],
+    "try_acquire_lock": OPERATIONS["try_acquire_lock"],
     "create_instance": args(
         instance=FRESH, worker_id=d.one("w1", None, "w2"), timeout_sec=d.leases_sec, source_code=d.one("")
     ),
     "begin_transaction": args(),
     "commit_transaction": args(),
     "rollback_transaction": args(),
-}
-
-# Operations without which others have nothing to do.
-WEIGHTS = {
-    "advance_clock": 3,
-    "try_acquire_lock": 4,
-    "append_history": 3,
-    "add_outbox_event": 6,
-    "get_pending_outbox_events": 4,
-    "mark_outbox_event_sent": 2,
-    "publish_to_channel": 5,
-    "subscribe_to_channel": 3,
-    "suspend": 4,
-    "register_timer_subscription": 2,
-    "fire_timer": 3,
-    "deliver_channel_message": 3,
-    "deliver_channel_message_with_lock": 3,
-    "deliver_pending": 2,
-    "expire_channel_wait": 2,
 }
 
 BORN = [
@@ -60,29 +45,106 @@ BORN = [
 
 
 def sequence(rng: Random) -> list[Step]:
-    """Up to forty steps in the rooms of a theme and another one."""
+    """Steps in the rooms of a theme and another one."""
     names = {*rng.choice(THEMES), rng.choice(sorted(ROOMS))}
-    rooms = [*(ROOMS[name] for name in sorted(names) for _ in range(2)), COMMON, COMMON]
-    start = [
+    rooms = [*(ROOMS[name] for name in sorted(names) for _ in range(2)), COMMON]
+    scenes = [SCENES[name] for name in sorted(names) if name in SCENES]
+    steps = [
         Step("notify", {"loud": d.flags(rng)}),
         Step("create_instances", {"instances": BORN[: rng.choice((2, 3))], "worker_id": "w1", "timeout_sec": 300.0}),
     ]
-    if "delivery" in names and rng.randrange(4):
-        start += listeners(rng)
-    return start + [_step(rng.choice(rooms), rng) for _ in range(rng.randint(5, LONGEST))]
+    for _ in range(rng.randint(3, LONGEST)):
+        if scenes and not rng.randrange(5):
+            steps += [step for step in rng.choice(scenes)(rng) if rng.randrange(10)]  # now and then one is left out
+        else:
+            operation, make = rng.choice(list(rng.choice(rooms).items()))
+            steps.append(Step(operation, make(rng)))
+    return steps
 
 
-def listeners(rng: Random) -> list[Step]:
-    """Two subscribers, of which one waits."""
-    mode = rng.choice(list(ChannelMode))
-    subscribers = [{"instance_id": name, "channel": "news", "mode": mode} for name in d.INSTANCE_IDS[:2]]
-    wait = ChannelWait("news:pay:1" if mode is ChannelMode.DIRECT else "news", "step:2", after=d.maybe(d.spans(3))(rng))
+def _step(rng: Random, operation: str, **arguments: Any) -> Step:
+    return Step(operation, {**OPERATIONS[operation](rng), **arguments})
+
+
+def _taking(rng: Random, instance_id: str) -> list[Step]:
+    """Whoever has it loses it."""
     return [
-        *(Step("subscribe_to_channel", subscriber) for subscriber in subscribers),
-        Step("suspend", {"lease": Held("pay:1"), "waits": [wait]}),
+        _step(rng, "advance_clock", quanta=10),
+        _step(rng, "try_acquire_lock", instance_id=instance_id, worker_id="w1"),
     ]
 
 
-def _step(room: Operations, rng: Random) -> Step:
-    (operation,) = rng.choices(list(room), [WEIGHTS.get(name, 1) for name in room])
-    return Step(operation, room[operation](rng))
+def _receiving(rng: Random) -> list[Step]:
+    """An instance waits for a message, which comes or not."""
+    instance_id, channel = rng.choice(d.INSTANCE_IDS), rng.choice(("news", "jobs"))
+    who = {"instance_id": instance_id, "channel": channel}
+    wait = ChannelWait(channel, d.activity_ids(rng), after=d.maybe(d.spans(3))(rng))
+    message = ChannelMessage(id=d.seen("message")(rng), channel=channel, message_id="")
+    ends = (
+        [_step(rng, "deliver_channel_message", instance_id=instance_id, message=message, lease=None, activity_id=None)],
+        [_step(rng, "deliver_channel_message_with_lock", message=message, **who)],
+        [_step(rng, "deliver_pending", channels=None)],
+        [_step(rng, "advance_clock", quanta=4), _step(rng, "expire_channel_wait", lease=None, **who)],
+        [_step(rng, "claim_channel_message", lease=None), _step(rng, "cleanup_old_channel_messages")],
+    )
+    return [
+        _step(rng, "subscribe_to_channel", mode=rng.choice(list(ChannelMode)), lease=None, **who),
+        *_taking(rng, instance_id),
+        _step(rng, "suspend", lease=Held(instance_id), waits=[wait]),
+        _step(rng, "publish_to_channel", channel=channel, lease=None),
+        *rng.choice(ends),
+    ]
+
+
+def _sleeping(rng: Random) -> list[Step]:
+    """An instance waits for a timer, which fires or not."""
+    instance_id, timer_id = rng.choice(d.INSTANCE_IDS), d.timer_ids(rng)
+    wait = TimerWait(timer_id, d.activity_ids(rng), *d.deadlines(d.spans(1, 5))(rng))
+    return [
+        *_taking(rng, instance_id),
+        _step(rng, "suspend", lease=Held(instance_id), waits=[wait]),
+        _step(rng, "next_due_at"),
+        _step(rng, "advance_clock"),
+        _step(rng, "find_expired_timers"),
+        _step(rng, "fire_timer", instance_id=instance_id, timer_id=timer_id, lease=None),
+    ]
+
+
+def _relaying(rng: Random) -> list[Step]:
+    """Events are sent, or not."""
+    fates = ("mark_outbox_event_sent", "mark_outbox_event_failed", "increment_outbox_attempts", "back_off_by_default")
+    return [
+        *(_step(rng, "add_outbox_event", lease=None) for _ in range(3)),
+        _step(rng, "get_pending_outbox_events"),
+        *(_step(rng, rng.choice(fates)) for _ in range(2)),
+        _step(rng, "advance_clock"),
+        _step(rng, rng.choice(("get_pending_outbox_events", "requeue_outbox_event", "cleanup_old_outbox_events"))),
+    ]
+
+
+def _running(rng: Random) -> list[Step]:
+    """A run takes a few steps, and goes on or ends."""
+    instance_id = rng.choice(d.INSTANCE_IDS)
+    lease = {"lease": Held(instance_id)}
+    ends = (
+        [_step(rng, "recur_instance", instance_id=instance_id, **lease), _step(rng, "get_archived_history")],
+        [_step(rng, "complete_and_release", **lease)],
+        [_step(rng, "cancel_instance", instance_id=instance_id, lease=None)],
+    )
+    return [
+        *_taking(rng, instance_id),
+        *(_step(rng, "append_history", event=d.event_of(rng, instance_id), **lease) for _ in range(2)),
+        _step(rng, "add_compensation"),
+        *rng.choice(ends),
+        _step(rng, "advance_clock"),
+        _step(rng, rng.choice(("delete_instances", "get_instance", "list_instances", "cleanup_stale_locks"))),
+    ]
+
+
+SCENES: dict[str, Callable[[Random], list[Step]]] = {
+    "delivery": _receiving,
+    "waits": _sleeping,
+    "outbox": _relaying,
+    "history": _running,
+    "instances": _running,
+}

@@ -9,7 +9,7 @@ from perdure.model import limits
 from perdure.model.records import ArchivedHistoryEvent, Lease, WorkflowInstance
 from perdure.model.states import WorkflowStatus
 from perdure.storage import channels, instances
-from perdure.storage.instances import fence
+from perdure.storage.fences import fence
 from perdure.storage.operation import Operation, Work, raw, utc, utc_or_none
 from perdure.storage.sql import room
 from perdure.storage.transactions import Transactions

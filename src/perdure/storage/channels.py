@@ -18,7 +18,7 @@ from perdure.errors import ChannelModeConflictError, LimitError, NotSubscribedEr
 from perdure.model import limits
 from perdure.model.records import ChannelMessage, ChannelMode, ChannelSubscription, Lease, OutgoingMessage
 from perdure.storage import wakeups
-from perdure.storage.instances import fence
+from perdure.storage.fences import fence
 from perdure.storage.operation import Operation, Work, raw, utc, utc_or_none
 from perdure.storage.sql import Call, room
 from perdure.storage.transactions import Transactions, prepared, together

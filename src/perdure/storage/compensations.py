@@ -2,7 +2,7 @@
 
 from perdure.model import limits
 from perdure.model.records import CompensationEntry, Lease
-from perdure.storage.instances import fence
+from perdure.storage.fences import fence
 from perdure.storage.operation import Operation, Work, raw, utc
 from perdure.storage.sql import room
 from perdure.storage.transactions import Transactions

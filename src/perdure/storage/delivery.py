@@ -20,7 +20,7 @@ from perdure.model.records import (
 )
 from perdure.storage import channels, waits, wakeups
 from perdure.storage.channels import pair
-from perdure.storage.instances import fence
+from perdure.storage.fences import fence
 from perdure.storage.operation import Operation, Work, raw, utc
 from perdure.storage.sql import Call, room
 from perdure.storage.transactions import Transactions

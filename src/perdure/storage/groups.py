@@ -2,7 +2,7 @@
 
 from perdure.model import limits
 from perdure.model.records import Lease
-from perdure.storage.instances import fence
+from perdure.storage.fences import fence
 from perdure.storage.operation import Operation, Work
 from perdure.storage.sql import Call, room
 from perdure.storage.transactions import Transactions

@@ -4,10 +4,12 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from perdure.errors import HistoryConflictError, InstanceNotFoundError, LeaseLostError, LimitError, StorageError
+from perdure.errors import HistoryConflictError, LimitError, StorageError
 from perdure.model import limits
 from perdure.model.records import HistoryEvent, Lease
+from perdure.storage import transactions
 from perdure.storage.dialects.base import Bare, Now
+from perdure.storage.fences import fence_params, refused
 from perdure.storage.operation import Operation, Work, maker, raw, utc
 from perdure.storage.sql import room
 from perdure.storage.transactions import Transactions
@@ -66,8 +68,7 @@ def event_params(event: HistoryEvent) -> dict[str, object]:
 
 def _appending(event: HistoryEvent, lease: Lease | None) -> Work[int | StorageError]:
     params = event_params(event)
-    if lease is not None and lease.instance_id != event.instance_id:
-        raise LeaseLostError(f"the lease is on {lease.instance_id!r}, not on {event.instance_id!r}")
+    fence_params(event.instance_id, lease)
     return Work(lambda: append(params, lease), single=True, confirm=lambda: _recorded(params), row=event.instance_id)
 
 
@@ -83,7 +84,7 @@ def append(params: dict[str, object], lease: Lease | None) -> Operation[int | St
     if event_id is not None:
         return int(event_id)
     if not fenced:
-        raise (yield from _unfenced(str(params["instance_id"]), lease))
+        raise (yield from refused(str(params["instance_id"]), lease))
     same: int | None = yield from _recorded(params)
     if same is None:
         return HistoryConflictError(
@@ -190,16 +191,23 @@ def _fates(items: Items, ids: Sequence[int | None]) -> Operation[list[int | Stor
 
 
 Many = Callable[[Items], Operation[list[int | StorageError]]]
-_APPEND_MANY: dict[str, Many] = {"postgresql": _append_at_once, "mysql": _append_locked}
 
 
-def _unfenced(instance_id: str, lease: Lease | None) -> Operation[StorageError]:
-    from perdure.storage.instances import S as instances  # the two rooms know each other
+def _append_for_each(items: Items) -> Operation[list[int | StorageError]]:
+    """SQLite: every part over all items; if anything is refused, they are undone and appended one by one."""
+    yield transactions.S.savepoint()
+    fenced, inserted, rows = yield S.append_many.for_each(
+        [{**params, "token": lease.token, "worker_id": lease.worker_id} for params, lease in items]
+    )
+    done = fenced == inserted == len(items)
+    if not done:
+        yield transactions.S.undo()
+    yield transactions.S.release()
+    last: int = rows[0][0]  # nobody else writes meanwhile: the ids are consecutive
+    return (yield from _fates(items, range(last - len(items) + 1, last + 1) if done else [None] * len(items)))
 
-    rows = yield instances.standing(instance_id=instance_id)
-    if not rows or lease is None:
-        return InstanceNotFoundError(f"there is no instance {instance_id!r}")
-    return LeaseLostError(f"the lease on {instance_id!r} was lost: token {lease.token} of {lease.worker_id!r} is over")
+
+_APPEND_MANY: dict[str, Many] = {"sqlite": _append_for_each, "postgresql": _append_at_once, "mysql": _append_locked}
 
 
 def _recorded(params: dict[str, object]) -> Operation[int | None]:

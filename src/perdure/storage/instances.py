@@ -7,9 +7,7 @@ from typing import Any
 
 from perdure.errors import (
     InstanceExistsError,
-    InstanceNotFoundError,
     InvalidTransitionError,
-    LeaseLostError,
     LimitError,
     StorageError,
     WorkflowNotCancellableError,
@@ -17,8 +15,9 @@ from perdure.errors import (
 from perdure.model import limits
 from perdure.model.records import HistoryEventType, Lease, ResumableWorkflow, WorkflowInstance
 from perdure.model.states import TERMINAL, WorkflowStatus, sources_of
-from perdure.storage import history
-from perdure.storage.operation import Operation, Work, raw, rows_if, utc, utc_or_none
+from perdure.storage import fences, history
+from perdure.storage.fences import fence_params, refused
+from perdure.storage.operation import Operation, Work, maker, raw, rows_if, utc, utc_or_none
 from perdure.storage.sql import Statement, room
 from perdure.storage.transactions import Transactions
 
@@ -104,38 +103,6 @@ class Instances(Transactions):
         return await self._run(Work(lambda: _delete(age, page)))
 
 
-def fence_params(instance_id: str, lease: Lease | None) -> dict[str, object]:
-    """A lease as the parameters of a fence; none is an administrator's write."""
-    if lease is None:
-        return {"token": None, "worker_id": None}
-    if lease.instance_id != instance_id:
-        raise LeaseLostError(f"the lease is on {lease.instance_id!r}, not on {instance_id!r}")
-    return {"token": lease.token, "worker_id": lease.worker_id}
-
-
-def fence(instance_id: str, lease: Lease | None) -> Operation[None]:
-    """The first call of a transaction that writes for an instance: hold its row if the lease is current, else raise."""
-    limits.name(instance_id, "instance_id")  # MySQL finds `a` under `a `, and would store the latter
-    if not (yield S.fence(instance_id=instance_id, **fence_params(instance_id, lease))):
-        raise (yield from refused(instance_id, lease))
-
-
-def refused(instance_id: str, lease: Lease | None, target: WorkflowStatus | None = None) -> Operation[StorageError]:
-    """Why a fenced write or a move found no row: the error to raise. The fence is judged first."""
-    rows = yield S.standing(instance_id=instance_id)
-    if not rows:
-        return InstanceNotFoundError(f"there is no instance {instance_id!r}")
-    status, token, owner, _ = rows[0]
-    if lease is not None and (token != lease.token or owner != lease.worker_id):
-        return lost(lease)
-    return InvalidTransitionError(f"{instance_id!r} is {status} and cannot become {target or 'something else'}")
-
-
-def lost(lease: Lease) -> LeaseLostError:
-    """The error of a lease that is over."""
-    return LeaseLostError(f"the lease on {lease.instance_id!r} is over: token {lease.token} of {lease.worker_id!r}")
-
-
 def _creation(instance: WorkflowInstance, worker_id: str | None, timeout_sec: float, source: str) -> dict[str, object]:
     if instance.framework not in ("", FRAMEWORK):
         raise LimitError(f"framework must be empty or {FRAMEWORK!r}, not {instance.framework!r}")
@@ -206,16 +173,20 @@ def _get(instance_id: str) -> Operation[WorkflowInstance | None]:
     return from_row(rows[0]) if rows and rows[0][0] == instance_id else None
 
 
+_STATUSES = {status.value: status for status in WorkflowStatus}
+_instance = maker(WorkflowInstance)
+
+
 def from_row(row: Sequence[Any]) -> WorkflowInstance:
     """An instance from the columns of `get`."""
-    (instance_id, name, given, framework, status, output, activity, source_hash, owner, continued, locked_by) = row[:11]
-    locked_at, lock_timeout, expires, token, started, updated = row[11:17]
-    return WorkflowInstance(
+    instance_id, name, given, framework, status, output, activity, source_hash, owner, continued, *lock = row
+    locked_by, locked_at, lock_timeout, expires, token, started, updated = lock
+    return _instance(
         instance_id,
         name,
         raw(given) or b"",
         framework,
-        WorkflowStatus(status),
+        _STATUSES[status],
         raw(output),
         activity,
         source_hash,
@@ -301,7 +272,7 @@ def note(instance_id: str, activity: str, kind: HistoryEventType, payload: dict[
 
 
 def _cancel(instance_id: str, reason: str, compensate: bool, lease: Lease | None) -> Operation[None]:
-    rows = yield S.standing(instance_id=instance_id)
+    rows = yield fences.S.standing(instance_id=instance_id)
     if not rows or WorkflowStatus(rows[0][0]) in TERMINAL:
         raise WorkflowNotCancellableError(
             f"{instance_id!r} is {rows[0][0]}: nothing to cancel" if rows else f"there is no instance {instance_id!r}"

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from perdure.errors import HistoryConflictError, InvalidPageTokenError, LimitError
 from perdure.model import limits
 from perdure.model.records import Lease, OutboxEvent, OutboxStatus
-from perdure.storage.instances import fence
+from perdure.storage.fences import fence
 from perdure.storage.operation import Operation, Work, raw, rows_if, utc, utc_or_none
 from perdure.storage.sql import room
 from perdure.storage.transactions import Transactions

@@ -7,8 +7,8 @@ from perdure.errors import InvalidTransitionError, LimitError
 from perdure.model import limits
 from perdure.model.records import HistoryEventType, Lease, Suspension, TimerSubscription, TimerWait
 from perdure.model.states import TERMINAL
-from perdure.storage import instances, waits, wakeups
-from perdure.storage.instances import fence
+from perdure.storage import fences, waits, wakeups
+from perdure.storage.fences import fence
 from perdure.storage.operation import Operation, Work, utc
 from perdure.storage.sql import room
 
@@ -92,7 +92,7 @@ def _params(subscription: TimerSubscription, after: timedelta | None) -> dict[st
 def _register(params: dict[str, object], lease: Lease | None, notify: bool) -> Operation[None]:
     instance_id = str(params["instance_id"])
     yield from fence(instance_id, lease)
-    ((status, *_),) = yield instances.S.standing(instance_id=instance_id)
+    ((status, *_),) = yield fences.S.standing(instance_id=instance_id)
     if status in TERMINAL:
         raise InvalidTransitionError(f"{instance_id!r} is {status} and waits for no timer")
     yield S.register(**params)

@@ -20,7 +20,7 @@ from perdure.errors import (
 from perdure.model import limits
 from perdure.model.records import ChannelWait, HistoryEventType, Lease, Suspension, TimerWait
 from perdure.model.states import WAITING, WorkflowStatus
-from perdure.storage import channels, instances, wakeups
+from perdure.storage import channels, fences, wakeups
 from perdure.storage.operation import Operation, Work, utc
 from perdure.storage.sql import Call, room
 from perdure.storage.transactions import Transactions, prepared, together
@@ -274,7 +274,7 @@ def _at_once(owner: Owner, waits: Sequence[Wait], alone: bool) -> Operation[Susp
         _, ((parked,),) = yield S.listen(alone=int(alone), **params)
     if parked:
         return Suspension(True)
-    _judge(owner, (yield instances.S.standing(instance_id=owner.instance_id)))
+    _judge(owner, (yield fences.S.standing(instance_id=owner.instance_id)))
     if isinstance(wait, ChannelWait):
         yield from channels.subscribed(owner.instance_id, wait.channel)
     return Suspension(False, (wait.activity_id,))
@@ -282,7 +282,7 @@ def _at_once(owner: Owner, waits: Sequence[Wait], alone: bool) -> Operation[Susp
 
 def _suspended(owner: Owner) -> Operation[Suspension | None]:
     """After a lost answer: waiting, and released by its last holder."""
-    rows = yield instances.S.standing(instance_id=owner.instance_id)
+    rows = yield fences.S.standing(instance_id=owner.instance_id)
     return Suspension(True) if rows and rows[0][0] in WAITING and rows[0][1:3] == (owner.token, None) else None
 
 

@@ -121,6 +121,9 @@ class SQLiteBackend:
             return stop.value  # type: ignore[no-any-return]
 
     def _run(self, connection: sqlite3.Connection, part: Part, call: Call) -> Any:
+        if call.each and not part.reads:
+            rows = [[each[name] for name in part.names] for each in call.each]
+            return connection.executemany(part.text, rows).rowcount
         params = call.params
         values = [params[name] for name in part.names]
         if not _PLAIN.issuperset(map(type, values)):

@@ -17,7 +17,7 @@ would silently not be one, so it is refused.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import NamedTuple
@@ -41,6 +41,10 @@ class Statement:
     def __call__(self, **params: object) -> "Call":
         return Call(self, params)
 
+    def for_each(self, items: "Sequence[Mapping[str, object]]") -> "Call":
+        """The statement for many items at once; only SQLite runs it."""
+        return Call(self, {}, items)
+
     def parts(self, dialect: str) -> tuple[str, ...]:
         """The template's parts for this dialect."""
         return self.texts.get(dialect) or self.texts[""]
@@ -54,6 +58,7 @@ class Call(NamedTuple):
 
     statement: Statement
     params: Mapping[str, object]
+    each: Sequence[Mapping[str, object]] = ()  # SQLite: parts that write run for each of these, those that read once
 
 
 class Room:

@@ -160,7 +160,7 @@ SELECT @workflow, @activity, @message, @fresh FROM DUAL WHERE @message IS NOT NU
 
 -- dirty
 -- Channels that may have something to deliver, the longest marked first.
-SELECT channel FROM perdure_channels WHERE dirty_at IS NOT NULL ORDER BY dirty_at, channel LIMIT :limit
+SELECT channel FROM perdure_channels WHERE dirty_at IS NOT NULL ORDER BY dirty_at, {ordinal(channel)} LIMIT :limit
 
 -- behind
 -- Free subscribers that wait while a message of their broadcast channel is pending.

@@ -27,8 +27,7 @@ event AS (
 SELECT (SELECT count(*) FROM fence), (SELECT id FROM event)
 
 -- append_many
--- Events of many instances, one lease each, every event under its instance's fence. Only the servers have it, to save
--- round trips: SQLite appends one by one within the transaction.
+-- Events of many instances, one lease each, every event under its instance's fence.
 WITH item AS (
   SELECT * FROM unnest(:instance_ids::text[], :tokens::bigint[], :worker_ids::text[], :activity_ids::text[],
                        :event_types::text[], :data_types::text[], :texts::text[], :binaries::bytea[],
@@ -48,6 +47,17 @@ event AS (
   ON CONFLICT (instance_id, activity_id) DO NOTHING RETURNING id, instance_id, activity_id)
 SELECT event.id, fence.instance_id IS NOT NULL
   FROM item LEFT JOIN fence USING (instance_id) LEFT JOIN event USING (instance_id, activity_id) ORDER BY position
+
+-- append_many [sqlite]
+-- Differs because nothing is saved by one statement: a part that writes runs once an item, in the driver's own loop.
+UPDATE workflow_instances SET updated_at = {now}, current_activity_id = :activity_id
+ WHERE instance_id = :instance_id AND lock_token = :token AND locked_by = :worker_id;
+INSERT INTO workflow_history
+       (instance_id, activity_id, event_type, data_type, event_data, event_data_binary, created_at)
+SELECT instance_id, :activity_id, :event_type, :data_type, :event_data, :event_data_binary, {now}
+  FROM workflow_instances WHERE instance_id = :instance_id AND lock_token = :token AND locked_by = :worker_id
+{on_conflict_do_nothing(instance_id, activity_id)};
+SELECT last_insert_rowid()
 
 -- append_many [mysql]
 -- Differs because nothing comes back from a write: the rows were locked by lock_many, and the ids are read back. One

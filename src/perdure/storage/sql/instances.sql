@@ -46,15 +46,6 @@ SELECT instance_id, workflow_name, input_data, framework, status, output_data, c
        started_at, updated_at
   FROM workflow_instances WHERE instance_id = :instance_id
 
--- standing
--- What decides whether a write was refused, and why.
-SELECT status, lock_token, locked_by, workflow_name FROM workflow_instances WHERE instance_id = :instance_id
-
--- fence
--- Hold the row to the commit if the lease is current. A finished instance keeps its time: retention counts from it.
-UPDATE workflow_instances SET updated_at = CASE WHEN finished_at IS NULL THEN {now} ELSE updated_at END
- WHERE instance_id = :instance_id AND (lock_token = :token AND locked_by = :worker_id OR :token IS NULL)
-
 -- move
 -- A move between states that are not final.
 UPDATE workflow_instances SET status = :status, updated_at = {now}
@@ -116,20 +107,20 @@ UPDATE channel_subscriptions SET activity_id = NULL, timeout_at = NULL
 -- Own instances that a worker may take now, the longest waiting first.
 SELECT instance_id, workflow_name, claimable_at FROM workflow_instances {index(idx_instances_claimable)}
  WHERE framework = 'perdure' AND claimable_at <= {now}
- ORDER BY claimable_at, instance_id LIMIT :limit
+ ORDER BY claimable_at, {ordinal(instance_id)} LIMIT :limit
 
 -- resumable_named
 -- The same for one workflow name; for several, one branch each, so that unknown names are never read.
 SELECT * FROM (
   SELECT instance_id, workflow_name, claimable_at FROM workflow_instances {index(idx_instances_claimable_name)}
    WHERE framework = 'perdure' AND workflow_name = :workflow_name AND claimable_at <= {now}
-   ORDER BY claimable_at, instance_id LIMIT :limit) branch
+   ORDER BY claimable_at, {ordinal(instance_id)} LIMIT :limit) branch
 
 -- finished
 -- Own instances that ended long ago, locked for deletion.
 SELECT instance_id FROM workflow_instances {index(idx_instances_finished)}
  WHERE framework = 'perdure' AND finished_at < {ago(:age_sec)}
- ORDER BY finished_at, instance_id LIMIT :limit {skip_locked}
+ ORDER BY finished_at, {ordinal(instance_id)} LIMIT :limit {skip_locked}
 
 -- unlink
 -- Later generations forget the ones about to be deleted: the foreign key has no ON DELETE. They keep their time, which

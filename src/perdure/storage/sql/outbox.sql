@@ -52,7 +52,7 @@ SELECT event_source FROM perdure_outbox_sources WHERE ready_at <= {now} LIMIT 1
 -- ready
 -- Sources with something to send that no other relay is looking at, the longest waiting first.
 SELECT event_source FROM perdure_outbox_sources WHERE ready_at <= {now}
- ORDER BY ready_at, event_source LIMIT :limit {skip_locked}
+ ORDER BY ready_at, {ordinal(event_source)} LIMIT :limit {skip_locked}
 
 -- claimed
 -- Events of a source that are claimed; once it is ready again, by relays that are gone.
@@ -132,8 +132,8 @@ SELECT created_at FROM outbox_events WHERE event_id = :event_id
 SELECT event_id, event_type, event_source, event_data, event_data_binary, data_type, content_type, status, retry_count,
        last_error, published_at, created_at, sequence
   FROM outbox_events
- WHERE sequence IS NOT NULL AND created_at >= :created_at AND (created_at > :created_at OR event_id > :after)
- ORDER BY created_at, event_id LIMIT :limit
+ WHERE sequence IS NOT NULL AND created_at >= :created_at AND (created_at > :created_at OR {ordinal(event_id)} > :after)
+ ORDER BY created_at, {ordinal(event_id)} LIMIT :limit
 
 -- list_status
 -- The same in one state, by the index of the states.
@@ -141,8 +141,8 @@ SELECT event_id, event_type, event_source, event_data, event_data_binary, data_t
        last_error, published_at, created_at, sequence
   FROM outbox_events {index(idx_outbox_status)}
  WHERE status = :status AND sequence IS NOT NULL
-   AND created_at >= :created_at AND (created_at > :created_at OR event_id > :after)
- ORDER BY created_at, event_id LIMIT :limit
+   AND created_at >= :created_at AND (created_at > :created_at OR {ordinal(event_id)} > :after)
+ ORDER BY created_at, {ordinal(event_id)} LIMIT :limit
 
 -- old
 -- Own events published long ago. The state is not asked for: SQLite would take its index, and read them all.

@@ -19,4 +19,4 @@ DELETE FROM perdure_workers WHERE beat_at < {ago(:silent_sec)}
 -- Workers, the longest running first; with a span only those heard of within it.
 SELECT worker_id, started_at, beat_at, info FROM perdure_workers
  WHERE (beat_at >= {ago(:alive_sec)} OR :alive_sec IS NULL)
- ORDER BY started_at, worker_id LIMIT :limit
+ ORDER BY started_at, {ordinal(worker_id)} LIMIT :limit

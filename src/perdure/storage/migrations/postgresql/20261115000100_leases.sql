@@ -17,14 +17,14 @@ ALTER TABLE workflow_instances
         CASE WHEN status IN ('completed', 'failed', 'cancelled', 'recurred') THEN updated_at END
     ) STORED;
 
-CREATE INDEX idx_instances_claimable ON workflow_instances (framework, claimable_at, instance_id);
-CREATE INDEX idx_instances_claimable_name ON workflow_instances (framework, workflow_name, claimable_at, instance_id);
+CREATE INDEX idx_instances_claimable ON workflow_instances (framework, claimable_at, instance_id COLLATE "C");
+CREATE INDEX idx_instances_claimable_name ON workflow_instances (framework, workflow_name, claimable_at, instance_id COLLATE "C");
 -- Listed in the order of code points, as on every other database, whatever the database's own collation is.
 CREATE INDEX idx_instances_listing ON workflow_instances (framework, started_at, instance_id COLLATE "C");
 CREATE INDEX idx_instances_listing_status
     ON workflow_instances (framework, status, started_at, instance_id COLLATE "C");
 CREATE INDEX idx_instances_lease ON workflow_instances (framework, lock_expires_at);
-CREATE INDEX idx_instances_finished ON workflow_instances (framework, finished_at, instance_id);
+CREATE INDEX idx_instances_finished ON workflow_instances (framework, finished_at, instance_id COLLATE "C");
 
 -- migrate:down
 

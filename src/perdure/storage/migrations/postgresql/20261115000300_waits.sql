@@ -35,7 +35,7 @@ CREATE TABLE IF NOT EXISTS perdure_channels (
     channel TEXT NOT NULL PRIMARY KEY,
     dirty_at TIMESTAMP
 );
-CREATE INDEX idx_perdure_channels_dirty ON perdure_channels (dirty_at, channel);
+CREATE INDEX idx_perdure_channels_dirty ON perdure_channels (dirty_at, channel COLLATE "C");
 
 -- What was published under a sender's own id, so that sending it again stores nothing, even once the message is gone.
 CREATE TABLE IF NOT EXISTS perdure_message_keys (

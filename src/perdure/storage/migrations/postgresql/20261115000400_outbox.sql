@@ -20,7 +20,7 @@ CREATE TABLE IF NOT EXISTS perdure_outbox_sources (
     event_source TEXT NOT NULL PRIMARY KEY,
     ready_at TIMESTAMP
 );
-CREATE INDEX idx_perdure_outbox_sources_ready ON perdure_outbox_sources (ready_at, event_source);
+CREATE INDEX idx_perdure_outbox_sources_ready ON perdure_outbox_sources (ready_at, event_source COLLATE "C");
 
 -- migrate:down
 
