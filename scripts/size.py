@@ -1,7 +1,7 @@
-"""Lines of code of the storage layer, against its limit.
+"""Lines of code of the storage package, against its limit, and of the database layer underneath it.
 
-Counted are lines of Python and SQL under src/perdure/storage that hold code: no blank lines, no comments, no
-docstrings, no migrations. What is left out is printed below the total. Exit status 1 means the limit is passed.
+Counted are lines of Python and SQL that hold code: no blank lines, no comments, no docstrings, no migrations. What is
+left out is printed below the total. Exit status 1 means that the storage package passes its limit.
 """
 
 import ast
@@ -14,6 +14,7 @@ from pathlib import Path
 
 LIMIT = 3_500
 STORAGE = Path(__file__).resolve().parent.parent / "src" / "perdure" / "storage"
+DATABASE = STORAGE.parent / "database"
 LAYOUT = {tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER, tokenize.COMMENT}
 
 
@@ -77,9 +78,12 @@ def main() -> int:
         print(f"{'  ' * depth + name:<48}{size.code:>8,}")
     total = sum(map(measure, counted), Size())
     left_out = sum(map(measure, migrations), Size())
-    print(f"{'total':<48}{total.code:>8,}  of at most {LIMIT:,}")
+    print(f"{'the storage package':<48}{total.code:>8,}  of at most {LIMIT:,}")
     print(f"{'with docstrings':<48}{total.code + total.docs:>8,}")
     print(f"{'migrations, not counted':<48}{left_out.code:>8,}")
+    database = sum(map(measure, DATABASE.rglob("*.py")), Size())
+    print(f"{'the database layer underneath, not counted':<48}{database.code:>8,}")
+    print(f"{'both':<48}{total.code + database.code:>8,}")
     return 1 if total.code > LIMIT else 0
 
 

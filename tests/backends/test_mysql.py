@@ -15,6 +15,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from perdure.database.backends import mysql, polling
+from perdure.database.backends.mysql import MySQLBackend
+from perdure.database.backends.mysql_url import parse as parse_url
+from perdure.database.backends.server import Fault
+from perdure.database.dialects.mysql import literal
+from perdure.database.operation import Operation, Work
+from perdure.database.statements import Call, parse
 from perdure.errors import (
     CommitUnknownError,
     ConfigurationError,
@@ -24,13 +31,6 @@ from perdure.errors import (
     StorageError,
     TransactionConflictError,
 )
-from perdure.storage.backends import mysql, polling
-from perdure.storage.backends.mysql import MySQLBackend
-from perdure.storage.backends.mysql_url import parse as parse_url
-from perdure.storage.backends.server import Fault
-from perdure.storage.dialects.mysql import literal
-from perdure.storage.operation import Operation, Work
-from perdure.storage.sql import Call, parse
 from perdure.storage.transactions import Transactions
 from perdure.testing.servers import MySQLServer
 from tests.servers.databases import connect_mysql, fetch_mysql

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
+from perdure.database.backends.pool import Pool
 from perdure.errors import DatabaseUnavailableError
-from perdure.storage.backends.pool import Pool
 
 
 class Connection:

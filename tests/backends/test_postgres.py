@@ -12,6 +12,11 @@ from urllib.parse import urlsplit
 import asyncpg
 import pytest
 
+from perdure.database.backends import listen, postgres
+from perdure.database.backends.listen import CHANNELS, Notifier
+from perdure.database.backends.postgres import PostgresBackend
+from perdure.database.operation import Operation, Work
+from perdure.database.statements import Call, parse
 from perdure.errors import (
     CommitUnknownError,
     ConfigurationError,
@@ -23,11 +28,6 @@ from perdure.errors import (
     TransactionError,
 )
 from perdure.model.records import WakeUp
-from perdure.storage.backends import listen, postgres
-from perdure.storage.backends.listen import CHANNELS, Notifier
-from perdure.storage.backends.postgres import PostgresBackend
-from perdure.storage.operation import Operation, Work
-from perdure.storage.sql import Call, parse
 from perdure.storage.transactions import Transactions
 from perdure.testing.servers import PgBouncer, PostgresServer
 from tests.servers.databases import fresh_postgres

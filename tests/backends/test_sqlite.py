@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from perdure.database.backends import writer
 from perdure.errors import ConfigurationError, DatabaseUnavailableError, SchemaError, StorageError
 from perdure.model.records import WorkflowInstance
-from perdure.storage.backends import writer
 from perdure.storage.stores import SQLiteStorage, open_storage
 
 GATE_SEC = float(os.environ.get("PERDURE_GATE_SECONDS", "4"))

@@ -22,7 +22,12 @@ BLOCKS = [
 @pytest.mark.parametrize(("code", "printed"), BLOCKS)
 def test_a_block_runs_and_prints_what_it_says(code: str, printed: str, tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-W", "error", "-c", code],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     if printed:

@@ -1,4 +1,4 @@
-"""A server that is restarted or killed in the middle: nothing acknowledged is lost, and the program goes on by itself."""
+"""A server restarted or killed in the middle: nothing acknowledged is lost, and the program goes on by itself."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -90,9 +90,7 @@ async def test_a_restart_under_load_loses_nothing(server: tuple[str, Server], st
     assert len(log.acknowledged) == len(set(log.acknowledged))
 
 
-async def test_a_callers_transaction_hears_of_it_and_leaves_nothing(
-    server: tuple[str, Server], storage: Rooms
-) -> None:
+async def test_a_callers_transaction_hears_of_it_and_leaves_nothing(server: tuple[str, Server], storage: Rooms) -> None:
     lease = await leased(storage, "i-1", timeout_sec=600)
     with pytest.raises((DatabaseUnavailableError, TransactionConflictError)):
         async with storage.transaction():
@@ -108,7 +106,7 @@ async def test_a_callers_transaction_hears_of_it_and_leaves_nothing(
 async def test_a_server_that_stays_away_is_told_in_one_sentence(
     server: tuple[str, Server], storage: Rooms, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("perdure.storage.backends.server.RETRY_SEC", 0.5)
+    monkeypatch.setattr("perdure.database.backends.server.RETRY_SEC", 0.5)
     await asyncio.to_thread(server[1].kill)
     try:
         with pytest.raises(DatabaseUnavailableError):

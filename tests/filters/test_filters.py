@@ -5,9 +5,9 @@ from itertools import count
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from perdure.database.dialects import MySQLDriver, PostgresDriver, SQLiteDriver, new_driver
 from perdure.errors import ConfigurationError, InvalidJSONPathError, LimitError
 from perdure.model.records import ListInstancesOptions, WorkflowInstance
-from perdure.storage.dialects import MySQLDriver, PostgresDriver, SQLiteDriver, new_driver
 from perdure.storage.filters import InputFilterBuilder, checked, matches, validate_json_path
 from perdure.storage.stores import Rooms
 from tests.filters import reference

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
+from perdure.database.dialects.mysql import literal
+from perdure.database.statements import Call
 from perdure.model.records import ListInstancesOptions
 from perdure.model.states import WorkflowStatus
-from perdure.storage.dialects.mysql import literal
 from perdure.storage.listing import S, _rows, _search
-from perdure.storage.sql import Call
 from perdure.storage.stores import Rooms
 
 ROWS = 2000

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from perdure.storage.dialects.base import Part
-from perdure.storage.sql import Call
+from perdure.database.dialects.base import Part
+from perdure.database.statements import Call
 from perdure.storage.stores import Rooms
 
 Costs = dict[tuple[str, str], Counter[str]]
@@ -65,8 +65,7 @@ class SQLiteMeter(Meter):
                 nonlocal steps
                 steps += 1
 
-            values = [backend.driver.bind(call.params[name]) for name in part.names]
-            plan = connection.execute(f"EXPLAIN QUERY PLAN {part.text}", values).fetchall()
+            plan = connection.execute(f"EXPLAIN QUERY PLAN {part.text}", [None] * len(part.names)).fetchall()
             connection.set_progress_handler(tick, 1)
             try:
                 return plain(connection, part, call)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import asyncpg
 
-from perdure.storage.dialects.mysql import literal
+from perdure.database.dialects.mysql import literal
 from tests.servers.databases import connect_mysql, fetch_mysql
 
 NOW = datetime.now(UTC).replace(tzinfo=None)

@@ -6,10 +6,10 @@ from datetime import timedelta
 from functools import cached_property
 from typing import Any
 
+from perdure.database.backends.listen import Notifier
+from perdure.database.operation import utc
 from perdure.errors import StorageError
-from perdure.storage.backends.listen import Notifier
 from perdure.storage.history import HistoryIterator, HistoryIteratorOptions
-from perdure.storage.operation import utc
 from perdure.storage.stores import PostgresStorage, Rooms, shift_clock
 from tests.properties.memory import QUANTUM, Memory
 from tests.properties.steps import Step, resolved

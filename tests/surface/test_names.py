@@ -9,8 +9,9 @@ import pytest
 
 import perdure.storage
 from perdure import errors
+from perdure.database.statements import DIALECTS, parse
 from perdure.storage import MySQLStorage, PostgresStorage, SQLiteStorage, Storage, StorageError, open_storage
-from perdure.storage.sql import DIALECTS, parse, room
+from perdure.storage.sql import room
 
 SOURCE = Path(perdure.storage.__file__).parent
 
@@ -120,3 +121,10 @@ def test_sql_stands_in_its_drawer() -> None:
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 assert not verb.match(node.value), f"{path.name}: {node.value[:60]}"
     assert DIALECTS == ("sqlite", "postgresql", "mysql")
+
+
+def test_the_database_layer_knows_nothing_of_the_storage_layer() -> None:
+    for path in (SOURCE.parent / "database").rglob("*.py"):
+        assert "perdure.storage" not in path.read_text("utf-8").replace("`perdure.storage`", "").replace(
+            '"perdure.storage"', ""
+        ), path

@@ -4,6 +4,8 @@
 private.
 """
 
+from perdure.database.backends.base import Executor
+from perdure.database.dialects import Driver, MySQLDriver, PostgresDriver, SQLiteDriver, new_driver
 from perdure.errors import (
     ChannelModeConflictError,
     CommitUnknownError,
@@ -56,7 +58,6 @@ from perdure.model.records import (
     WorkflowInstance,
 )
 from perdure.model.states import WorkflowStatus
-from perdure.storage.backends.base import Executor
 from perdure.storage.contract import (
     ChannelManager,
     CompensationManager,
@@ -71,7 +72,6 @@ from perdure.storage.contract import (
     TimerSubscriptionManager,
     TransactionManager,
 )
-from perdure.storage.dialects import Driver, MySQLDriver, PostgresDriver, SQLiteDriver, new_driver
 from perdure.storage.filters import InputFilterBuilder, validate_json_path
 from perdure.storage.history import HistoryIterator, HistoryIteratorOptions
 from perdure.storage.stores import (

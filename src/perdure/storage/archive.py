@@ -4,13 +4,13 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from perdure.database.operation import Operation, Work, raw, utc, utc_or_none
 from perdure.errors import InvalidTransitionError, LimitError
 from perdure.model import limits
 from perdure.model.records import ArchivedHistoryEvent, Lease, WorkflowInstance
 from perdure.model.states import WorkflowStatus
 from perdure.storage import channels, instances
 from perdure.storage.fences import fence
-from perdure.storage.operation import Operation, Work, raw, utc, utc_or_none
 from perdure.storage.sql import room
 from perdure.storage.transactions import Transactions
 

@@ -14,13 +14,14 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, NoReturn, TypeVar
 from uuid import uuid4
 
+from perdure.database.operation import Operation, Work, raw, utc, utc_or_none
+from perdure.database.statements import Call
 from perdure.errors import ChannelModeConflictError, LimitError, NotSubscribedError, StorageError
 from perdure.model import limits
 from perdure.model.records import ChannelMessage, ChannelMode, ChannelSubscription, Lease, OutgoingMessage
 from perdure.storage import wakeups
 from perdure.storage.fences import fence
-from perdure.storage.operation import Operation, Work, raw, utc, utc_or_none
-from perdure.storage.sql import Call, room
+from perdure.storage.sql import room
 from perdure.storage.transactions import Transactions, prepared, together
 
 T = TypeVar("T")

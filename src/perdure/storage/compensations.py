@@ -1,9 +1,9 @@
 """Compensations: what a saga undoes, the last step first."""
 
+from perdure.database.operation import Operation, Work, raw, utc
 from perdure.model import limits
 from perdure.model.records import CompensationEntry, Lease
 from perdure.storage.fences import fence
-from perdure.storage.operation import Operation, Work, raw, utc
 from perdure.storage.sql import room
 from perdure.storage.transactions import Transactions
 

@@ -10,6 +10,7 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from datetime import datetime, timedelta
 from typing import Protocol
 
+from perdure.database.backends.base import Executor
 from perdure.errors import StorageError
 from perdure.model.records import (
     ArchivedHistoryEvent,
@@ -37,7 +38,6 @@ from perdure.model.records import (
     WorkflowInstance,
 )
 from perdure.model.states import WorkflowStatus
-from perdure.storage.backends.base import Executor
 from perdure.storage.transactions import Callback
 
 Wait = TimerWait | ChannelWait

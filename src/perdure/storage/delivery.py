@@ -8,6 +8,8 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from perdure.database.operation import Operation, Work, raw, utc
+from perdure.database.statements import Call
 from perdure.errors import LimitError
 from perdure.model import limits
 from perdure.model.records import (
@@ -21,8 +23,7 @@ from perdure.model.records import (
 from perdure.storage import channels, waits, wakeups
 from perdure.storage.channels import pair
 from perdure.storage.fences import fence
-from perdure.storage.operation import Operation, Work, raw, utc
-from perdure.storage.sql import Call, room
+from perdure.storage.sql import room
 from perdure.storage.transactions import Transactions
 
 S = room("delivery")

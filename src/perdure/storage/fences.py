@@ -1,10 +1,10 @@
 """Fences: the first act of every write for an instance, which holds the instance's row if the lease is current."""
 
+from perdure.database.operation import Operation
 from perdure.errors import InstanceNotFoundError, InvalidTransitionError, LeaseLostError, StorageError
 from perdure.model import limits
 from perdure.model.records import Lease
 from perdure.model.states import WorkflowStatus
-from perdure.storage.operation import Operation
 from perdure.storage.sql import room
 
 S = room("fences")

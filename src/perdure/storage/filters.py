@@ -11,9 +11,9 @@ import re
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
+from perdure.database.dialects.base import Driver, json_keys
 from perdure.errors import LimitError
 from perdure.model import limits
-from perdure.storage.dialects.base import Driver, json_keys
 
 Value = str | bool | int | float | None
 

@@ -1,10 +1,11 @@
 """Groups: named sets of instances, in the order of joining. Every call may be repeated."""
 
+from perdure.database.operation import Operation, Work
+from perdure.database.statements import Call
 from perdure.model import limits
 from perdure.model.records import Lease
 from perdure.storage.fences import fence
-from perdure.storage.operation import Operation, Work
-from perdure.storage.sql import Call, room
+from perdure.storage.sql import room
 from perdure.storage.transactions import Transactions
 
 S = room("groups")

@@ -4,13 +4,13 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from perdure.database.dialects.base import Bare, Now
+from perdure.database.operation import Operation, Work, maker, raw, utc
 from perdure.errors import HistoryConflictError, LimitError, StorageError
 from perdure.model import limits
 from perdure.model.records import HistoryEvent, Lease
 from perdure.storage import transactions
-from perdure.storage.dialects.base import Bare, Now
 from perdure.storage.fences import fence_params, refused
-from perdure.storage.operation import Operation, Work, maker, raw, utc
 from perdure.storage.sql import room
 from perdure.storage.transactions import Transactions
 

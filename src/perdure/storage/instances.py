@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
+from perdure.database.operation import Operation, Work, maker, raw, rows_if, utc, utc_or_none
+from perdure.database.statements import Statement
 from perdure.errors import (
     InstanceExistsError,
     InvalidTransitionError,
@@ -17,8 +19,7 @@ from perdure.model.records import HistoryEventType, Lease, ResumableWorkflow, Wo
 from perdure.model.states import TERMINAL, WorkflowStatus, sources_of
 from perdure.storage import fences, history
 from perdure.storage.fences import fence_params, refused
-from perdure.storage.operation import Operation, Work, maker, raw, rows_if, utc, utc_or_none
-from perdure.storage.sql import Statement, room
+from perdure.storage.sql import room
 from perdure.storage.transactions import Transactions
 
 S = room("instances")

@@ -12,15 +12,16 @@ from functools import lru_cache
 from string import ascii_lowercase, ascii_uppercase
 from typing import Any
 
+from perdure.database.dialects.base import Rendering
+from perdure.database.operation import Operation, utc
+from perdure.database.statements import Statement
 from perdure.errors import InvalidPageTokenError, LimitError
 from perdure.model import limits
 from perdure.model.records import ListInstancesOptions, PaginationResult
 from perdure.model.states import WorkflowStatus
 from perdure.storage import filters
-from perdure.storage.dialects.base import Rendering
 from perdure.storage.instances import from_row
-from perdure.storage.operation import Operation, utc
-from perdure.storage.sql import Statement, room
+from perdure.storage.sql import room
 from perdure.storage.transactions import Transactions
 
 S = room("listing")

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from perdure.database.operation import Operation, Work, rows_if, utc
 from perdure.errors import LeaseLostError, LimitError
 from perdure.model import limits
 from perdure.model.records import Lease, StaleWorkflowInfo
 from perdure.model.states import RESUMABLE, WorkflowStatus
-from perdure.storage.operation import Operation, Work, rows_if, utc
 from perdure.storage.sql import room
 from perdure.storage.transactions import Transactions
 

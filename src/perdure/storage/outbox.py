@@ -13,11 +13,11 @@ from datetime import UTC, datetime, timedelta
 from itertools import takewhile
 from typing import Any, NamedTuple
 
+from perdure.database.operation import Operation, Work, raw, rows_if, utc, utc_or_none
 from perdure.errors import HistoryConflictError, InvalidPageTokenError, LimitError
 from perdure.model import limits
 from perdure.model.records import Lease, OutboxEvent, OutboxStatus
 from perdure.storage.fences import fence
-from perdure.storage.operation import Operation, Work, raw, rows_if, utc, utc_or_none
 from perdure.storage.sql import room
 from perdure.storage.transactions import Transactions
 from perdure.storage.wakeups import OUTBOX, notify

@@ -4,10 +4,10 @@ from datetime import timedelta
 from typing import Self
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from perdure.database.backends.base import Backend, Executor
+from perdure.database.backends.sqlite import SQLiteBackend
 from perdure.errors import ConfigurationError
 from perdure.storage.archive import Archive
-from perdure.storage.backends.base import Backend, Executor
-from perdure.storage.backends.sqlite import SQLiteBackend
 from perdure.storage.channels import Channels
 from perdure.storage.compensations import Compensations
 from perdure.storage.delivery import Delivery
@@ -84,7 +84,7 @@ class PostgresStorage(Rooms):
     """Storage in PostgreSQL 14 or later, also behind PgBouncer."""
 
     def __init__(self, url: str) -> None:
-        from perdure.storage.backends.postgres import PostgresBackend  # needs the driver of an extra
+        from perdure.database.backends.postgres import PostgresBackend  # needs the driver of an extra
 
         self._postgres = PostgresBackend(url)
         super().__init__(self._postgres)
@@ -102,7 +102,7 @@ class MySQLStorage(Rooms):
     """Storage in MySQL 8.0, MariaDB 10.6 or later."""
 
     def __init__(self, url: str) -> None:
-        from perdure.storage.backends.mysql import MySQLBackend  # needs the driver of an extra
+        from perdure.database.backends.mysql import MySQLBackend  # needs the driver of an extra
 
         super().__init__(MySQLBackend(url))
 

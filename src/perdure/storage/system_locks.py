@@ -4,9 +4,9 @@ The token grows with every change of owner, so that what a late owner does can b
 It lives in a table of its own: the rest of the family deletes rows of `system_locks`.
 """
 
+from perdure.database.operation import Operation, Work, utc
 from perdure.model import limits
 from perdure.model.records import SystemLease
-from perdure.storage.operation import Operation, Work, utc
 from perdure.storage.sql import room
 from perdure.storage.transactions import Transactions
 

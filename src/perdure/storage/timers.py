@@ -3,13 +3,13 @@
 import json
 from datetime import timedelta
 
+from perdure.database.operation import Operation, Work, utc
 from perdure.errors import InvalidTransitionError, LimitError
 from perdure.model import limits
 from perdure.model.records import HistoryEventType, Lease, Suspension, TimerSubscription, TimerWait
 from perdure.model.states import TERMINAL
 from perdure.storage import fences, waits, wakeups
 from perdure.storage.fences import fence
-from perdure.storage.operation import Operation, Work, utc
 from perdure.storage.sql import room
 
 S = room("timers")

@@ -13,9 +13,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from contextvars import ContextVar
 from typing import ParamSpec, TypeVar
 
+from perdure.database.backends.base import Backend, Executor, Session
+from perdure.database.operation import Operation, Work
 from perdure.errors import CommitUnknownError, StorageError, TransactionError
-from perdure.storage.backends.base import Backend, Executor, Session
-from perdure.storage.operation import Operation, Work
 from perdure.storage.sql import room
 
 T = TypeVar("T")

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
+from perdure.database.operation import Operation, Work, utc
+from perdure.database.statements import Call
 from perdure.errors import (
     InstanceNotFoundError,
     InvalidTransitionError,
@@ -21,8 +23,7 @@ from perdure.model import limits
 from perdure.model.records import ChannelWait, HistoryEventType, Lease, Suspension, TimerWait
 from perdure.model.states import WAITING, WorkflowStatus
 from perdure.storage import channels, fences, wakeups
-from perdure.storage.operation import Operation, Work, utc
-from perdure.storage.sql import Call, room
+from perdure.storage.sql import room
 from perdure.storage.transactions import Transactions, prepared, together
 
 S = room("waits")

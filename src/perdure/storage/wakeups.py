@@ -3,8 +3,8 @@
 import json
 from collections.abc import AsyncIterator
 
+from perdure.database.operation import Operation
 from perdure.model.records import WakeUp
-from perdure.storage.operation import Operation
 from perdure.storage.sql import room
 from perdure.storage.transactions import Transactions
 

@@ -2,9 +2,9 @@
 
 from datetime import timedelta
 
+from perdure.database.operation import Operation, Work, raw, utc
 from perdure.model import limits
 from perdure.model.records import WorkerInfo
-from perdure.storage.operation import Operation, Work, raw, utc
 from perdure.storage.sql import room
 from perdure.storage.transactions import Transactions
 

@@ -4,7 +4,7 @@ import json
 import math
 from datetime import datetime
 
-from perdure.storage.dialects.base import Rendering, json_keys, naive_utc
+from perdure.database.dialects.base import Rendering, json_keys, naive_utc
 
 # Text comes behind a quotation mark, true, false and null as words, numbers as they are: no two kinds are ever equal.
 _VALUE = (

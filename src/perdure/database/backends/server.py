@@ -13,6 +13,11 @@ from contextlib import asynccontextmanager, contextmanager
 from enum import Enum
 from typing import Any, Generic, TypeVar
 
+from perdure.database.backends.base import Executor, Rows, Script, drive
+from perdure.database.backends.pool import Pool
+from perdure.database.dialects.base import Rendering
+from perdure.database.operation import Work
+from perdure.database.statements import Call
 from perdure.errors import (
     CommitUnknownError,
     DatabaseUnavailableError,
@@ -20,11 +25,6 @@ from perdure.errors import (
     TransactionConflictError,
     TransactionError,
 )
-from perdure.storage.backends.base import Executor, Rows, Script, drive
-from perdure.storage.backends.pool import Pool
-from perdure.storage.dialects.base import Rendering
-from perdure.storage.operation import Work
-from perdure.storage.sql import Call
 
 C = TypeVar("C")
 T = TypeVar("T")

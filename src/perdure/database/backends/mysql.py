@@ -14,6 +14,13 @@ from importlib import import_module
 from ssl import SSLError
 from typing import Any
 
+from perdure.database.backends.base import Notifier
+from perdure.database.backends.mysql_url import parse
+from perdure.database.backends.polling import Polling
+from perdure.database.backends.server import Fault, ServerBackend
+from perdure.database.dialects.base import Part, Rendering
+from perdure.database.dialects.mysql import MySQLDriver, literal
+from perdure.database.statements import Call
 from perdure.errors import (
     ConfigurationError,
     DatabaseUnavailableError,
@@ -22,13 +29,6 @@ from perdure.errors import (
     StorageError,
 )
 from perdure.model.records import WakeUp
-from perdure.storage.backends.base import Notifier
-from perdure.storage.backends.mysql_url import parse
-from perdure.storage.backends.polling import Polling
-from perdure.storage.backends.server import Fault, ServerBackend
-from perdure.storage.dialects.base import Part, Rendering
-from perdure.storage.dialects.mysql import MySQLDriver, literal
-from perdure.storage.sql import Call
 
 asyncmy: Any
 try:

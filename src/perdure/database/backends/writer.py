@@ -13,8 +13,8 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from perdure.database.backends.gate import Gate
 from perdure.errors import CommitUnknownError, DatabaseUnavailableError, SchemaError, StorageError
-from perdure.storage.backends.gate import Gate
 
 T = TypeVar("T")
 

@@ -19,6 +19,14 @@ from ssl import SSLError
 from time import monotonic
 from typing import Any
 
+from perdure.database.backends.listen import Listener, Notifier
+from perdure.database.backends.postgres_url import parse
+from perdure.database.backends.server import Fault, ServerBackend
+from perdure.database.dialects.base import Part, naive_utc
+from perdure.database.dialects.postgres import PostgresDriver
+from perdure.database.operation import Operation, Work
+from perdure.database.statements import Call
+from perdure.database.statements import parse as parse_statements
 from perdure.errors import (
     ConfigurationError,
     DatabaseUnavailableError,
@@ -28,14 +36,6 @@ from perdure.errors import (
     TransactionError,
 )
 from perdure.model.records import WakeUp
-from perdure.storage.backends.listen import Listener, Notifier
-from perdure.storage.backends.postgres_url import parse
-from perdure.storage.backends.server import Fault, ServerBackend
-from perdure.storage.dialects.base import Part, naive_utc
-from perdure.storage.dialects.postgres import PostgresDriver
-from perdure.storage.operation import Operation, Work
-from perdure.storage.sql import Call
-from perdure.storage.sql import parse as parse_statements
 
 asyncpg: Any
 try:

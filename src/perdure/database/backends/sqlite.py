@@ -11,16 +11,16 @@ from contextlib import asynccontextmanager
 from types import NoneType
 from typing import Any, TypeVar
 
+from perdure.database.backends.base import Executor, Rows, Script, Silent
+from perdure.database.backends.gate import Gate
+from perdure.database.backends.wal import watch
+from perdure.database.backends.writer import WAIT_SEC, Hold, Job, Writer, translate
+from perdure.database.dialects.base import Part
+from perdure.database.dialects.sqlite import SQLiteDriver
+from perdure.database.operation import Operation, Work
+from perdure.database.statements import Call
 from perdure.errors import ConfigurationError, StorageError, TransactionError
 from perdure.model.records import WakeUp
-from perdure.storage.backends.base import Executor, Rows, Script, Silent
-from perdure.storage.backends.gate import Gate
-from perdure.storage.backends.wal import watch
-from perdure.storage.backends.writer import WAIT_SEC, Hold, Job, Writer, translate
-from perdure.storage.dialects.base import Part
-from perdure.storage.dialects.sqlite import SQLiteDriver
-from perdure.storage.operation import Operation, Work
-from perdure.storage.sql import Call
 
 T = TypeVar("T")
 log = logging.getLogger("perdure.storage")

@@ -5,7 +5,7 @@ import math
 from datetime import datetime
 from decimal import Decimal
 
-from perdure.storage.dialects.base import Rendering, json_keys, naive_utc
+from perdure.database.dialects.base import Rendering, json_keys, naive_utc
 
 
 class PostgresDriver(Rendering):

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple, Protocol, Self
 
+from perdure.database.statements import Statement
 from perdure.errors import InvalidJSONPathError
-from perdure.storage.sql import Statement
 
 PATH_MAX = 255
 PATH_KEYS_MAX = 30  # MariaDB reads no deeper

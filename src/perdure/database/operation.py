@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, make_dataclass
 from datetime import UTC, datetime
 from typing import Any, Generic, TypeVar
 
-from perdure.storage.sql import Call
+from perdure.database.statements import Call
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol, TypeVar
 
+from perdure.database.dialects.base import Rendering
+from perdure.database.operation import Operation, Work
+from perdure.database.statements import Call
 from perdure.model.records import WakeUp
-from perdure.storage.dialects.base import Rendering
-from perdure.storage.operation import Operation, Work
-from perdure.storage.sql import Call
 
 T = TypeVar("T")
 

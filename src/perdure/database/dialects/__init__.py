@@ -1,10 +1,10 @@
 """What differs between databases: a Driver each."""
 
+from perdure.database.dialects.base import Driver
+from perdure.database.dialects.mysql import MySQLDriver
+from perdure.database.dialects.postgres import PostgresDriver
+from perdure.database.dialects.sqlite import SQLiteDriver
 from perdure.errors import ConfigurationError
-from perdure.storage.dialects.base import Driver
-from perdure.storage.dialects.mysql import MySQLDriver
-from perdure.storage.dialects.postgres import PostgresDriver
-from perdure.storage.dialects.sqlite import SQLiteDriver
 
 __all__ = ["Driver", "MySQLDriver", "PostgresDriver", "SQLiteDriver", "new_driver"]
 

@@ -15,8 +15,8 @@ from string import ascii_uppercase
 from types import NoneType
 from typing import Any
 
+from perdure.database.dialects.base import Bare, Now, Part, Rendering, json_keys, naive_utc
 from perdure.errors import LimitError
-from perdure.storage.dialects.base import Bare, Now, Part, Rendering, json_keys, naive_utc
 
 DEPTH_MAX = 100
 LARGE = 1 << 20  # above this a value goes as base64: a third more, where escaping or hexadecimal digits can double it
