@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from perdure.database.operation import Operation, Work, maker, raw, rows_if, utc, utc_or_none
+from perdure.database.operation import Operation, Work, maker, raw, rows_if, utc
 from perdure.database.statements import Statement
 from perdure.errors import (
     InstanceExistsError,
@@ -175,32 +175,23 @@ def _get(instance_id: str) -> Operation[WorkflowInstance | None]:
 
 
 _STATUSES = {status.value: status for status in WorkflowStatus}
+_INPUT, _STATUS, _OUTPUT, _LOCKED, _EXPIRES, _STARTED, _UPDATED = 2, 4, 5, 11, 13, 15, 16
 _instance = maker(WorkflowInstance)
 
 
 def from_row(row: Sequence[Any]) -> WorkflowInstance:
-    """An instance from the columns of `get`."""
-    instance_id, name, given, framework, status, output, activity, source_hash, owner, continued, *lock = row
-    locked_by, locked_at, lock_timeout, expires, token, started, updated = lock
-    return _instance(
-        instance_id,
-        name,
-        raw(given) or b"",
-        framework,
-        _STATUSES[status],
-        raw(output),
-        activity,
-        source_hash,
-        owner,
-        continued,
-        locked_by,
-        utc_or_none(locked_at),
-        lock_timeout,
-        utc_or_none(expires),
-        token,
-        utc(started),
-        utc(updated),
-    )
+    """An instance from the columns of `get`, which are the record's fields in their order."""
+    values = [*row]
+    values[_INPUT] = raw(values[_INPUT])
+    values[_STATUS] = _STATUSES[values[_STATUS]]
+    values[_STARTED], values[_UPDATED] = utc(values[_STARTED]), utc(values[_UPDATED])
+    if values[_OUTPUT] is not None:
+        values[_OUTPUT] = raw(values[_OUTPUT])
+    if values[_LOCKED] is not None:
+        values[_LOCKED] = utc(values[_LOCKED])
+    if values[_EXPIRES] is not None:
+        values[_EXPIRES] = utc(values[_EXPIRES])
+    return _instance(*values)
 
 
 def _update_status(instance_id: str, status: WorkflowStatus, error: str, lease: Lease | None) -> Operation[None]:

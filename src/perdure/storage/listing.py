@@ -83,8 +83,9 @@ def _search(options: ListInstancesOptions, driver: Rendering) -> _Search:
     place = {} if options.page_token is None else _place(options.page_token)
     if place and before is not None and place["last_at"] >= before:
         place = {}  # all that is left lies below both
-    inputs = filters.checked(options.input_filters)
-    conditions, args = filters.InputFilterBuilder(driver.naming("input")).build_filter_query(inputs)
+    inputs, conditions, args = filters.checked(options.input_filters), list[str](), list[object]()
+    if inputs:
+        conditions, args = filters.InputFilterBuilder(driver.naming("input")).build_filter_query(inputs)
     return _Search(
         dialect=driver.name,
         limit=limits.page(options.limit, PAGE),
@@ -163,7 +164,7 @@ def _rows(search: _Search, framework: str) -> Operation[list[tuple[Any, ...]]]:
             fragments = (*(name for name in fragments if name != "started_before"), "after")
         statement = _statement(search.dialect, fragments, search.conditions)
         rows = yield statement(**search.params, **place, framework=framework, limit=batch)
-        found += [row for row in rows if not search.inputs or filters.matches(row[_INPUT], search.inputs)]
+        found += [row for row in rows if filters.matches(row[_INPUT], search.inputs)] if search.inputs else rows
         if len(rows) < batch or len(found) >= wanted:
             return found[:wanted]
         place, batch = _place(_token(rows[-1])), min(2 * batch, limits.PAGE_MAX)
