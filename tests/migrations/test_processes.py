@@ -34,7 +34,7 @@ def start_all(database: Database, lives: Sequence[int]) -> list[tuple[int, str]]
         return [(process.wait(timeout=60), process.stdout.read()) for process in processes]
 
 
-async def test_every_process_returns_to_finished_tables(database: Database) -> None:
+async def test_w46_every_process_returns_to_finished_tables(database: Database) -> None:
     ended = start_all(database, [20, 60, 100, *[NEVER] * 10])
 
     assert [code for code, _ in ended[3:]] == [0] * 10

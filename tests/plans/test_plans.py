@@ -21,8 +21,9 @@ from tests.servers.databases import fresh_mysql, fresh_postgres
 
 SMALL, LARGE = 5_000, 50_000
 
-# An index gets a level deeper, a page is split; what reads all rows of a kind reads ten times as many.
-TOLERANCE = {"pages": (2.0, 100), "rows": (1.5, 100), "reads": (1.5, 100), "steps": (1.5, 100)}
+# An index gets a level deeper, and PostgreSQL comes upon the pages of rows just removed. What reads all rows of a kind
+# reads ten times as many.
+TOLERANCE = {"pages": (2.0, 250), "rows": (1.5, 100), "reads": (1.5, 100), "steps": (1.5, 100)}
 
 # Grow with one channel, not with the database.
 GROWING = {
@@ -101,12 +102,11 @@ async def busy(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
 
 async def test_w35_no_statement_reads_more_in_a_larger_database(busy: Busy) -> None:
     readings = await measure(busy)
-    small = readings.pop(f"{SMALL:,}")
-    grown = {size: list(growing(busy.kind, size, small, costs)) for size, costs in readings.items()}
-    assert CONTROL in "\n".join(grown[f"{LARGE:,}"])
-    found = [line for lines in grown.values() for line in lines if CONTROL not in line]
+    grown = list(growing(busy.kind, readings))
+    assert any(CONTROL in line for line in grown), "the instrument is blind"
+    found = [line for line in grown if CONTROL not in line]
     found += [f"{busy.kind}: {name}: {plan}" for name, plan in busy.meter.plans if (name, plan) not in PLANS]
-    found += [f"{busy.kind}: {name} is not measured" for name in sorted(unmeasured(busy.kind, small))]
+    found += [f"{busy.kind}: {name} is not measured" for name in sorted(unmeasured(busy.kind, readings))]
     assert not found, "\n".join(["", *found])
 
 
@@ -151,18 +151,29 @@ async def analyze(storage: Rooms) -> None:
         await storage.db().execute("ANALYZE")
 
 
-def growing(kind: str, size: str, small: Costs, large: Costs) -> Iterator[str]:
-    """The statements that cost more, each with its operation and both counts."""
-    for (operation, statement), counts in large.items():
-        for unit, much in counts.items():
-            little = small[operation, statement][unit]
-            factor, extra = TOLERANCE[unit]
-            if much > factor * little + extra and statement not in GROWING:
-                yield f"{kind}: {operation}: {statement}: {little:,} {unit} at {SMALL:,}, {much:,} at {size}"
+def growing(kind: str, readings: dict[str, Costs]) -> Iterator[str]:
+    """The statements that cost more at one size than at another, each with its operation and both counts."""
+    for operation, statement in {key: None for costs in readings.values() for key in costs}:
+        if statement in GROWING:
+            continue
+        sizes = {
+            size: costs[operation, statement] for size, costs in readings.items() if (operation, statement) in costs
+        }
+        for unit, (factor, extra) in TOLERANCE.items():
+            counts = {size: counts[unit] for size, counts in sizes.items() if unit in counts}
+            least, most = (
+                min(counts, key=counts.__getitem__, default=""),
+                max(counts, key=counts.__getitem__, default=""),
+            )
+            if counts and counts[most] > factor * counts[least] + extra:
+                yield (
+                    f"{kind}: {operation}: {statement}: {counts[least]:,} {unit} at {least}, {counts[most]:,} at {most}"
+                )
 
 
-def unmeasured(kind: str, costs: Costs) -> set[str]:
+def unmeasured(kind: str, readings: dict[str, Costs]) -> set[str]:
     """Statements that no operation has run."""
     every = {statement.name for name in ROOMS for statement in room(name)}
+    measured = {statement for costs in readings.values() for _, statement in costs}
     elsewhere = {name for name, kinds in ONLY_ON.items() if kind not in kinds}
-    return every - {statement for _, statement in costs} - FRAGMENTS - RARE - elsewhere
+    return every - measured - FRAGMENTS - RARE - elsewhere

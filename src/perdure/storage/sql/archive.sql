@@ -5,7 +5,7 @@ INSERT INTO workflow_history_archive
         original_id, original_created_at)
 SELECT :archived_as, activity_id, event_type, data_type, event_data, event_data_binary, created_at, {now},
        id, created_at
-  FROM workflow_history WHERE instance_id = :instance_id ORDER BY id
+  FROM workflow_history {index(idx_history_order)} WHERE instance_id = :instance_id ORDER BY id
 
 -- clear
 -- Remove what was copied, and only that: the rest of the family may append meanwhile.

@@ -42,13 +42,12 @@ SELECT id FROM perdure_message_keys WHERE source = :source AND message_id = :key
 WITH locked AS (
   INSERT INTO perdure_channels (channel, dirty_at) VALUES (:channel, {now})
   ON CONFLICT (channel) DO UPDATE SET dirty_at = COALESCE(perdure_channels.dirty_at, {now}) RETURNING channel),
-known AS (
-  SELECT id FROM perdure_message_keys WHERE source = :source AND message_id = :key
-  UNION ALL SELECT id FROM channel_messages WHERE message_id = :message_id
-  LIMIT 1),
+known AS (SELECT id FROM perdure_message_keys WHERE source = :source AND message_id = :key),
+named AS (SELECT id FROM channel_messages WHERE message_id = :message_id),
 fresh AS (
   INSERT INTO perdure_message_keys (source, message_id, id, created_at)
-  SELECT :source, :key, nextval(pg_get_serial_sequence('channel_messages', 'id')), {now} FROM locked
+  SELECT :source, :key,
+         COALESCE((SELECT id FROM named), nextval(pg_get_serial_sequence('channel_messages', 'id'))), {now} FROM locked
    WHERE NOT EXISTS (SELECT 1 FROM known)
   ON CONFLICT (source, message_id) DO NOTHING RETURNING id),
 message AS (
@@ -56,7 +55,7 @@ message AS (
          (id, channel, message_id, data_type, data, data_binary, metadata, published_at, framework)
   SELECT id, :channel, :message_id, :data_type::text, :data::text, :data_binary::bytea, :metadata::text, {now},
          'perdure'
-    FROM fresh)
+    FROM fresh WHERE NOT EXISTS (SELECT 1 FROM named))
 SELECT id FROM fresh UNION ALL SELECT id FROM known
 
 -- key

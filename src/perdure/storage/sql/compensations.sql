@@ -6,5 +6,6 @@ VALUES (:instance_id, :activity_id, :activity_name, :args, COALESCE(:created_at,
 
 -- newest_first
 -- Last in, first out is by id: times can be equal, or step back.
-SELECT id, instance_id, activity_id, activity_name, args, created_at FROM workflow_compensations
+SELECT id, instance_id, activity_id, activity_name, args, created_at
+  FROM workflow_compensations {index(idx_compensations_order)}
  WHERE instance_id = :instance_id ORDER BY id DESC LIMIT :limit

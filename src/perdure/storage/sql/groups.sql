@@ -13,4 +13,5 @@ DELETE FROM workflow_group_memberships WHERE instance_id = :instance_id
 
 -- members
 -- Who is in a group, in the order of joining.
-SELECT instance_id FROM workflow_group_memberships WHERE group_name = :group_name ORDER BY id LIMIT :limit
+SELECT instance_id FROM workflow_group_memberships {index(idx_group_memberships_order)}
+ WHERE group_name = :group_name ORDER BY id LIMIT :limit

@@ -392,3 +392,17 @@ async def test_what_is_offered_is_of_the_channel(storage: Rooms) -> None:
     with pytest.raises(LimitError):
         await storage.deliver_channel_message_with_lock("i-1", "c", await message(storage, ids[0]), "w1", 0)
     assert await delivered(storage) == [("i-1", ids[0])]
+
+
+async def test_w18_a_callback_after_the_commit_delivers(storage: Rooms) -> None:
+    await listening(storage, "i-1")
+    seen: list[ChannelDeliveryResult] = []
+
+    async def deliver() -> None:
+        seen.extend(await storage.deliver_pending())
+
+    async with storage.transaction():
+        published = await storage.publish_to_channel("c", b"1")
+        storage.register_post_commit_callback(deliver)
+        assert seen == []
+    assert [(found.instance_id, found.message_id) for found in seen] == [("i-1", published)]

@@ -85,6 +85,17 @@ async def test_w28_leases_have_fractions_of_a_second(storage: Rooms) -> None:
     assert await storage.try_acquire_lock("i-1", "w2", 10) is not None
 
 
+async def test_w8_writing_the_same_again_within_a_second_is_not_a_lost_lease(storage: Rooms) -> None:
+    """A database that counts changed rows instead of found ones would see no row."""
+    lease = await leased(storage, "i-1", worker_id="w1", timeout_sec=30)
+    for _ in range(3):
+        assert (await storage.refresh_lock("i-1", "w1", 30, lease=lease)).token == lease.token
+        await storage.update_instance_activity("i-1", "same", lease=lease)
+        await storage.update_instance_status("i-1", WorkflowStatus.RUNNING, lease=lease)
+    await storage.release_lock("i-1", "w1")
+    assert await storage.try_acquire_lock("i-1", "w1", 30) is not None
+
+
 async def test_only_the_holder_releases(storage: Rooms) -> None:
     lease = await leased(storage, "i-1", worker_id="w1")
     await storage.release_lock("i-1", "w2")
