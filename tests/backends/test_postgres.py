@@ -411,10 +411,12 @@ async def test_callers_sql_sees_the_servers_settings(connect: Connect, database:
     assert await mine() == ["off", "force_generic_plan", "off"]
     async with storage.transaction() as conn:
         assert await conn.fetchval("SHOW enable_seqscan") == "on"
+        assert await conn.fetchval("SHOW enable_bitmapscan") == "on"
         assert await conn.fetchval("SHOW plan_cache_mode") == "force_custom_plan"
         assert await conn.fetchval("SHOW jit") == "on"
     assert await mine() == ["off", "force_generic_plan", "off"]
     assert await backend.executor().fetchval("SHOW enable_seqscan") == "on"
+    assert await backend.executor().fetchval("SHOW enable_bitmapscan") == "on"
     assert await backend.executor().fetchval("SHOW plan_cache_mode") == "auto"
     assert await mine() == ["off", "force_generic_plan", "off"]
 

@@ -2,8 +2,10 @@
 
 import asyncio
 from collections.abc import Awaitable
+from contextlib import suppress
 from typing import TypeVar
 
+from perdure.errors import StorageError
 from perdure.storage.stores import Rooms
 
 T = TypeVar("T")
@@ -28,7 +30,8 @@ async def blocked(storage: Rooms, rival: "asyncio.Task[object]") -> None:
                     await asyncio.sleep(0.001)
                 assert not rival.done()
                 return
-            with storage.detached():
+            # MySQL cannot show the list while somebody's statement on the server has a character beyond its own set
+            with storage.detached(), suppress(StorageError):
                 if await storage.db().fetchval(query):
                     return
             await asyncio.sleep(0.12)  # MySQL shows the same picture until nobody has asked for 0.1 s

@@ -21,10 +21,6 @@ from perdure.testing.servers import MySQLServer, PgBouncer, PostgresServer, Serv
 from tests.servers.databases import connect_mysql, fetch_mysql, fresh_mysql, fresh_postgres
 
 every_database = pytest.mark.parametrize("kind", [PostgresServer, MySQLServer])
-throwaway = pytest.mark.skipif(
-    any(os.environ.get(f"PERDURE_TEST_{name}_URL") for name in ("POSTGRES", "MYSQL")),
-    reason="PERDURE_TEST_*_URL replaces the throwaway servers, which may not be installed",
-)
 
 
 async def fetchval(url: str, statement: str) -> object:
@@ -54,7 +50,6 @@ def is_running(pid: int) -> bool:
     return False
 
 
-@throwaway
 @every_database
 class TestLifeCycle:
     async def test_kill_and_restart_keep_data_and_address_until_stop(self, kind: type[Server]) -> None:
@@ -124,7 +119,6 @@ MYSQL_SETTINGS = """SELECT concat_ws(' ', timediff(now(), utc_timestamp()), @@ma
     @@innodb_flush_log_at_trx_commit)"""
 
 
-@throwaway
 @pytest.mark.parametrize(
     ("server", "question", "answer"),
     [
@@ -171,7 +165,6 @@ class TestPgBouncer:
             assert await waiting
             await other.close()
 
-    @throwaway
     async def test_restarts_of_pooler_and_server(self, postgres_server: PostgresServer) -> None:
         with PgBouncer(postgres_server) as pooler:
             pooler.kill()
@@ -193,7 +186,6 @@ time.sleep(600)
 """
 
 
-@throwaway
 class TestDeathOfTheParent:
     @pytest.fixture
     def parent(self) -> Iterator["subprocess.Popen[str]"]:

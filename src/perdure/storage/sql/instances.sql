@@ -5,7 +5,6 @@ INSERT INTO workflow_definitions (workflow_name, source_hash, source_code, creat
 SELECT :workflow_name, :source_hash, :source_code, {now} {dual}
  WHERE NOT EXISTS (SELECT 1 FROM workflow_definitions
                     WHERE workflow_name = :workflow_name AND source_hash = :source_hash)
-   AND NOT EXISTS (SELECT 1 FROM workflow_instances WHERE instance_id = :instance_id)
 {on_conflict_do_nothing(workflow_name, source_hash)};
 INSERT INTO workflow_instances
        (instance_id, workflow_name, source_hash, owner_service, framework, status, current_activity_id, continued_from,
@@ -25,7 +24,6 @@ WITH definition AS (
   SELECT :workflow_name::text, :source_hash::text, :source_code::text, {now}
    WHERE NOT EXISTS (SELECT 1 FROM workflow_definitions
                       WHERE workflow_name = :workflow_name AND source_hash = :source_hash)
-     AND NOT EXISTS (SELECT 1 FROM workflow_instances WHERE instance_id = :instance_id)
   ON CONFLICT (workflow_name, source_hash) DO NOTHING)
 INSERT INTO workflow_instances
        (instance_id, workflow_name, source_hash, owner_service, framework, status, current_activity_id, continued_from,
