@@ -37,7 +37,7 @@ async def edda(database: Database) -> AsyncIterator[Any]:
 
 
 async def _initialized(storage: Any) -> None:
-    """Start as Edda does. Its lock is the server's: while another test's Edda has it, it goes on without tables (W46)."""
+    """Start as Edda does. Its lock is the server's: while another test has it, it goes on without tables (W46)."""
     for _ in range(10):
         try:
             await storage.initialize()

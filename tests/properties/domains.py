@@ -5,6 +5,7 @@ five near copies of every sequence.
 """
 
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from random import Random
 from typing import Any
 
@@ -78,9 +79,9 @@ event_ids = one("e1", "e2", "e3", "E1")
 locks = one("sweep", "relay")
 statuses = one(*WorkflowStatus)
 
-leases_sec = seconds(1, 3, 5)
-ages = spans(1, 3)
-absolute = build(At, quanta=one(*range(-3, 7)))
+leases_sec = mostly(seconds(1, 3, 5), mostly(seconds(1, 3, 5), one(0, -1, float("nan"), 10**12)))
+ages = mostly(spans(1, 3), one(timedelta(seconds=-1), timedelta.max))
+absolute = mostly(build(At, quanta=one(*range(-3, 7))), one(datetime(9999, 12, 31, 23, 59, tzinfo=UTC)))
 due = build(At, quanta=one(1, 3, 5, -1))
 limits = mostly(one(0, 1, 2, 1000), one(-1, 1001))
 some_limit = maybe(one(1, 2, 1000))
@@ -113,7 +114,8 @@ def on_instance(**makes: Make) -> Make:
 
 def deadlines(while_: Make) -> Make:
     """A time and a while, of which one is given, or what is refused: both or none."""
-    return either(both(due, none), both(none, while_), both(none, while_), both(maybe(due), maybe(while_)))
+    refused = either(both(maybe(due), maybe(while_)), both(none, one(timedelta.max)))
+    return either(both(due, none), both(none, while_), both(none, while_), refused)
 
 
 def event_of(rng: Random, instance_id: str) -> HistoryEvent:
@@ -137,5 +139,9 @@ def fenced_events(rng: Random) -> tuple[HistoryEvent, Held | None]:
 
 
 def seen(kind: str) -> Make:
-    """One of the last ids of a kind."""
+    """One of the last ids of a kind, or one that is none."""
+    return mostly(_seen(kind), one(-1, 2**63))
+
+
+def _seen(kind: str) -> Make:
     return build(Seen, kind=one(kind), n=one(0, 0, 1, 2, 3))

@@ -46,7 +46,10 @@ _COLUMNS = {
     "perdure_message_keys.id": "message",
 }
 
-_MATTER = {"perdure_channels": " WHERE dirty_at IS NOT NULL"}  # the others are locks that nobody holds
+_MATTER = {
+    "perdure_channels": " WHERE dirty_at IS NOT NULL",  # the others are locks that nobody holds
+    "workflow_definitions": " WHERE 1 = 0",  # one may be there without the instance that was refused
+}
 
 _TABLE_COLUMNS = {
     "sqlite": "SELECT name FROM pragma_table_xinfo('{table}')",

@@ -112,7 +112,7 @@ class Memory:
 
     def _moment(self, value: datetime) -> str:
         quanta, rest = divmod(value - self.origin, QUANTUM)
-        if value.tzinfo is not UTC or abs(quanta) > _FAR:
+        if value.tzinfo is not UTC or abs(quanta) > _FAR:  # no time of this sequence
             return repr(value)
         return f"T{quanta}" if rest == FRACTION else f"T{quanta}+"
 

@@ -74,7 +74,7 @@ message AS (
   SELECT t.*, m.* FROM target t CROSS JOIN LATERAL (
     SELECT id, data_type, data, data_binary, metadata, published_at FROM channel_messages q
      WHERE channel = :channel AND t.mode = 'competing'
-       AND NOT EXISTS (SELECT 1 FROM channel_message_claims k WHERE k.message_id = q.message_id)
+       AND (SELECT k.message_id FROM channel_message_claims k WHERE k.message_id = q.message_id) IS NULL
      ORDER BY id LIMIT 1 FOR UPDATE SKIP LOCKED) m),
 event AS (
   INSERT INTO workflow_history
@@ -124,12 +124,12 @@ SELECT i.workflow_name, COALESCE(:activity_id, s.activity_id), s.mode,
         OR :token IS NULL AND i.status IN ('waiting_for_event', 'waiting_for_timer', 'waiting_for_message')
            AND (i.locked_by IS NULL OR i.lock_expires_at <= {now}))
    FOR UPDATE SKIP LOCKED;
-SELECT id INTO @message FROM channel_messages
- WHERE @mode = 'broadcast' AND channel = :channel AND id > @after ORDER BY id LIMIT 1;
-SELECT m.id INTO @message FROM channel_messages m
+SELECT id INTO @message FROM channel_messages {index(idx_channel_messages_order)}
+ WHERE @mode = 'broadcast' AND channel = :channel AND id > @after ORDER BY channel, id LIMIT 1;
+SELECT m.id INTO @message FROM channel_messages m {index(idx_channel_messages_order)}
  WHERE @mode = 'competing' AND m.channel = :channel
-   AND NOT EXISTS (SELECT 1 FROM channel_message_claims k WHERE k.message_id = m.message_id)
- ORDER BY m.id LIMIT 1 FOR UPDATE SKIP LOCKED;
+   AND (SELECT k.message_id FROM channel_message_claims k WHERE k.message_id = m.message_id) IS NULL
+ ORDER BY m.channel, m.id LIMIT 1 FOR UPDATE SKIP LOCKED;
 INSERT INTO workflow_history
        (instance_id, activity_id, event_type, data_type, event_data, event_data_binary, created_at)
 SELECT :instance_id, @activity, 'ChannelMessageReceived', m.data_type,
