@@ -96,7 +96,7 @@ async def test_operations_before_initialize_say_what_to_do(url: str) -> None:
 
 
 async def test_waiting_for_the_writer_is_bounded(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "WAIT_SEC", 0.2)
+    monkeypatch.setattr(writer, "WAIT_SEC", 1.0)
     async with open_storage(url) as storage:
         async with storage.transaction():
             with storage.detached(), pytest.raises(DatabaseUnavailableError, match="no turn to write"):

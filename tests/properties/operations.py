@@ -191,7 +191,7 @@ OUTBOX: Operations = {
     "mark_outbox_event_failed": args(**FAILURE, error=REASONS),
     "requeue_outbox_event": args(event_id=d.event_ids),
     "list_outbox_events": args(
-        status=d.maybe(d.one(*OutboxStatus)), limit=d.limits, after=d.mostly(d.none, d.event_ids)
+        status=d.maybe(d.one(*OutboxStatus, "nonsense")), limit=d.limits, after=d.mostly(d.none, d.event_ids)
     ),
     "cleanup_old_outbox_events": args(older_than=d.ages),
 }
@@ -244,7 +244,7 @@ def _batch(rng: Random) -> dict[str, Any]:
 CHANNELS: Operations = {
     "publish_to_channel": lambda rng: {**_outgoing(rng), "lease": d.mostly(d.none, d.held)(rng)},
     "publish_messages": _batch,
-    "subscribe_to_channel": d.on_instance(channel=d.channels, mode=d.one(*ChannelMode)),
+    "subscribe_to_channel": d.on_instance(channel=d.channels, mode=d.one(*ChannelMode, *ChannelMode, "nonsense")),
     "unsubscribe_from_channel": d.on_instance(channel=d.channels),
     "get_channel_subscription": args(instance_id=d.instance_ids, channel=d.channels),
     "get_channel_mode": args(channel=d.channels),
@@ -272,7 +272,7 @@ def waits(lease: Held, rng: Random) -> list[TimerWait | ChannelWait]:
             found.append(TimerWait(d.timer_ids(rng), activity_id, *d.deadlines(d.spans(0, 1, 5))(rng)))
         else:
             channel = d.channels(rng)
-            own = 4 * d.INSTANCE_IDS.index(lease.instance_id) + d.CHANNELS.index(channel)
+            own = 6 * d.INSTANCE_IDS.index(lease.instance_id) + ("", "news ", *d.CHANNELS).index(channel)
             at, after = d.deadlines(d.spans(3 + 2 * own))(rng)
             found.append(ChannelWait(channel, activity_id, at, after))
     return found

@@ -2,6 +2,8 @@
 
 import re
 from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import TypeVar
 
 from perdure.errors import LimitError
 
@@ -12,8 +14,11 @@ PAYLOAD_MAX = 8 * 1024 * 1024
 METADATA_MAX = 64 * 1024
 PAGE_MAX = 1000
 EVERYTHING = 2**62
+NUMBER_MAX = 2**63 - 1
 LEASE_MAX_SEC = 366 * 24 * 3600
 SPAN_MAX = timedelta(days=36525)  # no clock's date leaves the range that every database can store
+
+E = TypeVar("E", bound=StrEnum)
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
@@ -71,6 +76,21 @@ def page(limit: int, default: int) -> int:
 def some(limit: int | None) -> int:
     """The size of a list that is given whole unless a limit is asked for."""
     return EVERYTHING if limit is None else page(limit, PAGE_MAX)
+
+
+def choice(kinds: type[E], value: str, kind: str) -> E:
+    """A member of an enumeration, by itself or by its value."""
+    try:
+        return kinds(value)
+    except ValueError as error:
+        raise LimitError(f"{kind} is one of {', '.join(kinds)}, not {str(value)[:40]!r}") from error
+
+
+def number(value: int, kind: str) -> int:
+    """An id, or where to go on from one: 64 bits, as in every database."""
+    if not isinstance(value, int) or isinstance(value, bool) or not -NUMBER_MAX <= value <= NUMBER_MAX:
+        raise LimitError(f"{kind} must be a whole number of 64 bits, not {value!r}")
+    return value
 
 
 def seconds(value: float, kind: str = "timeout_sec") -> float:

@@ -26,7 +26,7 @@ class Archive(Transactions):
 
     async def get_archived_history(self, instance_id: str, *, limit: int | None = None) -> list[ArchivedHistoryEvent]:
         """The archived events in the order they were recorded in, with the ids and times they had."""
-        return await self._scan(_list, instance_id, limits.some(limit))
+        return await self._scan(_list, limits.name(instance_id, "instance_id"), limits.some(limit))
 
     async def cleanup_instance_subscriptions(self, instance_id: str, *, lease: Lease | None = None) -> None:
         """Remove an instance's timers, channel subscriptions, cursors, claims and group memberships."""

@@ -79,7 +79,7 @@ class Channels(Transactions):
         Broadcast gets what is published from now on, competing shares a backlog, direct gets what was and will be sent
         to this instance. Raises `ChannelModeConflictError` if a live subscriber uses the channel in another mode.
         """
-        mode = ChannelMode(mode)
+        mode = limits.choice(ChannelMode, mode, "mode")
         direct = mode is ChannelMode.DIRECT
         name = direct_channel(channel, instance_id) if direct else limits.name(channel, "channel")
         stored = ChannelMode.BROADCAST if direct else mode
@@ -109,7 +109,9 @@ class Channels(Transactions):
     ) -> list[ChannelMessage]:
         """The messages of a channel after an id, in order."""
         name, page = limits.name(channel, "channel"), limits.page(limit, 100)
-        return await self._read(_messages, S.page(channel=name, after_id=after_id, limit=page))
+        return await self._read(
+            _messages, S.page(channel=name, after_id=limits.number(after_id, "after_id"), limit=page)
+        )
 
     async def get_pending_channel_messages_for_instance(
         self, instance_id: str, channel: str, *, limit: int | None = None
@@ -120,19 +122,20 @@ class Channels(Transactions):
 
     async def claim_channel_message(self, message_id: int, instance_id: str, *, lease: Lease | None = None) -> bool:
         """Take a message of a competing channel; False if it is taken or gone."""
-        claim = S.claim(message_id=message_id, instance_id=instance_id)
+        claim = S.claim(message_id=limits.number(message_id, "message_id"), instance_id=instance_id)
         return await self._run(Work(lambda: _claim(claim, lease), confirm=lambda: _claimed(claim)))
 
     async def delete_channel_message(self, message_id: int, *, lease: Lease | None = None) -> None:
         """Remove a message, if it is there."""
-        delete = S.delete(message_id=message_id)
+        delete = S.delete(message_id=limits.number(message_id, "message_id"))
         await self._run(Work(lambda: _fenced(delete, lease and lease.instance_id, lease), repeat=True))
 
     async def update_delivery_cursor(
         self, instance_id: str, channel: str, last_message_id: int, *, lease: Lease | None = None
     ) -> None:
         """Note how far a broadcast subscriber has come, in both of the family's stores; never backwards."""
-        advance = S.advance(**pair(instance_id, channel), message_id=last_message_id)
+        message_id = limits.number(last_message_id, "last_message_id")
+        advance = S.advance(**pair(instance_id, channel), message_id=message_id)
         await self._run(Work(lambda: _advance(advance, lease), repeat=True))
 
     async def get_delivery_cursor(self, instance_id: str, channel: str) -> int:

@@ -26,7 +26,7 @@ class Compensations(Transactions):
 
     async def get_compensations(self, instance_id: str, *, limit: int | None = None) -> list[CompensationEntry]:
         """What is registered, strictly last in, first out."""
-        return await self._read(_newest_first, instance_id, limits.some(limit))
+        return await self._read(_newest_first, limits.name(instance_id, "instance_id"), limits.some(limit))
 
 
 def _add(params: dict[str, object], lease: Lease | None) -> Operation[int]:

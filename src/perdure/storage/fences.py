@@ -12,6 +12,7 @@ S = room("fences")
 
 def fence_params(instance_id: str, lease: Lease | None) -> dict[str, object]:
     """A lease as the parameters of a fence; none is an administrator's write."""
+    limits.name(instance_id, "instance_id")  # MySQL finds `a` under `a `, and would store the latter
     if lease is None:
         return {"token": None, "worker_id": None}
     if lease.instance_id != instance_id:
@@ -21,7 +22,6 @@ def fence_params(instance_id: str, lease: Lease | None) -> dict[str, object]:
 
 def fence(instance_id: str, lease: Lease | None) -> Operation[None]:
     """The first call of a transaction that writes for an instance: hold its row if the lease is current, else raise."""
-    limits.name(instance_id, "instance_id")  # MySQL finds `a` under `a `, and would store the latter
     if not (yield S.fence(instance_id=instance_id, **fence_params(instance_id, lease))):
         raise (yield from refused(instance_id, lease))
 

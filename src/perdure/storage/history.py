@@ -43,11 +43,12 @@ class History(Transactions):
         self, instance_id: str, after_id: int = 0, limit: int = 0
     ) -> tuple[list[HistoryEvent], bool]:
         """The events after an id, in order, and whether there are more."""
-        return await self._read(_page, instance_id, after_id, limits.page(limit, PAGE))
+        limits.name(instance_id, "instance_id")
+        return await self._read(_page, instance_id, limits.number(after_id, "after_id"), limits.page(limit, PAGE))
 
     async def get_history_count(self, instance_id: str) -> int:
         """How many events the instance has."""
-        return await self._read(_count, instance_id)
+        return await self._read(_count, limits.name(instance_id, "instance_id"))
 
 
 def event_params(event: HistoryEvent) -> dict[str, object]:

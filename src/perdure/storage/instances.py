@@ -9,6 +9,7 @@ from perdure.database.operation import Operation, Work, maker, raw, rows_if, utc
 from perdure.database.statements import Statement
 from perdure.errors import (
     InstanceExistsError,
+    InstanceNotFoundError,
     InvalidTransitionError,
     LimitError,
     StorageError,
@@ -61,7 +62,7 @@ class Instances(Transactions):
         self, instance_id: str, status: WorkflowStatus, error_msg: str = "", *, lease: Lease | None = None
     ) -> None:
         """Move an instance along the table of states; a failure's message is recorded in the same transaction."""
-        status = WorkflowStatus(status)
+        status = limits.choice(WorkflowStatus, status, "status")
         if status is WorkflowStatus.RECURRED:
             raise InvalidTransitionError("no instance moves to recurred: use recur_instance()")
         await self._run(Work(lambda: _update_status(instance_id, status, error_msg, lease)))
@@ -109,10 +110,12 @@ def _creation(instance: WorkflowInstance, worker_id: str | None, timeout_sec: fl
         raise LimitError(f"framework must be empty or {FRAMEWORK!r}, not {instance.framework!r}")
     if instance.source_hash:
         limits.name(instance.source_hash, "source_hash", 64)
+    own = instance.lock_timeout_seconds
+    if own is not None:
+        limits.seconds(own, "lock_timeout_seconds")
     lease_sec: float | None = None
     if worker_id is not None:
         limits.name(worker_id, "worker_id")
-        own = instance.lock_timeout_seconds
         lease_sec = limits.seconds(timeout_sec if own is None else own)
     return {
         "instance_id": limits.instance_id(instance.instance_id),
@@ -120,20 +123,24 @@ def _creation(instance: WorkflowInstance, worker_id: str | None, timeout_sec: fl
         "source_hash": instance.source_hash,
         "source_code": limits.text(source, "source_code"),
         "owner_service": instance.owner_service and limits.name(instance.owner_service, "owner_service"),
-        "status": WorkflowStatus(instance.status).value,
-        "current_activity_id": instance.current_activity_id,
-        "continued_from": instance.continued_from,
+        "status": limits.choice(WorkflowStatus, instance.status, "status").value,
+        "current_activity_id": _name_or_none(instance.current_activity_id, "current_activity_id"),
+        "continued_from": _name_or_none(instance.continued_from, "continued_from"),
         "started_at": limits.moment(instance.started_at, "started_at"),
         "updated_at": limits.moment(instance.updated_at, "updated_at"),
         "input_data": limits.text(instance.input_data, "input_data"),
         "output_data": limits.text(instance.output_data, "output_data"),
-        "locked_by": worker_id or instance.locked_by,
+        "locked_by": worker_id or _name_or_none(instance.locked_by, "locked_by"),
         "locked_at": limits.moment(instance.locked_at, "locked_at"),
         "lock_timeout_seconds": instance.lock_timeout_seconds,
         "lock_expires_at": limits.moment(instance.lock_expires_at, "lock_expires_at"),
-        "lock_token": instance.lock_token + 1 if worker_id else instance.lock_token,
+        "lock_token": limits.number(instance.lock_token + 1 if worker_id else instance.lock_token, "lock_token"),
         "lease_sec": lease_sec,
     }
+
+
+def _name_or_none(value: str | None, kind: str) -> str | None:
+    return None if value is None else limits.name(value, kind)
 
 
 def _creating(instance: WorkflowInstance, worker_id: str | None, timeout_sec: float, source: str) -> Work[Lease | None]:
@@ -143,6 +150,9 @@ def _creating(instance: WorkflowInstance, worker_id: str | None, timeout_sec: fl
 
 def create(params: dict[str, object]) -> Operation[Lease | None]:
     """Insert, or `InstanceExistsError`."""
+    previous = params["continued_from"]
+    if previous is not None and not (yield fences.S.standing(instance_id=previous)):
+        raise InstanceNotFoundError(f"there is no instance {previous!r} to continue from")
     rows = rows_if(1, (yield S.create(**params)))
     if not rows:
         raise InstanceExistsError(f"an instance {params['instance_id']!r} is already there")
@@ -264,13 +274,14 @@ def note(instance_id: str, activity: str, kind: HistoryEventType, payload: dict[
 
 
 def _cancel(instance_id: str, reason: str, compensate: bool, lease: Lease | None) -> Operation[None]:
+    fence_params(instance_id, lease)
     rows = yield fences.S.standing(instance_id=instance_id)
     if not rows or WorkflowStatus(rows[0][0]) in TERMINAL:
         raise WorkflowNotCancellableError(
             f"{instance_id!r} is {rows[0][0]}: nothing to cancel" if rows else f"there is no instance {instance_id!r}"
         )
-    if lease is not None and (rows[0][1], rows[0][2]) != (lease.token, lease.worker_id):
-        raise (yield from refused(instance_id, lease))
+    if lease is not None:
+        yield from fences.fence(instance_id, lease)
     if compensate:
         if (yield S.interrupt(instance_id=instance_id)):
             yield S.clear_timers(instance_id=instance_id)

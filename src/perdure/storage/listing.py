@@ -15,7 +15,7 @@ from typing import Any
 from perdure.database.dialects.base import Rendering
 from perdure.database.operation import Operation, utc
 from perdure.database.statements import Statement
-from perdure.errors import InvalidPageTokenError, LimitError
+from perdure.errors import InvalidPageTokenError
 from perdure.model import limits
 from perdure.model.records import ListInstancesOptions, PaginationResult
 from perdure.model.states import WorkflowStatus
@@ -104,10 +104,7 @@ def _part(value: str | None, kind: str) -> str | None:
 
 
 def _status(value: WorkflowStatus | None) -> str | None:
-    try:
-        return None if value is None else WorkflowStatus(value).value
-    except ValueError as error:
-        raise LimitError(f"there is no status {str(value)[:40]!r}") from error
+    return None if value is None else limits.choice(WorkflowStatus, value, "status_filter").value
 
 
 def _place(token: str) -> dict[str, Any]:

@@ -21,12 +21,13 @@ class Locks(Transactions):
 
     async def try_acquire_lock(self, instance_id: str, worker_id: str, timeout_sec: float) -> Lease | None:
         """A lease if the instance is free: not leased (not even to this worker), not row-locked, not finished."""
-        limits.name(worker_id, "worker_id")
+        _check(instance_id, worker_id)
         seconds = limits.seconds(timeout_sec)
         return await self._run(Work(lambda: acquire(instance_id, worker_id, seconds), single=True))
 
     async def release_lock(self, instance_id: str, worker_id: str, *, lease: Lease | None = None) -> None:
         """Give a lease back; whoever does not hold it changes nothing."""
+        _check(instance_id, worker_id)
         token = lease.token if lease else None
         await self._run(Work(lambda: _release(instance_id, worker_id, token), single=True, repeat=True))
 
@@ -34,6 +35,7 @@ class Locks(Transactions):
         self, instance_id: str, worker_id: str, timeout_sec: float, *, lease: Lease | None = None
     ) -> Lease:
         """A new expiry, also for an expired lease that nobody took; else `LeaseLostError`."""
+        _check(instance_id, worker_id)
         seconds, wanted = limits.seconds(timeout_sec), {instance_id: lease.token if lease else None}
         held = await self._run(Work(lambda: _renew(worker_id, wanted, seconds), repeat=True))
         if not held:
@@ -64,6 +66,11 @@ class Locks(Transactions):
         """Clear own leases that expired more than `timeout_sec` ago; gives the running and compensating ones."""
         grace = limits.seconds(timeout_sec) if timeout_sec else 0.0
         return await self._run(Work(lambda: _sweep(grace)))
+
+
+def _check(instance_id: str, worker_id: str) -> None:
+    limits.name(instance_id, "instance_id")
+    limits.name(worker_id, "worker_id")
 
 
 def acquire(instance_id: str, worker_id: str, timeout_sec: float) -> Operation[Lease | None]:

@@ -101,7 +101,9 @@ class Outbox(Transactions):
         self, status: OutboxStatus | str | None = None, limit: int = 0, *, after: str | None = None
     ) -> list[OutboxEvent]:
         """Own events, oldest first, of one state or all; `after` is the id of the last event of the page before."""
-        state = None if status is None else OutboxStatus(status).value
+        state = None if status is None else limits.choice(OutboxStatus, status, "status").value
+        if after is not None:
+            limits.name(after, "after")
         return await self._scan(_list, state, limits.page(limit, PAGE), after)
 
     async def cleanup_old_outbox_events(self, older_than: timedelta) -> int:

@@ -68,7 +68,7 @@ class SQLiteBackend:
     def _connect(self) -> sqlite3.Connection:
         try:
             connection = sqlite3.connect(
-                self._path, WAIT_SEC, isolation_level=None, check_same_thread=False, cached_statements=512
+                self._path, timeout=WAIT_SEC, isolation_level=None, check_same_thread=False, cached_statements=512
             )
             for pragma, wanted in _PRAGMAS.items():
                 connection.execute(f"PRAGMA {pragma} = {wanted}")
