@@ -4,7 +4,15 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from perdure.model.records import ChannelMessage, ChannelMode, ChannelWait, TimerWait, WorkflowInstance
+from perdure.model.records import (
+    ChannelMessage,
+    ChannelMode,
+    ChannelWait,
+    TimerSubscription,
+    TimerWait,
+    WorkflowInstance,
+)
+from perdure.storage.channels import direct_channel
 from tests.properties import domains as d
 from tests.properties.operations import FRESH, ROOMS, Operations, args
 from tests.properties.steps import Held, Step
@@ -76,7 +84,8 @@ def _taking(rng: Random, instance_id: str) -> list[Step]:
 
 def _receiving(rng: Random) -> list[Step]:
     """An instance waits for a message, which comes or not."""
-    instance_id, channel = rng.choice(d.INSTANCE_IDS), rng.choice(("news", "jobs"))
+    instance_id, name, mode = rng.choice(d.INSTANCE_IDS), rng.choice(("news", "jobs")), rng.choice(list(ChannelMode))
+    channel = direct_channel(name, instance_id) if mode is ChannelMode.DIRECT else name
     who = {"instance_id": instance_id, "channel": channel}
     wait = ChannelWait(channel, d.activity_ids(rng), after=d.maybe(d.spans(3))(rng))
     message = ChannelMessage(id=d.seen("message")(rng), channel=channel, message_id="")
@@ -87,22 +96,41 @@ def _receiving(rng: Random) -> list[Step]:
         [_step(rng, "advance_clock", quanta=4), _step(rng, "expire_channel_wait", lease=None, **who)],
         [_step(rng, "claim_channel_message", lease=None), _step(rng, "cleanup_old_channel_messages")],
     )
-    return [
-        _step(rng, "subscribe_to_channel", mode=rng.choice(list(ChannelMode)), lease=None, **who),
-        *_taking(rng, instance_id),
+    looks = ("get_channel_subscription", "get_pending_channel_messages_for_instance", "get_delivery_cursor")
+    waiting = (
         _step(rng, "suspend", lease=Held(instance_id), waits=[wait]),
-        _step(rng, "publish_to_channel", channel=channel, lease=None),
+        _step(rng, "register_channel_receive_and_release_lock", lease=Held(instance_id), **who),
+    )
+    return [
+        _step(rng, "subscribe_to_channel", instance_id=instance_id, channel=name, mode=mode, lease=None),
+        *_taking(rng, instance_id),
+        rng.choice(waiting),
+        *(_step(rng, "publish_to_channel", channel=channel, lease=None) for _ in range(rng.choice((1, 1, 2)))),
         *rng.choice(ends),
+        _step(rng, "update_delivery_cursor" if not rng.randrange(4) else rng.choice(looks), **who),
     ]
 
 
 def _sleeping(rng: Random) -> list[Step]:
     """An instance waits for a timer, which fires or not."""
     instance_id, timer_id = rng.choice(d.INSTANCE_IDS), d.timer_ids(rng)
-    wait = TimerWait(timer_id, d.activity_ids(rng), *d.deadlines(d.spans(1, 5))(rng))
+    at, after = d.deadlines(d.spans(1, 5))(rng)
+    wait, timer = TimerWait(timer_id, d.activity_ids(rng), at, after), TimerSubscription(instance_id, timer_id, at)
+    lease = Held(instance_id)
+    waiting = (
+        _step(rng, "suspend", lease=lease, waits=[wait]),
+        _step(
+            rng,
+            "register_timer_subscription_and_release_lock",
+            subscription=timer,
+            instance_id=instance_id,
+            after=after,
+            lease=lease,
+        ),
+    )
     return [
         *_taking(rng, instance_id),
-        _step(rng, "suspend", lease=Held(instance_id), waits=[wait]),
+        rng.choice(waiting),
         _step(rng, "next_due_at"),
         _step(rng, "advance_clock"),
         _step(rng, "find_expired_timers"),
