@@ -74,7 +74,7 @@ def _appending(event: HistoryEvent, lease: Lease | None) -> Work[int | StorageEr
 
 
 def append(params: dict[str, object], lease: Lease | None) -> Operation[int | StorageError]:
-    """Record one event under the fence. A conflict is given: raised, it would undo the fence on some databases only."""
+    """Record one event under the fence. An error is given: raised, it would undo the fence on some databases only."""
     token, worker_id = (lease.token, lease.worker_id) if lease else (None, None)
     answer = yield S.append(token=token, worker_id=worker_id, **params)
     if isinstance(answer, tuple):
@@ -82,10 +82,17 @@ def append(params: dict[str, object], lease: Lease | None) -> Operation[int | St
         event_id = rows[0][0] if rows else None
     else:
         fenced, event_id = answer[0]
+    return (yield from _outcome(params, lease, fenced, event_id))
+
+
+def _outcome(
+    params: dict[str, object], lease: Lease | None, fenced: int, event_id: Any
+) -> Operation[int | StorageError]:
+    """The id of an event; of one that was not inserted the id it had, or why not."""
     if event_id is not None:
         return int(event_id)
     if not fenced:
-        raise (yield from refused(str(params["instance_id"]), lease))
+        return (yield from refused(str(params["instance_id"]), lease))
     same: int | None = yield from _recorded(params)
     if same is None:
         return HistoryConflictError(
@@ -143,7 +150,10 @@ def _append_at_once(items: Items) -> Operation[list[int | StorageError]]:
         worker_ids=[lease.worker_id for _, lease in items],
         **{column: [params[key] for params, _ in items] for column, key in _COLUMNS.items()},
     )
-    return (yield from _fates(items, [None if event_id is None else int(event_id) for event_id, _ in rows]))
+    answers: list[int | StorageError] = []
+    for (params, lease), (event_id, fenced) in zip(items, rows, strict=True):
+        answers.append((yield from _outcome(params, lease, fenced, event_id)))
+    return answers
 
 
 _COLUMNS = {
@@ -184,10 +194,7 @@ def _fates(items: Items, ids: Sequence[int | None]) -> Operation[list[int | Stor
     """The answer for each item; those without an id are appended one by one, which tells why."""
     answers: list[int | StorageError] = []
     for (params, lease), event_id in zip(items, ids, strict=True):
-        try:
-            answers.append(event_id if event_id is not None else (yield from append(params, lease)))
-        except StorageError as error:
-            answers.append(error)
+        answers.append(event_id if event_id is not None else (yield from append(params, lease)))
     return answers
 
 
