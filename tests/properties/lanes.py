@@ -1,6 +1,7 @@
 """A lane: one database that runs a sequence and tells its answers."""
 
 import asyncio
+import traceback
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import cached_property
@@ -122,9 +123,8 @@ class Lane:
                     answer = await answer
         except StorageError as error:
             answer = error
-        except Exception as error:
-            error.add_note(f"{self.name} raised this on {step}")
-            raise
+        except Exception:
+            return f"{self.name} raised {traceback.format_exc()}"  # which no other database says
         told = self.memory.tell(answer, _GIVES.get(step.operation, ""))
         called, self._called = self._called, []
         return f"{told} and called {called}" if called else told

@@ -2,8 +2,8 @@
 
     PERDURE_PROPERTY_EXAMPLES=1000 pytest tests/properties --hypothesis-show-statistics
 
-looks longer, and tells how often each operation was answered and how. A failure prints the few steps it takes
-and ends with the seed: `@example(seed=…)` above the test runs it again.
+looks longer, and tells in how many sequences each operation was answered and how. A failure prints the few steps it
+takes and the seed: `@example(seed=…)` above the test runs it again.
 """
 
 import asyncio
@@ -11,7 +11,6 @@ import inspect
 import itertools
 import os
 import re
-import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
@@ -30,7 +29,7 @@ from tests.properties.steps import Step
 from tests.servers.databases import named_database
 from tests.storages import memory_database, server_database, sqlite_database
 
-EXAMPLES = int(os.environ.get("PERDURE_PROPERTY_EXAMPLES", "60"))
+EXAMPLES = int(os.environ.get("PERDURE_PROPERTY_EXAMPLES", "100"))
 
 pytestmark = pytest.mark.timeout(600 + 2 * EXAMPLES)  # a failure is made smaller first
 
@@ -51,15 +50,9 @@ class Lanes:
         return self._runner.run(self._run(steps))
 
     async def _run(self, steps: Sequence[Step]) -> dict[str, list[str]]:
-        found = await asyncio.gather(*(lane.run(steps) for lane in self._lanes), return_exceptions=True)
-        answers = {}
-        for lane, answer in zip(self._lanes, found, strict=True):
-            if isinstance(answer, Exception):
-                answer = ["".join(traceback.format_exception(answer))]  # no answer: a difference
-            elif isinstance(answer, BaseException):
-                raise answer
-            answers[lane.name] = answer
-        return answers
+        async with asyncio.TaskGroup() as group:
+            tasks = {lane.name: group.create_task(lane.run(steps)) for lane in self._lanes}
+        return {name: task.result() for name, task in tasks.items()}
 
 
 @pytest.fixture(scope="module")

@@ -25,6 +25,8 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 def name(value: str, kind: str = "name", longest: int = NAME_MAX) -> str:
     """A name as it may be stored: not empty, no outer white space, no control character, not too long."""
+    if type(value) is str and 0 < len(value) <= longest and value.isprintable() and value[0] != " " != value[-1]:
+        return value  # as nearly all are; no other white space is printable
     if not isinstance(value, str):
         raise LimitError(f"{kind} must be a str, not {type(value).__name__}")
     if not value or len(value) > longest:
@@ -55,7 +57,7 @@ def text(value: bytes | str | None, kind: str, longest: int = PAYLOAD_MAX) -> st
 
 def size(value: bytes | str | None, kind: str, longest: int = PAYLOAD_MAX) -> None:
     """Refuse what is not bytes (or text, where text is meant) or is too large."""
-    if value is None:
+    if value is None or (type(value) is bytes and len(value) <= longest):
         return
     if not isinstance(value, bytes | str):
         raise LimitError(f"{kind} must be bytes, not {type(value).__name__}")

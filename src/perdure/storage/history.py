@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from perdure.database.dialects.base import Bare, Now
-from perdure.database.operation import Operation, Work, maker, raw, utc
+from perdure.database.operation import Operation, Work, blank, raw, utc
 from perdure.errors import HistoryConflictError, LimitError, StorageError
 from perdure.model import limits
 from perdure.model.records import HistoryEvent, Lease
@@ -202,17 +202,19 @@ Many = Callable[[Items], Operation[list[int | StorageError]]]
 
 
 def _append_for_each(items: Items) -> Operation[list[int | StorageError]]:
-    """SQLite: every part over all items; if anything is refused, they are undone and appended one by one."""
+    """SQLite: all fences, then all events; if anything is refused, they are undone and appended one by one."""
+    each = [{**params, "token": lease.token, "worker_id": lease.worker_id} for params, lease in items]
+    ids: Sequence[int | None] = ()
     yield transactions.S.savepoint()
-    fenced, inserted, rows = yield S.append_many.for_each(
-        [{**params, "token": lease.token, "worker_id": lease.worker_id} for params, lease in items]
-    )
-    done = fenced == inserted == len(items)
+    done = (yield S.fence_many.for_each(each)) == len(items)
+    if done:
+        inserted, rows = yield S.append_many.for_each(each)
+        done = inserted == len(items)
+        ids = range(rows[0][0] - len(items) + 1, rows[0][0] + 1)  # nobody else writes meanwhile
     if not done:
         yield transactions.S.undo()
     yield transactions.S.release()
-    last: int = rows[0][0]  # nobody else writes meanwhile: the ids are consecutive
-    return (yield from _fates(items, range(last - len(items) + 1, last + 1) if done else [None] * len(items)))
+    return (yield from _fates(items, ids if done else [None] * len(items)))
 
 
 _APPEND_MANY: dict[str, Many] = {"sqlite": _append_for_each, "postgresql": _append_at_once, "mysql": _append_locked}
@@ -230,13 +232,16 @@ def _page(instance_id: str, after_id: int, limit: int) -> Operation[tuple[list[H
     return [from_row(row) for row in rows[:limit]], len(rows) > limit
 
 
-_event = maker(HistoryEvent)
+_new = blank(HistoryEvent)
 
 
 def from_row(row: Sequence[Any]) -> HistoryEvent:
     """An event from the columns of `page`."""
-    event_id, instance_id, activity_id, event_type, data_type, text, binary, created_at = row
-    return _event(instance_id, activity_id, event_type, raw(text), raw(binary), data_type, event_id, utc(created_at))
+    it = _new()
+    it.id, it.instance_id, it.activity_id, it.event_type, it.data_type, text, binary, created_at = row
+    it.event_data, it.event_data_binary, it.created_at = raw(text), raw(binary), utc(created_at)
+    it.__class__ = HistoryEvent
+    return it  # type: ignore[no-any-return]
 
 
 def _count(instance_id: str) -> Operation[int]:

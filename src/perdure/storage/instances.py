@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from perdure.database.operation import Operation, Work, maker, raw, rows_if, utc
+from perdure.database.operation import Operation, Work, blank, raw, rows_if, utc
 from perdure.database.statements import Statement
 from perdure.errors import (
     InstanceExistsError,
@@ -185,23 +185,23 @@ def _get(instance_id: str) -> Operation[WorkflowInstance | None]:
 
 
 _STATUSES = {status.value: status for status in WorkflowStatus}
-_INPUT, _STATUS, _OUTPUT, _LOCKED, _EXPIRES, _STARTED, _UPDATED = 2, 4, 5, 11, 13, 15, 16
-_instance = maker(WorkflowInstance)
+_new = blank(WorkflowInstance)
 
 
 def from_row(row: Sequence[Any]) -> WorkflowInstance:
-    """An instance from the columns of `get`, which are the record's fields in their order."""
-    values = [*row]
-    values[_INPUT] = raw(values[_INPUT])
-    values[_STATUS] = _STATUSES[values[_STATUS]]
-    values[_STARTED], values[_UPDATED] = utc(values[_STARTED]), utc(values[_UPDATED])
-    if values[_OUTPUT] is not None:
-        values[_OUTPUT] = raw(values[_OUTPUT])
-    if values[_LOCKED] is not None:
-        values[_LOCKED] = utc(values[_LOCKED])
-    if values[_EXPIRES] is not None:
-        values[_EXPIRES] = utc(values[_EXPIRES])
-    return _instance(*values)
+    """An instance from the columns of `get`. Pages are full of them, so every field is set once."""
+    it = _new()
+    (it.instance_id, it.workflow_name, input_data, it.framework, status, output_data, it.current_activity_id,
+     it.source_hash, it.owner_service, it.continued_from, it.locked_by, locked_at, it.lock_timeout_seconds,
+     expires_at, it.lock_token, started_at, updated_at) = row  # fmt: skip
+    it.input_data = input_data.encode() if type(input_data) is str else input_data
+    it.output_data = raw(output_data) if output_data is not None else None
+    it.status = _STATUSES[status]
+    it.locked_at = utc(locked_at) if locked_at is not None else None
+    it.lock_expires_at = utc(expires_at) if expires_at is not None else None
+    it.started_at, it.updated_at = utc(started_at), utc(updated_at)
+    it.__class__ = WorkflowInstance
+    return it  # type: ignore[no-any-return]
 
 
 def _update_status(instance_id: str, status: WorkflowStatus, error: str, lease: Lease | None) -> Operation[None]:

@@ -6,11 +6,10 @@ together from the room's fragments, one for each filter given.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
 from string import ascii_lowercase, ascii_uppercase
-from typing import Any
+from typing import Any, NamedTuple
 
 from perdure.database.dialects.base import Rendering
 from perdure.database.operation import Operation, utc
@@ -29,6 +28,7 @@ S = room("listing")
 PAGE = 50
 QUICK_PAGE = 100  # more rows than that are read beside the event loop
 FRAMEWORK_MAX = 50
+OWN_FORM = len("2026-01-31T23:59:59.123456+00:00")
 
 _FOLD = str.maketrans(ascii_uppercase, ascii_lowercase)
 _TOKEN = re.compile(
@@ -51,8 +51,7 @@ class Listing(Transactions):
         return await (self._scan if search.reads_much else self._read)(_page, search)
 
 
-@dataclass(frozen=True, slots=True)
-class _Search:
+class _Search(NamedTuple):
     """Options, checked: fragments with their parameters, and what Python has the last word on."""
 
     dialect: str
@@ -116,7 +115,9 @@ def _place(token: str) -> dict[str, Any]:
         found = at = None
     if found is None or at is None:
         raise InvalidPageTokenError("this is no page token: give back next_page_token as it was")
-    text = _text(at) if found[1] == at.isoformat(timespec="microseconds") else found[1]
+    text = found[1]
+    if len(text) == OWN_FORM and text[10] == "T" and text.endswith("+00:00"):
+        text = f"{text[:10]} {text[11:26]}"  # as we store it
     return {"last_at": at, "last_text": text, "last_id": found[2]}
 
 

@@ -1,7 +1,7 @@
 """The one thread that writes to a SQLite database.
 
-What arrives while a commit is under way forms the next group: every job of it runs under a savepoint in one
-transaction, and one fsync makes them all durable. A job that fails takes nobody with it. A caller's transaction is a
+What arrives while a commit is under way forms the next group: its jobs run in one transaction, and one fsync makes
+them all durable. A job that fails takes nobody with it. A caller's transaction is a
 job that keeps the thread, and with it the file, until it ends.
 """
 
@@ -25,7 +25,7 @@ GROUP_MAX = 256
 class Job(Generic[T]):
     """Something to run on the writer's connection. Whoever takes the ticket first, writer or caller, decides."""
 
-    __slots__ = ("bare", "future", "loop", "run", "tickets")
+    __slots__ = ("bare", "future", "loop", "run", "tickets", "until")
 
     def __init__(self, run: Callable[[sqlite3.Connection], T], *, bare: bool = False) -> None:
         self.run = run
@@ -33,6 +33,7 @@ class Job(Generic[T]):
         self.loop = asyncio.get_running_loop()
         self.future: asyncio.Future[T] = self.loop.create_future()
         self.tickets = [None]
+        self.until = self.loop.time() + WAIT_SEC
 
     def take(self) -> bool:
         """True for the first who asks."""
@@ -79,6 +80,8 @@ class Writer:
         self._queue: SimpleQueue[Job[Any] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._closed = False
+        self._waiting: dict[Job[Any], None] = {}  # in the order they came
+        self._watch: asyncio.TimerHandle | None = None  # one for all: a timer each would cost more than the queue
 
     async def start(self) -> None:
         """Start the thread and open the connection in it."""
@@ -100,7 +103,9 @@ class Writer:
         if self._thread is None or self._closed:
             raise DatabaseUnavailableError("the storage is not open")
         self._queue.put(job)
-        expiry = job.loop.call_later(WAIT_SEC, job.expire)
+        self._waiting[job] = None
+        if self._watch is None:
+            self._watch = job.loop.call_later(1, self._expire)
         try:
             return await job.future
         except asyncio.CancelledError:
@@ -108,7 +113,16 @@ class Writer:
                 job.commands.put(None)
             raise
         finally:
-            expiry.cancel()
+            del self._waiting[job]
+
+    def _expire(self) -> None:
+        """Once a second, while anybody waits: those who wait longest stand in front."""
+        self._watch = None
+        for job in self._waiting:
+            if job.until > job.loop.time():
+                self._watch = job.loop.call_later(1, self._expire)
+                return
+            job.expire()
 
     def _main(self, opened: Job[None]) -> None:
         try:
@@ -139,8 +153,8 @@ class Writer:
         with self._gate:
             jobs, left = self._gather(first)
             jobs = [job for job in jobs if job.take()]
-            if jobs:
-                settle(_commit_together(connection, jobs))
+            outcomes = _commit_together(connection, jobs) if jobs else []
+        settle(outcomes)
         return left
 
     def _gather(self, first: Job[Any]) -> tuple[list[Job[Any]], Job[Any] | None]:
@@ -187,29 +201,47 @@ class Writer:
 _STOP: Job[Any] = Job.__new__(Job)
 
 
-def _commit_together(connection: sqlite3.Connection, jobs: list[Job[Any]]) -> list[Outcome]:
+def _commit_together(connection: sqlite3.Connection, jobs: list[Job[Any]], savepoints: bool = False) -> list[Outcome]:
     try:
         connection.execute("BEGIN IMMEDIATE")
     except sqlite3.Error as error:
         return [Outcome(job, None, translate(error)) for job in jobs]
     if len(jobs) == 1:
         return [_commit(connection, _attempt(connection, jobs[0]))]
-    outcomes = []
-    for job in jobs:
-        connection.execute("SAVEPOINT job")
-        outcome = _attempt(connection, job)
-        if not connection.in_transaction:
-            # the database dropped the whole transaction (disk full, input or output error): each on its own then
-            return [each for job in jobs for each in _commit_together(connection, [job])]
-        if outcome.error is not None:
-            connection.execute("ROLLBACK TO job")
-        connection.execute("RELEASE job")
-        outcomes.append(outcome)
+    outcomes = _attempt_all(connection, jobs, savepoints)
+    if outcomes is None:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+            return _commit_together(connection, jobs, savepoints=True)
+        # the database dropped the whole transaction (disk full, input or output error): each on its own then
+        return [each for job in jobs for each in _commit_together(connection, [job])]
     try:
         connection.execute("COMMIT")
     except sqlite3.Error as error:
         failure = _undo(connection, error)
         return [outcome if outcome.error else Outcome(outcome.job, None, failure) for outcome in outcomes]
+    return outcomes
+
+
+def _attempt_all(connection: sqlite3.Connection, jobs: list[Job[Any]], savepoints: bool) -> list[Outcome] | None:
+    """Run the jobs of a group; None if one has failed and cannot be undone by itself.
+
+    Most that fail have written nothing. Savepoints cost as much as the jobs, so they come only after one that has.
+    """
+    outcomes = []
+    for job in jobs:
+        if savepoints:
+            connection.execute("SAVEPOINT job")
+        written = connection.total_changes
+        outcome = _attempt(connection, job)
+        failed = outcome.error is not None
+        if not connection.in_transaction or (failed and not savepoints and connection.total_changes != written):
+            return None
+        if savepoints:
+            if failed:
+                connection.execute("ROLLBACK TO job")
+            connection.execute("RELEASE job")
+        outcomes.append(outcome)
     return outcomes
 
 

@@ -195,6 +195,10 @@ class Rendering:
     def piece_greatest(self, values: str) -> str:
         return f"GREATEST({values})"
 
+    def piece_utc(self, column: str) -> str:
+        """A time to be read, with its zone where the driver can give it so more cheaply than Python adds it."""
+        return column
+
     def piece_iso(self, column: str) -> str:
         """A time as text in ISO form with its zone."""
         raise NotImplementedError
@@ -225,4 +229,7 @@ def json_keys(path: str) -> list[str]:
 
 def naive_utc(value: datetime) -> datetime:
     """The columns have no zone: an aware time goes in as UTC without one."""
-    return value.astimezone(UTC).replace(tzinfo=None) if value.tzinfo else value
+    if value.tzinfo is None:
+        return value
+    value = value.astimezone(UTC)
+    return datetime.combine(value, value.time())  # much faster than replace()

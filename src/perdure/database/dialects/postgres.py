@@ -48,6 +48,9 @@ class PostgresDriver(Rendering):
     def piece_ago(self, seconds: str) -> str:
         return f"({self.get_current_time_expr()} - make_interval(secs => {seconds}))"
 
+    def piece_utc(self, column: str) -> str:
+        return f"{column} AT TIME ZONE 'UTC'"
+
     def piece_iso(self, column: str) -> str:
         return f"to_char({column}, 'YYYY-MM-DD\"T\"HH24:MI:SS.US+00:00')"
 
