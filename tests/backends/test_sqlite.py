@@ -130,6 +130,32 @@ async def test_many_callers_share_a_commit(url: str) -> None:
         assert await storage.db().fetchval("SELECT count(*) FROM workflow_instances") == 251
 
 
+async def test_a_job_that_fails_after_writing_takes_nobody_of_its_group_with_it(url: str) -> None:
+    def count(session: sqlite3.Connection) -> int:
+        return session.execute("INSERT INTO seen VALUES (1)").rowcount
+
+    def write_and_fail(session: sqlite3.Connection) -> int:
+        count(session)
+        raise StorageError("refused after writing")
+
+    def fail(_: sqlite3.Connection) -> int:
+        raise StorageError("refused before writing")
+
+    async with open_storage(url) as storage:
+        await storage.db().execute("CREATE TABLE seen (n)")
+        async with storage.transaction():  # what comes meanwhile is one group
+            jobs = [count, fail, write_and_fail, count, fail, count]
+            with storage.detached():
+                submit = storage._backend._writer.submit  # type: ignore[attr-defined]
+                waiting = [asyncio.create_task(submit(writer.Job(job))) for job in jobs]
+                await asyncio.sleep(0)
+        found = await asyncio.gather(*waiting, return_exceptions=True)
+        assert [answer if isinstance(answer, int) else str(answer)[:13] for answer in found] == [
+            *(1, "refused befor", "refused after", 1, "refused befor", 1)
+        ]
+        assert await storage.db().fetchval("SELECT count(*) FROM seen") == 3
+
+
 async def test_the_gate_is_fair_between_eight_processes(url: str) -> None:
     async with open_storage(url):
         start = time.monotonic() + 4

@@ -55,6 +55,7 @@ RARE = {"channels.claimant", "channels.key", "channels.named"}  # after a race o
 ONLY_ON = {  # where the others need more statements, or fewer
     "delivery.deliver": ("postgresql", "mysql"),
     "delivery.target": ("sqlite",),
+    "history.fence_many": ("sqlite",),
     "history.lock_many": ("mysql",),
     "timers.fire": ("postgresql",),
     "waits.listen": ("postgresql",),
