@@ -58,7 +58,7 @@ class RawSQLite:
     sequential = True
 
     def __init__(self, path: str) -> None:
-        self._connection = sqlite3.connect(path, 30, isolation_level=None, cached_statements=512)
+        self._connection = sqlite3.connect(path, timeout=30, isolation_level=None, cached_statements=512)
         for pragma in ("journal_mode = wal", "synchronous = 2", "foreign_keys = 1"):
             self._connection.execute(f"PRAGMA {pragma}")
 

@@ -70,14 +70,24 @@ class SQLiteBackend:
             connection = sqlite3.connect(
                 self._path, timeout=WAIT_SEC, isolation_level=None, check_same_thread=False, cached_statements=512
             )
-            for pragma, wanted in _PRAGMAS.items():
-                connection.execute(f"PRAGMA {pragma} = {wanted}")
-                found = connection.execute(f"PRAGMA {pragma}").fetchone()[0]
-                if found != wanted and not (self._memory and pragma == "journal_mode"):
-                    raise ConfigurationError(f"SQLite keeps {pragma} at {found} on this file, but {wanted} is needed")
         except sqlite3.Error as error:
             raise translate(error) from error
+        try:
+            self._set_up(connection)
+        except sqlite3.Error as error:
+            connection.close()
+            raise translate(error) from error
+        except BaseException:
+            connection.close()
+            raise
         return connection
+
+    def _set_up(self, connection: sqlite3.Connection) -> None:
+        for pragma, wanted in _PRAGMAS.items():
+            connection.execute(f"PRAGMA {pragma} = {wanted}")
+            found = connection.execute(f"PRAGMA {pragma}").fetchone()[0]
+            if found != wanted and not (self._memory and pragma == "journal_mode"):
+                raise ConfigurationError(f"SQLite keeps {pragma} at {found} on this file, but {wanted} is needed")
 
     async def read(self, work: Work[T], *, bounded: bool) -> T:
         if self._reader is None:
