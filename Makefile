@@ -9,7 +9,7 @@ WORKERS ?= auto
 PYTEST ?= -n $(WORKERS) --maxprocesses 4 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint demo bench-storage size clean
+.PHONY: help setup test lint demo demo-storage kills bench-storage size clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -29,8 +29,14 @@ $(READY): pyproject.toml scripts/setup_venv.sh
 	sh scripts/setup_venv.sh
 	@touch $@
 
-demo: $(READY) ## run the storage demo
+demo: $(READY) ## orders that survive a killed worker
+	$(PY) -m examples.order_demo
+
+demo-storage: $(READY) ## the storage layer by itself
 	$(PY) -m examples.storage_demo
+
+kills: $(READY) ## kill worker processes 200 times on each database
+	PERDURE_KILLS=200 $(PY) -m pytest tests/engine/test_kills.py -v
 
 bench-storage: $(READY) ## measure the storage layer
 	$(PY) -m benchmarks.storage

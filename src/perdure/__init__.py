@@ -1,3 +1,86 @@
 """Durable execution for Python on the database people already have."""
 
+from perdure.engine.ambient import ActivityInfo, activity_info
+from perdure.engine.app import App, Client
+from perdure.engine.body import RunEvicted
+from perdure.engine.calls import (
+    now,
+    patched,
+    publish,
+    random,
+    receive,
+    send_event,
+    send_to,
+    set_state,
+    sleep,
+    sleep_until,
+    subscribe,
+    timeout,
+    unsubscribe,
+    uuid4,
+    wait_event,
+)
+from perdure.engine.definitions import Activity, Retry, Workflow, activity, workflow
+from perdure.engine.handles import Handle
+from perdure.engine.source import NotDurableWarning
+from perdure.engine.steps import Event, Message
+from perdure.errors import (
+    ActivityError,
+    EngineError,
+    NonDeterminismError,
+    NotDurableError,
+    OutsideWorkflowError,
+    PerdureError,
+    RunNotFoundError,
+    SerializationError,
+    TerminalError,
+    WorkflowCancelledError,
+    WorkflowFailedError,
+)
+from perdure.model.states import WorkflowStatus
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "Activity",
+    "ActivityError",
+    "ActivityInfo",
+    "App",
+    "Client",
+    "EngineError",
+    "Event",
+    "Handle",
+    "Message",
+    "NonDeterminismError",
+    "NotDurableError",
+    "NotDurableWarning",
+    "OutsideWorkflowError",
+    "PerdureError",
+    "Retry",
+    "RunEvicted",
+    "RunNotFoundError",
+    "SerializationError",
+    "TerminalError",
+    "Workflow",
+    "WorkflowCancelledError",
+    "WorkflowFailedError",
+    "WorkflowStatus",
+    "activity",
+    "activity_info",
+    "now",
+    "patched",
+    "publish",
+    "random",
+    "receive",
+    "send_event",
+    "send_to",
+    "set_state",
+    "sleep",
+    "sleep_until",
+    "subscribe",
+    "timeout",
+    "unsubscribe",
+    "uuid4",
+    "wait_event",
+    "workflow",
+]

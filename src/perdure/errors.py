@@ -1,24 +1,35 @@
 """Everything perdure raises on purpose.
 
 PerdureError
-└── StorageError
-    ├── ConfigurationError            a URL, option or driver that cannot work
-    ├── SchemaError                   the tables are not what this version needs
-    ├── DatabaseUnavailableError      nobody answered in time
-    ├── TransactionError              begin, commit or use of a transaction out of order
-    │   └── TransactionConflictError  the database gave up the caller's transaction
-    ├── CommitUnknownError            the answer to a commit was lost
-    ├── InstanceNotFoundError
-    ├── InstanceExistsError
-    ├── WorkflowNotCancellableError
-    ├── InvalidTransitionError
-    ├── LeaseLostError                another worker owns the instance now
-    ├── HistoryConflictError          the same step, recorded differently
-    ├── ChannelModeConflictError
-    ├── NotSubscribedError
-    ├── InvalidJSONPathError
-    ├── InvalidPageTokenError
-    └── LimitError                    too long, too large, or not a name
+├── StorageError
+│   ├── ConfigurationError            a URL, option or driver that cannot work
+│   ├── SchemaError                   the tables are not what this version needs
+│   ├── DatabaseUnavailableError      nobody answered in time
+│   ├── TransactionError              begin, commit or use of a transaction out of order
+│   │   └── TransactionConflictError  the database gave up the caller's transaction
+│   ├── CommitUnknownError            the answer to a commit was lost
+│   ├── InstanceNotFoundError
+│   ├── InstanceExistsError
+│   ├── WorkflowNotCancellableError
+│   ├── InvalidTransitionError
+│   ├── LeaseLostError                another worker owns the instance now
+│   ├── HistoryConflictError          the same step, recorded differently
+│   ├── ChannelModeConflictError
+│   ├── NotSubscribedError
+│   ├── InvalidJSONPathError
+│   ├── InvalidPageTokenError
+│   └── LimitError                    too long, too large, or not a name
+└── EngineError
+    ├── NonDeterminismError           the code does not do what its history says
+    ├── SerializationError            a value that is not JSON, or not of its hint's type
+    ├── ActivityError                 an activity failed with an error that cannot be made again here
+    ├── WorkflowFailedError           the run that was waited for failed
+    ├── WorkflowCancelledError        the run that was waited for was cancelled
+    ├── RunNotFoundError
+    ├── NotDurableError               a call in a workflow's body that no replay could repeat
+    ├── OutsideWorkflowError          a durable call where there is no workflow
+    ├── TransactionTooLongError       a transactional activity held the database for too long
+    └── TerminalError                 raised by user code: never retried
 
 `code` is stable and meant for programs; the message is for people and may change. The driver's own error is the
 `__cause__`, and no message carries a password.
@@ -139,3 +150,74 @@ class LimitError(StorageError):
     """A value is longer, larger or of another kind than the storage contract allows."""
 
     code = "storage.limit"
+
+
+class EngineError(PerdureError):
+    """The engine refused or could not do what was asked."""
+
+    code = "engine"
+
+
+class NonDeterminismError(EngineError):
+    """The workflow's code does not do what its history says; the run waits for code that does."""
+
+    code = "engine.non_determinism"
+
+
+class SerializationError(EngineError):
+    """A value cannot be written as JSON, or read back as its type hint says."""
+
+    code = "engine.serialization"
+
+
+class ActivityError(EngineError):
+    """An activity failed with an error that cannot be made again here: its type, message and traceback as text."""
+
+    code = "engine.activity"
+
+    def __init__(self, message: str, *, error_type: str = "", stack_trace: str = "") -> None:
+        super().__init__(message)
+        self.error_type = error_type
+        self.stack_trace = stack_trace
+
+
+class WorkflowFailedError(EngineError):
+    """The run that was waited for failed; its error is the `__cause__`."""
+
+    code = "engine.workflow_failed"
+
+
+class WorkflowCancelledError(EngineError):
+    """The run that was waited for was cancelled."""
+
+    code = "engine.workflow_cancelled"
+
+
+class RunNotFoundError(EngineError):
+    """No run has this id."""
+
+    code = "engine.run_not_found"
+
+
+class NotDurableError(EngineError):
+    """A call in a workflow's body that no replay could repeat; the message names the durable way."""
+
+    code = "engine.not_durable"
+
+
+class OutsideWorkflowError(EngineError):
+    """A durable call where no workflow runs, or from inside an activity."""
+
+    code = "engine.outside_workflow"
+
+
+class TransactionTooLongError(EngineError):
+    """A transactional activity held the database for longer than its limit; it was rolled back."""
+
+    code = "engine.transaction_too_long"
+
+
+class TerminalError(EngineError):
+    """Raise it, or a class of yours derived from it, in an activity: it is not retried."""
+
+    code = "engine.terminal"

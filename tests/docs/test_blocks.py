@@ -44,7 +44,7 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert (page.parent / link).exists(), link
 
 
-def test_make_demo_shows_the_stale_write_refused(tmp_path: Path) -> None:
+def test_make_demo_storage_shows_the_stale_write_refused(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "error", str(ROOT / "examples" / "storage_demo.py"), f"sqlite:///{tmp_path}/demo.db"],
         capture_output=True,
@@ -56,3 +56,35 @@ def test_make_demo_shows_the_stale_write_refused(tmp_path: Path) -> None:
     assert done.stdout.count("order-A-1") == 1
     assert '{"parcel": "B"}' in done.stdout
     assert "completed" in done.stdout.splitlines()[-1]
+
+
+def test_make_demo_shows_every_order_done_once(tmp_path: Path) -> None:
+    shown = _example("order_demo", tmp_path)
+    assert "the worker is dead" in shown
+    assert "30 of 30 orders, each finished exactly once" in shown
+    assert "30 of 30 orders have every step recorded exactly once" in shown
+
+
+@pytest.mark.parametrize(
+    ("example", "said"),
+    [
+        ("onboarding", "We miss you -> bob@example.org"),
+        ("job_workers", "12 pictures, each made small once"),
+        ("approval", "pencil was not decided in time"),
+    ],
+)
+def test_examples_run(example: str, said: str, tmp_path: Path) -> None:
+    assert said in _example(example, tmp_path)
+
+
+def _example(name: str, folder: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-m", f"examples.{name}", f"sqlite:///{folder}/example.db"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout

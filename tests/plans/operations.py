@@ -98,6 +98,11 @@ async def _locks(on: Stage) -> None:
     leases = await on.leases()
     with m("refresh_locks"):
         assert all(await s.refresh_locks(leases, 30))
+    many = [await on.free() for _ in range(MANY)]
+    with m("acquire_locks"):
+        assert all(await s.acquire_locks(many, "w", 30))
+    with m("acquire_locks (held)"):
+        assert not any(await s.acquire_locks(many, "w", 30))
     with m("cleanup_stale_locks"):
         await s.cleanup_stale_locks()
 
@@ -113,6 +118,8 @@ async def _creations(on: Stage) -> None:
         await s.create_instances(many)
     with m("get_instance"):
         assert await s.get_instance(many[0].instance_id)
+    with m("get_instances"):
+        assert all(await s.get_instances([instance.instance_id for instance in many]))
 
 
 async def _moves(on: Stage) -> None:
@@ -170,6 +177,8 @@ async def _histories(on: Stage) -> None:
     assert more
     with m("get_history_paginated (next page)"):
         await s.get_history_paginated("long", events[-1].id, 100)
+    with m("get_last_event"):
+        assert await s.get_last_event("long", events[-1].event_type)
     with m("get_history_count"):
         await s.get_history_count("long")
 
@@ -236,6 +245,13 @@ async def _timers(on: Stage) -> None:
     await s.release_lock(second.instance_id, "w", lease=second)
     with m("fire_timer"):
         assert await s.fire_timer(second.instance_id, "d")
+    leases = await on.leases()
+    for each in leases:
+        await s.register_timer_subscription(TimerSubscription(each.instance_id, "e", past), lease=each)
+        await s.update_instance_status(each.instance_id, WorkflowStatus.WAITING_FOR_TIMER, lease=each)
+        await s.release_lock(each.instance_id, "w", lease=each)
+    with m("fire_timers"):
+        assert all(await s.fire_timers([(each.instance_id, "e") for each in leases]))
 
 
 async def _publications(on: Stage) -> None:
@@ -332,6 +348,11 @@ async def _deliveries(on: Stage) -> None:
     with m("expire_channel_wait"):
         while not await s.expire_channel_wait(late, channel):
             pass
+    waits = [(await on.waiting(channel, ChannelMode.BROADCAST, after=timedelta(0, 0, 1000)), channel) for _ in "ab"]
+    ended = 0
+    with m("expire_channel_waits"):
+        while ended < len(waits):
+            ended += sum(await s.expire_channel_waits(waits))
     with m("get_channel_subscribers_waiting"):
         assert await s.get_channel_subscribers_waiting("news", limit=100) is not None
     with m("deliver_channel_message (broadcast)"):

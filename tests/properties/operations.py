@@ -72,6 +72,7 @@ INSTANCES: Operations = {
     ),
     "create_instances": args(instances=_ordered, worker_id=d.maybe(d.worker_ids), timeout_sec=d.leases_sec),
     "get_instance": args(instance_id=d.instance_ids),
+    "get_instances": args(instance_ids=d.some(d.instance_ids, 4)),
     "update_instance_status": d.on_instance(status=d.statuses, error_msg=d.one("", "böse \\ '", "a\x00")),
     "update_instance_activity": d.on_instance(activity_id=d.mostly(d.activity_ids, d.wrong)),
     "update_instance_output": d.on_instance(output_data=d.outputs),
@@ -107,8 +108,15 @@ LISTING: Operations = {
     )
 }
 
+
+def _in_order(rng: Random) -> list[str]:
+    """Instances in the order of their ids: their leases may end at the same time or not."""
+    return sorted(d.some(d.instance_ids, 4)(rng))
+
+
 LOCKS: Operations = {
     "try_acquire_lock": args(instance_id=d.instance_ids, worker_id=d.worker_ids, timeout_sec=d.leases_sec),
+    "acquire_locks": args(instance_ids=_in_order, worker_id=d.worker_ids, timeout_sec=d.leases_sec),
     "release_lock": d.on_instance(worker_id=d.worker_ids),
     "refresh_lock": d.on_instance(worker_id=d.worker_ids, timeout_sec=d.leases_sec),
     "refresh_locks": args(leases=d.some(d.held), timeout_sec=d.leases_sec),
@@ -122,6 +130,9 @@ HISTORY: Operations = {
         instance_id=d.instance_ids, after_id=d.either(d.one(0), d.seen("history")), limit=d.limits
     ),
     "get_history_count": args(instance_id=d.instance_ids),
+    "get_last_event": args(
+        instance_id=d.instance_ids, event_type=d.one("ActivityCompleted", "TimerExpired", "MessageTimeout", "x" * 101)
+    ),
     "iterate_history": args(instance_id=d.instance_ids, batch_size=d.one(1, 2, 1000)),
 }
 
@@ -216,6 +227,7 @@ TIMERS: Operations = {
     "find_expired_timers": args(limit=d.limits),
     "remove_timer_subscription": d.on_instance(timer_id=d.timer_ids),
     "fire_timer": d.on_instance(timer_id=d.timer_ids),
+    "fire_timers": args(timers=d.some(d.both(d.instance_ids, d.timer_ids), 4)),
 }
 
 KEYS = d.both(d.maybe(d.one("m1", "M1")), d.one("", "http"))
@@ -320,6 +332,7 @@ DELIVERY: Operations = {
     "deliver_channel_message_with_lock": _delivery_with_lock,
     "deliver_pending": args(limit=d.limits, channels=d.maybe(d.some(d.channels))),
     "expire_channel_wait": d.on_instance(channel=d.channels),
+    "expire_channel_waits": args(waits=d.some(d.both(d.instance_ids, d.channels), 4)),
 }
 
 SYSTEM_LOCKS: Operations = {

@@ -34,7 +34,8 @@ release_system_lock cleanup_expired_system_locks archive_history get_archived_hi
 BEYOND = """
 fire_timer expire_channel_wait suspend complete_and_release recur_instance deliver_pending next_due_at refresh_locks
 create_instances append_histories complete_instances suspend_instances publish_messages list_outbox_events
-requeue_outbox_event delete_instances wakeups beat_worker list_workers transaction detached
+requeue_outbox_event delete_instances wakeups beat_worker list_workers transaction detached get_instances
+get_last_event acquire_locks fire_timers expire_channel_waits
 """.split()
 
 
@@ -85,7 +86,10 @@ def test_every_public_thing_says_what_it_is() -> None:
         assert inspect.getdoc(getattr(Storage, name)), name
 
 
-@pytest.mark.parametrize("file", sorted((SOURCE / "sql").glob("*.sql")), ids=lambda file: file.stem)
+ROOMS = [file for file in sorted((SOURCE / "sql").glob("*.sql")) if file.stem != "pieces"]
+
+
+@pytest.mark.parametrize("file", ROOMS, ids=lambda file: file.stem)
 def test_every_statement_is_used_described_and_renders(file: Path) -> None:
     code = "\n".join(path.read_text("utf-8") for path in SOURCE.glob("*.py"))
     text = file.read_text("utf-8")
@@ -96,6 +100,14 @@ def test_every_statement_is_used_described_and_renders(file: Path) -> None:
         for dialect in statement.texts:
             if dialect:
                 assert re.search(rf"^-- {name} \[{dialect}\]\n-- Differs", text, re.MULTILINE), statement.name
+
+
+def test_every_piece_is_described_and_used_by_several() -> None:
+    text, pieces = "\n".join(file.read_text("utf-8") for file in ROOMS), SOURCE / "sql" / "pieces.sql"
+    for piece in room("pieces"):
+        name = piece.name.partition(".")[2]
+        assert len(re.findall(rf"\{{{name}(?:\(\w\))?\}}", text)) > 1, f"{piece.name} serves no two statements"
+        assert re.search(rf"^-- {name}\n-- \S", pieces.read_text("utf-8"), re.MULTILINE), piece.name
 
 
 @pytest.mark.parametrize(

@@ -89,10 +89,12 @@ class SystemLock:
 
 @dataclass(frozen=True, slots=True)
 class ResumableWorkflow:
-    """An instance that a worker may take now."""
+    """An instance that a worker may take now, with whose expired lease, and since when, still stands on it."""
 
     instance_id: str
     workflow_name: str
+    worker_id: str | None = None
+    locked_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,12 @@ from perdure.model.states import WorkflowStatus
 from perdure.storage import channels, instances
 from perdure.storage.fences import fence
 from perdure.storage.sql import room
-from perdure.storage.transactions import Transactions
+from perdure.storage.wakeups import RESUMABLE, Wakeups, resumable
 
 S = room("archive")
 
 
-class Archive(Transactions):
+class Archive(Wakeups):
     """The seed's HistoryArchiveManager, and recurring in one step."""
 
     async def archive_history(self, instance_id: str, *, lease: Lease | None = None) -> None:
@@ -43,11 +43,11 @@ class Archive(Transactions):
         if text is None:
             raise LimitError("input_data must be JSON as bytes, b'null' for none")
         generations: list[str] = []
-        return await self._run(
-            Work(
-                lambda: _recur(instance_id, text, lease, generations),
-                confirm=lambda: _recurred(instance_id, generations),
-            )
+        work = Work(
+            lambda: _recur(instance_id, text, lease, generations), confirm=lambda: _recurred(instance_id, generations)
+        )
+        return await self._announce(
+            RESUMABLE, work, lambda live: resumable(instance_id, live.workflow_name, reason="recurred")
         )
 
 
@@ -67,19 +67,9 @@ def _list(instance_id: str, limit: int) -> Operation[list[ArchivedHistoryEvent]]
 
 
 def _from_row(row: Sequence[Any]) -> ArchivedHistoryEvent:
-    archive_id, original_id, instance_id, activity_id, kind, text, binary, data_type, created_at, archived_at = row
-    return ArchivedHistoryEvent(
-        archive_id,
-        original_id,
-        instance_id,
-        activity_id,
-        kind,
-        raw(text),
-        raw(binary),
-        data_type,
-        utc_or_none(created_at),
-        utc(archived_at),
-    )
+    key, (text, binary, data_type, created_at, archived_at) = row[:5], row[5:]
+    fields = [*key, raw(text), raw(binary), data_type, utc_or_none(created_at), utc(archived_at)]
+    return ArchivedHistoryEvent(*fields)
 
 
 def _unsubscribe(instance_id: str, lease: Lease | None) -> Operation[None]:

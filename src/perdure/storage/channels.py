@@ -19,10 +19,10 @@ from perdure.database.statements import Call
 from perdure.errors import ChannelModeConflictError, LimitError, NotSubscribedError, StorageError
 from perdure.model import limits
 from perdure.model.records import ChannelMessage, ChannelMode, ChannelSubscription, Lease, OutgoingMessage
-from perdure.storage import wakeups
 from perdure.storage.fences import fence
 from perdure.storage.sql import room
-from perdure.storage.transactions import Transactions, prepared, together
+from perdure.storage.transactions import prepared, together
+from perdure.storage.wakeups import MESSAGE, Payload, Wakeups
 
 T = TypeVar("T")
 S = room("channels")
@@ -32,7 +32,7 @@ _START = (datetime(1970, 1, 1, tzinfo=UTC), 0)
 LOOK_MIN = 100  # old messages looked at in one transaction, however few may go: what is needed may lie in front
 
 
-class Channels(Transactions):
+class Channels(Wakeups):
     """The seed's ChannelManager without its deliveries."""
 
     _swept_to = ""  # the last channel that a clean-up looked at
@@ -55,21 +55,23 @@ class Channels(Transactions):
         """
         message = OutgoingMessage(channel, data, metadata, message_id, source, binary)
         params = _message(message)
-        return await self._announce(wakeups.MESSAGE, lambda notify: _publishing(params, lease, notify))
+        about = channel, str(params["message_id"])
+        return await self._announce(MESSAGE, _publishing(params, lease), lambda number: _published(number, *about))
 
     async def publish_messages(
         self, messages: Sequence[OutgoingMessage], *, lease: Lease | None = None
     ) -> list[int | StorageError]:
         """Publish many messages in one commit: an id or an error for each, in order."""
-        works = prepared(lambda message: _publishing(_message(message), lease, notify=False), messages)
+        works = prepared(lambda message: _publishing(_message(message), lease), messages)
         if not works:
             return []
         named = [m.channel for m, work in zip(messages, works, strict=True) if isinstance(work, Work)]
-        return await self._announce(
-            wakeups.MESSAGE,
-            lambda notify: Work(lambda: _publish_all(named, works, notify)),
-            worth=lambda _: bool(named),
-        )
+
+        def first(found: list[int | StorageError]) -> Payload | None:
+            number = next((result for result in found if isinstance(result, int)), None)
+            return None if number is None else _published(number, named[0])
+
+        return await self._announce(MESSAGE, Work(lambda: locking(named, together(works))), first)
 
     async def subscribe_to_channel(
         self, instance_id: str, channel: str, mode: ChannelMode, *, lease: Lease | None = None
@@ -202,16 +204,8 @@ def message_from(row: Sequence[Any]) -> ChannelMessage:
 def subscription_from(row: Sequence[Any]) -> ChannelSubscription:
     """A subscription from the columns of `subscription`."""
     instance_id, channel, mode, activity_id, cursor, timeout_at, number, subscribed_at = row
-    return ChannelSubscription(
-        instance_id,
-        channel,
-        ChannelMode(mode),
-        activity_id,
-        cursor,
-        utc_or_none(timeout_at),
-        number,
-        utc(subscribed_at),
-    )
+    at, since = utc_or_none(timeout_at), utc(subscribed_at)
+    return ChannelSubscription(instance_id, channel, ChannelMode(mode), activity_id, cursor, at, number, since)
 
 
 def _message(message: OutgoingMessage) -> dict[str, object]:
@@ -246,17 +240,17 @@ def _refuse(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is not a JSON value")
 
 
-def _publishing(params: dict[str, object], lease: Lease | None, notify: bool) -> Work[int]:
+def _publishing(params: dict[str, object], lease: Lease | None) -> Work[int]:
     keyed = params["key"] is not None
     return Work(
-        lambda: _publish(params, lease, notify),
-        single=lease is None and not notify,
+        lambda: _publish(params, lease),
+        single=lease is None,
         repeat=keyed,
         confirm=None if keyed else lambda: _named(params),
     )
 
 
-def _publish(params: dict[str, object], lease: Lease | None, notify: bool) -> Operation[int]:
+def _publish(params: dict[str, object], lease: Lease | None) -> Operation[int]:
     if lease is not None:
         yield S.lock(channel=params["channel"])
         yield from fence(lease.instance_id, lease)
@@ -264,26 +258,11 @@ def _publish(params: dict[str, object], lease: Lease | None, notify: bool) -> Op
     rows = answer[-1] if isinstance(answer, tuple) else answer
     if not rows:  # the same id was published meanwhile, to another channel
         rows = yield S.key(source=params["source"], key=params["key"])
-    message: int = rows[0][0]
-    if notify:
-        yield from _notify(str(params["channel"]), message, str(params["message_id"]))
-    return message
+    return int(rows[0][0])
 
 
-def _notify(channel: str, message: int, message_id: str) -> Operation[None]:
-    return wakeups.notify(
-        wakeups.MESSAGE, channel=channel, channel_name=channel, message_id=message, ch=channel, msg_id=message_id
-    )
-
-
-def _publish_all(
-    named: Sequence[str], works: Sequence[Work[int] | StorageError], notify: bool
-) -> Operation[list[int | StorageError]]:
-    found = yield from locking(named, together(works))
-    message = next((message for message in found if isinstance(message, int)), None)
-    if notify and message is not None:
-        yield from _notify(named[0], message, "")
-    return found
+def _published(number: int, channel: str, message_id: str = "") -> Payload:
+    return {"channel": channel, "channel_name": channel, "message_id": number, "ch": channel, "msg_id": message_id}
 
 
 def _named(params: dict[str, object]) -> Operation[int | None]:

@@ -92,6 +92,9 @@ class InstanceManager(Protocol):
     async def get_instance(self, instance_id: str) -> WorkflowInstance | None:
         """Every field of one instance, or None."""
 
+    async def get_instances(self, instance_ids: Sequence[str]) -> list[WorkflowInstance | None]:
+        """Many instances in one statement, in the order of their ids; None for one that is not there."""
+
     async def update_instance_status(
         self, instance_id: str, status: WorkflowStatus, error_msg: str = "", *, lease: Lease | None = None
     ) -> None:
@@ -132,6 +135,11 @@ class LockManager(Protocol):
     async def try_acquire_lock(self, instance_id: str, worker_id: str, timeout_sec: float) -> Lease | None:
         """A lease if the instance is free: not leased (not even to this worker), not row-locked, not finished."""
 
+    async def acquire_locks(
+        self, instance_ids: Sequence[str], worker_id: str, timeout_sec: float
+    ) -> list[Lease | None]:
+        """Take the leases of many instances in one commit: a lease for each that is free, else None, in order."""
+
     async def release_lock(self, instance_id: str, worker_id: str, *, lease: Lease | None = None) -> None:
         """Give a lease back; whoever does not hold it changes nothing."""
 
@@ -164,6 +172,9 @@ class HistoryManager(Protocol):
     async def get_history_count(self, instance_id: str) -> int:
         """How many events the instance has."""
 
+    async def get_last_event(self, instance_id: str, event_type: str) -> HistoryEvent | None:
+        """The newest event of a type, or None; the archive does not count."""
+
 
 class TimerSubscriptionManager(Protocol):
     """Waits for a time, and for several things at once."""
@@ -193,6 +204,9 @@ class TimerSubscriptionManager(Protocol):
     async def fire_timer(self, instance_id: str, timer_id: str, *, lease: Lease | None = None) -> bool:
         """Record that a timer expired, remove it and set the instance running, in one transaction; True if it did."""
 
+    async def fire_timers(self, timers: Sequence[tuple[str, str]]) -> list[bool]:
+        """Fire many timers, each given by its instance and its id, in one commit: whether it fired, in order."""
+
     async def suspend(self, lease: Lease, waits: Sequence[Wait]) -> Suspension:
         """Wait for the first of these, and for nothing else; one transaction registers them and releases the lease."""
 
@@ -200,7 +214,7 @@ class TimerSubscriptionManager(Protocol):
         """Suspend many instances in one commit: a result or an error for each, in order."""
 
     async def next_due_at(self) -> datetime | None:
-        """When the first timer or time-out of an own waiting instance is due, or was; None if there is none."""
+        """When the first timer, time-out or running lease of an own instance is or was due; None if there is none."""
 
 
 class OutboxManager(Protocol):
@@ -346,6 +360,9 @@ class ChannelManager(Protocol):
 
     async def expire_channel_wait(self, instance_id: str, channel: str, *, lease: Lease | None = None) -> bool:
         """Record that the time of a wait is up, end it and set the instance running, at once; True if so."""
+
+    async def expire_channel_waits(self, waits: Sequence[tuple[str, str]]) -> list[bool]:
+        """End many waits, each given by its instance and its channel, in one commit: whether it ended, in order."""
 
     async def cleanup_old_channel_messages(self, older_than: timedelta, *, force: bool = False, limit: int = 0) -> int:
         """Remove messages older than that which no live subscriber still needs; gives their number, at most a page."""

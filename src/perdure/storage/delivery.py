@@ -20,11 +20,11 @@ from perdure.model.records import (
     HistoryEventType,
     Lease,
 )
-from perdure.storage import channels, waits, wakeups
+from perdure.storage import channels, waits
 from perdure.storage.channels import pair
 from perdure.storage.fences import fence
 from perdure.storage.sql import room
-from perdure.storage.transactions import Transactions
+from perdure.storage.wakeups import RESUMABLE, Payload, first_of, resumable
 
 S = room("delivery")
 
@@ -34,7 +34,7 @@ SPARE = 100  # candidates looked at beyond those needed, so that their order is 
 Deliver = Callable[[str, str, Lease | None, str | None], Operation[ChannelDeliveryResult | None]]
 
 
-class Delivery(Transactions):
+class Delivery(waits.Waits):
     """The deliveries of the seed's ChannelManager, time-outs, and the sweep."""
 
     async def get_channel_subscribers_waiting(
@@ -96,12 +96,8 @@ class Delivery(Transactions):
             named = sorted({limits.name(channel, "channel") for channel in channels})
         if not named:
             return []
-        deliver = self._way()
-        return await self._announce(
-            wakeups.RESUMABLE,
-            lambda notify: Work(lambda: _sweep(deliver, named, page, notify), repeat=True),
-            worth=bool,
-        )
+        work = Work(lambda: _sweep(self._way(), named, page), repeat=True)
+        return await self._announce(RESUMABLE, work, _delivered)
 
     async def expire_channel_wait(self, instance_id: str, channel: str, *, lease: Lease | None = None) -> bool:
         """Record that a wait's time is up, end the wait and set the instance running, in one transaction; True if so.
@@ -110,13 +106,17 @@ class Delivery(Transactions):
         somebody. With `lease` the holder ends a wait of its own while it runs, and keeps the lease.
         """
         pair(instance_id, channel)
-        if lease is not None:
-            return await self._run(Work(lambda: _expire(instance_id, channel, lease, notify=False), repeat=True))
-        return await self._announce(
-            wakeups.RESUMABLE,
-            lambda notify: Work(lambda: _expire(instance_id, channel, None, notify), repeat=True),
-            worth=bool,
-        )
+        return await self._wake(_expire, (instance_id, channel), lease)
+
+    async def expire_channel_waits(self, waits: Sequence[tuple[str, str]]) -> list[bool]:
+        """End many waits, each given by its instance and its channel, in one commit: whether it ended, in order.
+
+        Each is ended as `expire_channel_wait` does without a lease; one whose instance somebody has locked is passed
+        over.
+        """
+        for instance_id, channel in waits:
+            pair(instance_id, channel)
+        return await self._wake_all(_expire, waits)
 
     def _way(self) -> Deliver:
         return _deliver if self._backend.driver.name == "sqlite" else _deliver_at_once
@@ -125,28 +125,19 @@ class Delivery(Transactions):
         self, instance_id: str, channel: str, lease: Lease | None, activity_id: str | None
     ) -> ChannelDeliveryResult | None:
         pair(instance_id, channel)
-        way = self._way()
-        if lease is not None:
-            return await self._run(Work(lambda: way(instance_id, channel, lease, activity_id), repeat=True))
+        way, alone = self._way(), lease is None
+        work = Work(
+            lambda: way(instance_id, channel, lease, activity_id), single=alone and way is _deliver_at_once, repeat=True
+        )
+        return await self._announce(RESUMABLE, work, (lambda found: _delivered([found])) if alone else None)
 
-        def work(notify: bool) -> Work[ChannelDeliveryResult | None]:
-            single = way is _deliver_at_once and not notify
-            return Work(lambda: _notifying(way(instance_id, channel, None, None), notify), single=single, repeat=True)
 
-        return await self._announce(wakeups.RESUMABLE, work, worth=bool)
+def _delivered(results: Sequence[ChannelDeliveryResult | None]) -> Payload | None:
+    return first_of([resumable(found.instance_id, found.workflow_name) for found in results if found])
 
 
 def _subscriptions(call: Call) -> Operation[list[ChannelSubscription]]:
     return [channels.subscription_from(row) for row in (yield call)]
-
-
-def _notifying(
-    operation: Operation[ChannelDeliveryResult | None], notify: bool
-) -> Operation[ChannelDeliveryResult | None]:
-    found = yield from operation
-    if found and notify:
-        yield from waits.resumable(found.instance_id, found.workflow_name)
-    return found
 
 
 def _deliver(
@@ -204,7 +195,7 @@ def _envelope(channel: str, message: int, data: str | None, metadata: str | None
     )
 
 
-def _sweep(deliver: Deliver, named: Sequence[str], limit: int, notify: bool) -> Operation[list[ChannelDeliveryResult]]:
+def _sweep(deliver: Deliver, named: Sequence[str], limit: int) -> Operation[list[ChannelDeliveryResult]]:
     found: list[ChannelDeliveryResult] = []
     for channel, instance_id in (yield from _candidates(named, limit)):
         result = yield from deliver(instance_id, channel, None, None)
@@ -215,8 +206,6 @@ def _sweep(deliver: Deliver, named: Sequence[str], limit: int, notify: bool) -> 
         unserved = {row[0] for row in (yield S.unserved(channels=quiet))}
         yield S.requeue(channels=sorted(unserved))
         yield S.clean(channels=[channel for channel in quiet if channel not in unserved])
-    if found and notify:
-        yield from waits.resumable(found[0].instance_id, found[0].workflow_name)
     return found
 
 
@@ -246,12 +235,12 @@ def _adopt() -> Operation[None]:
     yield S.adopt(ids=sorted(message_id for message_id, _ in messages))
 
 
-def _expire(instance_id: str, channel: str, lease: Lease | None, notify: bool) -> Operation[bool]:
+def _expire(instance_id: str, channel: str, lease: Lease | None) -> Operation[str | None]:
     if lease is not None:
         yield from fence(instance_id, lease)
     rows = yield S.due(instance_id=instance_id, channel=channel, token=lease.token if lease else None)
     if not rows:
-        return False
+        return None
     name, activity_id, timeout_at = rows[0]
     payload = {
         "_error": True,
@@ -260,9 +249,6 @@ def _expire(instance_id: str, channel: str, lease: Lease | None, notify: bool) -
         "channel": channel,
         "timeout_at": utc(timeout_at).isoformat(timespec="microseconds"),
     }
-    text = json.dumps(payload, ensure_ascii=False)
-    yield from waits.wake(instance_id, activity_id, HistoryEventType.MESSAGE_TIMEOUT, text, lease)
+    yield from waits.wake(instance_id, activity_id, HistoryEventType.MESSAGE_TIMEOUT, waits.text(payload), lease)
     yield channels.S.clear(instance_id=instance_id, channel=channel)
-    if notify:
-        yield from waits.resumable(instance_id, name)
-    return True
+    return str(name)

@@ -50,6 +50,11 @@ class History(Transactions):
         """How many events the instance has."""
         return await self._read(_count, limits.name(instance_id, "instance_id"))
 
+    async def get_last_event(self, instance_id: str, event_type: str) -> HistoryEvent | None:
+        """The newest event of a type, or None; the archive does not count."""
+        kind = str(limits.name(event_type, "event_type", limits.EVENT_TYPE_MAX))
+        return await self._read(_last, limits.name(instance_id, "instance_id"), kind)
+
 
 def event_params(event: HistoryEvent) -> dict[str, object]:
     """An event as the parameters of its insert, checked."""
@@ -247,6 +252,11 @@ def from_row(row: Sequence[Any]) -> HistoryEvent:
 def _count(instance_id: str) -> Operation[int]:
     rows = yield S.count(instance_id=instance_id)
     return int(rows[0][0])
+
+
+def _last(instance_id: str, event_type: str) -> Operation[HistoryEvent | None]:
+    rows = yield S.last(instance_id=instance_id, event_type=event_type)
+    return from_row(rows[0]) if rows else None
 
 
 @dataclass(frozen=True, slots=True)

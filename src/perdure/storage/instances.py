@@ -3,9 +3,9 @@
 import json
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
-from perdure.database.operation import Operation, Work, blank, raw, rows_if, utc
+from perdure.database.operation import Operation, Work, blank, raw, rows_if, utc, utc_or_none
 from perdure.database.statements import Statement
 from perdure.errors import (
     InstanceExistsError,
@@ -17,21 +17,25 @@ from perdure.errors import (
 )
 from perdure.model import limits
 from perdure.model.records import HistoryEventType, Lease, ResumableWorkflow, WorkflowInstance
+from perdure.model.states import RESUMABLE as CLAIMABLE
 from perdure.model.states import TERMINAL, WorkflowStatus, sources_of
 from perdure.storage import fences, history
 from perdure.storage.fences import fence_params, refused
 from perdure.storage.sql import room
-from perdure.storage.transactions import Transactions
+from perdure.storage.transactions import bounded, prepared, together
+from perdure.storage.wakeups import RESUMABLE, Payload, Say, Wakeups, first_of, resumable
 
+T = TypeVar("T")
 S = room("instances")
 
 FRAMEWORK = "perdure"
 FAILED_ACTIVITY = "workflow_failed"
 CANCELLED_ACTIVITY = "workflow_cancelled"
+QUICK_PAGE = 100  # more rows than that are read beside the event loop
 RESUMABLE_NAMES_MAX = 200  # names asked for at once; SQLite joins at most 500 branches
 
 
-class Instances(Transactions):
+class Instances(Wakeups):
     """The seed's InstanceManager and what goes beyond it."""
 
     async def create_instance(
@@ -46,17 +50,24 @@ class Instances(Transactions):
 
         With `worker_id` the row is born leased to it, and the lease is returned.
         """
-        return await self._run(_creating(instance, worker_id, timeout_sec, source_code))
+        work, about = _creating(instance, worker_id, timeout_sec, source_code), _news(instance, worker_id)
+        return await self._announce(RESUMABLE, work, (lambda _: about) if about else None)
 
     async def create_instances(
         self, instances: Sequence[WorkflowInstance], *, worker_id: str | None = None, timeout_sec: float = 15
     ) -> list[Lease | StorageError | None]:
         """Create many in one commit: a lease (or None) or an error for each, in order."""
-        return await self._batch(lambda instance: _creating(instance, worker_id, timeout_sec, ""), instances)
+        works = prepared(lambda instance: _creating(instance, worker_id, timeout_sec, ""), instances)
+        return await self._announce_first(works, [_news(instance, worker_id) for instance in instances])
 
     async def get_instance(self, instance_id: str) -> WorkflowInstance | None:
         """Every field of one instance, or None."""
         return await self._read(_get, instance_id)
+
+    async def get_instances(self, instance_ids: Sequence[str]) -> list[WorkflowInstance | None]:
+        """Many instances in one statement, in the order of their ids; None for one that is not there."""
+        read = self._read if len(bounded(instance_ids)) <= QUICK_PAGE else self._scan
+        return await read(_get_many, instance_ids)
 
     async def update_instance_status(
         self, instance_id: str, status: WorkflowStatus, error_msg: str = "", *, lease: Lease | None = None
@@ -65,7 +76,8 @@ class Instances(Transactions):
         status = limits.choice(WorkflowStatus, status, "status")
         if status is WorkflowStatus.RECURRED:
             raise InvalidTransitionError("no instance moves to recurred: use recur_instance()")
-        await self._run(Work(lambda: _update_status(instance_id, status, error_msg, lease)))
+        work = Work(lambda: _update_status(instance_id, status, error_msg, lease))
+        await self._announce(RESUMABLE, work, _ended(instance_id, status) if status in TERMINAL else None)
 
     async def update_instance_activity(self, instance_id: str, activity_id: str, *, lease: Lease | None = None) -> None:
         """Note the step the instance is at."""
@@ -74,15 +86,16 @@ class Instances(Transactions):
 
     async def update_instance_output(self, instance_id: str, output_data: bytes, *, lease: Lease | None = None) -> None:
         """Store the output and complete the instance, together."""
-        await self._run(_completing(instance_id, output_data, lease))
+        await self._announce(RESUMABLE, _completing(instance_id, output_data, lease), _ended(instance_id))
 
     async def complete_and_release(self, lease: Lease, output_data: bytes) -> None:
         """Complete a leased instance with its output; the lease ends with it. One statement where it can be."""
-        await self._run(_completing(lease.instance_id, output_data, lease))
+        await self.update_instance_output(lease.instance_id, output_data, lease=lease)
 
     async def complete_instances(self, items: Sequence[tuple[Lease, bytes]]) -> list[StorageError | None]:
         """Complete many leased instances in one commit: None or an error for each, in order."""
-        return await self._batch(lambda item: _completing(item[0].instance_id, item[1], item[0]), items)
+        works = prepared(lambda item: _completing(item[0].instance_id, item[1], item[0]), items)
+        return await self._announce_first(works, [_ended(lease.instance_id)(None) for lease, _ in items])
 
     async def cancel_instance(
         self, instance_id: str, reason: str = "", *, compensate: bool = False, lease: Lease | None = None
@@ -91,7 +104,8 @@ class Instances(Transactions):
 
         With `compensate` the instance moves to compensating instead, and ends as cancelled once it has compensated.
         """
-        await self._run(Work(lambda: _cancel(instance_id, reason, compensate, lease)))
+        work = Work(lambda: _cancel(instance_id, reason, compensate, lease))
+        await self._announce(RESUMABLE, work, _ended(instance_id, WorkflowStatus.CANCELLED))
 
     async def find_resumable_workflows(
         self, limit: int = 0, *, workflow_names: Sequence[str] | None = None
@@ -103,6 +117,30 @@ class Instances(Transactions):
         """Delete own instances that ended longer ago than that, with all that is theirs; gives their number."""
         age, page = limits.span(older_than, "older_than"), limits.page(limit, 100)
         return await self._run(Work(lambda: _delete(age, page)))
+
+    async def _announce_first(
+        self, works: Sequence[Work[T] | StorageError], abouts: Sequence[Payload | None]
+    ) -> list[T | StorageError]:
+        """Run a batch, and announce the first of its items that came to something."""
+
+        def first(found: list[T | StorageError]) -> Payload | None:
+            told = zip(abouts, found, strict=True)
+            return first_of([about for about, result in told if about and not isinstance(result, StorageError)])
+
+        work = Work(lambda: together(works))
+        return await self._announce(RESUMABLE, work, first if any(abouts) else None) if works else []
+
+
+def _news(instance: WorkflowInstance, worker_id: str | None) -> Payload | None:
+    """What a creation announces: nothing of one that nobody else may take."""
+    if worker_id or instance.locked_by or instance.status not in CLAIMABLE:
+        return None
+    return resumable(instance.instance_id, instance.workflow_name, "created")
+
+
+def _ended(instance_id: str, status: WorkflowStatus = WorkflowStatus.COMPLETED) -> Say[None]:
+    """What the end of an instance announces: somebody may wait for it."""
+    return lambda _: resumable(instance_id, reason=status.value)
 
 
 def _creation(instance: WorkflowInstance, worker_id: str | None, timeout_sec: float, source: str) -> dict[str, object]:
@@ -182,6 +220,12 @@ def _get(instance_id: str) -> Operation[WorkflowInstance | None]:
     rows = yield S.get(instance_id=instance_id)
     # MySQL finds `a` under `a `
     return from_row(rows[0]) if rows and rows[0][0] == instance_id else None
+
+
+def _get_many(instance_ids: Sequence[str]) -> Operation[list[WorkflowInstance | None]]:
+    rows = yield S.get_many(ids=list(instance_ids))
+    found = {row[0]: from_row(row) for row in rows}
+    return [found.get(instance_id) for instance_id in instance_ids]
 
 
 _STATUSES = {status.value: status for status in WorkflowStatus}
@@ -296,8 +340,7 @@ def _cancel(instance_id: str, reason: str, compensate: bool, lease: Lease | None
 
 def _resumable(limit: int, names: Sequence[str] | None) -> Operation[list[ResumableWorkflow]]:
     if names is None:
-        rows = yield S.resumable(limit=limit)
-        return [ResumableWorkflow(instance_id, name) for instance_id, name, _ in rows]
+        return [_claimable(row) for row in (yield S.resumable(limit=limit))]
     found = []
     wanted = sorted(set(names))
     for start in range(0, len(wanted), RESUMABLE_NAMES_MAX):
@@ -305,7 +348,12 @@ def _resumable(limit: int, names: Sequence[str] | None) -> Operation[list[Resuma
         params = {f"name_{n}": name for n, name in enumerate(some)}
         found += yield _branches(len(some))(limit=limit, **params)
     found.sort(key=lambda row: (row[2], row[0]))
-    return [ResumableWorkflow(instance_id, name) for instance_id, name, _ in found[:limit]]
+    return [_claimable(row) for row in found[:limit]]
+
+
+def _claimable(row: Sequence[Any]) -> ResumableWorkflow:
+    instance_id, name, _, worker_id, locked_at = row
+    return ResumableWorkflow(instance_id, name, worker_id, utc_or_none(locked_at))
 
 
 def _branches(count: int) -> Statement:

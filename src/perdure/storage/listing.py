@@ -19,14 +19,13 @@ from perdure.model import limits
 from perdure.model.records import ListInstancesOptions, PaginationResult
 from perdure.model.states import WorkflowStatus
 from perdure.storage import filters
-from perdure.storage.instances import from_row
+from perdure.storage.instances import QUICK_PAGE, from_row
 from perdure.storage.sql import room
 from perdure.storage.transactions import Transactions
 
 S = room("listing")
 
 PAGE = 50
-QUICK_PAGE = 100  # more rows than that are read beside the event loop
 FRAMEWORK_MAX = 50
 OWN_FORM = len("2026-01-31T23:59:59.123456+00:00")
 

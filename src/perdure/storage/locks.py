@@ -2,34 +2,55 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from perdure.database.operation import Operation, Work, rows_if, utc
 from perdure.errors import LeaseLostError, LimitError
 from perdure.model import limits
 from perdure.model.records import Lease, StaleWorkflowInfo
-from perdure.model.states import RESUMABLE, WorkflowStatus
+from perdure.model.states import RESUMABLE as CLAIMABLE
+from perdure.model.states import WorkflowStatus
 from perdure.storage.sql import room
-from perdure.storage.transactions import Transactions
+from perdure.storage.transactions import bounded
+from perdure.storage.wakeups import RESUMABLE, Wakeups, resumable
 
 S = room("locks")
 
 SWEEP_MAX = 1000
 
 
-class Locks(Transactions):
+class Locks(Wakeups):
     """The seed's LockManager, with leases instead of booleans."""
 
     async def try_acquire_lock(self, instance_id: str, worker_id: str, timeout_sec: float) -> Lease | None:
         """A lease if the instance is free: not leased (not even to this worker), not row-locked, not finished."""
-        _check(instance_id, worker_id)
+        (lease,) = await self.acquire_locks([instance_id], worker_id, timeout_sec)
+        return lease
+
+    async def acquire_locks(
+        self, instance_ids: Sequence[str], worker_id: str, timeout_sec: float
+    ) -> list[Lease | None]:
+        """Take the leases of many instances in one commit: a lease for each that is free, else None, in order.
+
+        Each as `try_acquire_lock` would; of an instance that is named twice, the first gets it.
+        """
+        limits.name(worker_id, "worker_id")
+        ids = [limits.name(instance_id, "instance_id") for instance_id in bounded(instance_ids)]
         seconds = limits.seconds(timeout_sec)
-        return await self._run(Work(lambda: acquire(instance_id, worker_id, seconds), single=True))
+        if not ids:
+            return []
+        acquire = _ACQUIRE_MANY[self._backend.driver.name] if len(ids) > 1 else _acquire
+        work = Work(lambda: acquire(sorted(set(ids)), worker_id, seconds), single=acquire is not _acquire_in_steps)
+        leases = await self._run(work)
+        return [leases.pop(instance_id, None) for instance_id in ids]
 
     async def release_lock(self, instance_id: str, worker_id: str, *, lease: Lease | None = None) -> None:
         """Give a lease back; whoever does not hold it changes nothing."""
         _check(instance_id, worker_id)
         token = lease.token if lease else None
-        await self._run(Work(lambda: _release(instance_id, worker_id, token), single=True, repeat=True))
+        work = Work(lambda: _release(instance_id, worker_id, token), single=True, repeat=True)
+        about = resumable(instance_id, reason="released")
+        await self._announce(RESUMABLE, work, lambda released: about if released else None)
 
     async def refresh_lock(
         self, instance_id: str, worker_id: str, timeout_sec: float, *, lease: Lease | None = None
@@ -73,17 +94,33 @@ def _check(instance_id: str, worker_id: str) -> None:
     limits.name(worker_id, "worker_id")
 
 
-def acquire(instance_id: str, worker_id: str, timeout_sec: float) -> Operation[Lease | None]:
-    """Take the lease if it is free."""
-    rows = rows_if(0, (yield S.acquire(instance_id=instance_id, worker_id=worker_id, timeout_sec=timeout_sec)))
-    if not rows:
-        return None
-    token, expires_at = rows[0]
-    return Lease(instance_id, worker_id, token, utc(expires_at))
+def _acquire(ids: list[str], worker_id: str, timeout_sec: float) -> Operation[dict[str, Lease]]:
+    """In one statement: one lease or, on PostgreSQL, many."""
+    answer = yield S.acquire(instance_id=ids[0], ids=ids, worker_id=worker_id, timeout_sec=timeout_sec)
+    return _leases(worker_id, rows_if(0, answer))
 
 
-def _release(instance_id: str, worker_id: str, token: int | None) -> Operation[None]:
-    yield S.release(instance_id=instance_id, worker_id=worker_id, token=token)
+def _take(ids: list[str], worker_id: str, timeout_sec: float) -> Operation[dict[str, Lease]]:
+    """SQLite: many in one statement, which for one would be the slower one."""
+    answer = yield S.take(ids=ids, worker_id=worker_id, timeout_sec=timeout_sec)
+    return _leases(worker_id, rows_if(0, answer))
+
+
+def _acquire_in_steps(ids: list[str], worker_id: str, timeout_sec: float) -> Operation[dict[str, Lease]]:
+    """MySQL: lock those that are free, then take them."""
+    free = [row[0] for row in (yield S.free(ids=ids))]
+    return (yield from _take(free, worker_id, timeout_sec)) if free else {}
+
+
+_ACQUIRE_MANY = {"sqlite": _take, "postgresql": _acquire, "mysql": _acquire_in_steps}
+
+
+def _leases(worker_id: str, rows: Sequence[Sequence[Any]]) -> dict[str, Lease]:
+    return {row[0]: Lease(row[0], worker_id, row[1], utc(row[2])) for row in rows}
+
+
+def _release(instance_id: str, worker_id: str, token: int | None) -> Operation[bool]:
+    return bool((yield S.release(instance_id=instance_id, worker_id=worker_id, token=token)))
 
 
 def _renew(worker_id: str, wanted: dict[str, int | None], timeout_sec: float) -> Operation[dict[str, Lease]]:
@@ -92,11 +129,7 @@ def _renew(worker_id: str, wanted: dict[str, int | None], timeout_sec: float) ->
     if free:
         yield S.renew(ids=free, worker_id=worker_id, timeout_sec=timeout_sec)
     rows = yield S.held(ids=sorted(wanted), worker_id=worker_id)
-    return {
-        instance_id: Lease(instance_id, worker_id, token, utc(expires_at))
-        for instance_id, token, expires_at in rows
-        if wanted[instance_id] in (None, token)
-    }
+    return _leases(worker_id, [row for row in rows if wanted[row[0]] in (None, row[1])])
 
 
 def _sweep(grace_sec: float) -> Operation[list[StaleWorkflowInfo]]:
@@ -107,5 +140,5 @@ def _sweep(grace_sec: float) -> Operation[list[StaleWorkflowInfo]]:
     return [
         StaleWorkflowInfo(instance_id, name)
         for instance_id, name, status, _ in rows
-        if WorkflowStatus(status) in RESUMABLE
+        if WorkflowStatus(status) in CLAIMABLE
     ]

@@ -19,8 +19,7 @@ from perdure.model import limits
 from perdure.model.records import Lease, OutboxEvent, OutboxStatus
 from perdure.storage.fences import fence
 from perdure.storage.sql import room
-from perdure.storage.transactions import Transactions
-from perdure.storage.wakeups import OUTBOX, notify
+from perdure.storage.wakeups import OUTBOX, Wakeups
 
 S = room("outbox")
 
@@ -33,13 +32,15 @@ _CONTENT = ("event_type", "event_source", "data_type", "event_data", "event_data
 _EARLIEST = datetime(1000, 1, 1, tzinfo=UTC)  # MySQL's
 
 
-class Outbox(Transactions):
+class Outbox(Wakeups):
     """The seed's OutboxManager and what goes beyond it. Calls about one event give False if it is not there."""
 
     async def add_outbox_event(self, event: OutboxEvent, *, lease: Lease | None = None) -> None:
         """Store an event to be sent; the same one again changes nothing, another of its id is a conflict."""
         params = _params(event)
-        await self._announce(OUTBOX, lambda loud: Work(lambda: _add(params, lease, loud), repeat=True))
+        about = {"event_id": event.event_id, "evt_id": event.event_id, "evt_type": event.event_type}
+        work = Work(lambda: _add(params, lease), repeat=True)
+        await self._announce(OUTBOX, work, lambda added: about if added else None)
 
     async def get_pending_outbox_events(
         self, limit: int = 0, *, relay_id: str = "", lease_sec: float = 30
@@ -93,9 +94,9 @@ class Outbox(Transactions):
     async def requeue_outbox_event(self, event_id: str) -> bool:
         """Put a parked event back, at the end of its source; False if it is not parked."""
         limits.name(event_id, "event_id")
-        return await self._announce(
-            OUTBOX, lambda loud: Work(lambda: _requeue(event_id, loud), confirm=lambda: _requeued(event_id))
-        )
+        about = {"event_id": event_id, "evt_id": event_id}
+        work = Work(lambda: _requeue(event_id), confirm=lambda: _requeued(event_id))
+        return await self._announce(OUTBOX, work, lambda put_back: about if put_back else None)
 
     async def list_outbox_events(
         self, status: OutboxStatus | str | None = None, limit: int = 0, *, after: str | None = None
@@ -148,19 +149,18 @@ def _params(event: OutboxEvent) -> dict[str, Any]:
     }
 
 
-def _add(params: dict[str, Any], lease: Lease | None, loud: bool) -> Operation[None]:
+def _add(params: dict[str, Any], lease: Lease | None) -> Operation[bool]:
     if lease is not None:
         yield from fence(lease.instance_id, lease)
     event_id, source = params["event_id"], params["event_source"]
     sequence = yield from _draw(source)
     if (yield S.add(sequence=sequence, **params)):
         yield from _wake(source)
-        if loud:
-            yield from notify(OUTBOX, event_id=event_id, evt_id=event_id, evt_type=params["event_type"])
-        return
+        return True
     rows = yield S.content(event_id=event_id)
     if not rows or tuple(rows[0]) != tuple(params[key] for key in _CONTENT):
         raise HistoryConflictError(f"the outbox has another event under the id {event_id!r}")
+    return False
 
 
 def _draw(source: str) -> Operation[int]:
@@ -266,18 +266,14 @@ def _park(event_id: str, error: str | None, relay_id: str | None) -> Operation[b
     return True
 
 
-def _requeue(event_id: str, loud: bool) -> Operation[bool]:
+def _requeue(event_id: str) -> Operation[bool]:
     rows = yield S.state(event_id=event_id)
     if not rows or _State(*rows[0]).status != OutboxStatus.INVALID:
         return False
     source = _State(*rows[0]).source
     sequence = yield from _draw(source)
     yield from _wake(source)
-    if not (yield S.requeue(event_id=event_id, sequence=sequence)):
-        return False
-    if loud:
-        yield from notify(OUTBOX, event_id=event_id, evt_id=event_id)
-    return True
+    return bool((yield S.requeue(event_id=event_id, sequence=sequence)))
 
 
 def _requeued(event_id: str) -> Operation[bool | None]:
@@ -299,23 +295,9 @@ def _list(status: str | None, limit: int, after: str | None) -> Operation[list[O
 
 
 def _from_row(row: Sequence[Any]) -> OutboxEvent:
-    event_id, kind, source, text, binary, data_type, content_type, status, retries, error = row[:10]
-    published_at, created_at, sequence = row[10:]
-    return OutboxEvent(
-        event_id,
-        kind,
-        source,
-        raw(text),
-        raw(binary),
-        data_type,
-        content_type,
-        status,
-        retries,
-        error,
-        utc_or_none(published_at),
-        utc(created_at),
-        sequence,
-    )
+    key, data, about, (published_at, created_at, sequence) = row[:3], row[3:5], row[5:10], row[10:]
+    fields = [*key, *map(raw, data), *about, utc_or_none(published_at), utc(created_at), sequence]
+    return OutboxEvent(*fields)
 
 
 def _cleanup(age_sec: float) -> Operation[int]:

@@ -1,6 +1,7 @@
 """Timers: waits for a time. The first time given for a timer stands, and each fires once."""
 
 import json
+from collections.abc import Sequence
 from datetime import timedelta
 
 from perdure.database.operation import Operation, Work, utc
@@ -23,7 +24,9 @@ class Timers(waits.Waits):
     ) -> None:
         """Register a timer, at its `expires_at` or `after` a while; one that is there keeps its time."""
         params = _params(subscription, after)
-        await self._announce(wakeups.TIMER, lambda notify: Work(lambda: _register(params, lease, notify), repeat=True))
+        about = {"instance_id": params["instance_id"], "timer_id": params["timer_id"]}
+        work = Work(lambda: _register(params, lease), repeat=True)
+        await self._announce(wakeups.TIMER, work, lambda _: about)
 
     async def register_timer_subscription_and_release_lock(
         self,
@@ -59,24 +62,24 @@ class Timers(waits.Waits):
         False, and nothing changed, if it is not due, not there any more, or the instance is not waiting or is held by
         somebody. With `lease` the holder fires a timer of its own while it runs, and keeps the lease.
         """
-        _key(instance_id, timer_id)
-        if lease is not None:
-            return await self._run(Work(lambda: _fire(instance_id, timer_id, lease, notify=False), repeat=True))
-        at_once = self._backend.driver.name == "postgresql"
+        at_once = lease is None and self._fire is _fire_at_once
+        return await self._wake(self._fire, _key(instance_id, timer_id), lease, single=at_once)
 
-        def work(notify: bool) -> Work[bool]:
-            operation = _fire_at_once if at_once else _fire
-            return Work(
-                lambda: operation(instance_id, timer_id, None, notify), single=at_once and not notify, repeat=True
-            )
+    async def fire_timers(self, timers: Sequence[tuple[str, str]]) -> list[bool]:
+        """Fire many timers, each given by its instance and its id, in one commit: whether it fired, in order.
 
-        return await self._announce(wakeups.RESUMABLE, work, worth=bool)
+        Each is fired as `fire_timer` does without a lease; one whose instance somebody has locked is passed over.
+        """
+        return await self._wake_all(self._fire, [_key(*timer) for timer in timers])
+
+    @property
+    def _fire(self) -> waits.Wake:
+        return _fire_at_once if self._backend.driver.name == "postgresql" else _fire
 
 
-def _key(instance_id: str, timer_id: str) -> None:
-    """Refuse what is not a name: to MySQL `a ` would be `a`."""
-    limits.name(instance_id, "instance_id")
-    limits.name(timer_id, "timer_id")
+def _key(instance_id: str, timer_id: str) -> tuple[str, str]:
+    """A timer's key. Only real names are looked up: to MySQL `a ` would be `a`."""
+    return limits.name(instance_id, "instance_id"), limits.name(timer_id, "timer_id")
 
 
 def _params(subscription: TimerSubscription, after: timedelta | None) -> dict[str, object]:
@@ -89,15 +92,13 @@ def _params(subscription: TimerSubscription, after: timedelta | None) -> dict[st
     }
 
 
-def _register(params: dict[str, object], lease: Lease | None, notify: bool) -> Operation[None]:
+def _register(params: dict[str, object], lease: Lease | None) -> Operation[None]:
     instance_id = str(params["instance_id"])
     yield from fence(instance_id, lease)
     ((status, *_),) = yield fences.S.standing(instance_id=instance_id)
     if status in TERMINAL:
         raise InvalidTransitionError(f"{instance_id!r} is {status} and waits for no timer")
     yield S.register(**params)
-    if notify:
-        yield from wakeups.notify(wakeups.TIMER, instance_id=instance_id, timer_id=params["timer_id"])
 
 
 def _expired(limit: int) -> Operation[list[TimerSubscription]]:
@@ -114,28 +115,23 @@ def _remove(instance_id: str, timer_id: str, lease: Lease | None) -> Operation[N
     yield S.remove(instance_id=instance_id, timer_id=timer_id)
 
 
-def _fire(instance_id: str, timer_id: str, lease: Lease | None, notify: bool) -> Operation[bool]:
+def _fire(instance_id: str, timer_id: str, lease: Lease | None) -> Operation[str | None]:
     if lease is not None:
         yield from fence(instance_id, lease)
     rows = yield S.due(instance_id=instance_id, timer_id=timer_id, token=lease.token if lease else None)
     if not rows:
-        return False
+        return None
     name, activity_id, expires_at = rows[0]
     at = utc(expires_at).isoformat(timespec="microseconds")
-    payload = json.dumps(
-        {"result": None, "timer_id": timer_id, "expires_at": at, "completed": True}, ensure_ascii=False
-    )
-    yield from waits.wake(instance_id, activity_id, HistoryEventType.TIMER_EXPIRED, payload, lease)
+    payload = {"result": None, "timer_id": timer_id, "expires_at": at, "completed": True}
+    yield from waits.wake(instance_id, activity_id, HistoryEventType.TIMER_EXPIRED, waits.text(payload), lease)
     yield S.remove(instance_id=instance_id, timer_id=timer_id)
-    if notify:
-        yield from waits.resumable(instance_id, name)
-    return True
+    return str(name)
 
 
-def _fire_at_once(instance_id: str, timer_id: str, lease: None, notify: bool) -> Operation[bool]:
-    """PostgreSQL: the same in one statement."""
-    name = json.dumps(timer_id, ensure_ascii=False)
-    rows = yield S.fire(instance_id=instance_id, timer_id=timer_id, name=name)
-    if rows and notify:
-        yield from waits.resumable(instance_id, rows[0][0])
-    return bool(rows)
+def _fire_at_once(instance_id: str, timer_id: str, lease: Lease | None) -> Operation[str | None]:
+    """PostgreSQL: the same in one statement, for a waiting instance."""
+    if lease is not None:
+        return (yield from _fire(instance_id, timer_id, lease))
+    rows = yield S.fire(instance_id=instance_id, timer_id=timer_id, name=json.dumps(timer_id, ensure_ascii=False))
+    return rows[0][0] if rows else None

@@ -15,7 +15,8 @@ from typing import ParamSpec, TypeVar
 
 from perdure.database.backends.base import Backend, Executor, Session
 from perdure.database.operation import Operation, Work
-from perdure.errors import CommitUnknownError, StorageError, TransactionError
+from perdure.errors import LimitError, StorageError, TransactionError
+from perdure.model import limits
 from perdure.storage.sql import room
 
 T = TypeVar("T")
@@ -80,28 +81,6 @@ class Transactions:
         if tx is not None and tx.session is not None:
             return await tx.session.operate(work)
         return await self._backend.write(work)
-
-    async def _announce(
-        self, kind: str, build: Callable[[bool], Work[T]], *, worth: Callable[[T], bool] | None = None
-    ) -> T:
-        """Run an operation after which there may be work for others; `build` is told whether to notify itself.
-
-        With `worth`, a result it finds false is not announced: an attempt that came to nothing would wake its own like.
-        """
-        notifier = self._backend.notifier
-        silent = not notifier.due(kind)
-        try:
-            result = await self._run(build(not silent))
-            silent = silent and (worth is None or worth(result))
-            return result
-        except StorageError as error:
-            silent = silent and isinstance(error, CommitUnknownError)
-            raise
-        finally:  # also when cancelled: it may have been committed all the same
-            if silent and self.in_transaction():
-                self.register_post_commit_callback(lambda: notifier.trail(kind))
-            elif silent:
-                notifier.trail(kind)
 
     async def _batch(self, build: Callable[[Item], Work[T]], items: Sequence[Item]) -> list[T | StorageError]:
         """Run one operation an item in one commit; gives the result or the error of each, in order."""
@@ -180,6 +159,13 @@ class Transactions:
             yield
         finally:
             self._open.reset(token)
+
+
+def bounded(items: Sequence[Item]) -> Sequence[Item]:
+    """A batch that is written or read by one statement: at most a page."""
+    if len(items) > limits.PAGE_MAX:
+        raise LimitError(f"a batch has at most {limits.PAGE_MAX} items, not {len(items)}")
+    return items
 
 
 def prepared(build: Callable[[Item], Work[T]], items: Sequence[Item]) -> list[Work[T] | StorageError]:

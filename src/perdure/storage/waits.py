@@ -5,7 +5,8 @@ waited for, so no wake-up is lost. Waking leaves the other waits of an instance 
 count only while it is waiting, and `suspend` removes those that are no longer asked for.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -22,14 +23,16 @@ from perdure.errors import (
 from perdure.model import limits
 from perdure.model.records import ChannelWait, HistoryEventType, Lease, Suspension, TimerWait
 from perdure.model.states import WAITING, WorkflowStatus
-from perdure.storage import channels, fences, wakeups
+from perdure.storage import channels, fences
 from perdure.storage.sql import room
-from perdure.storage.transactions import Transactions, prepared, together
+from perdure.storage.transactions import bounded, prepared, together
+from perdure.storage.wakeups import RESUMABLE, TIMER, Payload, Wakeups, first_of, resumable
 
 S = room("waits")
 TIMERS = room("timers")
 
 Wait = TimerWait | ChannelWait
+Wake = Callable[[str, str, Lease | None], Operation[str | None]]  # of an instance and a wait; gives the workflow's name
 
 _ON_TIMER, _ON_MESSAGE = WorkflowStatus.WAITING_FOR_TIMER, WorkflowStatus.WAITING_FOR_MESSAGE
 
@@ -55,7 +58,7 @@ def _holder(lease: Lease) -> Owner:
     return Owner(limits.name(lease.instance_id, "instance_id"), lease.worker_id, lease.token)
 
 
-class Waits(Transactions):
+class Waits(Wakeups):
     """Waiting, on several things at once."""
 
     async def suspend(self, lease: Lease, waits: Sequence[Wait]) -> Suspension:
@@ -76,11 +79,9 @@ class Waits(Transactions):
         if not given:
             return [work for work in works if isinstance(work, StorageError)]
         named = [wait.channel for wait in given if isinstance(wait, ChannelWait)]
-        return await self._announce(
-            wakeups.TIMER,
-            lambda notify: Work(lambda: _hinting(channels.locking(named, together(works)), notify)),
-            worth=lambda found: Suspension(True) in found,
-        )
+        work = Work(lambda: channels.locking(named, together(works)))
+        about = {"reason": "batch"}
+        return await self._announce(TIMER, work, lambda found: about if Suspension(True) in found else None)
 
     async def register_channel_receive_and_release_lock(
         self,
@@ -101,28 +102,55 @@ class Waits(Transactions):
         return await self._suspend(owner(instance_id, worker_id, lease), waits, alone=False)
 
     async def next_due_at(self) -> datetime | None:
-        """When the first timer or time-out of an own waiting instance is due, or was; None if there is none."""
+        """When the first timer, time-out or running lease of an own instance is or was due; None if there is none."""
         return await self._read(_next_due)
 
     async def _suspend(self, owner: Owner, waits: Sequence[Wait], *, alone: bool) -> Suspension:
-        def work(notify: bool) -> Work[Suspension]:
-            return self._suspending(owner, waits, alone=alone, notify=notify)
+        work = self._suspending(owner, waits, alone=alone)
+        if not any(isinstance(wait, TimerWait) or wait.timeout_at or wait.after is not None for wait in waits):
+            return await self._run(work)
+        timer = next((wait.timer_id for wait in waits if isinstance(wait, TimerWait)), None)
+        about = {"instance_id": owner.instance_id, "timer_id": timer}
+        return await self._announce(TIMER, work, lambda found: about if found.suspended else None)
 
-        if any(isinstance(wait, TimerWait) or wait.timeout_at or wait.after is not None for wait in waits):
-            return await self._announce(wakeups.TIMER, work, worth=lambda found: found.suspended)
-        return await self._run(work(False))
-
-    def _suspending(
-        self, owner: Owner, waits: Sequence[Wait], *, alone: bool, notify: bool = False
-    ) -> Work[Suspension]:
+    def _suspending(self, owner: Owner, waits: Sequence[Wait], *, alone: bool) -> Work[Suspension]:
         at_once = len(waits) == 1 and self._backend.driver.name == "postgresql"
-        operation = _at_once if at_once else _suspend
         return Work(
-            lambda: _announcing(operation(owner, waits, alone), owner, waits, notify),
-            single=at_once and not notify,
+            lambda: (_at_once if at_once else _suspend)(owner, waits, alone),
+            single=at_once,
             confirm=lambda: _suspended(owner),
             row=owner.instance_id,
         )
+
+    async def _wake(self, wake: Wake, key: tuple[str, str], lease: Lease | None, *, single: bool = False) -> bool:
+        """Wake an instance, and announce it unless its holder does it for itself."""
+        work = Work(lambda: wake(*key, lease), single=single, repeat=True)
+        say = None if lease else lambda name: _woken([key], [name])
+        return await self._announce(RESUMABLE, work, say) is not None
+
+    async def _wake_all(self, wake: Wake, keys: Sequence[tuple[str, str]]) -> list[bool]:
+        """Wake many in one commit, with one announcement."""
+        if not bounded(keys):
+            return []
+        work = Work(lambda: _each(wake, keys), repeat=True)
+        return [name is not None for name in await self._announce(RESUMABLE, work, lambda names: _woken(keys, names))]
+
+
+def _each(wake: Wake, keys: Sequence[tuple[str, str]]) -> Operation[list[str | None]]:
+    """Wake one after the other, in the order of their instances."""
+    names: list[str | None] = [None] * len(keys)
+    for position in sorted(range(len(keys)), key=lambda position: keys[position]):
+        names[position] = yield from wake(*keys[position], None)
+    return names
+
+
+def _woken(keys: Sequence[tuple[str, str]], names: Sequence[str | None]) -> Payload | None:
+    return first_of([resumable(key[0], name) for key, name in zip(keys, names, strict=True) if name is not None])
+
+
+def text(payload: Mapping[str, object]) -> str:
+    """An event's payload as it is stored."""
+    return json.dumps(payload, ensure_ascii=False)
 
 
 def checked(waits: Iterable[Wait]) -> list[Wait]:
@@ -167,34 +195,6 @@ def wake(
         leased=int(lease is not None),
     )
     return bool(recorded)
-
-
-def resumable(instance_id: str, workflow_name: str) -> Operation[None]:
-    """Notify that an instance can be resumed, with the keys of both of the family's readers."""
-    return wakeups.notify(
-        wakeups.RESUMABLE,
-        instance_id=instance_id,
-        workflow_name=workflow_name,
-        wf_id=instance_id,
-        wf_name=workflow_name,
-    )
-
-
-def _announcing(
-    operation: Operation[Suspension], owner: Owner, waits: Sequence[Wait], notify: bool
-) -> Operation[Suspension]:
-    found = yield from operation
-    timer = next((wait.timer_id for wait in waits if isinstance(wait, TimerWait)), None)
-    if notify and found.suspended:
-        yield from wakeups.notify(wakeups.TIMER, instance_id=owner.instance_id, timer_id=timer)
-    return found
-
-
-def _hinting(operation: Operation[list[Suspension | StorageError]], notify: bool) -> Operation[Any]:
-    found = yield from operation
-    if notify and Suspension(True) in found:
-        yield from wakeups.notify(wakeups.TIMER, reason="batch")
-    return found
 
 
 def _suspend(owner: Owner, waits: Sequence[Wait], alone: bool) -> Operation[Suspension]:

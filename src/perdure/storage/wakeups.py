@@ -1,13 +1,18 @@
 """Wake-ups: hints that there may be work, in the family's four notification channels."""
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TypeVar
 
-from perdure.database.operation import Operation
+from perdure.database.backends.base import Silent
+from perdure.database.operation import Operation, Work
+from perdure.errors import CommitUnknownError, StorageError
 from perdure.model.records import WakeUp
 from perdure.storage.sql import room
 from perdure.storage.transactions import Transactions
 
+T = TypeVar("T")
 S = room("wakeups")
 
 RESUMABLE = "workflow_resumable"
@@ -15,15 +20,67 @@ MESSAGE = "workflow_channel_message"
 OUTBOX = "workflow_outbox_pending"
 TIMER = "workflow_timer_expired"
 
+Payload = Mapping[str, object]
+Say = Callable[[T], Payload | None]
+
 
 class Wakeups(Transactions):
-    """Listening for work."""
+    """Listening for work, and telling of it."""
 
     def wakeups(self) -> AsyncIterator[WakeUp]:
         """Hints from this and other processes. Each may be lost or false: look, and look now and then anyway."""
         return self._backend.wakeups()
 
+    async def _announce(self, kind: str, work: Work[T], say: Say[T] | None) -> T:
+        """Run an operation after which there may be work for others, and tell them: at its commit, or soon after it.
 
-def notify(kind: str, **payload: object) -> Operation[None]:
-    """Notify with the running transaction; the payload has the keys that both of the family's readers want."""
-    yield S.notify(kind=kind, payload=json.dumps({key: value for key, value in payload.items() if value is not None}))
+        `say` has the payload for a result, with the keys that both of the family's readers want. None is for a result
+        that is not worth it: an attempt that came to nothing would wake its own like. Without `say` nothing is told.
+        """
+        notifier = self._backend.notifier
+        if say is None or isinstance(notifier, Silent):
+            return await self._run(work)
+        silent = not notifier.due(kind)
+        if not silent:
+            quiet = work.start
+            work = replace(work, start=lambda: _telling(quiet(), kind, say), single=False)
+        try:
+            result = await self._run(work)
+            silent = silent and say(result) is not None
+            return result
+        except StorageError as error:
+            silent = silent and isinstance(error, CommitUnknownError)
+            raise
+        finally:  # also when cancelled: it may have been committed all the same
+            if silent and self.in_transaction():
+                self.register_post_commit_callback(lambda: notifier.trail(kind))
+            elif silent:
+                notifier.trail(kind)
+
+
+def _telling(operation: Operation[T], kind: str, say: Say[T]) -> Operation[T]:
+    """The operation, and a notification in its transaction."""
+    result = yield from operation
+    payload = say(result)
+    if payload is not None:
+        known = {key: value for key, value in payload.items() if value is not None}
+        yield S.notify(kind=kind, payload=json.dumps(known, ensure_ascii=False))  # escapes could pass its 8,000 bytes
+    return result
+
+
+def first_of(payloads: Sequence[Payload]) -> Payload | None:
+    """What to say of several instances: the first, without its workflow, for those of the others may differ."""
+    if len(payloads) > 1:
+        return {**payloads[0], "workflow_name": None, "wf_name": None}
+    return payloads[0] if payloads else None
+
+
+def resumable(instance_id: str, workflow_name: str | None = None, reason: str | None = None) -> Payload:
+    """That an instance can be resumed or is over, and why; with the keys of both of the family's readers."""
+    return {
+        "instance_id": instance_id,
+        "workflow_name": workflow_name,
+        "wf_id": instance_id,
+        "wf_name": workflow_name,
+        "reason": reason,
+    }

@@ -118,7 +118,7 @@ class Writer:
     def _expire(self) -> None:
         """Once a second, while anybody waits: those who wait longest stand in front."""
         self._watch = None
-        for job in self._waiting:
+        for job in list(self._waiting):  # other loops may submit meanwhile
             if job.until > job.loop.time():
                 self._watch = job.loop.call_later(1, self._expire)
                 return

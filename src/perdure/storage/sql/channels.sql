@@ -5,29 +5,24 @@ INSERT INTO perdure_channels (channel) VALUES (:channel)
 
 -- mark
 -- The same, and note that there may be something to deliver.
-INSERT INTO perdure_channels (channel, dirty_at) VALUES (:channel, {now})
-{on_conflict_do_update(channel)} dirty_at = COALESCE(perdure_channels.dirty_at, {now})
+{mark}
 
 -- publish
 -- A message, its id drawn after the channel was locked: a lower one never appears after a higher one.
-INSERT INTO perdure_channels (channel, dirty_at) VALUES (:channel, {now})
-{on_conflict_do_update(channel)} dirty_at = COALESCE(perdure_channels.dirty_at, {now});
+{mark};
 INSERT INTO channel_messages (channel, message_id, data_type, data, data_binary, metadata, published_at, framework)
 VALUES (:channel, :message_id, :data_type, :data, :data_binary, :metadata, {now}, 'perdure') {returning(id)}
 
 -- publish [postgresql]
 -- Differs because a CTE makes it one round trip; the id is drawn for the row that the lock gives.
-WITH locked AS (
-  INSERT INTO perdure_channels (channel, dirty_at) VALUES (:channel, {now})
-  ON CONFLICT (channel) DO UPDATE SET dirty_at = COALESCE(perdure_channels.dirty_at, {now}) RETURNING channel)
+WITH locked AS ({mark} RETURNING channel)
 INSERT INTO channel_messages (channel, message_id, data_type, data, data_binary, metadata, published_at, framework)
 SELECT channel, :message_id, :data_type, :data, :data_binary::bytea, :metadata, {now}, 'perdure' FROM locked
 RETURNING id
 
 -- publish_once
 -- A message under its sender's key, stored unless the key is known. Until the message has its id, the key's is 0.
-INSERT INTO perdure_channels (channel, dirty_at) VALUES (:channel, {now})
-{on_conflict_do_update(channel)} dirty_at = COALESCE(perdure_channels.dirty_at, {now});
+{mark};
 INSERT INTO perdure_message_keys (source, message_id, id, created_at) VALUES (:source, :key, 0, {now})
 {on_conflict_do_nothing(source, message_id)};
 INSERT INTO channel_messages (channel, message_id, data_type, data, data_binary, metadata, published_at, framework)
@@ -39,9 +34,7 @@ SELECT id FROM perdure_message_keys WHERE source = :source AND message_id = :key
 
 -- publish_once [postgresql]
 -- Differs because a CTE makes it one round trip. Gives nothing if somebody else stored the key meanwhile.
-WITH locked AS (
-  INSERT INTO perdure_channels (channel, dirty_at) VALUES (:channel, {now})
-  ON CONFLICT (channel) DO UPDATE SET dirty_at = COALESCE(perdure_channels.dirty_at, {now}) RETURNING channel),
+WITH locked AS ({mark} RETURNING channel),
 known AS (SELECT id FROM perdure_message_keys WHERE source = :source AND message_id = :key),
 named AS (SELECT id FROM channel_messages WHERE message_id = :message_id),
 fresh AS (
@@ -82,11 +75,7 @@ SELECT id, channel, message_id, data_type, data, data_binary, metadata, publishe
 
 -- subscription
 -- One subscription, with the further of its two cursors.
-SELECT s.instance_id, s.channel, s.mode, s.activity_id,
-       {greatest(COALESCE(s.cursor_message_id, 0), COALESCE(
-         (SELECT c.last_delivered_id FROM channel_delivery_cursors c
-           WHERE c.channel = s.channel AND c.instance_id = s.instance_id), 0))},
-       s.timeout_at, s.id, s.subscribed_at
+SELECT s.instance_id, s.channel, s.mode, s.activity_id, {cursor}, s.timeout_at, s.id, s.subscribed_at
   FROM channel_subscriptions s WHERE s.instance_id = :instance_id AND s.channel = :channel
 
 -- modes
@@ -159,9 +148,7 @@ SELECT id, message_id, channel, published_at FROM channel_messages
 
 -- needs
 -- How far the slowest live subscriber of each mode has come.
-SELECT s.mode, MIN({greatest(COALESCE(s.cursor_message_id, 0), COALESCE(
-                     (SELECT c.last_delivered_id FROM channel_delivery_cursors c
-                       WHERE c.channel = s.channel AND c.instance_id = s.instance_id), 0))})
+SELECT s.mode, MIN({cursor})
   FROM channel_subscriptions s {index(idx_subscriptions_waiting)}
  WHERE s.channel = :channel
    AND (SELECT i.finished_at FROM workflow_instances i WHERE i.instance_id = s.instance_id) IS NULL

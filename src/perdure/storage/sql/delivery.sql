@@ -1,14 +1,9 @@
 -- waiting
 -- Who waits on a channel, whatever its framework.
-SELECT s.instance_id, s.channel, s.mode, s.activity_id,
-       {greatest(COALESCE(s.cursor_message_id, 0), COALESCE(
-         (SELECT c.last_delivered_id FROM channel_delivery_cursors c
-           WHERE c.channel = s.channel AND c.instance_id = s.instance_id), 0))},
-       s.timeout_at, s.id, s.subscribed_at
+SELECT s.instance_id, s.channel, s.mode, s.activity_id, {cursor}, s.timeout_at, s.id, s.subscribed_at
   FROM channel_subscriptions s {index(idx_subscriptions_waiting)}
  WHERE s.channel = :channel AND s.mode IN ('broadcast', 'competing') AND s.activity_id IS NOT NULL
-   AND (SELECT i.status FROM workflow_instances i WHERE i.instance_id = s.instance_id)
-       IN ('waiting_for_event', 'waiting_for_timer', 'waiting_for_message')
+   AND {waits(s)}
  ORDER BY s.id LIMIT :limit
 
 -- expired
@@ -17,8 +12,7 @@ SELECT s.instance_id, s.channel, s.mode, s.activity_id, COALESCE(s.cursor_messag
        s.subscribed_at
   FROM channel_subscriptions s {index(idx_subscriptions_due)}
  WHERE s.framework = 'perdure' AND s.timeout_at <= {now} AND s.activity_id IS NOT NULL
-   AND (SELECT i.status FROM workflow_instances i WHERE i.instance_id = s.instance_id)
-       IN ('waiting_for_event', 'waiting_for_timer', 'waiting_for_message')
+   AND {waits(s)}
  ORDER BY s.timeout_at, s.id LIMIT :limit
 
 -- due
@@ -26,11 +20,7 @@ SELECT s.instance_id, s.channel, s.mode, s.activity_id, COALESCE(s.cursor_messag
 SELECT i.workflow_name, s.activity_id, s.timeout_at
   FROM channel_subscriptions s JOIN workflow_instances i ON i.instance_id = s.instance_id
  WHERE s.instance_id = :instance_id AND s.channel = :channel AND s.framework = 'perdure' AND s.timeout_at <= {now}
-   AND s.activity_id IS NOT NULL
-   AND (i.lock_token = :token
-          AND i.status IN ('running', 'waiting_for_event', 'waiting_for_timer', 'waiting_for_message')
-        OR :token IS NULL AND i.status IN ('waiting_for_event', 'waiting_for_timer', 'waiting_for_message')
-           AND (i.locked_by IS NULL OR i.lock_expires_at <= {now}))
+   AND s.activity_id IS NOT NULL AND {may_wake}
 {skip_locked}
 
 -- target
@@ -39,15 +29,10 @@ SELECT i.workflow_name, COALESCE(:activity_id, s.activity_id), s.mode, m.id, m.d
        m.metadata, m.published_at
   FROM workflow_instances i JOIN channel_subscriptions s ON s.instance_id = i.instance_id AND s.channel = :channel
        JOIN channel_messages m ON m.channel = s.channel
-        AND m.id > CASE s.mode WHEN 'competing' THEN 0 ELSE {greatest(COALESCE(s.cursor_message_id, 0), COALESCE(
-              (SELECT c.last_delivered_id FROM channel_delivery_cursors c
-                WHERE c.channel = s.channel AND c.instance_id = s.instance_id), 0))} END
+        AND m.id > CASE s.mode WHEN 'competing' THEN 0 ELSE {cursor} END
  WHERE i.instance_id = :instance_id AND COALESCE(:activity_id, s.activity_id) IS NOT NULL
    AND (s.mode = 'broadcast' OR NOT EXISTS (SELECT 1 FROM channel_message_claims k WHERE k.message_id = m.message_id))
-   AND (i.lock_token = :token
-          AND i.status IN ('running', 'waiting_for_event', 'waiting_for_timer', 'waiting_for_message')
-        OR :token IS NULL AND i.status IN ('waiting_for_event', 'waiting_for_timer', 'waiting_for_message')
-           AND (i.locked_by IS NULL OR i.lock_expires_at <= {now}))
+   AND {may_wake}
  ORDER BY m.id LIMIT 1
 
 -- deliver
@@ -55,16 +40,10 @@ SELECT i.workflow_name, COALESCE(:activity_id, s.activity_id), s.mode, m.id, m.d
 -- competing channel goes to whoever locks it first. Only the servers have it, to save round trips.
 WITH target AS (
   SELECT i.instance_id, i.workflow_name, s.id AS subscription_id, s.mode,
-         COALESCE(:activity_id, s.activity_id) AS activity_id,
-         GREATEST(COALESCE(s.cursor_message_id, 0), COALESCE(
-           (SELECT c.last_delivered_id FROM channel_delivery_cursors c
-             WHERE c.channel = s.channel AND c.instance_id = s.instance_id), 0)) AS after_id
+         COALESCE(:activity_id, s.activity_id) AS activity_id, {cursor} AS after_id
     FROM workflow_instances i JOIN channel_subscriptions s ON s.instance_id = i.instance_id AND s.channel = :channel
    WHERE i.instance_id = :instance_id AND COALESCE(:activity_id, s.activity_id) IS NOT NULL
-     AND (i.lock_token = :token
-            AND i.status IN ('running', 'waiting_for_event', 'waiting_for_timer', 'waiting_for_message')
-          OR :token IS NULL AND i.status IN ('waiting_for_event', 'waiting_for_timer', 'waiting_for_message')
-             AND (i.locked_by IS NULL OR i.lock_expires_at <= {now}))
+     AND {may_wake}
   FOR UPDATE SKIP LOCKED),
 message AS (
   SELECT t.*, m.* FROM target t CROSS JOIN LATERAL (
@@ -77,8 +56,7 @@ message AS (
        AND (SELECT k.message_id FROM channel_message_claims k WHERE k.message_id = q.message_id) IS NULL
      ORDER BY id LIMIT 1 FOR UPDATE SKIP LOCKED) m),
 event AS (
-  INSERT INTO workflow_history
-         (instance_id, activity_id, event_type, data_type, event_data, event_data_binary, created_at)
+  {insert_event}
   SELECT instance_id, activity_id, 'ChannelMessageReceived', data_type,
          concat('{"id": ', id, ', "channel": ', :name::text, ', "channel_name": ', :name::text,
                 ', "data": ', COALESCE(data, 'null'), ', "metadata": ', COALESCE(metadata, '{}'),
@@ -112,17 +90,11 @@ SELECT workflow_name, activity_id, id, (SELECT count(*) FROM event) FROM message
 -- deliver [mysql]
 -- Differs because a CTE cannot write: variables of the session carry what was found from part to part, in one packet.
 SET @mode = NULL, @message = NULL;
-SELECT i.workflow_name, COALESCE(:activity_id, s.activity_id), s.mode,
-       GREATEST(COALESCE(s.cursor_message_id, 0), COALESCE(
-         (SELECT c.last_delivered_id FROM channel_delivery_cursors c
-           WHERE c.channel = s.channel AND c.instance_id = s.instance_id), 0))
+SELECT i.workflow_name, COALESCE(:activity_id, s.activity_id), s.mode, {cursor}
   INTO @workflow, @activity, @mode, @after
   FROM workflow_instances i JOIN channel_subscriptions s ON s.instance_id = i.instance_id AND s.channel = :channel
  WHERE i.instance_id = :instance_id AND COALESCE(:activity_id, s.activity_id) IS NOT NULL
-   AND (i.lock_token = :token
-          AND i.status IN ('running', 'waiting_for_event', 'waiting_for_timer', 'waiting_for_message')
-        OR :token IS NULL AND i.status IN ('waiting_for_event', 'waiting_for_timer', 'waiting_for_message')
-           AND (i.locked_by IS NULL OR i.lock_expires_at <= {now}))
+   AND {may_wake}
    FOR UPDATE SKIP LOCKED;
 SELECT id INTO @message FROM channel_messages {index(idx_channel_messages_order)}
  WHERE @mode = 'broadcast' AND channel = :channel AND id > @after ORDER BY channel, id LIMIT 1;
@@ -130,8 +102,7 @@ SELECT m.id INTO @message FROM channel_messages m {index(idx_channel_messages_or
  WHERE @mode = 'competing' AND m.channel = :channel
    AND (SELECT k.message_id FROM channel_message_claims k WHERE k.message_id = m.message_id) IS NULL
  ORDER BY m.channel, m.id LIMIT 1 FOR UPDATE SKIP LOCKED;
-INSERT INTO workflow_history
-       (instance_id, activity_id, event_type, data_type, event_data, event_data_binary, created_at)
+{insert_event}
 SELECT :instance_id, @activity, 'ChannelMessageReceived', m.data_type,
        CONCAT('{"id": ', m.id, ', "channel": ', :name, ', "channel_name": ', :name,
               ', "data": ', COALESCE(m.data, 'null'), ', "metadata": ', COALESCE(m.metadata, '{}'),
@@ -164,36 +135,21 @@ SELECT channel FROM perdure_channels WHERE dirty_at IS NOT NULL ORDER BY dirty_a
 
 -- behind
 -- Free subscribers that wait while a message of their broadcast channel is pending.
--- Here and below, the order names the channel too: MySQL would else sort all of it to find the last of its messages.
 SELECT s.channel, s.instance_id FROM channel_subscriptions s {index(idx_subscriptions_waiting)}
  WHERE s.channel {any(:channels)} AND s.mode = 'broadcast' AND s.activity_id IS NOT NULL
-   AND (SELECT CASE WHEN i.locked_by IS NULL OR i.lock_expires_at <= {now} THEN i.status END
-          FROM workflow_instances i WHERE i.instance_id = s.instance_id)
-       IN ('waiting_for_event', 'waiting_for_timer', 'waiting_for_message')
-   AND (SELECT m.id FROM channel_messages m {index(idx_channel_messages_order)}
-         WHERE m.channel = s.channel ORDER BY m.channel DESC, m.id DESC LIMIT 1)
-       > {greatest(COALESCE(s.cursor_message_id, 0), COALESCE(
-           (SELECT c.last_delivered_id FROM channel_delivery_cursors c
-             WHERE c.channel = s.channel AND c.instance_id = s.instance_id), 0))}
+   AND {waits_free(s)}
+   AND {newest(s)} > {cursor}
  LIMIT :limit
 
 -- backlog
 -- Which of these channels have a message that nobody has claimed.
-SELECT p.channel FROM perdure_channels p
- WHERE p.channel {any(:channels)}
-   AND (SELECT m.id FROM channel_messages m {index(idx_channel_messages_order)}
-         WHERE m.channel = p.channel
-           AND (SELECT k.message_id FROM channel_message_claims k WHERE k.message_id = m.message_id) IS NULL
-         ORDER BY m.channel, m.id LIMIT 1) IS NOT NULL
+SELECT p.channel FROM perdure_channels p WHERE p.channel {any(:channels)} AND {unclaimed(p)} IS NOT NULL
 
 -- idle
 -- Free subscribers that wait on competing channels.
 SELECT s.channel, s.instance_id FROM channel_subscriptions s {index(idx_subscriptions_waiting)}
  WHERE s.channel {any(:channels)} AND s.mode = 'competing' AND s.activity_id IS NOT NULL
-   AND (SELECT CASE WHEN i.locked_by IS NULL OR i.lock_expires_at <= {now} THEN i.status END
-          FROM workflow_instances i WHERE i.instance_id = s.instance_id)
-       IN ('waiting_for_event', 'waiting_for_timer', 'waiting_for_message')
- LIMIT :limit
+   AND {waits_free(s)} LIMIT :limit
 
 -- seize
 -- Which of these channels nobody is publishing to; they are locked, so nobody can.
@@ -205,23 +161,12 @@ SELECT p.channel FROM perdure_channels p
  WHERE p.channel {any(:channels)} AND (
        (SELECT s.id FROM channel_subscriptions s {index(idx_subscriptions_waiting)}
          WHERE s.channel = p.channel AND s.mode = 'broadcast' AND s.activity_id IS NOT NULL
-           AND (SELECT i.status FROM workflow_instances i WHERE i.instance_id = s.instance_id)
-               IN ('waiting_for_event', 'waiting_for_timer', 'waiting_for_message')
-           AND (SELECT m.id FROM channel_messages m {index(idx_channel_messages_order)}
-                 WHERE m.channel = s.channel ORDER BY m.channel DESC, m.id DESC LIMIT 1)
-               > {greatest(COALESCE(s.cursor_message_id, 0), COALESCE(
-                   (SELECT c.last_delivered_id FROM channel_delivery_cursors c
-                     WHERE c.channel = s.channel AND c.instance_id = s.instance_id), 0))}
-         LIMIT 1) IS NOT NULL
+           AND {waits(s)}
+           AND {newest(s)} > {cursor} LIMIT 1) IS NOT NULL
     OR (SELECT s.id FROM channel_subscriptions s {index(idx_subscriptions_waiting)}
          WHERE s.channel = p.channel AND s.mode = 'competing' AND s.activity_id IS NOT NULL
-           AND (SELECT i.status FROM workflow_instances i WHERE i.instance_id = s.instance_id)
-               IN ('waiting_for_event', 'waiting_for_timer', 'waiting_for_message')
-         LIMIT 1) IS NOT NULL
-       AND (SELECT m.id FROM channel_messages m {index(idx_channel_messages_order)}
-             WHERE m.channel = p.channel
-               AND (SELECT k.message_id FROM channel_message_claims k WHERE k.message_id = m.message_id) IS NULL
-             ORDER BY m.channel, m.id LIMIT 1) IS NOT NULL)
+           AND {waits(s)} LIMIT 1) IS NOT NULL
+       AND {unclaimed(p)} IS NOT NULL)
 
 -- clean
 -- These channels have nothing to deliver.

@@ -3,8 +3,7 @@
 -- because a takeover in flight slips past a read.
 UPDATE workflow_instances SET updated_at = {now}, current_activity_id = :activity_id
  WHERE instance_id = :instance_id AND (lock_token = :token AND locked_by = :worker_id OR :token IS NULL);
-INSERT INTO workflow_history
-       (instance_id, activity_id, event_type, data_type, event_data, event_data_binary, created_at)
+{insert_event}
 SELECT instance_id, :activity_id, :event_type, :data_type, :event_data, :event_data_binary,
        COALESCE(:created_at, {now})
   FROM workflow_instances
@@ -29,8 +28,7 @@ WITH fence AS (
    WHERE instance_id = :instance_id AND (lock_token = :token AND locked_by = :worker_id OR :token IS NULL)
   RETURNING instance_id),
 event AS (
-  INSERT INTO workflow_history
-         (instance_id, activity_id, event_type, data_type, event_data, event_data_binary, created_at)
+  {insert_event}
   SELECT instance_id, :activity_id, :event_type::text, :data_type::text, :event_data::text,
          :event_data_binary::bytea, COALESCE(:created_at::timestamp, {now})
     FROM fence
@@ -51,8 +49,7 @@ fence AS (
    WHERE i.instance_id = newest.instance_id AND i.lock_token = newest.token AND i.locked_by = newest.worker_id
   RETURNING i.instance_id),
 event AS (
-  INSERT INTO workflow_history
-         (instance_id, activity_id, event_type, data_type, event_data, event_data_binary, created_at)
+  {insert_event}
   SELECT instance_id, activity_id, event_type, data_type, event_data, event_data_binary, COALESCE(created_at, {now})
     FROM item JOIN fence USING (instance_id) ORDER BY position
   ON CONFLICT (instance_id, activity_id) DO NOTHING RETURNING id, instance_id, activity_id)
@@ -62,8 +59,7 @@ SELECT event.id, fence.instance_id IS NOT NULL
 -- append_many [sqlite]
 -- Differs because nothing is saved by one statement: a part that writes runs once an item, in the driver's own loop.
 -- Before it comes fence_many.
-INSERT INTO workflow_history
-       (instance_id, activity_id, event_type, data_type, event_data, event_data_binary, created_at)
+{insert_event}
 VALUES (:instance_id, :activity_id, :event_type, :data_type, :event_data, :event_data_binary, {now})
 {on_conflict_do_nothing(instance_id, activity_id)};
 SELECT last_insert_rowid()
@@ -75,8 +71,7 @@ SET @now = {now};
 UPDATE workflow_instances
    SET updated_at = @now, current_activity_id = ELT(FIELD(instance_id, :instance_ids), :newest_ids)
  WHERE instance_id IN (:instance_ids);
-INSERT INTO workflow_history
-       (instance_id, activity_id, event_type, data_type, event_data, event_data_binary, created_at)
+{insert_event}
 VALUES :events {on_conflict_do_nothing()};
 SELECT id, instance_id, activity_id FROM workflow_history WHERE (instance_id, activity_id) IN (:keys)
 
@@ -100,6 +95,14 @@ SELECT id, event_type, data_type, event_data, event_data_binary FROM workflow_hi
 SELECT id, instance_id, activity_id, event_type, data_type, event_data, event_data_binary, created_at
   FROM workflow_history {index(idx_history_order)}
  WHERE instance_id = :instance_id AND id > :after_id ORDER BY id LIMIT :limit
+
+-- last
+-- The newest event of a type: back from the end, as far as need be. A range of one instance, in the order of both
+-- columns, because PostgreSQL would else go back along everybody's ids, and SQLite sort all of the history.
+SELECT id, instance_id, activity_id, event_type, data_type, event_data, event_data_binary, created_at
+  FROM workflow_history {index(idx_history_order)}
+ WHERE instance_id BETWEEN :instance_id AND :instance_id AND event_type = :event_type
+ ORDER BY instance_id DESC, id DESC LIMIT 1
 
 -- count
 -- How many events an instance has.

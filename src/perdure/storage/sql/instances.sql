@@ -39,10 +39,11 @@ RETURNING lock_expires_at
 
 -- get
 -- Every field of one instance.
-SELECT instance_id, workflow_name, input_data, framework, status, output_data, current_activity_id, source_hash,
-       owner_service, continued_from, locked_by, locked_at, lock_timeout_seconds, lock_expires_at, lock_token,
-       started_at, updated_at
-  FROM workflow_instances WHERE instance_id = :instance_id
+SELECT {instance} FROM workflow_instances WHERE instance_id = :instance_id
+
+-- get_many
+-- The same of many.
+SELECT {instance} FROM workflow_instances WHERE instance_id {any(:ids)}
 
 -- move
 -- A move between states that are not final.
@@ -103,14 +104,16 @@ UPDATE channel_subscriptions SET activity_id = NULL, timeout_at = NULL
 
 -- resumable
 -- Own instances that a worker may take now, the longest waiting first.
-SELECT instance_id, workflow_name, claimable_at FROM workflow_instances {index(idx_instances_claimable)}
+SELECT instance_id, workflow_name, claimable_at, locked_by, locked_at
+  FROM workflow_instances {index(idx_instances_claimable)}
  WHERE framework = 'perdure' AND claimable_at <= {now}
  ORDER BY claimable_at, {ordinal(instance_id)} LIMIT :limit
 
 -- resumable_named
 -- The same for one workflow name; for several, one branch each, so that unknown names are never read.
 SELECT * FROM (
-  SELECT instance_id, workflow_name, claimable_at FROM workflow_instances {index(idx_instances_claimable_name)}
+  SELECT instance_id, workflow_name, claimable_at, locked_by, locked_at
+    FROM workflow_instances {index(idx_instances_claimable_name)}
    WHERE framework = 'perdure' AND workflow_name = :workflow_name AND claimable_at <= {now}
    ORDER BY claimable_at, {ordinal(instance_id)} LIMIT :limit) branch
 

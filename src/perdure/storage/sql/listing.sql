@@ -1,8 +1,6 @@
 -- select
 -- A page of instances, newest first, is this, one of the next two, the conditions asked for, and `order`.
-SELECT instance_id, workflow_name, input_data, framework, status, output_data, current_activity_id, source_hash,
-       owner_service, continued_from, locked_by, {utc(locked_at)}, lock_timeout_seconds, {utc(lock_expires_at)},
-       lock_token, {utc(started_at)}, {utc(updated_at)}
+SELECT {instance}
 
 -- in_any_state
 -- Of one framework, whose index has them in order. It is named because MariaDB would read from the newest on down to a

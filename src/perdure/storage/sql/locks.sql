@@ -3,35 +3,48 @@
 UPDATE workflow_instances
    SET locked_by = :worker_id, locked_at = {now}, lock_token = lock_token + 1,
        lock_expires_at = {after(COALESCE(lock_timeout_seconds, :timeout_sec))}
- WHERE instance_id = :instance_id AND (locked_by IS NULL OR lock_expires_at <= {now})
-   AND status NOT IN ('completed', 'failed', 'cancelled', 'recurred')
-{returning(lock_token, lock_expires_at)}
+ WHERE instance_id = :instance_id AND {takeable} {returning(instance_id, lock_token, lock_expires_at)}
 
 -- acquire [postgresql]
--- Differs because SKIP LOCKED goes with a SELECT only.
+-- Differs because SKIP LOCKED goes with a SELECT only, and because it takes as many as there are.
 WITH free AS (
-  SELECT instance_id FROM workflow_instances
-   WHERE instance_id = :instance_id AND (locked_by IS NULL OR lock_expires_at <= {now})
-     AND status NOT IN ('completed', 'failed', 'cancelled', 'recurred')
-  FOR UPDATE SKIP LOCKED)
+  SELECT instance_id FROM workflow_instances WHERE instance_id {any(:ids)} AND {takeable} FOR UPDATE SKIP LOCKED)
 UPDATE workflow_instances i
    SET locked_by = :worker_id, locked_at = {now}, lock_token = i.lock_token + 1,
        lock_expires_at = {after(COALESCE(i.lock_timeout_seconds, :timeout_sec::float8))}
   FROM free WHERE i.instance_id = free.instance_id
-RETURNING i.lock_token, i.lock_expires_at
+RETURNING i.instance_id, i.lock_token, i.lock_expires_at
 
 -- acquire [mysql]
 -- Differs because MySQL has no RETURNING, and merges a derived table without LIMIT, which would wait for the row.
 -- The family's column has ON UPDATE, which ours must not follow: on one database only, and not by the clock we judge by.
 UPDATE workflow_instances i
   JOIN (SELECT instance_id FROM workflow_instances
-         WHERE instance_id = :instance_id AND (locked_by IS NULL OR lock_expires_at <= {now})
-           AND status NOT IN ('completed', 'failed', 'cancelled', 'recurred')
-         LIMIT 1 FOR UPDATE SKIP LOCKED) free ON free.instance_id = i.instance_id
+         WHERE instance_id = :instance_id AND {takeable} LIMIT 1 FOR UPDATE SKIP LOCKED) free
+    ON free.instance_id = i.instance_id
    SET i.locked_by = :worker_id, i.locked_at = {now}, i.lock_token = i.lock_token + 1,
        i.lock_expires_at = {after(COALESCE(i.lock_timeout_seconds, :timeout_sec))},
        i.updated_at = i.updated_at;
-SELECT lock_token, lock_expires_at FROM workflow_instances WHERE instance_id = :instance_id
+SELECT instance_id, lock_token, lock_expires_at FROM workflow_instances WHERE instance_id = :instance_id
+
+-- free
+-- The instances that can be taken, locked. Only MySQL needs it, for many: it would not tell which it took.
+SELECT instance_id FROM workflow_instances WHERE instance_id {any(:ids)} AND {takeable} {skip_locked}
+
+-- take
+-- Take those of these leases that are free; PostgreSQL's `acquire` does.
+UPDATE workflow_instances
+   SET locked_by = :worker_id, locked_at = {now}, lock_token = lock_token + 1,
+       lock_expires_at = {after(COALESCE(lock_timeout_seconds, :timeout_sec))}
+ WHERE instance_id {any(:ids)} AND {takeable} {returning(instance_id, lock_token, lock_expires_at)}
+
+-- take [mysql]
+-- Differs because there is no RETURNING: these are free, and locked by this transaction.
+UPDATE workflow_instances
+   SET locked_by = :worker_id, locked_at = {now}, lock_token = lock_token + 1,
+       lock_expires_at = {after(COALESCE(lock_timeout_seconds, :timeout_sec))}, updated_at = updated_at
+ WHERE instance_id {any(:ids)};
+SELECT instance_id, lock_token, lock_expires_at FROM workflow_instances WHERE instance_id {any(:ids)}
 
 -- release
 -- Only by its holder; with a token, only that lease.

@@ -9,8 +9,7 @@ SELECT i.instance_id, :timer_id, COALESCE(:at, {after(:after_sec)}), :activity_i
 SELECT t.instance_id, t.timer_id, t.expires_at, t.activity_id, t.id, t.created_at
   FROM workflow_timer_subscriptions t {index(idx_timers_due)}
  WHERE t.framework = 'perdure' AND t.expires_at <= {now}
-   AND (SELECT i.status FROM workflow_instances i WHERE i.instance_id = t.instance_id)
-       IN ('waiting_for_event', 'waiting_for_timer', 'waiting_for_message')
+   AND {waits(t)}
  ORDER BY t.expires_at, t.id LIMIT :limit
 
 -- remove
@@ -22,10 +21,7 @@ DELETE FROM workflow_timer_subscriptions WHERE instance_id = :instance_id AND ti
 SELECT i.workflow_name, COALESCE(t.activity_id, t.timer_id), t.expires_at
   FROM workflow_timer_subscriptions t JOIN workflow_instances i ON i.instance_id = t.instance_id
  WHERE t.instance_id = :instance_id AND t.timer_id = :timer_id AND t.framework = 'perdure' AND t.expires_at <= {now}
-   AND (i.lock_token = :token
-          AND i.status IN ('running', 'waiting_for_event', 'waiting_for_timer', 'waiting_for_message')
-        OR :token IS NULL AND i.status IN ('waiting_for_event', 'waiting_for_timer', 'waiting_for_message')
-           AND (i.locked_by IS NULL OR i.lock_expires_at <= {now}))
+   AND {may_wake}
 {skip_locked}
 
 -- fire

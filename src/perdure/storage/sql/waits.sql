@@ -17,18 +17,8 @@ SELECT CASE WHEN COALESCE((SELECT t.expires_at FROM workflow_timer_subscriptions
 -- subscribed.
 SELECT CASE WHEN COALESCE(CASE WHEN s.activity_id = :activity_id THEN s.timeout_at END, :at,
                           {after(:after_sec)}) <= {now}
-              OR s.mode = 'broadcast'
-                 AND (SELECT m.id FROM channel_messages m {index(idx_channel_messages_order)}
-                       WHERE m.channel = s.channel ORDER BY m.channel DESC, m.id DESC LIMIT 1)
-                     > {greatest(COALESCE(s.cursor_message_id, 0), COALESCE(
-                         (SELECT c.last_delivered_id FROM channel_delivery_cursors c
-                           WHERE c.channel = s.channel AND c.instance_id = s.instance_id), 0))}
-              OR s.mode = 'competing'
-                 AND (SELECT m.id FROM channel_messages m {index(idx_channel_messages_order)}
-                       WHERE m.channel = s.channel
-                         AND (SELECT k.message_id FROM channel_message_claims k WHERE k.message_id = m.message_id)
-                             IS NULL
-                       ORDER BY m.channel, m.id LIMIT 1) IS NOT NULL
+              OR s.mode = 'broadcast' AND {newest(s)} > {cursor}
+              OR s.mode = 'competing' AND {unclaimed(s)} IS NOT NULL
             THEN 1 ELSE 0 END
   FROM channel_subscriptions s WHERE s.instance_id = :instance_id AND s.channel = :channel
 
@@ -95,17 +85,7 @@ WITH parked AS (
      AND s.instance_id = i.instance_id AND s.channel = :channel
      AND COALESCE(CASE WHEN s.activity_id = :activity_id THEN s.timeout_at END, :at, {after(:after_sec)},
                   'infinity') > {now}
-     AND CASE s.mode WHEN 'broadcast' THEN
-           COALESCE((SELECT m.id FROM channel_messages m WHERE m.channel = s.channel
-                      ORDER BY m.channel DESC, m.id DESC LIMIT 1), 0)
-           <= GREATEST(COALESCE(s.cursor_message_id, 0), COALESCE(
-                (SELECT c.last_delivered_id FROM channel_delivery_cursors c
-                  WHERE c.channel = s.channel AND c.instance_id = s.instance_id), 0))
-         ELSE
-           (SELECT m.id FROM channel_messages m
-             WHERE m.channel = s.channel
-               AND (SELECT k.message_id FROM channel_message_claims k WHERE k.message_id = m.message_id) IS NULL
-             ORDER BY m.channel, m.id LIMIT 1) IS NULL END
+     AND CASE s.mode WHEN 'broadcast' THEN COALESCE({newest(s)}, 0) <= {cursor} ELSE {unclaimed(s)} IS NULL END
   RETURNING i.instance_id),
 wait AS (
   UPDATE channel_subscriptions s
@@ -121,8 +101,7 @@ SELECT count(*) FROM parked
 
 -- wake
 -- Record why an instance wakes, and set it running. A lease that the caller has stays; else the token grows.
-INSERT INTO workflow_history
-       (instance_id, activity_id, event_type, data_type, event_data, event_data_binary, created_at)
+{insert_event}
 VALUES (:instance_id, :activity_id, :event_type, :data_type, :event_data, :event_data_binary, {now})
 {on_conflict_do_nothing(instance_id, activity_id)};
 UPDATE workflow_instances
@@ -134,14 +113,11 @@ UPDATE workflow_instances
  WHERE instance_id = :instance_id
 
 -- next_due
--- The first timer and the first time-out of own waiting instances.
+-- The first timer and the first time-out of own waiting instances, and the first lease of others to run out.
 SELECT (SELECT t.expires_at FROM workflow_timer_subscriptions t {index(idx_timers_due)}
-         WHERE t.framework = 'perdure'
-           AND (SELECT i.status FROM workflow_instances i WHERE i.instance_id = t.instance_id)
-               IN ('waiting_for_event', 'waiting_for_timer', 'waiting_for_message')
-         ORDER BY t.expires_at LIMIT 1),
+         WHERE t.framework = 'perdure' AND {waits(t)} ORDER BY t.expires_at LIMIT 1),
        (SELECT s.timeout_at FROM channel_subscriptions s {index(idx_subscriptions_due)}
          WHERE s.framework = 'perdure' AND s.timeout_at IS NOT NULL AND s.activity_id IS NOT NULL
-           AND (SELECT i.status FROM workflow_instances i WHERE i.instance_id = s.instance_id)
-               IN ('waiting_for_event', 'waiting_for_timer', 'waiting_for_message')
-         ORDER BY s.timeout_at LIMIT 1)
+           AND {waits(s)} ORDER BY s.timeout_at LIMIT 1),
+       (SELECT claimable_at FROM workflow_instances {index(idx_instances_claimable)}
+         WHERE framework = 'perdure' AND claimable_at > {now} ORDER BY claimable_at LIMIT 1)

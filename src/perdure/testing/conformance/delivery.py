@@ -355,6 +355,28 @@ async def test_a_wait_that_nothing_came_for_ends_once(storage: Rooms) -> None:
     assert await delivered(storage) == []
 
 
+async def test_many_waits_end_in_one_commit(storage: Rooms) -> None:
+    for n in range(3):
+        await listening(storage, f"i-{n}", after=timedelta(seconds=5))
+    await listening(storage, "later", after=timedelta(seconds=60))
+    shift(storage, 6)
+    assert await storage.try_acquire_lock("i-1", "w2", 30) is not None
+    waits = [("i-2", "c"), ("later", "c"), ("i-1", "c"), ("i-0", "c"), ("i-0", "d"), ("nobody", "c"), ("i-2", "c")]
+    with pytest.raises(ZeroDivisionError):
+        async with storage.transaction():
+            assert sum(await storage.expire_channel_waits(waits)) == 2
+            _ = 1 / 0
+    assert await storage.get_history_count("i-0") == 0
+    assert await storage.expire_channel_waits(waits) == [True, False, False, True, False, False, False]
+    for instance_id in ("i-0", "i-2"):
+        assert await recorded(storage, instance_id) == [("r:1", "MessageTimeout")]
+        assert await status(storage, instance_id) is WorkflowStatus.RUNNING
+    assert await storage.expire_channel_waits([]) == []
+    for bad in ([("i-0", " c")], [("i-0", "c")] * 1001):
+        with pytest.raises(LimitError):
+            await storage.expire_channel_waits(bad)
+
+
 async def test_expired_waits_are_listed_oldest_first(storage: Rooms) -> None:
     for n, seconds in enumerate([9, 5, 7, 20]):
         await listening(storage, f"i-{n}", after=timedelta(seconds=seconds))

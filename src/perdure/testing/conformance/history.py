@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from perdure.errors import HistoryConflictError, InstanceNotFoundError, LeaseLostError, LimitError, StorageError
-from perdure.model.records import HistoryEvent, Lease
+from perdure.model.records import HistoryEvent, HistoryEventType, Lease
 from perdure.storage.history import HistoryIterator, HistoryIteratorOptions
 from perdure.storage.stores import Rooms
 from perdure.testing.conformance.tools import leased, new, shift
@@ -228,3 +228,27 @@ async def test_a_batch_may_be_large(storage: Rooms) -> None:
 
 async def test_an_empty_batch_is_nothing(storage: Rooms) -> None:
     assert await storage.append_histories([]) == []
+
+
+async def test_the_newest_event_of_a_kind(storage: Rooms) -> None:
+    lease = await leased(storage, "i-1")
+    await leased(storage, "i-2")
+    for n, kind in enumerate(["EventReceived", "ActivityCompleted", "EventReceived", "TimerExpired"]):
+        event = HistoryEvent("i-1", f"s:{n}", kind, b'{"n": %d}' % n)
+        await storage.append_history(event, lease=lease)
+    await storage.append_history(
+        HistoryEvent("i-2", "s:9", "EventReceived", event_data_binary=b"\x00", data_type="binary")
+    )
+    events, _ = await storage.get_history_paginated("i-1")
+    assert await storage.get_last_event("i-1", "EventReceived") == events[2]
+    assert await storage.get_last_event("i-1", HistoryEventType.TIMER_EXPIRED) == events[3]
+    assert await storage.get_last_event("i-1", "eventreceived") is None
+    assert await storage.get_last_event("nobody", "EventReceived") is None
+    other = await storage.get_last_event("i-2", "EventReceived")
+    assert other is not None
+    assert other.event_data_binary == b"\x00"
+    await storage.archive_history("i-1", lease=lease)
+    assert await storage.get_last_event("i-1", "EventReceived") is None
+    for instance_id, kind in (("", "x"), ("i-1", ""), ("i-1", "x" * 101)):
+        with pytest.raises(LimitError):
+            await storage.get_last_event(instance_id, kind)

@@ -63,6 +63,31 @@ async def test_an_absent_instance_is_none(storage: Rooms) -> None:
     assert await storage.get_instance("nobody") is None
 
 
+async def test_many_come_in_the_order_they_are_asked_for(storage: Rooms) -> None:
+    for n in range(5):
+        await storage.create_instance(WorkflowInstance(f"i-{n}", f"wf-{n}", input_data=b'{"n": %d}' % n))
+    await storage.create_instance(WorkflowInstance("I-1", "other"))
+    ids = ["i-3", "nobody", "i-1", "I-1", "i-3", "i-1 ", ""]
+    found = await storage.get_instances(ids)
+    assert [it and it.workflow_name for it in found] == ["wf-3", None, "wf-1", "other", "wf-3", None, None]
+    assert found == [await storage.get_instance(instance_id) for instance_id in ids]
+    assert await storage.get_instances([]) == []
+    async with storage.transaction():
+        await storage.update_instance_output("i-3", b"1")
+        (changed,) = await storage.get_instances(["i-3"])
+        assert changed is not None
+        assert changed.status is S.COMPLETED
+
+
+async def test_a_thousand_are_given_at_once_and_no_more(storage: Rooms) -> None:
+    ids = [f"i-{n}" for n in range(1001)]
+    await storage.create_instances([WorkflowInstance(instance_id, "wf") for instance_id in ids[:1000]])
+    found = await storage.get_instances(ids[:1000])
+    assert [it and it.instance_id for it in found] == ids[:1000]
+    with pytest.raises(LimitError):
+        await storage.get_instances(ids)
+
+
 async def test_an_id_is_taken_once(storage: Rooms) -> None:
     await new(storage, "i-1", input_data=b'{"first": true}')
     with pytest.raises(InstanceExistsError):
@@ -296,6 +321,27 @@ async def test_resumable_is_what_no_live_lease_covers(storage: Rooms) -> None:
         ("i-0", "wf-0"),
         ("i-4", "wf-0"),
     ]
+
+
+async def test_what_is_resumable_tells_whose_lease_ran_out(storage: Rooms) -> None:
+    await storage.create_instance(WorkflowInstance("free", "wf"))
+    for instance_id in ("lost", "released", "swept"):
+        assert await storage.try_acquire_lock(instance_id, "w1", 10) is None
+        await storage.create_instance(WorkflowInstance(instance_id, "wf"), worker_id=f"w-{instance_id}", timeout_sec=5)
+    await storage.release_lock("released", "w-released")
+    lost = await storage.get_instance("lost")
+    assert lost is not None
+    shift(storage, 6)
+    await storage.refresh_lock("lost", "w-lost", 1)
+    assert [info.instance_id for info in await storage.cleanup_stale_locks()] == ["swept"]
+    shift(storage, 8)
+    for names in (None, ["wf", "absent"]):
+        resumable = await storage.find_resumable_workflows(workflow_names=names)
+        told = {it.instance_id: (it.worker_id, it.locked_at) for it in resumable}
+        nobody = (None, None)
+        assert told == {"free": nobody, "released": nobody, "swept": nobody, "lost": ("w-lost", lost.locked_at)}
+    assert await storage.try_acquire_lock("lost", "w2", 30)
+    assert "lost" not in {it.instance_id for it in await storage.find_resumable_workflows()}
 
 
 async def test_w31_unknown_names_do_not_block_known_ones(storage: Rooms) -> None:

@@ -77,6 +77,66 @@ async def test_the_instances_own_time_wins(storage: Rooms) -> None:
     assert await storage.try_acquire_lock("i-1", "w2", 5) is not None
 
 
+async def test_many_leases_are_taken_in_one_commit(storage: Rooms) -> None:
+    for n in range(3):
+        await new(storage, f"i-{n}")
+    await storage.create_instance(WorkflowInstance("own", "wf", lock_timeout_seconds=100))
+    await leased(storage, "held", worker_id="w1")
+    expired = await leased(storage, "expired", timeout_sec=1)
+    await storage.create_instance(WorkflowInstance("over", "wf", status=WorkflowStatus.COMPLETED))
+    shift(storage, 2)
+    ids = ["i-2", "held", "nobody", "i-0", "own", "over", "expired", "i-0"]
+    leases = await storage.acquire_locks(ids, "w1", 5)
+    assert [lease and lease.instance_id for lease in leases] == ["i-2", None, None, "i-0", "own", None, "expired", None]
+    assert [lease and lease.token for lease in leases] == [1, None, None, 1, 1, None, expired.token + 1, None]
+    for lease in leases:
+        if lease is not None:
+            found = await storage.get_instance(lease.instance_id)
+            assert found is not None
+            assert (found.locked_by, found.lock_token, found.lock_expires_at) == ("w1", lease.token, lease.expires_at)
+            await storage.append_history(HistoryEvent(lease.instance_id, "s", "ActivityCompleted", b"1"), lease=lease)
+    shift(storage, 8)
+    again = await storage.acquire_locks(["i-0", "i-1", "own"], "w2", 5)
+    assert [lease and lease.token for lease in again] == [2, 1, None]
+
+
+async def test_of_many_that_want_many_leases_each_is_one_workers(storage: Rooms, peer: Rooms) -> None:
+    ids = [f"i-{n}" for n in range(20)]
+    for instance_id in ids:
+        await new(storage, instance_id)
+    orders = [ids, ids[::-1]] * 4
+    found = await asyncio.gather(
+        *([storage, peer][n % 2].acquire_locks(order, f"w{n}", 30) for n, order in enumerate(orders))
+    )
+    taken = [lease.instance_id for leases in found for lease in leases if lease]
+    assert len(taken) == len(set(taken))
+    rest = await storage.acquire_locks(ids, "last", 30)  # who met a row that another one was taking passed it over
+    assert sorted(taken + [lease.instance_id for lease in rest if lease]) == sorted(ids)
+
+
+async def test_leases_are_taken_all_or_none(storage: Rooms) -> None:
+    await new(storage, "i-1")
+    await new(storage, "i-2")
+    with pytest.raises(ZeroDivisionError):
+        async with storage.transaction():
+            assert all(await storage.acquire_locks(["i-1", "i-2"], "w1", 30))
+            _ = 1 / 0
+    assert all(await storage.acquire_locks(["i-2", "i-1"], "w2", 30))
+
+
+async def test_a_batch_of_leases_has_its_limits(storage: Rooms) -> None:
+    assert await storage.acquire_locks([], "w1", 30) == []
+    assert await storage.acquire_locks([f"i-{n}" for n in range(1000)], "w1", 30) == [None] * 1000
+    with pytest.raises(LimitError):
+        await storage.acquire_locks([f"i-{n}" for n in range(1001)], "w1", 30)
+    for bad in (["i-1", " x"], ["a\x00"]):
+        with pytest.raises(LimitError):
+            await storage.acquire_locks(bad, "w1", 30)
+    for worker_id, seconds in (("", 30), ("w1", 0)):
+        with pytest.raises(LimitError):
+            await storage.acquire_locks(["i-1"], worker_id, seconds)
+
+
 async def test_w28_leases_have_fractions_of_a_second(storage: Rooms) -> None:
     await leased(storage, "i-1", timeout_sec=0.5)
     shift(storage, 0.4)

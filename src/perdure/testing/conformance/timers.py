@@ -1,5 +1,6 @@
 """Timers: what every backend does with waits for a time."""
 
+import asyncio
 import json
 from datetime import UTC, datetime, timedelta
 
@@ -103,6 +104,51 @@ async def test_a_timer_fires_once(storage: Rooms) -> None:
     assert datetime.fromisoformat(payload["expires_at"]).tzinfo is not None
     assert await storage.find_resumable_workflows() == [ResumableWorkflow("i-1", "wf")]
     assert await storage.next_due_at() is None
+
+
+async def test_many_timers_fire_in_one_commit(storage: Rooms) -> None:
+    for n in range(4):
+        await sleeping(storage, f"i-{n}")
+    await sleeping(storage, "later", timedelta(seconds=60))
+    await storage.register_timer_subscription(TimerSubscription("i-2", "u", activity_id="u:1"), after=timedelta(0))
+    shift(storage, 11)
+    assert await storage.try_acquire_lock("i-3", "w2", 10) is not None
+    timers = [("i-2", "t"), ("nobody", "t"), ("i-0", "t"), ("i-3", "t"), ("later", "t"), ("i-2", "u"), ("i-0", "t")]
+    assert await storage.fire_timers(timers) == [True, False, True, False, False, False, False]
+    assert await recorded(storage, "i-0") == [("t:1", "TimerExpired")]
+    assert await recorded(storage, "i-2") == [("t:1", "TimerExpired")]  # its other timer is its own now
+    assert sorted(it.instance_id for it in await storage.find_resumable_workflows()) == ["i-0", "i-2"]
+    assert [await status(storage, f"i-{n}") for n in (1, 3)] == [WorkflowStatus.WAITING_FOR_TIMER] * 2
+    assert await storage.fire_timers([]) == []
+
+
+async def test_a_batch_of_timers_is_all_or_nothing_and_has_its_limits(storage: Rooms) -> None:
+    for n in range(2):
+        await sleeping(storage, f"i-{n}")
+    shift(storage, 11)
+    timers = [(f"i-{n}", "t") for n in range(2)]
+    with pytest.raises(LimitError):
+        await storage.fire_timers([*timers, ("i-2", "t ")])
+    with pytest.raises(LimitError):
+        await storage.fire_timers([("i-0", f"t-{n}") for n in range(1001)])
+    with pytest.raises(ZeroDivisionError):
+        async with storage.transaction():
+            assert await storage.fire_timers(timers) == [True, True]
+            _ = 1 / 0
+    assert [await storage.get_history_count(f"i-{n}") for n in range(2)] == [0, 0]
+    assert await storage.fire_timers(timers) == [True, True]
+
+
+async def test_two_batches_fire_each_timer_once(storage: Rooms, peer: Rooms) -> None:
+    timers = [(f"i-{n}", "t") for n in range(12)]
+    for instance_id, _ in timers:
+        await sleeping(storage, instance_id)
+    shift(storage, 11)
+    shift(peer, 11)
+    found = await asyncio.gather(storage.fire_timers(timers), peer.fire_timers(timers[::-1]))
+    rest = await storage.fire_timers(timers)  # who met a row that another one was firing passed it over
+    assert sum(map(sum, (*found, rest))) == len(timers)
+    assert [await storage.get_history_count(instance_id) for instance_id, _ in timers] == [1] * len(timers)
 
 
 async def test_names_stand_in_the_payload_as_they_are(storage: Rooms) -> None:

@@ -19,11 +19,12 @@ from perdure.model.records import (
     Suspension,
     TimerSubscription,
     TimerWait,
+    WorkflowInstance,
 )
 from perdure.model.states import WorkflowStatus
 from perdure.storage.stores import Rooms
 from perdure.storage.waits import Wait
-from perdure.testing.conformance.tools import again, leased, listening, recorded, shift, status
+from perdure.testing.conformance.tools import again, leased, listening, new, recorded, shift, status
 
 PAST = datetime(2020, 1, 1, tzinfo=UTC)
 
@@ -100,7 +101,7 @@ async def test_what_is_ready_is_not_waited_for(storage: Rooms) -> None:
     )
     assert found == Suspension(False, ("r:2", "t:1", "v:1"))
     assert await status(storage, "i-1") is WorkflowStatus.RUNNING
-    assert await storage.next_due_at() is None
+    assert await storage.next_due_at() == lease.expires_at  # no wait is there
     subscription = await storage.get_channel_subscription("i-1", "c")
     assert subscription is not None
     assert subscription.activity_id is None
@@ -206,7 +207,7 @@ async def test_waiting_needs_a_current_lease_a_subscription_and_a_state_that_may
         await storage.suspend(lease, [ChannelWait("c", "r:1")])
     with pytest.raises(InvalidTransitionError):
         await storage.suspend(lease, [TimerWait("t", "t:1", after=sec(5))])
-    assert await storage.next_due_at() is None
+    assert await storage.next_due_at() == lease.expires_at  # no wait is there
     await storage.update_instance_status("i-1", WorkflowStatus.FAILED, lease=lease)
     with pytest.raises(LeaseLostError):
         await storage.suspend(lease, [TimerWait("t", "t:1", after=sec(5))])
@@ -300,3 +301,28 @@ async def test_the_next_due_time_is_the_earliest_of_timers_and_time_outs(storage
     found = await storage.next_due_at()
     assert found is not None
     assert found < at
+
+
+async def test_the_end_of_a_lease_is_due_too(storage: Rooms) -> None:
+    """Whoever sleeps until then takes over what a dead worker left."""
+    lease = await leased(storage, "i-1", timeout_sec=20)
+    assert await storage.next_due_at() == lease.expires_at
+    later = await leased(storage, "i-2", timeout_sec=30)
+    await new(storage, "free")  # can be taken now: it is found, not waited for
+    assert await storage.next_due_at() == lease.expires_at
+    shift(storage, 25)
+    assert await storage.next_due_at() == later.expires_at
+    await storage.update_instance_status("i-2", WorkflowStatus.COMPENSATING, lease=later)
+    assert await storage.next_due_at() == later.expires_at
+    waits = await leased(storage, "i-3", timeout_sec=500)
+    assert (await storage.suspend(waits, [TimerWait("t", "t:1", after=sec(2))])).suspended
+    found = await storage.next_due_at()
+    assert found is not None
+    assert found < later.expires_at
+    await storage.cancel_instance("i-3")
+    await storage.update_instance_status("i-2", WorkflowStatus.FAILED, lease=later)
+    assert await storage.next_due_at() is None
+    await storage.create_instance(
+        WorkflowInstance("i-4", "wf", status=WorkflowStatus.WAITING_FOR_EVENT), worker_id="w1"
+    )
+    assert await storage.next_due_at() is None  # it cannot be resumed

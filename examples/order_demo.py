@@ -1,0 +1,131 @@
+"""Orders that survive a crash: a worker is killed in the middle, another goes on, and every order is done once.
+
+Run it with `make demo`, or on another database: `python -m examples.order_demo postgresql://localhost/test`.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterable
+from datetime import timedelta
+from pathlib import Path
+
+from perdure import App, Client, Handle, WorkflowStatus, activity, activity_info, sleep, workflow
+
+ORDERS = 30
+LEASE = timedelta(seconds=1)
+LEDGER = "PERDURE_DEMO_LEDGER"
+
+
+def note(what: str) -> None:
+    """What the world outside saw: one line for each time an activity's code ran."""
+    with Path(os.environ[LEDGER]).open("a") as ledger:
+        ledger.write(f"{activity_info().idempotency_key} {what}\n")
+
+
+@activity
+async def charge(order_id: str, amount: float) -> str:
+    """Take the money."""
+    await asyncio.sleep(0.05)
+    note("charged")
+    return f"receipt of {amount:.2f} for {order_id}"
+
+
+@activity
+def pack(order_id: str) -> int:
+    """A plain function runs in a thread."""
+    note("packed")
+    return 1 + len(order_id) % 3
+
+
+@activity
+async def ship(order_id: str, parcels: int) -> str:
+    """Hand it over."""
+    await asyncio.sleep(0.05)
+    note("shipped")
+    return f"{order_id} in {parcels} parcels"
+
+
+@workflow(name="demo.order")
+async def order(order_id: str, amount: float) -> str:
+    """One order: an ordinary async function."""
+    receipt, parcels = await asyncio.gather(charge(order_id, amount), pack(order_id))
+    await sleep(timedelta(seconds=1.5))  # the customer may change their mind; the worker is free meanwhile
+    return f"{await ship(order_id, parcels)}, {receipt}"
+
+
+async def work(url: str) -> None:
+    """What a worker process does."""
+    await App(url, workflows=[order], lease=LEASE).serve()
+
+
+async def hire(url: str) -> asyncio.subprocess.Process:
+    """Start a worker process."""
+    return await asyncio.create_subprocess_exec(sys.executable, "-m", "examples.order_demo", url, "--worker")
+
+
+async def show(handles: Iterable[Handle[str]], client: Client, stop_at: int, title: str) -> int:
+    """A line that moves until so many orders are finished."""
+    handles = list(handles)
+    while True:
+        page = await client.list(workflow="demo.order", limit=1000)
+        states = Counter(each.status for each in page.instances)
+        done = states[WorkflowStatus.COMPLETED]
+        steps = "".join("#" if n < done else "." for n in range(len(handles)))
+        end = "\r" if sys.stdout.isatty() and done < stop_at else "\n"
+        if done >= stop_at or sys.stdout.isatty():
+            print(f"{title:>24} [{steps}] {done}/{len(handles)} finished", end=end, flush=True)
+        if done >= stop_at:
+            return done
+        await asyncio.sleep(0.1)
+
+
+async def main(url: str) -> None:
+    """The story."""
+    worker = await hire(url)
+    async with Client(url) as client:
+        handles = [await order.start(f"A-{n}", 9.5 + n, id=f"order-A-{n}") for n in range(ORDERS // 2)]
+        print(f"{'orders':>24} {len(handles)} started, each durable when start() returned")
+        await show(handles, client, len(handles) // 2, "first worker")
+        handles += [await order.start(f"A-{n}", 9.5 + n, id=f"order-A-{n}") for n in range(len(handles), ORDERS)]
+        print(f"{'orders':>24} {ORDERS - ORDERS // 2} more started")
+        while ledger().count("\n") < 3 * (ORDERS // 2) + 5:  # noqa: ASYNC110 - some of the second half are charged
+            await asyncio.sleep(0.005)
+        worker.send_signal(signal.SIGKILL)
+        await worker.wait()
+        print(f"{'kill -9':>24} the worker is dead, in the middle of what it did")
+        worker = await hire(url)
+        await show(handles, client, ORDERS, "second worker")
+        results = [await handle.result(30) for handle in handles]
+        worker.terminate()
+        await worker.wait()
+        steps = [[event.activity_id async for event in handle.history()] for handle in handles]
+    report(results, steps)
+
+
+def ledger() -> str:
+    """All that the world outside saw."""
+    path = Path(os.environ[LEDGER])
+    return path.read_text() if path.exists() else ""
+
+
+def report(results: list[str], steps: list[list[str]]) -> None:
+    """What was promised, and what the world saw."""
+    once = sum(sorted(each) == ["1:charge", "2:pack", "3:timer", "4:ship"] for each in steps)
+    lines = Counter(ledger().splitlines())
+    again = sum(times > 1 for times in lines.values())
+    print(f"{'results':>24} {len(set(results))} of {ORDERS} orders, each finished exactly once")
+    print(f"{'history':>24} {once} of {ORDERS} orders have every step recorded exactly once")
+    print(f"{'code that ran again':>24} {again} of {len(lines)} steps: those under way at the kill, with the same key")
+
+
+if __name__ == "__main__":
+    if "--worker" in sys.argv:
+        asyncio.run(work(sys.argv[1]))
+    else:
+        with tempfile.TemporaryDirectory(prefix="perdure-demo-") as folder:
+            os.environ[LEDGER] = f"{folder}/ledger"
+            asyncio.run(main(sys.argv[1] if len(sys.argv) > 1 else f"sqlite:///{folder}/orders.db"))

@@ -1,0 +1,316 @@
+"""Apps and clients: what a program opens. Both start runs and look at them; an app drives them as well."""
+
+import asyncio
+import os
+import secrets
+import signal
+import socket
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextvars import Token
+from datetime import datetime, timedelta
+from types import TracebackType
+from typing import Any, Self
+
+from perdure.engine import ambient
+from perdure.engine.activities import Activities
+from perdure.engine.calls import event_message
+from perdure.engine.codec import decode, encode
+from perdure.engine.definitions import WORKFLOWS, Workflow
+from perdure.engine.failures import decode_failure
+from perdure.engine.handles import Handle, StartRequest, plain
+from perdure.engine.heartbeat import Heartbeat
+from perdure.engine.hooks import Hook, Hooks
+from perdure.engine.journal import Shared
+from perdure.engine.results import Results
+from perdure.engine.worker import PUT_OFF, Worker
+from perdure.errors import (
+    InstanceExistsError,
+    RunNotFoundError,
+    StorageError,
+    WorkflowCancelledError,
+    WorkflowFailedError,
+)
+from perdure.model.records import (
+    HistoryEvent,
+    HistoryEventType,
+    Lease,
+    ListInstancesOptions,
+    OutgoingMessage,
+    PaginationResult,
+    TimerSubscription,
+    WorkflowInstance,
+)
+from perdure.model.states import WorkflowStatus
+from perdure.storage.contract import Storage
+from perdure.storage.history import HistoryIterator
+from perdure.storage.stores import Rooms, open_storage
+
+BEGIN = "~begin"  # the timer of a run whose beginning was put off
+GRACE_SEC = 10.0
+
+
+class Client:
+    """Starts runs and looks at them, without driving any. `async with Client(url):` opens it."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._storage: Rooms
+        self._results: Results
+        self._token: Token[Client | None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._opening = open_storage(self.url)
+        self._storage = await self._opening.__aenter__()
+        self._results = Results(self._storage, alone=type(self) is Client)
+        self._starts: Shared[WorkflowInstance, Lease | None] = Shared(self._storage.create_instances)
+        self._token = ambient.APP.set(self)
+        ambient.opened(self)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        ambient.closed(self)
+        if self._token is not None:
+            with suppress(ValueError):  # left in another context
+                ambient.APP.reset(self._token)
+        self._results.close()
+        await self._opening.__aexit__(kind, error, trace)
+
+    # Starting.
+
+    async def start(self, request: StartRequest) -> tuple["Client", str]:
+        """Store a new run, or find the one that has its id; see `Workflow.start`."""
+        instance = WorkflowInstance(
+            request.id or new_id(),
+            request.workflow_name,
+            request.input_data,
+            source_hash=request.source_hash,
+            owner_service="perdure",
+        )
+        try:
+            if request.at is None and request.after is None:
+                await self._create(instance)
+            else:
+                await self._create_later(instance, request.at, request.after)
+        except InstanceExistsError:
+            if request.if_exists == "error" or not await self._is_same(request, instance.instance_id):
+                raise
+        return self, instance.instance_id
+
+    async def _create(self, instance: WorkflowInstance) -> None:
+        await self._starts(instance)
+
+    async def _create_later(self, instance: WorkflowInstance, at: datetime | None, after: timedelta | None) -> None:
+        waiting = WorkflowInstance(
+            instance.instance_id,
+            instance.workflow_name,
+            instance.input_data,
+            status=WorkflowStatus.WAITING_FOR_TIMER,
+            source_hash=instance.source_hash,
+            owner_service=instance.owner_service,
+        )
+        timer = TimerSubscription(instance.instance_id, BEGIN, at, BEGIN)
+        async with self._storage.transaction():
+            await self._storage.create_instance(waiting)
+            await self._storage.register_timer_subscription(timer, after=after)
+
+    async def _is_same(self, request: StartRequest, instance_id: str) -> bool:
+        found = await self._storage.get_instance(instance_id)
+        if found is None or found.workflow_name != request.workflow_name:
+            return False
+        return request.read(found.input_data) == request.read(request.input_data)
+
+    # Looking.
+
+    def get(self, instance_id: str) -> Handle[Any]:
+        """A handle on a run by its id; nothing is asked yet."""
+        return Handle((self, instance_id), plain)
+
+    async def list(
+        self,
+        *,
+        workflow: str | None = None,
+        status: WorkflowStatus | None = None,
+        started_after: datetime | None = None,
+        started_before: datetime | None = None,
+        where: Mapping[str, str | bool | int | float | None] | None = None,
+        limit: int = 0,
+        page_token: str | None = None,
+    ) -> PaginationResult:
+        """A page of runs, newest first; `where` maps JSON paths of the input to values."""
+        options = ListInstancesOptions(
+            limit=limit,
+            page_token=page_token,
+            status_filter=status,
+            workflow_name_filter=workflow,
+            started_after=started_after,
+            started_before=started_before,
+            input_filters=where or {},
+        )
+        return await self._storage.list_instances(options)
+
+    async def stuck(self) -> Sequence[WorkflowInstance]:
+        """Runs that were put off because their last try ended without progress; who holds them says why."""
+        found = []
+        token: str | None = None
+        while True:
+            page = await self.list(status=WorkflowStatus.RUNNING, limit=1000, page_token=token)
+            found += [each for each in page.instances if (each.locked_by or "").startswith(PUT_OFF)]
+            token = page.next_page_token
+            if token is None:
+                return found
+
+    async def describe(self, instance_id: str) -> WorkflowInstance:
+        """The row of a run."""
+        found = await self._storage.get_instance(instance_id)
+        if found is None:
+            raise RunNotFoundError(f"there is no run {instance_id!r}")
+        return found
+
+    async def state(self, instance_id: str) -> Any:
+        """What a run last gave to `set_state()`."""
+        event = await self._storage.get_last_event(instance_id, "State")
+        return None if event is None else decode(event.event_data or b"{}")["state"]
+
+    def history(self, instance_id: str) -> AsyncIterator[HistoryEvent]:
+        """The events of a run, in order."""
+        return HistoryIterator(self._storage, instance_id).__aiter__()
+
+    async def finished(self, instance_id: str, timeout: timedelta | None) -> bytes:
+        """The output of a run once it has ended; raises what it ended with."""
+        async with asyncio.timeout(None if timeout is None else timeout.total_seconds()):
+            found = await self._results.end_of(instance_id)
+        if found is None:
+            raise RunNotFoundError(f"there is no run {instance_id!r}")
+        if found.status is WorkflowStatus.COMPLETED:
+            return found.output_data or b"null"
+        if found.status is WorkflowStatus.CANCELLED:
+            raise WorkflowCancelledError(f"{found.workflow_name} {instance_id} was cancelled")
+        event = await self._storage.get_last_event(instance_id, HistoryEventType.WORKFLOW_FAILED)
+        cause = decode_failure(decode(event.event_data) if event and event.event_data else {})
+        raise WorkflowFailedError(f"{found.workflow_name} {instance_id} failed: {cause}") from cause
+
+    # Sending.
+
+    async def send(self, message: OutgoingMessage) -> None:
+        """Store a message."""
+        await self._storage.publish_to_channel(
+            message.channel, message.data, message.metadata, message_id=message.message_id, source=message.source
+        )
+
+    async def publish(self, channel: str, data: object, *, metadata: Mapping[str, object] | None = None) -> None:
+        """Send a message to all runs that are subscribed to a channel."""
+        await self.send(OutgoingMessage(channel, encode(data), None if metadata is None else encode(dict(metadata))))
+
+    async def send_to(self, instance_id: str, channel: str, data: object) -> None:
+        """Send a message to one run; it is kept until that run takes it."""
+        await self.send(OutgoingMessage(f"{channel}:{instance_id}", encode(data)))
+
+    async def send_event(
+        self, type: str, data: object, *, to: str | None = None, source: str = "", id: str | None = None
+    ) -> None:
+        """Store an event for the runs that wait for its type, or for one of them."""
+        await self.send(event_message(type, data, to=to, source=source, id=id))
+
+
+class App(Client):
+    """A client that drives runs as well. `async with App(url):` migrates the database and starts the worker."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        workflows: Sequence[Workflow[..., Any]] | None = None,
+        max_runs: int = 1000,
+        max_activities: int = 200,
+        threads: int = 16,
+        resident: int = 1000,
+        lease: timedelta = timedelta(seconds=15),
+        grace: timedelta = timedelta(seconds=GRACE_SEC),
+        hooks: Sequence[Hook] = (),
+        worker_id: str | None = None,
+    ) -> None:
+        super().__init__(url)
+        self._given = workflows
+        self._limits = {"max_runs": max_runs, "resident": resident}
+        self._activities = max_activities, threads
+        self._lease_sec = lease.total_seconds()
+        self._grace_sec = grace.total_seconds()
+        self._hooks = Hooks(hooks)
+        self.worker_id = worker_id or f"{socket.gethostname()[:60]}:{os.getpid()}:{secrets.token_hex(4)}"
+        self._worker: Worker
+
+    async def __aenter__(self) -> Self:
+        await super().__aenter__()
+        served = {each.name: each for each in self._given} if self._given is not None else WORKFLOWS
+        self._worker = Worker(
+            self._storage,
+            served,
+            self._results,
+            self._hooks,
+            worker_id=self.worker_id,
+            lease_sec=self._lease_sec,
+            activities=Activities(*self._activities),
+            heartbeat=self._heartbeat,
+            **self._limits,
+        )
+        self._leased: Shared[WorkflowInstance, Lease | None] = Shared(self._create_leased)
+        await self._worker.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._worker.stop(self._grace_sec)
+        await self._hooks.close()
+        await super().__aexit__(kind, error, trace)
+
+    def _heartbeat(self, lost: Callable[[Lease], None]) -> Heartbeat:
+        return Heartbeat(self._own_storage, self.worker_id, self._lease_sec, lost)
+
+    def _own_storage(self) -> AbstractAsyncContextManager[Storage]:
+        """A connection for the heartbeat; a database in memory has only the one."""
+        return _borrowed(self._storage) if ":memory:" in self.url else open_storage(self.url)
+
+    async def _create_leased(self, instances: Sequence[WorkflowInstance]) -> "list[Lease | StorageError | None]":
+        sent = time.monotonic()
+        answers = await self._storage.create_instances(
+            instances, worker_id=f"{self.worker_id}#0", timeout_sec=self._lease_sec
+        )
+        for instance, lease in zip(instances, answers, strict=True):
+            if isinstance(lease, Lease):
+                self._worker.drive(instance, lease, sent)
+        return answers
+
+    async def _create(self, instance: WorkflowInstance) -> None:
+        """Take the run at once if there is room: no other worker has to find it."""
+        served = WORKFLOWS if self._given is None else {each.name for each in self._given}
+        if self._worker.free > 0 and instance.workflow_name in served:
+            await self._leased(instance)
+        else:
+            await super()._create(instance)
+
+    async def serve(self) -> None:
+        """Work until SIGTERM or SIGINT, then drain: what runs may finish, the rest is handed over."""
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for name in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(name, stop.set)
+        async with self:
+            await stop.wait()
+
+
+@asynccontextmanager
+async def _borrowed(storage: Rooms) -> AsyncIterator[Storage]:
+    yield storage
+
+
+def new_id() -> str:
+    """A new id; later ones sort behind earlier ones."""
+    stamp = time.time_ns() // 1_000_000
+    number = stamp << 80 | 0x7 << 76 | secrets.randbits(12) << 64 | 0b10 << 62 | secrets.randbits(62)
+    return str(uuid.UUID(int=number))

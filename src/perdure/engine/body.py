@@ -1,0 +1,389 @@
+"""A body: the workflow's function on a loop of its own, fed with its history.
+
+It asks for steps and waits; what it is told, and in which order, is exactly its history. Rows are fed one at a time,
+and the body runs until it is still in between. So a replay takes the same way, whatever completed in which order. A
+row that no step waits for, or rows left over at the end, mean that the code is not the one that made them.
+
+There is no input or output here: the same object serves a live run and a replay in a test.
+"""
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from contextvars import copy_context
+from datetime import timedelta
+from typing import Any, NoReturn, Protocol
+
+from perdure.engine import ambient
+from perdure.engine.codec import decode, encode
+from perdure.engine.definitions import Activity, Workflow
+from perdure.engine.failures import decode_failure
+from perdure.engine.loop import BodyLoop, Timer
+from perdure.engine.scopes import current_scope
+from perdure.engine.steps import ActivityStep, EffectStep, TimerStep, WaitStep
+from perdure.errors import EngineError, NonDeterminismError, NotSubscribedError, WorkflowCancelledError
+from perdure.model.records import HistoryEvent, HistoryEventType, Lease
+from perdure.storage.contract import Storage
+
+log = logging.getLogger("perdure.engine")
+
+ATTEMPT_FAILED = "ActivityAttemptFailed"
+VALUES, STATE = "Values", "State"  # what a body took between two rows; the second shows a state as well
+EVICTIONS_MAX = 100  # how often a body may catch the cancellation that ends it
+OWN = "~"  # ids of rows that are not a step's
+
+Outcome = tuple[Any, Exception | None]
+
+
+class RunEvicted(BaseException):
+    """The body ends here without a verdict: another worker, or this one later, goes on with the run."""
+
+
+class Effect(Protocol):
+    """Writes something for a run in the transaction that records it; gives what is recorded."""
+
+    def __call__(self, storage: Storage, lease: Lease) -> Awaitable[object]: ...
+
+
+class Body:
+    """The function, its loop, and what it waits for."""
+
+    def __init__(self, workflow: Workflow[..., Any], instance_id: str, input_data: bytes) -> None:
+        self.workflow = workflow
+        self.instance_id = instance_id
+        self._input = input_data
+        self._loop = BodyLoop(self, self._report, seed=instance_id.partition("~r")[0])
+        self._task: asyncio.Task[Any] | None = None
+        self._expected: dict[str, Callable[[HistoryEvent], None]] = {}
+        self.activities: dict[str, ActivityStep] = {}
+        self.effects: dict[str, EffectStep] = {}
+        self.waits: dict[str, WaitStep] = {}
+        self.timers: dict[Timer, TimerStep] = {}
+        self._channels: dict[str, str] = {}
+        self._patches: dict[str, bool] = {}
+        self._given: dict[str, Any] | None = None
+        self._more = False  # rows are left to be fed
+        self._taken: dict[str, Any] = {}
+        self._state: bytes | None = None
+        self._stamp = ""
+        self._broken: NonDeterminismError | None = None
+        self.evicted = False
+
+    # Feeding.
+
+    @property
+    def begun(self) -> bool:
+        """Whether the function was called."""
+        return self._task is not None
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended."""
+        return self._task is not None and self._task.done()
+
+    def outcome(self) -> Outcome:
+        """What it returned or raised; a `BaseException` that is no error of the function's is raised here."""
+        assert self._task is not None
+        if self._task.cancelled():
+            return None, WorkflowCancelledError("the workflow cancelled itself")
+        error = self._task.exception()
+        if error is None:
+            return self._task.result(), None
+        if isinstance(error, Exception):
+            return None, error
+        raise error
+
+    def begin(self, upcoming: HistoryEvent | None) -> None:
+        """Call the function and let it run until it is still. `upcoming` is the first row of its history."""
+        self._look_ahead(upcoming)
+        args, kwargs = self.workflow.signature.unbind(self._input)
+        context = copy_context()
+        context.run(ambient.ATTEMPT.set, None)
+        context.run(ambient.RUN.set, self)
+        self._task = context.run(self._loop.spawn, self.workflow.function(*args, **kwargs))
+        self._pump()
+
+    def feed(self, event: HistoryEvent, upcoming: HistoryEvent | None) -> None:
+        """Tell the body of one row, and let it run until it is still; `upcoming` is the row after, if there is one."""
+        if event.event_type in (VALUES, STATE):
+            return  # taken up with the row before it
+        self._look_ahead(upcoming)
+        accept = self._expected.pop(event.activity_id, None)
+        if accept is None:
+            self._unexpected(event)
+        accept(event)
+        self._pump()
+
+    def ended(self) -> None:
+        """The history is over: from here on the body does new things."""
+        self._more, self._given = False, None
+
+    def taken(self) -> tuple[str, str, bytes] | None:
+        """What the body took since it was last fed, to be recorded: the row's id, type and data."""
+        if not self._taken and self._state is None:
+            return None
+        data = b'{"values": ' + encode(self._taken)
+        kind = VALUES
+        if self._state is not None:
+            kind, data = STATE, data + b', "state": ' + self._state
+        stamp, self._stamp, self._taken, self._state = self._stamp, "", {}, None
+        return OWN + stamp, kind, data + b"}"
+
+    def _look_ahead(self, upcoming: HistoryEvent | None) -> None:
+        """The values that the body takes now are in the row after the one it is fed."""
+        self._more = upcoming is not None
+        self._given = None
+        if upcoming is not None and upcoming.event_type in (VALUES, STATE):
+            self._given = dict(json.loads(upcoming.event_data or b"{}")["values"])
+
+    def _pump(self) -> None:
+        self._loop.pump()
+        if self._broken is not None:
+            raise self._broken
+        if self._given:
+            self._mismatch(f"the history has values at {', '.join(sorted(self._given))}, which the code does not take")
+        if self._more:
+            self._state, self._stamp = None, ""  # it is recorded already
+        elif self.done and self._task is not None and not self._task.cancelled():
+            self._task.exception()  # looked at: nothing is lost that asyncio should complain of
+
+    def _unexpected(self, event: HistoryEvent) -> NoReturn:
+        if self.done:
+            instead = "the code has ended before that"
+        else:
+            instead = f"the code waits for {', '.join(sorted(self._expected)[:5]) or 'nothing'}"
+        self._mismatch(f"the history goes on with {event.activity_id} ({event.event_type}), but {instead}")
+
+    def _mismatch(self, what: str) -> NoReturn:
+        raise NonDeterminismError(
+            f"{self.workflow.name} {self.instance_id}: {what}; deploy code that fits, or use patched() for the change"
+        )
+
+    def evict(self) -> None:
+        """End the function without a verdict: whatever it still asks for is refused."""
+        if self.evicted:
+            return
+        self.evicted = True
+        for _ in range(EVICTIONS_MAX):
+            for task in self._loop.tasks():
+                task.cancel("the run is driven elsewhere")
+            self._loop.pump()
+            if not self._loop.tasks():
+                break
+        for task in self._loop.tasks():  # those that would not end
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
+        self._loop.close()
+
+    def _report(self, context: Mapping[str, Any]) -> None:
+        """asyncio complains of the body: a task that failed and was never looked at, for example."""
+        log.warning(
+            "workflow.complaint",
+            extra={"workflow": self.workflow.name, "instance": self.instance_id, "complaint": context.get("message")},
+            exc_info=context.get("exception"),
+        )
+
+    # What the function calls.
+
+    def activity(self, activity: Activity[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Awaitable[Any]:
+        """A step that runs an activity."""
+        path = self._step()
+        step = ActivityStep(f"{path}:{activity.name}", activity, activity.signature.bind(args, kwargs), self._future())
+        self.activities[step.id] = step
+        self._expect_attempt(step)
+        self._on_drop(step.future, lambda: self._drop_activity(step))
+        return step.future
+
+    def effect(self, name: str, effect: Effect, hint: object = Any) -> "asyncio.Future[Any]":
+        """A step that writes something, recorded in the same transaction."""
+        step = EffectStep(f"{self._step()}:{name}", effect, self._future())
+        self.effects[step.id] = step
+
+        def done(event: HistoryEvent) -> None:
+            self.effects.pop(step.id, None)
+            _settle(step.future, _outcome(event, lambda data: decode(data, hint)))
+
+        self._expected[step.id] = done
+        self._on_drop(step.future, lambda: self._drop(self.effects, step.id))
+        return step.future
+
+    def wait(self, wait: WaitStep) -> "asyncio.Future[Any]":
+        """A step that waits for a message."""
+        self.waits[wait.id] = wait
+        self._expect_message(wait)
+        self._on_drop(wait.future, lambda: self._drop_wait(wait))
+        return wait.future
+
+    def new_wait(
+        self, name: str, channels: tuple[str, ...], hint: object, after: timedelta | None, **about: Any
+    ) -> WaitStep:
+        """A wait at this place of the body."""
+        return WaitStep(f"{self._step()}:{name}", channels, self._future(), hint, after, **about)
+
+    def value(self, make: Callable[[], Any]) -> Any:
+        """A value that is the same in every replay; JSON."""
+        path = self._step()
+        if self._more:
+            if self._given is None or path not in self._given:
+                self._broken_at(f"the code takes a value at {path}, and the history has none there")
+            return self._given.pop(path)
+        made = self._taken[path] = make()
+        self._stamp = self._stamp or path
+        return made
+
+    def patched(self, name: str) -> bool:
+        """Whether the new way is taken: yes, unless the history went past this point without it."""
+        self._refuse_if_evicted()
+        if name not in self._patches:
+            key = f"patch:{name}"
+            known = self._given is not None and bool(self._given.pop(key, False))
+            if not self._more:
+                self._taken[key] = True
+                self._stamp = self._stamp or key
+            self._patches[name] = known or not self._more
+        return self._patches[name]
+
+    def set_state(self, value: object) -> None:
+        """Show a value to whoever asks the run's handle."""
+        path = self._step()
+        self._state = encode(value)
+        self._stamp = self._stamp or path
+
+    def subscribed(self, channel: str, stored: str) -> None:
+        """A subscription was made, now or in the history."""
+        self._channels[channel] = stored
+
+    def unsubscribed(self, channel: str) -> None:
+        """It was ended."""
+        self._channels.pop(channel, None)
+
+    def stored_channel(self, channel: str) -> str:
+        """The stored name of a channel this run is subscribed to."""
+        if channel not in self._channels:
+            raise NotSubscribedError(f"this run is not subscribed to {channel!r}: call subscribe() first")
+        return self._channels[channel]
+
+    def _step(self) -> str:
+        self._refuse_if_evicted()
+        scope = current_scope()
+        if scope is None:
+            raise EngineError("a durable call from outside the tasks of its workflow")
+        return scope.next()
+
+    def _refuse_if_evicted(self) -> None:
+        if self.evicted:
+            raise RunEvicted(f"{self.instance_id} is no longer driven here")
+
+    def _broken_at(self, what: str) -> NoReturn:
+        try:
+            self._mismatch(what)
+        except NonDeterminismError as error:
+            self._broken = error
+        raise RunEvicted(what)  # an `except Exception` of the body must not go on from here
+
+    def _future(self) -> "asyncio.Future[Any]":
+        return self._loop.create_future()
+
+    def _on_drop(self, future: "asyncio.Future[Any]", drop: Callable[[], None]) -> None:
+        future.add_done_callback(lambda done: drop() if done.cancelled() else None)
+
+    # What the steps come to.
+
+    def _expect_attempt(self, step: ActivityStep) -> None:
+        self._expected[step.id] = lambda event: self._activity_done(step, event)
+        self._expected[step.attempt_id] = lambda event: self._attempt_failed(step, event)
+
+    def _activity_done(self, step: ActivityStep, event: HistoryEvent) -> None:
+        self._drop_activity(step)
+        _settle(step.future, _outcome(event, step.activity.signature.decode_result))
+
+    def _attempt_failed(self, step: ActivityStep, event: HistoryEvent) -> None:
+        about = json.loads(event.event_data or b"{}")
+        self._expected.pop(step.id, None)
+        step.failed(about.get("pause_sec") or 0.0)
+        if step.pause_sec:
+            self._expected[step.timer_id] = lambda _: self._paused(step)
+        else:
+            self._expect_attempt(step)
+
+    def _paused(self, step: ActivityStep) -> None:
+        step.resume()
+        self._expect_attempt(step)
+
+    def _drop_activity(self, step: ActivityStep) -> None:
+        for id in (step.id, step.attempt_id, step.timer_id):
+            self._expected.pop(id, None)
+        self.activities.pop(step.id, None)
+        step.dropped = True
+        if step.task is not None:
+            step.task.cancel()
+
+    def _expect_message(self, wait: WaitStep) -> None:
+        for id in wait.ids():
+            self._expected[id] = lambda event, id=id: self._message_came(wait, id, event)  # type: ignore[misc]
+
+    def _message_came(self, wait: WaitStep, id: str, event: HistoryEvent) -> None:
+        for other in wait.ids():
+            self._expected.pop(other, None)
+        if event.event_type == HistoryEventType.MESSAGE_TIMEOUT:
+            self._drop_wait(wait)
+            _settle(wait.future, (None, TimeoutError(f"nothing came for {wait.id} in time")))
+            return
+        try:
+            found, fits = wait.read(id, event)
+        except Exception as error:
+            self._drop_wait(wait)
+            _settle(wait.future, (None, error))
+            return
+        if fits:
+            self._drop_wait(wait)
+            _settle(wait.future, (found, None))
+        else:
+            wait.pass_over()
+            self._expect_message(wait)
+
+    def _drop_wait(self, wait: WaitStep) -> None:
+        for id in wait.ids():
+            self._expected.pop(id, None)
+        self.waits.pop(wait.id, None)
+
+    def _drop(self, steps: dict[str, Any], id: str) -> None:
+        self._expected.pop(id, None)
+        steps.pop(id, None)
+
+    # Timers of the loop.
+
+    def start(self, timer: Timer) -> None:
+        """The function made a timer."""
+        self._refuse_if_evicted()
+        step = self.timers[timer] = TimerStep(f"{timer.path}:timer", timer, replayed=self._more)
+        self._expected[step.id] = lambda _: self._fire(step)
+
+    def drop(self, timer: Timer) -> None:
+        """It gave the timer up."""
+        step = self.timers.pop(timer, None)
+        if step is not None:
+            self._expected.pop(step.id, None)
+            step.stop()
+
+    def _fire(self, step: TimerStep) -> None:
+        self.drop(step.timer)
+        self._loop.fire(step.timer)
+
+
+def _settle(future: "asyncio.Future[Any]", outcome: Outcome) -> None:
+    value, error = outcome
+    if future.done():
+        return
+    if error is None:
+        future.set_result(value)
+    else:
+        future.set_exception(error)
+
+
+def _outcome(event: HistoryEvent, read: Callable[[bytes], Any]) -> Outcome:
+    """What a row says of a step. One that cannot be read is the code's mistake, and not the step's."""
+    data = event.event_data or b"null"
+    if event.event_type == HistoryEventType.ACTIVITY_FAILED:
+        return None, decode_failure(json.loads(data))
+    return read(data), None

@@ -1,0 +1,228 @@
+"""Calls: what a workflow's body uses besides activities. All of them are steps, or made of steps."""
+
+import asyncio
+import random as _random
+import uuid as _uuid
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeVar, overload
+
+from perdure.engine import ambient
+from perdure.engine.activities import OUTGOING
+from perdure.engine.body import Effect
+from perdure.engine.codec import encode
+from perdure.engine.steps import Event, Message
+from perdure.errors import OutsideWorkflowError
+from perdure.model.records import ChannelMode, Lease, OutgoingMessage
+from perdure.storage.contract import Storage
+from perdure.storage.filters import validate_json_path
+
+T = TypeVar("T")
+
+Span = timedelta | float
+
+
+def _seconds(span: Span) -> float:
+    return span.total_seconds() if isinstance(span, timedelta) else float(span)
+
+
+def _span(span: Span | None) -> timedelta | None:
+    return None if span is None else timedelta(seconds=_seconds(span))
+
+
+# Time.
+
+
+async def sleep(span: Span) -> None:
+    """Sleep for seconds or a timedelta; a long sleep is a row, and costs nothing."""
+    ambient.require_run("sleep()")
+    await asyncio.sleep(max(0.0, _seconds(span)))
+
+
+async def sleep_until(when: datetime) -> None:
+    """Sleep until a time, which must have a zone."""
+    if when.tzinfo is None:
+        raise ValueError("sleep_until() needs a time with a zone, such as datetime(…, tzinfo=UTC)")
+    await sleep(max(0.0, (when - now()).total_seconds()))
+
+
+def timeout(span: Span | None) -> asyncio.Timeout:
+    """`async with timeout(…):` raises `TimeoutError` if the block takes longer."""
+    ambient.require_run("timeout()")
+    return asyncio.timeout(None if span is None else _seconds(span))
+
+
+def now() -> datetime:
+    """The time, in UTC; a replay gets the same."""
+    run = ambient.require_run("now()")
+    return datetime.fromisoformat(run.value(lambda: datetime.now(UTC).isoformat()))
+
+
+def random() -> float:
+    """A random number from 0 to 1; a replay gets the same."""
+    return float(ambient.require_run("random()").value(_random.SystemRandom().random))
+
+
+def uuid4() -> _uuid.UUID:
+    """A random UUID; a replay gets the same."""
+    return _uuid.UUID(ambient.require_run("uuid4()").value(lambda: str(_uuid.uuid4())))
+
+
+# The run itself.
+
+
+def patched(name: str) -> bool:
+    """Guards a deliberate change: true for runs that come here for the first time, false for those that went past."""
+    return ambient.require_run("patched()").patched(name)
+
+
+def set_state(value: object) -> None:
+    """Show a value to whoever asks `handle.state()`."""
+    ambient.require_run("set_state()").set_state(value)
+
+
+# Channels.
+
+
+async def subscribe(channel: str, mode: ChannelMode | str = ChannelMode.BROADCAST) -> None:
+    """Subscribe this run: to all messages from now on, to its share of them, or to those sent to it alone."""
+    run = ambient.require_run("subscribe()")
+    kind = ChannelMode(mode)
+
+    async def write(storage: Storage, lease: Lease) -> str:
+        return await storage.subscribe_to_channel(run.instance_id, channel, kind, lease=lease)
+
+    run.subscribed(channel, await run.effect("subscribe", write, str))
+
+
+async def unsubscribe(channel: str) -> None:
+    """End a subscription."""
+    run = ambient.require_run("unsubscribe()")
+    stored = run.stored_channel(channel)
+
+    async def write(storage: Storage, lease: Lease) -> None:
+        await storage.unsubscribe_from_channel(run.instance_id, stored, lease=lease)
+
+    await run.effect("unsubscribe", write)
+    run.unsubscribed(channel)
+
+
+@overload
+async def receive(channel: str, *, timeout: Span | None = None) -> Message[Any]: ...
+
+
+@overload
+async def receive(channel: str, *, timeout: Span | None = None, type: type[T]) -> Message[T]: ...
+
+
+async def receive(channel: str, *, timeout: Span | None = None, type: Any = None) -> Message[Any]:
+    """The next message of a channel that is subscribed to; `TimeoutError` if none comes in time."""
+    run = ambient.require_run("receive()")
+    stored = run.stored_channel(channel)
+    message: Message[Any] = await run.wait(run.new_wait("receive", (stored,), type, _span(timeout)))
+    return message
+
+
+async def publish(channel: str, data: object, *, metadata: Mapping[str, object] | None = None) -> None:
+    """Send a message to all who are subscribed. From an activity it leaves together with its result."""
+    await _send("publish", _outgoing(channel, data, metadata))
+
+
+async def send_to(
+    instance_id: str, channel: str, data: object, *, metadata: Mapping[str, object] | None = None
+) -> None:
+    """Send a message to one run; it is kept until that run takes it."""
+    await _send("send_to", _outgoing(f"{channel}:{instance_id}", data, metadata))
+
+
+# Events.
+
+
+@overload
+async def wait_event(
+    type: str, *, where: Mapping[str, object] | None = None, timeout: Span | None = None
+) -> Event[Any]: ...
+
+
+@overload
+async def wait_event(
+    type: str, *, where: Mapping[str, object] | None = None, timeout: Span | None = None, data: type[T]
+) -> Event[T]: ...
+
+
+async def wait_event(
+    type: str, *, where: Mapping[str, object] | None = None, timeout: Span | None = None, data: Any = None
+) -> Event[Any]:
+    """The next event of a type, for which the values at these JSON paths of its data are these.
+
+    Seen are the events stored after this run first waited for the type, and those sent to it alone.
+    """
+    run = ambient.require_run("wait_event()")
+    for path in where or ():
+        validate_json_path(path)
+    channels = (type, f"{type}:{run.instance_id}")
+    step = run.new_wait("wait_event", channels, data, _span(timeout), where=where, kind=type)
+    event: Event[Any] = await run.wait(step)
+    return event
+
+
+async def send_event(
+    type: str,
+    data: object,
+    *,
+    to: str | None = None,
+    source: str = "",
+    id: str | None = None,
+    subject: str | None = None,
+) -> None:
+    """Store an event for the runs that wait for its type, or for one of them."""
+    await _send("send_event", event_message(type, data, to=to, source=source, id=id, subject=subject))
+
+
+def event_message(
+    type: str,
+    data: object,
+    *,
+    to: str | None = None,
+    source: str = "",
+    id: str | None = None,
+    subject: str | None = None,
+) -> OutgoingMessage:
+    """An event as the message that is stored; one with an id is stored once, however often it comes."""
+    about = {"ce_type": type, "ce_source": source, "ce_id": id, "ce_subject": subject}
+    known = {key: value for key, value in about.items() if value}
+    channel = type if to is None else f"{type}:{to}"
+    return OutgoingMessage(channel, encode(data), encode(known), message_id=id, source=source)
+
+
+def _outgoing(channel: str, data: object, metadata: Mapping[str, object] | None) -> OutgoingMessage:
+    return OutgoingMessage(channel, encode(data), None if metadata is None else encode(dict(metadata)))
+
+
+async def _send(name: str, message: OutgoingMessage) -> None:
+    run, outgoing = ambient.current_run(), OUTGOING.get()
+    effect = sending(message)
+    if run is not None:
+        await run.effect(name, effect)
+    elif outgoing is not None:
+        outgoing.append(effect)
+    elif ambient.ATTEMPT.get() is not None:
+        raise OutsideWorkflowError(f"{name}() was called by an activity that has ended")
+    else:
+        await ambient.current_app().send(message)
+
+
+def sending(message: OutgoingMessage) -> Effect:
+    """The effect of a message."""
+
+    async def write(storage: Storage, lease: Lease) -> int:
+        return await storage.publish_to_channel(
+            message.channel,
+            message.data,
+            message.metadata,
+            message_id=message.message_id,
+            source=message.source,
+            lease=lease,
+        )
+
+    return write

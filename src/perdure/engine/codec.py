@@ -1,0 +1,264 @@
+"""Values as plain JSON and back, as type hints say.
+
+What a hint names comes back as what it was: dataclasses, pydantic models, enums, dates, decimals, UUIDs, bytes, sets,
+tuples and unions of them. Without a hint a value is written in its natural form and comes back as JSON's own types.
+"""
+
+import inspect
+import json
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, lru_cache
+from typing import Any
+
+import msgspec
+
+from perdure.engine import hints
+from perdure.engine.unions import ADVICE, Codec, codec, dump_model
+from perdure.errors import SerializationError
+
+SIGNATURES_MAX = 4096
+
+Function = Callable[..., object]
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+def encode(value: object, hint: Any = Any) -> bytes:
+    """The value as JSON text; `SerializationError` if it has none, or is not what its hint says where that matters."""
+    return _encode(value, codec(hint))
+
+
+def decode(data: bytes, hint: Any = Any) -> Any:
+    """The value that JSON text stands for; `SerializationError` if it does not fit the hint."""
+    return _decode(data, codec(hint), hint)
+
+
+def _encode(value: object, using: Codec) -> bytes:
+    try:
+        packed = value if using.plain else using.pack(value)
+        data = _encoder.encode(packed)
+    except SerializationError:
+        raise
+    except Exception as error:  # whatever a property or serializer of the user's raises
+        raise SerializationError(
+            f"a value of type {_name(type(value))} cannot be written as JSON ({error}): {ADVICE}"
+        ) from error
+    if b"null" in data and value is not None:
+        _check_finite(packed)
+    return data
+
+
+def _decode(data: bytes | msgspec.Raw, using: Codec, hint: Any) -> Any:
+    try:
+        return using.load(data)
+    except Exception as error:  # whatever a class of the user's raises when it is made again
+        raise SerializationError(f"the JSON does not fit {_name(hint)}: {error}") from error
+
+
+def _natural(value: Any) -> Any:
+    """What msgspec does not know by itself, in its natural form."""
+    for kind, plain in _PLAIN.items():
+        if isinstance(value, kind):
+            return plain(value)
+    if hints.is_pydantic(type(value)):
+        return dump_model(value)
+    raise SerializationError(f"a value of type {_name(type(value))} cannot be written as JSON: {ADVICE}")
+
+
+_PLAIN: dict[type, Callable[[Any], object]] = {str: str.__str__, int: int.__int__, float: float.__float__}
+_encoder = msgspec.json.Encoder(enc_hook=_natural)
+
+
+def _check_finite(packed: object) -> None:
+    """Refuse what msgspec would turn into null without a word."""
+    try:
+        json.dumps(msgspec.to_builtins(packed, str_keys=True, enc_hook=_natural), allow_nan=False)
+    except ValueError as error:
+        raise SerializationError(
+            "a float that is not a number or infinite cannot be written as JSON: use None or a text for it"
+        ) from error
+
+
+def _name(hint: Any) -> str:
+    return f"{hint.__module__}.{hint.__qualname__}" if isinstance(hint, type) else str(hint)
+
+
+class Signature:
+    """A function's arguments and result as JSON: an object keyed by parameter name, and a value.
+
+    Hints are looked up at the first use, not when the function is decorated, so they may name what is defined later in
+    the module. One that cannot be found then (imported for type checkers only, say) counts as missing.
+    """
+
+    def __init__(self, function: Function) -> None:
+        self._function = function
+        self._signature = inspect.signature(function)
+        self._parameters = list(self._signature.parameters.values())
+        kinds = {parameter.kind for parameter in self._parameters}
+        self._simple = kinds <= {inspect.Parameter.POSITIONAL_OR_KEYWORD}
+        self._required = [
+            one.name for one in self._parameters if one.default is one.empty and one.kind not in _VARIABLE
+        ]
+        self._names = [parameter.name for parameter in self._parameters]
+
+    @staticmethod
+    def of(function: Function) -> "Signature":
+        """The signature of a plain function, made once; `TypeError` for methods and other callables."""
+        return _signature(function)
+
+    @property
+    def name(self) -> str:
+        """The function's name, for messages."""
+        return self._function.__name__
+
+    @cached_property
+    def hints(self) -> Mapping[str, Any]:
+        """The hint of each parameter's whole value, and of the result under `return`."""
+        resolved = _resolved(self._function)
+        found = {one.name: _whole(one, resolved.get(one.name, Any)) for one in self._parameters}
+        return found | {"return": resolved.get("return", Any)}
+
+    @cached_property
+    def _codecs(self) -> dict[str, Codec]:
+        return {name: codec(hint) for name, hint in self.hints.items()}
+
+    @cached_property
+    def _structured(self) -> list[str]:
+        return [name for name in self._names if not self._codecs[name].plain]
+
+    def bind(self, args: Sequence[object], kwargs: Mapping[str, object]) -> bytes:
+        """The arguments of a call as a JSON object, defaults not filled in; `TypeError` where the call would raise."""
+        values = self._bound(args, kwargs)
+        try:
+            packed = {name: self._codecs[name].pack(values[name]) for name in self._structured if name in values}
+            return _encode(values | packed if packed else values, _anything)
+        except Exception:
+            self._blame(values)
+            raise
+
+    def _bound(self, args: Sequence[object], kwargs: Mapping[str, object]) -> dict[str, Any]:
+        if not kwargs and self._simple and len(self._required) <= len(args) <= len(self._names):
+            return dict(zip(self._names, args, strict=False))
+        try:
+            values = dict(self._signature.bind(*args, **kwargs).arguments)
+        except TypeError as error:
+            raise TypeError(f"{self.name}() {error}") from None
+        for name in self._required:  # Python 3.13.0 overlooks one that goes by position and was given by name
+            if name not in values:
+                raise TypeError(f"{self.name}() missing a required argument: {name!r}")
+        return values
+
+    def _blame(self, values: Mapping[str, object]) -> None:
+        """Raise the error of the argument that cannot be written, with its name."""
+        for name, value in values.items():
+            try:
+                _encode(value, self._codecs[name])
+            except SerializationError as error:
+                raise SerializationError(f"{self.name}(): argument {name!r}: {error}") from error
+
+    def unbind(self, data: bytes) -> tuple[list[Any], dict[str, Any]]:
+        """The arguments to call the function with; `SerializationError` if they are not its own (any more)."""
+        texts = _decode(data, _arguments, "an object of arguments")
+        if unknown := texts.keys() - self._signature.parameters.keys():
+            raise SerializationError(f"{self.name}() has no parameter {', '.join(map(repr, sorted(unknown)))}")
+        args: list[Any] = []
+        kwargs: dict[str, Any] = {}
+        for place, parameter in enumerate(self._parameters):
+            if parameter.name in texts:
+                self._place(parameter, self._value(parameter.name, texts[parameter.name]), place, args, kwargs)
+            elif parameter.name in self._required:
+                raise SerializationError(f"{self.name}() needs an argument {parameter.name!r} that is not recorded")
+        return args, kwargs
+
+    def _place(
+        self, parameter: inspect.Parameter, value: Any, place: int, args: list[Any], kwargs: dict[str, Any]
+    ) -> None:
+        kind = parameter.kind
+        if kind is parameter.VAR_KEYWORD:
+            kwargs.update(value)
+        elif kind in _POSITIONAL and len(args) == place:
+            args.append(value)
+        elif kind is parameter.VAR_POSITIONAL and len(args) == place:
+            args.extend(value)
+        elif kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            kwargs[parameter.name] = value
+        elif value or kind is parameter.POSITIONAL_ONLY:
+            raise SerializationError(
+                f"{self.name}() takes {parameter.name!r} by position, and one before it is missing"
+            )
+
+    def _value(self, name: str, text: msgspec.Raw) -> Any:
+        try:
+            return _decode(text, self._codecs[name], self.hints[name])
+        except SerializationError as error:
+            raise SerializationError(f"{self.name}(): argument {name!r}: {error}") from error
+
+    def encode_result(self, value: object) -> bytes:
+        """The function's result as JSON text."""
+        try:
+            return _encode(value, self._codecs["return"])
+        except SerializationError as error:
+            raise SerializationError(f"the result of {self.name}(): {error}") from error
+
+    def decode_result(self, data: bytes) -> Any:
+        """The function's result from JSON text."""
+        try:
+            return _decode(data, self._codecs["return"], self.hints["return"])
+        except SerializationError as error:
+            raise SerializationError(f"the result of {self.name}(): {error}") from error
+
+
+_anything = codec(Any)
+_arguments = codec(dict[str, msgspec.Raw])
+
+
+@lru_cache(SIGNATURES_MAX)
+def _signature(function: Function) -> Signature:
+    if inspect.ismethod(function) or _takes_self(function):
+        raise TypeError(
+            f"{function.__qualname__} is a method: use a function of the module, its object is not recorded"
+        )
+    if not inspect.isfunction(function):
+        raise TypeError(f"{function!r} is not a function defined with def or async def")
+    return Signature(function)
+
+
+def _takes_self(function: Function) -> bool:
+    """Whether a function stands in a class's body with `self` or `cls` first, where it is a method to be."""
+    scope = getattr(function, "__qualname__", "").rpartition(".")[0]
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    first = code.co_varnames[:1] if code is not None and code.co_argcount else ()
+    return bool(scope) and not scope.endswith("<locals>") and first in (("self",), ("cls",))
+
+
+def _resolved(function: Function) -> dict[str, Any]:
+    """The function's hints; each by itself if together they fail, so that one bad hint spoils no other."""
+    target = inspect.unwrap(function)
+    names = hints.closure(target)
+    try:
+        return typing.get_type_hints(target, localns=names, include_extras=True)
+    except Exception:
+        return {name: _resolved_alone(target, hint, names) for name, hint in target.__annotations__.items()}
+
+
+def _resolved_alone(target: Any, hint: object, names: dict[str, Any]) -> Any:
+    holder = types.SimpleNamespace(__annotations__={"hint": hint})
+    try:
+        return typing.get_type_hints(holder, target.__globals__, names, include_extras=True)["hint"]
+    except Exception:
+        return Any
+
+
+def _whole(parameter: inspect.Parameter, hint: Any) -> Any:
+    """The hint of all that a parameter holds: of `*args: int` a list."""
+    unpacked = typing.get_origin(hint) is typing.Unpack
+    if parameter.kind is parameter.VAR_POSITIONAL:
+        return list[Any] if unpacked else list[hint]  # a type checker knows more of these than we need
+    if parameter.kind is parameter.VAR_KEYWORD:
+        return typing.get_args(hint)[0] if unpacked else dict[str, hint]
+    if parameter.default is None:
+        return hints.joined([hint, None])  # `amount: int = None` is common and means it
+    return hint

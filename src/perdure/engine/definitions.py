@@ -1,0 +1,232 @@
+"""Definitions: what a user decorates. They are plain data and callables; nothing runs because of them."""
+
+import hashlib
+import inspect
+import random
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import cached_property, update_wrapper
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar, overload
+
+from perdure.engine import ambient
+from perdure.engine.codec import Signature
+from perdure.engine.handles import Handle, IfExists, StartRequest
+from perdure.engine.source import check_source
+from perdure.errors import NotDurableError, OutsideWorkflowError, TerminalError
+from perdure.model import limits
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+RESERVED = frozenset({"id", "at", "after", "timeout", "in_transaction", "if_exists"})
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """How often an activity is tried, and how long is waited in between: `first`, then `factor` times as long."""
+
+    attempts: int = 3
+    first: timedelta = timedelta(seconds=0.2)
+    factor: float = 2.0
+    longest: timedelta = timedelta(minutes=5)
+    jitter: float = 0.2
+    never: tuple[type[Exception], ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.attempts < 1 or self.factor < 1 or not 0 <= self.jitter <= 1:
+            raise ValueError("Retry needs attempts >= 1, factor >= 1 and a jitter between 0 and 1")
+
+    def pause(self, attempt: int, error: BaseException) -> float | None:
+        """Seconds to wait after this attempt failed; None to give up."""
+        final = isinstance(error, (TerminalError, *self.never)) or not isinstance(error, Exception)
+        if final or attempt >= self.attempts:
+            return None
+        longest = self.longest.total_seconds()
+        try:
+            pause = min(self.first.total_seconds() * self.factor ** (attempt - 1), longest)
+        except OverflowError:
+            pause = longest
+        return pause * random.uniform(1 - self.jitter, 1)
+
+
+class Activity(Generic[P, R]):
+    """A function whose result is recorded once. Called in a workflow it is a step; elsewhere it is an ordinary call."""
+
+    def __init__(self, function: Callable[P, Any], name: str, retry: Retry, timeout: timedelta | None) -> None:
+        self.function = function
+        self.name = limits.name(name, "activity name", 150)
+        self.retry = retry
+        self.timeout = timeout
+        self.plain = not inspect.iscoroutinefunction(function)
+        update_wrapper(self, function)
+
+    @cached_property
+    def signature(self) -> Signature:
+        """How arguments and result are written."""
+        return Signature.of(self.function)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Awaitable[R]:
+        run = ambient.current_run()
+        if run is None:
+            return self.function(*args, **kwargs)  # type: ignore[no-any-return]
+        return run.activity(self, args, kwargs)
+
+    def __repr__(self) -> str:
+        return f"<activity {self.name}>"
+
+
+class Workflow(Generic[P, R]):
+    """An async function that survives crashes. `start` runs it durably; calling it elsewhere is an ordinary call."""
+
+    def __init__(self, function: Callable[P, Coroutine[Any, Any, R]], name: str, max_tries: int | None) -> None:
+        if not inspect.iscoroutinefunction(function):
+            raise TypeError(f"a workflow is an `async def`, and {function!r} is not")
+        self.function = function
+        self.name = limits.name(name, "workflow name")
+        self.max_tries = max_tries
+        update_wrapper(self, function)
+
+    @cached_property
+    def signature(self) -> Signature:
+        """How arguments and result are written."""
+        return Signature.of(self.function)
+
+    @cached_property
+    def source(self) -> str:
+        """The text of the function, where it can be had."""
+        try:
+            return inspect.getsource(self.function)
+        except (OSError, TypeError):
+            return ""
+
+    @cached_property
+    def source_hash(self) -> str:
+        """Tells versions of the code apart."""
+        return hashlib.sha256(self.source.encode()).hexdigest()
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
+        if ambient.current_run() is not None:
+            raise OutsideWorkflowError("child workflows are not there yet: call an activity, or start() from outside")
+        return self.function(*args, **kwargs)
+
+    async def start(
+        self,
+        *args: object,
+        id: str | None = None,
+        at: datetime | None = None,
+        after: timedelta | None = None,
+        if_exists: IfExists = "same",
+        **kwargs: object,
+    ) -> Handle[R]:
+        """Start a run with these arguments; durable when it returns.
+
+        The same id again with the same input gives a handle on the run that is there, finished or not; with another
+        input, or with `if_exists="error"`, it is an `InstanceExistsError`. `at` or `after` put the beginning off.
+        """
+        if ambient.current_run() is not None:
+            raise NotDurableError("start() in a workflow's body is not there yet: call it in an activity")
+        data = self.signature.bind(args, kwargs)
+        request = StartRequest(
+            *(self.name, data, id, at, after, if_exists), self.source_hash, self.source, self.signature.unbind
+        )
+        return Handle(await ambient.current_app().start(request), self.signature.decode_result)
+
+    def __repr__(self) -> str:
+        return f"<workflow {self.name}>"
+
+
+WORKFLOWS: dict[str, Workflow[..., Any]] = {}  # every one that was defined; an App may serve fewer
+
+
+def _register(defined: Workflow[..., Any]) -> None:
+    known = WORKFLOWS.get(defined.name)
+    if known is not None and _home(known.function) != _home(defined.function):
+        raise ValueError(
+            f"two workflows are called {defined.name!r}, in {_home(known.function)} and {_home(defined.function)}: "
+            "give one of them another name="
+        )
+    WORKFLOWS[defined.name] = defined
+
+
+def _home(function: Callable[..., Any]) -> str:
+    return f"{function.__module__}.{function.__qualname__}"
+
+
+@overload
+def workflow(function: Callable[P, Coroutine[Any, Any, R]], /) -> Workflow[P, R]: ...
+
+
+@overload
+def workflow(
+    *, name: str | None = None, max_tries: int | None = None, strict: bool = False
+) -> Callable[[Callable[P, Coroutine[Any, Any, R]]], Workflow[P, R]]: ...
+
+
+def workflow(
+    function: Callable[P, Coroutine[Any, Any, R]] | None = None,
+    /,
+    *,
+    name: str | None = None,
+    max_tries: int | None = None,
+    strict: bool = False,
+) -> Any:
+    """Make an `async def` a workflow, called `name` or like the function.
+
+    Calls in it that no replay could repeat are warned of, or refused with `strict`. A run that ends this many tries in
+    a row without progress fails; by default it waits for ever for code that fits.
+    """
+
+    def define(function: Callable[P, Coroutine[Any, Any, R]]) -> Workflow[P, R]:
+        made = Workflow(function, name or function.__name__, max_tries)
+        taken = RESERVED.intersection(inspect.signature(function).parameters)
+        if taken:
+            raise TypeError(
+                f"start() needs {', '.join(sorted(taken))} for itself: rename that parameter of {made.name}"
+            )
+        check_source(function, strict=strict)
+        _register(made)
+        return made
+
+    return define if function is None else define(function)
+
+
+@overload
+def activity(function: Callable[P, Coroutine[Any, Any, R]], /) -> Activity[P, R]: ...
+
+
+@overload
+def activity(function: Callable[P, R], /) -> Activity[P, R]: ...
+
+
+@overload
+def activity(*, name: str | None = None, retry: Retry = ..., timeout: timedelta | None = None) -> "Decorator": ...
+
+
+def activity(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    name: str | None = None,
+    retry: Retry = Retry(),  # noqa: B008 - frozen
+    timeout: timedelta | None = None,
+) -> Any:
+    """Make a function an activity: its result is recorded once, its failures are retried.
+
+    `timeout` is for each attempt. A plain function runs in a thread.
+    """
+
+    def define(function: Callable[..., Any]) -> Activity[..., Any]:
+        return Activity(function, name or function.__name__, retry, timeout)
+
+    return define if function is None else define(function)
+
+
+class Decorator(Protocol):
+    """`@activity(...)`: takes async and plain functions alike."""
+
+    @overload
+    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> Activity[P, R]: ...
+
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> Activity[P, R]: ...

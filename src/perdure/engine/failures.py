@@ -1,0 +1,158 @@
+"""Errors as rows and back.
+
+A row never makes this process import a module or run anything but the constructor of an exception class it already
+knows, and only if the class is an `Exception` and the error that comes out is the one that went in. Everything else
+comes back as `ActivityError`, which carries the type, message and traceback as text.
+"""
+
+import sys
+import traceback
+import types
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from perdure.engine.codec import encode
+from perdure.errors import ActivityError, SerializationError
+
+MESSAGE_MAX = 64 * 1024
+STACK_TRACE_MAX = 16 * 1024
+ARGS_MAX = 64 * 1024
+
+_CUT = "\n… {} bytes left out …\n"
+
+
+def encode_failure(error: BaseException) -> dict[str, object]:
+    """What a row keeps of an error: JSON's own types, bounded. `args` is there if it can be made again from them."""
+    failure: dict[str, object] = {
+        "error_type": _type_name(error),
+        "error_message": _bounded(_message(error), MESSAGE_MAX),
+        "stack_trace": _bounded(_stack_trace(error), STACK_TRACE_MAX),
+    }
+    args = _args(error)
+    if _is_json(args) and _is_same(error, _made(type(error), args)):
+        failure["args"] = list(args)
+    return failure
+
+
+def decode_failure(data: Mapping[str, object]) -> Exception:
+    """The error of a row: of its own class if that is known here and gives the same again, else `ActivityError`."""
+    fields = data if isinstance(data, Mapping) else {}
+    error_type, message, stack_trace = (_text(fields, key) for key in ("error_type", "error_message", "stack_trace"))
+    args = fields.get("args")
+    known = _known(error_type) if isinstance(args, list) else None
+    if known is not None:
+        made = _made(known, args)  # type: ignore[arg-type]
+        if made is not None and _message(made) == message:
+            return made
+    return ActivityError(message, error_type=error_type, stack_trace=stack_trace)
+
+
+def _type_name(error: BaseException) -> str:
+    if type(error) is ActivityError and error.error_type:
+        return error.error_type  # handed on: what failed at first is what people look for
+    return _path(type(error))
+
+
+def _path(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:
+        return f"<{type(error).__qualname__} whose message cannot be read>"
+
+
+def _stack_trace(error: BaseException) -> str:
+    if type(error) is ActivityError and error.stack_trace:
+        return error.stack_trace
+    try:
+        return "".join(traceback.format_exception(error))
+    except Exception:
+        return ""
+
+
+def _bounded(text: str, longest: int) -> str:
+    """The text's head and tail in at most so many bytes of UTF-8; lone surrogates, which no JSON has, as escapes."""
+    data = text.encode("utf-8", "backslashreplace")
+    if len(data) <= longest:
+        return data.decode()
+    cut = _CUT.format(len(data))
+    half = (longest - len(cut.encode())) // 2
+    cut = _CUT.format(len(data) - 2 * half)
+    return data[:half].decode("utf-8", "ignore") + cut + data[-half:].decode("utf-8", "ignore")
+
+
+def _text(fields: Mapping[str, object], key: str) -> str:
+    value = fields.get(key)
+    return value if isinstance(value, str) else ""
+
+
+def _args(error: BaseException) -> Sequence[Any]:
+    """What the error's class was called with, as far as it says so."""
+    if isinstance(error, OSError):
+        return OSError.__reduce__(error)[1]  # `args` lacks the file names
+    return error.args if type(error.args) is tuple else (error.args,)
+
+
+def _is_json(args: object) -> bool:
+    """Whether they come back from JSON as they are: no tuple, no subclass, nothing too large."""
+    try:
+        return _is_exact(list(args)) and len(encode(list(args))) <= ARGS_MAX  # type: ignore[call-overload]
+    except (SerializationError, RecursionError):
+        return False
+
+
+def _is_exact(value: object) -> bool:
+    if type(value) is list:
+        return all(map(_is_exact, value))
+    if type(value) is dict:
+        return all(type(key) is str and _is_exact(part) for key, part in value.items())
+    return value is None or type(value) in (bool, int, float, str)
+
+
+def _known(error_type: str) -> type[Exception] | None:
+    """The class of this name in a module that is imported already."""
+    parts = error_type.split(".")
+    for length in range(len(parts) - 1, 0, -1):
+        module = sys.modules.get(".".join(parts[:length]))
+        if isinstance(module, types.ModuleType):
+            return _inside(module, parts[length:], error_type)
+    return None
+
+
+def _inside(module: types.ModuleType, names: Sequence[str], error_type: str) -> type[Exception] | None:
+    # Read without getattr: a lazy module would import something because of a row.
+    found: object = types.ModuleType.__getattribute__(module, "__dict__").get(names[0])
+    for name in names[1:]:
+        found = type.__getattribute__(found, "__dict__").get(name) if isinstance(found, type) else None
+    if isinstance(found, type) and issubclass(found, Exception) and _path(found) == error_type:
+        return found
+    return None
+
+
+def _made(kind: type[BaseException], args: Sequence[Any]) -> Exception | None:
+    """The error made again, or None if that does not give an error of this class with these arguments."""
+    if not issubclass(kind, Exception):
+        return None
+    try:
+        made = kind(*args)
+        same = type(made) is kind and encode(list(_args(made))) == encode(list(args))
+    except Exception:
+        return None
+    return made if same else None
+
+
+def _is_same(error: BaseException, made: Exception | None) -> bool:
+    """Whether nothing a handler could look at differs: an attribute beside the arguments would be lost silently."""
+    if made is None:
+        return False
+    try:
+        return _message(made) == _message(error) and bool(_attributes(made) == _attributes(error))
+    except Exception:
+        return False
+
+
+def _attributes(error: BaseException) -> dict[str, object]:
+    return {name: value for name, value in vars(error).items() if name != "__notes__"}

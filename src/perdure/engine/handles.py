@@ -1,0 +1,87 @@
+"""Handles: how a program looks at a run, wherever it runs."""
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Generic, Literal, Protocol, TypeVar
+
+from perdure.engine.codec import decode
+from perdure.model.records import HistoryEvent, WorkflowInstance
+from perdure.model.states import WorkflowStatus
+
+R = TypeVar("R")
+
+IfExists = Literal["same", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class StartRequest:
+    """A run to be started."""
+
+    workflow_name: str
+    input_data: bytes
+    id: str | None
+    at: datetime | None
+    after: timedelta | None
+    if_exists: IfExists
+    source_hash: str
+    source: str
+    read: Callable[[bytes], object]  # what the input says, to compare it with another
+
+
+class Runs(Protocol):
+    """What a handle asks of an app or a client."""
+
+    async def finished(self, instance_id: str, timeout: timedelta | None) -> bytes:
+        """The output of a run once it is finished; raises what it ended with."""
+
+    async def describe(self, instance_id: str) -> WorkflowInstance:
+        """The row of a run."""
+
+    async def state(self, instance_id: str) -> Any:
+        """What the run last gave to set_state()."""
+
+    def history(self, instance_id: str) -> AsyncIterator[HistoryEvent]:
+        """The events of a run, in order."""
+
+
+class Handle(Generic[R]):
+    """A run, seen from outside. It holds nothing open: keep it or make it again with `app.get(id)`."""
+
+    __slots__ = ("_decode", "_runs", "id")
+
+    def __init__(self, started: tuple[Runs, str], decode: Callable[[bytes], R]) -> None:
+        self._runs, self.id = started
+        self._decode = decode
+
+    async def result(self, timeout: timedelta | float | None = None) -> R:
+        """Wait for the run's end and give what it returned.
+
+        Raises `WorkflowFailedError`, whose cause is the run's error, `WorkflowCancelledError`, or `TimeoutError`.
+        """
+        span = timedelta(seconds=timeout) if isinstance(timeout, int | float) else timeout
+        return self._decode(await self._runs.finished(self.id, span))
+
+    async def status(self) -> WorkflowStatus:
+        """Where the run stands."""
+        return (await self._runs.describe(self.id)).status
+
+    async def describe(self) -> WorkflowInstance:
+        """The run's whole row: its input, when it began, who drives it."""
+        return await self._runs.describe(self.id)
+
+    async def state(self) -> Any:
+        """What the run last gave to `set_state()`, or None."""
+        return await self._runs.state(self.id)
+
+    def history(self) -> AsyncIterator[HistoryEvent]:
+        """The run's events, in order, page by page."""
+        return self._runs.history(self.id)
+
+    def __repr__(self) -> str:
+        return f"<handle on {self.id}>"
+
+
+def plain(data: bytes) -> Any:
+    """The result of a run whose workflow is not known here: JSON."""
+    return decode(data)

@@ -1,0 +1,112 @@
+"""The heartbeat: keeps the leases of a worker's runs, from a thread and a connection of its own.
+
+So a body or an activity that blocks the worker's loop loses no lease. One statement renews them all. Each run has a
+deadline by this machine's monotonic clock, counted from before the renewal was sent: after it nothing new is begun,
+since somebody else may have taken the run over.
+"""
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
+from typing import Protocol
+
+from perdure.errors import StorageError
+from perdure.model.records import Lease
+from perdure.storage.contract import Storage
+
+log = logging.getLogger("perdure.engine")
+
+PAGE = 1000
+
+
+class Held(Protocol):
+    """What is kept alive."""
+
+    deadline: float
+
+
+class Heartbeat:
+    """Renews leases every third of their time, and says which are lost."""
+
+    def __init__(
+        self,
+        connect: Callable[[], AbstractAsyncContextManager[Storage]],
+        worker_id: str,
+        lease_sec: float,
+        lost: Callable[[Lease], None],
+    ) -> None:
+        self._connect = connect
+        self._worker_id = worker_id
+        self._lease_sec = lease_sec
+        self._lost = lost
+        self._held: dict[str, tuple[Lease, Held]] = {}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._main, name="perdure-heartbeat", daemon=True)
+
+    def start(self) -> None:
+        """Begin to beat."""
+        self._host = asyncio.get_running_loop()
+        self._thread.start()
+
+    async def stop(self) -> None:
+        """Stop, and say that the worker is gone."""
+        self._stop.set()
+        await asyncio.to_thread(self._thread.join)
+
+    def hold(self, lease: Lease, held: Held) -> None:
+        """Keep this lease from now on."""
+        self._held[lease.instance_id] = (lease, held)
+
+    def drop(self, lease: Lease) -> None:
+        """Let it go."""
+        found = self._held.get(lease.instance_id)
+        if found is not None and found[0] is lease:
+            del self._held[lease.instance_id]
+
+    def _main(self) -> None:
+        while not self._stop.is_set():
+            try:
+                asyncio.run(self._beat())
+            except Exception:
+                log.exception("heartbeat.failed")
+                self._stop.wait(1)
+
+    async def _beat(self) -> None:
+        async with self._connect() as storage:
+            while not await asyncio.to_thread(self._stop.wait, self._lease_sec / 3):
+                try:
+                    await self._renew(storage)
+                    await storage.beat_worker(self._worker_id)
+                except StorageError as error:
+                    log.warning("heartbeat.missed", extra={"error": str(error), "leases": len(self._held)})
+                    self._lose_overdue()
+            with suppress(StorageError):
+                await storage.beat_worker(self._worker_id, gone=True)
+
+    async def _renew(self, storage: Storage) -> None:
+        held = list(self._held.values())
+        for first in range(0, len(held), PAGE):
+            page = held[first : first + PAGE]
+            sent = time.monotonic()
+            renewed = await storage.refresh_locks([lease for lease, _ in page], self._lease_sec)
+            self._judge(page, renewed, sent + self._lease_sec)
+
+    def _judge(self, page: Sequence[tuple[Lease, Held]], renewed: Sequence[Lease | None], deadline: float) -> None:
+        for (lease, held), found in zip(page, renewed, strict=True):
+            if found is not None:
+                held.deadline = deadline
+            elif self._held.get(lease.instance_id, (None,))[0] is lease:  # and not given back meanwhile
+                self._lose(lease)
+
+    def _lose_overdue(self) -> None:
+        """Nobody could be asked in time: somebody else may have taken these."""
+        for lease, held in list(self._held.values()):
+            if time.monotonic() >= held.deadline:
+                self._lose(lease)
+
+    def _lose(self, lease: Lease) -> None:
+        with suppress(RuntimeError):  # the host's loop is closed
+            self._host.call_soon_threadsafe(self._lost, lease)

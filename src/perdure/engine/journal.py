@@ -1,0 +1,140 @@
+"""The journal: every write of a run goes through here, in the order in which the run made them.
+
+Records of many runs share a commit: what comes while one is under way forms the next. A run goes on without waiting
+for the disk, except where somebody could see what it did: there it waits until its journal is `durable`. A write that
+is refused drops all later ones of its run, and of no other, so what is stored is always the beginning of what was done.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextvars import Context
+from typing import Generic, TypeVar
+
+from perdure.errors import CommitUnknownError, StorageError
+from perdure.model.records import HistoryEvent, Lease
+from perdure.storage.contract import Storage
+
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+
+TOGETHER_MAX = 256
+UNKNOWN_TRIES = 5
+
+Write = Callable[[Sequence[Item]], Awaitable[Sequence[Answer | StorageError]]]
+
+
+class Shared(Generic[Item, Answer]):
+    """One kind of write, of many callers, in one commit at a time."""
+
+    def __init__(self, write: Write[Item, Answer]) -> None:
+        self._write = write
+        self._queue: list[tuple[Item, asyncio.Future[Answer | StorageError]]] = []
+        self._flusher: asyncio.Task[None] | None = None
+
+    def put(self, item: Item) -> "asyncio.Future[Answer | StorageError]":
+        """Write it with the next commit; gives what will come of it."""
+        future: asyncio.Future[Answer | StorageError] = asyncio.get_running_loop().create_future()
+        self._queue.append((item, future))
+        if self._flusher is None:
+            self._flusher = asyncio.create_task(self._flush(), context=Context())  # nobody's in particular
+        return future
+
+    async def __call__(self, item: Item) -> Answer:
+        """Write it and wait; raises what it was refused with."""
+        answer = await self.put(item)
+        if isinstance(answer, StorageError):
+            raise answer
+        return answer
+
+    async def _flush(self) -> None:
+        while self._queue:
+            batch, self._queue = self._queue[:TOGETHER_MAX], self._queue[TOGETHER_MAX:]
+            try:
+                answers = await self._write([item for item, _ in batch])
+            except StorageError as error:
+                answers = [error] * len(batch)
+            except BaseException:
+                for _, future in batch:
+                    future.cancel()
+                self._flusher = None
+                raise
+            for (_, future), answer in zip(batch, answers, strict=True):
+                if not future.done():
+                    future.set_result(answer)
+        self._flusher = None
+
+
+class Entry:
+    """A record on its way."""
+
+    __slots__ = ("event", "journal")
+
+    def __init__(self, event: HistoryEvent, journal: "Journal") -> None:
+        self.event = event
+        self.journal = journal
+
+
+class Journal:
+    """The writes of one run under one lease."""
+
+    def __init__(self, records: Shared[Entry, int], lease: Lease, last_id: int) -> None:
+        self._records = records
+        self.lease = lease
+        self.last_id = last_id  # the newest row of the history that this run knows
+        self.refused: StorageError | None = None
+        self._last: asyncio.Future[int | StorageError] | None = None
+
+    def record(self, event: HistoryEvent, stored: Callable[[], None]) -> None:
+        """Write an event after all that were given before; nobody waits. `stored` is called once it is."""
+        if self.refused is None:
+            self._last = self._records.put(Entry(event, self))
+            self._last.add_done_callback(lambda done: stored() if _is_stored(done) else None)
+
+    async def durable(self) -> None:
+        """Wait until everything recorded so far is stored; raises what a write was refused with."""
+        while self.refused is None and self._last is not None:
+            last = self._last
+            await asyncio.shield(last)
+            if last is self._last:
+                self._last = None
+        if self.refused is not None:
+            raise self.refused
+
+
+def _is_stored(done: "asyncio.Future[int | StorageError]") -> bool:
+    return not done.cancelled() and isinstance(done.result(), int)
+
+
+def appending(storage: Storage) -> Write[Entry, int]:
+    """How records are written: in one commit, unless an earlier one of their run was refused."""
+
+    async def append(entries: Sequence[Entry]) -> Sequence[int | StorageError]:
+        live = [entry for entry in entries if entry.journal.refused is None]
+        try:
+            written = await _append(storage, live) if live else []
+        except StorageError as error:
+            written = [error] * len(live)
+        fates = dict(zip(live, written, strict=True))
+        answers: list[int | StorageError] = []
+        for entry in entries:
+            journal = entry.journal
+            fate = fates.get(entry, journal.refused)
+            if isinstance(fate, int):
+                journal.last_id = max(journal.last_id, fate)
+            elif fate is not None and journal.refused is None:
+                journal.refused = fate
+            answers.append(fate if fate is not None else 0)
+        return answers
+
+    return append
+
+
+async def _append(storage: Storage, entries: Sequence[Entry]) -> Sequence[int | StorageError]:
+    """The same event again changes nothing, so after a lost answer writing again is reading back."""
+    items = [(entry.event, entry.journal.lease) for entry in entries]
+    for _ in range(UNKNOWN_TRIES):
+        try:
+            return await storage.append_histories(items)
+        except CommitUnknownError as error:
+            unknown = error
+    raise unknown

@@ -1,0 +1,366 @@
+"""The loop a workflow's body runs on: it has no clock, no threads and no sockets, so every run of it is the same.
+
+The host calls `pump` after it gave the body something (a step's result, a timer that fired); the body then runs until
+it is still. Nothing else moves it. What the body does therefore depends only on its code and on the order of what it
+was given, and that order is the run's history.
+
+Three things of Python would still let chance in, and are taken out here:
+ - sets of tasks and futures are ordered by hash, which is an address: ours have a hash by number (`BodyTask`);
+ - `as_completed` makes its tasks in the order of a set of coroutines: see `_AsCompleted`;
+ - the cycle collector may run anybody's clean-up anywhere: it is off while the body runs.
+"""
+
+import asyncio
+import gc
+import math
+import sys
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence, Set, ValuesView
+from contextvars import Context, copy_context
+from itertools import count
+from types import CodeType, FrameType
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, TypeVarTuple, Unpack
+from zlib import crc32
+
+from perdure.engine.scopes import Scope, current_scope, enter
+from perdure.errors import NotDurableError
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+NEVER_SEC = 100 * 365.25 * 86400.0
+"""A timer this far away never fires and is not kept: the databases' calendars end before `sleep(inf)` does."""
+
+_WAYS = {
+    "run_in_executor set_default_executor shutdown_default_executor": "make it a plain function with @activity, which "
+    "runs in a thread",
+    "call_soon_threadsafe": "send the run an event or a message instead",
+    "add_signal_handler remove_signal_handler": "cancel the run or send it an event from outside",
+    "run_forever run_until_complete stop": "the engine runs the body; await it instead",
+    "set_task_factory get_task_factory": "the engine makes the body's tasks",
+    "set_exception_handler get_exception_handler": "the engine reports what nobody awaited; use @workflow.on_failure",
+}
+_ANY_WAY = "move it into an activity"
+
+
+def _refusal(name: str) -> Callable[..., None]:
+    way = next((way for names, way in _WAYS.items() if name in names.split()), _ANY_WAY)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise NotDurableError(f"loop.{name}() in a workflow's body could not be replayed: {way}")
+
+    return refuse
+
+
+if TYPE_CHECKING:
+    # The refusals are put in by name, which a type checker can't see; this class has all the methods.
+    _Refusing = asyncio.SelectorEventLoop
+else:
+    _PUBLIC = [name for name in vars(asyncio.AbstractEventLoop) if not name.startswith("_")]
+    _Refusing = type("_Refusing", (asyncio.AbstractEventLoop,), {name: _refusal(name) for name in _PUBLIC})
+
+
+class Timer(asyncio.TimerHandle):
+    """A timer of the body: `path` names it, `delay` is in seconds from the loop's time when it was made.
+
+    One that was due at once, or never is, has no wait (`waiting` is False from the start) and is not known to `Timers`.
+    """
+
+    __slots__ = ("delay", "path", "waiting")
+
+    def __init__(self, delay: float, when: float, *handle: Any) -> None:
+        super().__init__(when, *handle)
+        self.delay = delay
+        self.path = ""
+        self.waiting = False
+
+    # The base compares by time and callback, so that two `sleep(5)` would be one key of a dict.
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+
+class Timers(Protocol):
+    """Who keeps the body's timers and gives them back to `BodyLoop.fire`."""
+
+    def start(self, timer: Timer) -> None:
+        """The body waits for this timer; what this raises reaches the body."""
+
+    def drop(self, timer: Timer) -> None:
+        """The body cancelled this timer before it fired."""
+
+
+class BodyTask(asyncio.Task[T]):
+    """A task whose place in a set depends on its number, not on its address.
+
+    `TaskGroup` cancels, `asyncio.wait` answers and bodies iterate in the order of sets.
+    """
+
+    __slots__ = ("_hash",)
+    _log_destroy_pending: bool
+
+    def __init__(self, coro: Coroutine[Any, Any, T], *, number: int, **options: Any) -> None:
+        self._hash = number  # first: the base puts the task into a set
+        super().__init__(coro, **options)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+
+class BodyFuture(asyncio.Future[T]):
+    """A future with a hash by number too, taken when it is first asked for: the host's futures must not count."""
+
+    __slots__ = ("_hash",)
+    _hash: int
+
+    def __hash__(self) -> int:
+        try:
+            return self._hash
+        except AttributeError:
+            loop = self.get_loop()
+            assert isinstance(loop, BodyLoop)
+            self._hash = next(loop._future_numbers)
+            return self._hash
+
+
+class BodyLoop(_Refusing):
+    """A deterministic event loop, pumped from outside, in the host loop's thread.
+
+    `report` gets what `call_exception_handler` gets, from wherever Python found it. `seed` tells runs apart in hashes
+    and must be the same on every replay of a run: asyncio keeps the tasks of all loops in one set, which would be slow
+    if the first tasks of ten thousand runs were alike.
+    """
+
+    def __init__(self, timers: Timers, report: Callable[[dict[str, Any]], None], *, seed: str = "") -> None:
+        self.timers = timers
+        self._report = report
+        self._ready: deque[asyncio.Handle] = deque()
+        self._time = 0.0
+        self._root = Scope()
+        self._tasks: dict[BodyTask[Any], None] = {}  # kept alive: a forgotten task must not end by collection
+        self._ordered: dict[int, asyncio.Task[Any]] = {}
+        high = (crc32(seed.encode()) & 0x3FFFFFFF) << 32  # low bits by number, so that small sets are in order
+        self._task_numbers = count(high + 1)
+        self._future_numbers = count(high + 1)
+        self._pumping = self._closed = self._debug = False
+
+    # Driving it, from the host
+
+    def spawn(self, coroutine: Coroutine[Any, Any, T], *, name: str | None = None) -> asyncio.Task[T]:
+        """Make the root task, in a copy of the caller's context; it runs at the next `pump`."""
+        return self._task(coroutine, self._root, name or "body", copy_context(), {})
+
+    def pump(self) -> None:
+        """Run the body until it is still.
+
+        It may be called from a task of the host as well as from a callback: running loop, current task, hooks and
+        collector are the host's again afterwards, also after KeyboardInterrupt or SystemExit, the only things raised.
+        """
+        assert not self._pumping, "the body is running: pump was called from inside it"
+        self._check_open()
+        host, hooks, collecting = asyncio._get_running_loop(), sys.get_asyncgen_hooks(), gc.isenabled()
+        self._pumping = True
+        try:
+            gc.disable()
+            sys.set_asyncgen_hooks(firstiter=None, finalizer=self._abandoned)
+            asyncio._set_running_loop(self)
+            self._run_ready()
+        finally:
+            asyncio._set_running_loop(host)
+            sys.set_asyncgen_hooks(*hooks)
+            if collecting:
+                gc.enable()
+            self._pumping = False
+
+    def _run_ready(self) -> None:
+        ready = self._ready
+        while ready:
+            handle = ready.popleft()
+            if not handle._cancelled:
+                handle._run()
+
+    def fire(self, timer: Timer) -> None:
+        """The timer is due: its time is the loop's time, unless that is later, and its callback is ready."""
+        if timer.waiting:
+            timer.waiting = False
+            self._time = max(self._time, timer.when())
+            self._ready.append(timer)
+
+    def tasks(self) -> Set[asyncio.Task[Any]]:
+        """The unfinished tasks, in the order they were made in."""
+        return {task: None for task in self._tasks if not task.done()}.keys()
+
+    def close(self) -> None:
+        """Refuse further use; cancels nothing, and what was left unfinished is not reported."""
+        assert not self._pumping, "the body is running: close was called from inside it"
+        self._closed = True
+        self._ready.clear()
+        for task in self._tasks:
+            task._log_destroy_pending = False
+
+    # What asyncio asks of a loop
+
+    def call_soon(
+        self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.Handle:
+        """Run a callback after those that are ready, in the caller's scope unless `context` has another."""
+        self._check_open()
+        handle = asyncio.Handle(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
+
+    def call_later(
+        self, delay: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
+    ) -> Timer:
+        """A durable timer; with a delay of nothing or less it is no timer but ready at once, like `call_soon`."""
+        return self._timer(Timer(max(delay, 0.0), self._time + delay, callback, args, self, context))
+
+    def call_at(
+        self, when: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
+    ) -> Timer:
+        """A durable timer for a time of this loop; one that is not in the future is ready at once."""
+        return self._timer(Timer(max(when - self._time, 0.0), when, callback, args, self, context))
+
+    def _timer(self, timer: Timer) -> Timer:
+        self._check_open()
+        if math.isnan(timer.when()):
+            raise ValueError("a timer's time must be a number")
+        if timer.delay <= 0:
+            self._ready.append(timer)
+            return timer
+        timer.path = self._scope().next()
+        if timer.delay <= NEVER_SEC:
+            self.timers.start(timer)
+            timer.waiting = True
+        return timer
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """Called by `Timer.cancel`; that of a closed loop is only Python tidying up."""
+        if isinstance(handle, Timer) and handle.waiting and not self._closed:
+            handle.waiting = False
+            self.timers.drop(handle)
+
+    def create_task(
+        self,
+        coro: Generator[Any, None, T] | Coroutine[Any, Any, T],
+        *,
+        name: object = None,
+        context: Context | None = None,
+        **options: Any,
+    ) -> asyncio.Task[T]:
+        """A task with a scope of its own; a `context` is copied, as two tasks may be given the same one."""
+        self._check_open()
+        if (origin := _AsCompleted.calling(sys._getframe(1))) is not None:
+            return self._as_ordered(origin, coro)
+        path = self._scope().next()
+        context = copy_context() if context is None else context.copy()
+        # asyncio would count all tasks of the process for the name
+        return self._task(coro, Scope(path), f"Task-{path}" if name is None else name, context, options)
+
+    def _task(self, coro: Any, scope: Scope, name: object, context: Context, options: Any) -> asyncio.Task[Any]:
+        enter(context, scope)
+        number = next(self._task_numbers)
+        task: BodyTask[Any] = BodyTask(coro, number=number, loop=self, name=name, context=context, **options)
+        if not task.done():  # an eager one may be
+            self._tasks[task] = None
+            task.add_done_callback(self._finished, context=context)
+        return task
+
+    def _finished(self, task: Any) -> None:
+        del self._tasks[task]
+
+    def _as_ordered(self, origin: "_AsCompleted", coro: Any) -> asyncio.Task[Any]:
+        """The task for one of `as_completed`'s awaitables; at the first of them all are made, in the list's order."""
+        key = id(origin.current)
+        if key not in self._ordered:
+            self._ordered = {id(one): asyncio.ensure_future(one, loop=self) for one in origin.awaitables()}
+        if coro is not origin.current:
+            coro.close()  # made by asyncio around an awaitable that has its task already
+        return self._ordered.pop(key)
+
+    def create_future(self) -> asyncio.Future[Any]:
+        """A future of this loop."""
+        return BodyFuture(loop=self)
+
+    def time(self) -> float:
+        """Seconds from 0.0 when the body began; it moves when a timer fires, to that timer's time."""
+        return self._time
+
+    def is_running(self) -> bool:
+        """True while the body runs."""
+        return self._pumping
+
+    def is_closed(self) -> bool:
+        """True after `close`."""
+        return self._closed
+
+    def get_debug(self) -> bool:
+        """Whether asyncio keeps tracebacks of where things were made."""
+        return self._debug
+
+    def set_debug(self, enabled: bool) -> None:
+        """Have asyncio keep tracebacks of where things were made."""
+        self._debug = enabled
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """Report what no code of the body can get."""
+        self._report(context)
+
+    default_exception_handler = call_exception_handler
+
+    async def shutdown_asyncgens(self) -> None:
+        """Nothing to do: a generator is closed when the body lets go of it."""
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError("Event loop is closed")
+
+    def _scope(self) -> Scope:
+        return current_scope() or self._root
+
+    def _abandoned(self, generator: AsyncGenerator[Any, Any]) -> None:
+        """Close an async generator the body let go of; one that the collector found, at a time of its own, is left."""
+        if asyncio._get_running_loop() is self:
+            self.create_task(generator.aclose())
+        elif not self._closed:
+            message = "an async generator was left in a reference cycle and not closed: use contextlib.aclosing"
+            self._report({"message": message, "asyncgen": generator})
+
+
+class _AsCompleted(NamedTuple):
+    """A call of `asyncio.as_completed` that is making its tasks.
+
+    It does so for each of `set(awaitables)`, and a set of coroutines has the order of their addresses; the paths of
+    the tasks would be dealt out by chance. The list it was given has the order that is meant.
+    """
+
+    given: object
+    current: object
+
+    @classmethod
+    def calling(cls, frame: FrameType | None) -> "_AsCompleted | None":
+        """The call on whose behalf asyncio asks for a task, looking up from `frame` while that is asyncio's code."""
+        inner = frame
+        while frame is not None and frame.f_globals is vars(asyncio.tasks):
+            if names := _AS_COMPLETED.get(frame.f_code):
+                given, current = names
+                # 3.11 runs the comprehension in a frame of its own; before it begins, what makes tasks is `given`
+                inside = {**frame.f_locals, **(inner.f_locals if inner is not None else {})}
+                return cls(inside[given], inside[current]) if current in inside else None
+            inner, frame = frame, frame.f_back
+        return None
+
+    def awaitables(self) -> list[Any]:
+        """Those that are no futures yet, each once, in the order they were given in."""
+        if not isinstance(self.given, Sequence | ValuesView):
+            raise NotDurableError("as_completed() in a workflow's body needs an order to replay: give it a list")
+        return list({id(one): one for one in self.given if not asyncio.isfuture(one)}.values())
+
+
+def _as_completed_codes() -> dict[CodeType, tuple[str, str]]:
+    if iterator := getattr(asyncio.tasks, "_AsCompletedIterator", None):  # since 3.13
+        return {iterator.__init__.__code__: ("aws", "aw")}
+    return {asyncio.as_completed.__code__: ("fs", "f")}
+
+
+_AS_COMPLETED = _as_completed_codes()
+"""The code that makes the tasks, with its names for what it was given and for the one it is at."""

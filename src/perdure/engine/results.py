@@ -1,0 +1,107 @@
+"""Results: everybody in this process who waits for the end of a run.
+
+One query covers them all, at most once a second; runs that end in this process are told at once.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+
+from perdure.errors import StorageError
+from perdure.model.records import WakeUp, WorkflowInstance
+from perdure.model.states import TERMINAL
+from perdure.storage.contract import Storage
+from perdure.storage.wakeups import RESUMABLE
+
+ASK_SEC = 1.0
+PAGE = 1000
+ENDS = ("completed", "failed", "cancelled")
+
+
+class Results:
+    """Who waits for which run."""
+
+    def __init__(self, storage: Storage, *, alone: bool) -> None:
+        self._storage = storage
+        self._alone = alone  # nobody passes hints on
+        self._waiting: dict[str, list[asyncio.Future[WorkflowInstance | None]]] = {}
+        self._asker: asyncio.Task[None] | None = None
+        self._hint = asyncio.Event()
+
+    async def end_of(self, instance_id: str) -> WorkflowInstance | None:
+        """The row of a run once it has ended; None if there is no such run."""
+        found = await self._storage.get_instance(instance_id)
+        if found is None or found.status in TERMINAL:
+            return found
+        future: asyncio.Future[WorkflowInstance | None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(instance_id, []).append(future)
+        if self._asker is None:
+            self._asker = asyncio.create_task(self._ask())
+        try:
+            return await future
+        finally:
+            self._leave(instance_id, future)
+
+    def _leave(self, instance_id: str, future: "asyncio.Future[WorkflowInstance | None]") -> None:
+        waiting = self._waiting.get(instance_id, [])
+        if future in waiting:
+            waiting.remove(future)
+        if not waiting:
+            self._waiting.pop(instance_id, None)
+
+    def hint(self, hint: WakeUp) -> None:
+        """A run may have ended somewhere."""
+        if hint.kind in ("scan", RESUMABLE) and hint.payload.get("reason") in (
+            None,
+            "completed",
+            "failed",
+            "cancelled",
+        ):
+            self._hint.set()
+
+    async def ended(self, instance_id: str) -> None:
+        """A run has ended in this process."""
+        if instance_id in self._waiting:
+            self._tell([instance_id], [await self._storage.get_instance(instance_id)])
+
+    def _tell(self, ids: Sequence[str], found: Sequence[WorkflowInstance | None]) -> None:
+        for instance_id, instance in zip(ids, found, strict=True):
+            if instance is None or instance.status in TERMINAL:
+                for future in self._waiting.pop(instance_id, []):
+                    if not future.done():
+                        future.set_result(instance)
+
+    async def _ask(self) -> None:
+        """Look at a hint, and without one every second; never more often than that."""
+        listener = asyncio.create_task(self._listen()) if self._alone else None
+        try:
+            while self._waiting:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(ASK_SEC):
+                        await self._hint.wait()
+                self._hint.clear()
+                asked = time.monotonic()
+                with suppress(StorageError):  # the next look may succeed
+                    await self._look()
+                await asyncio.sleep(asked + ASK_SEC - time.monotonic())
+        finally:
+            self._asker = None
+            if listener is not None:
+                listener.cancel()
+
+    async def _look(self) -> None:
+        ids = list(self._waiting)
+        for first in range(0, len(ids), PAGE):
+            page = ids[first : first + PAGE]
+            self._tell(page, await self._storage.get_instances(page))
+
+    async def _listen(self) -> None:
+        with suppress(StorageError):
+            async for hint in self._storage.wakeups():
+                self.hint(hint)
+
+    def close(self) -> None:
+        """Nobody waits any more."""
+        if self._asker is not None:
+            self._asker.cancel()

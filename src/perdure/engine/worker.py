@@ -1,0 +1,312 @@
+"""A worker: drives runs, and does the duties that all workers share.
+
+It is woken, by hints or by the time the next thing is due, and looks for work then: due timers and time-outs, messages
+to deliver, runs to take. Whatever it finds it takes in batches. A hint may be lost, so it looks now and then anyway.
+
+A run that ended a try without progress is put off: it stays leased, to nobody, for a growing while. How often that
+happened stands behind the `#` of the lease's owner.
+"""
+
+import asyncio
+import logging
+import re
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
+from contextvars import copy_context
+from datetime import UTC, datetime
+from typing import Any
+
+from perdure.engine.activities import Activities
+from perdure.engine.definitions import Workflow
+from perdure.engine.heartbeat import Heartbeat
+from perdure.engine.hooks import Hooks
+from perdure.engine.journal import Entry, Shared, appending
+from perdure.engine.results import Results
+from perdure.engine.run import Attempt, Done, Drained, End, Run
+from perdure.errors import CommitUnknownError, DatabaseUnavailableError, LeaseLostError, StorageError
+from perdure.model.records import Lease, ResumableWorkflow, Suspension, WorkflowInstance
+from perdure.storage.contract import Storage, Wait
+from perdure.storage.wakeups import RESUMABLE
+
+log = logging.getLogger("perdure.engine")
+
+LOOK_SEC = 10.0  # without a hint, how long until a look all the same
+CALM_SEC = 0.02  # at least so long between two looks
+OVERDUE_SEC = 0.2  # something is due that could not be done: somebody else is at it
+BATCH = 100
+PUT_OFF = "~put-off"
+PUT_OFF_MAX_SEC = 300.0
+_TRIES = re.compile(r"#(\d+)(?::|$)")
+
+
+class Worker:
+    """Drives up to `max_runs` at a time."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        workflows: Mapping[str, Workflow[..., Any]],
+        results: Results,
+        hooks: Hooks,
+        *,
+        worker_id: str,
+        lease_sec: float,
+        max_runs: int,
+        resident: int,
+        activities: Activities,
+        heartbeat: Callable[[Callable[[Lease], None]], Heartbeat],
+    ) -> None:
+        self.storage = storage
+        self.records: Shared[Entry, int] = Shared(appending(storage))
+        self.completions: Shared[tuple[Lease, bytes], None] = Shared(storage.complete_instances)
+        self.suspensions: Shared[tuple[Lease, list[Wait]], Suspension] = Shared(storage.suspend_instances)
+        self.worker_id = worker_id
+        self.lease_sec = lease_sec
+        self._workflows = workflows
+        self._results = results
+        self._hooks = hooks
+        self._max_runs = max_runs
+        self._resident = resident
+        self._activities = activities
+        self._heartbeat = heartbeat(self._lost)
+        self._context = copy_context()  # of whoever opened the app: runs belong to no caller
+        self._driven: dict[str, asyncio.Task[None]] = {}
+        self._leases: dict[str, Lease] = {}
+        self._runs: dict[str, Run] = {}
+        self._parked: OrderedDict[str, Run] = OrderedDict()
+        self._wake = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._ahead = 0.0  # by how much the database's clock is ahead of ours
+        self.stopping = False
+
+    @property
+    def free(self) -> int:
+        """How many more runs can be taken."""
+        return 0 if self.stopping else self._max_runs - len(self._driven)
+
+    # Life.
+
+    async def start(self) -> None:
+        """Begin to look for work."""
+        await self._set_clock()
+        self._heartbeat.start()
+        self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._look_for_ever())]
+
+    async def stop(self, grace_sec: float) -> None:
+        """Take no more; let activities that run finish within the time, hand the rest over, give leases back."""
+        self.stopping = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for run in self._runs.values():
+            run.drain()
+        if self._driven:
+            await asyncio.wait(self._driven.values(), timeout=grace_sec)
+        for task in list(self._driven.values()):
+            task.cancel()
+        if self._driven:
+            await asyncio.wait(list(self._driven.values()))
+        for run in self._parked.values():
+            run.body.evict()
+        self._parked.clear()
+        await self._heartbeat.stop()
+        self._activities.close()
+
+    async def _set_clock(self) -> None:
+        await self.storage.beat_worker(self.worker_id)
+        before = datetime.now(UTC)
+        for worker in await self.storage.list_workers():
+            if worker.worker_id == self.worker_id:
+                self._ahead = (worker.beat_at - before).total_seconds()
+
+    async def _listen(self) -> None:
+        """Hints wake the look; messages are told to the runs that are driven here, which take their own."""
+        while True:
+            with suppress(StorageError):
+                async for hint in self.storage.wakeups():
+                    self._wake.set()
+                    self._results.hint(hint)
+                    if hint.kind != RESUMABLE:
+                        for run in list(self._runs.values()):
+                            run.hint()
+            await asyncio.sleep(1)
+
+    # Looking for work.
+
+    async def _look_for_ever(self) -> None:
+        while True:
+            self._wake.clear()
+            try:
+                delay = await self._look()
+            except DatabaseUnavailableError as error:
+                log.warning("worker.database_unavailable", extra={"error": str(error)})
+                delay = 1.0
+            except StorageError:
+                log.exception("worker.look_failed")
+                delay = 1.0
+            await asyncio.sleep(CALM_SEC)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(delay):
+                    await self._wake.wait()
+
+    async def _look(self) -> float:
+        """Do what there is to do; gives the seconds until something more is due."""
+        await self._expire()
+        await self.storage.deliver_pending(BATCH)
+        await self._claim()
+        due = await self.storage.next_due_at()
+        if due is None:
+            return LOOK_SEC
+        delay = (due - datetime.now(UTC)).total_seconds() - self._ahead
+        return min(LOOK_SEC, delay if delay > 0 else OVERDUE_SEC)
+
+    async def _expire(self) -> None:
+        """Fire the timers and time-outs that are due."""
+        while timers := await self.storage.find_expired_timers(BATCH):
+            fired = await self.storage.fire_timers([(timer.instance_id, timer.timer_id) for timer in timers])
+            if len(timers) < BATCH or not any(fired):
+                break
+        while waits := await self.storage.find_expired_channel_subscriptions(BATCH):
+            ended = await self.storage.expire_channel_waits([(wait.instance_id, wait.channel) for wait in waits])
+            if len(waits) < BATCH or not any(ended):
+                break
+
+    async def _claim(self) -> None:
+        while self.free > 0 and self._workflows:
+            limit = min(self.free, BATCH)
+            found = await self.storage.find_resumable_workflows(limit, workflow_names=list(self._workflows))
+            if not await self._take(found) or len(found) < limit:
+                return
+
+    async def _take(self, found: list[ResumableWorkflow]) -> int:
+        """Acquire what was found, those with equal numbers of tries together."""
+        taken = 0
+        by_tries: dict[int, list[ResumableWorkflow]] = {}
+        for each in found:
+            by_tries.setdefault(_tries(each.worker_id), []).append(each)
+        for tries, some in by_tries.items():
+            ids = [each.instance_id for each in some]
+            sent = time.monotonic()
+            leases = await self.storage.acquire_locks(ids, f"{self.worker_id}#{tries}", self.lease_sec)
+            rows = await self.storage.get_instances(ids)
+            for each, lease, row in zip(some, leases, rows, strict=True):
+                if lease is not None and row is not None:
+                    taken += 1
+                    self.drive(row, lease, sent, 0 if _progressed(each, row) else tries)
+        return taken
+
+    # Driving.
+
+    def drive(self, instance: WorkflowInstance, lease: Lease, sent: float, tries: int = 0) -> None:
+        """Drive an instance that is leased to us since `sent`."""
+        run = self._parked.pop(instance.instance_id, None)
+        if run is None or run.generation != instance.continued_from:
+            run = Run(self, self._workflows[instance.workflow_name], instance)
+        run.deadline = sent + self.lease_sec
+        self._runs[run.id] = run
+        self._leases[run.id] = lease
+        self._heartbeat.hold(lease, run)
+        driving = self._drive(run, lease, tries)
+        self._driven[run.id] = asyncio.create_task(driving, name=f"run {run.id}", context=self._context.copy())
+
+    async def _drive(self, run: Run, lease: Lease, tries: int) -> None:
+        try:
+            await self._try(run, lease, tries)
+        except asyncio.CancelledError:
+            run.body.evict()
+            if self.stopping:
+                await self._release(lease)
+        finally:
+            self._heartbeat.drop(lease)
+            del self._driven[run.id], self._runs[run.id], self._leases[run.id]
+            if self.free == 1:
+                self._wake.set()  # there is room again
+
+    async def _try(self, run: Run, lease: Lease, tries: int) -> None:
+        """Drive once. A copy in memory that does not fit its history any more is made anew, once."""
+        try:
+            end = await run.drive(lease)
+        except Drained:
+            run.body.evict()
+            await self._release(lease)
+        except LeaseLostError:
+            log.warning("run.lease_lost", extra=_about(run))
+            run.body.evict()
+        except (DatabaseUnavailableError, CommitUnknownError) as error:
+            log.warning("run.database_unavailable", extra={**_about(run), "error": str(error)})
+            run.body.evict()
+            await self._release(lease)
+        except Exception as error:
+            run.body.evict()
+            if run.resumed:
+                await self._release(lease)
+            else:
+                await self._put_off(run, lease, error, 0 if run.progressed else tries)
+        else:
+            await self._ended(run, end)
+
+    async def _ended(self, run: Run, end: End) -> None:
+        if end is not End.SUSPENDED:
+            await self._results.ended(run.id)
+        elif self._resident and not self.stopping:
+            run.resumed = True
+            self._parked[run.id] = run
+            if len(self._parked) > self._resident:
+                self._parked.popitem(last=False)[1].body.evict()
+        else:
+            run.body.evict()
+
+    async def _put_off(self, run: Run, lease: Lease, error: Exception, tries: int) -> None:
+        """Nobody takes it for a while, longer each time."""
+        tries += 1
+        limit = run.workflow.max_tries
+        if limit is not None and tries >= limit:
+            await run.fail(error)
+            await self._results.ended(run.id)
+            return
+        pause = min(PUT_OFF_MAX_SEC, 2.0 ** min(tries - 1, 10))
+        log.error("run.put_off", extra={**_about(run), "tries": tries, "pause_sec": pause}, exc_info=error)
+        with suppress(StorageError):
+            await self.storage.release_lock(run.id, lease.worker_id, lease=lease)
+            await self.storage.acquire_locks([run.id], f"{PUT_OFF}#{tries}:{type(error).__name__}"[:200], pause)
+
+    async def _release(self, lease: Lease) -> None:
+        with suppress(StorageError):
+            await self.storage.release_lock(lease.instance_id, lease.worker_id, lease=lease)
+
+    def _lost(self, lease: Lease) -> None:
+        """The heartbeat found a lease of ours gone: end the run's tasks at once."""
+        if self._leases.get(lease.instance_id) is lease:
+            log.warning("run.lease_lost", extra={"instance": lease.instance_id})
+            self._driven[lease.instance_id].cancel()
+
+    # What runs need.
+
+    def execute(self, attempt: Attempt) -> Coroutine[Any, Any, Done]:
+        """Run an attempt's code."""
+        return self._activities.execute(attempt)
+
+    def happened(self, what: str, run: Run, **about: object) -> None:
+        """Tell the hooks."""
+        self._hooks.tell(what, {**_about(run), **about})
+
+
+def _about(run: Run) -> dict[str, object]:
+    return {"instance": run.id, "workflow": run.workflow.name}
+
+
+def _tries(owner: str | None) -> int:
+    """How many tries in a row had ended without progress, with the one that this owner did not end."""
+    if owner is None:
+        return 0
+    found = _TRIES.search(owner)
+    before = int(found[1]) if found else 0
+    return before if owner.startswith(PUT_OFF) else before + 1
+
+
+def _progressed(found: ResumableWorkflow, row: WorkflowInstance) -> bool:
+    """Whether anything was recorded under the lease that expired."""
+    stamps = found.locked_at, row.updated_at
+    return stamps[0] is not None and stamps[1] is not None and stamps[1] > stamps[0]

@@ -1,0 +1,54 @@
+-- instance
+-- Every field of an instance, as `instances.from_row` reads them.
+instance_id, workflow_name, input_data, framework, status, output_data, current_activity_id, source_hash,
+       owner_service, continued_from, locked_by, {utc(locked_at)}, lock_timeout_seconds, {utc(lock_expires_at)},
+       lock_token, {utc(started_at)}, {utc(updated_at)}
+
+-- insert_event
+-- The columns of a new event.
+INSERT INTO workflow_history
+       (instance_id, activity_id, event_type, data_type, event_data, event_data_binary, created_at)
+
+-- mark
+-- Queue up on a channel, and note that there may be something to deliver.
+INSERT INTO perdure_channels (channel, dirty_at) VALUES (:channel, {now})
+  {on_conflict_do_update(channel)} dirty_at = COALESCE(perdure_channels.dirty_at, {now})
+
+-- waits
+-- That the instance of a timer or subscription is waiting.
+(SELECT i.status FROM workflow_instances i WHERE i.instance_id = of.instance_id)
+       IN ('waiting_for_event', 'waiting_for_timer', 'waiting_for_message')
+
+-- waits_free
+-- The same, and that nobody holds it.
+(SELECT CASE WHEN i.locked_by IS NULL OR i.lock_expires_at <= {now} THEN i.status END
+          FROM workflow_instances i WHERE i.instance_id = of.instance_id)
+       IN ('waiting_for_event', 'waiting_for_timer', 'waiting_for_message')
+
+-- may_wake
+-- That an instance may be woken: it waits and is free, or is leased to the caller.
+(i.lock_token = :token AND i.status IN ('running', 'waiting_for_event', 'waiting_for_timer', 'waiting_for_message')
+        OR :token IS NULL AND i.status IN ('waiting_for_event', 'waiting_for_timer', 'waiting_for_message')
+           AND (i.locked_by IS NULL OR i.lock_expires_at <= {now}))
+
+-- cursor
+-- The further of a subscription's two cursors.
+{greatest(COALESCE(s.cursor_message_id, 0), COALESCE(
+         (SELECT c.last_delivered_id FROM channel_delivery_cursors c
+           WHERE c.channel = s.channel AND c.instance_id = s.instance_id), 0))}
+
+-- newest
+-- The last message of a channel. Here and below, the order names the channel too: MySQL would else sort all of it.
+(SELECT m.id FROM channel_messages m {index(idx_channel_messages_order)}
+          WHERE m.channel = of.channel ORDER BY m.channel DESC, m.id DESC LIMIT 1)
+
+-- unclaimed
+-- The first message of a channel that nobody has claimed.
+(SELECT m.id FROM channel_messages m {index(idx_channel_messages_order)}
+          WHERE m.channel = of.channel
+            AND (SELECT k.message_id FROM channel_message_claims k WHERE k.message_id = m.message_id) IS NULL
+          ORDER BY m.channel, m.id LIMIT 1)
+
+-- takeable
+-- That a lease can be taken: nobody's or expired, of an instance that is not over.
+(locked_by IS NULL OR lock_expires_at <= {now}) AND status NOT IN ('completed', 'failed', 'cancelled', 'recurred')
