@@ -51,4 +51,4 @@ install() {
 }
 
 suits .venv/bin/python || make_venv
-install --editable '.[postgres,mysql]' --group dev
+install --editable '.[postgres,mysql,cron]' --group dev

@@ -28,6 +28,7 @@ class Activities:
             try:
                 result = attempt.activity.signature.encode_result(await self._call(attempt, outgoing))
                 limits.size(result, "the result of an activity")
+                attempt.activity.signature.decode_result(result)  # once recorded it would have to be read for ever
                 return Done(result, effects=tuple(outgoing))
             except asyncio.CancelledError as error:
                 task = asyncio.current_task()

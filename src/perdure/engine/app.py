@@ -6,7 +6,6 @@ import secrets
 import signal
 import socket
 import time
-import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from contextvars import Token
@@ -14,7 +13,7 @@ from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Self
 
-from perdure.engine import ambient
+from perdure.engine import ambient, starting
 from perdure.engine.activities import Activities
 from perdure.engine.calls import event_message
 from perdure.engine.codec import decode, encode
@@ -27,7 +26,6 @@ from perdure.engine.journal import Shared
 from perdure.engine.results import Results
 from perdure.engine.worker import PUT_OFF, Worker
 from perdure.errors import (
-    InstanceExistsError,
     RunNotFoundError,
     StorageError,
     WorkflowCancelledError,
@@ -40,7 +38,6 @@ from perdure.model.records import (
     ListInstancesOptions,
     OutgoingMessage,
     PaginationResult,
-    TimerSubscription,
     WorkflowInstance,
 )
 from perdure.model.states import WorkflowStatus
@@ -48,7 +45,6 @@ from perdure.storage.contract import Storage
 from perdure.storage.history import HistoryIterator
 from perdure.storage.stores import Rooms, open_storage
 
-BEGIN = "~begin"  # the timer of a run whose beginning was put off
 GRACE_SEC = 10.0
 
 
@@ -84,45 +80,10 @@ class Client:
 
     async def start(self, request: StartRequest) -> tuple["Client", str]:
         """Store a new run, or find the one that has its id; see `Workflow.start`."""
-        instance = WorkflowInstance(
-            request.id or new_id(),
-            request.workflow_name,
-            request.input_data,
-            source_hash=request.source_hash,
-            owner_service="perdure",
-        )
-        try:
-            if request.at is None and request.after is None:
-                await self._create(instance)
-            else:
-                await self._create_later(instance, request.at, request.after)
-        except InstanceExistsError:
-            if request.if_exists == "error" or not await self._is_same(request, instance.instance_id):
-                raise
-        return self, instance.instance_id
+        return self, await starting.start(self._storage, request, self._create)
 
     async def _create(self, instance: WorkflowInstance) -> None:
         await self._starts(instance)
-
-    async def _create_later(self, instance: WorkflowInstance, at: datetime | None, after: timedelta | None) -> None:
-        waiting = WorkflowInstance(
-            instance.instance_id,
-            instance.workflow_name,
-            instance.input_data,
-            status=WorkflowStatus.WAITING_FOR_TIMER,
-            source_hash=instance.source_hash,
-            owner_service=instance.owner_service,
-        )
-        timer = TimerSubscription(instance.instance_id, BEGIN, at, BEGIN)
-        async with self._storage.transaction():
-            await self._storage.create_instance(waiting)
-            await self._storage.register_timer_subscription(timer, after=after)
-
-    async def _is_same(self, request: StartRequest, instance_id: str) -> bool:
-        found = await self._storage.get_instance(instance_id)
-        if found is None or found.workflow_name != request.workflow_name:
-            return False
-        return request.read(found.input_data) == request.read(request.input_data)
 
     # Looking.
 
@@ -194,6 +155,17 @@ class Client:
         cause = decode_failure(decode(event.event_data) if event and event.event_data else {})
         raise WorkflowFailedError(f"{found.workflow_name} {instance_id} failed: {cause}") from cause
 
+    async def cancel(self, instance_id: str, reason: str = "") -> None:
+        """Cancel a run wherever it is: no new step starts, what was done is undone, then it is cancelled.
+
+        Returns when that is recorded. `WorkflowNotCancellableError` if the run has ended.
+        """
+        await self._storage.cancel_instance(instance_id, reason, compensate=True)
+
+    async def retry(self, instance_id: str, *, from_step: str | None = None) -> Handle[Any]:
+        """Try a failed or cancelled run again, as `<id>~r<n>`: from the start, or with the history before a step."""
+        return Handle((self, await starting.retry(self._storage, instance_id, from_step)), plain)
+
     # Sending.
 
     async def send(self, message: OutgoingMessage) -> None:
@@ -259,6 +231,7 @@ class App(Client):
             **self._limits,
         )
         self._leased: Shared[WorkflowInstance, Lease | None] = Shared(self._create_leased)
+        self._starting = 0  # runs that are being created, to be driven here
         await self._worker.start()
         return self
 
@@ -289,10 +262,14 @@ class App(Client):
     async def _create(self, instance: WorkflowInstance) -> None:
         """Take the run at once if there is room: no other worker has to find it."""
         served = WORKFLOWS if self._given is None else {each.name for each in self._given}
-        if self._worker.free > 0 and instance.workflow_name in served:
-            await self._leased(instance)
-        else:
+        if self._worker.free <= self._starting or instance.workflow_name not in served:
             await super()._create(instance)
+            return
+        self._starting += 1
+        try:
+            await self._leased(instance)
+        finally:
+            self._starting -= 1
 
     async def serve(self) -> None:
         """Work until SIGTERM or SIGINT, then drain: what runs may finish, the rest is handed over."""
@@ -307,10 +284,3 @@ class App(Client):
 @asynccontextmanager
 async def _borrowed(storage: Rooms) -> AsyncIterator[Storage]:
     yield storage
-
-
-def new_id() -> str:
-    """A new id; later ones sort behind earlier ones."""
-    stamp = time.time_ns() // 1_000_000
-    number = stamp << 80 | 0x7 << 76 | secrets.randbits(12) << 64 | 0b10 << 62 | secrets.randbits(62)
-    return str(uuid.UUID(int=number))

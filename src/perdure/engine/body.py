@@ -10,12 +10,12 @@ There is no input or output here: the same object serves a live run and a replay
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextvars import copy_context
 from datetime import timedelta
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
-from perdure.engine import ambient
+from perdure.engine import ambient, children
 from perdure.engine.codec import decode, encode
 from perdure.engine.definitions import Activity, Workflow
 from perdure.engine.failures import decode_failure
@@ -28,22 +28,26 @@ from perdure.storage.contract import Storage
 
 log = logging.getLogger("perdure.engine")
 
+STARTED = "ActivityStarted"  # of one that can be undone
 ATTEMPT_FAILED = "ActivityAttemptFailed"
 VALUES, STATE = "Values", "State"  # what a body took between two rows; the second shows a state as well
 EVICTIONS_MAX = 100  # how often a body may catch the cancellation that ends it
 OWN = "~"  # ids of rows that are not a step's
 
 Outcome = tuple[Any, Exception | None]
+Effect = Callable[[Storage, Lease], Awaitable[object]]  # writes in the transaction that records what it gives
+
+
+class Recur(BaseException):
+    """The body asks for its next generation, with this input."""
+
+    def __init__(self, input_data: bytes) -> None:
+        super().__init__("the next generation begins")
+        self.input_data = input_data
 
 
 class RunEvicted(BaseException):
     """The body ends here without a verdict: another worker, or this one later, goes on with the run."""
-
-
-class Effect(Protocol):
-    """Writes something for a run in the transaction that records it; gives what is recorded."""
-
-    def __call__(self, storage: Storage, lease: Lease) -> Awaitable[object]: ...
 
 
 class Body:
@@ -60,6 +64,7 @@ class Body:
         self.effects: dict[str, EffectStep] = {}
         self.waits: dict[str, WaitStep] = {}
         self.timers: dict[Timer, TimerStep] = {}
+        self.children: set[str] = set()  # those that were started and have not ended
         self._channels: dict[str, str] = {}
         self._patches: dict[str, bool] = {}
         self._given: dict[str, Any] | None = None
@@ -194,9 +199,21 @@ class Body:
         self._on_drop(step.future, lambda: self._drop_activity(step))
         return step.future
 
+    def child(self, workflow: Workflow[..., Any], data: bytes) -> Coroutine[Any, Any, Any]:
+        """Another workflow, started and waited for."""
+        return children.call(self, workflow, data)
+
+    def place(self) -> str:
+        """The next place in the body."""
+        return self._step()
+
     def effect(self, name: str, effect: Effect, hint: object = Any) -> "asyncio.Future[Any]":
         """A step that writes something, recorded in the same transaction."""
-        step = EffectStep(f"{self._step()}:{name}", effect, self._future())
+        return self.effect_at(self._step(), name, effect, hint)
+
+    def effect_at(self, path: str, name: str, effect: Effect, hint: object = Any) -> "asyncio.Future[Any]":
+        """The same, at a place that is known."""
+        step = EffectStep(f"{path}:{name}", effect, self._future())
         self.effects[step.id] = step
 
         def done(event: HistoryEvent) -> None:
@@ -292,6 +309,8 @@ class Body:
     def _expect_attempt(self, step: ActivityStep) -> None:
         self._expected[step.id] = lambda event: self._activity_done(step, event)
         self._expected[step.attempt_id] = lambda event: self._attempt_failed(step, event)
+        if step.activity.undo is not None and not step.begun:
+            self._expected[step.start_id] = lambda _: step.begin()
 
     def _activity_done(self, step: ActivityStep, event: HistoryEvent) -> None:
         self._drop_activity(step)
@@ -311,7 +330,7 @@ class Body:
         self._expect_attempt(step)
 
     def _drop_activity(self, step: ActivityStep) -> None:
-        for id in (step.id, step.attempt_id, step.timer_id):
+        for id in (step.id, step.start_id, step.attempt_id, step.timer_id):
             self._expected.pop(id, None)
         self.activities.pop(step.id, None)
         step.dropped = True

@@ -5,11 +5,11 @@ import random as _random
 import uuid as _uuid
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any, TypeVar, overload
+from typing import Any, NoReturn, TypeVar, overload
 
 from perdure.engine import ambient
 from perdure.engine.activities import OUTGOING
-from perdure.engine.body import Effect
+from perdure.engine.body import Effect, Recur
 from perdure.engine.codec import encode
 from perdure.engine.steps import Event, Message
 from perdure.errors import OutsideWorkflowError
@@ -79,6 +79,49 @@ def patched(name: str) -> bool:
 def set_state(value: object) -> None:
     """Show a value to whoever asks `handle.state()`."""
     ambient.require_run("set_state()").set_state(value)
+
+
+def recur(*args: object, **kwargs: object) -> NoReturn:
+    """End this generation of the run: the same id goes on with these arguments and an empty history."""
+    run = ambient.require_run("recur()")
+    raise Recur(run.workflow.signature.bind(args, kwargs))
+
+
+# Groups.
+
+
+async def join_group(name: str) -> None:
+    """Make this run a member of a group; members that have ended are no longer."""
+    run = ambient.require_run("join_group()")
+
+    async def write(storage: Storage, lease: Lease) -> None:
+        await storage.join_group(run.instance_id, name, lease=lease)
+
+    await run.effect("join_group", write)
+
+
+async def leave_group(name: str) -> None:
+    """End this run's membership."""
+    run = ambient.require_run("leave_group()")
+
+    async def write(storage: Storage, lease: Lease) -> None:
+        await storage.leave_group(run.instance_id, name, lease=lease)
+
+    await run.effect("leave_group", write)
+
+
+async def send_to_group(name: str, channel: str, data: object) -> int:
+    """Send a message to every member of a group; gives how many there are."""
+    run = ambient.require_run("send_to_group()")
+    payload = encode(data)
+
+    async def write(storage: Storage, lease: Lease) -> int:
+        members = await storage.get_group_members(name)
+        for member in sorted(members):
+            await storage.publish_to_channel(f"{channel}:{member}", payload, lease=lease)
+        return len(members)
+
+    return int(await run.effect("send_to_group", write, int))
 
 
 # Channels.

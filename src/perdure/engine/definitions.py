@@ -11,13 +11,17 @@ from typing import Any, Generic, ParamSpec, Protocol, TypeVar, overload
 
 from perdure.engine import ambient
 from perdure.engine.codec import Signature
+from perdure.engine.cron import Schedule
 from perdure.engine.handles import Handle, IfExists, StartRequest
 from perdure.engine.source import check_source
-from perdure.errors import NotDurableError, OutsideWorkflowError, TerminalError
+from perdure.engine.starting import IN_BODY, starting
+from perdure.errors import TerminalError
 from perdure.model import limits
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+Undo = Callable[..., Any]
 
 RESERVED = frozenset({"id", "at", "after", "timeout", "in_transaction", "if_exists"})
 
@@ -50,6 +54,9 @@ class Retry:
         return pause * random.uniform(1 - self.jitter, 1)
 
 
+UNDO_RETRY = Retry(attempts=10)
+
+
 class Activity(Generic[P, R]):
     """A function whose result is recorded once. Called in a workflow it is a step; elsewhere it is an ordinary call."""
 
@@ -59,12 +66,36 @@ class Activity(Generic[P, R]):
         self.retry = retry
         self.timeout = timeout
         self.plain = not inspect.iscoroutinefunction(function)
+        self.undo: Activity[..., Any] | None = None
         update_wrapper(self, function)
 
     @cached_property
     def signature(self) -> Signature:
         """How arguments and result are written."""
         return Signature.of(self.function)
+
+    @overload
+    def compensation(self, function: Undo, /) -> "Activity[..., Any]": ...
+
+    @overload
+    def compensation(
+        self, function: None = None, /, *, retry: Retry = ..., timeout: timedelta | None = None
+    ) -> "Callable[[Undo], Activity[..., Any]]": ...
+
+    def compensation(
+        self, function: Undo | None = None, /, *, retry: Retry = UNDO_RETRY, timeout: timedelta | None = None
+    ) -> Any:
+        """Say how to undo this activity, with those of its arguments that the function names, and its `result`.
+
+        When the workflow fails or is cancelled, what was done is undone in reverse order.
+        """
+
+        def define(function: Undo) -> "Activity[..., Any]":
+            self.undo = Activity(function, function.__name__, retry, timeout)
+            _register(COMPENSATIONS, self.name, self)
+            return self.undo
+
+        return define if function is None else define(function)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Awaitable[R]:
         run = ambient.current_run()
@@ -77,14 +108,18 @@ class Activity(Generic[P, R]):
 
 
 class Workflow(Generic[P, R]):
-    """An async function that survives crashes. `start` runs it durably; calling it elsewhere is an ordinary call."""
+    """An async function that survives crashes. `start` runs it durably; called in another workflow it is a child."""
 
-    def __init__(self, function: Callable[P, Coroutine[Any, Any, R]], name: str, max_tries: int | None) -> None:
+    def __init__(
+        self, function: Callable[P, Coroutine[Any, Any, R]], name: str, max_tries: int | None, schedule: Schedule | None
+    ) -> None:
         if not inspect.iscoroutinefunction(function):
             raise TypeError(f"a workflow is an `async def`, and {function!r} is not")
         self.function = function
         self.name = limits.name(name, "workflow name")
         self.max_tries = max_tries
+        self.schedule = schedule
+        self.failure_handler: Activity[..., Any] | None = None
         update_wrapper(self, function)
 
     @cached_property
@@ -106,9 +141,15 @@ class Workflow(Generic[P, R]):
         return hashlib.sha256(self.source.encode()).hexdigest()
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
-        if ambient.current_run() is not None:
-            raise OutsideWorkflowError("child workflows are not there yet: call an activity, or start() from outside")
+        run = ambient.current_run()
+        if run is not None:
+            return run.child(self, self.signature.bind(args, kwargs))
         return self.function(*args, **kwargs)
+
+    def on_failure(self, function: Undo, /) -> Activity[..., Any]:
+        """Call this once the run has failed or was cancelled and everything is undone; it gets `error`, a text."""
+        self.failure_handler = Activity(function, function.__name__, UNDO_RETRY, None)
+        return self.failure_handler
 
     async def start(
         self,
@@ -116,20 +157,23 @@ class Workflow(Generic[P, R]):
         id: str | None = None,
         at: datetime | None = None,
         after: timedelta | None = None,
+        timeout: timedelta | None = None,
         if_exists: IfExists = "same",
         **kwargs: object,
     ) -> Handle[R]:
         """Start a run with these arguments; durable when it returns.
 
         The same id again with the same input gives a handle on the run that is there, finished or not; with another
-        input, or with `if_exists="error"`, it is an `InstanceExistsError`. `at` or `after` put the beginning off.
+        input, or with `if_exists="error"`, it is an `InstanceExistsError`. `at` or `after` put the beginning off. With
+        `timeout` the run is cancelled when it takes longer than that, from now.
         """
-        if ambient.current_run() is not None:
-            raise NotDurableError("start() in a workflow's body is not there yet: call it in an activity")
         data = self.signature.bind(args, kwargs)
-        request = StartRequest(
-            *(self.name, data, id, at, after, if_exists), self.source_hash, self.source, self.signature.unbind
-        )
+        run = ambient.current_run()
+        code = self.source_hash, self.source
+        request = StartRequest(self.name, data, id, at, after, if_exists, *code, timeout, self.signature.unbind)
+        if run is not None:
+            started = await run.effect("start", starting(request), str)
+            return Handle((IN_BODY, started), self.signature.decode_result)
         return Handle(await ambient.current_app().start(request), self.signature.decode_result)
 
     def __repr__(self) -> str:
@@ -137,16 +181,17 @@ class Workflow(Generic[P, R]):
 
 
 WORKFLOWS: dict[str, Workflow[..., Any]] = {}  # every one that was defined; an App may serve fewer
+COMPENSATIONS: dict[str, Activity[..., Any]] = {}  # the activities that can be undone, by name
 
 
-def _register(defined: Workflow[..., Any]) -> None:
-    known = WORKFLOWS.get(defined.name)
-    if known is not None and _home(known.function) != _home(defined.function):
+def _register(known: dict[str, Any], name: str, defined: Any) -> None:
+    other = known.get(name)
+    if other is not None and _home(other.function) != _home(defined.function):
         raise ValueError(
-            f"two workflows are called {defined.name!r}, in {_home(known.function)} and {_home(defined.function)}: "
+            f"two of them are called {name!r}, in {_home(other.function)} and {_home(defined.function)}: "
             "give one of them another name="
         )
-    WORKFLOWS[defined.name] = defined
+    known[name] = defined
 
 
 def _home(function: Callable[..., Any]) -> str:
@@ -159,7 +204,12 @@ def workflow(function: Callable[P, Coroutine[Any, Any, R]], /) -> Workflow[P, R]
 
 @overload
 def workflow(
-    *, name: str | None = None, max_tries: int | None = None, strict: bool = False
+    *,
+    name: str | None = None,
+    max_tries: int | None = None,
+    strict: bool = False,
+    cron: str | None = None,
+    zone: str = "UTC",
 ) -> Callable[[Callable[P, Coroutine[Any, Any, R]]], Workflow[P, R]]: ...
 
 
@@ -170,22 +220,25 @@ def workflow(
     name: str | None = None,
     max_tries: int | None = None,
     strict: bool = False,
+    cron: str | None = None,
+    zone: str = "UTC",
 ) -> Any:
-    """Make an `async def` a workflow, called `name` or like the function.
+    """Make an `async def` a workflow, called `name` or like the function; with `cron`, one that starts by the clock.
 
     Calls in it that no replay could repeat are warned of, or refused with `strict`. A run that ends this many tries in
     a row without progress fails; by default it waits for ever for code that fits.
     """
 
     def define(function: Callable[P, Coroutine[Any, Any, R]]) -> Workflow[P, R]:
-        made = Workflow(function, name or function.__name__, max_tries)
+        schedule = None if cron is None else Schedule(cron, zone)
+        made = Workflow(function, name or function.__name__, max_tries, schedule)
         taken = RESERVED.intersection(inspect.signature(function).parameters)
         if taken:
             raise TypeError(
                 f"start() needs {', '.join(sorted(taken))} for itself: rename that parameter of {made.name}"
             )
         check_source(function, strict=strict)
-        _register(made)
+        _register(WORKFLOWS, made.name, made)
         return made
 
     return define if function is None else define(function)

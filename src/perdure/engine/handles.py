@@ -9,7 +9,7 @@ from perdure.engine.codec import decode
 from perdure.model.records import HistoryEvent, WorkflowInstance
 from perdure.model.states import WorkflowStatus
 
-R = TypeVar("R")
+R = TypeVar("R", covariant=True)
 
 IfExists = Literal["same", "error"]
 
@@ -26,6 +26,7 @@ class StartRequest:
     if_exists: IfExists
     source_hash: str
     source: str
+    timeout: timedelta | None
     read: Callable[[bytes], object]  # what the input says, to compare it with another
 
 
@@ -43,6 +44,9 @@ class Runs(Protocol):
 
     def history(self, instance_id: str) -> AsyncIterator[HistoryEvent]:
         """The events of a run, in order."""
+
+    async def cancel(self, instance_id: str, reason: str = "") -> None:
+        """Cancel a run."""
 
 
 class Handle(Generic[R]):
@@ -73,6 +77,10 @@ class Handle(Generic[R]):
     async def state(self) -> Any:
         """What the run last gave to `set_state()`, or None."""
         return await self._runs.state(self.id)
+
+    async def cancel(self, reason: str = "") -> None:
+        """Cancel the run: no new step starts, what was done is undone, then it is cancelled."""
+        await self._runs.cancel(self.id, reason)
 
     def history(self) -> AsyncIterator[HistoryEvent]:
         """The run's events, in order, page by page."""

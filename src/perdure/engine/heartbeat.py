@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
+from itertools import groupby
 from typing import Protocol
 
 from perdure.errors import StorageError
@@ -20,6 +21,7 @@ from perdure.storage.contract import Storage
 log = logging.getLogger("perdure.engine")
 
 PAGE = 1000
+CALM_SEC = 0.3  # at least so long between two renewals
 
 
 class Held(Protocol):
@@ -44,6 +46,7 @@ class Heartbeat:
         self._lost = lost
         self._held: dict[str, tuple[Lease, Held]] = {}
         self._stop = threading.Event()
+        self._due = threading.Event()  # renew now: somebody may have taken a lease away
         self._thread = threading.Thread(target=self._main, name="perdure-heartbeat", daemon=True)
 
     def start(self) -> None:
@@ -54,7 +57,13 @@ class Heartbeat:
     async def stop(self) -> None:
         """Stop, and say that the worker is gone."""
         self._stop.set()
+        self._due.set()
         await asyncio.to_thread(self._thread.join)
+
+    def nudge(self) -> None:
+        """A run of ours may have been cancelled: find out soon."""
+        if self._held:
+            self._due.set()
 
     def hold(self, lease: Lease, held: Held) -> None:
         """Keep this lease from now on."""
@@ -76,23 +85,33 @@ class Heartbeat:
 
     async def _beat(self) -> None:
         async with self._connect() as storage:
-            while not await asyncio.to_thread(self._stop.wait, self._lease_sec / 3):
+            while not await self._rest():
                 try:
                     await self._renew(storage)
-                    await storage.beat_worker(self._worker_id)
+                    if not self._nudged:
+                        await storage.beat_worker(self._worker_id)
                 except StorageError as error:
                     log.warning("heartbeat.missed", extra={"error": str(error), "leases": len(self._held)})
                     self._lose_overdue()
             with suppress(StorageError):
                 await storage.beat_worker(self._worker_id, gone=True)
 
+    async def _rest(self) -> bool:
+        """Wait for the next beat, or for a nudge; True to stop."""
+        await asyncio.to_thread(self._stop.wait, min(CALM_SEC, self._lease_sec / 3))
+        self._nudged = await asyncio.to_thread(self._due.wait, max(0.0, self._lease_sec / 3 - CALM_SEC))
+        self._due.clear()
+        return self._stop.is_set()
+
     async def _renew(self, storage: Storage) -> None:
-        held = list(self._held.values())
-        for first in range(0, len(held), PAGE):
-            page = held[first : first + PAGE]
-            sent = time.monotonic()
-            renewed = await storage.refresh_locks([lease for lease, _ in page], self._lease_sec)
-            self._judge(page, renewed, sent + self._lease_sec)
+        held = sorted(self._held.values(), key=_owner)
+        for _, group in groupby(held, _owner):
+            same = list(group)
+            for first in range(0, len(same), PAGE):
+                page = same[first : first + PAGE]
+                sent = time.monotonic()
+                renewed = await storage.refresh_locks([lease for lease, _ in page], self._lease_sec)
+                self._judge(page, renewed, sent + self._lease_sec)
 
     def _judge(self, page: Sequence[tuple[Lease, Held]], renewed: Sequence[Lease | None], deadline: float) -> None:
         for (lease, held), found in zip(page, renewed, strict=True):
@@ -110,3 +129,7 @@ class Heartbeat:
     def _lose(self, lease: Lease) -> None:
         with suppress(RuntimeError):  # the host's loop is closed
             self._host.call_soon_threadsafe(self._lost, lease)
+
+
+def _owner(held: tuple[Lease, Held]) -> str:
+    return held[0].worker_id

@@ -6,19 +6,22 @@ journal first, so that the order of the rows is the order in which the body was 
 """
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from enum import Enum
 from typing import Any, Protocol
 
+from perdure.engine import children
 from perdure.engine.ambient import ActivityInfo
-from perdure.engine.body import ATTEMPT_FAILED, OWN, STATE, VALUES, Body, Effect
+from perdure.engine.body import ATTEMPT_FAILED, OWN, STARTED, STATE, VALUES, Body, Effect, Recur
 from perdure.engine.codec import encode
 from perdure.engine.definitions import Activity, Workflow
 from perdure.engine.failures import encode_failure
 from perdure.engine.journal import Entry, Journal, Shared
+from perdure.engine.starting import DEADLINE
 from perdure.engine.steps import ActivityStep, EffectStep, Timed, TimerStep, WaitStep
 from perdure.errors import (
     ChannelModeConflictError,
@@ -34,6 +37,7 @@ from perdure.model.records import (
     ChannelMessage,
     ChannelMode,
     ChannelWait,
+    CompensationEntry,
     HistoryEvent,
     HistoryEventType,
     Lease,
@@ -51,6 +55,7 @@ STUBBORN_SEC = 10.0  # how long an activity that is cancelled may take to end
 PAGE = 1000
 WAITS_MAX = 1000
 FAILED_ID = "workflow_failed"
+EXPIRED = "~expired"  # the row of a deadline that passed while the run waited
 # The caller's mistakes, which the body should hear of; anything else is the database's trouble.
 REFUSALS = (ChannelModeConflictError, InstanceNotFoundError, LimitError, NotSubscribedError)
 
@@ -64,6 +69,10 @@ class End(Enum):
 
     COMPLETED = "completed"
     FAILED = "failed"
+    CANCELLED = "cancelled"
+    COMPENSATING = "compensating"
+    RECURRED = "recurred"
+    CANCELLING = "cancelling"
     SUSPENDED = "suspended"
 
 
@@ -85,6 +94,32 @@ class Done:
     effects: tuple[Effect, ...] = ()
 
 
+class Driven(Protocol):
+    """What a worker drives: a run, or its rollback."""
+
+    id: str
+    workflow: Workflow[..., Any]
+    generation: str | None
+    deadline: float  # of the lease, on the monotonic clock
+    progressed: bool
+    resumed: bool
+
+    async def drive(self, lease: Lease) -> End:
+        """Go on until it can go no further. Whatever is raised ends the try."""
+
+    async def fail(self, error: Exception) -> None:
+        """End it as failed: it was tried often enough."""
+
+    def drain(self) -> None:
+        """Begin nothing new."""
+
+    def hint(self) -> None:
+        """There may be something that is waited for."""
+
+    def evict(self) -> None:
+        """Let go of what is in memory."""
+
+
 class Host(Protocol):
     """What a run needs of its worker."""
 
@@ -93,10 +128,13 @@ class Host(Protocol):
     completions: "Shared[tuple[Lease, bytes], None]"
     suspensions: "Shared[tuple[Lease, list[Wait]], Suspension]"
 
+    def now(self) -> datetime:
+        """The database's clock, as far as it is known here."""
+
     def execute(self, attempt: Attempt) -> Coroutine[Any, Any, Done]:
         """Run an attempt's code; an error is part of what it gives, only a cancellation is raised."""
 
-    def happened(self, what: str, run: "Run", **about: object) -> None:
+    def happened(self, what: str, run: "Driven", **about: object) -> None:
         """Tell hooks and logs of what is durable."""
 
 
@@ -109,6 +147,10 @@ class Run:
         self.workflow = workflow
         self.body = Body(workflow, self.id, instance.input_data)
         self.generation = instance.continued_from
+        self.parent: dict[str, str] | None = None
+        self._ends_at: datetime | None = None  # the deadline of the run, by the database's clock
+        self._expired = False
+        self._deadline_watch: asyncio.TimerHandle | None = None
         self.journal: Journal
         self.deadline = 0.0  # of the lease, on the monotonic clock
         self.last_id = 0
@@ -131,13 +173,17 @@ class Run:
         """Go on until the run is finished or waits. Whatever is raised ends the try, and the run is as it was."""
         self.journal = Journal(self.host.records, lease, self.last_id)
         self.progressed = False
-        self.host.happened("resume" if self.body.begun or self.last_id else "start", self)
+        begun = self.body.begun
         try:
             await self._catch_up()
+            self.host.happened("resume" if begun or self.journal.last_id else "start", self)
+            self._watch_deadline()
             while True:
                 self._record_taken()
                 if self.body.done:
                     return await self._finish()
+                if self._expired:
+                    return await self._cancel("its time is up")
                 if not self._draining or not self._wanting():
                     self._begin_steps()
                 elif not self._under_way():
@@ -173,9 +219,28 @@ class Run:
         activities = any(not step.running and not step.pause_sec for step in self.body.activities.values())
         return activities or any(not step.running for step in self.body.effects.values())
 
+    def _watch_deadline(self) -> None:
+        if self._ends_at is not None and self._deadline_watch is None:
+            left = (self._ends_at - self.host.now()).total_seconds()
+            self._deadline_watch = asyncio.get_running_loop().call_later(max(0.0, left), self._expire)
+
+    def _expire(self) -> None:
+        self._expired = True
+        self._inbox.put_nowait(_nothing)
+
+    async def _cancel(self, reason: str) -> End:
+        """Cancel the run itself: it is undone like any that is cancelled, by whoever takes it next."""
+        await self.journal.durable()
+        await self.host.storage.cancel_instance(self.id, reason, compensate=True, lease=self.lease)
+        return End.CANCELLING
+
     def _under_way(self) -> bool:
         """Whether the run has something to wait for here; for a short timer it is not worth giving up the lease."""
         return bool(self._tasks) or not self._inbox.empty() or any(map(_is_short, self.body.timers.values()))
+
+    def evict(self) -> None:
+        """End the body without a verdict."""
+        self.body.evict()
 
     def hint(self) -> None:
         """There may be a message or a timer for this run."""
@@ -187,6 +252,9 @@ class Run:
         """End what is under way here, of which nothing was recorded, and leave the time to the rows."""
         for step in (*self.body.timers.values(), *self.body.waits.values(), *self._pauses()):
             step.stop()
+        if self._deadline_watch is not None:
+            self._deadline_watch.cancel()
+            self._deadline_watch = None
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -217,8 +285,19 @@ class Run:
             page, more = await self.host.storage.get_history_paginated(self.id, after_id, PAGE)
             for event in page:
                 after_id = event.id
+                self._note(event)
                 if not event.activity_id.startswith(OWN) or event.event_type in (VALUES, STATE):
                     yield event
+
+    def _note(self, event: HistoryEvent) -> None:
+        """Rows that are the engine's own."""
+        if event.activity_id == children.PARENT:
+            self.parent = json.loads(event.event_data or b"{}")
+        elif event.activity_id == DEADLINE and event.created_at is not None:
+            seconds = json.loads(event.event_data or b"{}")["timeout_sec"]
+            self._ends_at = event.created_at + _span(seconds)
+        elif event.activity_id == EXPIRED:
+            self._expired = True
 
     def _record(self, id: str, kind: str, data: bytes) -> HistoryEvent:
         event = HistoryEvent(self.id, id, kind, data)
@@ -251,6 +330,8 @@ class Run:
 
     def _begin_activity(self, step: ActivityStep) -> None:
         step.running = True
+        if step.activity.undo is not None and not step.begun:
+            self._tell(step.start_id, STARTED, step.payload)
         step.task = asyncio.create_task(self._attempt(step), name=f"{self.id} {step.id}")
         self._tasks.add(step.task)
         step.task.add_done_callback(self._tasks.discard)
@@ -280,8 +361,11 @@ class Run:
             return  # the body gave it up meanwhile
         if done.error is None:
             kind, data = HistoryEventType.ACTIVITY_COMPLETED, done.result
-            if done.effects:
-                await self._commit(step.id, kind, data, done.effects)
+            effects = done.effects
+            if step.activity.undo is not None:
+                effects = (*effects, undoing(self.id, step, done.result))
+            if effects:
+                await self._commit(step.id, kind, data, effects)
                 return
             self._tell(step.id, kind, data)
             return
@@ -299,7 +383,7 @@ class Run:
             self._later(pause, lambda: self._begin_again(step))
 
     def _begin_again(self, step: ActivityStep) -> None:
-        if self._draining:
+        if self._draining or step.dropped:
             step.running = False
             self._inbox.put_nowait(_nothing)
         else:
@@ -308,6 +392,7 @@ class Run:
     def _later(self, seconds: float, begin: Callable[[], None]) -> None:
         async def pause() -> None:
             await asyncio.sleep(seconds)
+            self._tasks.discard(task)
             begin()
 
         task = asyncio.create_task(pause())
@@ -395,6 +480,8 @@ class Run:
             TimerWait(step.timer_id, step.timer_id, after=_span(step.delay_sec or 0))
             for step in (*self.body.timers.values(), *self._pauses())
         ]
+        if self._ends_at is not None:
+            waits.append(TimerWait(DEADLINE, EXPIRED, self._ends_at))
         taken: set[str] = set()
         for wait in self.body.waits.values():
             for id, channel in wait.ids().items():
@@ -461,7 +548,10 @@ class Run:
     # The end.
 
     async def _finish(self) -> End:
-        value, error = self.body.outcome()
+        try:
+            value, error = self.body.outcome()
+        except Recur as again:
+            return await self._recur(again.input_data)
         if error is None:
             try:
                 output = self.workflow.signature.encode_result(value)
@@ -469,30 +559,60 @@ class Run:
             except (EngineError, LimitError) as unfit:
                 error = unfit
         await self.journal.durable()
+        await children.end_all(self.host.storage, self.body.children, f"{self.id} has ended")
         if error is None:
             await self._complete(output)
             self.host.happened("complete", self)
             return End.COMPLETED
-        await self.fail(error)
-        return End.FAILED
+        if self.workflow.failure_handler is None and not await self.host.storage.get_compensations(self.id, limit=1):
+            await self.fail(error)
+            return End.FAILED
+        await self.fail(error, WorkflowStatus.COMPENSATING)
+        return End.COMPENSATING
+
+    async def _recur(self, input_data: bytes) -> End:
+        """The next generation begins, under the same lease; the link to a parent goes along."""
+        await self.journal.durable()
+        storage = self.host.storage
+        await children.end_all(storage, self.body.children, f"{self.id} begins anew")
+        async with storage.transaction():
+            await storage.recur_instance(self.id, input_data, lease=self.lease)
+            if self.parent is not None:
+                link = HistoryEvent(self.id, children.PARENT, children.LINK, encode(self.parent))
+                await storage.append_history(link, lease=self.lease)
+        self.host.happened("recur", self)
+        return End.RECURRED
 
     async def _complete(self, output: bytes) -> None:
         try:
-            await self.host.completions((self.lease, output))
+            if self.parent is None:
+                await self.host.completions((self.lease, output))
+            else:
+                await self._complete_child(self.parent, output)
         except StorageError:
             found = await self.host.storage.get_instance(self.id)  # was it the answer that got lost?
             if found is None or (found.status, found.output_data) != (WorkflowStatus.COMPLETED, output):
                 raise
 
-    async def fail(self, error: Exception) -> None:
-        """End the run as failed, with this error."""
+    async def _complete_child(self, parent: dict[str, str], output: bytes) -> None:
+        storage = self.host.storage
+        end = children.completed(output)
+        async with storage.transaction():
+            await children.tell(storage, parent, end, self.id)
+            await storage.complete_and_release(self.lease, output)
+
+    async def fail(self, error: Exception, status: WorkflowStatus = WorkflowStatus.FAILED) -> None:
+        """Record the error the run failed with; it ends so, or is undone first."""
         storage = self.host.storage
         data = encode(encode_failure(error))
         async with storage.transaction():
+            if self.parent is not None and status is WorkflowStatus.FAILED:
+                await children.tell(storage, self.parent, children.failed(data), self.id)
             event = HistoryEvent(self.id, FAILED_ID, HistoryEventType.WORKFLOW_FAILED, data)
             await storage.append_history(event, lease=self.lease)
-            await storage.update_instance_status(self.id, WorkflowStatus.FAILED, lease=self.lease)
-        self.host.happened("fail", self, error=str(error))
+            await storage.update_instance_status(self.id, status, lease=self.lease)
+        if status is WorkflowStatus.FAILED:
+            self.host.happened("fail", self, error=str(error))
 
 
 def _is_short(step: TimerStep) -> bool:
@@ -501,6 +621,17 @@ def _is_short(step: TimerStep) -> bool:
 
 def _span(seconds: float) -> timedelta:
     return timedelta(seconds=seconds)
+
+
+def undoing(instance_id: str, step: ActivityStep, result: bytes) -> Effect:
+    """What is committed with the outcome of an activity that can be undone: how to undo it."""
+    args = b'{"input": ' + step.payload + b', "result": ' + result + b"}"
+    entry = CompensationEntry(instance_id, step.id, step.activity.name, args)
+
+    async def write(storage: Storage, lease: Lease) -> int:
+        return await storage.add_compensation(entry, lease=lease)
+
+    return write
 
 
 async def _nothing() -> None:

@@ -72,7 +72,7 @@ class Timed:
 class ActivityStep(Timed):
     """An activity: its attempts, and the pauses between them."""
 
-    __slots__ = ("activity", "attempt", "dropped", "future", "id", "pause_sec", "payload", "running", "task")
+    __slots__ = ("activity", "attempt", "begun", "dropped", "future", "id", "pause_sec", "payload", "running", "task")
 
     def __init__(self, id: str, activity: Activity[..., Any], payload: bytes, future: "asyncio.Future[Any]") -> None:
         super().__init__()
@@ -83,8 +83,18 @@ class ActivityStep(Timed):
         self.attempt = 1
         self.pause_sec = 0.0  # a row's time must pass before the next attempt
         self.running = False
+        self.begun = False  # of one that can be undone: there is a row that says so
         self.dropped = False
         self.task: asyncio.Task[None] | None = None
+
+    @property
+    def start_id(self) -> str:
+        """The row of the beginning of an activity that can be undone."""
+        return f"{self.id}!"
+
+    def begin(self) -> None:
+        """It is recorded that it began."""
+        self.begun = True
 
     @property
     def attempt_id(self) -> str:

@@ -15,18 +15,27 @@ from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from contextvars import copy_context
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from perdure.engine.activities import Activities
+from perdure.engine.cron import tick_id
 from perdure.engine.definitions import Workflow
 from perdure.engine.heartbeat import Heartbeat
 from perdure.engine.hooks import Hooks
 from perdure.engine.journal import Entry, Shared, appending
 from perdure.engine.results import Results
-from perdure.engine.run import Attempt, Done, Drained, End, Run
-from perdure.errors import CommitUnknownError, DatabaseUnavailableError, LeaseLostError, StorageError
+from perdure.engine.rollback import Rollback
+from perdure.engine.run import Attempt, Done, Drained, Driven, End, Run
+from perdure.errors import (
+    CommitUnknownError,
+    DatabaseUnavailableError,
+    InstanceExistsError,
+    LeaseLostError,
+    StorageError,
+)
 from perdure.model.records import Lease, ResumableWorkflow, Suspension, WorkflowInstance
+from perdure.model.states import WorkflowStatus
 from perdure.storage.contract import Storage, Wait
 from perdure.storage.wakeups import RESUMABLE
 
@@ -74,11 +83,12 @@ class Worker:
         self._context = copy_context()  # of whoever opened the app: runs belong to no caller
         self._driven: dict[str, asyncio.Task[None]] = {}
         self._leases: dict[str, Lease] = {}
-        self._runs: dict[str, Run] = {}
+        self._runs: dict[str, Driven] = {}
         self._parked: OrderedDict[str, Run] = OrderedDict()
         self._wake = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._ahead = 0.0  # by how much the database's clock is ahead of ours
+        self._ticks: dict[str, datetime] = {}  # the last one of each workflow that starts by the clock
         self.stopping = False
 
     @property
@@ -109,7 +119,7 @@ class Worker:
         if self._driven:
             await asyncio.wait(list(self._driven.values()))
         for run in self._parked.values():
-            run.body.evict()
+            run.evict()
         self._parked.clear()
         await self._heartbeat.stop()
         self._activities.close()
@@ -128,6 +138,8 @@ class Worker:
                 async for hint in self.storage.wakeups():
                     self._wake.set()
                     self._results.hint(hint)
+                    if hint.kind == "scan" or hint.payload.get("reason") == "cancelled":
+                        self._heartbeat.nudge()
                     if hint.kind != RESUMABLE:
                         for run in list(self._runs.values()):
                             run.hint()
@@ -155,12 +167,31 @@ class Worker:
         """Do what there is to do; gives the seconds until something more is due."""
         await self._expire()
         await self.storage.deliver_pending(BATCH)
+        await self._start_ticks()
         await self._claim()
-        due = await self.storage.next_due_at()
-        if due is None:
-            return LOOK_SEC
-        delay = (due - datetime.now(UTC)).total_seconds() - self._ahead
-        return min(LOOK_SEC, delay if delay > 0 else OVERDUE_SEC)
+        dues = [each.schedule.next_after(self.now()) for each in self._workflows.values() if each.schedule]
+        dues += filter(None, [await self.storage.next_due_at()])
+        delays = [(due - self.now()).total_seconds() for due in dues]
+        return min(LOOK_SEC, self.lease_sec, *(delay if delay > 0 else OVERDUE_SEC for delay in delays))
+
+    async def _start_ticks(self) -> None:
+        """Start what the clock says, once; workers that do so at the same time start the same run."""
+        for workflow in self._workflows.values():
+            if workflow.schedule is None:
+                continue
+            tick = workflow.schedule.last_before(self.now())
+            if self._ticks.get(workflow.name) == tick:
+                continue
+            instance = WorkflowInstance(
+                tick_id(workflow.name, tick),
+                workflow.name,
+                workflow.signature.bind((), {}),
+                source_hash=workflow.source_hash,
+                owner_service="perdure",
+            )
+            with suppress(InstanceExistsError):
+                await self.storage.create_instance(instance, source_code=workflow.source)
+            self._ticks[workflow.name] = tick
 
     async def _expire(self) -> None:
         """Fire the timers and time-outs that are due."""
@@ -201,9 +232,7 @@ class Worker:
 
     def drive(self, instance: WorkflowInstance, lease: Lease, sent: float, tries: int = 0) -> None:
         """Drive an instance that is leased to us since `sent`."""
-        run = self._parked.pop(instance.instance_id, None)
-        if run is None or run.generation != instance.continued_from:
-            run = Run(self, self._workflows[instance.workflow_name], instance)
+        run = self._taken_up(instance)
         run.deadline = sent + self.lease_sec
         self._runs[run.id] = run
         self._leases[run.id] = lease
@@ -211,11 +240,21 @@ class Worker:
         driving = self._drive(run, lease, tries)
         self._driven[run.id] = asyncio.create_task(driving, name=f"run {run.id}", context=self._context.copy())
 
-    async def _drive(self, run: Run, lease: Lease, tries: int) -> None:
+    def _taken_up(self, instance: WorkflowInstance) -> Driven:
+        """The copy in memory, if it is of this generation, or a new one."""
+        parked = self._parked.pop(instance.instance_id, None)
+        workflow = self._workflows[instance.workflow_name]
+        if instance.status is WorkflowStatus.COMPENSATING:
+            return Rollback(self, workflow, instance)
+        if parked is None or parked.generation != instance.continued_from:
+            return Run(self, workflow, instance)
+        return parked
+
+    async def _drive(self, run: Driven, lease: Lease, tries: int) -> None:
         try:
             await self._try(run, lease, tries)
         except asyncio.CancelledError:
-            run.body.evict()
+            run.evict()
             if self.stopping:
                 await self._release(lease)
         finally:
@@ -224,22 +263,26 @@ class Worker:
             if self.free == 1:
                 self._wake.set()  # there is room again
 
-    async def _try(self, run: Run, lease: Lease, tries: int) -> None:
+    async def _try(self, run: Driven, lease: Lease, tries: int) -> None:
         """Drive once. A copy in memory that does not fit its history any more is made anew, once."""
         try:
             end = await run.drive(lease)
+            while end in (End.COMPENSATING, End.RECURRED):
+                run.evict()
+                run = await self._next_of(run, lease)
+                end = await run.drive(lease)
         except Drained:
-            run.body.evict()
+            run.evict()
             await self._release(lease)
         except LeaseLostError:
             log.warning("run.lease_lost", extra=_about(run))
-            run.body.evict()
+            run.evict()
         except (DatabaseUnavailableError, CommitUnknownError) as error:
             log.warning("run.database_unavailable", extra={**_about(run), "error": str(error)})
-            run.body.evict()
+            run.evict()
             await self._release(lease)
         except Exception as error:
-            run.body.evict()
+            run.evict()
             if run.resumed:
                 await self._release(lease)
             else:
@@ -247,18 +290,33 @@ class Worker:
         else:
             await self._ended(run, end)
 
-    async def _ended(self, run: Run, end: End) -> None:
-        if end is not End.SUSPENDED:
+    async def _next_of(self, run: Driven, lease: Lease) -> Driven:
+        """The body has failed, or begins anew: the same lease serves to undo it, or for the next generation."""
+        found = await self.storage.get_instance(run.id)
+        if found is None:
+            raise LeaseLostError(f"{run.id} is gone")
+        following = self._taken_up(found)
+        following.deadline = run.deadline
+        self._runs[run.id] = following
+        self._heartbeat.hold(lease, following)
+        return following
+
+    async def _ended(self, run: Driven, end: End) -> None:
+        if end is End.CANCELLING:
+            run.evict()
+            self._wake.set()
+        elif end is not End.SUSPENDED:
+            run.evict()  # branches that the body did not wait for
             await self._results.ended(run.id)
-        elif self._resident and not self.stopping:
+        elif isinstance(run, Run) and self._resident and not self.stopping:
             run.resumed = True
             self._parked[run.id] = run
             if len(self._parked) > self._resident:
-                self._parked.popitem(last=False)[1].body.evict()
+                self._parked.popitem(last=False)[1].evict()
         else:
-            run.body.evict()
+            run.evict()
 
-    async def _put_off(self, run: Run, lease: Lease, error: Exception, tries: int) -> None:
+    async def _put_off(self, run: Driven, lease: Lease, error: Exception, tries: int) -> None:
         """Nobody takes it for a while, longer each time."""
         tries += 1
         limit = run.workflow.max_tries
@@ -284,16 +342,20 @@ class Worker:
 
     # What runs need.
 
+    def now(self) -> datetime:
+        """The database's clock, as far as it is known here."""
+        return datetime.now(UTC) + timedelta(seconds=self._ahead)
+
     def execute(self, attempt: Attempt) -> Coroutine[Any, Any, Done]:
         """Run an attempt's code."""
         return self._activities.execute(attempt)
 
-    def happened(self, what: str, run: Run, **about: object) -> None:
+    def happened(self, what: str, run: Driven, **about: object) -> None:
         """Tell the hooks."""
         self._hooks.tell(what, {**_about(run), **about})
 
 
-def _about(run: Run) -> dict[str, object]:
+def _about(run: Driven) -> dict[str, object]:
     return {"instance": run.id, "workflow": run.workflow.name}
 
 

@@ -1,11 +1,17 @@
-"""Locks: fenced leases on instances. Acquiring never waits, and every acquisition raises the token."""
+"""Locks: fenced leases on instances. Acquiring never waits, and every acquisition raises the token.
 
+Whatever locks rows here is one statement, or one packet that commits by itself: a worker that is stopped at any moment
+keeps nobody from taking its runs over.
+"""
+
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
+from uuid import uuid4
 
 from perdure.database.operation import Operation, Work, rows_if, utc
-from perdure.errors import LeaseLostError, LimitError
+from perdure.errors import LeaseLostError
 from perdure.model import limits
 from perdure.model.records import Lease, StaleWorkflowInfo
 from perdure.model.states import RESUMABLE as CLAIMABLE
@@ -39,54 +45,46 @@ class Locks(Wakeups):
         seconds = limits.seconds(timeout_sec)
         if not ids:
             return []
-        acquire = _ACQUIRE_MANY[self._backend.driver.name] if len(ids) > 1 else _acquire
-        work = Work(lambda: acquire(sorted(set(ids)), worker_id, seconds), single=acquire is not _acquire_in_steps)
-        leases = await self._run(work)
+        acquire = _take if len(ids) > 1 and self._backend.driver.name != "postgresql" else _acquire
+        leases = await self._run(Work(lambda: acquire(sorted(set(ids)), worker_id, seconds), single=True))
         return [leases.pop(instance_id, None) for instance_id in ids]
 
     async def release_lock(self, instance_id: str, worker_id: str, *, lease: Lease | None = None) -> None:
         """Give a lease back; whoever does not hold it changes nothing."""
         _check(instance_id, worker_id)
-        token = lease.token if lease else None
-        work = Work(lambda: _release(instance_id, worker_id, token), single=True, repeat=True)
-        about = resumable(instance_id, reason="released")
-        await self._announce(RESUMABLE, work, lambda released: about if released else None)
+        token, about = lease.token if lease else None, resumable(instance_id, reason="released")
+        tells = self._backend.notifier.due(RESUMABLE)  # then the statement itself does
+        work = Work(lambda: _release(instance_id, worker_id, token, tells), single=True, repeat=True)
+        await self._announce(RESUMABLE, work, None if tells else lambda released: about if released else None)
 
     async def refresh_lock(
         self, instance_id: str, worker_id: str, timeout_sec: float, *, lease: Lease | None = None
     ) -> Lease:
         """A new expiry, also for an expired lease that nobody took; else `LeaseLostError`."""
         _check(instance_id, worker_id)
-        seconds, wanted = limits.seconds(timeout_sec), {instance_id: lease.token if lease else None}
-        held = await self._run(Work(lambda: _renew(worker_id, wanted, seconds), repeat=True))
-        if not held:
-            raise LeaseLostError(f"{worker_id!r} no longer holds {instance_id!r}")
-        return held[instance_id]
+        seconds, wanted = limits.seconds(timeout_sec), [(instance_id, worker_id, lease.token if lease else None)]
+        for held in await self._run(Work(lambda: _renew(wanted, seconds), single=True, repeat=True)):
+            return held
+        raise LeaseLostError(f"{worker_id!r} no longer holds {instance_id!r}")
 
     async def refresh_locks(self, leases: Sequence[Lease], timeout_sec: float) -> list[Lease | None]:
-        """Renew all leases of one worker at once: the renewed lease, or None for one that was lost, in order.
+        """Renew leases at once: the renewed lease, or None for one that was lost, in order.
 
         A row that is locked at the moment (a run's own open transaction) is passed over: its lease is still held.
         """
         if not leases:
             return []
-        workers = {lease.worker_id for lease in leases}
-        if len(workers) != 1:
-            raise LimitError("refresh_locks renews the leases of one worker at a time")
-        seconds, wanted = limits.seconds(timeout_sec), {lease.instance_id: lease.token for lease in leases}
-        (worker_id,) = workers
-        held = await self._run(Work(lambda: _renew(worker_id, dict(wanted), seconds), repeat=True))
-        return [
-            replace(lease, expires_at=held[lease.instance_id].expires_at)
-            if lease.instance_id in held and held[lease.instance_id].token == lease.token
-            else None
-            for lease in leases
-        ]
+        seconds, wanted = limits.seconds(timeout_sec), [_key(lease) for lease in leases]
+        found = await self._run(Work(lambda: _renew(wanted, seconds), single=True, repeat=True))
+        held = {_key(lease): lease.expires_at for lease in found}
+        return [replace(lease, expires_at=held[key]) if (key := _key(lease)) in held else None for lease in leases]
 
     async def cleanup_stale_locks(self, timeout_sec: float = 0) -> list[StaleWorkflowInfo]:
         """Clear own leases that expired more than `timeout_sec` ago; gives the running and compensating ones."""
         grace = limits.seconds(timeout_sec) if timeout_sec else 0.0
-        return await self._run(Work(lambda: _sweep(grace)))
+        if self._backend.driver.name == "sqlite":
+            return await self._run(Work(lambda: _sweep_in_steps(grace)))
+        return await self._run(Work(lambda: _sweep(grace), single=True))
 
 
 def _check(instance_id: str, worker_id: str) -> None:
@@ -101,41 +99,72 @@ def _acquire(ids: list[str], worker_id: str, timeout_sec: float) -> Operation[di
 
 
 def _take(ids: list[str], worker_id: str, timeout_sec: float) -> Operation[dict[str, Lease]]:
-    """SQLite: many in one statement, which for one would be the slower one."""
-    answer = yield S.take(ids=ids, worker_id=worker_id, timeout_sec=timeout_sec)
-    return _leases(worker_id, rows_if(0, answer))
-
-
-def _acquire_in_steps(ids: list[str], worker_id: str, timeout_sec: float) -> Operation[dict[str, Lease]]:
-    """MySQL: lock those that are free, then take them."""
-    free = [row[0] for row in (yield S.free(ids=ids))]
-    return (yield from _take(free, worker_id, timeout_sec)) if free else {}
-
-
-_ACQUIRE_MANY = {"sqlite": _take, "postgresql": _acquire, "mysql": _acquire_in_steps}
+    """Many at once on SQLite, where for one it would be the slower way, and on MySQL."""
+    answer = yield S.take(ids=ids, worker_id=worker_id, timeout_sec=timeout_sec, limit=len(ids), mark=_mark())
+    return _leases(worker_id, _rows(answer))
 
 
 def _leases(worker_id: str, rows: Sequence[Sequence[Any]]) -> dict[str, Lease]:
     return {row[0]: Lease(row[0], worker_id, row[1], utc(row[2])) for row in rows}
 
 
-def _release(instance_id: str, worker_id: str, token: int | None) -> Operation[bool]:
-    return bool((yield S.release(instance_id=instance_id, worker_id=worker_id, token=token)))
+def _mark() -> str:
+    """A name that no worker has."""
+    return f"taking {uuid4().hex}"
 
 
-def _renew(worker_id: str, wanted: dict[str, int | None], timeout_sec: float) -> Operation[dict[str, Lease]]:
-    rows = yield S.free_to_renew(ids=sorted(wanted), worker_id=worker_id)
-    free = [instance_id for instance_id, token in rows if wanted[instance_id] in (None, token)]
-    if free:
-        yield S.renew(ids=free, worker_id=worker_id, timeout_sec=timeout_sec)
-    rows = yield S.held(ids=sorted(wanted), worker_id=worker_id)
-    return _leases(worker_id, [row for row in rows if wanted[row[0]] in (None, row[1])])
+def _rows(answer: Any) -> list[tuple[Any, ...]]:
+    """The rows of an answer; of one of several parts, those of the part that reads."""
+    rows: list[tuple[Any, ...]]
+    rows = answer if isinstance(answer, list) else next(part for part in answer if isinstance(part, list))
+    return rows
+
+
+def _release(instance_id: str, worker_id: str, token: int | None, tells: bool) -> Operation[bool]:
+    about = {key: value for key, value in resumable(instance_id, reason="released").items() if value is not None}
+    payload = json.dumps(about, ensure_ascii=False) if tells else None
+    return bool(
+        (yield S.release(instance_id=instance_id, worker_id=worker_id, token=token, kind=RESUMABLE, payload=payload))
+    )
+
+
+def _key(lease: Lease) -> tuple[str, str, int | None]:
+    return lease.instance_id, lease.worker_id, lease.token
+
+
+def _renew(wanted: Sequence[tuple[str, str, int | None]], timeout_sec: float) -> Operation[list[Lease]]:
+    """Those that are current; one without a token stands alone, and counts whatever its token is."""
+    ids, owners, tokens = map(list, zip(*wanted, strict=True))
+    leases = [(instance_id, owner, token or 0) for instance_id, owner, token in wanted]
+    answer = yield S.renew(
+        ids=ids,
+        owners=owners,
+        tokens=tokens,
+        leases=leases,
+        any_token=None in tokens,
+        limit=len(ids),
+        timeout_sec=timeout_sec,
+    )
+    asked = set(wanted)
+    return [
+        Lease(instance_id, owner, token, utc(expires_at))
+        for instance_id, owner, token, expires_at in _rows(answer)
+        if (instance_id, owner, token) in asked or (instance_id, owner, None) in asked
+    ]
 
 
 def _sweep(grace_sec: float) -> Operation[list[StaleWorkflowInfo]]:
+    return _swept(_rows((yield S.sweep(grace_sec=grace_sec, limit=SWEEP_MAX, mark=_mark()))))
+
+
+def _sweep_in_steps(grace_sec: float) -> Operation[list[StaleWorkflowInfo]]:
     rows = yield S.stale(grace_sec=grace_sec, limit=SWEEP_MAX)
     if rows:
         yield S.clear(ids=[row[0] for row in rows])
+    return _swept(rows)
+
+
+def _swept(rows: list[tuple[Any, ...]]) -> list[StaleWorkflowInfo]:
     rows.sort(key=lambda row: (row[3], row[0]))  # leases renewed together expire together
     return [
         StaleWorkflowInfo(instance_id, name)

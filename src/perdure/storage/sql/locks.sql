@@ -27,10 +27,6 @@ UPDATE workflow_instances i
        i.updated_at = i.updated_at;
 SELECT instance_id, lock_token, lock_expires_at FROM workflow_instances WHERE instance_id = :instance_id
 
--- free
--- The instances that can be taken, locked. Only MySQL needs it, for many: it would not tell which it took.
-SELECT instance_id FROM workflow_instances WHERE instance_id {any(:ids)} AND {takeable} {skip_locked}
-
 -- take
 -- Take those of these leases that are free; PostgreSQL's `acquire` does.
 UPDATE workflow_instances
@@ -39,46 +35,101 @@ UPDATE workflow_instances
  WHERE instance_id {any(:ids)} AND {takeable} {returning(instance_id, lock_token, lock_expires_at)}
 
 -- take [mysql]
--- Differs because there is no RETURNING: these are free, and locked by this transaction.
-UPDATE workflow_instances
-   SET locked_by = :worker_id, locked_at = {now}, lock_token = lock_token + 1,
-       lock_expires_at = {after(COALESCE(lock_timeout_seconds, :timeout_sec))}, updated_at = updated_at
- WHERE instance_id {any(:ids)};
-SELECT instance_id, lock_token, lock_expires_at FROM workflow_instances WHERE instance_id {any(:ids)}
+-- Differs because there is no RETURNING: a mark, which nobody else has or ever sees, tells what was taken from what the
+-- worker held before. Here and below, the order of a join is given: any other would wait for rows that are passed over.
+UPDATE (SELECT instance_id FROM workflow_instances {index(PRIMARY)}
+         WHERE instance_id {any(:ids)} AND {takeable} LIMIT :limit FOR UPDATE SKIP LOCKED) free
+       STRAIGHT_JOIN workflow_instances i {index(PRIMARY)} ON i.instance_id = free.instance_id
+   SET i.locked_by = :mark, i.locked_at = {now}, i.lock_token = i.lock_token + 1,
+       i.lock_expires_at = {after(COALESCE(i.lock_timeout_seconds, :timeout_sec))},
+       i.updated_at = i.updated_at;
+SELECT instance_id, lock_token, lock_expires_at FROM workflow_instances
+ WHERE instance_id {any(:ids)} AND locked_by = :mark;
+UPDATE (SELECT instance_id FROM workflow_instances {index(PRIMARY)}
+         WHERE instance_id {any(:ids)} AND locked_by = :mark LIMIT :limit FOR UPDATE SKIP LOCKED) taken
+       STRAIGHT_JOIN workflow_instances i {index(PRIMARY)} ON i.instance_id = taken.instance_id
+   SET i.locked_by = :worker_id, i.updated_at = i.updated_at
 
 -- release
 -- Only by its holder; with a token, only that lease.
 UPDATE workflow_instances SET locked_by = NULL, locked_at = NULL, lock_expires_at = NULL, updated_at = {now}
  WHERE instance_id = :instance_id AND locked_by = :worker_id AND (lock_token = :token OR :token IS NULL)
 
--- held
--- Which of these leases are current, and until when; read where a renewal passed over a locked row.
-SELECT instance_id, lock_token, lock_expires_at FROM workflow_instances
- WHERE instance_id {any(:ids)} AND locked_by = :worker_id
-
--- free_to_renew
--- The rows of a worker's leases that nobody has locked: a run's own open transaction is not a lost lease.
-SELECT instance_id, lock_token FROM workflow_instances
- WHERE instance_id {any(:ids)} AND locked_by = :worker_id ORDER BY instance_id {skip_locked}
+-- release [postgresql]
+-- Differs because it also notifies, where there is something to say.
+WITH released AS (
+  UPDATE workflow_instances SET locked_by = NULL, locked_at = NULL, lock_expires_at = NULL, updated_at = {now}
+   WHERE instance_id = :instance_id AND locked_by = :worker_id AND (lock_token = :token OR :token IS NULL)
+  RETURNING instance_id)
+SELECT CASE WHEN :payload::text IS NOT NULL THEN pg_notify(:kind, :payload) END FROM released
 
 -- renew
--- A new expiry for leases whose rows are locked by this transaction.
-UPDATE workflow_instances
-   SET lock_expires_at = {after(COALESCE(lock_timeout_seconds, :timeout_sec))}, updated_at = updated_at
- WHERE instance_id {any(:ids)} AND locked_by = :worker_id
+-- A new expiry for those of these leases that are current; gives them.
+UPDATE workflow_instances SET lock_expires_at = {after(COALESCE(lock_timeout_seconds, :timeout_sec))}
+  FROM json_each(:leases)
+ WHERE instance_id = json_extract(value, '$[0]') AND locked_by = json_extract(value, '$[1]')
+   AND (lock_token = json_extract(value, '$[2]') OR :any_token)
+RETURNING instance_id, locked_by, lock_token, lock_expires_at
 
 -- renew [postgresql]
--- Differs by a cast.
-UPDATE workflow_instances SET lock_expires_at = {after(COALESCE(lock_timeout_seconds, :timeout_sec::float8))}
- WHERE instance_id {any(:ids)} AND locked_by = :worker_id
+-- Differs because a row may be locked, by a run's own open transaction: its lease stays as it is, and is not lost.
+WITH wanted AS (
+  SELECT * FROM unnest(:ids::text[], :owners::text[], :tokens::bigint[]) AS wanted (instance_id, worker_id, token)),
+free AS (
+  SELECT i.instance_id FROM wanted w JOIN workflow_instances i ON i.instance_id = w.instance_id
+   WHERE i.locked_by = w.worker_id AND (i.lock_token = w.token OR :any_token) FOR UPDATE OF i SKIP LOCKED),
+renewed AS (
+  UPDATE workflow_instances i
+     SET lock_expires_at = {after(COALESCE(i.lock_timeout_seconds, :timeout_sec::float8))}
+    FROM free WHERE i.instance_id = free.instance_id
+  RETURNING i.instance_id, i.locked_by, i.lock_token, i.lock_expires_at)
+SELECT * FROM renewed
+ UNION ALL
+SELECT i.instance_id, i.locked_by, i.lock_token, i.lock_expires_at
+  FROM wanted w JOIN workflow_instances i ON i.instance_id = w.instance_id
+ WHERE i.locked_by = w.worker_id AND (i.lock_token = w.token OR :any_token)
+   AND i.instance_id NOT IN (SELECT instance_id FROM renewed)
+
+-- renew [mysql]
+-- Differs likewise, and because nothing comes back from a write: whose the rows are now is judged by who asked.
+UPDATE (SELECT instance_id FROM workflow_instances {index(PRIMARY)}
+         WHERE instance_id {any(:ids)} AND (instance_id, locked_by, IF(:any_token, 0, lock_token)) {any(:leases)}
+         LIMIT :limit FOR UPDATE SKIP LOCKED) free
+       STRAIGHT_JOIN workflow_instances i {index(PRIMARY)} ON i.instance_id = free.instance_id
+   SET i.lock_expires_at = {after(COALESCE(i.lock_timeout_seconds, :timeout_sec))}, i.updated_at = i.updated_at;
+SELECT instance_id, locked_by, lock_token, lock_expires_at FROM workflow_instances WHERE instance_id {any(:ids)}
 
 -- stale
--- Own leases that ran out, locked so that none can be renewed or taken before they are cleared.
+-- Own leases that ran out. Only SQLite asks by itself: whoever writes there holds the whole database.
 SELECT instance_id, workflow_name, status, lock_expires_at FROM workflow_instances {index(idx_instances_lease)}
- WHERE framework = 'perdure' AND lock_expires_at < {ago(:grace_sec)}
- ORDER BY lock_expires_at LIMIT :limit {skip_locked}
+ WHERE framework = 'perdure' AND lock_expires_at < {ago(:grace_sec)} ORDER BY lock_expires_at LIMIT :limit
 
 -- clear
--- The leases end.
-UPDATE workflow_instances
-   SET locked_by = NULL, locked_at = NULL, lock_expires_at = NULL, updated_at = updated_at WHERE instance_id {any(:ids)}
+-- These leases end.
+UPDATE workflow_instances SET locked_by = NULL, locked_at = NULL, lock_expires_at = NULL WHERE instance_id {any(:ids)}
+
+-- sweep
+-- Both at once, for the servers: whoever stopped in between would keep the rows from being taken.
+WITH stale AS (
+  SELECT instance_id, workflow_name, status, lock_expires_at FROM workflow_instances
+   WHERE framework = 'perdure' AND lock_expires_at < {ago(:grace_sec)}
+   ORDER BY lock_expires_at LIMIT :limit FOR UPDATE SKIP LOCKED)
+UPDATE workflow_instances i SET locked_by = NULL, locked_at = NULL, lock_expires_at = NULL
+  FROM stale WHERE i.instance_id = stale.instance_id
+RETURNING stale.instance_id, stale.workflow_name, stale.status, stale.lock_expires_at
+
+-- sweep [mysql]
+-- Differs as `take` does.
+UPDATE (SELECT instance_id FROM workflow_instances {index(idx_instances_lease)}
+         WHERE framework = 'perdure' AND lock_expires_at < {ago(:grace_sec)}
+         ORDER BY lock_expires_at LIMIT :limit FOR UPDATE SKIP LOCKED) stale
+       STRAIGHT_JOIN workflow_instances i {index(PRIMARY)} ON i.instance_id = stale.instance_id
+   SET i.locked_by = :mark, i.updated_at = i.updated_at;
+SELECT instance_id, workflow_name, status, lock_expires_at FROM workflow_instances {index(idx_instances_lease)}
+ WHERE framework = 'perdure' AND lock_expires_at < {ago(:grace_sec)} AND locked_by = :mark
+ ORDER BY lock_expires_at LIMIT :limit;
+UPDATE (SELECT instance_id FROM workflow_instances {index(idx_instances_lease)}
+         WHERE framework = 'perdure' AND lock_expires_at < {ago(:grace_sec)} AND locked_by = :mark
+         ORDER BY lock_expires_at LIMIT :limit FOR UPDATE SKIP LOCKED) swept
+       STRAIGHT_JOIN workflow_instances i {index(PRIMARY)} ON i.instance_id = swept.instance_id
+   SET i.locked_by = NULL, i.locked_at = NULL, i.lock_expires_at = NULL, i.updated_at = i.updated_at

@@ -1,6 +1,7 @@
 """Locks: what every backend does with leases."""
 
 import asyncio
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -205,8 +206,69 @@ async def test_all_leases_of_a_worker_are_renewed_at_once(storage: Rooms) -> Non
     shift(storage, 14)
     assert await storage.try_acquire_lock("i-0", "w2", 10) is None
     assert await storage.refresh_locks([], 10) == []
-    with pytest.raises(LimitError):
-        await storage.refresh_locks([leases[0], Lease("i-3", "w2", 1, leases[0].expires_at)], 10)
+
+
+async def test_leases_of_several_owners_are_renewed_at_once(storage: Rooms) -> None:
+    """A worker holds some runs as their second owner, and says so in its name."""
+    fresh = [await leased(storage, f"i-{n}", worker_id="w1#0", timeout_sec=10) for n in range(3)]
+    taken = await leased(storage, "i-3", worker_id="w1#1", timeout_sec=10)
+    stranger = await leased(storage, "i-4", worker_id="w2#0", timeout_sec=10)
+    wrong = [replace(stranger, worker_id="w1#0"), replace(fresh[0], token=fresh[0].token - 1)]
+    shift(storage, 5)
+    renewed = await storage.refresh_locks([taken, fresh[2], *wrong, fresh[0], taken], 10)
+    assert [lease and (lease.instance_id, lease.worker_id, lease.token) for lease in renewed] == [
+        ("i-3", "w1#1", taken.token),
+        ("i-2", "w1#0", fresh[2].token),
+        None,
+        None,
+        ("i-0", "w1#0", fresh[0].token),
+        ("i-3", "w1#1", taken.token),
+    ]
+    for lease in renewed:
+        found = lease and await storage.get_instance(lease.instance_id)
+        assert found is None or found.lock_expires_at == (lease and lease.expires_at)
+    shift(storage, 12)  # those that were not renewed are free by now
+    again = await storage.acquire_locks([f"i-{n}" for n in range(5)], "w3", 10)
+    assert [lease is not None for lease in again] == [False, True, False, False, True]
+
+
+async def test_a_renewal_keeps_the_instances_own_time(storage: Rooms) -> None:
+    await storage.create_instance(WorkflowInstance("own", "wf", lock_timeout_seconds=100))
+    own = await storage.try_acquire_lock("own", "w1", 5)
+    other = await leased(storage, "other", worker_id="w1", timeout_sec=5)
+    assert own is not None
+    renewed = await storage.refresh_locks([own, other], 50)
+    assert [lease and round((lease.expires_at - datetime.now(UTC)) / timedelta(seconds=10)) for lease in renewed] == [
+        10,
+        5,
+    ]
+
+
+async def test_a_thousand_leases_are_renewed_at_once(storage: Rooms) -> None:
+    ids = [f"i-{n}" for n in range(1000)]
+    await storage.create_instances([WorkflowInstance(instance_id, "wf") for instance_id in ids])
+    odd = await storage.acquire_locks(ids[1::2], "w1#1", 10)
+    even = await storage.acquire_locks(ids[::2], "w1#0", 10)
+    leases = [lease for lease in (*odd, *even) if lease]
+    assert len(leases) == 1000
+    shift(storage, 5)
+    renewed = await storage.refresh_locks(leases, 10)
+    assert [lease and lease.instance_id for lease in renewed] == [lease.instance_id for lease in leases]
+    assert all(lease and lease.expires_at > was.expires_at for lease, was in zip(renewed, leases, strict=True))
+
+
+async def test_a_lease_taken_beside_one_already_held_is_told_apart(storage: Rooms, peer: Rooms) -> None:
+    """The same worker asks from many sides at once: what one got the others did not."""
+    ids = [f"i-{n}" for n in range(10)]
+    for instance_id in ids:
+        await new(storage, instance_id)
+    found = await asyncio.gather(*([storage, peer][n % 2].acquire_locks(ids, "w1", 30) for n in range(8)))
+    taken = [lease.instance_id for leases in found for lease in leases if lease]
+    assert len(taken) == len(set(taken))
+    for instance_id in taken:
+        instance = await storage.get_instance(instance_id)
+        assert instance is not None
+        assert (instance.locked_by, instance.lock_token) == ("w1", 1)
 
 
 async def test_w27_the_sweep_clears_what_is_expired_and_says_so(storage: Rooms) -> None:

@@ -1,0 +1,131 @@
+"""Children: a workflow that another one waits for.
+
+The child's row, its link to the parent and the parent's subscription to its end are one transaction, recorded as a step
+of the parent. The child's end is published to the parent in the commit that ends it. Whoever stops waiting for a child
+cancels it and waits until it is undone.
+"""
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Collection
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from perdure.engine.codec import encode
+from perdure.engine.failures import decode_failure
+from perdure.errors import WorkflowCancelledError, WorkflowFailedError, WorkflowNotCancellableError
+from perdure.model.limits import INSTANCE_ID_MAX
+from perdure.model.limits import PAGE_MAX as PAGE
+from perdure.model.records import ChannelMode, HistoryEvent, Lease, WorkflowInstance
+from perdure.model.states import TERMINAL
+from perdure.storage.contract import Storage
+
+if TYPE_CHECKING:
+    from perdure.engine.body import Body, Effect
+    from perdure.engine.definitions import Workflow
+
+PARENT = "~parent"  # the child's row that names who waits for its end
+LINK = "Parent"
+
+
+def child_id(parent_id: str, path: str) -> str:
+    """The id of the child that is started at a place of its parent's body."""
+    found = f"{parent_id}/{path}"
+    if len(found) <= INSTANCE_ID_MAX:
+        return found
+    digest = hashlib.sha256(found.encode()).hexdigest()[:16]
+    return f"{found[: INSTANCE_ID_MAX - 17]}~{digest}"
+
+
+def creating(workflow: "Workflow[..., Any]", data: bytes, parent_id: str, path: str) -> "Effect":
+    """Write the child's row, its link, and the parent's subscription."""
+    instance = WorkflowInstance(
+        child_id(parent_id, path), workflow.name, data, source_hash=workflow.source_hash, owner_service="perdure"
+    )
+    link = encode({"instance_id": parent_id, "channel": end_channel(path)})
+
+    async def write(storage: Storage, lease: Lease) -> str:
+        await storage.subscribe_to_channel(parent_id, end_channel(path), ChannelMode.DIRECT, lease=lease)
+        await storage.create_instance(instance, source_code=workflow.source)
+        await storage.append_history(HistoryEvent(instance.instance_id, PARENT, LINK, link))
+        return instance.instance_id
+
+    return write
+
+
+def end_channel(path: str) -> str:
+    """Where a parent hears of the end of the child that it started at this place."""
+    return f"~end/{path}"
+
+
+def cancelling(instance_id: str, reason: str) -> "Effect":
+    """Cancel a child, unless it has ended."""
+
+    async def write(storage: Storage, lease: Lease) -> None:
+        with suppress(WorkflowNotCancellableError):
+            await storage.cancel_instance(instance_id, reason, compensate=True)
+
+    return write
+
+
+async def call(run: "Body", workflow: "Workflow[..., Any]", data: bytes) -> Any:
+    """Start a child at this place of the body, and wait for its end."""
+    path = run.place()
+    child: str = await run.effect_at(path, "child", creating(workflow, data, run.instance_id, path), str)
+    run.children.add(child)
+    channel = f"{end_channel(path)}:{run.instance_id}"
+    try:
+        message = await run.wait(run.new_wait(f"end.{workflow.name}", (channel,), None, None))
+    except asyncio.CancelledError:
+        if not run.evicted:
+            await run.effect("cancel", cancelling(child, f"{run.instance_id} no longer waits for it"))
+            await run.wait(run.new_wait(f"end.{workflow.name}", (channel,), None, None))
+            run.children.discard(child)
+        raise
+    run.children.discard(child)
+    return outcome(workflow, child, message.data)
+
+
+def outcome(workflow: "Workflow[..., Any]", child: str, end: dict[str, Any]) -> Any:
+    """What a child came to, for its parent."""
+    if end["status"] == "completed":
+        return workflow.signature.decode_result(json.dumps(end["output"]).encode())
+    if end["status"] == "cancelled":
+        raise WorkflowCancelledError(f"{workflow.name} {child} was cancelled")
+    cause = decode_failure(end["failure"])
+    raise WorkflowFailedError(f"{workflow.name} {child} failed: {cause}") from cause
+
+
+def completed(output: bytes) -> bytes:
+    """The end of a child that gave this."""
+    return b'{"status": "completed", "output": ' + output + b"}"
+
+
+def failed(failure: bytes) -> bytes:
+    """The end of a child that failed with this."""
+    return b'{"status": "failed", "failure": ' + failure + b"}"
+
+
+CANCELLED = b'{"status": "cancelled"}'
+
+
+async def tell(storage: Storage, parent: dict[str, str], end: bytes, child: str) -> None:
+    """Tell the parent, in the commit that ends the child; told once, however often it is tried."""
+    channel = f"{parent['channel']}:{parent['instance_id']}"
+    await storage.publish_to_channel(channel, end, message_id=f"{child}:end", source="perdure")
+
+
+async def end_all(storage: Storage, children: Collection[str], reason: str) -> None:
+    """Cancel the children that have not ended, and wait until they have."""
+    left = sorted(children)
+    for child in left:
+        with suppress(WorkflowNotCancellableError):
+            await storage.cancel_instance(child, reason, compensate=True)
+    pause = 0.02
+    while left:
+        rows = await storage.get_instances(left[:PAGE])
+        left = [row.instance_id for row in rows if row is not None and row.status not in TERMINAL] + left[PAGE:]
+        if left:
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, 1.0)

@@ -1,0 +1,225 @@
+"""Rollback: what a run that failed or was cancelled did is undone, the last step first.
+
+It is driven like a run, under a lease, by any worker, and goes on where it stopped: every undo is a row of the history
+once it is done. One that fails is tried again, then reported, and the others still run. At the end the run is failed,
+or cancelled if that is why.
+
+An activity that can be undone has a row when it begins. One that has begun and has no outcome may have happened or not:
+it is undone with `result=None` if its compensation can take that, and else first run to an outcome.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from typing import Any, get_args
+
+from perdure.engine import children
+from perdure.engine.ambient import ActivityInfo
+from perdure.engine.body import ATTEMPT_FAILED, STARTED
+from perdure.engine.codec import encode
+from perdure.engine.definitions import COMPENSATIONS, Activity, Workflow
+from perdure.engine.failures import encode_failure
+from perdure.engine.run import PAGE, Attempt, Done, Drained, End, Host
+from perdure.errors import EngineError, LeaseLostError
+from perdure.model.records import CompensationEntry, HistoryEvent, HistoryEventType, Lease, WorkflowInstance
+from perdure.model.states import WorkflowStatus
+
+HANDLED = "~on_failure"
+
+
+def undo_id(step: object) -> str:
+    """The row of an undo."""
+    return f"~undo:{step}"
+
+
+class Rollback:
+    """One instance that is compensating."""
+
+    def __init__(self, host: Host, workflow: Workflow[..., Any], instance: WorkflowInstance) -> None:
+        self.host = host
+        self.id = instance.instance_id
+        self.workflow = workflow
+        self.generation = instance.continued_from
+        self.deadline = 0.0
+        self.progressed = False
+        self.resumed = False
+        self._input = instance.input_data
+        self._draining = False
+        self._lease: Lease
+        self._recorded: set[str] = set()
+        self._begun: dict[str, bytes] = {}
+        self._attempts: dict[str, int] = {}
+        self._children: set[str] = set()
+        self._parent: dict[str, str] | None = None
+        self._failure = b"{}"
+        self._error = ""
+        self._cancelled = False
+
+    def drain(self) -> None:
+        """Begin nothing new."""
+        self._draining = True
+
+    def hint(self) -> None:
+        """Nothing is waited for."""
+
+    def evict(self) -> None:
+        """There is nothing in memory that counts."""
+
+    async def drive(self, lease: Lease) -> End:
+        """Undo what is left, and end the run."""
+        self._lease = lease
+        self.progressed = False
+        async for event in self._rows():
+            self._note(event)
+        await children.end_all(self.host.storage, self._children, f"{self.id} is undone")
+        for step in reversed(self._begun):
+            if step not in self._recorded and undo_id(step) not in self._recorded:
+                await self._settle(step)
+        for entry in await self.host.storage.get_compensations(self.id):
+            if undo_id(entry.id) not in self._recorded:
+                await self._undo(entry)
+        await self._handle_failure()
+        return await self._end()
+
+    async def fail(self, error: Exception) -> None:
+        """End it although something could not be undone."""
+        await self._end()
+
+    # What the history says.
+
+    async def _rows(self) -> AsyncIterator[HistoryEvent]:
+        after_id, more = 0, True
+        while more:
+            page, more = await self.host.storage.get_history_paginated(self.id, after_id, PAGE)
+            for event in page:
+                after_id = event.id
+                yield event
+
+    def _note(self, event: HistoryEvent) -> None:
+        id, kind = event.activity_id, event.event_type
+        if kind == STARTED:
+            self._begun[id.removesuffix("!")] = event.event_data or b"{}"
+        elif kind == ATTEMPT_FAILED:
+            step = id.rpartition("#")[0]
+            self._attempts[step] = self._attempts.get(step, 0) + 1
+        else:
+            self._recorded.add(id)
+        if id == children.PARENT:
+            self._parent = json.loads(event.event_data or b"{}")
+        if id.endswith(":child") and kind == HistoryEventType.ACTIVITY_COMPLETED:
+            self._children.add(json.loads(event.event_data or b'""'))
+        if kind == HistoryEventType.WORKFLOW_CANCELLED:
+            self._cancelled = True
+            self._error = str(json.loads(event.event_data or b"{}").get("reason") or "cancelled")
+        elif kind == HistoryEventType.WORKFLOW_FAILED and not self._cancelled:
+            self._failure = event.event_data or b"{}"
+            self._error = str(json.loads(self._failure).get("error_message") or "failed")
+
+    # Undoing.
+
+    async def _settle(self, step: str) -> None:
+        """An activity that has begun and has no outcome."""
+        activity = _known(step.partition(":")[2])
+        assert activity.undo is not None
+        if _takes_none(activity.undo):
+            await self._run_undo(activity, undo_id(step), step, self._begun[step], b"null")
+            return
+        done = await self._attempt(activity, step, step, self._begun[step])
+        if done.error is not None:
+            await self._record(step, HistoryEventType.ACTIVITY_FAILED, encode(encode_failure(done.error)))
+            return
+        args = b'{"input": ' + self._begun[step] + b', "result": ' + done.result + b"}"
+        entry = CompensationEntry(self.id, step, activity.name, args)
+        async with self.host.storage.transaction():
+            await self.host.storage.add_compensation(entry, lease=self._lease)
+            await self._record(step, HistoryEventType.ACTIVITY_COMPLETED, done.result)
+
+    async def _undo(self, entry: CompensationEntry) -> None:
+        about = json.loads(entry.args)
+        given, result = (json.dumps(about[key]).encode() for key in ("input", "result"))
+        await self._run_undo(_known(entry.activity_name), undo_id(entry.id), entry.activity_id, given, result, entry.id)
+
+    async def _run_undo(
+        self,
+        activity: Activity[..., Any],
+        id: str,
+        step: str,
+        given: bytes,
+        result: bytes,
+        compensation_id: int | None = None,
+    ) -> None:
+        undo = activity.undo
+        assert undo is not None
+        done = await self._attempt(undo, id, f"undo:{step}", _arguments(undo, given, result))
+        about = {"compensation_id": compensation_id, "activity_id": step, "activity_name": activity.name}
+        if done.error is None:
+            await self._record(id, HistoryEventType.COMPENSATION_EXECUTED, encode(about))
+            self.host.happened("undo", self, step=step)
+        else:
+            failure = {**about, **encode_failure(done.error), "error": str(done.error)}
+            await self._record(id, HistoryEventType.COMPENSATION_FAILED, encode(failure))
+            self.host.happened("undo_failed", self, step=step, error=str(done.error))
+
+    async def _attempt(self, activity: Activity[..., Any], id: str, step: str, payload: bytes) -> Done:
+        """Run it until it succeeds, or has failed as often as it may; failures are counted in the history."""
+        while True:
+            if self._draining:
+                raise Drained(self.id)
+            if time.monotonic() >= self.deadline:
+                raise LeaseLostError(f"the lease on {self.id} is over by this worker's clock")
+            attempt = self._attempts.get(id, 0) + 1
+            key = f"{self.id}:{self.generation or ''}:{step}"
+            info = ActivityInfo(self.id, self.workflow.name, activity.name, step, attempt, key, self._lease.token)
+            done = await self.host.execute(Attempt(activity, payload, info))
+            pause = None if done.error is None else activity.retry.pause(attempt, done.error)
+            if done.error is None or pause is None:
+                return done
+            self._attempts[id] = attempt
+            await self._record(f"{id}#{attempt}", ATTEMPT_FAILED, encode(encode_failure(done.error)))
+            await asyncio.sleep(pause)
+
+    async def _handle_failure(self) -> None:
+        handler = self.workflow.failure_handler
+        if handler is None or HANDLED in self._recorded:
+            return
+        payload = _arguments(handler, self._input, b"null", error=self._error)
+        done = await self._attempt(handler, HANDLED, "on_failure", payload)
+        if done.error is None:
+            await self._record(HANDLED, HistoryEventType.ACTIVITY_COMPLETED, done.result)
+        else:
+            await self._record(HANDLED, HistoryEventType.ACTIVITY_FAILED, encode(encode_failure(done.error)))
+
+    async def _record(self, id: str, kind: str, data: bytes) -> None:
+        await self.host.storage.append_history(HistoryEvent(self.id, id, kind, data), lease=self._lease)
+        self._recorded.add(id)
+        self.progressed = True
+
+    async def _end(self) -> End:
+        status = WorkflowStatus.CANCELLED if self._cancelled else WorkflowStatus.FAILED
+        storage = self.host.storage
+        async with storage.transaction():
+            if self._parent is not None:
+                end = children.CANCELLED if self._cancelled else children.failed(self._failure)
+                await children.tell(storage, self._parent, end, self.id)
+            await storage.update_instance_status(self.id, status, lease=self._lease)
+        self.host.happened("cancel" if self._cancelled else "fail", self, error=self._error)
+        return End.CANCELLED if self._cancelled else End.FAILED
+
+
+def _known(name: str) -> Activity[..., Any]:
+    activity = COMPENSATIONS.get(name)
+    if activity is None or activity.undo is None:
+        raise EngineError(f"nothing here knows how to undo {name}: run a worker that imports its compensation")
+    return activity
+
+
+def _takes_none(undo: Activity[..., Any]) -> bool:
+    hint = undo.signature.hints.get("result", Any)
+    return hint is Any or hint is None or type(None) in get_args(hint)
+
+
+def _arguments(activity: Activity[..., Any], given: bytes, result: bytes, **more: object) -> bytes:
+    """Those of a call's arguments that a function names, and what came of it."""
+    known = {**json.loads(given), **more, "result": json.loads(result)}
+    return json.dumps({name: known[name] for name in activity.signature.hints if name in known}).encode()

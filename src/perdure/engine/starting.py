@@ -1,0 +1,147 @@
+"""Starting: a run is stored, or the one that has its id is found. From a program, or as a step of another run."""
+
+import secrets
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
+from datetime import timedelta
+from itertools import count
+from typing import Any, NoReturn
+
+from perdure.engine.codec import encode
+from perdure.engine.handles import StartRequest
+from perdure.errors import EngineError, InstanceExistsError, NotDurableError, RunNotFoundError
+from perdure.model.records import HistoryEvent, Lease, TimerSubscription, WorkflowInstance
+from perdure.model.states import WorkflowStatus
+from perdure.storage.contract import Storage
+from perdure.storage.history import HistoryIterator
+
+BEGIN = "~begin"  # the timer of a run whose beginning was put off
+DEADLINE = "~deadline"  # the row that says how long a run may take
+
+Create = Callable[[WorkflowInstance], Awaitable[object]]
+
+
+async def start(storage: Storage, request: StartRequest, create: Create) -> str:
+    """Store a new run, or find the one that has its id; gives the id."""
+    instance = WorkflowInstance(
+        new_id() if request.id is None else request.id,
+        request.workflow_name,
+        request.input_data,
+        source_hash=request.source_hash,
+        owner_service="perdure",
+    )
+    try:
+        if request.at is None and request.after is None and request.timeout is None:
+            await create(instance)
+        else:
+            await _create_with_times(storage, instance, request)
+    except InstanceExistsError:
+        if request.if_exists == "error" or not await _is_same(storage, request, instance.instance_id):
+            raise
+    return instance.instance_id
+
+
+async def _create_with_times(storage: Storage, instance: WorkflowInstance, request: StartRequest) -> None:
+    """A run that begins later, or has a deadline, and the rows that say so."""
+    later = request.at is not None or request.after is not None
+    status = WorkflowStatus.WAITING_FOR_TIMER if later else WorkflowStatus.RUNNING
+    async with storage.transaction():
+        await storage.create_instance(replace(instance, status=status))
+        if request.timeout is not None:
+            data = encode({"timeout_sec": request.timeout.total_seconds()})
+            await storage.append_history(HistoryEvent(instance.instance_id, DEADLINE, "Deadline", data))
+        if later:
+            timer = TimerSubscription(instance.instance_id, BEGIN, request.at, BEGIN)
+            await storage.register_timer_subscription(timer, after=request.after)
+
+
+async def _is_same(storage: Storage, request: StartRequest, instance_id: str) -> bool:
+    found = await storage.get_instance(instance_id)
+    if found is None or found.workflow_name != request.workflow_name:
+        return False
+    return request.read(found.input_data) == request.read(request.input_data)
+
+
+async def retry(storage: Storage, instance_id: str, from_step: str | None) -> str:
+    """Store a new run `<id>~r<n>` with the input of one that ended badly and the history before `from_step`."""
+    found = await storage.get_instance(instance_id)
+    if found is None:
+        raise RunNotFoundError(f"there is no run {instance_id!r}")
+    if found.status not in (WorkflowStatus.FAILED, WorkflowStatus.CANCELLED):
+        raise EngineError(f"{instance_id!r} is {found.status}: only a failed or cancelled run is tried again")
+    events = [] if from_step is None else await _history_before(storage, instance_id, from_step)
+    base = instance_id.partition("~r")[0]
+    for number in count(1):
+        again = WorkflowInstance(
+            f"{base}~r{number}", found.workflow_name, found.input_data, source_hash=found.source_hash
+        )
+        try:
+            async with storage.transaction():
+                await storage.create_instance(again)
+                for event in events:
+                    await storage.append_history(replace(event, instance_id=again.instance_id, id=0, created_at=None))
+        except InstanceExistsError:
+            continue
+        return again.instance_id
+    raise AssertionError("unreachable")
+
+
+async def _history_before(storage: Storage, instance_id: str, from_step: str) -> list[HistoryEvent]:
+    """The rows that a replay feeds before a step has begun."""
+    kept: list[HistoryEvent] = []
+    async for event in HistoryIterator(storage, instance_id):
+        step = event.activity_id.partition("#")[0].rstrip("!@")
+        if step == from_step:
+            return kept
+        if step.endswith((":subscribe", ":child")):
+            raise EngineError(
+                f"{from_step} comes after {step}, which a new run must do itself: try it from there, or from the start"
+            )
+        if not event.activity_id.startswith("~") or event.event_type in ("Values", "State"):
+            kept.append(event)
+    raise EngineError(f"{instance_id!r} has no step {from_step!r}: see its history for the steps it has")
+
+
+def starting(request: StartRequest) -> "Callable[[Storage, Lease], Awaitable[str]]":
+    """The effect of a run that another one starts: they commit together, and the new one belongs to nobody."""
+
+    async def write(storage: Storage, lease: Lease) -> str:
+        return await start(storage, request, storage.create_instance)
+
+    return write
+
+
+def new_id() -> str:
+    """A new id; later ones sort behind earlier ones."""
+    stamp = time.time_ns() // 1_000_000
+    number = stamp << 80 | 0x7 << 76 | secrets.randbits(12) << 64 | 0b10 << 62 | secrets.randbits(62)
+    return str(uuid.UUID(int=number))
+
+
+class InBody:
+    """What a handle that a body holds can do: nothing that a replay could not repeat."""
+
+    def _refuse(self) -> NoReturn:
+        raise NotDurableError(
+            "a handle is for use outside a workflow: call the workflow itself and await it as a child"
+        )
+
+    async def finished(self, instance_id: str, timeout: timedelta | None) -> bytes:
+        self._refuse()
+
+    async def describe(self, instance_id: str) -> WorkflowInstance:
+        self._refuse()
+
+    async def state(self, instance_id: str) -> Any:
+        self._refuse()
+
+    async def cancel(self, instance_id: str, reason: str = "") -> None:
+        self._refuse()
+
+    def history(self, instance_id: str) -> AsyncIterator[HistoryEvent]:
+        self._refuse()
+
+
+IN_BODY = InBody()

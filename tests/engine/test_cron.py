@@ -1,0 +1,67 @@
+"""Workflows that start by the clock."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+from datetime import UTC, datetime
+
+import pytest
+
+from perdure import App, Workflow, workflow
+from perdure.engine.cron import Schedule
+from perdure.engine.definitions import WORKFLOWS
+from tests.storages import Database
+
+
+@pytest.fixture
+def every_second() -> Iterator[Workflow[[], None]]:
+    """It is taken off the list again: other tests serve every workflow there is."""
+
+    @workflow(name="cron.every_second", cron="* * * * * *")
+    async def tick() -> None:
+        return None
+
+    yield tick
+    del WORKFLOWS["cron.every_second"]
+
+
+async def test_a_tick_starts_once_whoever_is_there(database: Database, every_second: Workflow[[], None]) -> None:
+    count = 1 if database.backend == "memory" else 2
+    async with AsyncExitStack() as stack, asyncio.timeout(20):
+        apps = [await stack.enter_async_context(App(database.url, workflows=[every_second])) for _ in range(count)]
+        ids: list[str] = []
+        while len(ids) < 3:
+            page = await apps[0].list(workflow="cron.every_second")
+            ids = [each.instance_id for each in page.instances]
+            await asyncio.sleep(0.05)
+        assert len(set(ids)) == len(ids)
+        assert all(id.startswith("cron.every_second@20") and id.endswith("Z") for id in ids)
+        for id in ids:
+            await apps[0].get(id).result(10)
+
+
+@pytest.mark.parametrize(
+    ("expression", "zone", "moment", "last", "following"),
+    [
+        ("0 3 * * *", "UTC", "2026-03-01T03:00:00", "2026-03-01T03:00:00", "2026-03-02T03:00:00"),
+        ("0 3 * * *", "UTC", "2026-03-01T02:59:59", "2026-02-28T03:00:00", "2026-03-01T03:00:00"),
+        ("0 3 * * *", "Europe/Berlin", "2026-07-01T02:00:00", "2026-07-01T01:00:00", "2026-07-02T01:00:00"),
+        ("30 12 * * 1", "America/New_York", "2026-11-15T00:00:00", "2026-11-09T17:30:00", "2026-11-16T17:30:00"),
+    ],
+)
+def test_ticks_are_those_of_the_zone(expression: str, zone: str, moment: str, last: str, following: str) -> None:
+    schedule = Schedule(expression, zone)
+    at = datetime.fromisoformat(moment).replace(tzinfo=UTC)
+    assert schedule.last_before(at) == datetime.fromisoformat(last).replace(tzinfo=UTC)
+    assert schedule.next_after(at) == datetime.fromisoformat(following).replace(tzinfo=UTC)
+
+
+@pytest.mark.parametrize(("expression", "zone"), [("61 * * * *", "UTC"), ("* * *", "UTC"), ("* * * * *", "Mars/Base")])
+def test_what_is_no_schedule_is_refused_when_it_is_defined(expression: str, zone: str) -> None:
+    with pytest.raises(ValueError, match="is no"):
+        workflow(name="cron.never", cron=expression, zone=zone)(_never)
+    assert "cron.never" not in WORKFLOWS
+
+
+async def _never() -> None:
+    return None

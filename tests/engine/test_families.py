@@ -1,0 +1,255 @@
+"""Children, runs that start runs, generations and groups, on every database."""
+
+import asyncio
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+
+from perdure import (
+    App,
+    EngineError,
+    Handle,
+    Retry,
+    WorkflowCancelledError,
+    WorkflowFailedError,
+    WorkflowStatus,
+    activity,
+    join_group,
+    leave_group,
+    receive,
+    recur,
+    send_to_group,
+    sleep,
+    subscribe,
+    timeout,
+    workflow,
+)
+from tests.storages import Database
+
+SOON = timedelta(seconds=20)
+done: list[str] = []
+
+
+@pytest.fixture(autouse=True)
+def forget() -> None:
+    done.clear()
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not holds():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def status_of(handle: Handle[object], wanted: WorkflowStatus) -> None:
+    async with asyncio.timeout(20):
+        while await handle.status() is not wanted:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+@activity(retry=Retry(attempts=1))
+async def note(what: str) -> str:
+    done.append(what)
+    if what == "bad":
+        raise ValueError(what)
+    return what.upper()
+
+
+@note.compensation
+async def erase(what: str, *, result: str | None) -> None:
+    done.append(f"undo {what}")
+
+
+@workflow(name="families.child")
+async def child(what: str) -> str:
+    return await note(what)
+
+
+@workflow(name="families.sleeper")
+async def sleeper(what: str) -> None:
+    await note(what)
+    await sleep(timedelta(days=1))
+
+
+@workflow(name="families.parent")
+async def parent(names: list[str]) -> list[str]:
+    return list(await asyncio.gather(*(child(name) for name in names)))
+
+
+@workflow(name="families.careful_parent")
+async def careful_parent() -> str:
+    try:
+        await child("bad")
+    except WorkflowFailedError as error:
+        return f"{type(error.__cause__).__name__} {error.__cause__}"
+    return "well"
+
+
+@workflow(name="families.impatient")
+async def impatient() -> str:
+    try:
+        async with timeout(timedelta(seconds=0.3)):
+            await sleeper("long")
+    except TimeoutError:
+        return "gave up"
+    return "waited"
+
+
+@workflow(name="families.waiting")
+async def waiting() -> None:
+    await note("mine")
+    await sleeper("theirs")
+
+
+@workflow(name="families.forgetful")
+async def forgetful() -> str:
+    asyncio.get_running_loop().create_task(_start_and_forget())
+    await sleep(0.3)
+    return "gone"
+
+
+async def _start_and_forget() -> None:
+    await sleeper("forgotten")
+
+
+@workflow(name="families.starter")
+async def starter(count: int) -> list[str]:
+    return [(await child.start(f"n{number}", id=f"started-{number}")).id for number in range(count)]
+
+
+@workflow(name="families.countdown")
+async def countdown(left: int, seen: list[str]) -> list[str]:
+    seen = [*seen, await note(f"at {left}")]
+    if left:
+        recur(left - 1, seen)
+    return seen
+
+
+@workflow(name="families.recurring_child")
+async def recurring_child(left: int) -> str:
+    if left:
+        recur(left - 1)
+    return "end of the line"
+
+
+@workflow(name="families.grandparent")
+async def grandparent() -> str:
+    return await recurring_child(3)
+
+
+@workflow(name="families.member")
+async def member(group: str, stays: bool) -> str:
+    await subscribe("mail", "direct")
+    await join_group(group)
+    if not stays:
+        await leave_group(group)
+    await note("joined")
+    return str((await receive("mail", timeout=timedelta(minutes=1) if stays else timedelta(seconds=1.2))).data)
+
+
+@workflow(name="families.caller")
+async def caller(group: str) -> int:
+    return await send_to_group(group, "mail", "hello")
+
+
+async def test_a_parent_waits_for_its_children(database: Database) -> None:
+    async with App(database.url) as app:
+        handle = await parent.start(["a", "b", "c"], id="family")
+        assert await handle.result(SOON) == ["A", "B", "C"]
+        assert sorted(done) == ["a", "b", "c"]
+        ids = sorted(each.instance_id for each in (await app.list(workflow="families.child")).instances)
+        assert ids == ["family/1.1", "family/2.1", "family/3.1"]
+
+
+async def test_a_childs_error_reaches_its_parent(database: Database) -> None:
+    async with App(database.url):
+        assert await (await careful_parent.start()).result(SOON) == "ValueError bad"
+
+
+async def test_a_child_that_is_no_longer_waited_for_is_cancelled_and_undone(database: Database) -> None:
+    async with App(database.url) as app:
+        handle = await impatient.start(id="parent")
+        assert await handle.result(SOON) == "gave up"
+        (left,) = (await app.list(workflow="families.sleeper")).instances
+        assert left.status is WorkflowStatus.CANCELLED
+        assert done == ["long", "undo long"]
+
+
+async def test_cancelling_a_parent_cancels_its_children_first(database: Database) -> None:
+    async with App(database.url) as app:
+        handle = await waiting.start()
+        await until(lambda: "theirs" in done)
+        await status_of(handle, WorkflowStatus.WAITING_FOR_MESSAGE)
+        await handle.cancel()
+        with pytest.raises(WorkflowCancelledError):
+            await handle.result(SOON)
+        assert done == ["mine", "theirs", "undo theirs", "undo mine"]
+        (left,) = (await app.list(workflow="families.sleeper")).instances
+        assert left.status is WorkflowStatus.CANCELLED
+
+
+async def test_a_parent_that_ends_ends_its_children(database: Database) -> None:
+    async with App(database.url) as app:
+        assert await (await forgetful.start()).result(SOON) == "gone"
+        (left,) = (await app.list(workflow="families.sleeper")).instances
+        assert left.status is WorkflowStatus.CANCELLED
+
+
+async def test_a_run_starts_others_that_go_their_own_way(database: Database) -> None:
+    async with App(database.url) as app:
+        handle = await starter.start(3)
+        ids = await handle.result(SOON)
+        assert ids == [f"started-{number}" for number in range(3)]
+        assert [await app.get(id).result(SOON) for id in ids] == ["N0", "N1", "N2"]
+
+
+async def test_recur_keeps_the_id_and_begins_anew(database: Database) -> None:
+    async with App(database.url, resident=0) as app:
+        handle = await countdown.start(3, [], id="countdown")
+        assert await handle.result(SOON) == ["AT 3", "AT 2", "AT 1", "AT 0"]
+        assert [event.activity_id async for event in handle.history()] == ["1:note!", "1:note"]
+        generations = [f"countdown~{number}" for number in (1, 2, 3)]
+        assert [await app.get(id).status() for id in generations] == [WorkflowStatus.RECURRED] * 3
+
+
+async def test_a_child_that_recurs_still_answers_its_parent(database: Database) -> None:
+    async with App(database.url):
+        assert await (await grandparent.start()).result(SOON) == "end of the line"
+
+
+async def test_a_group_is_written_to(database: Database) -> None:
+    async with App(database.url):
+        handles = [await member.start("all", stays) for stays in (True, True, False)]
+        await until(lambda: done.count("joined") == 3)
+        assert await (await caller.start("all")).result(SOON) == 2
+        assert [await handle.result(SOON) for handle in handles[:2]] == ["hello", "hello"]
+        with pytest.raises(WorkflowFailedError):
+            await handles[2].result(SOON)
+
+
+@workflow(name="families.twice")
+async def twice(price: int) -> int:
+    await note("first")
+    await note("bad" if "mended" not in done else "good")
+    return price
+
+
+async def test_a_failed_run_is_tried_again_from_a_step(database: Database) -> None:
+    async with App(database.url) as app:
+        handle = await twice.start(7, id="again")
+        with pytest.raises(WorkflowFailedError):
+            await handle.result(SOON)
+        done[:] = ["mended"]
+        second = await app.retry("again", from_step="2:note")
+        assert second.id == "again~r1"
+        assert await second.result(SOON) == 7
+        assert done == ["mended", "good"]
+        assert await handle.status() is WorkflowStatus.FAILED
+        done[:] = ["mended"]
+        with pytest.raises(EngineError, match="no step"):
+            await app.retry("again", from_step="9:note")
+        third = await app.retry("again")
+        assert third.id == "again~r2"
+        assert await third.result(SOON) == 7
+        assert done == ["mended", "first", "good"]

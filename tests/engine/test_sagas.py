@@ -1,0 +1,211 @@
+"""Sagas: what a run did is undone when it fails or is cancelled, the last step first, whatever crashes meanwhile."""
+
+import asyncio
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+
+from perdure import (
+    App,
+    Retry,
+    WorkflowCancelledError,
+    WorkflowFailedError,
+    WorkflowStatus,
+    activity,
+    activity_info,
+    sleep,
+    workflow,
+)
+from perdure.errors import WorkflowNotCancellableError
+from tests.storages import Database
+
+SOON = timedelta(seconds=20)
+QUICK = Retry(attempts=3, first=timedelta(milliseconds=5))
+done: list[str] = []
+gates: dict[str, asyncio.Event] = {}
+
+
+@pytest.fixture(autouse=True)
+def forget() -> None:
+    done.clear()
+    gates.clear()
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not holds():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+@activity
+async def book(what: str, price: float) -> str:
+    done.append(f"book {what}")
+    return f"{what}-1"
+
+
+@book.compensation(retry=QUICK)
+async def unbook(what: str, *, result: str) -> None:
+    done.append(f"unbook {what} {result}")
+
+
+@activity(retry=Retry(attempts=1))
+async def refuse() -> None:
+    raise ValueError("full")
+
+
+@activity
+async def stubborn(what: str) -> str:
+    done.append(f"do {what}")
+    return what
+
+
+@stubborn.compensation(retry=QUICK)
+async def keep(what: str, *, result: str) -> None:
+    done.append(f"try to undo {what}")
+    raise ValueError("will not go")
+
+
+@activity
+async def slow(what: str) -> str:
+    done.append(f"begin {what}")
+    await gates.setdefault(what, asyncio.Event()).wait()
+    return f"{what}-1"
+
+
+@slow.compensation
+async def unslow(what: str, *, result: str | None) -> None:
+    done.append(f"undo {what} {result}")
+
+
+@activity
+async def careful(what: str) -> str:
+    done.append(f"begin {what} {activity_info().idempotency_key}")
+    if len(done) == 1:
+        await asyncio.Event().wait()
+    return f"{what}-{len(done)}"
+
+
+@careful.compensation
+async def uncareful(what: str, *, result: str) -> None:
+    done.append(f"undo {result}")
+
+
+@workflow(name="sagas.trip")
+async def trip(ends: str) -> str:
+    await book("flight", 100.0)
+    await asyncio.gather(book("hotel", 50.0), book("car", 20.0))
+    if ends == "fail":
+        await refuse()
+    if ends == "wait":
+        await sleep(timedelta(days=1))
+    return "booked"
+
+
+@trip.on_failure
+async def apologise(ends: str, *, error: str) -> None:
+    done.append(f"sorry: {error}")
+
+
+@workflow(name="sagas.stubborn")
+async def stubborn_trip() -> None:
+    await book("flight", 1.0)
+    await stubborn("hotel")
+    await refuse()
+
+
+@workflow(name="sagas.slow")
+async def slow_trip() -> None:
+    await book("flight", 1.0)
+    await slow("hotel")
+
+
+@workflow(name="sagas.careful")
+async def careful_trip() -> None:
+    await careful("hotel")
+
+
+async def test_a_failed_run_is_undone_in_reverse(database: Database) -> None:
+    async with App(database.url):
+        handle = await trip.start("fail")
+        with pytest.raises(WorkflowFailedError) as caught:
+            await handle.result(SOON)
+        assert isinstance(caught.value.__cause__, ValueError)
+        booked = [what.split()[1] for what in done if what.startswith("book")]
+        undone = [what for what in done if what.startswith("unbook")]
+        assert sorted(booked) == ["car", "flight", "hotel"]
+        assert len(undone) == 3
+        assert undone[-1] == "unbook flight flight-1"
+        assert done[-1] == "sorry: full"
+        assert await handle.status() is WorkflowStatus.FAILED
+        kinds = [event.event_type async for event in handle.history()]
+        assert kinds.count("CompensationExecuted") == 3
+
+
+async def test_a_run_that_ends_well_undoes_nothing(database: Database) -> None:
+    async with App(database.url):
+        assert await (await trip.start("well")).result(SOON) == "booked"
+        assert not [what for what in done if what.startswith("unbook")]
+
+
+async def test_an_undo_that_fails_is_reported_and_the_others_still_run(database: Database) -> None:
+    async with App(database.url):
+        handle = await stubborn_trip.start()
+        with pytest.raises(WorkflowFailedError):
+            await handle.result(SOON)
+        assert done.count("try to undo hotel") == 3
+        assert done[-1] == "unbook flight flight-1"
+        kinds = [event.event_type async for event in handle.history()]
+        assert kinds.count("CompensationFailed") == 1
+
+
+async def test_a_waiting_run_is_cancelled_and_undone(database: Database) -> None:
+    async with App(database.url) as app:
+        handle = await trip.start("wait", id="cancelled")
+        async with asyncio.timeout(20):
+            while await handle.status() is not WorkflowStatus.WAITING_FOR_TIMER:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        await handle.cancel("changed my mind")
+        with pytest.raises(WorkflowCancelledError):
+            await handle.result(SOON)
+        assert done[-1] == "sorry: changed my mind"
+        assert [what for what in done if what.startswith("unbook")][-1] == "unbook flight flight-1"
+        with pytest.raises(WorkflowNotCancellableError):
+            await app.cancel("cancelled")
+
+
+async def test_a_cancel_reaches_a_run_on_another_worker_within_a_second(database: Database) -> None:
+    async with App(database.url):
+        handle = await slow_trip.start()
+        await until(lambda: "begin hotel" in done)
+        asked = asyncio.get_running_loop().time()
+        await handle.cancel()
+        with pytest.raises(WorkflowCancelledError):
+            await handle.result(SOON)
+        assert asyncio.get_running_loop().time() - asked < 3
+        assert done == ["book flight", "begin hotel", "undo hotel None", "unbook flight flight-1"]
+
+
+async def test_an_activity_whose_undo_needs_a_result_is_first_run_to_one(database: Database) -> None:
+    async with App(database.url):
+        handle = await careful_trip.start()
+        await until(lambda: len(done) == 1)
+        await handle.cancel()
+        with pytest.raises(WorkflowCancelledError):
+            await handle.result(SOON)
+        first, second, undo = done
+        assert first == second  # the same key
+        assert undo == "undo hotel-2"
+
+
+@pytest.mark.parametrize("resident", [0, 10])
+async def test_a_run_is_cancelled_when_its_time_is_up(database: Database, resident: int) -> None:
+    async with App(database.url, resident=resident):
+        waiting = await trip.start("wait", timeout=timedelta(seconds=1.3))
+        working = await slow_trip.start(timeout=timedelta(seconds=0.5))
+        for handle in (waiting, working):
+            with pytest.raises(WorkflowCancelledError):
+                await handle.result(SOON)
+        assert "undo hotel None" in done
+        assert done.count("unbook flight flight-1") == 2
+        assert done[-1] == "sorry: its time is up"
