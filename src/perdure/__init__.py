@@ -1,5 +1,6 @@
 """Durable execution for Python on the database people already have."""
 
+from perdure.engine.activities import connection
 from perdure.engine.ambient import ActivityInfo, activity_info
 from perdure.engine.app import App, Client
 from perdure.engine.body import RunEvicted
@@ -38,6 +39,7 @@ from perdure.errors import (
     RunNotFoundError,
     SerializationError,
     TerminalError,
+    TransactionTooLongError,
     WorkflowCancelledError,
     WorkflowFailedError,
 )
@@ -65,12 +67,14 @@ __all__ = [
     "RunNotFoundError",
     "SerializationError",
     "TerminalError",
+    "TransactionTooLongError",
     "Workflow",
     "WorkflowCancelledError",
     "WorkflowFailedError",
     "WorkflowStatus",
     "activity",
     "activity_info",
+    "connection",
     "join_group",
     "leave_group",
     "now",

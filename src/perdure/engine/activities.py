@@ -1,24 +1,29 @@
 """Activities at work: the code of users, on the host's loop or in a thread, so many at a time."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar, copy_context
 from typing import Any
 
+from perdure.database.backends.base import Executor
 from perdure.engine import ambient
 from perdure.engine.body import Effect
-from perdure.engine.run import Attempt, Done
+from perdure.engine.run import Attempt, Done, Record
+from perdure.errors import CommitUnknownError, LeaseLostError, OutsideWorkflowError, TransactionTooLongError
 from perdure.model import limits
+from perdure.storage.contract import Storage
 
+CONNECTION: ContextVar[Any] = ContextVar("perdure_connection", default=None)
 OUTGOING: ContextVar[list[Effect] | None] = ContextVar("perdure_outgoing", default=None)
 
 
 class Activities:
     """Runs attempts; `most` at a time, plain functions in `threads`."""
 
-    def __init__(self, most: int, threads: int) -> None:
+    def __init__(self, most: int, threads: int, transaction_sec: float | None) -> None:
         self._places = asyncio.Semaphore(most)
+        self._transaction_sec = transaction_sec
         self._pool = ThreadPoolExecutor(threads, "perdure-activity")
 
     async def execute(self, attempt: Attempt) -> Done:
@@ -38,7 +43,51 @@ class Activities:
             except Exception as error:
                 return Done(error=error)
 
-    async def _call(self, attempt: Attempt, outgoing: list[Effect]) -> Any:
+    async def transact(self, attempt: Attempt, storage: Storage, record: Record) -> Done:
+        """Run an attempt's code in a transaction of its own, whose last statements record what came of it.
+
+        A lost lease is raised; any other error is part of the answer, and nothing was written.
+        """
+        async with self._places:
+            context = copy_context()
+            task = asyncio.create_task(self._transact(attempt, storage, record), context=context)
+            try:
+                return await task
+            except (LeaseLostError, CommitUnknownError):
+                raise
+            except asyncio.CancelledError as error:
+                here = asyncio.current_task()
+                if here is not None and here.cancelling():
+                    task.cancel()
+                    await asyncio.wait([task])
+                    raise
+                return Done(error=error)
+            except Exception as error:
+                return Done(error=error)
+
+    async def _transact(self, attempt: Attempt, storage: Storage, record: Record) -> Done:
+        outgoing: list[Effect] = []
+        limit = None if self._transaction_sec is None else asyncio.get_running_loop().time() + self._transaction_sec
+        async with storage.transaction() as executor:
+            native = Blocking(executor) if attempt.activity.plain else executor.native
+            CONNECTION.set(native)
+            try:
+                async with asyncio.timeout_at(limit):
+                    value = await self._call(attempt, outgoing, own_task=False)
+            except TimeoutError as error:
+                if limit is not None and asyncio.get_running_loop().time() >= limit:
+                    raise TransactionTooLongError(
+                        f"{attempt.activity.name} held the database for over {self._transaction_sec:g} s, and nobody "
+                        "else could write: do less in it, or raise App(transaction_limit=)"
+                    ) from error
+                raise
+            result = attempt.activity.signature.encode_result(value)
+            limits.size(result, "the result of an activity")
+            attempt.activity.signature.decode_result(result)
+            await record(storage, result, outgoing)
+        return Done(result)
+
+    async def _call(self, attempt: Attempt, outgoing: list[Effect], *, own_task: bool = True) -> Any:
         activity = attempt.activity
         args, kwargs = activity.signature.unbind(attempt.payload)
         context = copy_context()
@@ -53,7 +102,12 @@ class Activities:
         async with asyncio.timeout(limit):
             if activity.plain:
                 return await self._in_thread(lambda: context.run(call))
-            return await asyncio.create_task(call(), context=context, name=attempt.info.idempotency_key)
+            if own_task:
+                return await asyncio.create_task(call(), context=context, name=attempt.info.idempotency_key)
+            ambient.ATTEMPT.set(attempt.info)  # the task, and with it the context, is this attempt's alone
+            ambient.RUN.set(None)
+            OUTGOING.set(outgoing)
+            return await call()
 
     async def _in_thread(self, call: Callable[[], Any]) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._pool, call)
@@ -61,3 +115,44 @@ class Activities:
     def close(self) -> None:
         """Let the threads end when they are done."""
         self._pool.shutdown(wait=False)
+
+
+class Blocking:
+    """A transaction's connection for a plain function, which runs in a thread: every call waits for its answer."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self._loop = asyncio.get_running_loop()
+
+    def _wait(self, call: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(call, self._loop).result()
+
+    def execute(self, query: str, *args: object) -> int:
+        """Run a statement, in the driver's own parameter style, and give the number of rows it wrote."""
+        return int(self._wait(self._executor.execute(query, *args)))
+
+    def fetch(self, query: str, *args: object) -> list[tuple[Any, ...]]:
+        """All rows."""
+        rows: list[tuple[Any, ...]] = self._wait(self._executor.fetch(query, *args))
+        return rows
+
+    def fetchrow(self, query: str, *args: object) -> tuple[Any, ...] | None:
+        """The first row, or None."""
+        rows = self.fetch(query, *args)
+        return rows[0] if rows else None
+
+    def fetchval(self, query: str, *args: object) -> Any:
+        """The first column of the first row, or None."""
+        row = self.fetchrow(query, *args)
+        return row[0] if row else None
+
+
+def connection() -> Any:
+    """In a transactional activity: the driver's own connection, inside the transaction that records the result.
+
+    In a plain function it is a facade with `execute`, `fetch`, `fetchrow` and `fetchval`. Do not commit or roll back.
+    """
+    found = CONNECTION.get()
+    if found is None:
+        raise OutsideWorkflowError("connection() was called outside a transactional activity that a workflow runs")
+    return found

@@ -203,13 +203,15 @@ class App(Client):
         resident: int = 1000,
         lease: timedelta = timedelta(seconds=15),
         grace: timedelta = timedelta(seconds=GRACE_SEC),
+        transaction_limit: timedelta = timedelta(seconds=2),
         hooks: Sequence[Hook] = (),
         worker_id: str | None = None,
     ) -> None:
         super().__init__(url)
         self._given = workflows
         self._limits = {"max_runs": max_runs, "resident": resident}
-        self._activities = max_activities, threads
+        held = transaction_limit.total_seconds() if url.startswith("sqlite") else None  # there it stops all writers
+        self._activities = max_activities, threads, held
         self._lease_sec = lease.total_seconds()
         self._grace_sec = grace.total_seconds()
         self._hooks = Hooks(hooks)
@@ -270,6 +272,11 @@ class App(Client):
             await self._leased(instance)
         finally:
             self._starting -= 1
+
+    async def send(self, message: OutgoingMessage) -> None:
+        """Store a message, and see who waits for it."""
+        await super().send(message)
+        self._worker.wake()
 
     async def serve(self) -> None:
         """Work until SIGTERM or SIGINT, then drain: what runs may finish, the rest is handed over."""

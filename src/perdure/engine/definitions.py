@@ -60,7 +60,15 @@ UNDO_RETRY = Retry(attempts=10)
 class Activity(Generic[P, R]):
     """A function whose result is recorded once. Called in a workflow it is a step; elsewhere it is an ordinary call."""
 
-    def __init__(self, function: Callable[P, Any], name: str, retry: Retry, timeout: timedelta | None) -> None:
+    def __init__(
+        self,
+        function: Callable[P, Any],
+        name: str,
+        retry: Retry,
+        timeout: timedelta | None,
+        transactional: bool = False,
+    ) -> None:
+        self.transactional = transactional
         self.function = function
         self.name = limits.name(name, "activity name", 150)
         self.retry = retry
@@ -253,7 +261,9 @@ def activity(function: Callable[P, R], /) -> Activity[P, R]: ...
 
 
 @overload
-def activity(*, name: str | None = None, retry: Retry = ..., timeout: timedelta | None = None) -> "Decorator": ...
+def activity(
+    *, name: str | None = None, retry: Retry = ..., timeout: timedelta | None = None, transactional: bool = False
+) -> "Decorator": ...
 
 
 def activity(
@@ -263,14 +273,16 @@ def activity(
     name: str | None = None,
     retry: Retry = Retry(),  # noqa: B008 - frozen
     timeout: timedelta | None = None,
+    transactional: bool = False,
 ) -> Any:
     """Make a function an activity: its result is recorded once, its failures are retried.
 
-    `timeout` is for each attempt. A plain function runs in a thread.
+    `timeout` is for each attempt. A plain function runs in a thread. With `transactional` its SQL on `connection()`,
+    what it sends and its result are one transaction: it takes effect exactly once.
     """
 
     def define(function: Callable[..., Any]) -> Activity[..., Any]:
-        return Activity(function, name or function.__name__, retry, timeout)
+        return Activity(function, name or function.__name__, retry, timeout, transactional)
 
     return define if function is None else define(function)
 

@@ -9,7 +9,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import Enum
 from typing import Any, Protocol
@@ -94,6 +94,9 @@ class Done:
     effects: tuple[Effect, ...] = ()
 
 
+Record = Callable[[Storage, bytes, list[Effect]], Awaitable[None]]
+
+
 class Driven(Protocol):
     """What a worker drives: a run, or its rollback."""
 
@@ -130,6 +133,12 @@ class Host(Protocol):
 
     def now(self) -> datetime:
         """The database's clock, as far as it is known here."""
+
+    def wake(self) -> None:
+        """Something was written that there may be work because of."""
+
+    def transact(self, attempt: Attempt, record: "Record") -> Coroutine[Any, Any, Done]:
+        """Run an attempt's code in a transaction that ends with its record."""
 
     def execute(self, attempt: Attempt) -> Coroutine[Any, Any, Done]:
         """Run an attempt's code; an error is part of what it gives, only a cancellation is raised."""
@@ -332,6 +341,9 @@ class Run:
         step.running = True
         if step.activity.undo is not None and not step.begun:
             self._tell(step.start_id, STARTED, step.payload)
+        if step.activity.transactional:
+            self._inbox.put_nowait(lambda: self._transact(step))
+            return
         step.task = asyncio.create_task(self._attempt(step), name=f"{self.id} {step.id}")
         self._tasks.add(step.task)
         step.task.add_done_callback(self._tasks.discard)
@@ -340,8 +352,7 @@ class Run:
         """Run one attempt on the host, once everything before it is durable and while the lease is ours."""
         try:
             await self.journal.durable()
-            if time.monotonic() >= self.deadline:
-                raise LeaseLostError(f"the lease on {self.id} is over by this worker's clock")
+            self._check_deadline()
             done = await self.host.execute(Attempt(step.activity, step.payload, self._info(step)))
             found: Callable[[], Awaitable[None]] = lambda: self._attempted(step, done)  # noqa: E731
         except StorageError as error:
@@ -401,6 +412,41 @@ class Run:
 
     # What the database decides.
 
+    async def _transact(self, step: ActivityStep) -> None:
+        """A transactional activity: it ends with its record, so nothing else of the run may come between."""
+        await self.journal.durable()
+        if step.dropped:
+            return
+        self._check_deadline()
+        stored: list[HistoryEvent] = []
+
+        async def record(storage: Storage, result: bytes, effects: list[Effect]) -> None:
+            if step.activity.undo is not None:
+                effects.append(undoing(self.id, step, result))
+            for effect in effects:
+                await effect(storage, self.lease)
+            event = HistoryEvent(self.id, step.id, HistoryEventType.ACTIVITY_COMPLETED, result)
+            stored.append(replace(event, id=await storage.append_history(event, lease=self.lease)))
+
+        attempt = Attempt(step.activity, step.payload, self._info(step))
+        done = await self.host.transact(attempt, record)
+        if done.error is None:
+            self._stored(stored[-1])
+        else:
+            await self._attempted(step, done)
+
+    def _check_deadline(self) -> None:
+        if time.monotonic() >= self.deadline:
+            raise LeaseLostError(f"the lease on {self.id} is over by this worker's clock")
+
+    def _stored(self, event: HistoryEvent) -> None:
+        """Feed a row that is stored already."""
+        self.journal.last_id = event.id
+        self.progressed = True
+        self.host.happened("step", self, step=event.activity_id, kind=event.event_type)
+        self.body.feed(event, None)
+        self._record_taken()
+
     async def _effect(self, step: EffectStep) -> None:
         if step.id in self.body.effects:
             await self._commit(step.id, HistoryEventType.ACTIVITY_COMPLETED, None, (step.effect,))
@@ -417,10 +463,8 @@ class Run:
         except REFUSALS as error:
             self._tell(id, HistoryEventType.ACTIVITY_FAILED, encode(encode_failure(error)))
             return
-        self.journal.last_id = event_id
-        self.progressed = True
-        self.body.feed(event, None)
-        self._record_taken()
+        self.host.wake()
+        self._stored(replace(event, id=event_id))
 
     async def _look(self) -> None:
         """Take messages and timers of rows for the run itself, while it holds its lease."""

@@ -26,7 +26,7 @@ from perdure.engine.hooks import Hooks
 from perdure.engine.journal import Entry, Shared, appending
 from perdure.engine.results import Results
 from perdure.engine.rollback import Rollback
-from perdure.engine.run import Attempt, Done, Drained, Driven, End, Run
+from perdure.engine.run import Attempt, Done, Drained, Driven, End, Record, Run
 from perdure.errors import (
     CommitUnknownError,
     DatabaseUnavailableError,
@@ -345,6 +345,14 @@ class Worker:
     def now(self) -> datetime:
         """The database's clock, as far as it is known here."""
         return datetime.now(UTC) + timedelta(seconds=self._ahead)
+
+    def wake(self) -> None:
+        """Look for work soon."""
+        self._wake.set()
+
+    def transact(self, attempt: Attempt, record: Record) -> Coroutine[Any, Any, Done]:
+        """Run an attempt's code in a transaction that ends with its record."""
+        return self._activities.transact(attempt, self.storage, record)
 
     def execute(self, attempt: Attempt) -> Coroutine[Any, Any, Done]:
         """Run an attempt's code."""

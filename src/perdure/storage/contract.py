@@ -149,7 +149,7 @@ class LockManager(Protocol):
         """A new expiry, also for an expired lease that nobody took; else `LeaseLostError`."""
 
     async def refresh_locks(self, leases: Sequence[Lease], timeout_sec: float) -> list[Lease | None]:
-        """Renew all leases of one worker at once: the renewed lease, or None for one that was lost, in order."""
+        """Renew leases at once, whoever owns them: the renewed lease, or None for one that was lost, in order."""
 
     async def cleanup_stale_locks(self, timeout_sec: float = 0) -> list[StaleWorkflowInfo]:
         """Clear own leases that expired more than `timeout_sec` ago; gives the running and compensating ones."""

@@ -13,6 +13,7 @@ from contextlib import suppress
 from datetime import datetime
 from functools import cache
 from importlib import import_module
+from math import ceil
 from ssl import SSLError
 from typing import Any
 
@@ -45,8 +46,8 @@ VERSIONS = {"MySQL": (8, 0), "MariaDB": (10, 6)}
 _FOUND_ROWS = 2
 _OPEN, _AUTOCOMMIT = 1, 2  # of the status that comes with an answer: in a transaction, and between them
 _QUIT = b"\x01\x00\x00\x00\x01"
-# The last settings are MySQL's and MariaDB's alone. By their defaults some 500 ids are too many for MySQL to look up, and
-# every row is read; MariaDB makes a table of a thousand, and joins it in an order of its own.
+# The last two are MySQL's and MariaDB's alone. By its default MySQL finds some 500 ids too many to look up, and reads
+# every row; MariaDB makes a table of a thousand, and joins it in an order of its own.
 _SESSION = (
     "SET NAMES utf8mb4 COLLATE utf8mb4_bin, SESSION autocommit = 1, SESSION time_zone = '+00:00', SESSION sql_mode = "
     "'STRICT_ALL_TABLES,NO_ZERO_IN_DATE,NO_ZERO_DATE,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION', "
@@ -86,6 +87,7 @@ class MySQLBackend(ServerBackend[Any]):
         self.notifier: Notifier = self._polling
         self._connect_timeout: float = options.get("connect_timeout", 10.0)
         self._read_timeout: float = options.get("read_timeout", 60.0)
+        self._idle_sec: float | None = options.get("idle_transaction_timeout")
         self._packet_max = PACKET_MIN
         self._waiting: dict[Any, float] = {}
         self._watchman: asyncio.TimerHandle | None = None
@@ -141,12 +143,14 @@ class MySQLBackend(ServerBackend[Any]):
 
     async def _set_up(self, connection: Any, where: str, *, last: bool) -> None:
         """Settle the session and refuse a server that cannot hold what the contract promises."""
-        *_, result = await self._ask(connection, _SESSION, [])
+        net = f"/*M! , SESSION idle_transaction_timeout = {ceil(self._idle_sec)} */" if self._idle_sec else ""
+        *_, result = await self._ask(connection, (_SESSION[0] + net, *_SESSION[1:]), [])
         version, packet_max, read_only, connection.perdure_server = result.rows[0]
         name = "MariaDB" if "MariaDB" in version else "MySQL"
         if tuple(map(int, version.split(".")[:2])) < VERSIONS[name]:
             needed = ", ".join(f"{kind} {major}.{minor}" for kind, (major, minor) in VERSIONS.items())
             raise ConfigurationError(f"{where} is {name} {version}, but one of these or later is needed: {needed}")
+        self.idle_sec = ceil(self._idle_sec) if self._idle_sec and name == "MariaDB" else None
         if packet_max < PACKET_MIN:
             raise ConfigurationError(
                 f"{where} takes statements of {packet_max} bytes at most: set max_allowed_packet to 16M or more"

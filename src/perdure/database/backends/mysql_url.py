@@ -2,6 +2,8 @@
 
 - `pool_size`, `pool_timeout`: how many connections at most, and how many seconds to wait for one
 - `connect_timeout`, `read_timeout`: how many seconds until a server that does not answer is given up
+- `idle_transaction_timeout`: after how many seconds without a statement a transaction is ended (never); MariaDB counts
+  whole ones, rounded up, and MySQL none: there it does nothing
 - `unix_socket`: a path instead of the host
 - `ssl`: `true` encrypts, `verify` also checks the server's certificate, against `ssl_ca` if given; with `ssl_cert` and
   `ssl_key` the client shows its own
@@ -21,6 +23,7 @@ OPTIONS = {
     "pool_timeout": float,
     "connect_timeout": float,
     "read_timeout": float,
+    "idle_transaction_timeout": float,
     "unix_socket": str,
     "ssl": str,
     "ssl_ca": str,

@@ -15,6 +15,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping, S
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime
 from importlib import import_module
+from math import ceil
 from ssl import SSLError
 from time import monotonic
 from typing import Any
@@ -74,9 +75,10 @@ SELECT pg_snapshot_xmax(pg_current_snapshot())::text
 """,
 )
 
+_IDLE = "25P03"
 _CONFLICTS = {"40001", "40P01", "55P03"}
 # Ended from outside, in any state: an answer like this to a COMMIT does not say whether it happened.
-_ENDED = {"25P03", "25P04", "40003", "57P01", "57P02", "57P03", "57P04", "57P05"}
+_ENDED = {"25P04", "40003", "57P01", "57P02", "57P03", "57P04", "57P05"}
 # A pooler's, for want of a server; and a server's that met values of another type than that of the first time.
 _NOT_RUN = ("query_wait_timeout", "cannot connect to server", "server login", "insufficient data left in message")
 _ABSENT = {"42P01", "42703", "42704", "42883", "42P10", "3F000"}
@@ -121,6 +123,8 @@ class PostgresBackend(ServerBackend[Any]):
         self._connect_timeout: float = options.get("connect_timeout", 10.0)
         self._command_timeout: float | None = options.get("command_timeout")
         self._name = options.get("application_name", "perdure")
+        self.idle_sec = options.get("idle_transaction_timeout")
+        self._net = f"idle_in_transaction_session_timeout = {ceil(1000 * self.idle_sec)}" if self.idle_sec else ""
         self._fails_over = "target_session_attrs" in self._address.dsn
         self._pinned: dict[Any, tuple[float, float]] = {}  # until when, and for how long
         self._prepared: dict[Any, dict[str, Any]] = {}
@@ -136,12 +140,16 @@ class PostgresBackend(ServerBackend[Any]):
 
     async def connect(self) -> Any:
         connection = await self._dial()
-        if not self.pooled and await self._behind_pooler(connection):
+        if not (self.pooled or await self._settled(connection)):
             log.info("postgres.pooler", extra={"server": self._where})
             self.pooled = True
             self.discard(connection)
             connection = await self._dial()
         return connection
+
+    def _begin(self) -> str:
+        """A transaction's first words; behind a pooler each sets its own net."""
+        return f"BEGIN; SET LOCAL {self._net}" if self.pooled and self._net else "BEGIN"
 
     async def _dial(self) -> Any:
         try:
@@ -164,17 +172,20 @@ class PostgresBackend(ServerBackend[Any]):
             failure = ConfigurationError(f"{self._where} is version {major}, but {VERSION} or later is needed")
         raise failure
 
-    async def _behind_pooler(self, connection: Any) -> bool:
-        """A pooler invents the process id that it tells its clients."""
+    async def _settled(self, connection: Any) -> bool:
+        """Set up a server's session; False for a pooler's, which invents the process id that it tells its clients."""
         try:
             statement = await connection.prepare("SELECT pg_backend_pid()", name="", timeout=self._connect_timeout)
             pid = await statement.fetchval(timeout=self._connect_timeout)
+            direct = bool(pid == connection.get_server_pid())
+            if direct and self._net:  # not earlier: who connects with this setting is turned away by a pooler
+                await connection.execute(f"SET {self._net}", timeout=self._connect_timeout)
         except BaseException as error:
             self.discard(connection)
             if isinstance(error, Exception):
                 raise self.translate(error) from error
             raise
-        return bool(pid != connection.get_server_pid())
+        return direct
 
     def _turned_away(self, error: Exception) -> StorageError:
         """Why a connection failed, in one sentence without the password."""
@@ -238,7 +249,7 @@ class PostgresBackend(ServerBackend[Any]):
             if not self._is_pinned(connection):
                 await self._pin(connection)
             if len(parts) > 1:
-                await connection.execute("BEGIN")
+                await connection.execute(self._begin())
                 answers = await self._do_all(connection, parts, params)
         except Exception as error:
             if self.fault(error) is Fault.LOST:
@@ -267,7 +278,7 @@ class PostgresBackend(ServerBackend[Any]):
     async def first(self, connection: Any, call: Call) -> Any:
         if not self._is_pinned(connection):
             await self._pin(connection)
-        await connection.execute("BEGIN")
+        await connection.execute(self._begin())
         return await self.run(connection, call)
 
     def _do(self, connection: Any, part: Part, params: Mapping[str, object]) -> Coroutine[Any, Any, Any]:
@@ -302,7 +313,7 @@ class PostgresBackend(ServerBackend[Any]):
         return rows
 
     async def begin_on(self, connection: Any) -> None:
-        await connection.execute("BEGIN" if self.pooled else _BEGIN)
+        await connection.execute(self._begin() if self.pooled else _BEGIN)
 
     async def commit_on(self, connection: Any) -> None:
         if await connection.execute("COMMIT") != "COMMIT":
@@ -336,6 +347,8 @@ class PostgresBackend(ServerBackend[Any]):
         code = getattr(error, "sqlstate", None) or ""
         if code in _CONFLICTS:
             return Fault.CONFLICT
+        if _IDLE in (code, getattr(error.__cause__, "sqlstate", None)):  # which no COMMIT has reached
+            return Fault.UNSENT
         if code.startswith("08") or code in _ENDED:
             return Fault.UNSENT if any(text in str(error) for text in _NOT_RUN) else Fault.LOST
         if code == "25006" and self._fails_over:

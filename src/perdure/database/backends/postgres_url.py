@@ -2,6 +2,7 @@
 
 - `pool_size`, `pool_timeout`: how many connections at most, and how many seconds to wait for one
 - `connect_timeout`, `command_timeout`: how many seconds until a server that does not answer is given up
+- `idle_transaction_timeout`: after how many seconds without a statement a transaction is ended (never)
 - `pooler=transaction`: a pooler such as PgBouncer stands in between (it is also found out)
 - `application_name`, `search_path`, `options`: as the server knows them
 - asyncpg's own: `sslmode` and its certificates, `target_session_attrs`, `host`, `port`, `passfile`, `service`, ...
@@ -21,6 +22,7 @@ OPTIONS: dict[str, Callable[[str], Any]] = {
     "pool_timeout": float,
     "connect_timeout": float,
     "command_timeout": float,
+    "idle_transaction_timeout": float,
     "pooler": str,
     "application_name": str,
 }

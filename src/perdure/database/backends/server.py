@@ -6,6 +6,7 @@ nothing, and else reported as `CommitUnknownError`; it is never blindly repeated
 """
 
 import asyncio
+import math
 import random
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -29,6 +30,7 @@ from perdure.errors import (
 C = TypeVar("C")
 T = TypeVar("T")
 
+IDLE = "the transaction did nothing for longer than idle_transaction_timeout: it was rolled back, nothing was written"
 RETRY_SEC = 15.0  # how long a lost race, or a server that is away, is tried again
 
 
@@ -55,6 +57,7 @@ class ServerBackend(Generic[C]):
     """The common half; a backend of one server adds how to talk to it."""
 
     driver: Rendering
+    idle_sec: float | None = None  # after which the server ends a transaction that does nothing
 
     def __init__(self, pool_size: int, wait_sec: float) -> None:
         self._pool: Pool[C] = Pool(self.connect, self.reusable, self.discard, pool_size, wait_sec)
@@ -123,6 +126,10 @@ class ServerBackend(Generic[C]):
         return await self.run(connection, call)
 
     # What follows from it.
+
+    def outlived(self, since: float) -> bool:
+        """Whether a transaction whose last answer came then has been ended by the server, or is about to be."""
+        return self.idle_sec is not None and time.monotonic() - since > self.idle_sec
 
     async def open(self) -> None:
         self._pool.release(await self._pool.acquire())
@@ -205,16 +212,20 @@ class ServerBackend(Generic[C]):
             operation.close()
 
     async def _transact(self, connection: C, work: Work[T], sent: Sent) -> T:
-        run = self.first
+        run, since = self.first, time.monotonic()
 
         async def step(call: Call) -> Any:
-            nonlocal run
+            nonlocal run, since
             now, run = run, self.run
-            return await now(connection, call)
+            answer = await now(connection, call)
+            since = time.monotonic()
+            return answer
 
         try:
             result = await drive(work.start(), step)
-            sent.commit = True
+            if self.outlived(since):  # a commit that crosses the end of its session could not be told from a lost one
+                self.discard(connection)
+            sent.commit = self.alive(connection)
             await self.commit_on(connection)
         except BaseException:
             await self._roll_back(connection)
@@ -333,12 +344,21 @@ class ServerSession(Rows, Generic[C]):
         self._backend = backend
         self._connection: C | None = connection
         self._failed: StorageError | None = None
+        self._since = time.monotonic()  # when the last answer came
 
     @property
     def native(self) -> Any:
-        return self._usable()
+        connection, self._since = self._usable(), math.inf  # from now on not all that happens is seen here
+        return connection
+
+    def _look_at_the_clock(self) -> None:
+        """Give up what the server has ended, or is about to: a commit could cross that, and nobody would know."""
+        if self._connection is not None and self._failed is None and self._backend.outlived(self._since):
+            self._backend.discard(self._connection)
+            self._failed = DatabaseUnavailableError(IDLE)
 
     def _usable(self) -> C:
+        self._look_at_the_clock()
         if self._connection is None:
             raise TransactionError("the transaction has ended")
         if self._failed is not None:
@@ -364,6 +384,8 @@ class ServerSession(Rows, Generic[C]):
             raise
         except Exception as error:
             raise self._fail(error) from error
+        finally:
+            self._since = max(self._since, time.monotonic())
 
     async def operate(self, work: Work[T]) -> T:
         connection, backend = self._usable(), self._backend
@@ -406,16 +428,18 @@ class ServerSession(Rows, Generic[C]):
             self._failed = self._failed or error
 
     async def commit(self) -> None:
+        self._look_at_the_clock()
         if self._failed is not None:
             await self.rollback()
             raise self._failed
         connection = self._usable()
+        alive = self._backend.alive(connection)
         try:
             await self._backend.commit_on(connection)
         except StorageError:
             raise
         except Exception as error:
-            if self._backend.fault(error) is Fault.LOST:
+            if alive and self._backend.fault(error) is Fault.LOST:
                 self._backend.discard(connection)
                 raise CommitUnknownError(
                     "the connection was lost while the transaction was being committed: read back what is there"

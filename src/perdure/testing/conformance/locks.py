@@ -224,9 +224,10 @@ async def test_leases_of_several_owners_are_renewed_at_once(storage: Rooms) -> N
         ("i-0", "w1#0", fresh[0].token),
         ("i-3", "w1#1", taken.token),
     ]
-    for lease in renewed:
-        found = lease and await storage.get_instance(lease.instance_id)
-        assert found is None or found.lock_expires_at == (lease and lease.expires_at)
+    for lease in filter(None, renewed):
+        found = await storage.get_instance(lease.instance_id)
+        assert found is not None
+        assert found.lock_expires_at == lease.expires_at
     shift(storage, 12)  # those that were not renewed are free by now
     again = await storage.acquire_locks([f"i-{n}" for n in range(5)], "w3", 10)
     assert [lease is not None for lease in again] == [False, True, False, False, True]
