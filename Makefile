@@ -36,7 +36,7 @@ demo-storage: $(READY) ## the storage layer by itself
 	$(PY) -m examples.storage_demo
 
 kills: $(READY) ## kill worker processes 200 times on each database
-	PERDURE_KILLS=200 $(PY) -m pytest tests/engine/test_kills.py -v
+	PERDURE_KILLS=200 $(PY) -m pytest -q -s tests/engine/test_kills.py
 
 bench-storage: $(READY) ## measure the storage layer
 	$(PY) -m benchmarks.storage

@@ -40,6 +40,8 @@ class Activities:
                 if task is not None and task.cancelling():
                     raise
                 return Done(error=error)
+            except LeaseLostError:
+                raise
             except Exception as error:
                 return Done(error=error)
 
@@ -96,6 +98,7 @@ class Activities:
         context.run(OUTGOING.set, outgoing)
 
         def call() -> Any:
+            attempt.check()  # a place or a thread may have been waited for
             return activity.function(*args, **kwargs)
 
         limit = None if activity.timeout is None else activity.timeout.total_seconds()

@@ -24,6 +24,7 @@ from perdure.engine.heartbeat import Heartbeat
 from perdure.engine.hooks import Hook, Hooks
 from perdure.engine.journal import Shared
 from perdure.engine.results import Results
+from perdure.engine.retention import Retention, Swept, sweep
 from perdure.engine.worker import PUT_OFF, Worker
 from perdure.errors import (
     RunNotFoundError,
@@ -166,6 +167,10 @@ class Client:
         """Try a failed or cancelled run again, as `<id>~r<n>`: from the start, or with the history before a step."""
         return Handle((self, await starting.retry(self._storage, instance_id, from_step)), plain)
 
+    async def sweep(self, retention: Retention, *, dry_run: bool = False) -> Swept:
+        """Remove at once what is older than a policy says, or with `dry_run` only tell how many that would be."""
+        return await sweep(self._storage, retention, dry_run=dry_run)
+
     # Sending.
 
     async def send(self, message: OutgoingMessage) -> None:
@@ -204,6 +209,7 @@ class App(Client):
         lease: timedelta = timedelta(seconds=15),
         grace: timedelta = timedelta(seconds=GRACE_SEC),
         transaction_limit: timedelta = timedelta(seconds=2),
+        retention: Retention | None = None,
         hooks: Sequence[Hook] = (),
         worker_id: str | None = None,
     ) -> None:
@@ -214,6 +220,7 @@ class App(Client):
         self._activities = max_activities, threads, held
         self._lease_sec = lease.total_seconds()
         self._grace_sec = grace.total_seconds()
+        self._retention = retention
         self._hooks = Hooks(hooks)
         self.worker_id = worker_id or f"{socket.gethostname()[:60]}:{os.getpid()}:{secrets.token_hex(4)}"
         self._worker: Worker
@@ -230,6 +237,7 @@ class App(Client):
             lease_sec=self._lease_sec,
             activities=Activities(*self._activities),
             heartbeat=self._heartbeat,
+            retention=self._retention,
             **self._limits,
         )
         self._leased: Shared[WorkflowInstance, Lease | None] = Shared(self._create_leased)

@@ -15,7 +15,7 @@ from perdure.engine.cron import Schedule
 from perdure.engine.handles import Handle, IfExists, StartRequest
 from perdure.engine.source import check_source
 from perdure.engine.starting import IN_BODY, starting
-from perdure.errors import TerminalError
+from perdure.errors import SerializationError, TerminalError
 from perdure.model import limits
 
 P = ParamSpec("P")
@@ -43,7 +43,7 @@ class Retry:
 
     def pause(self, attempt: int, error: BaseException) -> float | None:
         """Seconds to wait after this attempt failed; None to give up."""
-        final = isinstance(error, (TerminalError, *self.never)) or not isinstance(error, Exception)
+        final = isinstance(error, (TerminalError, SerializationError, *self.never)) or not isinstance(error, Exception)
         if final or attempt >= self.attempts:
             return None
         longest = self.longest.total_seconds()

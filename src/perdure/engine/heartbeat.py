@@ -84,12 +84,14 @@ class Heartbeat:
                 self._stop.wait(1)
 
     async def _beat(self) -> None:
+        rested_until = 0.0
         async with self._connect() as storage:
             while not await self._rest():
                 try:
                     await self._renew(storage)
-                    if not self._nudged:
+                    if not self._nudged and (self._held or time.monotonic() >= rested_until):
                         await storage.beat_worker(self._worker_id)
+                        rested_until = time.monotonic() + self._lease_sec  # an idle one says so less often
                 except StorageError as error:
                     log.warning("heartbeat.missed", extra={"error": str(error), "leases": len(self._held)})
                     self._lose_overdue()

@@ -166,18 +166,20 @@ class Rollback:
         while True:
             if self._draining:
                 raise Drained(self.id)
-            if time.monotonic() >= self.deadline:
-                raise LeaseLostError(f"the lease on {self.id} is over by this worker's clock")
             attempt = self._attempts.get(id, 0) + 1
             key = f"{self.id}:{self.generation or ''}:{step}"
             info = ActivityInfo(self.id, self.workflow.name, activity.name, step, attempt, key, self._lease.token)
-            done = await self.host.execute(Attempt(activity, payload, info))
+            done = await self.host.execute(Attempt(activity, payload, info, self._check_deadline))
             pause = None if done.error is None else activity.retry.pause(attempt, done.error)
             if done.error is None or pause is None:
                 return done
             self._attempts[id] = attempt
             await self._record(f"{id}#{attempt}", ATTEMPT_FAILED, encode(encode_failure(done.error)))
             await asyncio.sleep(pause)
+
+    def _check_deadline(self) -> None:
+        if time.monotonic() >= self.deadline:
+            raise LeaseLostError(f"the lease on {self.id} is over by this worker's clock")
 
     async def _handle_failure(self) -> None:
         handler = self.workflow.failure_handler

@@ -83,6 +83,7 @@ class Attempt:
     activity: Activity[..., Any]
     payload: bytes
     info: ActivityInfo
+    check: Callable[[], None] = lambda: None  # called right before the code: raises if it must not begin any more
 
 
 @dataclass(slots=True)
@@ -352,14 +353,16 @@ class Run:
         """Run one attempt on the host, once everything before it is durable and while the lease is ours."""
         try:
             await self.journal.durable()
-            self._check_deadline()
-            done = await self.host.execute(Attempt(step.activity, step.payload, self._info(step)))
+            done = await self.host.execute(self._attempt_of(step))
             found: Callable[[], Awaitable[None]] = lambda: self._attempted(step, done)  # noqa: E731
         except StorageError as error:
             found = _raising(error)
         if step.task is not None:
             self._tasks.discard(step.task)
         self._inbox.put_nowait(found)
+
+    def _attempt_of(self, step: ActivityStep) -> Attempt:
+        return Attempt(step.activity, step.payload, self._info(step), self._check_deadline)
 
     def _info(self, step: ActivityStep) -> ActivityInfo:
         key = f"{self.id}:{self.generation or ''}:{step.id}"
@@ -417,7 +420,6 @@ class Run:
         await self.journal.durable()
         if step.dropped:
             return
-        self._check_deadline()
         stored: list[HistoryEvent] = []
 
         async def record(storage: Storage, result: bytes, effects: list[Effect]) -> None:
@@ -428,8 +430,7 @@ class Run:
             event = HistoryEvent(self.id, step.id, HistoryEventType.ACTIVITY_COMPLETED, result)
             stored.append(replace(event, id=await storage.append_history(event, lease=self.lease)))
 
-        attempt = Attempt(step.activity, step.payload, self._info(step))
-        done = await self.host.transact(attempt, record)
+        done = await self.host.transact(self._attempt_of(step), record)
         if done.error is None:
             self._stored(stored[-1])
         else:

@@ -25,6 +25,7 @@ from perdure.engine.heartbeat import Heartbeat
 from perdure.engine.hooks import Hooks
 from perdure.engine.journal import Entry, Shared, appending
 from perdure.engine.results import Results
+from perdure.engine.retention import Retention, sweep_for_ever
 from perdure.engine.rollback import Rollback
 from perdure.engine.run import Attempt, Done, Drained, Driven, End, Record, Run
 from perdure.errors import (
@@ -42,6 +43,7 @@ from perdure.storage.wakeups import RESUMABLE
 log = logging.getLogger("perdure.engine")
 
 LOOK_SEC = 10.0  # without a hint, how long until a look all the same
+WHOLE_SEC = 30.0  # and until one for everything there might be
 CALM_SEC = 0.02  # at least so long between two looks
 OVERDUE_SEC = 0.2  # something is due that could not be done: somebody else is at it
 BATCH = 100
@@ -66,6 +68,7 @@ class Worker:
         resident: int,
         activities: Activities,
         heartbeat: Callable[[Callable[[Lease], None]], Heartbeat],
+        retention: Retention | None = None,
     ) -> None:
         self.storage = storage
         self.records: Shared[Entry, int] = Shared(appending(storage))
@@ -79,6 +82,7 @@ class Worker:
         self._max_runs = max_runs
         self._resident = resident
         self._activities = activities
+        self._retention = retention
         self._heartbeat = heartbeat(self._lost)
         self._context = copy_context()  # of whoever opened the app: runs belong to no caller
         self._driven: dict[str, asyncio.Task[None]] = {}
@@ -88,6 +92,9 @@ class Worker:
         self._wake = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._ahead = 0.0  # by how much the database's clock is ahead of ours
+        self._whole_at = 0.0  # when to look for everything, by the monotonic clock
+        self._fruitless = 0
+        self._ticked = self.now()
         self._ticks: dict[str, datetime] = {}  # the last one of each workflow that starts by the clock
         self.stopping = False
 
@@ -103,6 +110,9 @@ class Worker:
         await self._set_clock()
         self._heartbeat.start()
         self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._look_for_ever())]
+        if self._retention is not None:
+            sweeping = sweep_for_ever(self.storage, self._retention, self.worker_id)
+            self._tasks.append(asyncio.create_task(sweeping))
 
     async def stop(self, grace_sec: float) -> None:
         """Take no more; let activities that run finish within the time, hand the rest over, give leases back."""
@@ -164,23 +174,45 @@ class Worker:
                     await self._wake.wait()
 
     async def _look(self) -> float:
-        """Do what there is to do; gives the seconds until something more is due."""
-        await self._expire()
-        await self.storage.deliver_pending(BATCH)
-        await self._start_ticks()
-        await self._claim()
-        dues = [each.schedule.next_after(self.now()) for each in self._workflows.values() if each.schedule]
-        dues += filter(None, [await self.storage.next_due_at()])
-        delays = [(due - self.now()).total_seconds() for due in dues]
-        return min(LOOK_SEC, self.lease_sec, *(delay if delay > 0 else OVERDUE_SEC for delay in delays))
+        """Do what there is to do; gives the seconds until something more is due.
 
-    async def _start_ticks(self) -> None:
+        One statement tells whether there is anything, so that a vague hint costs no more. What it cannot see (messages
+        of the rest of the family) is looked for now and then.
+        """
+        whole = time.monotonic() >= self._whole_at
+        delay = await self._delay()
+        if delay > 0 and not whole:
+            return delay
+        if whole:
+            self._whole_at = time.monotonic() + WHOLE_SEC
+        if await self._work():
+            self._fruitless = 0
+            return await self._delay()
+        self._fruitless = min(self._fruitless + 1, 10)  # due, but others are at it, or there is no room
+        return min(LOOK_SEC, self.lease_sec, delay or OVERDUE_SEC * 2.0**self._fruitless)
+
+    async def _delay(self) -> float:
+        dues = [each.schedule.next_after(self._ticked) for each in self._workflows.values() if each.schedule]
+        dues += filter(None, [await self.storage.next_work_at()])
+        delays = [(due - self.now()).total_seconds() for due in dues]
+        return max(0.0, min(LOOK_SEC, self.lease_sec, *delays))
+
+    async def _work(self) -> bool:
+        """Everything once; whether it came to anything."""
+        done = await self._expire()
+        done += len(await self.storage.deliver_pending(BATCH))
+        done += await self._start_ticks()
+        done += await self._claim()
+        return done > 0
+
+    async def _start_ticks(self) -> int:
         """Start what the clock says, once; workers that do so at the same time start the same run."""
+        started, self._ticked = 0, self.now()
         for workflow in self._workflows.values():
             if workflow.schedule is None:
                 continue
-            tick = workflow.schedule.last_before(self.now())
-            if self._ticks.get(workflow.name) == tick:
+            tick = workflow.schedule.last_before(self._ticked)
+            if self._ticks.get(workflow.name) == tick or self._forgets(tick):
                 continue
             instance = WorkflowInstance(
                 tick_id(workflow.name, tick),
@@ -192,24 +224,39 @@ class Worker:
             with suppress(InstanceExistsError):
                 await self.storage.create_instance(instance, source_code=workflow.source)
             self._ticks[workflow.name] = tick
+            started += 1
+        return started
 
-    async def _expire(self) -> None:
+    def _forgets(self, tick: datetime) -> bool:
+        """Whether retention may have removed the run of a tick: it must not be started a second time."""
+        kept = self._retention.finished if self._retention else None
+        return kept is not None and self.now() - tick >= kept
+
+    async def _expire(self) -> int:
         """Fire the timers and time-outs that are due."""
+        done = 0
         while timers := await self.storage.find_expired_timers(BATCH):
-            fired = await self.storage.fire_timers([(timer.instance_id, timer.timer_id) for timer in timers])
-            if len(timers) < BATCH or not any(fired):
+            fired = sum(await self.storage.fire_timers([(timer.instance_id, timer.timer_id) for timer in timers]))
+            done += fired
+            if len(timers) < BATCH or not fired:
                 break
         while waits := await self.storage.find_expired_channel_subscriptions(BATCH):
-            ended = await self.storage.expire_channel_waits([(wait.instance_id, wait.channel) for wait in waits])
-            if len(waits) < BATCH or not any(ended):
+            ended = sum(await self.storage.expire_channel_waits([(wait.instance_id, wait.channel) for wait in waits]))
+            done += ended
+            if len(waits) < BATCH or not ended:
                 break
+        return done
 
-    async def _claim(self) -> None:
+    async def _claim(self) -> int:
+        claimed = 0
         while self.free > 0 and self._workflows:
             limit = min(self.free, BATCH)
             found = await self.storage.find_resumable_workflows(limit, workflow_names=list(self._workflows))
-            if not await self._take(found) or len(found) < limit:
-                return
+            taken = await self._take(found)
+            claimed += taken
+            if not taken or len(found) < limit:
+                break
+        return claimed
 
     async def _take(self, found: list[ResumableWorkflow]) -> int:
         """Acquire what was found, those with equal numbers of tries together."""

@@ -216,6 +216,9 @@ class TimerSubscriptionManager(Protocol):
     async def next_due_at(self) -> datetime | None:
         """When the first timer, time-out or running lease of an own instance is or was due; None if there is none."""
 
+    async def next_work_at(self) -> datetime | None:
+        """The same, and also what can be done at once: an instance to take, a channel to sweep. One statement."""
+
 
 class OutboxManager(Protocol):
     """Events to be sent once their transaction has committed."""

@@ -272,7 +272,9 @@ class HistoryIteratorOptions:
 class HistoryIterator:
     """Streams an instance's history in batches, so that a full one never sits in memory."""
 
-    def __init__(self, storage: "HistoryManager", instance_id: str, options: HistoryIteratorOptions | None = None) -> None:
+    def __init__(
+        self, storage: "HistoryManager", instance_id: str, options: HistoryIteratorOptions | None = None
+    ) -> None:
         self._storage, self._instance_id = storage, instance_id
         self._batch_size = limits.page((options or HistoryIteratorOptions()).batch_size, PAGE)
         self._batch: list[HistoryEvent] = []

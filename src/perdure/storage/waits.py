@@ -103,7 +103,11 @@ class Waits(Wakeups):
 
     async def next_due_at(self) -> datetime | None:
         """When the first timer, time-out or running lease of an own instance is or was due; None if there is none."""
-        return await self._read(_next_due)
+        return await self._read(_next_due, slice(3))
+
+    async def next_work_at(self) -> datetime | None:
+        """The same, and also what can be done at once: an instance to take, a channel to sweep. One statement."""
+        return await self._read(_next_due, slice(None))
 
     async def _suspend(self, owner: Owner, waits: Sequence[Wait], *, alone: bool) -> Suspension:
         work = self._suspending(owner, waits, alone=alone)
@@ -287,6 +291,6 @@ def _suspended(owner: Owner) -> Operation[Suspension | None]:
     return Suspension(True) if rows and rows[0][0] in WAITING and rows[0][1:3] == (owner.token, None) else None
 
 
-def _next_due() -> Operation[datetime | None]:
+def _next_due(columns: slice) -> Operation[datetime | None]:
     (times,) = yield S.next_due()
-    return min((utc(time) for time in times if time is not None), default=None)
+    return min((utc(time) for time in tuple(times)[columns] if time is not None), default=None)

@@ -113,11 +113,15 @@ UPDATE workflow_instances
  WHERE instance_id = :instance_id
 
 -- next_due
--- The first timer and the first time-out of own waiting instances, and the first lease of others to run out.
+-- The first timer and the first time-out of own waiting instances, the first lease to run out, and what can be done at
+-- once: the first instance that can be taken, the first channel that is marked.
 SELECT (SELECT t.expires_at FROM workflow_timer_subscriptions t {index(idx_timers_due)}
          WHERE t.framework = 'perdure' AND {waits(t)} ORDER BY t.expires_at LIMIT 1),
        (SELECT s.timeout_at FROM channel_subscriptions s {index(idx_subscriptions_due)}
          WHERE s.framework = 'perdure' AND s.timeout_at IS NOT NULL AND s.activity_id IS NOT NULL
            AND {waits(s)} ORDER BY s.timeout_at LIMIT 1),
        (SELECT claimable_at FROM workflow_instances {index(idx_instances_claimable)}
-         WHERE framework = 'perdure' AND claimable_at > {now} ORDER BY claimable_at LIMIT 1)
+         WHERE framework = 'perdure' AND claimable_at > {now} ORDER BY claimable_at LIMIT 1),
+       (SELECT claimable_at FROM workflow_instances {index(idx_instances_claimable)}
+         WHERE framework = 'perdure' AND claimable_at <= {now} ORDER BY claimable_at LIMIT 1),
+       (SELECT dirty_at FROM perdure_channels WHERE dirty_at IS NOT NULL ORDER BY dirty_at LIMIT 1)

@@ -1,0 +1,162 @@
+"""Retention: what is over goes after a while, in small batches, beside the work. Nothing goes unless it is asked for.
+
+Any worker may do it. Whoever gets the system lock keeps it for the whole interval and sweeps; the others ask once an
+interval and find it taken. A sweep that a crash ends is gone on with by the next one: each batch is a commit.
+"""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass, fields
+from datetime import datetime, timedelta
+
+from perdure.errors import StorageError
+from perdure.model.limits import LEASE_MAX_SEC, SPAN_MAX
+from perdure.model.records import ListInstancesOptions, OutboxStatus
+from perdure.model.states import TERMINAL, WorkflowStatus
+from perdure.storage.contract import Storage
+
+log = logging.getLogger("perdure.engine")
+
+BATCH = 100  # runs go with their whole history, so a commit has few of them
+PAGE = 1000
+PAUSE_SEC = 0.02
+REST = 3.0  # after a batch, rest so many times as long as it took: the work has three quarters of the database
+SOON_SEC = 10.0  # workers that are started together do not all ask at once
+AGAIN_SEC = 60.0  # after the database had trouble
+DUTY = "perdure.retention"
+CLOCK = "perdure.retention.clock"
+CLOCK_SEC = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """How long things are kept once they are over; None keeps them for ever.
+
+    `finished` runs go with their histories and archives, `messages` that no live subscriber waits for with the ids of
+    their publishers, and `outbox` events that were published. It is looked after `every` so often.
+    """
+
+    finished: timedelta | None = None
+    messages: timedelta | None = None
+    outbox: timedelta | None = None
+    every: timedelta = timedelta(hours=1)
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            span = getattr(self, field.name)
+            longest = timedelta(seconds=LEASE_MAX_SEC) if field.name == "every" else SPAN_MAX
+            if span is None and field.name != "every":
+                continue
+            if not isinstance(span, timedelta) or not timedelta(0) < span <= longest:
+                raise ValueError(
+                    f"Retention({field.name}=) must be a timedelta above 0 and of at most {longest.days} days, "
+                    f"not {span!r}"
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """How many of each went, or in a dry run would go; None where that cannot be told without doing it."""
+
+    finished: int
+    messages: int | None
+    outbox: int
+    dry_run: bool
+
+
+async def sweep(storage: Storage, retention: Retention, *, dry_run: bool = False) -> Swept:
+    """Remove what is older than the policy says, or only count it."""
+    began = time.monotonic()
+    swept = await (_survey(storage, retention) if dry_run else _sweep(storage, retention))
+    seconds = round(time.monotonic() - began, 3)
+    log.info("retention.swept", extra={**asdict(swept), "seconds": seconds})
+    return swept
+
+
+async def sweep_for_ever(storage: Storage, retention: Retention, worker_id: str) -> None:
+    """A worker's duty."""
+    every_sec = retention.every.total_seconds()
+    delay = random.uniform(0, min(SOON_SEC, every_sec))
+    while True:
+        await asyncio.sleep(delay)
+        try:
+            if await storage.try_acquire_system_lock(DUTY, worker_id, every_sec) is not None:
+                await sweep(storage, retention)
+            delay = every_sec
+        except StorageError as error:
+            log.warning("retention.failed", extra={"error": str(error)})
+            delay = min(AGAIN_SEC, every_sec)
+
+
+# Doing it.
+
+
+async def _sweep(storage: Storage, retention: Retention) -> Swept:
+    """Runs first: what only they still needed can go in the same sweep."""
+    finished, messages, outbox = retention.finished, retention.messages, retention.outbox
+    return Swept(
+        0 if finished is None else await _all(lambda: storage.delete_instances(finished, BATCH), BATCH),
+        0 if messages is None else await _all(lambda: storage.cleanup_old_channel_messages(messages, limit=PAGE), PAGE),
+        0 if outbox is None else await storage.cleanup_old_outbox_events(outbox),
+        dry_run=False,
+    )
+
+
+async def _all(remove: Callable[[], Awaitable[int]], most: int) -> int:
+    """Remove batch by batch, with a rest after each that was full."""
+    total = 0
+    while True:
+        began = time.monotonic()
+        count = await remove()
+        total += count
+        if count < most:
+            return total
+        await asyncio.sleep(max(PAUSE_SEC, REST * (time.monotonic() - began)))
+
+
+# Counting it.
+
+
+async def _survey(storage: Storage, retention: Retention) -> Swept:
+    now = await _database_now(storage)
+    return Swept(
+        0 if retention.finished is None else await _count_finished(storage, now - retention.finished),
+        0 if retention.messages is None else None,  # who still needs one is known only while its channel is locked
+        0 if retention.outbox is None else await _count_published(storage, now - retention.outbox),
+        dry_run=True,
+    )
+
+
+async def _database_now(storage: Storage) -> datetime:
+    """The clock that the sweep would go by: it says when a lock expires, and this one may be renewed by anybody."""
+    while (lease := await storage.try_acquire_system_lock(CLOCK, CLOCK, CLOCK_SEC)) is None:  # noqa: ASYNC110
+        await asyncio.sleep(PAUSE_SEC)
+    return lease.expires_at - timedelta(seconds=CLOCK_SEC)
+
+
+async def _count_finished(storage: Storage, before: datetime) -> int:
+    return sum([await _count_in(storage, status, before) for status in sorted(TERMINAL)])
+
+
+async def _count_in(storage: Storage, status: WorkflowStatus, before: datetime) -> int:
+    """Runs in one final state, which they have been in since they were last written."""
+    total, token, more = 0, None, True
+    while more:
+        page = await storage.list_instances(ListInstancesOptions(BATCH, token, status, started_before=before))
+        total += sum(each.updated_at is not None and each.updated_at < before for each in page.instances)
+        token, more = page.next_page_token, page.has_more
+        await asyncio.sleep(0)
+    return total
+
+
+async def _count_published(storage: Storage, before: datetime) -> int:
+    total, after = 0, None
+    while True:
+        page = await storage.list_outbox_events(OutboxStatus.PUBLISHED, BATCH, after=after)
+        total += sum(each.published_at is not None and each.published_at <= before for each in page)
+        if len(page) < BATCH or (page[-1].created_at or before) > before:  # the oldest come first
+            return total
+        after = page[-1].event_id
