@@ -1,5 +1,7 @@
 """Orders that survive a crash: a worker is killed in the middle, another goes on, and every order is done once.
 
+Then one that cannot be shipped: what was done for it is undone, the last step first.
+
 Run it with `make demo`, or on another database: `python -m examples.order_demo postgresql://localhost/test`.
 """
 
@@ -13,11 +15,23 @@ from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
 
-from perdure import App, Client, Handle, WorkflowStatus, activity, activity_info, sleep, workflow
+from perdure import (
+    App,
+    Client,
+    Handle,
+    TerminalError,
+    WorkflowFailedError,
+    WorkflowStatus,
+    activity,
+    activity_info,
+    sleep,
+    workflow,
+)
 
 ORDERS = 30
 LEASE = timedelta(seconds=1)
 LEDGER = "PERDURE_DEMO_LEDGER"
+NOWHERE = "A-nowhere"
 
 
 def note(what: str) -> None:
@@ -34,6 +48,12 @@ async def charge(order_id: str, amount: float) -> str:
     return f"receipt of {amount:.2f} for {order_id}"
 
 
+@charge.compensation
+async def refund(order_id: str, amount: float, *, result: str | None) -> None:
+    """Give the money back."""
+    note(f"refunded {amount:.2f}")
+
+
 @activity
 def pack(order_id: str) -> int:
     """A plain function runs in a thread."""
@@ -41,10 +61,19 @@ def pack(order_id: str) -> int:
     return 1 + len(order_id) % 3
 
 
+@pack.compensation
+def unpack(order_id: str, *, result: int | None) -> None:
+    """Back on the shelf."""
+    note("unpacked")
+
+
 @activity
 async def ship(order_id: str, parcels: int) -> str:
     """Hand it over."""
     await asyncio.sleep(0.05)
+    if order_id == NOWHERE:
+        note("refused")
+        raise TerminalError("there is no such address")
     note("shipped")
     return f"{order_id} in {parcels} parcels"
 
@@ -100,10 +129,36 @@ async def main(url: str) -> None:
         worker = await hire(url)
         await show(handles, client, ORDERS, "second worker")
         results = [await handle.result(30) for handle in handles]
+        await watch(await order.start(NOWHERE, 99.0, id=f"order-{NOWHERE}"))
         worker.terminate()
         await worker.wait()
-        steps = [[event.activity_id async for event in handle.history()] for handle in handles]
+        steps = [await steps_of(handle) for handle in handles]
     report(results, steps)
+
+
+async def watch(handle: Handle[str]) -> None:
+    """Show what the world outside sees of one order, as it happens, until it has ended."""
+    print(f"{'one more order':>24} {handle.id}, to an address that is not there")
+    ended = asyncio.create_task(handle.result(30))
+    shown = 0
+    while True:
+        over = ended.done()
+        lines = [line for line in ledger().splitlines() if line.startswith(f"{handle.id}:")]
+        for line in lines[shown:]:
+            print(f"{'':>24} {line.partition(' ')[2]}", flush=True)
+        shown = len(lines)
+        if over:
+            break
+        await asyncio.wait([ended], timeout=0.02)
+    try:
+        await ended
+    except WorkflowFailedError as error:
+        print(f"{await handle.status():>24} {error.__cause__}; all that was done for it is undone")
+
+
+async def steps_of(handle: Handle[str]) -> list[str]:
+    """What a run's history says was done; `…!` rows only say that something was begun."""
+    return [event.activity_id async for event in handle.history() if not event.activity_id.endswith("!")]
 
 
 def ledger() -> str:
@@ -115,7 +170,7 @@ def ledger() -> str:
 def report(results: list[str], steps: list[list[str]]) -> None:
     """What was promised, and what the world saw."""
     once = sum(sorted(each) == ["1:charge", "2:pack", "3:timer", "4:ship"] for each in steps)
-    lines = Counter(ledger().splitlines())
+    lines = Counter(line for line in ledger().splitlines() if NOWHERE not in line)
     again = sum(times > 1 for times in lines.values())
     print(f"{'results':>24} {len(set(results))} of {ORDERS} orders, each finished exactly once")
     print(f"{'history':>24} {once} of {ORDERS} orders have every step recorded exactly once")

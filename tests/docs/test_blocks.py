@@ -58,11 +58,15 @@ def test_make_demo_storage_shows_the_stale_write_refused(tmp_path: Path) -> None
     assert "completed" in done.stdout.splitlines()[-1]
 
 
-def test_make_demo_shows_every_order_done_once(tmp_path: Path) -> None:
+def test_make_demo_shows_every_order_done_once_and_a_failed_one_undone(tmp_path: Path) -> None:
     shown = _example("order_demo", tmp_path)
     assert "the worker is dead" in shown
     assert "30 of 30 orders, each finished exactly once" in shown
     assert "30 of 30 orders have every step recorded exactly once" in shown
+    _, _, undone = shown.partition("refused\n")
+    story = [line.strip() for line in undone.splitlines()]
+    assert sorted(story[:2]) == ["refunded 99.00", "unpacked"]
+    assert story[2].startswith("failed there is no such address")
 
 
 @pytest.mark.parametrize(
@@ -71,6 +75,9 @@ def test_make_demo_shows_every_order_done_once(tmp_path: Path) -> None:
         ("onboarding", "We miss you -> bob@example.org"),
         ("job_workers", "12 pictures, each made small once"),
         ("approval", "pencil was not decided in time"),
+        ("saga", "failed: no van is large enough; nothing is left of it"),
+        ("nightly", "Bonn: 40 orders; Leipzig: 70 orders\n0 runs ended over a month ago"),
+        ("agent", "I found a train, but was not allowed to book it."),
     ],
 )
 def test_examples_run(example: str, said: str, tmp_path: Path) -> None:
@@ -88,3 +95,14 @@ def _example(name: str, folder: Path) -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+_TEST = re.compile(r"`((?:tests|src)/[\w/]+\.py)::(\w+)`")
+_PROMISES = _TEST.findall((ROOT / "docs" / "guarantees.md").read_text("utf-8"))
+
+
+def test_every_promise_names_tests_that_exist() -> None:
+    assert len(_PROMISES) > 30
+    for path, name in _PROMISES:
+        text = (ROOT / path).read_text("utf-8")
+        assert re.search(rf"^(?:async )?def {name}\(", text, re.MULTILINE), f"{path}::{name}"

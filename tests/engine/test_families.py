@@ -1,7 +1,7 @@
 """Children, runs that start runs, generations and groups, on every database."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 
 import pytest
@@ -253,3 +253,66 @@ async def test_a_failed_run_is_tried_again_from_a_step(database: Database) -> No
         assert third.id == "again~r2"
         assert await third.result(SOON) == 7
         assert done == ["mended", "first", "good"]
+
+
+@workflow(name="families.paying")
+async def paying(what: str) -> str:
+    return await note(what)
+
+
+@paying.compensation
+async def pay_back(what: str, *, result: str) -> None:
+    done.append(f"pay back {result}")
+
+
+@workflow(name="families.spender")
+async def spender(ends: str) -> None:
+    await note("before")
+    await paying("rent")
+    if ends == "bad":
+        await note("bad")
+
+
+async def test_a_child_that_completed_is_undone_when_its_parent_fails_later(database: Database) -> None:
+    async with App(database.url):
+        with pytest.raises(WorkflowFailedError):
+            await (await spender.start("bad")).result(SOON)
+        assert done == ["before", "rent", "bad", "pay back RENT", "undo before"]
+        done.clear()
+        await (await spender.start("well")).result(SOON)
+        assert done == ["before", "rent"]
+
+
+@activity(retry=Retry(attempts=1))
+async def stuck_note(what: str) -> str:
+    done.append(what)
+    await asyncio.Event().wait()
+    return what
+
+
+@stuck_note.compensation
+async def unstick(what: str, *, result: str | None) -> None:
+    done.append(f"undo {what} {result}")
+
+
+@workflow(name="families.torn")
+async def torn() -> None:
+    async with asyncio.TaskGroup() as group:
+        group.create_task(_wait_for(stuck_note("slow")))
+        group.create_task(_fail_after("slow"))
+
+
+async def _wait_for(step: Awaitable[str]) -> None:
+    await step
+
+
+async def _fail_after(what: str) -> None:
+    await sleep(0.2)
+    raise ValueError("torn")
+
+
+async def test_a_branch_that_was_cancelled_half_way_is_undone(database: Database) -> None:
+    async with App(database.url):
+        with pytest.raises(WorkflowFailedError):
+            await (await torn.start()).result(SOON)
+        assert done == ["slow", "undo slow None"]

@@ -154,6 +154,8 @@ async def _findings(on: Stage) -> None:
         assert not await s.find_resumable_workflows(workflow_names=[f"absent{n}" for n in range(MANY)])
     with m("next_due_at"):
         await s.next_due_at()
+    with m("next_work_at"):
+        await s.next_work_at()
     with m("find_expired_timers"):
         await s.find_expired_timers()
     with m("find_expired_channel_subscriptions"):

@@ -306,6 +306,7 @@ WAITS: Operations = {
     "suspend_instances": args(items=d.some(_suspension)),
     "register_channel_receive_and_release_lock": _receive,
     "next_due_at": args(),
+    "next_work_at": args(),
 }
 
 

@@ -131,7 +131,7 @@ def _sleeping(rng: Random) -> list[Step]:
     return [
         *_taking(rng, instance_id),
         rng.choice(waiting),
-        _step(rng, "next_due_at"),
+        _step(rng, rng.choice(["next_due_at", "next_work_at"])),
         _step(rng, "advance_clock"),
         _step(rng, "find_expired_timers"),
         _step(rng, "fire_timer", instance_id=instance_id, timer_id=timer_id, lease=None),

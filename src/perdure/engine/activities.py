@@ -1,20 +1,28 @@
 """Activities at work: the code of users, on the host's loop or in a thread, so many at a time."""
 
 import asyncio
+import sys
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from contextvars import ContextVar, copy_context
-from typing import Any
+from typing import Any, Literal
 
 from perdure.database.backends.base import Executor
 from perdure.engine import ambient
 from perdure.engine.body import Effect
-from perdure.engine.run import Attempt, Done, Record
-from perdure.errors import CommitUnknownError, LeaseLostError, OutsideWorkflowError, TransactionTooLongError
+from perdure.engine.driven import Attempt, Done, Record
+from perdure.errors import (
+    CommitUnknownError,
+    ConfigurationError,
+    LeaseLostError,
+    OutsideWorkflowError,
+    TransactionTooLongError,
+)
 from perdure.model import limits
 from perdure.storage.contract import Storage
 
-CONNECTION: ContextVar[Any] = ContextVar("perdure_connection", default=None)
+CONNECTION: "ContextVar[Lent | None]" = ContextVar("perdure_connection", default=None)
 OUTGOING: ContextVar[list[Effect] | None] = ContextVar("perdure_outgoing", default=None)
 
 
@@ -71,8 +79,9 @@ class Activities:
         outgoing: list[Effect] = []
         limit = None if self._transaction_sec is None else asyncio.get_running_loop().time() + self._transaction_sec
         async with storage.transaction() as executor:
-            native = Blocking(executor) if attempt.activity.plain else executor.native
-            CONNECTION.set(native)
+            lent = Lent(executor, attempt.activity.plain)
+            await lent.prepare()
+            CONNECTION.set(lent)
             try:
                 async with asyncio.timeout_at(limit):
                     value = await self._call(attempt, outgoing, own_task=False)
@@ -83,6 +92,8 @@ class Activities:
                         "else could write: do less in it, or raise App(transaction_limit=)"
                     ) from error
                 raise
+            finally:
+                lent.end()
             result = attempt.activity.signature.encode_result(value)
             limits.size(result, "the result of an activity")
             attempt.activity.signature.decode_result(result)
@@ -150,12 +161,51 @@ class Blocking:
         return row[0] if row else None
 
 
-def connection() -> Any:
+class Lent:
+    """The connection of an attempt's transaction, in the forms that its code may ask for."""
+
+    def __init__(self, executor: Executor, plain: bool) -> None:
+        self._executor = executor
+        self._loop = asyncio.get_running_loop() if plain else None
+        self.native = Blocking(executor) if plain else executor.native
+        self._sharing: Any = None
+
+    async def prepare(self) -> None:
+        """Where SQLAlchemy is in use, let it ask the server what it must know before it can be handed out."""
+        if "sqlalchemy" in sys.modules:
+            with suppress(ImportError):  # of another age, or without greenlets
+                from perdure.integrations.shared import prepare
+
+                await prepare(self._executor)
+
+    def sqlalchemy(self) -> Any:
+        """The same one every time."""
+        if self._sharing is None:
+            try:
+                from perdure.integrations.shared import Sharing  # needs a library of the user's
+            except ImportError as error:
+                raise ConfigurationError(
+                    'connection("sqlalchemy") needs SQLAlchemy: install sqlalchemy[asyncio]'
+                ) from error
+            self._sharing = Sharing(self._executor, self._loop)
+        return self._sharing.connection
+
+    def end(self) -> None:
+        """The attempt's code is done."""
+        if self._sharing is not None:
+            self._sharing.end()
+
+
+def connection(kind: Literal["native", "sqlalchemy"] = "native") -> Any:
     """In a transactional activity: the driver's own connection, inside the transaction that records the result.
 
     In a plain function it is a facade with `execute`, `fetch`, `fetchrow` and `fetchval`. Do not commit or roll back.
+    With "sqlalchemy" it is an `AsyncConnection`, in a plain function a `Connection`, that refuses to commit and whose
+    `rollback()` undoes what was done on it, no more.
     """
     found = CONNECTION.get()
     if found is None:
         raise OutsideWorkflowError("connection() was called outside a transactional activity that a workflow runs")
-    return found
+    if kind not in ("native", "sqlalchemy"):
+        raise ValueError(f'connection() gives "native" or "sqlalchemy", not {kind!r}')
+    return found.sqlalchemy() if kind == "sqlalchemy" else found.native

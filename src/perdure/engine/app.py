@@ -59,7 +59,7 @@ class Client:
         self._token: Token[Client | None] | None = None
 
     async def __aenter__(self) -> Self:
-        self._opening = open_storage(self.url)
+        self._opening = open_storage(self._storage_url())
         self._storage = await self._opening.__aenter__()
         self._results = Results(self._storage, alone=type(self) is Client)
         self._starts: Shared[WorkflowInstance, Lease | None] = Shared(self._storage.create_instances)
@@ -76,6 +76,9 @@ class Client:
                 ambient.APP.reset(self._token)
         self._results.close()
         await self._opening.__aexit__(kind, error, trace)
+
+    def _storage_url(self) -> str:
+        return self.url
 
     # Starting.
 
@@ -252,12 +255,18 @@ class App(Client):
         await self._hooks.close()
         await super().__aexit__(kind, error, trace)
 
+    def _storage_url(self) -> str:
+        """A worker that freezes in a transaction keeps its rows locked no longer than its leases last."""
+        if self.url.startswith("sqlite") or "idle_transaction_timeout=" in self.url:
+            return self.url
+        return f"{self.url}{'&' if '?' in self.url else '?'}idle_transaction_timeout={self._lease_sec:g}"
+
     def _heartbeat(self, lost: Callable[[Lease], None]) -> Heartbeat:
         return Heartbeat(self._own_storage, self.worker_id, self._lease_sec, lost)
 
     def _own_storage(self) -> AbstractAsyncContextManager[Storage]:
         """A connection for the heartbeat; a database in memory has only the one."""
-        return _borrowed(self._storage) if ":memory:" in self.url else open_storage(self.url)
+        return _borrowed(self._storage) if ":memory:" in self.url else open_storage(self._storage_url())
 
     async def _create_leased(self, instances: Sequence[WorkflowInstance]) -> "list[Lease | StorageError | None]":
         sent = time.monotonic()

@@ -64,6 +64,7 @@ class Body:
         self.effects: dict[str, EffectStep] = {}
         self.waits: dict[str, WaitStep] = {}
         self.timers: dict[Timer, TimerStep] = {}
+        self.unsettled: set[str] = set()  # activities that can be undone, begun and without an outcome
         self.children: set[str] = set()  # those that were started and have not ended
         self._channels: dict[str, str] = {}
         self._patches: dict[str, bool] = {}
@@ -310,10 +311,15 @@ class Body:
         self._expected[step.id] = lambda event: self._activity_done(step, event)
         self._expected[step.attempt_id] = lambda event: self._attempt_failed(step, event)
         if step.activity.undo is not None and not step.begun:
-            self._expected[step.start_id] = lambda _: step.begin()
+            self._expected[step.start_id] = lambda _: self._begun(step)
+
+    def _begun(self, step: ActivityStep) -> None:
+        step.begin()
+        self.unsettled.add(step.id)
 
     def _activity_done(self, step: ActivityStep, event: HistoryEvent) -> None:
         self._drop_activity(step)
+        self.unsettled.discard(step.id)
         _settle(step.future, _outcome(event, step.activity.signature.decode_result))
 
     def _attempt_failed(self, step: ActivityStep, event: HistoryEvent) -> None:

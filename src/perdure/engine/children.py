@@ -17,7 +17,7 @@ from perdure.engine.failures import decode_failure
 from perdure.errors import WorkflowCancelledError, WorkflowFailedError, WorkflowNotCancellableError
 from perdure.model.limits import INSTANCE_ID_MAX
 from perdure.model.limits import PAGE_MAX as PAGE
-from perdure.model.records import ChannelMode, HistoryEvent, Lease, WorkflowInstance
+from perdure.model.records import ChannelMode, CompensationEntry, HistoryEvent, Lease, WorkflowInstance
 from perdure.model.states import TERMINAL
 from perdure.storage.contract import Storage
 
@@ -49,6 +49,10 @@ def creating(workflow: "Workflow[..., Any]", data: bytes, parent_id: str, path: 
         await storage.subscribe_to_channel(parent_id, end_channel(path), ChannelMode.DIRECT, lease=lease)
         await storage.create_instance(instance, source_code=workflow.source)
         await storage.append_history(HistoryEvent(instance.instance_id, PARENT, LINK, link))
+        if workflow.undo is not None:
+            args = b'{"child": ' + encode(instance.instance_id) + b', "input": ' + data + b"}"
+            entry = CompensationEntry(parent_id, f"{path}:child", workflow.name, args)
+            await storage.add_compensation(entry, lease=lease)
         return instance.instance_id
 
     return write

@@ -12,10 +12,11 @@ from typing import Any, Generic, ParamSpec, Protocol, TypeVar, overload
 from perdure.engine import ambient
 from perdure.engine.codec import Signature
 from perdure.engine.cron import Schedule
-from perdure.engine.handles import Handle, IfExists, StartRequest
+from perdure.engine.handles import BlockingConnection, Handle, IfExists, Started, StartRequest
 from perdure.engine.source import check_source
 from perdure.engine.starting import IN_BODY, starting
-from perdure.errors import SerializationError, TerminalError
+from perdure.errors import NotDurableError, SerializationError, TerminalError
+from perdure.integrations.starts import start_in
 from perdure.model import limits
 
 P = ParamSpec("P")
@@ -127,6 +128,7 @@ class Workflow(Generic[P, R]):
         self.name = limits.name(name, "workflow name")
         self.max_tries = max_tries
         self.schedule = schedule
+        self.undo: Activity[..., Any] | None = None
         self.failure_handler: Activity[..., Any] | None = None
         update_wrapper(self, function)
 
@@ -154,31 +156,75 @@ class Workflow(Generic[P, R]):
             return run.child(self, self.signature.bind(args, kwargs))
         return self.function(*args, **kwargs)
 
+    def compensation(self, function: Undo, /) -> Activity[..., Any]:
+        """Say how to undo a child that has completed, for when its parent fails later; it gets its `result`."""
+        self.undo = Activity(function, function.__name__, UNDO_RETRY, None)
+        _register(UNDOABLE_WORKFLOWS, self.name, self)
+        return self.undo
+
     def on_failure(self, function: Undo, /) -> Activity[..., Any]:
         """Call this once the run has failed or was cancelled and everything is undone; it gets `error`, a text."""
         self.failure_handler = Activity(function, function.__name__, UNDO_RETRY, None)
         return self.failure_handler
 
-    async def start(
+    @overload
+    def start(
         self,
         *args: object,
         id: str | None = None,
         at: datetime | None = None,
         after: timedelta | None = None,
         timeout: timedelta | None = None,
+        in_transaction: BlockingConnection,
         if_exists: IfExists = "same",
         **kwargs: object,
-    ) -> Handle[R]:
+    ) -> Started[R]: ...
+
+    @overload
+    def start(
+        self,
+        *args: object,
+        id: str | None = None,
+        at: datetime | None = None,
+        after: timedelta | None = None,
+        timeout: timedelta | None = None,
+        in_transaction: object = None,
+        if_exists: IfExists = "same",
+        **kwargs: object,
+    ) -> Coroutine[Any, Any, Handle[R]]: ...
+
+    def start(
+        self,
+        *args: object,
+        id: str | None = None,
+        at: datetime | None = None,
+        after: timedelta | None = None,
+        timeout: timedelta | None = None,
+        in_transaction: object = None,
+        if_exists: IfExists = "same",
+        **kwargs: object,
+    ) -> Coroutine[Any, Any, Handle[R]]:
         """Start a run with these arguments; durable when it returns.
 
         The same id again with the same input gives a handle on the run that is there, finished or not; with another
         input, or with `if_exists="error"`, it is an `InstanceExistsError`. `at` or `after` put the beginning off. With
         `timeout` the run is cancelled when it takes longer than that, from now.
+
+        With `in_transaction`, a connection of yours that has a transaction open, the start is part of that
+        transaction: the run begins if and when you commit. A blocking connection is written to at the call, and the
+        start need not be awaited.
         """
         data = self.signature.bind(args, kwargs)
-        run = ambient.current_run()
         code = self.source_hash, self.source
         request = StartRequest(self.name, data, id, at, after, if_exists, *code, timeout, self.signature.unbind)
+        if in_transaction is None:
+            return self._start(request)
+        if ambient.current_run() is not None:
+            raise NotDurableError("in_transaction= is for use outside a workflow: start the run in an activity")
+        return start_in(in_transaction, request, self.signature.decode_result)
+
+    async def _start(self, request: StartRequest) -> Handle[R]:
+        run = ambient.current_run()
         if run is not None:
             started = await run.effect("start", starting(request), str)
             return Handle((IN_BODY, started), self.signature.decode_result)
@@ -190,6 +236,7 @@ class Workflow(Generic[P, R]):
 
 WORKFLOWS: dict[str, Workflow[..., Any]] = {}  # every one that was defined; an App may serve fewer
 COMPENSATIONS: dict[str, Activity[..., Any]] = {}  # the activities that can be undone, by name
+UNDOABLE_WORKFLOWS: dict[str, Workflow[..., Any]] = {}  # and the children
 
 
 def _register(known: dict[str, Any], name: str, defined: Any) -> None:

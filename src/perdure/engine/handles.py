@@ -1,9 +1,9 @@
 """Handles: how a program looks at a run, wherever it runs."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import Any, Generic, Literal, NoReturn, Protocol, TypeVar
 
 from perdure.engine.codec import decode
 from perdure.model.records import HistoryEvent, WorkflowInstance
@@ -28,6 +28,12 @@ class StartRequest:
     source: str
     timeout: timedelta | None
     read: Callable[[bytes], object]  # what the input says, to compare it with another
+
+
+class BlockingConnection(Protocol):
+    """A connection that is not awaited, of whatever driver."""
+
+    def commit(self) -> None: ...
 
 
 class Runs(Protocol):
@@ -88,6 +94,25 @@ class Handle(Generic[R]):
 
     def __repr__(self) -> str:
         return f"<handle on {self.id}>"
+
+
+class Started(Handle[R], Coroutine[Any, Any, Handle[R]]):
+    """A handle on a run that is stored already: it may be awaited like any start, and need not be."""
+
+    __slots__ = ()
+
+    def __await__(self) -> Generator[Any, Any, Handle[R]]:
+        yield from ()
+        return self
+
+    def send(self, value: object, /) -> NoReturn:
+        raise StopIteration(self)
+
+    def throw(self, *error: Any) -> NoReturn:
+        raise error[0]
+
+    def close(self) -> None:
+        return
 
 
 def plain(data: bytes) -> Any:

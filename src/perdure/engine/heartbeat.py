@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
-from itertools import groupby
+from datetime import datetime
 from typing import Protocol
 
 from perdure.errors import StorageError
@@ -45,6 +45,7 @@ class Heartbeat:
         self._lease_sec = lease_sec
         self._lost = lost
         self._held: dict[str, tuple[Lease, Held]] = {}
+        self._expiries: dict[Lease, datetime] = {}  # as last renewed
         self._stop = threading.Event()
         self._due = threading.Event()  # renew now: somebody may have taken a lease away
         self._thread = threading.Thread(target=self._main, name="perdure-heartbeat", daemon=True)
@@ -74,6 +75,7 @@ class Heartbeat:
         found = self._held.get(lease.instance_id)
         if found is not None and found[0] is lease:
             del self._held[lease.instance_id]
+        self._expiries.pop(lease, None)
 
     def _main(self) -> None:
         while not self._stop.is_set():
@@ -106,21 +108,23 @@ class Heartbeat:
         return self._stop.is_set()
 
     async def _renew(self, storage: Storage) -> None:
-        held = sorted(self._held.values(), key=_owner)
-        for _, group in groupby(held, _owner):
-            same = list(group)
-            for first in range(0, len(same), PAGE):
-                page = same[first : first + PAGE]
-                sent = time.monotonic()
-                renewed = await storage.refresh_locks([lease for lease, _ in page], self._lease_sec)
-                self._judge(page, renewed, sent + self._lease_sec)
+        held = list(self._held.values())
+        for first in range(0, len(held), PAGE):
+            page = held[first : first + PAGE]
+            sent = time.monotonic()
+            renewed = await storage.refresh_locks([lease for lease, _ in page], self._lease_sec)
+            self._judge(page, renewed, sent + self._lease_sec)
 
     def _judge(self, page: Sequence[tuple[Lease, Held]], renewed: Sequence[Lease | None], deadline: float) -> None:
         for (lease, held), found in zip(page, renewed, strict=True):
-            if found is not None:
-                held.deadline = deadline
-            elif self._held.get(lease.instance_id, (None,))[0] is lease:  # and not given back meanwhile
+            if self._held.get(lease.instance_id, (None,))[0] is not lease:
+                continue  # given back meanwhile
+            if found is None:
                 self._lose(lease)
+            elif found.expires_at > self._expiries.get(lease, lease.expires_at):
+                held.deadline = deadline
+                self._expiries[lease] = found.expires_at
+            # else the row is locked by the run's own commit: ours, but not longer than before
 
     def _lose_overdue(self) -> None:
         """Nobody could be asked in time: somebody else may have taken these."""

@@ -18,9 +18,10 @@ from perdure.engine import children
 from perdure.engine.ambient import ActivityInfo
 from perdure.engine.body import ATTEMPT_FAILED, STARTED
 from perdure.engine.codec import encode
-from perdure.engine.definitions import COMPENSATIONS, Activity, Workflow
+from perdure.engine.definitions import COMPENSATIONS, UNDOABLE_WORKFLOWS, Activity, Workflow
+from perdure.engine.driven import Attempt, Done, Drained, End, Host
 from perdure.engine.failures import encode_failure
-from perdure.engine.run import PAGE, Attempt, Done, Drained, End, Host
+from perdure.engine.run import PAGE
 from perdure.errors import EngineError, LeaseLostError
 from perdure.model.records import CompensationEntry, HistoryEvent, HistoryEventType, Lease, WorkflowInstance
 from perdure.model.states import WorkflowStatus
@@ -123,7 +124,7 @@ class Rollback:
         activity = _known(step.partition(":")[2])
         assert activity.undo is not None
         if _takes_none(activity.undo):
-            await self._run_undo(activity, undo_id(step), step, self._begun[step], b"null")
+            await self._run_undo(activity.undo, undo_id(step), step, self._begun[step], b"null")
             return
         done = await self._attempt(activity, step, step, self._begun[step])
         if done.error is not None:
@@ -137,22 +138,29 @@ class Rollback:
 
     async def _undo(self, entry: CompensationEntry) -> None:
         about = json.loads(entry.args)
-        given, result = (json.dumps(about[key]).encode() for key in ("input", "result"))
-        await self._run_undo(_known(entry.activity_name), undo_id(entry.id), entry.activity_id, given, result, entry.id)
+        given = json.dumps(about["input"]).encode()
+        if "child" not in about:
+            undo, result = _known(entry.activity_name).undo, json.dumps(about["result"]).encode()
+        else:
+            child = await self.host.storage.get_instance(about["child"])
+            if child is None or child.status is not WorkflowStatus.COMPLETED:
+                return  # a child that ended otherwise has undone itself
+            undo, result = _known_workflow(entry.activity_name).undo, child.output_data or b"null"
+        assert undo is not None
+        await self._run_undo(undo, undo_id(entry.id), entry.activity_id, given, result, entry)
 
     async def _run_undo(
         self,
-        activity: Activity[..., Any],
+        undo: Activity[..., Any],
         id: str,
         step: str,
         given: bytes,
         result: bytes,
-        compensation_id: int | None = None,
+        entry: CompensationEntry | None = None,
     ) -> None:
-        undo = activity.undo
-        assert undo is not None
         done = await self._attempt(undo, id, f"undo:{step}", _arguments(undo, given, result))
-        about = {"compensation_id": compensation_id, "activity_id": step, "activity_name": activity.name}
+        name = entry.activity_name if entry else step.partition(":")[2]
+        about = {"compensation_id": entry and entry.id, "activity_id": step, "activity_name": name}
         if done.error is None:
             await self._record(id, HistoryEventType.COMPENSATION_EXECUTED, encode(about))
             self.host.happened("undo", self, step=step)
@@ -214,6 +222,13 @@ def _known(name: str) -> Activity[..., Any]:
     if activity is None or activity.undo is None:
         raise EngineError(f"nothing here knows how to undo {name}: run a worker that imports its compensation")
     return activity
+
+
+def _known_workflow(name: str) -> Workflow[..., Any]:
+    workflow = UNDOABLE_WORKFLOWS.get(name)
+    if workflow is None:
+        raise EngineError(f"nothing here knows how to undo {name}: run a worker that imports its compensation")
+    return workflow
 
 
 def _takes_none(undo: Activity[..., Any]) -> bool:

@@ -15,7 +15,6 @@ from perdure.errors import EngineError, InstanceExistsError, NotDurableError, Ru
 from perdure.model.records import HistoryEvent, Lease, TimerSubscription, WorkflowInstance
 from perdure.model.states import WorkflowStatus
 from perdure.storage.contract import Storage
-from perdure.storage.history import HistoryIterator
 
 BEGIN = "~begin"  # the timer of a run whose beginning was put off
 DEADLINE = "~deadline"  # the row that says how long a run may take
@@ -91,17 +90,21 @@ async def retry(storage: Storage, instance_id: str, from_step: str | None) -> st
 async def _history_before(storage: Storage, instance_id: str, from_step: str) -> list[HistoryEvent]:
     """The rows that a replay feeds before a step has begun."""
     kept: list[HistoryEvent] = []
-    async for event in HistoryIterator(storage, instance_id):
-        step = event.activity_id.partition("#")[0].rstrip("!@")
-        if step == from_step:
-            return kept
-        if step.endswith((":subscribe", ":child")):
-            raise EngineError(
-                f"{from_step} comes after {step}, which a new run must do itself: try it from there, or from the start"
-            )
-        if not event.activity_id.startswith("~") or event.event_type in ("Values", "State"):
+    more = True
+    while more:
+        page, more = await storage.get_history_paginated(instance_id, kept[-1].id if kept else 0)
+        for event in page:
+            step = event.activity_id.partition("#")[0].rstrip("!@")
+            if step == from_step:
+                return [each for each in kept if _is_replayed(each)]
+            if step.endswith((":subscribe", ":child")):
+                raise EngineError(f"{from_step} comes after {step}, which a new run must do itself: try it from there")
             kept.append(event)
     raise EngineError(f"{instance_id!r} has no step {from_step!r}: see its history for the steps it has")
+
+
+def _is_replayed(event: HistoryEvent) -> bool:
+    return not event.activity_id.startswith("~") or event.event_type in ("Values", "State")
 
 
 def starting(request: StartRequest) -> "Callable[[Storage, Lease], Awaitable[str]]":

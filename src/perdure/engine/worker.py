@@ -21,13 +21,14 @@ from typing import Any
 from perdure.engine.activities import Activities
 from perdure.engine.cron import tick_id
 from perdure.engine.definitions import Workflow
+from perdure.engine.driven import Attempt, Done, Drained, Driven, End, Record
 from perdure.engine.heartbeat import Heartbeat
 from perdure.engine.hooks import Hooks
 from perdure.engine.journal import Entry, Shared, appending
 from perdure.engine.results import Results
 from perdure.engine.retention import Retention, sweep_for_ever
 from perdure.engine.rollback import Rollback
-from perdure.engine.run import Attempt, Done, Drained, Driven, End, Record, Run
+from perdure.engine.run import Run
 from perdure.errors import (
     CommitUnknownError,
     DatabaseUnavailableError,

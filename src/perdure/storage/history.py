@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from perdure.database.dialects.base import Bare, Now
 from perdure.database.operation import Operation, Work, blank, raw, utc
@@ -13,9 +13,6 @@ from perdure.storage import transactions
 from perdure.storage.fences import fence_params, refused
 from perdure.storage.sql import room
 from perdure.storage.transactions import Transactions
-
-if TYPE_CHECKING:
-    from perdure.storage.contract import HistoryManager
 
 S = room("history")
 
@@ -272,9 +269,7 @@ class HistoryIteratorOptions:
 class HistoryIterator:
     """Streams an instance's history in batches, so that a full one never sits in memory."""
 
-    def __init__(
-        self, storage: "HistoryManager", instance_id: str, options: HistoryIteratorOptions | None = None
-    ) -> None:
+    def __init__(self, storage: History, instance_id: str, options: HistoryIteratorOptions | None = None) -> None:
         self._storage, self._instance_id = storage, instance_id
         self._batch_size = limits.page((options or HistoryIteratorOptions()).batch_size, PAGE)
         self._batch: list[HistoryEvent] = []

@@ -82,8 +82,6 @@ class Locks(Wakeups):
     async def cleanup_stale_locks(self, timeout_sec: float = 0) -> list[StaleWorkflowInfo]:
         """Clear own leases that expired more than `timeout_sec` ago; gives the running and compensating ones."""
         grace = limits.seconds(timeout_sec) if timeout_sec else 0.0
-        if self._backend.driver.name == "sqlite":
-            return await self._run(Work(lambda: _sweep_in_steps(grace)))
         return await self._run(Work(lambda: _sweep(grace), single=True))
 
 
@@ -115,17 +113,14 @@ def _mark() -> str:
 
 def _rows(answer: Any) -> list[tuple[Any, ...]]:
     """The rows of an answer; of one of several parts, those of the part that reads."""
-    rows: list[tuple[Any, ...]]
-    rows = answer if isinstance(answer, list) else next(part for part in answer if isinstance(part, list))
-    return rows
+    return answer if isinstance(answer, list) else next(part for part in answer if isinstance(part, list))
 
 
 def _release(instance_id: str, worker_id: str, token: int | None, tells: bool) -> Operation[bool]:
     about = {key: value for key, value in resumable(instance_id, reason="released").items() if value is not None}
     payload = json.dumps(about, ensure_ascii=False) if tells else None
-    return bool(
-        (yield S.release(instance_id=instance_id, worker_id=worker_id, token=token, kind=RESUMABLE, payload=payload))
-    )
+    whose = {"instance_id": instance_id, "worker_id": worker_id, "token": token}
+    return bool((yield S.release(**whose, kind=RESUMABLE, payload=payload)))
 
 
 def _key(lease: Lease) -> tuple[str, str, int | None]:
@@ -136,15 +131,8 @@ def _renew(wanted: Sequence[tuple[str, str, int | None]], timeout_sec: float) ->
     """Those that are current; one without a token stands alone, and counts whatever its token is."""
     ids, owners, tokens = map(list, zip(*wanted, strict=True))
     leases = [(instance_id, owner, token or 0) for instance_id, owner, token in wanted]
-    answer = yield S.renew(
-        ids=ids,
-        owners=owners,
-        tokens=tokens,
-        leases=leases,
-        any_token=None in tokens,
-        limit=len(ids),
-        timeout_sec=timeout_sec,
-    )
+    wants = {"ids": ids, "owners": owners, "tokens": tokens, "leases": leases, "any_token": None in tokens}
+    answer = yield S.renew(**wants, limit=len(ids), timeout_sec=timeout_sec)
     asked = set(wanted)
     return [
         Lease(instance_id, owner, token, utc(expires_at))
@@ -154,20 +142,5 @@ def _renew(wanted: Sequence[tuple[str, str, int | None]], timeout_sec: float) ->
 
 
 def _sweep(grace_sec: float) -> Operation[list[StaleWorkflowInfo]]:
-    return _swept(_rows((yield S.sweep(grace_sec=grace_sec, limit=SWEEP_MAX, mark=_mark()))))
-
-
-def _sweep_in_steps(grace_sec: float) -> Operation[list[StaleWorkflowInfo]]:
-    rows = yield S.stale(grace_sec=grace_sec, limit=SWEEP_MAX)
-    if rows:
-        yield S.clear(ids=[row[0] for row in rows])
-    return _swept(rows)
-
-
-def _swept(rows: list[tuple[Any, ...]]) -> list[StaleWorkflowInfo]:
-    rows.sort(key=lambda row: (row[3], row[0]))  # leases renewed together expire together
-    return [
-        StaleWorkflowInfo(instance_id, name)
-        for instance_id, name, status, _ in rows
-        if WorkflowStatus(status) in CLAIMABLE
-    ]
+    rows = _rows((yield S.sweep(grace_sec=grace_sec, limit=SWEEP_MAX, mark=_mark())))
+    return [StaleWorkflowInfo(row[0], row[1]) for row in sorted(rows) if WorkflowStatus(row[2]) in CLAIMABLE]

@@ -40,9 +40,8 @@ UPDATE workflow_instances
 UPDATE (SELECT instance_id FROM workflow_instances {index(PRIMARY)}
          WHERE instance_id {any(:ids)} AND {takeable} LIMIT :limit FOR UPDATE SKIP LOCKED) free
        STRAIGHT_JOIN workflow_instances i {index(PRIMARY)} ON i.instance_id = free.instance_id
-   SET i.locked_by = :mark, i.locked_at = {now}, i.lock_token = i.lock_token + 1,
-       i.lock_expires_at = {after(COALESCE(i.lock_timeout_seconds, :timeout_sec))},
-       i.updated_at = i.updated_at;
+   SET i.locked_by = :mark, i.locked_at = {now}, i.lock_token = i.lock_token + 1, i.updated_at = i.updated_at,
+       i.lock_expires_at = {after(COALESCE(i.lock_timeout_seconds, :timeout_sec))};
 SELECT instance_id, lock_token, lock_expires_at FROM workflow_instances
  WHERE instance_id {any(:ids)} AND locked_by = :mark;
 UPDATE (SELECT instance_id FROM workflow_instances {index(PRIMARY)}
@@ -99,24 +98,14 @@ UPDATE (SELECT instance_id FROM workflow_instances {index(PRIMARY)}
    SET i.lock_expires_at = {after(COALESCE(i.lock_timeout_seconds, :timeout_sec))}, i.updated_at = i.updated_at;
 SELECT instance_id, locked_by, lock_token, lock_expires_at FROM workflow_instances WHERE instance_id {any(:ids)}
 
--- stale
--- Own leases that ran out. Only SQLite asks by itself: whoever writes there holds the whole database.
-SELECT instance_id, workflow_name, status, lock_expires_at FROM workflow_instances {index(idx_instances_lease)}
- WHERE framework = 'perdure' AND lock_expires_at < {ago(:grace_sec)} ORDER BY lock_expires_at LIMIT :limit
-
--- clear
--- These leases end.
-UPDATE workflow_instances SET locked_by = NULL, locked_at = NULL, lock_expires_at = NULL WHERE instance_id {any(:ids)}
-
 -- sweep
--- Both at once, for the servers: whoever stopped in between would keep the rows from being taken.
-WITH stale AS (
-  SELECT instance_id, workflow_name, status, lock_expires_at FROM workflow_instances
+-- Own leases that ran out end, the oldest first; gives them. None that is renewed or taken at the moment.
+WITH stale AS MATERIALIZED (
+  SELECT instance_id FROM workflow_instances {index(idx_instances_lease)}
    WHERE framework = 'perdure' AND lock_expires_at < {ago(:grace_sec)}
-   ORDER BY lock_expires_at LIMIT :limit FOR UPDATE SKIP LOCKED)
-UPDATE workflow_instances i SET locked_by = NULL, locked_at = NULL, lock_expires_at = NULL
-  FROM stale WHERE i.instance_id = stale.instance_id
-RETURNING stale.instance_id, stale.workflow_name, stale.status, stale.lock_expires_at
+   ORDER BY lock_expires_at LIMIT :limit {skip_locked})
+UPDATE workflow_instances SET locked_by = NULL, locked_at = NULL, lock_expires_at = NULL
+ WHERE instance_id IN (SELECT instance_id FROM stale) RETURNING instance_id, workflow_name, status
 
 -- sweep [mysql]
 -- Differs as `take` does.
@@ -125,7 +114,7 @@ UPDATE (SELECT instance_id FROM workflow_instances {index(idx_instances_lease)}
          ORDER BY lock_expires_at LIMIT :limit FOR UPDATE SKIP LOCKED) stale
        STRAIGHT_JOIN workflow_instances i {index(PRIMARY)} ON i.instance_id = stale.instance_id
    SET i.locked_by = :mark, i.updated_at = i.updated_at;
-SELECT instance_id, workflow_name, status, lock_expires_at FROM workflow_instances {index(idx_instances_lease)}
+SELECT instance_id, workflow_name, status FROM workflow_instances {index(idx_instances_lease)}
  WHERE framework = 'perdure' AND lock_expires_at < {ago(:grace_sec)} AND locked_by = :mark
  ORDER BY lock_expires_at LIMIT :limit;
 UPDATE (SELECT instance_id FROM workflow_instances {index(idx_instances_lease)}

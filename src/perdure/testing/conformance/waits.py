@@ -326,3 +326,20 @@ async def test_the_end_of_a_lease_is_due_too(storage: Rooms) -> None:
         WorkflowInstance("i-4", "wf", status=WorkflowStatus.WAITING_FOR_EVENT), worker_id="w1"
     )
     assert await storage.next_due_at() is None  # it cannot be resumed
+
+
+async def test_the_next_work_is_also_what_can_be_done_at_once(storage: Rooms) -> None:
+    assert await storage.next_work_at() is None
+    lease = await leased(storage, "i-1")
+    assert await storage.next_work_at() == await storage.next_due_at() == lease.expires_at
+    await storage.publish_to_channel("c", b"1")
+    marked = await storage.next_work_at()
+    assert marked is not None
+    assert marked < lease.expires_at
+    await storage.deliver_pending()
+    assert await storage.next_work_at() == lease.expires_at
+    await storage.release_lock("i-1", lease.worker_id, lease=lease)
+    free = await storage.next_work_at()
+    assert free is not None
+    assert free < lease.expires_at
+    assert await storage.next_due_at() is None

@@ -1,0 +1,102 @@
+"""What a worker drives, and what it lends to whoever is driven."""
+
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum
+from typing import Any, Protocol
+
+from perdure.engine.ambient import ActivityInfo
+from perdure.engine.body import Effect
+from perdure.engine.definitions import Activity, Workflow
+from perdure.engine.journal import Entry, Shared
+from perdure.model.records import Lease, Suspension
+from perdure.storage.contract import Storage, Wait
+
+
+class Drained(Exception):
+    """The worker stops, and the run would begin something new: it is handed over as it stands."""
+
+
+class End(Enum):
+    """How driving a run ended."""
+
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    COMPENSATING = "compensating"
+    RECURRED = "recurred"
+    CANCELLING = "cancelling"
+    SUSPENDED = "suspended"
+
+
+@dataclass(slots=True)
+class Attempt:
+    """An activity's code to be run by the host."""
+
+    activity: Activity[..., Any]
+    payload: bytes
+    info: ActivityInfo
+    check: Callable[[], None] = lambda: None  # called right before the code: raises if it must not begin any more
+
+
+@dataclass(slots=True)
+class Done:
+    """What came of an attempt: a result as JSON, or an error; and what its code sent, to be committed with it."""
+
+    result: bytes = b"null"
+    error: BaseException | None = None
+    effects: tuple[Effect, ...] = ()
+
+
+Record = Callable[[Storage, bytes, list[Effect]], Awaitable[None]]
+
+
+class Driven(Protocol):
+    """What a worker drives: a run, or its rollback."""
+
+    id: str
+    workflow: Workflow[..., Any]
+    generation: str | None
+    deadline: float  # of the lease, on the monotonic clock
+    progressed: bool
+    resumed: bool
+
+    async def drive(self, lease: Lease) -> End:
+        """Go on until it can go no further. Whatever is raised ends the try."""
+
+    async def fail(self, error: Exception) -> None:
+        """End it as failed: it was tried often enough."""
+
+    def drain(self) -> None:
+        """Begin nothing new."""
+
+    def hint(self) -> None:
+        """There may be something that is waited for."""
+
+    def evict(self) -> None:
+        """Let go of what is in memory."""
+
+
+class Host(Protocol):
+    """What a run needs of its worker."""
+
+    storage: Storage
+    records: Shared[Entry, int]
+    completions: "Shared[tuple[Lease, bytes], None]"
+    suspensions: "Shared[tuple[Lease, list[Wait]], Suspension]"
+
+    def now(self) -> datetime:
+        """The database's clock, as far as it is known here."""
+
+    def wake(self) -> None:
+        """Something was written that there may be work because of."""
+
+    def transact(self, attempt: Attempt, record: "Record") -> Coroutine[Any, Any, Done]:
+        """Run an attempt's code in a transaction that ends with its record."""
+
+    def execute(self, attempt: Attempt) -> Coroutine[Any, Any, Done]:
+        """Run an attempt's code; an error is part of what it gives, only a cancellation is raised."""
+
+    def happened(self, what: str, run: "Driven", **about: object) -> None:
+        """Tell hooks and logs of what is durable."""

@@ -1,0 +1,101 @@
+"""Endings: a run is completed, has failed, or begins its next generation.
+
+Everything before the end is durable by then. A child's end is told to its parent in the same commit.
+"""
+
+from typing import TYPE_CHECKING
+
+from perdure.engine import children
+from perdure.engine.body import Recur
+from perdure.engine.codec import encode
+from perdure.engine.driven import End
+from perdure.engine.failures import encode_failure
+from perdure.errors import EngineError, LimitError, StorageError
+from perdure.model import limits
+from perdure.model.records import HistoryEvent, HistoryEventType
+from perdure.model.states import WorkflowStatus
+
+if TYPE_CHECKING:
+    from perdure.engine.run import Run
+
+FAILED_ID = "workflow_failed"
+
+
+async def finish(run: "Run") -> End:
+    """What the body came to is what the run comes to."""
+    try:
+        value, error = run.body.outcome()
+    except Recur as again:
+        return await _recur(run, again.input_data)
+    if error is None:
+        try:
+            output = run.workflow.signature.encode_result(value)
+            limits.size(output, "the result of a workflow")
+        except (EngineError, LimitError) as unfit:
+            error = unfit
+    await run.journal.durable()
+    await children.end_all(run.host.storage, run.body.children, f"{run.id} has ended")
+    if error is None:
+        await _complete(run, output)
+        run.host.happened("complete", run)
+        return End.COMPLETED
+    if await _leaves_traces(run):
+        await fail(run, error, WorkflowStatus.COMPENSATING)
+        return End.COMPENSATING
+    await fail(run, error)
+    return End.FAILED
+
+
+async def _leaves_traces(run: "Run") -> bool:
+    """Whether there is anything to do before the run is over."""
+    if run.workflow.failure_handler is not None or run.body.unsettled:
+        return True
+    return bool(await run.host.storage.get_compensations(run.id, limit=1))
+
+
+async def _recur(run: "Run", input_data: bytes) -> End:
+    """The next generation begins, under the same lease; the link to a parent goes along."""
+    await run.journal.durable()
+    storage = run.host.storage
+    await children.end_all(storage, run.body.children, f"{run.id} begins anew")
+    async with storage.transaction():
+        await storage.recur_instance(run.id, input_data, lease=run.lease)
+        if run.parent is not None:
+            link = HistoryEvent(run.id, children.PARENT, children.LINK, encode(run.parent))
+            await storage.append_history(link, lease=run.lease)
+    run.host.happened("recur", run)
+    return End.RECURRED
+
+
+async def _complete(run: "Run", output: bytes) -> None:
+    try:
+        if run.parent is None:
+            await run.host.completions((run.lease, output))
+        else:
+            await _complete_child(run, run.parent, output)
+    except StorageError:
+        found = await run.host.storage.get_instance(run.id)  # was it the answer that got lost?
+        if found is None or (found.status, found.output_data) != (WorkflowStatus.COMPLETED, output):
+            raise
+
+
+async def _complete_child(run: "Run", parent: dict[str, str], output: bytes) -> None:
+    storage = run.host.storage
+    end = children.completed(output)
+    async with storage.transaction():
+        await children.tell(storage, parent, end, run.id)
+        await storage.complete_and_release(run.lease, output)
+
+
+async def fail(run: "Run", error: Exception, status: WorkflowStatus = WorkflowStatus.FAILED) -> None:
+    """Record the error the run failed with; it ends so, or is undone first."""
+    storage = run.host.storage
+    data = encode(encode_failure(error))
+    async with storage.transaction():
+        if run.parent is not None and status is WorkflowStatus.FAILED:
+            await children.tell(storage, run.parent, children.failed(data), run.id)
+        event = HistoryEvent(run.id, FAILED_ID, HistoryEventType.WORKFLOW_FAILED, data)
+        await storage.append_history(event, lease=run.lease)
+        await storage.update_instance_status(run.id, status, lease=run.lease)
+    if status is WorkflowStatus.FAILED:
+        run.host.happened("fail", run, error=str(error))
