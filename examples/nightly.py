@@ -9,8 +9,7 @@ import asyncio
 import sys
 from datetime import timedelta
 
-from perdure import App, activity, workflow
-from perdure.engine.retention import Retention
+from perdure import App, Retention, activity, workflow
 
 KEEP = Retention(finished=timedelta(days=30), messages=timedelta(days=7), outbox=timedelta(days=7))
 

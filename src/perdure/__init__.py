@@ -27,6 +27,7 @@ from perdure.engine.calls import (
 )
 from perdure.engine.definitions import Activity, Retry, Workflow, activity, workflow
 from perdure.engine.handles import Handle
+from perdure.engine.retention import Retention, Swept
 from perdure.engine.source import NotDurableWarning
 from perdure.engine.steps import Event, Message
 from perdure.errors import (
@@ -62,10 +63,12 @@ __all__ = [
     "NotDurableWarning",
     "OutsideWorkflowError",
     "PerdureError",
+    "Retention",
     "Retry",
     "RunEvicted",
     "RunNotFoundError",
     "SerializationError",
+    "Swept",
     "TerminalError",
     "TransactionTooLongError",
     "Workflow",

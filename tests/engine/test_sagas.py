@@ -1,6 +1,7 @@
 """Sagas: what a run did is undone when it fails or is cancelled, the last step first, whatever crashes meanwhile."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -209,3 +210,31 @@ async def test_a_run_is_cancelled_when_its_time_is_up(database: Database, reside
         assert "undo hotel None" in done
         assert done.count("unbook flight flight-1") == 2
         assert done[-1] == "sorry: its time is up"
+
+
+@activity(retry=Retry(attempts=1))
+def in_a_thread(what: str) -> str:
+    done.append(f"begin {what}")
+    time.sleep(0.7)
+    done.append(f"end {what}")
+    return what
+
+
+@in_a_thread.compensation
+async def out_of_a_thread(what: str, *, result: str | None) -> None:
+    done.append(f"undo {what}")
+
+
+@workflow(name="sagas.threaded")
+async def threaded() -> None:
+    await in_a_thread("work")
+
+
+async def test_a_thread_is_waited_for_before_it_is_undone(database: Database) -> None:
+    async with App(database.url):
+        handle = await threaded.start()
+        await until(lambda: "begin work" in done)
+        await handle.cancel()
+        with pytest.raises(WorkflowCancelledError):
+            await handle.result(SOON)
+        assert done == ["begin work", "end work", "undo work"]

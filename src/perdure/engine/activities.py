@@ -113,9 +113,9 @@ class Activities:
             return activity.function(*args, **kwargs)
 
         limit = None if activity.timeout is None else activity.timeout.total_seconds()
-        async with asyncio.timeout(limit):
+        async with asyncio.timeout(limit) as over:
             if activity.plain:
-                return await self._in_thread(lambda: context.run(call))
+                return await self._in_thread(lambda: context.run(call), over)
             if own_task:
                 return await asyncio.create_task(call(), context=context, name=attempt.info.idempotency_key)
             ambient.ATTEMPT.set(attempt.info)  # the task, and with it the context, is this attempt's alone
@@ -123,8 +123,15 @@ class Activities:
             OUTGOING.set(outgoing)
             return await call()
 
-    async def _in_thread(self, call: Callable[[], Any]) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, call)
+    async def _in_thread(self, call: Callable[[], Any], over: asyncio.Timeout) -> Any:
+        """A thread cannot be stopped: who cancels waits for it, so that nothing is undone before it is done."""
+        future = asyncio.get_running_loop().run_in_executor(self._pool, call)
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            if not over.expired():
+                await asyncio.wait([future])
+            raise
 
     def close(self) -> None:
         """Let the threads end when they are done."""

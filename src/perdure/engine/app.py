@@ -5,7 +5,6 @@ import os
 import secrets
 import signal
 import socket
-import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from contextvars import Token
@@ -16,6 +15,7 @@ from typing import Any, Self
 from perdure.engine import ambient, starting
 from perdure.engine.activities import Activities
 from perdure.engine.calls import event_message
+from perdure.engine.clock import steady
 from perdure.engine.codec import decode, encode
 from perdure.engine.definitions import WORKFLOWS, Workflow
 from perdure.engine.failures import decode_failure
@@ -32,6 +32,7 @@ from perdure.errors import (
     WorkflowCancelledError,
     WorkflowFailedError,
 )
+from perdure.integrations.starts import define
 from perdure.model.records import (
     HistoryEvent,
     HistoryEventType,
@@ -61,6 +62,7 @@ class Client:
     async def __aenter__(self) -> Self:
         self._opening = open_storage(self._storage_url())
         self._storage = await self._opening.__aenter__()
+        await define(self._storage, {name: each.source_hash for name, each in WORKFLOWS.items()})
         self._results = Results(self._storage, alone=type(self) is Client)
         self._starts: Shared[WorkflowInstance, Lease | None] = Shared(self._storage.create_instances)
         self._token = ambient.APP.set(self)
@@ -269,7 +271,7 @@ class App(Client):
         return _borrowed(self._storage) if ":memory:" in self.url else open_storage(self._storage_url())
 
     async def _create_leased(self, instances: Sequence[WorkflowInstance]) -> "list[Lease | StorageError | None]":
-        sent = time.monotonic()
+        sent = steady()
         answers = await self._storage.create_instances(
             instances, worker_id=f"{self.worker_id}#0", timeout_sec=self._lease_sec
         )
@@ -289,6 +291,12 @@ class App(Client):
             await self._leased(instance)
         finally:
             self._starting -= 1
+
+    async def start(self, request: StartRequest) -> tuple["Client", str]:
+        """Store a new run; one that begins later, or elsewhere, is looked for like any other."""
+        started = await super().start(request)
+        self._worker.wake()
+        return started
 
     async def send(self, message: OutgoingMessage) -> None:
         """Store a message, and see who waits for it."""

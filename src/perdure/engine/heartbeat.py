@@ -14,6 +14,7 @@ from contextlib import AbstractAsyncContextManager, suppress
 from datetime import datetime
 from typing import Protocol
 
+from perdure.engine.clock import steady
 from perdure.errors import StorageError
 from perdure.model.records import Lease
 from perdure.storage.contract import Storage
@@ -111,7 +112,7 @@ class Heartbeat:
         held = list(self._held.values())
         for first in range(0, len(held), PAGE):
             page = held[first : first + PAGE]
-            sent = time.monotonic()
+            sent = steady()
             renewed = await storage.refresh_locks([lease for lease, _ in page], self._lease_sec)
             self._judge(page, renewed, sent + self._lease_sec)
 
@@ -129,7 +130,7 @@ class Heartbeat:
     def _lose_overdue(self) -> None:
         """Nobody could be asked in time: somebody else may have taken these."""
         for lease, held in list(self._held.values()):
-            if time.monotonic() >= held.deadline:
+            if steady() >= held.deadline:
                 self._lose(lease)
 
     def _lose(self, lease: Lease) -> None:

@@ -10,13 +10,13 @@ it is undone with `result=None` if its compensation can take that, and else firs
 
 import asyncio
 import json
-import time
 from collections.abc import AsyncIterator
 from typing import Any, get_args
 
 from perdure.engine import children
 from perdure.engine.ambient import ActivityInfo
 from perdure.engine.body import ATTEMPT_FAILED, STARTED
+from perdure.engine.clock import steady
 from perdure.engine.codec import encode
 from perdure.engine.definitions import COMPENSATIONS, UNDOABLE_WORKFLOWS, Activity, Workflow
 from perdure.engine.driven import Attempt, Done, Drained, End, Host
@@ -186,7 +186,7 @@ class Rollback:
             await asyncio.sleep(pause)
 
     def _check_deadline(self) -> None:
-        if time.monotonic() >= self.deadline:
+        if steady() >= self.deadline:
             raise LeaseLostError(f"the lease on {self.id} is over by this worker's clock")
 
     async def _handle_failure(self) -> None:

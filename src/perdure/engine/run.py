@@ -7,7 +7,6 @@ journal first, so that the order of the rows is the order in which the body was 
 
 import asyncio
 import json
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -16,6 +15,7 @@ from typing import Any
 from perdure.engine import children, endings
 from perdure.engine.ambient import ActivityInfo
 from perdure.engine.body import ATTEMPT_FAILED, OWN, STARTED, STATE, VALUES, Body, Effect
+from perdure.engine.clock import steady
 from perdure.engine.codec import encode
 from perdure.engine.definitions import Workflow
 from perdure.engine.driven import Attempt, Done, Drained, End, Host
@@ -152,7 +152,10 @@ class Run:
         for task in self._tasks:
             task.cancel()
         if self._tasks:
-            await asyncio.wait(self._tasks, timeout=STUBBORN_SEC)
+            _, left = await asyncio.wait(self._tasks, timeout=STUBBORN_SEC)
+            threads = [step.task for step in self.body.activities.values() if step.activity.plain and step.task in left]
+            if threads:
+                await asyncio.wait(threads)
         self._tasks = set()
         self._inbox = asyncio.Queue()
 
@@ -321,7 +324,7 @@ class Run:
             await self._attempted(step, done)
 
     def _check_deadline(self) -> None:
-        if time.monotonic() >= self.deadline:
+        if steady() >= self.deadline:
             raise LeaseLostError(f"the lease on {self.id} is over by this worker's clock")
 
     def _stored(self, event: HistoryEvent) -> None:

@@ -19,6 +19,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from perdure.engine.activities import Activities
+from perdure.engine.clock import steady
 from perdure.engine.cron import tick_id
 from perdure.engine.definitions import Workflow
 from perdure.engine.driven import Attempt, Done, Drained, Driven, End, Record
@@ -88,6 +89,7 @@ class Worker:
         self._context = copy_context()  # of whoever opened the app: runs belong to no caller
         self._driven: dict[str, asyncio.Task[None]] = {}
         self._leases: dict[str, Lease] = {}
+        self._awaited: set[str] = set()
         self._runs: dict[str, Driven] = {}
         self._parked: OrderedDict[str, Run] = OrderedDict()
         self._wake = asyncio.Event()
@@ -186,6 +188,7 @@ class Worker:
             return delay
         if whole:
             self._whole_at = time.monotonic() + WHOLE_SEC
+            await self._set_clock()
         if await self._work():
             self._fruitless = 0
             return await self._delay()
@@ -264,10 +267,13 @@ class Worker:
         taken = 0
         by_tries: dict[int, list[ResumableWorkflow]] = {}
         for each in found:
+            if each.instance_id in self._driven:
+                self._awaited.add(each.instance_id)  # its last try is not put down yet: a thread may be at work
+                continue
             by_tries.setdefault(_tries(each.worker_id), []).append(each)
         for tries, some in by_tries.items():
             ids = [each.instance_id for each in some]
-            sent = time.monotonic()
+            sent = steady()
             leases = await self.storage.acquire_locks(ids, f"{self.worker_id}#{tries}", self.lease_sec)
             rows = await self.storage.get_instances(ids)
             for each, lease, row in zip(some, leases, rows, strict=True):
@@ -307,8 +313,10 @@ class Worker:
                 await self._release(lease)
         finally:
             self._heartbeat.drop(lease)
-            del self._driven[run.id], self._runs[run.id], self._leases[run.id]
-            if self.free == 1:
+            del self._driven[run.id], self._runs[run.id]
+            self._leases.pop(run.id, None)
+            if self.free == 1 or run.id in self._awaited:
+                self._awaited.discard(run.id)
                 self._wake.set()  # there is room again
 
     async def _try(self, run: Driven, lease: Lease, tries: int) -> None:
@@ -386,6 +394,8 @@ class Worker:
         """The heartbeat found a lease of ours gone: end the run's tasks at once."""
         if self._leases.get(lease.instance_id) is lease:
             log.warning("run.lease_lost", extra={"instance": lease.instance_id})
+            del self._leases[lease.instance_id]  # told once: a second time would disturb its putting down
+            self._heartbeat.drop(lease)
             self._driven[lease.instance_id].cancel()
 
     # What runs need.

@@ -118,9 +118,11 @@ SELECT * FROM (
    ORDER BY claimable_at, {ordinal(instance_id)} LIMIT :limit) branch
 
 -- finished
--- Own instances that ended long ago, locked for deletion.
+-- Own instances that ended long ago, locked for deletion. What a live run continues from stays: it tells its generation.
 SELECT instance_id FROM workflow_instances {index(idx_instances_finished)}
  WHERE framework = 'perdure' AND finished_at < {ago(:age_sec)}
+   AND (SELECT n.instance_id FROM workflow_instances n {index(idx_instances_continued_from)}
+         WHERE n.continued_from = workflow_instances.instance_id AND n.finished_at IS NULL LIMIT 1) IS NULL
  ORDER BY finished_at, {ordinal(instance_id)} LIMIT :limit {skip_locked}
 
 -- unlink

@@ -379,12 +379,16 @@ async def test_w44_finished_instances_are_deleted_by_age(storage: Rooms) -> None
 
 async def test_deletion_is_not_stopped_by_later_generations(storage: Rooms) -> None:
     await storage.create_instance(WorkflowInstance("i~1", "wf", status=S.RECURRED))
-    await new(storage, "i", continued_from="i~1")
+    await storage.create_instance(WorkflowInstance("i~2", "wf", status=S.RECURRED, continued_from="i~1"))
+    await new(storage, "i", continued_from="i~2")
     shift(storage, 10)
     assert await storage.delete_instances(timedelta(seconds=5)) == 1
     found = await storage.get_instance("i")
     assert found is not None
-    assert found.continued_from is None
+    assert found.continued_from == "i~2"  # the one before it tells which generation a live run is
+    await storage.update_instance_output("i", b"1")
+    shift(storage, 20)
+    assert await storage.delete_instances(timedelta(seconds=5)) == 2
 
 
 async def test_errors_have_codes_and_one_root(storage: Rooms) -> None:
