@@ -1,0 +1,374 @@
+"""Foreign connections: a caller's own, of whatever driver, on which the storage layer's statements run.
+
+One text serves blocking and awaited drivers: every answer goes through `settled`, and on a blocking connection nothing
+is ever waited for, so that the coroutine can be run to its end at the call. Of the session nothing is taken for
+granted: rows come through a cursor of the driver's plainest kind, and to MySQL every text goes in hexadecimal digits,
+whatever its character set and its rules of quoting.
+"""
+
+import inspect
+from base64 import b64encode
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
+from importlib import import_module
+from typing import Any, TypeVar
+
+from perdure.database.backends.base import bound
+from perdure.database.dialects import MySQLDriver, PostgresDriver, SQLiteDriver
+from perdure.database.dialects.base import Part, Rendering
+from perdure.database.dialects.mysql import LARGE, literal
+from perdure.database.operation import Operation
+from perdure.database.statements import Call
+from perdure.errors import ConfigurationError, StorageError, TransactionError
+
+T = TypeVar("T")
+
+DUPLICATE = 1062
+_OPEN, _AUTOCOMMIT = 1, 2  # of MySQL's status
+
+
+class Pyformat(PostgresDriver):
+    """PostgreSQL with the placeholders of psycopg."""
+
+    mark = "%(p{n})s"
+
+    def render(self, template: str) -> Part:
+        return super().render(template.replace("%", "%%"))
+
+
+POSTGRES, PYFORMAT, SQLITE, MYSQL = PostgresDriver(), Pyformat(), SQLiteDriver(), MySQLDriver()
+
+
+class Foreign:
+    """A connection of somebody else's: its dialect, whether it blocks, and how a statement runs on it."""
+
+    driver: Rendering
+    blocking = False
+    how = "begin one"  # what the caller should have done
+
+    def __init__(self, native: Any) -> None:
+        self.native = native
+
+    def in_transaction(self) -> bool:
+        """Whether what is written now waits for the caller's commit."""
+        raise NotImplementedError
+
+    async def prepare(self) -> None:
+        """Called before the first statement."""
+
+    async def do(self, part: Part, params: Mapping[str, object]) -> Any:
+        """Run one part: its rows where it reads, else the number of rows written."""
+        raise NotImplementedError
+
+    async def run(self, call: Call) -> Any:
+        """Run a call; the answer is as a backend gives it."""
+        answers = tuple([await self.do(part, call.params) for part in self.driver.parts(call.statement)])
+        return answers[0] if len(answers) == 1 else answers
+
+
+class Asyncpg(Foreign):
+    """asyncpg, also from its pool."""
+
+    driver = POSTGRES
+    how = "use `async with connection.transaction():`"
+
+    def in_transaction(self) -> bool:
+        return bool(self.native.is_in_transaction())
+
+    async def do(self, part: Part, params: Mapping[str, object]) -> Any:
+        args = _values(self.driver, part, params)
+        if part.reads:
+            return [tuple(row) for row in await self.native.fetch(part.text, *args)]
+        *_, count = (await self.native.execute(part.text, *args)).split()
+        return int(count) if count.isdigit() else 0
+
+
+class Lent(Foreign):
+    """What `connection()` gives a plain function in a transactional activity."""
+
+    blocking = True
+
+    def __init__(self, native: Any) -> None:
+        super().__init__(native)
+        dialect = native._executor._backend.driver.name
+        self.driver = {each.name: each for each in (POSTGRES, SQLITE, MYSQL)}[dialect]
+
+    def in_transaction(self) -> bool:
+        return True
+
+    async def do(self, part: Part, params: Mapping[str, object]) -> Any:
+        if self.driver is MYSQL:
+            text, args = mysql_text(part, params), list[Any]()
+        else:
+            text, args = part.text, _values(self.driver, part, params)
+        if part.reads and not (part.inserts and self.driver is MYSQL):
+            return _texts(self.native.fetch(text, *args))
+        try:
+            count = self.native.execute(text, *args)
+        except StorageError as error:
+            return forgiven(part, error)
+        return [(0,)] * count if part.inserts else count
+
+
+class Cursors(Foreign):
+    """A driver with cursors, blocking or not."""
+
+    def cursor(self) -> Any:
+        """A cursor whose rows are tuples."""
+        raise NotImplementedError
+
+    def sent(self, part: Part, params: Mapping[str, object]) -> tuple[Any, ...]:
+        """What `execute` takes."""
+        return part.text, _values(self.driver, part, params)
+
+    async def do(self, part: Part, params: Mapping[str, object]) -> Any:
+        cursor = await settled(self.cursor())
+        try:
+            await settled(cursor.execute(*self.sent(part, params)))
+            if part.reads and cursor.description:
+                return _texts(await settled(cursor.fetchall()))
+            return _written(part, cursor)
+        except Exception as error:
+            return forgiven(part, error)
+        finally:
+            await settled(cursor.close())
+
+
+class SQLite(Cursors):
+    """sqlite3 of the standard library."""
+
+    driver = SQLITE
+    blocking = True
+    how = 'execute("BEGIN") first'
+
+    def in_transaction(self) -> bool:
+        return bool(self.native.in_transaction)
+
+    def cursor(self) -> Any:
+        cursor = self.native.cursor()
+        cursor.row_factory = None
+        return cursor
+
+
+class Aiosqlite(SQLite):
+    """The same in a thread, awaited."""
+
+    blocking = False
+
+    async def cursor(self) -> Any:
+        cursor = await self.native.cursor()
+        cursor.row_factory = None
+        return cursor
+
+
+class Psycopg(Cursors):
+    """psycopg 3, blocking and awaited."""
+
+    driver = PYFORMAT
+    how = "use `with connection.transaction():`, or turn autocommit off and run a statement first"
+
+    def __init__(self, native: Any) -> None:
+        super().__init__(native)
+        self._psycopg = import_module("psycopg")
+        self.blocking = not isinstance(native, self._psycopg.AsyncConnection)
+
+    def in_transaction(self) -> bool:
+        return bool(self.native.info.transaction_status != self._psycopg.pq.TransactionStatus.IDLE)
+
+    def cursor(self) -> Any:
+        kind = self._psycopg.Cursor if self.blocking else self._psycopg.AsyncCursor
+        return kind(self.native, row_factory=self._psycopg.rows.tuple_row)
+
+    def sent(self, part: Part, params: Mapping[str, object]) -> tuple[Any, ...]:
+        return part.text, _named(_values(self.driver, part, params))
+
+
+class MySQL(Cursors):
+    """PyMySQL, MySQLdb and their like; asyncmy and aiomysql."""
+
+    driver = MYSQL
+    how = "call `begin()`, or turn autocommit off"
+
+    def __init__(self, native: Any, package: str) -> None:
+        super().__init__(native)
+        self._package = package
+        self.blocking = package not in ("asyncmy", "aiomysql")
+
+    def in_transaction(self) -> bool:
+        """With autocommit off there always is one: it begins with whatever comes first."""
+        status = getattr(self.native, "server_status", None)
+        if status is None:
+            return not self.native.get_autocommit()
+        return bool(status & _OPEN or not status & _AUTOCOMMIT)
+
+    def cursor(self) -> Any:
+        return self.native.cursor(import_module(f"{self._package}.cursors").Cursor)
+
+    def sent(self, part: Part, params: Mapping[str, object]) -> tuple[Any, ...]:
+        return (mysql_text(part, params),)
+
+
+class SQLAlchemy(Foreign):
+    """A connection or session of SQLAlchemy, blocking or awaited, on any of the three databases."""
+
+    how = "use `with connection.begin():` or `with session.begin():`"
+
+    def __init__(self, native: Any) -> None:
+        orm, aio = import_module("sqlalchemy.orm"), import_module("sqlalchemy.ext.asyncio")
+        if isinstance(native, orm.scoped_session | aio.async_scoped_session):
+            native = native()
+        super().__init__(native)
+        self._is_session = isinstance(native, orm.Session | aio.AsyncSession)
+        self.blocking = not isinstance(native, aio.AsyncSession | aio.AsyncConnection)
+        bind = native.get_bind() if self._is_session else native
+        self.driver = _dialect_of(bind.dialect)
+        self._style = bind.dialect.paramstyle
+
+    def in_transaction(self) -> bool:
+        return bool(self.native.in_transaction())
+
+    async def prepare(self) -> None:
+        if self._is_session:
+            self.native = await settled(self.native.connection())
+        inner = self.native if self.blocking else self.native.sync_connection
+        level = inner.get_execution_options().get("isolation_level", inner.dialect._on_connect_isolation_level)
+        if level == "AUTOCOMMIT":
+            raise TransactionError("the connection is in AUTOCOMMIT mode: in_transaction= needs one that you commit")
+        if self.driver is SQLITE and not inner.connection.driver_connection.in_transaction:
+            await self._execute("BEGIN")  # SQLAlchemy only says so: a savepoint would be the transaction itself
+
+    async def _execute(self, text: str, args: Any = None) -> Any:
+        options = {"no_parameters": True} if args is None else {}
+        return await settled(self.native.exec_driver_sql(text, args, execution_options=options))
+
+    async def do(self, part: Part, params: Mapping[str, object]) -> Any:
+        try:
+            result = await self._execute(*self._sent(part, params))
+        except Exception as error:
+            return forgiven(part, error)
+        return _texts(result.fetchall()) if result.returns_rows else _written(part, result)
+
+    def _sent(self, part: Part, params: Mapping[str, object]) -> tuple[Any, ...]:
+        if self.driver is MYSQL:
+            return (mysql_text(part, params),)
+        values = _values(self.driver, part, params)
+        return part.text, (_named(values) if self.driver is PYFORMAT else tuple(values)) or None
+
+
+def _dialect_of(dialect: Any) -> Rendering:
+    """Which of our dialects SQLAlchemy speaks there, in which style of parameters."""
+    kinds: dict[tuple[str, str | None], Rendering] = {
+        ("sqlite", "qmark"): SQLITE,
+        ("postgresql", "numeric_dollar"): POSTGRES,
+        ("postgresql", "pyformat"): PYFORMAT,
+        ("mysql", None): MYSQL,
+        ("mariadb", None): MYSQL,
+    }
+    name, style = dialect.name, dialect.paramstyle
+    found = kinds.get((name, style)) or kinds.get((name, None))
+    if found is None:
+        raise ConfigurationError(
+            f"in_transaction= knows no SQLAlchemy connection of {name}+{dialect.driver}: use sqlite, "
+            "postgresql+asyncpg, postgresql+psycopg, or mysql with any driver"
+        )
+    return found
+
+
+_KINDS: dict[str, Callable[[Any, str], Foreign]] = {
+    "asyncpg": lambda native, _: Asyncpg(native),
+    "psycopg": lambda native, _: Psycopg(native),
+    "sqlite3": lambda native, _: SQLite(native),
+    "aiosqlite": lambda native, _: Aiosqlite(native),
+    "sqlalchemy": lambda native, _: SQLAlchemy(native),
+    "perdure.engine.activities": lambda native, _: Lent(native),
+    **dict.fromkeys(("pymysql", "MySQLdb", "aiomysql", "asyncmy"), MySQL),
+}
+
+
+def recognised(connection: Any) -> Foreign:
+    """The connection by the package that it, or a class it is derived from, comes from."""
+    for kind in type(connection).__mro__:
+        package = kind.__module__.partition(".")[0]
+        known = _KINDS.get(package) or _KINDS.get(kind.__module__)
+        if known is not None:
+            with suppress(AttributeError):  # of something else of that package: a pool, a cursor, an engine
+                foreign = known(connection, package)
+                foreign.in_transaction()
+                return foreign
+    raise ConfigurationError(
+        f"in_transaction= knows no connection of type {type(connection).__module__}.{type(connection).__qualname__}: "
+        "give one of asyncpg, psycopg, sqlite3, aiosqlite, PyMySQL, MySQLdb, aiomysql, asyncmy or SQLAlchemy"
+    )
+
+
+async def drive(foreign: Foreign, operation: Operation[T]) -> T:
+    """Run an operation on the connection. The driver's errors are thrown into it, so that it can undo what it did."""
+    try:
+        call = next(operation)
+        while True:
+            try:
+                answer = await foreign.run(call)
+            except BaseException as error:
+                call = operation.throw(error)
+            else:
+                call = operation.send(answer)
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return]
+    finally:
+        operation.close()
+
+
+def at_once(coroutine: Coroutine[Any, Any, T]) -> T:
+    """The result of a coroutine that waits for nothing."""
+    try:
+        coroutine.send(None)
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return]
+    coroutine.close()
+    raise AssertionError("a blocking connection was waited for")
+
+
+async def settled(value: Awaitable[T] | T) -> T:
+    """What a driver answers, now or later."""
+    return await value if inspect.isawaitable(value) else value
+
+
+def forgiven(part: Part, error: Exception) -> Any:
+    """MySQL: a duplicate of a row that may be there is no row written; anything else is raised."""
+    own = error.__cause__ if isinstance(error, StorageError) else getattr(error, "orig", error)
+    if part.forgives and own is not None and own.args[:1] == (DUPLICATE,):
+        return [] if part.inserts else 0
+    raise error
+
+
+def mysql_text(part: Part, params: Mapping[str, object]) -> str:
+    """A text with its values in it, in ASCII throughout."""
+    return part.text % {name: _ascii(params[name]) for name in part.names}
+
+
+def _ascii(value: object) -> str:
+    if not isinstance(value, str):
+        return literal(value)
+    data = value.encode()
+    if len(data) > LARGE:
+        return f"CONVERT(FROM_BASE64('{b64encode(data).decode()}') USING utf8mb4)"
+    return f"_utf8mb4 x'{data.hex()}'"
+
+
+def _values(driver: Rendering, part: Part, params: Mapping[str, object]) -> list[Any]:
+    return bound(driver, part.names, Call(None, params))  # type: ignore[arg-type]
+
+
+def _named(values: Sequence[object]) -> dict[str, object]:
+    return {f"p{n}": value for n, value in enumerate(values, 1)}
+
+
+def _texts(rows: Any) -> list[tuple[Any, ...]]:
+    """Rows as tuples; a session may give texts as bytes."""
+    return [tuple(value.decode() if isinstance(value, bytes) else value for value in row) for row in rows]
+
+
+def _written(part: Part, cursor: Any) -> Any:
+    if part.inserts:
+        return [(cursor.lastrowid,)] if cursor.rowcount else []
+    return cursor.rowcount

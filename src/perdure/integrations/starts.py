@@ -1,0 +1,232 @@
+"""Starts in a transaction of the caller's: the run begins if and when that transaction commits.
+
+All is written under a savepoint, on the caller's connection and no other: whatever goes wrong, the caller's transaction
+goes on as it was. The driver's own errors come through as they are.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from perdure.database.dialects import new_driver
+from perdure.database.operation import Operation, Work
+from perdure.database.statements import Call, Room, parse
+from perdure.engine import ambient
+from perdure.engine.codec import encode
+from perdure.engine.handles import Handle, Runs, Started, StartRequest
+from perdure.engine.starting import BEGIN, DEADLINE, new_id
+from perdure.errors import EngineError, InstanceExistsError, StorageError, TransactionError
+from perdure.integrations.foreign import Foreign, at_once, drive, recognised
+from perdure.model.records import HistoryEvent, TimerSubscription, WorkflowInstance
+from perdure.model.states import WorkflowStatus
+from perdure.storage import history, instances, timers, wakeups
+from perdure.storage.stores import Rooms
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+DEFINE_SEC = 1.0
+
+S = Room(
+    "starts",
+    parse(
+        "starts",
+        """
+-- mark
+SAVEPOINT perdure_start
+
+-- keep
+RELEASE SAVEPOINT perdure_start
+
+-- undo
+ROLLBACK TO SAVEPOINT perdure_start
+
+-- find
+SELECT instance_id, workflow_name, input_data FROM workflow_instances WHERE instance_id = :instance_id
+
+-- find [mysql]
+-- Differs because bytes are the same in every character set that a session may read in.
+SELECT CAST(instance_id AS BINARY), CAST(workflow_name AS BINARY), CAST(input_data AS BINARY)
+  FROM workflow_instances WHERE instance_id = :instance_id
+
+-- find_again
+-- After an insert that met the id.
+SELECT instance_id, workflow_name, input_data FROM workflow_instances WHERE instance_id = :instance_id
+
+-- find_again [mysql]
+-- Differs because the transaction's snapshot may be older than the row: only a locking read sees it.
+SELECT CAST(instance_id AS BINARY), CAST(workflow_name AS BINARY), CAST(input_data AS BINARY)
+  FROM workflow_instances WHERE instance_id = :instance_id LOCK IN SHARE MODE
+
+-- defined
+-- Which versions of some workflows are known.
+SELECT workflow_name, source_hash FROM workflow_definitions WHERE workflow_name {any(:names)}
+
+-- define
+-- A definition. On MySQL it comes before the instance: in a session of REPEATABLE READ, looking whether it is there
+-- locks the gap where it will be, and others could define nothing there until the commit.
+INSERT INTO workflow_definitions (workflow_name, source_hash, source_code, created_at)
+VALUES (:workflow_name, :source_hash, :source_code, {now}) {on_conflict_do_nothing(workflow_name, source_hash)}
+""",
+    ),
+)
+
+
+def start_in(connection: object, request: StartRequest, decode: Callable[[bytes], R]) -> Coroutine[Any, Any, Handle[R]]:
+    """Write a start into the transaction that the connection has open: at the call if it blocks, else when awaited."""
+    foreign = recognised(connection)
+    runs = _runs(foreign)
+    if foreign.blocking:
+        return Started((runs, at_once(_start(foreign, request))), decode)
+    return _awaited(foreign, request, runs, decode)
+
+
+async def _awaited(foreign: Foreign, request: StartRequest, runs: Runs, decode: Callable[[bytes], R]) -> Handle[R]:
+    return Handle((runs, await _start(foreign, request)), decode)
+
+
+def _runs(foreign: Foreign) -> Runs:
+    """Who the handle asks: the app that is open here, whose database must be of the connection's kind."""
+    try:
+        app = ambient.current_app()
+    except EngineError:
+        return LATER
+    ours, theirs = new_driver(app.url).driver_name(), foreign.driver.name
+    if ours != theirs:
+        raise EngineError(
+            f"the connection given as in_transaction= is one of {theirs}, but the app's database is {ours}: "
+            "a run can only be started in the database that its app works on"
+        )
+    return app
+
+
+async def _start(foreign: Foreign, request: StartRequest) -> str:
+    if not foreign.in_transaction():
+        raise TransactionError(
+            "the connection given as in_transaction= has no open transaction, so nothing would tell when the run "
+            f"begins: {foreign.how}"
+        )
+    operation = _marked(_beginning(request, foreign.driver.name))
+    await foreign.prepare()
+    return await drive(foreign, operation)
+
+
+def _marked(operation: Operation[T]) -> Operation[T]:
+    """The operation under a savepoint."""
+    yield S.mark()
+    try:
+        result = yield from operation
+    except GeneratorExit:
+        raise
+    except BaseException:
+        with suppress(Exception):  # the transaction may be gone with the savepoint
+            yield S.undo()
+            yield S.keep()
+        raise
+    yield S.keep()
+    return result
+
+
+def _beginning(request: StartRequest, dialect: str) -> Operation[str]:
+    """Store the run, or find the one that has its id."""
+    later = request.at is not None or request.after is not None
+    instance = WorkflowInstance(
+        new_id() if request.id is None else request.id,
+        request.workflow_name,
+        request.input_data,
+        status=WorkflowStatus.WAITING_FOR_TIMER if later else WorkflowStatus.RUNNING,
+        source_hash=request.source_hash,
+        owner_service="perdure",
+    )
+    params = instances._creation(instance, None, 1, "")
+    if request.id is not None and (yield from _is_there(request, S.find(instance_id=request.id))):
+        return request.id
+    if dialect == "mysql":
+        yield S.define(**{name: params[name] for name in ("workflow_name", "source_hash", "source_code")})
+    try:
+        yield from instances.create(params)
+    except InstanceExistsError:
+        if request.id is None or not (yield from _is_there(request, S.find_again(instance_id=request.id))):
+            raise
+        return request.id
+    yield from _times(instance.instance_id, request)
+    if dialect == "postgresql":
+        yield _news(instance, later)
+    return instance.instance_id
+
+
+def _is_there(request: StartRequest, find: Call) -> Operation[bool]:
+    """Whether the run is there already; `InstanceExistsError` if it is another one."""
+    rows = yield find
+    if not rows or rows[0][0] != request.id:
+        return False
+    _, name, data = rows[0]
+    same = name == request.workflow_name and request.read(data.encode()) == request.read(request.input_data)
+    if request.if_exists == "error" or not same:
+        raise InstanceExistsError(f"an instance {request.id!r} is already there")
+    return True
+
+
+def _times(instance_id: str, request: StartRequest) -> Operation[None]:
+    """The rows of a run that begins later, or has a deadline."""
+    if request.timeout is not None:
+        event = HistoryEvent(
+            instance_id, DEADLINE, "Deadline", encode({"timeout_sec": request.timeout.total_seconds()})
+        )
+        answer = yield from history.append(history.event_params(event), None)
+        if isinstance(answer, StorageError):
+            raise answer
+    if request.at is not None or request.after is not None:
+        timer = TimerSubscription(instance_id, BEGIN, request.at, BEGIN)
+        yield timers.S.register(**timers._params(timer, request.after))
+
+
+def _news(instance: WorkflowInstance, later: bool) -> Call:
+    """PostgreSQL: what listeners hear when the transaction commits."""
+    about: wakeups.Payload = {"instance_id": instance.instance_id, "timer_id": BEGIN}
+    if not later:
+        about = wakeups.resumable(instance.instance_id, instance.workflow_name, "created")
+    kind = wakeups.TIMER if later else wakeups.RESUMABLE
+    return wakeups.S.notify(kind=kind, payload=json.dumps(about, ensure_ascii=False))
+
+
+async def define(storage: Rooms, versions: Mapping[str, str]) -> None:
+    """Make workflows known, by name and hash, before anybody starts them in a transaction of his own.
+
+    What that one would write first, everybody else who starts the workflow would wait for, until its commit.
+    """
+    with suppress(TimeoutError, StorageError):  # such a transaction may be open: an app does not wait for it either
+        async with asyncio.timeout(DEFINE_SEC):
+            await storage._run(Work(lambda: _define(versions), repeat=True))
+
+
+def _define(versions: Mapping[str, str]) -> Operation[None]:
+    known = {tuple(row) for row in (yield S.defined(names=list(versions)))}
+    for name, source_hash in sorted(versions.items()):
+        if (name, source_hash) not in known:
+            yield S.define(workflow_name=name, source_hash=source_hash, source_code="")
+
+
+class Later:
+    """Asks whatever app is open when it is asked; for handles made where none is."""
+
+    async def finished(self, instance_id: str, timeout: timedelta | None) -> bytes:
+        return await ambient.current_app().finished(instance_id, timeout)
+
+    async def describe(self, instance_id: str) -> WorkflowInstance:
+        return await ambient.current_app().describe(instance_id)
+
+    async def state(self, instance_id: str) -> Any:
+        return await ambient.current_app().state(instance_id)
+
+    async def cancel(self, instance_id: str, reason: str = "") -> None:
+        await ambient.current_app().cancel(instance_id, reason)
+
+    def history(self, instance_id: str) -> AsyncIterator[HistoryEvent]:
+        return ambient.current_app().history(instance_id)
+
+
+LATER = Later()
