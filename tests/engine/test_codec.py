@@ -322,13 +322,13 @@ STRUCTURED: list[tuple[object, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("value", "hint"), PLAIN, ids=str)
+@pytest.mark.parametrize(("value", "hint"), PLAIN, ids=[f"{n} {hint}" for n, (_, hint) in enumerate(PLAIN)])
 def test_plain_hints_come_back_and_are_left_to_msgspec(value: object, hint: Any) -> None:
     assert codec(hint).plain
     assert b"$type" not in check(value, hint)
 
 
-@pytest.mark.parametrize(("value", "hint"), STRUCTURED, ids=str)
+@pytest.mark.parametrize(("value", "hint"), STRUCTURED, ids=[f"{n} {hint}" for n, (_, hint) in enumerate(STRUCTURED)])
 def test_structured_hints_come_back(value: object, hint: Any) -> None:
     assert not codec(hint).plain
     check(value, hint)

@@ -85,10 +85,11 @@ class Waits:
     async def _take_message(self, id: str, channel: str) -> None:
         await self._run.journal.durable()
         await self._listen(channel)
-        offered = ChannelMessage(0, channel, "")
-        if await self._run.host.storage.deliver_channel_message(
-            self._run.id, offered, lease=self._run.lease, activity_id=id
-        ):
+        storage = self._run.host.storage
+        if not await storage.get_pending_channel_messages_for_instance(self._run.id, channel, limit=1):
+            return  # a read first: on SQLite a write in vain would be a hint to look again
+        offered, lease = ChannelMessage(0, channel, ""), self._run.lease
+        if await storage.deliver_channel_message(self._run.id, offered, lease=lease, activity_id=id):
             self._run.progressed = True
             await self._run.catch_up()
 
