@@ -454,7 +454,7 @@ SETTINGS = {
     "mysql": [
         "SET time_zone = '+09:00'",
         "SET sql_mode = ''",
-        "SET sql_mode = 'ANSI,NO_BACKSLASH_ESCAPES,NO_ZERO_DATE,NO_ZERO_IN_DATE,STRICT_ALL_TABLES'",
+        "SET sql_mode = 'ANSI,NO_BACKSLASH_ESCAPES,TRADITIONAL'",
         "SET NAMES latin1",
         "SET SESSION TRANSACTION ISOLATION LEVEL SERIALIZABLE",
     ],

@@ -27,6 +27,7 @@ from perdure.storage.wakeups import RESUMABLE, Payload, Say, Wakeups, first_of, 
 
 T = TypeVar("T")
 S = room("instances")
+WAITS = room("waits")
 
 FRAMEWORK = "perdure"
 FAILED_ACTIVITY = "workflow_failed"
@@ -319,22 +320,18 @@ def note(instance_id: str, activity: str, kind: HistoryEventType, payload: dict[
 
 def _cancel(instance_id: str, reason: str, compensate: bool, lease: Lease | None) -> Operation[None]:
     fence_params(instance_id, lease)
-    rows = yield fences.S.standing(instance_id=instance_id)
+    rows = yield WAITS.hold(instance_id=instance_id)  # whoever would end it meanwhile waits
     if not rows or WorkflowStatus(rows[0][0]) in TERMINAL:
         raise WorkflowNotCancellableError(
             f"{instance_id!r} is {rows[0][0]}: nothing to cancel" if rows else f"there is no instance {instance_id!r}"
         )
     if lease is not None:
         yield from fences.fence(instance_id, lease)
-    if compensate:
-        if (yield S.interrupt(instance_id=instance_id)):
-            yield S.clear_timers(instance_id=instance_id)
-            yield S.clear_waits(instance_id=instance_id)
-    else:
-        try:
-            yield from finish(instance_id, WorkflowStatus.CANCELLED, None, lease)
-        except InvalidTransitionError as error:  # it ended since we looked
-            raise WorkflowNotCancellableError(str(error)) from error
+    if not compensate:
+        yield from finish(instance_id, WorkflowStatus.CANCELLED, None, lease)
+    elif (yield S.interrupt(instance_id=instance_id)):
+        yield S.clear_timers(instance_id=instance_id)
+        yield S.clear_waits(instance_id=instance_id)
     yield from note(instance_id, CANCELLED_ACTIVITY, HistoryEventType.WORKFLOW_CANCELLED, {"reason": reason})
 
 
