@@ -316,3 +316,23 @@ async def test_a_branch_that_was_cancelled_half_way_is_undone(database: Database
         with pytest.raises(WorkflowFailedError):
             await (await torn.start()).result(SOON)
         assert done == ["slow", "undo slow None"]
+
+
+@workflow(name="families.dynasty")
+async def dynasty(left: int, heard: list[str]) -> list[str]:
+    heard = [*heard, await child(f"of {left}")]
+    try:
+        async with timeout(0.2):
+            await sleeper(f"late {left}")
+    except TimeoutError:
+        pass
+    if left:
+        recur(left - 1, heard)
+    return heard
+
+
+async def test_every_generation_has_children_of_its_own(database: Database) -> None:
+    async with App(database.url) as app:
+        assert await (await dynasty.start(2, [], id="house")).result(SOON) == ["OF 2", "OF 1", "OF 0"]
+        ids = {each.instance_id for each in (await app.list(workflow="families.child")).instances}
+        assert ids == {"house/1", "house~1/1", "house~2/1"}

@@ -29,7 +29,7 @@ from tests.properties.steps import Step
 from tests.servers.databases import named_database
 from tests.storages import memory_database, server_database, sqlite_database
 
-EXAMPLES = int(os.environ.get("PERDURE_PROPERTY_EXAMPLES", "100"))
+EXAMPLES = int(os.environ.get("PERDURE_PROPERTY_EXAMPLES", "60"))
 
 pytestmark = pytest.mark.timeout(600 + 2 * EXAMPLES)  # a failure is made smaller first
 

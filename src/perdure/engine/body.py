@@ -53,8 +53,11 @@ class RunEvicted(BaseException):
 class Body:
     """The function, its loop, and what it waits for."""
 
-    def __init__(self, workflow: Workflow[..., Any], instance_id: str, input_data: bytes) -> None:
+    def __init__(
+        self, workflow: Workflow[..., Any], instance_id: str, input_data: bytes, generation: str | None = None
+    ) -> None:
         self.workflow = workflow
+        self.generation = generation
         self.instance_id = instance_id
         self._input = input_data
         self._loop = BodyLoop(self, self._report, seed=instance_id.partition("~r")[0])

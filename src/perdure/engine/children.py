@@ -29,24 +29,29 @@ PARENT = "~parent"  # the child's row that names who waits for its end
 LINK = "Parent"
 
 
-def child_id(parent_id: str, path: str) -> str:
-    """The id of the child that is started at a place of its parent's body."""
-    found = f"{parent_id}/{path}"
+def child_id(parent: str, path: str) -> str:
+    """The id of the child that is started at a place of its parent's body; every generation has children of its own."""
+    found = f"{parent}/{path}"
     if len(found) <= INSTANCE_ID_MAX:
         return found
     digest = hashlib.sha256(found.encode()).hexdigest()[:16]
     return f"{found[: INSTANCE_ID_MAX - 17]}~{digest}"
 
 
-def creating(workflow: "Workflow[..., Any]", data: bytes, parent_id: str, path: str) -> "Effect":
+def creating(workflow: "Workflow[..., Any]", data: bytes, run: "Body", path: str) -> "Effect":
     """Write the child's row, its link, and the parent's subscription."""
+    parent_id, channel = run.instance_id, end_channel(run, path)
     instance = WorkflowInstance(
-        child_id(parent_id, path), workflow.name, data, source_hash=workflow.source_hash, owner_service="perdure"
+        child_id(run.generation or parent_id, path),
+        workflow.name,
+        data,
+        source_hash=workflow.source_hash,
+        owner_service="perdure",
     )
-    link = encode({"instance_id": parent_id, "channel": end_channel(path)})
+    link = encode({"instance_id": parent_id, "channel": channel})
 
     async def write(storage: Storage, lease: Lease) -> str:
-        await storage.subscribe_to_channel(parent_id, end_channel(path), ChannelMode.DIRECT, lease=lease)
+        await storage.subscribe_to_channel(parent_id, channel, ChannelMode.DIRECT, lease=lease)
         await storage.create_instance(instance, source_code=workflow.source)
         await storage.append_history(HistoryEvent(instance.instance_id, PARENT, LINK, link))
         if workflow.undo is not None:
@@ -58,9 +63,10 @@ def creating(workflow: "Workflow[..., Any]", data: bytes, parent_id: str, path: 
     return write
 
 
-def end_channel(path: str) -> str:
-    """Where a parent hears of the end of the child that it started at this place."""
-    return f"~end/{path}"
+def end_channel(run: "Body", path: str) -> str:
+    """Where a parent hears of the end of the child that it started at this place, in this generation."""
+    number = run.generation.rpartition("~")[2] if run.generation else "0"
+    return f"~end/{number}/{path}"
 
 
 def cancelling(instance_id: str, reason: str) -> "Effect":
@@ -76,9 +82,9 @@ def cancelling(instance_id: str, reason: str) -> "Effect":
 async def call(run: "Body", workflow: "Workflow[..., Any]", data: bytes) -> Any:
     """Start a child at this place of the body, and wait for its end."""
     path = run.place()
-    child: str = await run.effect_at(path, "child", creating(workflow, data, run.instance_id, path), str)
+    child: str = await run.effect_at(path, "child", creating(workflow, data, run, path), str)
     run.children.add(child)
-    channel = f"{end_channel(path)}:{run.instance_id}"
+    channel = f"{end_channel(run, path)}:{run.instance_id}"
     try:
         message = await run.wait(run.new_wait(f"end.{workflow.name}", (channel,), None, None))
     except asyncio.CancelledError:

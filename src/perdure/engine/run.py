@@ -50,8 +50,8 @@ class Run:
         self.host = host
         self.id = instance.instance_id
         self.workflow = workflow
-        self.body = Body(workflow, self.id, instance.input_data)
         self.generation = instance.continued_from
+        self.body = Body(workflow, self.id, instance.input_data, self.generation)
         self.parent: dict[str, str] | None = None
         self.waits = Waits(self)
         self.journal: Journal

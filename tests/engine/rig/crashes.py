@@ -9,6 +9,7 @@ import ctypes
 import importlib
 import json
 import os
+import re
 import signal
 import sys
 import traceback
@@ -398,7 +399,7 @@ def of_generation(line: Line, rows: Rows) -> Line:
     """A line with the name that its generation has by now in place of the run's."""
     before = line.key.split(":")[1]
     found = (id for id, row in rows.instances.items() if (row.continued_from or "") == before)
-    return replace(line, run=next(id for id in found if id.partition("~")[0] == line.run))
+    return replace(line, run=next(id for id in found if re.sub(r"~\d+$", "", id) == line.run))
 
 
 def is_undo(line: Line) -> bool:
