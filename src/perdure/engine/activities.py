@@ -39,9 +39,7 @@ class Activities:
         async with self._places:
             outgoing: list[Effect] = []
             try:
-                result = attempt.activity.signature.encode_result(await self._call(attempt, outgoing))
-                limits.size(result, "the result of an activity")
-                attempt.activity.signature.decode_result(result)  # once recorded it would have to be read for ever
+                result = _written(attempt, await self._call(attempt, outgoing))
                 return Done(result, effects=tuple(outgoing))
             except asyncio.CancelledError as error:
                 task = asyncio.current_task()
@@ -94,9 +92,7 @@ class Activities:
                 raise
             finally:
                 lent.end()
-            result = attempt.activity.signature.encode_result(value)
-            limits.size(result, "the result of an activity")
-            attempt.activity.signature.decode_result(result)
+            result = _written(attempt, value)
             await record(storage, result, outgoing)
         return Done(result)
 
@@ -136,6 +132,15 @@ class Activities:
     def close(self) -> None:
         """Let the threads end when they are done."""
         self._pool.shutdown(wait=False)
+
+
+def _written(attempt: Attempt, value: object) -> bytes:
+    """A result as it is recorded; once it is, it has to be read for ever, so it is read here."""
+    signature = attempt.activity.signature
+    result = signature.encode_result(value)
+    limits.size(result, "the result of an activity")
+    signature.decode_result(result)
+    return result
 
 
 class Blocking:

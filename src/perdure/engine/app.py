@@ -232,10 +232,10 @@ class App(Client):
 
     async def __aenter__(self) -> Self:
         await super().__aenter__()
-        served = {each.name: each for each in self._given} if self._given is not None else WORKFLOWS
+        self._served = {each.name: each for each in self._given} if self._given is not None else WORKFLOWS
         self._worker = Worker(
             self._storage,
-            served,
+            self._served,
             self._results,
             self._hooks,
             worker_id=self.worker_id,
@@ -282,8 +282,7 @@ class App(Client):
 
     async def _create(self, instance: WorkflowInstance) -> None:
         """Take the run at once if there is room: no other worker has to find it."""
-        served = WORKFLOWS if self._given is None else {each.name for each in self._given}
-        if self._worker.free <= self._starting or instance.workflow_name not in served:
+        if self._worker.free <= self._starting or instance.workflow_name not in self._served:
             await super()._create(instance)
             return
         self._starting += 1

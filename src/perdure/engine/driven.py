@@ -1,6 +1,6 @@
 """What a worker drives, and what it lends to whoever is driven."""
 
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
@@ -10,8 +10,10 @@ from perdure.engine.ambient import ActivityInfo
 from perdure.engine.body import Effect
 from perdure.engine.definitions import Activity, Workflow
 from perdure.engine.journal import Entry, Shared
-from perdure.model.records import Lease, Suspension
+from perdure.model.records import CompensationEntry, HistoryEvent, Lease, Suspension
 from perdure.storage.contract import Storage, Wait
+
+PAGE = 1000
 
 
 class Drained(Exception):
@@ -100,3 +102,19 @@ class Host(Protocol):
 
     def happened(self, what: str, run: "Driven", **about: object) -> None:
         """Tell hooks and logs of what is durable."""
+
+
+async def rows(storage: Storage, instance_id: str, after_id: int = 0) -> AsyncIterator[HistoryEvent]:
+    """The rows of a history after an id, a page in memory at a time."""
+    more = True
+    while more:
+        page, more = await storage.get_history_paginated(instance_id, after_id, PAGE)
+        for event in page:
+            after_id = event.id
+            yield event
+
+
+def undoing(instance_id: str, step: str, name: str, given: bytes, result: bytes) -> CompensationEntry:
+    """What is stored with the outcome of an activity that can be undone."""
+    args = b'{"input": ' + given + b', "result": ' + result + b"}"
+    return CompensationEntry(instance_id, step, name, args)

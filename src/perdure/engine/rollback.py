@@ -10,7 +10,6 @@ it is undone with `result=None` if its compensation can take that, and else firs
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from typing import Any, get_args
 
 from perdure.engine import children
@@ -19,9 +18,8 @@ from perdure.engine.body import ATTEMPT_FAILED, STARTED
 from perdure.engine.clock import steady
 from perdure.engine.codec import encode
 from perdure.engine.definitions import COMPENSATIONS, UNDOABLE_WORKFLOWS, Activity, Workflow
-from perdure.engine.driven import Attempt, Done, Drained, End, Host
+from perdure.engine.driven import Attempt, Done, Drained, End, Host, rows, undoing
 from perdure.engine.failures import encode_failure
-from perdure.engine.run import PAGE
 from perdure.errors import EngineError, LeaseLostError
 from perdure.model.records import CompensationEntry, HistoryEvent, HistoryEventType, Lease, WorkflowInstance
 from perdure.model.states import WorkflowStatus
@@ -71,7 +69,7 @@ class Rollback:
         """Undo what is left, and end the run."""
         self._lease = lease
         self.progressed = False
-        async for event in self._rows():
+        async for event in rows(self.host.storage, self.id):
             self._note(event)
         await children.end_all(self.host.storage, self._children, f"{self.id} is undone")
         for step in reversed(self._begun):
@@ -88,14 +86,6 @@ class Rollback:
         await self._end()
 
     # What the history says.
-
-    async def _rows(self) -> AsyncIterator[HistoryEvent]:
-        after_id, more = 0, True
-        while more:
-            page, more = await self.host.storage.get_history_paginated(self.id, after_id, PAGE)
-            for event in page:
-                after_id = event.id
-                yield event
 
     def _note(self, event: HistoryEvent) -> None:
         id, kind = event.activity_id, event.event_type
@@ -130,8 +120,7 @@ class Rollback:
         if done.error is not None:
             await self._record(step, HistoryEventType.ACTIVITY_FAILED, encode(encode_failure(done.error)))
             return
-        args = b'{"input": ' + self._begun[step] + b', "result": ' + done.result + b"}"
-        entry = CompensationEntry(self.id, step, activity.name, args)
+        entry = undoing(self.id, step, activity.name, self._begun[step], done.result)
         async with self.host.storage.transaction():
             await self.host.storage.add_compensation(entry, lease=self._lease)
             await self._record(step, HistoryEventType.ACTIVITY_COMPLETED, done.result)

@@ -18,7 +18,7 @@ from perdure.engine.body import ATTEMPT_FAILED, OWN, STARTED, STATE, VALUES, Bod
 from perdure.engine.clock import steady
 from perdure.engine.codec import encode
 from perdure.engine.definitions import Workflow
-from perdure.engine.driven import Attempt, Done, Drained, End, Host
+from perdure.engine.driven import Attempt, Done, Drained, End, Host, rows, undoing
 from perdure.engine.failures import encode_failure
 from perdure.engine.journal import Journal
 from perdure.engine.starting import DEADLINE
@@ -33,12 +33,11 @@ from perdure.errors import (
     NotSubscribedError,
     StorageError,
 )
-from perdure.model.records import CompensationEntry, HistoryEvent, HistoryEventType, Lease, WorkflowInstance
+from perdure.model.records import HistoryEvent, HistoryEventType, Lease, WorkflowInstance
 from perdure.storage.contract import Storage
 
 LOOK_SEC = 1.0  # how often a run that cannot wait, for an activity is under way, looks for its messages
 STUBBORN_SEC = 10.0  # how long an activity that is cancelled may take to end
-PAGE = 1000
 # The caller's mistakes, which the body should hear of; anything else is the database's trouble.
 REFUSALS = (ChannelModeConflictError, InstanceNotFoundError, LimitError, NotSubscribedError)
 
@@ -164,12 +163,12 @@ class Run:
     async def catch_up(self) -> None:
         """Feed the body the rows that it does not know yet; the first time, from the beginning."""
         await self.journal.durable()
-        rows = self._rows()
-        upcoming = await anext(rows, None)
+        known = self._rows()
+        upcoming = await anext(known, None)
         if not self.body.begun:
             self.body.begin(upcoming)
         while upcoming is not None:
-            event, upcoming = upcoming, await anext(rows, None)
+            event, upcoming = upcoming, await anext(known, None)
             self.body.feed(event, upcoming)
             self.journal.last_id = event.id
         self.body.ended()
@@ -177,14 +176,10 @@ class Run:
 
     async def _rows(self) -> AsyncIterator[HistoryEvent]:
         """Rows of steps and values after those that are known, a page in memory at a time."""
-        after_id, more = self.journal.last_id, True
-        while more:
-            page, more = await self.host.storage.get_history_paginated(self.id, after_id, PAGE)
-            for event in page:
-                after_id = event.id
-                self._note(event)
-                if not event.activity_id.startswith(OWN) or event.event_type in (VALUES, STATE):
-                    yield event
+        async for event in rows(self.host.storage, self.id, self.journal.last_id):
+            self._note(event)
+            if not event.activity_id.startswith(OWN) or event.event_type in (VALUES, STATE):
+                yield event
 
     def _note(self, event: HistoryEvent) -> None:
         """Rows that are the engine's own."""
@@ -264,7 +259,7 @@ class Run:
             kind, data = HistoryEventType.ACTIVITY_COMPLETED, done.result
             effects = done.effects
             if step.activity.undo is not None:
-                effects = (*effects, undoing(self.id, step, done.result))
+                effects = (*effects, _undoing(self.id, step, done.result))
             if effects:
                 await self._commit(step.id, kind, data, effects)
                 return
@@ -311,7 +306,7 @@ class Run:
 
         async def record(storage: Storage, result: bytes, effects: list[Effect]) -> None:
             if step.activity.undo is not None:
-                effects.append(undoing(self.id, step, result))
+                effects.append(_undoing(self.id, step, result))
             for effect in effects:
                 await effect(storage, self.lease)
             event = HistoryEvent(self.id, step.id, HistoryEventType.ACTIVITY_COMPLETED, result)
@@ -355,10 +350,9 @@ class Run:
         self._stored(replace(event, id=event_id))
 
 
-def undoing(instance_id: str, step: ActivityStep, result: bytes) -> Effect:
+def _undoing(instance_id: str, step: ActivityStep, result: bytes) -> Effect:
     """What is committed with the outcome of an activity that can be undone: how to undo it."""
-    args = b'{"input": ' + step.payload + b', "result": ' + result + b"}"
-    entry = CompensationEntry(instance_id, step.id, step.activity.name, args)
+    entry = undoing(instance_id, step.id, step.activity.name, step.payload, result)
 
     async def write(storage: Storage, lease: Lease) -> int:
         return await storage.add_compensation(entry, lease=lease)
