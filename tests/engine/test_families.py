@@ -1,7 +1,7 @@
 """Children, runs that start runs, generations and groups, on every database."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from datetime import timedelta
 
 import pytest
@@ -9,7 +9,7 @@ import pytest
 from perdure import (
     App,
     EngineError,
-    Handle,
+    Retention,
     Retry,
     WorkflowCancelledError,
     WorkflowFailedError,
@@ -23,8 +23,12 @@ from perdure import (
     sleep,
     subscribe,
     timeout,
+    wait_event,
     workflow,
 )
+from perdure.model.records import HistoryEventType
+from perdure.storage.stores import shift_clock
+from tests.engine.waiting import status_of, until
 from tests.storages import Database
 
 SOON = timedelta(seconds=20)
@@ -34,18 +38,6 @@ done: list[str] = []
 @pytest.fixture(autouse=True)
 def forget() -> None:
     done.clear()
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not holds():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-
-
-async def status_of(handle: Handle[object], wanted: WorkflowStatus) -> None:
-    async with asyncio.timeout(20):
-        while await handle.status() is not wanted:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
 
 
 @activity(retry=Retry(attempts=1))
@@ -153,7 +145,7 @@ async def caller(group: str) -> int:
     return await send_to_group(group, "mail", "hello")
 
 
-async def test_a_parent_waits_for_its_children(database: Database) -> None:
+async def test_row_compose_a_workflow_called_in_a_body_is_a_child(database: Database) -> None:
     async with App(database.url) as app:
         handle = await parent.start(["a", "b", "c"], id="family")
         assert await handle.result(SOON) == ["A", "B", "C"]
@@ -162,12 +154,12 @@ async def test_a_parent_waits_for_its_children(database: Database) -> None:
         assert ids == ["family/1.1", "family/2.1", "family/3.1"]
 
 
-async def test_a_childs_error_reaches_its_parent(database: Database) -> None:
+async def test_meaning_children_errors_reach_the_parent(database: Database) -> None:
     async with App(database.url):
         assert await (await careful_parent.start()).result(SOON) == "ValueError bad"
 
 
-async def test_a_child_that_is_no_longer_waited_for_is_cancelled_and_undone(database: Database) -> None:
+async def test_meaning_children_of_a_dropped_branch_are_cancelled_and_undone(database: Database) -> None:
     async with App(database.url) as app:
         handle = await impatient.start(id="parent")
         assert await handle.result(SOON) == "gave up"
@@ -176,7 +168,7 @@ async def test_a_child_that_is_no_longer_waited_for_is_cancelled_and_undone(data
         assert done == ["long", "undo long"]
 
 
-async def test_cancelling_a_parent_cancels_its_children_first(database: Database) -> None:
+async def test_meaning_children_of_a_cancelled_parent_are_cancelled_first(database: Database) -> None:
     async with App(database.url) as app:
         handle = await waiting.start()
         await until(lambda: "theirs" in done)
@@ -189,14 +181,14 @@ async def test_cancelling_a_parent_cancels_its_children_first(database: Database
         assert left.status is WorkflowStatus.CANCELLED
 
 
-async def test_a_parent_that_ends_ends_its_children(database: Database) -> None:
+async def test_meaning_children_end_with_their_parent(database: Database) -> None:
     async with App(database.url) as app:
         assert await (await forgetful.start()).result(SOON) == "gone"
         (left,) = (await app.list(workflow="families.sleeper")).instances
         assert left.status is WorkflowStatus.CANCELLED
 
 
-async def test_a_run_starts_others_that_go_their_own_way(database: Database) -> None:
+async def test_row_compose_start_in_a_body_is_an_independent_run(database: Database) -> None:
     async with App(database.url) as app:
         handle = await starter.start(3)
         ids = await handle.result(SOON)
@@ -204,7 +196,7 @@ async def test_a_run_starts_others_that_go_their_own_way(database: Database) -> 
         assert [await app.get(id).result(SOON) for id in ids] == ["N0", "N1", "N2"]
 
 
-async def test_recur_keeps_the_id_and_begins_anew(database: Database) -> None:
+async def test_row_long_life_recur_keeps_the_id_and_begins_anew(database: Database) -> None:
     async with App(database.url, resident=0) as app:
         handle = await countdown.start(3, [], id="countdown")
         assert await handle.result(SOON) == ["AT 3", "AT 2", "AT 1", "AT 0"]
@@ -213,12 +205,12 @@ async def test_recur_keeps_the_id_and_begins_anew(database: Database) -> None:
         assert [await app.get(id).status() for id in generations] == [WorkflowStatus.RECURRED] * 3
 
 
-async def test_a_child_that_recurs_still_answers_its_parent(database: Database) -> None:
+async def test_row_long_life_a_child_that_recurs_still_answers_its_parent(database: Database) -> None:
     async with App(database.url):
         assert await (await grandparent.start()).result(SOON) == "end of the line"
 
 
-async def test_a_group_is_written_to(database: Database) -> None:
+async def test_row_groups_join_leave_and_send(database: Database) -> None:
     async with App(database.url):
         handles = [await member.start("all", stays) for stays in (True, True, False)]
         await until(lambda: done.count("joined") == 3)
@@ -235,7 +227,7 @@ async def twice(price: int) -> int:
     return price
 
 
-async def test_a_failed_run_is_tried_again_from_a_step(database: Database) -> None:
+async def test_meaning_retry_is_a_new_run_from_the_start_or_a_step(database: Database) -> None:
     async with App(database.url) as app:
         handle = await twice.start(7, id="again")
         with pytest.raises(WorkflowFailedError):
@@ -273,7 +265,7 @@ async def spender(ends: str) -> None:
         await note("bad")
 
 
-async def test_a_child_that_completed_is_undone_when_its_parent_fails_later(database: Database) -> None:
+async def test_meaning_children_with_a_compensation_are_undone_when_the_parent_fails_later(database: Database) -> None:
     async with App(database.url):
         with pytest.raises(WorkflowFailedError):
             await (await spender.start("bad")).result(SOON)
@@ -281,6 +273,29 @@ async def test_a_child_that_completed_is_undone_when_its_parent_fails_later(data
         done.clear()
         await (await spender.start("well")).result(SOON)
         assert done == ["before", "rent"]
+
+
+@workflow(name="families.late_failure")
+async def late_failure() -> None:
+    await paying("rent")
+    await wait_event("families.fail")
+    await note("bad")
+
+
+async def test_a_child_is_undone_although_retention_has_removed_it(database: Database) -> None:
+    async with App(database.url) as app:
+        handle = await late_failure.start(id="parent")
+        async with asyncio.timeout(20):
+            while HistoryEventType.CHANNEL_MESSAGE_RECEIVED not in [row.event_type async for row in handle.history()]:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        await status_of(handle, WorkflowStatus.WAITING_FOR_MESSAGE)
+        shift_clock(app._storage, timedelta(days=2))
+        assert (await app.sweep(Retention(finished=timedelta(days=1)))).finished == 1
+        shift_clock(app._storage, timedelta(0))
+        await app.send_event("families.fail", None)
+        with pytest.raises(WorkflowFailedError):
+            await handle.result(SOON)
+        assert done == ["rent", "bad", "pay back RENT"]
 
 
 @activity(retry=Retry(attempts=1))

@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
@@ -19,6 +18,7 @@ from perdure import (
     workflow,
 )
 from perdure.errors import WorkflowNotCancellableError
+from tests.engine.waiting import status_of, until
 from tests.storages import Database
 
 SOON = timedelta(seconds=20)
@@ -31,12 +31,6 @@ gates: dict[str, asyncio.Event] = {}
 def forget() -> None:
     done.clear()
     gates.clear()
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not holds():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
 
 
 @activity
@@ -126,7 +120,7 @@ async def careful_trip() -> None:
     await careful("hotel")
 
 
-async def test_a_failed_run_is_undone_in_reverse(database: Database) -> None:
+async def test_row_saga_a_failed_run_is_undone_in_reverse_then_on_failure(database: Database) -> None:
     async with App(database.url):
         handle = await trip.start("fail")
         with pytest.raises(WorkflowFailedError) as caught:
@@ -149,7 +143,7 @@ async def test_a_run_that_ends_well_undoes_nothing(database: Database) -> None:
         assert not [what for what in done if what.startswith("unbook")]
 
 
-async def test_an_undo_that_fails_is_reported_and_the_others_still_run(database: Database) -> None:
+async def test_row_saga_a_failing_undo_is_retried_then_reported_and_the_others_still_run(database: Database) -> None:
     async with App(database.url):
         handle = await stubborn_trip.start()
         with pytest.raises(WorkflowFailedError):
@@ -160,12 +154,10 @@ async def test_an_undo_that_fails_is_reported_and_the_others_still_run(database:
         assert kinds.count("CompensationFailed") == 1
 
 
-async def test_a_waiting_run_is_cancelled_and_undone(database: Database) -> None:
+async def test_row_run_cancel_with_a_reason_undoes_a_waiting_run(database: Database) -> None:
     async with App(database.url) as app:
         handle = await trip.start("wait", id="cancelled")
-        async with asyncio.timeout(20):
-            while await handle.status() is not WorkflowStatus.WAITING_FOR_TIMER:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await status_of(handle, WorkflowStatus.WAITING_FOR_TIMER)
         await handle.cancel("changed my mind")
         with pytest.raises(WorkflowCancelledError):
             await handle.result(SOON)
@@ -187,7 +179,35 @@ async def test_a_cancel_reaches_a_run_on_another_worker_within_a_second(database
         assert done == ["book flight", "begin hotel", "undo hotel None", "unbook flight flight-1"]
 
 
-async def test_an_activity_whose_undo_needs_a_result_is_first_run_to_one(database: Database) -> None:
+@activity
+async def held(what: str) -> None:
+    done.append(f"do {what}")
+
+
+@held.compensation
+async def hold(what: str, *, result: None) -> None:
+    done.append(f"undo {what}")
+    await gates.setdefault(what, asyncio.Event()).wait()
+
+
+@workflow(name="sagas.held")
+async def held_trip() -> None:
+    await held("hotel")
+    await refuse()
+
+
+async def test_a_run_that_is_cancelled_while_it_is_undone_ends_as_cancelled(database: Database) -> None:
+    async with App(database.url):
+        handle = await held_trip.start()
+        await until(lambda: "undo hotel" in done)
+        await handle.cancel("too late to fail")
+        gates["hotel"].set()
+        with pytest.raises(WorkflowCancelledError, match="too late to fail"):
+            await handle.result(SOON)
+        assert done == ["do hotel", "undo hotel"]
+
+
+async def test_meaning_cancel_an_undo_that_needs_a_result_has_its_activity_run_to_one(database: Database) -> None:
     async with App(database.url):
         handle = await careful_trip.start()
         await until(lambda: len(done) == 1)
@@ -200,7 +220,7 @@ async def test_an_activity_whose_undo_needs_a_result_is_first_run_to_one(databas
 
 
 @pytest.mark.parametrize("resident", [0, 10])
-async def test_a_run_is_cancelled_when_its_time_is_up(database: Database, resident: int) -> None:
+async def test_row_limits_start_timeout_is_a_deadline(database: Database, resident: int) -> None:
     async with App(database.url, resident=resident):
         waiting = await trip.start("wait", timeout=timedelta(seconds=1.3))
         working = await slow_trip.start(timeout=timedelta(seconds=0.5))
@@ -230,7 +250,7 @@ async def threaded() -> None:
     await in_a_thread("work")
 
 
-async def test_a_thread_is_waited_for_before_it_is_undone(database: Database) -> None:
+async def test_meaning_cancel_waits_for_a_thread(database: Database) -> None:
     async with App(database.url):
         handle = await threaded.start()
         await until(lambda: "begin work" in done)

@@ -216,7 +216,7 @@ def _others(growth: Growth) -> Iterator[Rows]:
 
 def _old() -> Iterator[Rows]:
     tag = next(_tags)
-    rows = [(f"gone-{n % 5}", f"gone-{tag}-{n}", "json", "{}", ago(20, n), "perdure") for n in range(300)]
+    rows = [(f"gone-{n % 5}:to-{n % 5}", f"gone-{tag}-{n}", "json", "{}", ago(20, n), "perdure") for n in range(300)]
     rows += [("done", f"done-{tag}-{n}", "json", "{}", ago(26, n), "perdure") for n in range(10)]
     yield Rows("channel_messages", _MESSAGE, rows)
     yield Rows("perdure_channels", "channel dirty_at", [(f"an-unused-{tag}-{n}", None) for n in range(150)])

@@ -152,13 +152,13 @@ async def analyze(storage: Rooms) -> None:
 
 
 def growing(kind: str, readings: dict[str, Costs]) -> Iterator[str]:
-    """The statements that cost more at one size than at another, each with its operation and both counts."""
+    """The statements that cost more than at the smallest size, each with its operation and both counts."""
     for key in {key: None for costs in readings.values() for key in costs}:
         operation, statement = key
         for unit, (factor, extra) in TOLERANCE.items():
-            counts = sorted((costs[key][unit], at) for at, costs in readings.items() if unit in costs.get(key, ()))
-            if counts and counts[-1][0] > factor * counts[0][0] + extra and statement not in GROWING:
-                both = " and ".join(f"{count:,} {unit} at {at}" for count, at in (counts[0], counts[-1]))
+            counts = [(costs[key][unit], at) for at, costs in readings.items() if unit in costs.get(key, ())]
+            if counts and max(counts)[0] > factor * counts[0][0] + extra and statement not in GROWING:
+                both = " and ".join(f"{count:,} {unit} at {at}" for count, at in (counts[0], max(counts)))
                 yield f"{kind}: {operation}: {statement} costs {both}"
 
 

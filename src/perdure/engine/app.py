@@ -18,7 +18,7 @@ from perdure.engine.calls import event_message
 from perdure.engine.clock import steady
 from perdure.engine.codec import decode, encode
 from perdure.engine.definitions import WORKFLOWS, Workflow
-from perdure.engine.failures import decode_failure
+from perdure.engine.failures import cancelled, decode_failure
 from perdure.engine.handles import Handle, StartRequest, plain
 from perdure.engine.heartbeat import Heartbeat
 from perdure.engine.hooks import Hook, Hooks
@@ -29,7 +29,6 @@ from perdure.engine.worker import PUT_OFF, Worker
 from perdure.errors import (
     RunNotFoundError,
     StorageError,
-    WorkflowCancelledError,
     WorkflowFailedError,
 )
 from perdure.integrations.starts import define
@@ -156,7 +155,9 @@ class Client:
         if found.status is WorkflowStatus.COMPLETED:
             return found.output_data or b"null"
         if found.status is WorkflowStatus.CANCELLED:
-            raise WorkflowCancelledError(f"{found.workflow_name} {instance_id} was cancelled")
+            event = await self._storage.get_last_event(instance_id, HistoryEventType.WORKFLOW_CANCELLED)
+            reason = decode(event.event_data).get("reason", "") if event and event.event_data else ""
+            raise cancelled(found.workflow_name, instance_id, reason)
         event = await self._storage.get_last_event(instance_id, HistoryEventType.WORKFLOW_FAILED)
         cause = decode_failure(decode(event.event_data) if event and event.event_data else {})
         raise WorkflowFailedError(f"{found.workflow_name} {instance_id} failed: {cause}") from cause
@@ -246,7 +247,6 @@ class App(Client):
             **self._limits,
         )
         self._leased: Shared[WorkflowInstance, Lease | None] = Shared(self._create_leased)
-        self._starting = 0  # runs that are being created, to be driven here
         await self._worker.start()
         return self
 
@@ -272,9 +272,12 @@ class App(Client):
 
     async def _create_leased(self, instances: Sequence[WorkflowInstance]) -> "list[Lease | StorageError | None]":
         sent = steady()
-        answers = await self._storage.create_instances(
-            instances, worker_id=f"{self.worker_id}#0", timeout_sec=self._lease_sec
-        )
+        try:
+            answers = await self._storage.create_instances(
+                instances, worker_id=f"{self.worker_id}#0", timeout_sec=self._lease_sec
+            )
+        finally:
+            self._worker.coming -= len(instances)
         for instance, lease in zip(instances, answers, strict=True):
             if isinstance(lease, Lease):
                 self._worker.drive(instance, lease, sent)
@@ -282,14 +285,11 @@ class App(Client):
 
     async def _create(self, instance: WorkflowInstance) -> None:
         """Take the run at once if there is room: no other worker has to find it."""
-        if self._worker.free <= self._starting or instance.workflow_name not in self._served:
+        if self._worker.free <= 0 or instance.workflow_name not in self._served:
             await super()._create(instance)
-            return
-        self._starting += 1
-        try:
+        else:
+            self._worker.coming += 1
             await self._leased(instance)
-        finally:
-            self._starting -= 1
 
     async def start(self, request: StartRequest) -> tuple["Client", str]:
         """Store a new run; one that begins later, or elsewhere, is looked for like any other."""

@@ -13,8 +13,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from perdure.engine.codec import encode
-from perdure.engine.failures import decode_failure
-from perdure.errors import WorkflowCancelledError, WorkflowFailedError, WorkflowNotCancellableError
+from perdure.engine.failures import cancelled, decode_failure
+from perdure.errors import WorkflowFailedError, WorkflowNotCancellableError
 from perdure.model.limits import INSTANCE_ID_MAX
 from perdure.model.limits import PAGE_MAX as PAGE
 from perdure.model.records import ChannelMode, CompensationEntry, HistoryEvent, Lease, WorkflowInstance
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 PARENT = "~parent"  # the child's row that names who waits for its end
 LINK = "Parent"
+ENDS = "~end/"  # how the channels of ends begin
 
 
 def child_id(parent: str, path: str) -> str:
@@ -40,7 +41,7 @@ def child_id(parent: str, path: str) -> str:
 
 def creating(workflow: "Workflow[..., Any]", data: bytes, run: "Body", path: str) -> "Effect":
     """Write the child's row, its link, and the parent's subscription."""
-    parent_id, channel = run.instance_id, end_channel(run, path)
+    parent_id, channel = run.instance_id, end_name(run.generation, path)
     instance = WorkflowInstance(
         child_id(run.generation or parent_id, path),
         workflow.name,
@@ -63,10 +64,15 @@ def creating(workflow: "Workflow[..., Any]", data: bytes, run: "Body", path: str
     return write
 
 
-def end_channel(run: "Body", path: str) -> str:
-    """Where a parent hears of the end of the child that it started at this place, in this generation."""
-    number = run.generation.rpartition("~")[2] if run.generation else "0"
-    return f"~end/{number}/{path}"
+def end_name(generation: str | None, path: str) -> str:
+    """What a parent subscribes to for the end of the child that it started at this place, in this generation."""
+    number = generation.rpartition("~")[2] if generation else "0"
+    return f"{ENDS}{number}/{path}"
+
+
+def end_channel(parent: str, generation: str | None, path: str) -> str:
+    """The channel itself, which is the parent's alone."""
+    return f"{end_name(generation, path)}:{parent}"
 
 
 def cancelling(instance_id: str, reason: str) -> "Effect":
@@ -84,7 +90,7 @@ async def call(run: "Body", workflow: "Workflow[..., Any]", data: bytes) -> Any:
     path = run.place()
     child: str = await run.effect_at(path, "child", creating(workflow, data, run, path), str)
     run.children.add(child)
-    channel = f"{end_channel(run, path)}:{run.instance_id}"
+    channel = end_channel(run.instance_id, run.generation, path)
     try:
         message = await run.wait(run.new_wait(f"end.{workflow.name}", (channel,), None, None))
     except asyncio.CancelledError:
@@ -102,7 +108,7 @@ def outcome(workflow: "Workflow[..., Any]", child: str, end: dict[str, Any]) -> 
     if end["status"] == "completed":
         return workflow.signature.decode_result(json.dumps(end["output"]).encode())
     if end["status"] == "cancelled":
-        raise WorkflowCancelledError(f"{workflow.name} {child} was cancelled")
+        raise cancelled(workflow.name, child, end["reason"])
     cause = decode_failure(end["failure"])
     raise WorkflowFailedError(f"{workflow.name} {child} failed: {cause}") from cause
 
@@ -117,7 +123,9 @@ def failed(failure: bytes) -> bytes:
     return b'{"status": "failed", "failure": ' + failure + b"}"
 
 
-CANCELLED = b'{"status": "cancelled"}'
+def was_cancelled(reason: str) -> bytes:
+    """The end of a child that was cancelled for this."""
+    return b'{"status": "cancelled", "reason": ' + encode(reason) + b"}"
 
 
 async def tell(storage: Storage, parent: dict[str, str], end: bytes, child: str) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from perdure.engine.codec import encode
-from perdure.errors import ActivityError, SerializationError
+from perdure.errors import ActivityError, SerializationError, WorkflowCancelledError
 
 MESSAGE_MAX = 64 * 1024
 STACK_TRACE_MAX = 16 * 1024
@@ -45,6 +45,11 @@ def decode_failure(data: Mapping[str, object]) -> Exception:
         if made is not None and _message(made) == message:
             return made
     return ActivityError(message, error_type=error_type, stack_trace=stack_trace)
+
+
+def cancelled(workflow_name: str, instance_id: str, reason: str) -> WorkflowCancelledError:
+    """What whoever waits for a cancelled run is told."""
+    return WorkflowCancelledError(f"{workflow_name} {instance_id} was cancelled" + (f": {reason}" if reason else ""))
 
 
 def _type_name(error: BaseException) -> str:

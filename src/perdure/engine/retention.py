@@ -114,7 +114,11 @@ async def _all(remove: Callable[[], Awaitable[int]], most: int) -> int:
         total += count
         if count < most:
             return total
-        await asyncio.sleep(max(PAUSE_SEC, REST * (time.monotonic() - began)))
+        await _rest(max(PAUSE_SEC, REST * (time.monotonic() - began)))
+
+
+async def _rest(seconds: float) -> None:
+    await asyncio.sleep(seconds)
 
 
 # Counting it.

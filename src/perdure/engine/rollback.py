@@ -50,6 +50,8 @@ class Rollback:
         self._begun: dict[str, bytes] = {}
         self._attempts: dict[str, int] = {}
         self._children: set[str] = set()
+        self._ends: dict[str, dict[str, Any]] = {}
+        self._last_id = 0
         self._parent: dict[str, str] | None = None
         self._failure = b"{}"
         self._error = ""
@@ -69,8 +71,7 @@ class Rollback:
         """Undo what is left, and end the run."""
         self._lease = lease
         self.progressed = False
-        async for event in rows(self.host.storage, self.id):
-            self._note(event)
+        await self._catch_up()
         await children.end_all(self.host.storage, self._children, f"{self.id} is undone")
         for step in reversed(self._begun):
             if step not in self._recorded and undo_id(step) not in self._recorded:
@@ -87,6 +88,11 @@ class Rollback:
 
     # What the history says.
 
+    async def _catch_up(self) -> None:
+        async for event in rows(self.host.storage, self.id, self._last_id):
+            self._note(event)
+            self._last_id = event.id
+
     def _note(self, event: HistoryEvent) -> None:
         id, kind = event.activity_id, event.event_type
         if kind == STARTED:
@@ -100,6 +106,10 @@ class Rollback:
             self._parent = json.loads(event.event_data or b"{}")
         if id.endswith(":child") and kind == HistoryEventType.ACTIVITY_COMPLETED:
             self._children.add(json.loads(event.event_data or b'""'))
+        if kind == HistoryEventType.CHANNEL_MESSAGE_RECEIVED:
+            message = json.loads(event.event_data or b"{}")
+            if message.get("channel", "").startswith(children.ENDS):
+                self._ends[message["channel"]] = message["data"]
         if kind == HistoryEventType.WORKFLOW_CANCELLED:
             self._cancelled = True
             self._error = str(json.loads(event.event_data or b"{}").get("reason") or "cancelled")
@@ -131,12 +141,23 @@ class Rollback:
         if "child" not in about:
             undo, result = _known(entry.activity_name).undo, json.dumps(about["result"]).encode()
         else:
-            child = await self.host.storage.get_instance(about["child"])
-            if child is None or child.status is not WorkflowStatus.COMPLETED:
+            output = await self._output_of(about["child"], entry.activity_id)
+            if output is None:
                 return  # a child that ended otherwise has undone itself
-            undo, result = _known_workflow(entry.activity_name).undo, child.output_data or b"null"
+            undo, result = _known_workflow(entry.activity_name).undo, output
         assert undo is not None
         await self._run_undo(undo, undo_id(entry.id), entry.activity_id, given, result, entry)
+
+    async def _output_of(self, child: str, step: str) -> bytes | None:
+        """What a child gave, if it gave anything: as this run heard, for its row may be gone; else as its row says."""
+        channel = children.end_channel(self.id, self.generation, step.removesuffix(":child"))
+        if channel in self._ends:
+            end = self._ends[channel]
+            return encode(end["output"]) if end["status"] == "completed" else None
+        found = await self.host.storage.get_instance(child)
+        if found is None or found.status is not WorkflowStatus.COMPLETED:
+            return None
+        return found.output_data or b"null"
 
     async def _run_undo(
         self,
@@ -195,11 +216,15 @@ class Rollback:
         self.progressed = True
 
     async def _end(self) -> End:
-        status = WorkflowStatus.CANCELLED if self._cancelled else WorkflowStatus.FAILED
+        """End as what it is by now: a cancel that was acknowledged counts, however late it came."""
         storage = self.host.storage
         async with storage.transaction():
+            held = WorkflowStatus.COMPENSATING  # no move, but from here on nobody else moves it
+            await storage.update_instance_status(self.id, held, lease=self._lease)
+            await self._catch_up()
+            status = WorkflowStatus.CANCELLED if self._cancelled else WorkflowStatus.FAILED
             if self._parent is not None:
-                end = children.CANCELLED if self._cancelled else children.failed(self._failure)
+                end = children.was_cancelled(self._error) if self._cancelled else children.failed(self._failure)
                 await children.tell(storage, self._parent, end, self.id)
             await storage.update_instance_status(self.id, status, lease=self._lease)
         self.host.happened("cancel" if self._cancelled else "fail", self, error=self._error)

@@ -97,6 +97,7 @@ class Worker:
         self._ahead = 0.0  # by how much the database's clock is ahead of ours
         self._whole_at = 0.0  # when to look for everything, by the monotonic clock
         self._fruitless = 0
+        self.coming = 0  # runs that there is a place for, and that are being taken
         self._ticked = self.now()
         self._ticks: dict[str, datetime] = {}  # the last one of each workflow that starts by the clock
         self.stopping = False
@@ -104,7 +105,7 @@ class Worker:
     @property
     def free(self) -> int:
         """How many more runs can be taken."""
-        return 0 if self.stopping else self._max_runs - len(self._driven)
+        return 0 if self.stopping else self._max_runs - len(self._driven) - self.coming
 
     # Life.
 
@@ -255,8 +256,12 @@ class Worker:
         claimed = 0
         while self.free > 0 and self._workflows:
             limit = min(self.free, BATCH)
-            found = await self.storage.find_resumable_workflows(limit, workflow_names=list(self._workflows))
-            taken = await self._take(found)
+            self.coming += limit
+            try:
+                found = await self.storage.find_resumable_workflows(limit, workflow_names=list(self._workflows))
+                taken = await self._take(found)
+            finally:
+                self.coming -= limit
             claimed += taken
             if not taken or len(found) < limit:
                 break
@@ -315,7 +320,7 @@ class Worker:
             self._heartbeat.drop(lease)
             del self._driven[run.id], self._runs[run.id]
             self._leases.pop(run.id, None)
-            if self.free == 1 or run.id in self._awaited:
+            if self.free <= 1 or run.id in self._awaited:
                 self._awaited.discard(run.id)
                 self._wake.set()  # there is room again
 

@@ -160,7 +160,8 @@ class Channels(Wakeups):
                 break
             after = last
         unused, self._swept_to = await self._scan(_unused, self._swept_to)
-        await self._write(_forget, age, page, unused)
+        while await self._write(_forget, age, page, unused):
+            unused = []
         return removed
 
     async def _change(self, call: Call, lease: Lease | None) -> None:
@@ -348,6 +349,9 @@ def _purge(
 def _needed(channel: str, messages: Sequence[tuple[int, str]]) -> Operation[set[str]]:
     """Which messages a live subscriber has not had: those above its cursor, or unclaimed ones."""
     needs = dict([tuple(row) for row in (yield S.needs(channel=channel))])
+    parts = channel.split(":")  # of a message to one instance, its id is behind some colon
+    if not needs and parts[1:] and (yield S.addressed(ids=[":".join(parts[n:]) for n in range(1, len(parts))])):
+        return {text for _, text in messages}
     kept = {text for message, text in messages if message > needs.get(ChannelMode.BROADCAST, message)}
     if ChannelMode.COMPETING in needs:
         claimed = yield S.claimed(ids=[text for _, text in messages])
@@ -361,9 +365,10 @@ def _unused(after: str) -> Operation[tuple[list[str], str]]:
     return [channel for channel, unused in rows if unused], rows[-1][0] if len(rows) == limits.PAGE_MAX else ""
 
 
-def _forget(age_sec: float, limit: int, unused: Sequence[str]) -> Operation[None]:
+def _forget(age_sec: float, limit: int, unused: Sequence[str]) -> Operation[bool]:
+    """Forget a page of keys, and channels; True if there may be more keys."""
     ((until,),) = yield S.last_key(age_sec=age_sec, limit=limit)
-    if until is not None:
-        yield S.forget_keys(until=utc(until))
+    forgotten = until is not None and (yield S.forget_keys(until=utc(until)))
     if unused:
         yield S.forget(channels=sorted(unused))
+    return bool(forgotten)

@@ -158,6 +158,10 @@ SELECT s.mode, MIN({cursor})
 -- Which of these messages have been taken.
 SELECT message_id FROM channel_message_claims WHERE message_id {any(:ids)}
 
+-- addressed
+-- Whether one of these lives.
+SELECT 1 FROM workflow_instances WHERE instance_id {any(:ids)} AND finished_at IS NULL LIMIT 1
+
 -- purge
 -- Remove messages.
 DELETE FROM channel_messages WHERE message_id {any(:ids)}

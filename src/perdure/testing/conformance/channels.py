@@ -421,6 +421,25 @@ async def test_w54_what_a_live_subscriber_needs_stays(storage: Rooms) -> None:
     assert await storage.cleanup_old_channel_messages(DAY, force=True) == 2
 
 
+async def test_w54_what_was_sent_to_an_instance_stays_while_it_lives(storage: Rooms) -> None:
+    """Before it has ever subscribed; ids and channels may have colons themselves."""
+    await storage.create_instance(WorkflowInstance("to:i-1", "wf"))
+    for channel in ("a:b:to:i-1", "a:b", "a:nobody", "plain"):
+        await storage.publish_to_channel(channel, b"1")
+    shift(storage, 2 * 86400)
+    assert await storage.cleanup_old_channel_messages(DAY) == 3
+    assert len(await remaining(storage, "a:b:to:i-1")) == 1
+    await storage.cancel_instance("to:i-1")
+    assert await storage.cleanup_old_channel_messages(DAY) == 1
+
+
+async def test_all_ids_past_their_time_are_forgotten(storage: Rooms) -> None:
+    await storage.publish_messages([OutgoingMessage("c", b"1", message_id=f"m-{n}", source="s") for n in range(7)])
+    shift(storage, 2 * 86400)
+    await storage.cleanup_old_channel_messages(DAY, limit=2)
+    assert await storage.db().fetch("SELECT message_id FROM perdure_message_keys") == []
+
+
 async def test_w54_a_competing_backlog_stays_while_somebody_lives(storage: Rooms) -> None:
     await subscriber(storage, "i-1", mode=COMPETING)
     ids = await old(storage, b"1", b"2")
