@@ -26,7 +26,7 @@ from perdure.engine.calls import (
     wait_event,
 )
 from perdure.engine.definitions import Activity, Retry, Workflow, activity, workflow
-from perdure.engine.handles import Handle
+from perdure.engine.handles import Handle, Started
 from perdure.engine.retention import Retention, Swept
 from perdure.engine.source import NotDurableWarning
 from perdure.engine.steps import Event, Message
@@ -44,6 +44,7 @@ from perdure.errors import (
     WorkflowCancelledError,
     WorkflowFailedError,
 )
+from perdure.model.records import OutboxEvent
 from perdure.model.states import WorkflowStatus
 
 __version__ = "0.1.0"
@@ -61,6 +62,7 @@ __all__ = [
     "NonDeterminismError",
     "NotDurableError",
     "NotDurableWarning",
+    "OutboxEvent",
     "OutsideWorkflowError",
     "PerdureError",
     "Retention",
@@ -68,6 +70,7 @@ __all__ = [
     "RunEvicted",
     "RunNotFoundError",
     "SerializationError",
+    "Started",
     "Swept",
     "TerminalError",
     "TransactionTooLongError",

@@ -7,16 +7,13 @@ whole story of the run in the order in which it happened, so two runs that diffe
 import asyncio
 import json
 import random as chance
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from perdure import (
-    Client,
     Workflow,
-    WorkflowStatus,
     activity,
     now,
     patched,
@@ -403,27 +400,3 @@ def replayed(workflow: Workflow[..., Any], input_data: bytes, rows: Sequence[His
 def live(workflow: Workflow[..., Any], *args: object) -> Live:
     """A new body without a history."""
     return Live(workflow, workflow.signature.bind(args, {})).begin()
-
-
-# Waiting for what a test expects.
-
-
-async def until(check: Callable[[], Awaitable[bool] | bool], seconds: float = 20) -> None:
-    """Wait for something that is to happen; fail if it does not."""
-    async with asyncio.timeout(seconds):
-        while True:
-            answer = check()
-            if answer if isinstance(answer, bool) else await answer:
-                return
-            await asyncio.sleep(0.005)
-
-
-async def waiting(app: Client, *ids: str) -> WorkflowStatus:
-    """Until these runs are given up by their worker; gives the state of the last."""
-
-    async def is_waiting(id: str) -> bool:
-        return (await app.describe(id)).status is not WorkflowStatus.RUNNING
-
-    for id in ids:
-        await until(partial(is_waiting, id))
-    return (await app.describe(ids[-1])).status

@@ -234,7 +234,7 @@ async def notes(storage: Rooms) -> list[str]:
 
 @everywhere
 @pytest.mark.parametrize("name", ["move", "move_plainly"])
-async def test_its_sql_and_the_result_are_one_commit(database: Database, name: str) -> None:
+async def test_meaning_connection_of_sqlalchemy_shares_the_very_transaction(database: Database, name: str) -> None:
     async with App(database.url) as app:
         assert await (await one.start(name, [10, 1])).result(SOON) == 10
         assert await balances(app._storage) == {"ann": 90, "bob": 10}
@@ -278,7 +278,7 @@ async def test_nothing_ends_the_transaction(database: Database, how: str) -> Non
 
 
 @everywhere
-async def test_a_commit_fails_the_activity_and_nothing_is_written(database: Database) -> None:
+async def test_meaning_connection_of_sqlalchemy_refuses_commit(database: Database) -> None:
     async with App(database.url) as app:
         with pytest.raises(WorkflowFailedError, match="the engine commits"):
             await (await one.start("end_it", ["fail"])).result(SOON)

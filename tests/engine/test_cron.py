@@ -3,14 +3,18 @@
 import asyncio
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from perdure import App, Workflow, workflow
-from perdure.engine.cron import Schedule
+from perdure.engine.cron import Schedule, tick_id
 from perdure.engine.definitions import WORKFLOWS
+from tests.engine.waiting import until
 from tests.storages import Database
+
+SOON = timedelta(seconds=20)
+DAY = timedelta(days=1)
 
 
 @pytest.fixture
@@ -25,7 +29,7 @@ def every_second() -> Iterator[Workflow[[], None]]:
     del WORKFLOWS["cron.every_second"]
 
 
-async def test_a_tick_starts_once_whoever_is_there(database: Database, every_second: Workflow[[], None]) -> None:
+async def test_row_limits_cron_starts_each_tick_once(database: Database, every_second: Workflow[[], None]) -> None:
     count = 1 if database.backend == "memory" else 2
     async with AsyncExitStack() as stack, asyncio.timeout(20):
         apps = [await stack.enter_async_context(App(database.url, workflows=[every_second])) for _ in range(count)]
@@ -40,6 +44,37 @@ async def test_a_tick_starts_once_whoever_is_there(database: Database, every_sec
             await apps[0].get(id).result(10)
 
 
+@pytest.fixture
+def daily() -> Iterator[Workflow[[], None]]:
+    @workflow(name="cron.daily", cron="0 0 * * *")
+    async def tick() -> None:
+        return None
+
+    yield tick
+    del WORKFLOWS["cron.daily"]
+
+
+async def test_row_limits_cron_of_missed_ticks_the_last_one(database: Database, daily: Workflow[[], None]) -> None:
+    assert daily.schedule is not None
+    last = daily.schedule.last_before(datetime.now(UTC))
+
+    async def ids() -> set[str]:
+        return {each.instance_id for each in (await app.list(workflow=daily.name)).instances}
+
+    async def both() -> bool:
+        return len(await ids()) == 2
+
+    async with App(database.url, workflows=[daily]) as app:
+        await daily.start(id=tick_id(daily.name, last - 5 * DAY))
+        await until(both)
+        for id in (
+            f"cron.daily@{last - 5 * DAY:%Y-%m-%dT00:00:00Z}",
+            f"cron.daily@{last:%Y-%m-%dT00:00:00Z}",
+        ):
+            await app.get(id).result(SOON)
+        assert len(await ids()) == 2
+
+
 @pytest.mark.parametrize(
     ("expression", "zone", "moment", "last", "following"),
     [
@@ -49,7 +84,9 @@ async def test_a_tick_starts_once_whoever_is_there(database: Database, every_sec
         ("30 12 * * 1", "America/New_York", "2026-11-15T00:00:00", "2026-11-09T17:30:00", "2026-11-16T17:30:00"),
     ],
 )
-def test_ticks_are_those_of_the_zone(expression: str, zone: str, moment: str, last: str, following: str) -> None:
+def test_row_limits_cron_ticks_are_those_of_the_zone(
+    expression: str, zone: str, moment: str, last: str, following: str
+) -> None:
     schedule = Schedule(expression, zone)
     at = datetime.fromisoformat(moment).replace(tzinfo=UTC)
     assert schedule.last_before(at) == datetime.fromisoformat(last).replace(tzinfo=UTC)

@@ -39,7 +39,7 @@ from perdure import (
 )
 from perdure.errors import ConfigurationError, InstanceExistsError, LimitError
 from tests.conftest import BackendDatabase
-from tests.engine.bodies import waiting
+from tests.engine.waiting import waiting
 from tests.storages import Database
 
 SOON = timedelta(seconds=20)
@@ -122,14 +122,16 @@ async def forbidden(which: str) -> str:
 
 
 @pytest.mark.parametrize("which", FORBIDDEN)
-async def test_what_cannot_be_replayed_is_refused_with_the_durable_way(memory: Database, which: str) -> None:
+async def test_meaning_own_loop_what_cannot_be_replayed_is_refused_with_the_durable_way(
+    memory: Database, which: str
+) -> None:
     async with App(memory.url):
         said = await (await forbidden.start(which)).result(SOON)
     assert "could not be replayed" in said
     assert "activity" in said or "event" in said
 
 
-def test_calls_that_the_loop_cannot_see_are_found_in_the_source() -> None:
+def test_meaning_own_loop_hidden_calls_are_found_in_the_source() -> None:
     with pytest.warns(NotDurableWarning, match=r"time.time.*perdure.now\(\)"):
 
         @workflow(name="calls.clock")
@@ -173,7 +175,7 @@ async def long_timer() -> str:
     return "slept"
 
 
-async def test_asyncios_own_timers_are_rows_of_the_history(database: Database) -> None:
+async def test_meaning_own_loop_timers_of_asyncio_are_durable(database: Database) -> None:
     async with App(database.url):
         handle = await timers.start()
         assert await handle.result(SOON) == ["slept", "timeout", "wait_for", "call_later"]
@@ -181,7 +183,7 @@ async def test_asyncios_own_timers_are_rows_of_the_history(database: Database) -
     assert kinds == ["TimerExpired"] * 4
 
 
-async def test_a_long_asyncio_sleep_outlives_the_app(sqlite: Database) -> None:
+async def test_meaning_own_loop_a_long_asyncio_sleep_outlives_the_app(sqlite: Database) -> None:
     due = time.monotonic() + 1.2
     async with App(sqlite.url) as app:
         await long_timer.start(id="a")
@@ -237,7 +239,7 @@ async def crowd(count: int) -> None:
     await asyncio.gather(*(crowded() for _ in range(count)))
 
 
-async def test_each_attempt_has_its_timeout(memory: Database) -> None:
+async def test_row_limits_activity_timeout_is_for_each_attempt(memory: Database) -> None:
     async with App(memory.url):
         handle = await too_slow.start()
         assert await handle.result(SOON) == "too slow"
@@ -250,7 +252,7 @@ async def test_a_plain_function_runs_in_a_thread(memory: Database) -> None:
         assert await (await in_a_thread.start()).result(SOON) == [42, False, 1]
 
 
-async def test_so_many_activities_at_a_time_and_no_more(memory: Database) -> None:
+async def test_row_limits_max_activities(memory: Database) -> None:
     running[:] = [0, 0]
     async with App(memory.url, max_activities=3):
         for handle in [await crowd.start(6) for _ in range(3)]:
@@ -258,7 +260,7 @@ async def test_so_many_activities_at_a_time_and_no_more(memory: Database) -> Non
     assert running == [0, 3]
 
 
-async def test_so_many_runs_at_a_time_and_all_of_them_in_the_end(sqlite: Database) -> None:
+async def test_row_limits_max_runs(sqlite: Database) -> None:
     running[:] = [0, 0]
     async with App(sqlite.url, max_runs=4):
         handles = await asyncio.gather(*(crowd.start(1) for _ in range(20)))
@@ -269,7 +271,7 @@ async def test_so_many_runs_at_a_time_and_all_of_them_in_the_end(sqlite: Databas
 # Outside a workflow.
 
 
-async def test_outside_a_workflow_everything_is_an_ordinary_call() -> None:
+async def test_user_outside_a_workflow_everything_is_an_ordinary_call() -> None:
     await note("plainly")
     assert seen == ["plainly"]
 
@@ -332,7 +334,7 @@ async def packed(parcel: Parcel) -> tuple[Parcel, int]:
     return found, len(parcel.parts)
 
 
-async def test_values_come_back_as_what_they_were_live_and_replayed(database: Database) -> None:
+async def test_user_values_come_back_as_what_they_were_live_and_replayed(database: Database) -> None:
     async with App(database.url, resident=0) as app:
         handle = await packed.start(PARCEL)
         await waiting(app, handle.id)
@@ -402,7 +404,7 @@ async def echo(value: int) -> int:
     return value
 
 
-async def test_a_start_put_off_to_a_time(database: Database) -> None:
+async def test_row_run_start_at(database: Database) -> None:
     async with App(database.url):
         at = datetime.now(UTC) + timedelta(seconds=0.5)
         handle = await echo.start(1, at=at)
@@ -425,7 +427,7 @@ async def test_what_ids_may_be(memory: Database) -> None:
         assert len(set(ids)) == 3
 
 
-async def test_the_same_id_for_another_workflow_is_refused(memory: Database) -> None:
+async def test_meaning_same_id_twice_of_another_workflow_is_refused(memory: Database) -> None:
     async with App(memory.url):
         await echo.start(1, id="same")
         with pytest.raises(InstanceExistsError):
@@ -449,7 +451,7 @@ def test_a_parameter_that_start_needs_for_itself_is_refused() -> None:
 # Looking.
 
 
-async def test_a_result_that_does_not_come_in_time(memory: Database) -> None:
+async def test_row_run_result_timeout(memory: Database) -> None:
     async with App(memory.url) as app:
         handle = await packed.start(PARCEL)
         with pytest.raises(TimeoutError):
@@ -479,7 +481,7 @@ async def test_a_wrong_url_is_told_at_once(url: str) -> None:
 # Hooks and logs.
 
 
-async def test_hooks_are_told_after_the_commit_and_not_on_replay(sqlite: Database) -> None:
+async def test_row_observe_hooks_are_not_told_on_replay(sqlite: Database) -> None:
     told: list[tuple[str, object]] = []
 
     async def slowly(what: str, about: Mapping[str, object]) -> None:
@@ -496,7 +498,7 @@ async def test_hooks_are_told_after_the_commit_and_not_on_replay(sqlite: Databas
     assert [what for what, _ in told if what != "step"] == ["start", "wait", "resume", "complete"]
 
 
-async def test_a_step_hook_sees_the_step_in_the_database(sqlite: Database) -> None:
+async def test_row_observe_hooks_are_told_after_the_commit(sqlite: Database) -> None:
     counts: list[int] = []
     peer = await sqlite.storage()
 
@@ -509,9 +511,7 @@ async def test_a_step_hook_sees_the_step_in_the_database(sqlite: Database) -> No
     assert counts == [1]
 
 
-async def test_a_hook_that_raises_is_logged_and_harms_nobody(
-    memory: Database, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_row_observe_a_hook_that_raises_is_logged(memory: Database, caplog: pytest.LogCaptureFixture) -> None:
     def broken(what: str, about: Mapping[str, object]) -> None:
         raise ValueError("a hook's own trouble")
 
@@ -538,7 +538,9 @@ async def keeps_secrets(password: str) -> str:
         return password
 
 
-async def test_logs_are_structured_and_carry_no_payload(database: Database, caplog: pytest.LogCaptureFixture) -> None:
+async def test_row_observe_logs_are_structured_and_carry_no_payload(
+    database: Database, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.DEBUG, "perdure")
     async with App(database.url):
         assert await (await keeps_secrets.start("hunter2")).result(SOON) == "hunter2"

@@ -155,7 +155,7 @@ def make_local() -> Exception:
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_what_cannot_be_made_again_is_an_activity_error(error: BaseException) -> None:
+def test_meaning_errors_that_do_not_round_trip_are_activity_errors(error: BaseException) -> None:
     back = there_and_back(error)
     assert type(back) is ActivityError
     assert back.error_type == f"{type(error).__module__}.{type(error).__qualname__}"
@@ -328,7 +328,7 @@ def test_an_error_comes_back_equal_or_as_an_activity_error(kind: type[Exception]
         assert str(back) == str(error)
 
 
-def test_no_module_is_imported_because_of_a_row() -> None:
+def test_meaning_errors_no_module_is_imported_because_of_a_row() -> None:
     assert "this" not in sys.modules
     before = set(sys.modules)
     decode_failure(row("this.Error", "x"))

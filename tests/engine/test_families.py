@@ -80,12 +80,11 @@ async def careful_parent() -> str:
 
 @workflow(name="families.impatient")
 async def impatient() -> str:
-    try:
-        async with timeout(timedelta(seconds=0.3)):
-            await sleeper("long")
-    except TimeoutError:
-        return "gave up"
-    return "waited"
+    branch = asyncio.create_task(sleeper("long"))
+    await wait_event("families.enough")
+    branch.cancel()
+    await asyncio.wait([branch])
+    return "gave up" if branch.cancelled() else "waited"
 
 
 @workflow(name="families.waiting")
@@ -162,6 +161,8 @@ async def test_meaning_children_errors_reach_the_parent(database: Database) -> N
 async def test_meaning_children_of_a_dropped_branch_are_cancelled_and_undone(database: Database) -> None:
     async with App(database.url) as app:
         handle = await impatient.start(id="parent")
+        await until(lambda: done == ["long"])
+        await app.send_event("families.enough", None, to="parent")
         assert await handle.result(SOON) == "gave up"
         (left,) = (await app.list(workflow="families.sleeper")).instances
         assert left.status is WorkflowStatus.CANCELLED

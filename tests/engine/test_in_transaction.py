@@ -258,7 +258,7 @@ async def orders(storage: Rooms) -> list[str]:
 
 
 @each()
-async def test_the_run_begins_with_the_commit_and_not_before(database: Database, caller: Caller) -> None:
+async def test_meaning_in_transaction_the_run_begins_after_the_commit(database: Database, caller: Caller) -> None:
     storage = await database.storage()
     await caller.begin()
     await caller.execute("INSERT INTO orders (name) VALUES ('a')")
@@ -271,7 +271,7 @@ async def test_the_run_begins_with_the_commit_and_not_before(database: Database,
 
 
 @each()
-async def test_after_a_rollback_nothing_is_there(database: Database, caller: Caller) -> None:
+async def test_meaning_in_transaction_after_a_rollback_nothing_is_there(database: Database, caller: Caller) -> None:
     storage = await database.storage()
     await caller.begin()
     await caller.execute("INSERT INTO orders (name) VALUES ('a')")
@@ -283,7 +283,9 @@ async def test_after_a_rollback_nothing_is_there(database: Database, caller: Cal
 
 
 @each()
-async def test_without_a_transaction_it_is_refused(database: Database, caller: Caller) -> None:
+async def test_meaning_in_transaction_without_an_open_transaction_is_refused(
+    database: Database, caller: Caller
+) -> None:
     with pytest.raises(TransactionError, match="no open transaction"):
         await greet.start("a", in_transaction=caller.connection)
     await caller.begin()
@@ -339,7 +341,9 @@ async def test_beginning_later_and_with_a_deadline(database: Database, caller: C
 
 
 @each(BLOCKING)
-async def test_a_blocking_connection_is_written_to_at_the_call(database: Database, caller: Caller) -> None:
+async def test_meaning_in_transaction_a_blocking_connection_is_written_to_at_the_call(
+    database: Database, caller: Caller
+) -> None:
     await caller.begin()
     started = greet.start("a", in_transaction=caller.connection)
     task = asyncio.create_task(greet.start("b", in_transaction=caller.connection))
@@ -467,7 +471,9 @@ SET = [
 
 
 @pytest.mark.parametrize(("database", "caller", "setting"), SET, indirect=["database", "caller"])
-async def test_no_setting_of_the_session_matters(database: Database, caller: Caller, setting: str) -> None:
+async def test_meaning_in_transaction_depends_on_no_session_setting(
+    database: Database, caller: Caller, setting: str
+) -> None:
     await caller.execute(setting)
     await caller.commit()
     await caller.begin()

@@ -1,10 +1,7 @@
 """Workers killed at random moments, on every database: nothing acknowledged is lost, nothing recorded is done again."""
 
-import asyncio
-import os
 import random
 import secrets
-import time
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -12,52 +9,29 @@ import pytest
 
 from perdure import Client, Handle
 from perdure.model.records import WorkflowInstance
+from tests.chaos.kills import storm
+from tests.chaos.rigs import Round
 from tests.conftest import BackendDatabase
-from tests.engine.rig.checker import Checker, all_right, read_rows
+from tests.engine.rig.checker import all_right
 from tests.engine.rig.crew import Crew, until
-from tests.engine.rig.driver import Driver
 from tests.engine.rig.nursery import LEASE_SEC, WorkerSpec
 from tests.engine.rig.workflows import GATES, Account, detained
 
-KILLS = int(os.environ.get("PERDURE_KILLS", "50"))
-SEED = int(os.environ.get("PERDURE_SEED", "0")) or secrets.randbelow(1 << 32)
-WORKERS = 4
+KILLS = 50
+SEED = secrets.randbelow(1 << 32)
 
 
-async def storm(crew: Crew, kills: int) -> None:
-    """Kill one after the other, at work or while it begins, and put another in its place; one at least is at work."""
-    while len(crew.kills) < kills:
-        await crew.until_ready(WORKERS - 1)
-        await asyncio.sleep(crew.chance.uniform(0.02, 0.2))
-        await crew.kill(crew.chance.choice(crew.alive))
-        await crew.hire()
-
-
-@pytest.mark.timeout(120 + KILLS)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("backend", ["sqlite", "postgresql", "mysql"])
 async def test_kills(backend: str, backend_database: BackendDatabase, tmp_path: Path) -> None:
-    command = f"python -m pytest 'tests/engine/test_kills.py::test_kills[{backend}]'"
-    print(f"to repeat: PERDURE_SEED={SEED} PERDURE_KILLS={KILLS} {command}")
-    chance = random.Random(SEED)
+    """A round of the chaos room's rig, which has no end of them."""
+    print(f"to repeat: python -m tests.chaos --rig kills --database {backend} --seed {SEED} --count {KILLS}")
     async with backend_database(backend) as database:
-        spec = WorkerSpec(database.url, str(tmp_path))
-        async with Client(database.url) as client, Crew(spec, chance) as crew:
-            for _ in range(WORKERS):
-                await crew.hire()
-            began = time.monotonic()
-            driver = Driver(client, chance)
-            async with asyncio.TaskGroup() as group:
-                group.create_task(driver.run())
-                await storm(crew, KILLS)
-                driver.stopping.set()
-            took = time.monotonic() - began
-        checker = Checker(await read_rows(await database.storage()), crew.effects.look())
-        checker.check(driver.told)
-        checker.check_resumed(crew.kills)
-        checker.check_undisturbed(crew.kills)
-    print(f"{backend}: {len(crew.kills)} kills in {took:.1f} s, {checker.figures()}")
-    assert checker.resumed_sec, "no kill interrupted anything"
-    all_right(checker.wrong)
+        outcome = await storm(database, Round(backend, SEED, KILLS, tmp_path))
+    print(backend, outcome.figures)
+    all_right(outcome.wrong)
+    assert outcome.done == KILLS
+    assert outcome.figures["entries"] > 0
 
 
 async def test_a_worker_keeps_what_it_took_over(tmp_path: Path) -> None:

@@ -27,7 +27,8 @@ from perdure import (
 from perdure.model.records import WorkflowInstance
 from perdure.storage.stores import Rooms
 from tests.conftest import BackendDatabase
-from tests.engine.bodies import until, version, waiting
+from tests.engine.bodies import version
+from tests.engine.waiting import until, waiting
 from tests.storages import Database
 
 SOON = timedelta(seconds=30)

@@ -66,7 +66,7 @@ def _check_crash(history: Live, length: int, rng: chance.Random) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_any_body_replays_from_any_beginning_of_its_history(seed: int) -> None:
+def test_meaning_order_any_body_replays_from_any_beginning_of_its_history(seed: int) -> None:
     ended = rows = 0
     for number in range(BODIES):
         history = _recorded(seed * 1000 + number)
@@ -82,7 +82,7 @@ def test_any_body_replays_from_any_beginning_of_its_history(seed: int) -> None:
     assert rows > BODIES * 3
 
 
-def test_the_order_of_completion_is_told_by_the_history_alone() -> None:
+def test_meaning_order_of_completion_is_told_by_the_history_alone() -> None:
     plan = ["gather", [["sequence", [["act", "a"], ["act", "b"]]], ["act", "c"], ["completed", [["act", "d"]] * 4]]]
     stories = set()
     for seed in range(40):
@@ -197,7 +197,9 @@ def test_the_same_code_replays() -> None:
         (order_with_a_message, "2:ship", "waits for 2:publish"),
     ],
 )
-def test_changed_code_is_found_out_with_both_sides_named(changed: Function, history_side: str, code_side: str) -> None:
+def test_row_versions_changed_code_is_found_out_with_both_sides_named(
+    changed: Function, history_side: str, code_side: str
+) -> None:
     with pytest.raises(NonDeterminismError) as caught:
         _replay(changed, _history("1:charge", "2:ship"))
     message = str(caught.value)
@@ -212,7 +214,7 @@ def test_steps_side_by_side_may_have_completed_in_any_order() -> None:
         assert _replay(order_side_by_side, _history(*ids)).body.outcome() == ([1, 1], None)
 
 
-def test_a_history_that_goes_on_behind_the_end_is_found_out() -> None:
+def test_meaning_order_records_left_over_at_the_end_are_found_out() -> None:
     with pytest.raises(NonDeterminismError, match=r"3:post.*has ended"):
         _replay(order, _history("1:charge", "2:ship", "3:post"))
 
@@ -259,7 +261,7 @@ async def order_patched_late() -> list[int]:
     return done
 
 
-def test_a_patch_is_taken_by_new_runs_and_recorded() -> None:
+def test_row_versions_patched_is_taken_by_new_runs_and_recorded() -> None:
     history = live(_named(order_patched))
     assert history.rows[0].activity_id == "~patch:post instead of ship"
     history.tell("1:charge", STORED, b"1")
@@ -268,7 +270,7 @@ def test_a_patch_is_taken_by_new_runs_and_recorded() -> None:
     assert _replay(order_patched, history.rows).story == history.story
 
 
-def test_a_patch_leaves_old_histories_alone() -> None:
+def test_row_versions_patched_leaves_old_histories_alone() -> None:
     old = _replay(order_patched, _history("1:charge"))
     assert [line.split()[0] for line in asked(old.body)] == ["2:ship"]
     assert _replay(order_patched, _history("1:charge", "2:ship")).story == "([1, 1], None)"

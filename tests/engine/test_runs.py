@@ -1,17 +1,14 @@
 """Runs, from their start to their end, on every database."""
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
 
 import pytest
 
 from perdure import (
     App,
     Client,
-    Handle,
     Retry,
     TerminalError,
     WorkflowFailedError,
@@ -31,6 +28,7 @@ from perdure import (
     workflow,
 )
 from perdure.errors import InstanceExistsError
+from tests.engine.waiting import until, waiting
 from tests.storages import Database
 
 SOON = timedelta(seconds=20)
@@ -177,26 +175,12 @@ async def sender(to: str) -> None:
     await publish("nobody", {"a": 1})
 
 
-async def until(holds: Callable[[], bool]) -> None:
-    """Wait for something that happens in this process."""
-    async with asyncio.timeout(20):
-        while not holds():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-
-
-async def suspended(handle: Handle[Any]) -> None:
-    """Wait until the run waits."""
-    async with asyncio.timeout(20):
-        while await handle.status() is WorkflowStatus.RUNNING:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-
-
 @pytest.fixture(autouse=True)
 def forget() -> None:
     calls.clear()
 
 
-async def test_a_run_gives_its_result(database: Database) -> None:
+async def test_row_run_result_status_and_history(database: Database) -> None:
     async with App(database.url):
         handle = await order.start("A-1", 9.0, id="order-A-1")
         assert await handle.result(SOON) == Receipt("A-1", 4.5)
@@ -204,7 +188,7 @@ async def test_a_run_gives_its_result(database: Database) -> None:
         assert [event.activity_id async for event in handle.history()] == ["1:charge", "2:halve"]
 
 
-async def test_the_same_id_again_is_the_same_run(database: Database) -> None:
+async def test_meaning_same_id_twice_is_the_same_run(database: Database) -> None:
     async with App(database.url):
         first = await order.start("A-1", 9.0, id="same")
         await first.result(SOON)
@@ -217,12 +201,12 @@ async def test_the_same_id_again_is_the_same_run(database: Database) -> None:
             await order.start("A-1", 9.0, id="same", if_exists="error")
 
 
-async def test_failures_are_retried_and_counted(database: Database) -> None:
+async def test_p1_failures_are_retried_and_counted(database: Database) -> None:
     async with App(database.url):
         assert await (await retrying.start(3)).result(SOON) == 3
 
 
-async def test_an_error_comes_back_as_what_it_was(database: Database) -> None:
+async def test_meaning_errors_come_back_as_the_same_class(database: Database) -> None:
     async with App(database.url):
         with pytest.raises(WorkflowFailedError) as caught:
             await (await failing.start()).result(SOON)
@@ -231,23 +215,23 @@ async def test_an_error_comes_back_as_what_it_was(database: Database) -> None:
         assert await (await catching.start()).result(SOON) == "none left"
 
 
-async def test_a_terminal_error_is_not_retried(database: Database) -> None:
+async def test_p1_a_terminal_error_is_never_retried(database: Database) -> None:
     async with App(database.url):
         with pytest.raises(WorkflowFailedError):
             await (await terminal.start()).result(SOON)
         assert calls == ["hopeless"]
 
 
-async def test_branches_run_side_by_side(database: Database) -> None:
+async def test_row_compose_task_group(database: Database) -> None:
     async with App(database.url):
         handle = await parallel.start(40)
         assert await handle.result(SOON) == [number / 2 for number in range(40)]
 
 
-async def test_values_are_recorded_and_a_long_sleep_is_a_row(database: Database) -> None:
+async def test_row_time_values_are_recorded_and_a_long_sleep_is_a_row(database: Database) -> None:
     async with App(database.url, resident=0) as app:
         handle = await values.start()
-        await suspended(handle)
+        await waiting(app, handle.id)
         assert await handle.status() is WorkflowStatus.WAITING_FOR_TIMER
         assert await handle.state() == {"phase": "sleeping"}
         taken = await handle.result(SOON)
@@ -257,27 +241,27 @@ async def test_values_are_recorded_and_a_long_sleep_is_a_row(database: Database)
         assert not await app.stuck()
 
 
-async def test_an_event_reaches_the_run_it_fits(database: Database) -> None:
+async def test_row_events_wait_event_where(database: Database) -> None:
     async with App(database.url) as app:
         handle = await approval.start("A-1")
-        await suspended(handle)
+        await waiting(app, handle.id)
         await app.send_event("decided", {"order": {"id": "B-2"}, "verdict": "no"})
         await app.send_event("decided", {"order": {"id": "A-1"}, "verdict": "yes"})
         assert await handle.result(SOON) == "yes"
 
 
-async def test_an_event_sent_to_a_run_before_it_waits_is_kept(database: Database) -> None:
+async def test_meaning_events_sent_to_one_run_are_kept_until_it_takes_them(database: Database) -> None:
     async with App(database.url) as app:
         await app.send_event("decided", {"order": {"id": "A-1"}, "verdict": "kept"}, to="approval-1")
         assert await (await approval.start("A-1", id="approval-1")).result(SOON) == "kept"
 
 
-async def test_a_wait_that_nothing_comes_for_times_out(database: Database) -> None:
+async def test_row_events_wait_event_timeout(database: Database) -> None:
     async with App(database.url):
         assert await (await impatient.start()).result(SOON) == "gave up"
 
 
-async def test_broadcast_reaches_all_in_order(database: Database) -> None:
+async def test_row_channels_broadcast_reaches_all_in_order(database: Database) -> None:
     async with App(database.url) as app:
         handles = [await listener.start(5) for _ in range(3)]
         await until(lambda: calls.count("ready") == 3)
@@ -286,7 +270,7 @@ async def test_broadcast_reaches_all_in_order(database: Database) -> None:
         assert [await handle.result(SOON) for handle in handles] == [list(range(5))] * 3
 
 
-async def test_competing_runs_share_the_messages(database: Database) -> None:
+async def test_row_channels_competing_runs_share_the_messages(database: Database) -> None:
     async with App(database.url) as app:
         handles = [await job_worker.start(5) for _ in range(3)]
         for number in range(15):
@@ -295,7 +279,7 @@ async def test_competing_runs_share_the_messages(database: Database) -> None:
         assert sorted(number for some in done for number in some) == list(range(15))
 
 
-async def test_a_run_writes_to_another(database: Database) -> None:
+async def test_row_channels_send_to_one_run(database: Database) -> None:
     async with App(database.url):
         one = await direct.start(id="one")
         await (await sender.start("one")).result(SOON)
@@ -313,7 +297,7 @@ async def test_a_client_starts_what_an_app_runs(database: Database) -> None:
         assert await handle.result(SOON) == Receipt("A-1", 1.0)
 
 
-async def test_a_start_can_be_put_off(database: Database) -> None:
+async def test_row_run_start_after(database: Database) -> None:
     async with App(database.url):
         handle = await order.start("A-1", 2.0, after=timedelta(seconds=0.3))
         assert await handle.status() is WorkflowStatus.WAITING_FOR_TIMER
@@ -323,9 +307,9 @@ async def test_a_start_can_be_put_off(database: Database) -> None:
 async def test_what_one_app_began_another_goes_on_with(database: Database) -> None:
     if database.backend == "memory":
         return
-    async with App(database.url):
+    async with App(database.url) as app:
         handle = await approval.start("A-1", id="moved")
-        await suspended(handle)
+        await waiting(app, handle.id)
     async with App(database.url) as app:
         await app.send_event("decided", {"order": {"id": "A-1"}, "verdict": "yes"})
         assert await app.get("moved").result(SOON) == "yes"

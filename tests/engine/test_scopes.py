@@ -86,7 +86,7 @@ def test_tasks_are_counted_with_the_steps_of_who_makes_them(loop: BodyLoop) -> N
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_turns_do_not_change_ids(loop: BodyLoop, order: tuple[int, int]) -> None:
+def test_meaning_order_interleaving_does_not_change_step_ids(loop: BodyLoop, order: tuple[int, int]) -> None:
     gates: list[asyncio.Future[None]] = []
 
     async def child() -> list[str]:

@@ -112,7 +112,7 @@ everywhere = pytest.mark.parametrize("accounts", ["sqlite", "postgresql", "mysql
 
 
 @everywhere
-async def test_the_users_sql_takes_effect_exactly_once(accounts: Database) -> None:
+async def test_row_transactions_sql_result_and_messages_are_one_commit(accounts: Database) -> None:
     async with App(accounts.url) as app:
         listener = await listening.start()
         while (await listener.describe()).status.value == "running":  # noqa: ASYNC110
@@ -125,7 +125,7 @@ async def test_the_users_sql_takes_effect_exactly_once(accounts: Database) -> No
 
 
 @everywhere
-async def test_what_fails_for_good_leaves_nothing(accounts: Database) -> None:
+async def test_row_transactions_what_fails_leaves_nothing(accounts: Database) -> None:
     async with App(accounts.url) as app:
         with pytest.raises(WorkflowFailedError):
             await (await transfer.start(10, 99)).result(SOON)
@@ -134,14 +134,14 @@ async def test_what_fails_for_good_leaves_nothing(accounts: Database) -> None:
 
 
 @everywhere
-async def test_a_plain_function_has_a_blocking_connection(accounts: Database) -> None:
+async def test_meaning_connection_is_a_blocking_facade_in_a_plain_function(accounts: Database) -> None:
     async with App(accounts.url) as app:
         assert await (await plain_transfer.start(7)).result(SOON) == 7
         assert await balances(app._storage) == {"ann": 93, "bob": 7}
 
 
 @everywhere
-async def test_transactions_of_one_run_side_by_side(accounts: Database) -> None:
+async def test_p7_transactions_of_one_run_side_by_side(accounts: Database) -> None:
     async with App(accounts.url) as app:
         handles = [await many.start() for _ in range(3)]
         for handle in handles:
@@ -150,7 +150,7 @@ async def test_transactions_of_one_run_side_by_side(accounts: Database) -> None:
 
 
 @pytest.mark.parametrize("accounts", ["sqlite"], indirect=True)
-async def test_on_sqlite_a_transaction_has_a_limit(accounts: Database) -> None:
+async def test_p7_on_sqlite_a_transaction_has_a_limit(accounts: Database) -> None:
     async with App(accounts.url, transaction_limit=timedelta(seconds=0.2)) as app:
         began = time.monotonic()
         with pytest.raises(WorkflowFailedError) as caught:

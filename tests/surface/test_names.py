@@ -4,9 +4,11 @@ import ast
 import inspect
 import re
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+import perdure
 import perdure.storage
 from perdure import errors
 from perdure.database.statements import DIALECTS, parse
@@ -64,10 +66,12 @@ def test_a_storage_is_a_storage() -> None:
     assert storage is not None
 
 
-def test_names_are_sorted_and_there() -> None:
-    names = perdure.storage.__all__
+@pytest.mark.parametrize("package", [perdure, perdure.storage], ids=lambda package: package.__name__)
+def test_names_are_sorted_there_and_described(package: ModuleType) -> None:
+    names = package.__all__
     assert names == sorted(names)
-    assert all(hasattr(perdure.storage, name) for name in names)
+    for name in names:
+        assert inspect.getdoc(getattr(package, name)), name
 
 
 def test_every_error_is_public_documented_and_has_a_code_of_its_own() -> None:
@@ -80,8 +84,6 @@ def test_every_error_is_public_documented_and_has_a_code_of_its_own() -> None:
 
 
 def test_every_public_thing_says_what_it_is() -> None:
-    for name in perdure.storage.__all__:
-        assert inspect.getdoc(getattr(perdure.storage, name)), name
     for name in SEED + BEYOND:
         assert inspect.getdoc(getattr(Storage, name)), name
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import ContextVar, copy_context
+from importlib import import_module
 from typing import Any, Literal
 
 from perdure.database.backends.base import Executor
@@ -15,6 +16,7 @@ from perdure.engine.driven import Attempt, Done, Record
 from perdure.errors import (
     CommitUnknownError,
     ConfigurationError,
+    DatabaseUnavailableError,
     LeaseLostError,
     OutsideWorkflowError,
     TransactionTooLongError,
@@ -29,9 +31,10 @@ OUTGOING: ContextVar[list[Effect] | None] = ContextVar("perdure_outgoing", defau
 class Activities:
     """Runs attempts; `most` at a time, plain functions in `threads`."""
 
-    def __init__(self, most: int, threads: int, transaction_sec: float | None) -> None:
+    def __init__(self, most: int, threads: int, transaction_sec: float | None, idle_sec: float) -> None:
         self._places = asyncio.Semaphore(most)
         self._transaction_sec = transaction_sec
+        self._idle_sec = idle_sec  # after which a server ends a transaction without a word
         self._pool = ThreadPoolExecutor(threads, "perdure-activity")
 
     async def execute(self, attempt: Attempt) -> Done:
@@ -54,15 +57,21 @@ class Activities:
     async def transact(self, attempt: Attempt, storage: Storage, record: Record) -> Done:
         """Run an attempt's code in a transaction of its own, whose last statements record what came of it.
 
-        A lost lease is raised; any other error is part of the answer, and nothing was written.
+        A lost lease is raised, and trouble of the database's own, which is no failure of the attempt; any other error
+        is part of the answer, and nothing was written.
         """
         async with self._places:
-            context = copy_context()
+            context, loop = copy_context(), asyncio.get_running_loop()
+            began = loop.time()
             task = asyncio.create_task(self._transact(attempt, storage, record), context=context)
             try:
                 return await task
             except (LeaseLostError, CommitUnknownError):
                 raise
+            except DatabaseUnavailableError as error:
+                if loop.time() - began < self._idle_sec:
+                    raise
+                return Done(error=error)  # it may be the code that took too long
             except asyncio.CancelledError as error:
                 here = asyncio.current_task()
                 if here is not None and here.cancelling():
@@ -75,6 +84,7 @@ class Activities:
 
     async def _transact(self, attempt: Attempt, storage: Storage, record: Record) -> Done:
         outgoing: list[Effect] = []
+        _import_sharing()  # now: on SQLite nobody else writes while the transaction is open
         limit = None if self._transaction_sec is None else asyncio.get_running_loop().time() + self._transaction_sec
         async with storage.transaction() as executor:
             lent = Lent(executor, attempt.activity.plain)
@@ -127,6 +137,7 @@ class Activities:
         except asyncio.CancelledError:
             if not over.expired():
                 await asyncio.wait([future])
+            future.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody else looks at it
             raise
 
     def close(self) -> None:
@@ -184,11 +195,9 @@ class Lent:
 
     async def prepare(self) -> None:
         """Where SQLAlchemy is in use, let it ask the server what it must know before it can be handed out."""
-        if "sqlalchemy" in sys.modules:
-            with suppress(ImportError):  # of another age, or without greenlets
-                from perdure.integrations.shared import prepare
-
-                await prepare(self._executor)
+        sharing = _import_sharing()
+        if sharing is not None:
+            await sharing.prepare(self._executor)
 
     def sqlalchemy(self) -> Any:
         """The same one every time."""
@@ -206,6 +215,13 @@ class Lent:
         """The attempt's code is done."""
         if self._sharing is not None:
             self._sharing.end()
+
+
+def _import_sharing() -> Any:
+    """What lends a transaction to SQLAlchemy, where that is in use."""
+    with suppress(ImportError):  # of another age, or without greenlets
+        return import_module("perdure.integrations.shared") if "sqlalchemy" in sys.modules else None
+    return None
 
 
 def connection(kind: Literal["native", "sqlalchemy"] = "native") -> Any:

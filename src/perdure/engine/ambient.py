@@ -53,6 +53,12 @@ def require_run(what: str) -> "Body":
     return run
 
 
+def workflow_name() -> str | None:
+    """The workflow whose body or activity calls."""
+    run, info = current_run(), ATTEMPT.get()
+    return run.workflow.name if run is not None else None if info is None else info.workflow_name
+
+
 def activity_info() -> ActivityInfo:
     """Who calls, from inside an activity that a workflow runs."""
     info = ATTEMPT.get()

@@ -12,17 +12,18 @@ from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Self
 
-from perdure.engine import ambient, starting
+from perdure.database.secret import Secret
+from perdure.engine import ambient, messages, starting
 from perdure.engine.activities import Activities
-from perdure.engine.calls import event_message
 from perdure.engine.clock import steady
-from perdure.engine.codec import decode, encode
+from perdure.engine.codec import decode
 from perdure.engine.definitions import WORKFLOWS, Workflow
 from perdure.engine.failures import cancelled, decode_failure
 from perdure.engine.handles import Handle, StartRequest, plain
 from perdure.engine.heartbeat import Heartbeat
 from perdure.engine.hooks import Hook, Hooks
 from perdure.engine.journal import Shared
+from perdure.engine.relay import Publisher, Relay
 from perdure.engine.results import Results
 from perdure.engine.retention import Retention, Swept, sweep
 from perdure.engine.worker import PUT_OFF, Worker
@@ -37,7 +38,6 @@ from perdure.model.records import (
     HistoryEventType,
     Lease,
     ListInstancesOptions,
-    OutgoingMessage,
     PaginationResult,
     WorkflowInstance,
 )
@@ -50,10 +50,14 @@ GRACE_SEC = 10.0
 
 
 class Client:
-    """Starts runs and looks at them, without driving any. `async with Client(url):` opens it."""
+    """Starts runs and looks at them, without driving any. `async with Client(url):` opens it.
 
-    def __init__(self, url: str) -> None:
-        self.url = url
+    With `outbox` its events are stored for the publisher of an App as well.
+    """
+
+    def __init__(self, url: str, *, outbox: bool = False) -> None:
+        self.url: str = Secret(url)
+        self.told: Callable[[], None] | None = _nothing if outbox else None  # after an event went to the outbox
         self._storage: Rooms
         self._results: Results
         self._token: Token[Client | None] | None = None
@@ -179,25 +183,37 @@ class Client:
 
     # Sending.
 
-    async def send(self, message: OutgoingMessage) -> None:
-        """Store a message."""
-        await self._storage.publish_to_channel(
-            message.channel, message.data, message.metadata, message_id=message.message_id, source=message.source
-        )
+    async def send(self, outgoing: messages.Outgoing) -> None:
+        """Store a message or an event."""
+        if outgoing.event is None:
+            await outgoing.store(self._storage)
+        else:
+            async with self._storage.transaction():
+                await outgoing.store(self._storage)
 
     async def publish(self, channel: str, data: object, *, metadata: Mapping[str, object] | None = None) -> None:
         """Send a message to all runs that are subscribed to a channel."""
-        await self.send(OutgoingMessage(channel, encode(data), None if metadata is None else encode(dict(metadata))))
+        await self.send(messages.message(channel, data, metadata))
 
-    async def send_to(self, instance_id: str, channel: str, data: object) -> None:
+    async def send_to(
+        self, instance_id: str, channel: str, data: object, *, metadata: Mapping[str, object] | None = None
+    ) -> None:
         """Send a message to one run; it is kept until that run takes it."""
-        await self.send(OutgoingMessage(f"{channel}:{instance_id}", encode(data)))
+        await self.send(messages.message(f"{channel}:{instance_id}", data, metadata))
 
     async def send_event(
-        self, type: str, data: object, *, to: str | None = None, source: str = "", id: str | None = None
+        self,
+        type: str,
+        data: object,
+        *,
+        to: str | None = None,
+        source: str = "",
+        id: str | None = None,
+        subject: str | None = None,
     ) -> None:
-        """Store an event for the runs that wait for its type, or for one of them."""
-        await self.send(event_message(type, data, to=to, source=source, id=id))
+        """Store an event for the runs that wait for its type, or for one of them; see `perdure.send_event`."""
+        outgoing = messages.event(type, data, to=to, source=source, id=id, subject=subject, told=self.told)
+        await self.send(outgoing)
 
 
 class App(Client):
@@ -216,15 +232,18 @@ class App(Client):
         grace: timedelta = timedelta(seconds=GRACE_SEC),
         transaction_limit: timedelta = timedelta(seconds=2),
         retention: Retention | None = None,
+        publisher: Publisher | None = None,
         hooks: Sequence[Hook] = (),
         worker_id: str | None = None,
     ) -> None:
-        super().__init__(url)
+        url = Secret(url)
+        super().__init__(url, outbox=publisher is not None)
+        self._publisher = publisher
         self._given = workflows
         self._limits = {"max_runs": max_runs, "resident": resident}
         held = transaction_limit.total_seconds() if url.startswith("sqlite") else None  # there it stops all writers
-        self._activities = max_activities, threads, held
         self._lease_sec = lease.total_seconds()
+        self._activities = max_activities, threads, held, self._lease_sec
         self._grace_sec = grace.total_seconds()
         self._retention = retention
         self._hooks = Hooks(hooks)
@@ -234,6 +253,10 @@ class App(Client):
     async def __aenter__(self) -> Self:
         await super().__aenter__()
         self._served = {each.name: each for each in self._given} if self._given is not None else WORKFLOWS
+        relay = None
+        if self._publisher is not None:
+            relay = Relay(self._storage, self._publisher, self.worker_id)
+            self.told = relay.wake
         self._worker = Worker(
             self._storage,
             self._served,
@@ -244,6 +267,7 @@ class App(Client):
             activities=Activities(*self._activities),
             heartbeat=self._heartbeat,
             retention=self._retention,
+            relay=relay,
             **self._limits,
         )
         self._leased: Shared[WorkflowInstance, Lease | None] = Shared(self._create_leased)
@@ -297,9 +321,9 @@ class App(Client):
         self._worker.wake()
         return started
 
-    async def send(self, message: OutgoingMessage) -> None:
-        """Store a message, and see who waits for it."""
-        await super().send(message)
+    async def send(self, outgoing: messages.Outgoing) -> None:
+        """Store it, and see who waits for it."""
+        await super().send(outgoing)
         self._worker.wake()
 
     async def serve(self) -> None:
@@ -315,3 +339,7 @@ class App(Client):
 @asynccontextmanager
 async def _borrowed(storage: Rooms) -> AsyncIterator[Storage]:
     yield storage
+
+
+def _nothing() -> None:
+    """Nobody here has to be woken."""

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, NoReturn, TypeVar, overload
 
-from perdure.engine import ambient
+from perdure.engine import ambient, messages
 from perdure.engine.activities import OUTGOING
-from perdure.engine.body import Effect, Recur
+from perdure.engine.body import Recur
 from perdure.engine.codec import encode
 from perdure.engine.steps import Event, Message
 from perdure.errors import OutsideWorkflowError
-from perdure.model.records import ChannelMode, Lease, OutgoingMessage
+from perdure.model.records import ChannelMode, Lease
 from perdure.storage.contract import Storage
 from perdure.storage.filters import validate_json_path
 
@@ -21,13 +21,16 @@ T = TypeVar("T")
 
 Span = timedelta | float
 
+GLANCE = timedelta(milliseconds=1)
+
 
 def _seconds(span: Span) -> float:
     return span.total_seconds() if isinstance(span, timedelta) else float(span)
 
 
-def _span(span: Span | None) -> timedelta | None:
-    return None if span is None else timedelta(seconds=_seconds(span))
+def _patience(span: Span | None) -> timedelta | None:
+    """How long a wait lasts; with none at all it still takes what is there."""
+    return None if span is None else max(timedelta(seconds=_seconds(span)), GLANCE)
 
 
 # Time.
@@ -162,20 +165,20 @@ async def receive(channel: str, *, timeout: Span | None = None, type: Any = None
     """The next message of a channel that is subscribed to; `TimeoutError` if none comes in time."""
     run = ambient.require_run("receive()")
     stored = run.stored_channel(channel)
-    message: Message[Any] = await run.wait(run.new_wait("receive", (stored,), type, _span(timeout)))
+    message: Message[Any] = await run.wait(run.new_wait("receive", (stored,), type, _patience(timeout)))
     return message
 
 
 async def publish(channel: str, data: object, *, metadata: Mapping[str, object] | None = None) -> None:
     """Send a message to all who are subscribed. From an activity it leaves together with its result."""
-    await _send("publish", _outgoing(channel, data, metadata))
+    await _send("publish", messages.message(channel, data, metadata))
 
 
 async def send_to(
     instance_id: str, channel: str, data: object, *, metadata: Mapping[str, object] | None = None
 ) -> None:
     """Send a message to one run; it is kept until that run takes it."""
-    await _send("send_to", _outgoing(f"{channel}:{instance_id}", data, metadata))
+    await _send("send_to", messages.message(f"{channel}:{instance_id}", data, metadata))
 
 
 # Events.
@@ -204,8 +207,11 @@ async def wait_event(
     for path in where or ():
         validate_json_path(path)
     channels = (type, f"{type}:{run.instance_id}")
-    step = run.new_wait("wait_event", channels, data, _span(timeout), where=where, kind=type)
-    event: Event[Any] = await run.wait(step)
+    patience = _patience(timeout)
+    whole = patience.total_seconds() if where and patience and patience > GLANCE else None
+    async with asyncio.timeout(whole):  # what is passed over must not begin the time anew
+        step = run.new_wait("wait_event", channels, data, patience if whole is None else None, where=where, kind=type)
+        event: Event[Any] = await run.wait(step)
     return event
 
 
@@ -218,54 +224,31 @@ async def send_event(
     id: str | None = None,
     subject: str | None = None,
 ) -> None:
-    """Store an event for the runs that wait for its type, or for one of them."""
-    await _send("send_event", event_message(type, data, to=to, source=source, id=id, subject=subject))
+    """Store an event for the runs that wait for its type, or for one of them.
+
+    Where a publisher is configured, an event that is not for one run goes to the outbox in the same commit.
+    """
+    app = ambient.APP.get()
+    outgoing = messages.event(
+        type,
+        data,
+        to=to,
+        source=source,
+        id=id,
+        subject=subject,
+        told=None if app is None else app.told,
+        sender=ambient.workflow_name() or messages.SOURCE,
+    )
+    await _send("send_event", outgoing)
 
 
-def event_message(
-    type: str,
-    data: object,
-    *,
-    to: str | None = None,
-    source: str = "",
-    id: str | None = None,
-    subject: str | None = None,
-) -> OutgoingMessage:
-    """An event as the message that is stored; one with an id is stored once, however often it comes."""
-    about = {"ce_type": type, "ce_source": source, "ce_id": id, "ce_subject": subject}
-    known = {key: value for key, value in about.items() if value}
-    channel = type if to is None else f"{type}:{to}"
-    return OutgoingMessage(channel, encode(data), encode(known), message_id=id, source=source)
-
-
-def _outgoing(channel: str, data: object, metadata: Mapping[str, object] | None) -> OutgoingMessage:
-    return OutgoingMessage(channel, encode(data), None if metadata is None else encode(dict(metadata)))
-
-
-async def _send(name: str, message: OutgoingMessage) -> None:
-    run, outgoing = ambient.current_run(), OUTGOING.get()
-    effect = sending(message)
+async def _send(name: str, outgoing: messages.Outgoing) -> None:
+    run, effects = ambient.current_run(), OUTGOING.get()
     if run is not None:
-        await run.effect(name, effect)
-    elif outgoing is not None:
-        outgoing.append(effect)
+        await run.effect(name, outgoing.store)
+    elif effects is not None:
+        effects.append(outgoing.store)
     elif ambient.ATTEMPT.get() is not None:
         raise OutsideWorkflowError(f"{name}() was called by an activity that has ended")
     else:
-        await ambient.current_app().send(message)
-
-
-def sending(message: OutgoingMessage) -> Effect:
-    """The effect of a message."""
-
-    async def write(storage: Storage, lease: Lease) -> int:
-        return await storage.publish_to_channel(
-            message.channel,
-            message.data,
-            message.metadata,
-            message_id=message.message_id,
-            source=message.source,
-            lease=lease,
-        )
-
-    return write
+        await ambient.current_app().send(outgoing)

@@ -52,7 +52,7 @@ class Retry:
             pause = min(self.first.total_seconds() * self.factor ** (attempt - 1), longest)
         except OverflowError:
             pause = longest
-        return pause * random.uniform(1 - self.jitter, 1)
+        return pause * random.uniform(1 - self.jitter, 1)  # nosec B311 # a pause
 
 
 UNDO_RETRY = Retry(attempts=10)

@@ -1,6 +1,7 @@
 """What a worker drives, and what it lends to whoever is driven."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
@@ -14,6 +15,7 @@ from perdure.model.records import CompensationEntry, HistoryEvent, Lease, Suspen
 from perdure.storage.contract import Storage, Wait
 
 PAGE = 1000
+STUBBORN_SEC = 10.0  # how long an activity that is cancelled may take to end
 
 
 class Drained(Exception):
@@ -102,6 +104,16 @@ class Host(Protocol):
 
     def happened(self, what: str, run: "Driven", **about: object) -> None:
         """Tell hooks and logs of what is durable."""
+
+
+async def put_down(tasks: "Collection[asyncio.Task[Any]]", threads: "Collection[asyncio.Task[Any]]") -> None:
+    """End what is under way: a coroutine that will not is left alone after a while, a thread is waited for."""
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        _, left = await asyncio.wait(tasks, timeout=STUBBORN_SEC)
+        if still := left.intersection(threads):
+            await asyncio.wait(still)
 
 
 async def rows(storage: Storage, instance_id: str, after_id: int = 0) -> AsyncIterator[HistoryEvent]:

@@ -136,7 +136,3 @@ class Heartbeat:
     def _lose(self, lease: Lease) -> None:
         with suppress(RuntimeError):  # the host's loop is closed
             self._host.call_soon_threadsafe(self._lost, lease)
-
-
-def _owner(held: tuple[Lease, Held]) -> str:
-    return held[0].worker_id

@@ -79,7 +79,7 @@ async def sweep(storage: Storage, retention: Retention, *, dry_run: bool = False
 async def sweep_for_ever(storage: Storage, retention: Retention, worker_id: str) -> None:
     """A worker's duty."""
     every_sec = retention.every.total_seconds()
-    delay = random.uniform(0, min(SOON_SEC, every_sec))
+    delay = random.uniform(0, min(SOON_SEC, every_sec))  # nosec B311 # a pause
     while True:
         await asyncio.sleep(delay)
         try:

@@ -18,7 +18,7 @@ from perdure.engine.body import ATTEMPT_FAILED, STARTED
 from perdure.engine.clock import steady
 from perdure.engine.codec import encode
 from perdure.engine.definitions import COMPENSATIONS, UNDOABLE_WORKFLOWS, Activity, Workflow
-from perdure.engine.driven import Attempt, Done, Drained, End, Host, rows, undoing
+from perdure.engine.driven import Attempt, Done, Drained, End, Host, put_down, rows, undoing
 from perdure.engine.failures import encode_failure
 from perdure.errors import EngineError, LeaseLostError
 from perdure.model.records import CompensationEntry, HistoryEvent, HistoryEventType, Lease, WorkflowInstance
@@ -187,13 +187,21 @@ class Rollback:
             attempt = self._attempts.get(id, 0) + 1
             key = f"{self.id}:{self.generation or ''}:{step}"
             info = ActivityInfo(self.id, self.workflow.name, activity.name, step, attempt, key, self._lease.token)
-            done = await self.host.execute(Attempt(activity, payload, info, self._check_deadline))
+            done = await self._execute(Attempt(activity, payload, info, self._check_deadline))
             pause = None if done.error is None else activity.retry.pause(attempt, done.error)
             if done.error is None or pause is None:
                 return done
             self._attempts[id] = attempt
             await self._record(f"{id}#{attempt}", ATTEMPT_FAILED, encode(encode_failure(done.error)))
             await asyncio.sleep(pause)
+
+    async def _execute(self, attempt: Attempt) -> Done:
+        task = asyncio.create_task(self.host.execute(attempt), name=f"{self.id} {attempt.info.step}")
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            await put_down([task], [task] if attempt.activity.plain else [])
+            raise
 
     def _check_deadline(self) -> None:
         if steady() >= self.deadline:
@@ -247,7 +255,7 @@ def _known_workflow(name: str) -> Workflow[..., Any]:
 
 def _takes_none(undo: Activity[..., Any]) -> bool:
     hint = undo.signature.hints.get("result", Any)
-    return hint is Any or hint is None or type(None) in get_args(hint)
+    return hint in (Any, None, type(None)) or type(None) in get_args(hint)
 
 
 def _arguments(activity: Activity[..., Any], given: bytes, result: bytes, **more: object) -> bytes:

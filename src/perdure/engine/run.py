@@ -18,12 +18,12 @@ from perdure.engine.body import ATTEMPT_FAILED, OWN, STARTED, STATE, VALUES, Bod
 from perdure.engine.clock import steady
 from perdure.engine.codec import encode
 from perdure.engine.definitions import Workflow
-from perdure.engine.driven import Attempt, Done, Drained, End, Host, rows, undoing
+from perdure.engine.driven import Attempt, Done, Drained, End, Host, put_down, rows, undoing
 from perdure.engine.failures import encode_failure
 from perdure.engine.journal import Journal
 from perdure.engine.starting import DEADLINE
 from perdure.engine.steps import ActivityStep, EffectStep
-from perdure.engine.waits import EXPIRED, SHORT_SEC, Waits, nothing
+from perdure.engine.waits import EXPIRED, SHORT_SEC, UNTIL, Waits, nothing
 from perdure.errors import (
     ChannelModeConflictError,
     EngineError,
@@ -37,7 +37,6 @@ from perdure.model.records import HistoryEvent, HistoryEventType, Lease, Workflo
 from perdure.storage.contract import Storage
 
 LOOK_SEC = 1.0  # how often a run that cannot wait, for an activity is under way, looks for its messages
-STUBBORN_SEC = 10.0  # how long an activity that is cancelled may take to end
 # The caller's mistakes, which the body should hear of; anything else is the database's trouble.
 REFUSALS = (ChannelModeConflictError, InstanceNotFoundError, LimitError, NotSubscribedError)
 
@@ -148,13 +147,8 @@ class Run:
     async def _put_down(self) -> None:
         """End what is under way here, of which nothing was recorded, and leave the time to the rows."""
         self.waits.stop()
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            _, left = await asyncio.wait(self._tasks, timeout=STUBBORN_SEC)
-            threads = [step.task for step in self.body.activities.values() if step.activity.plain and step.task in left]
-            if threads:
-                await asyncio.wait(threads)
+        plain = [step.task for step in self.body.activities.values() if step.activity.plain and step.task is not None]
+        await put_down(self._tasks, plain)
         self._tasks = set()
         self._inbox = asyncio.Queue()
 
@@ -177,11 +171,11 @@ class Run:
     async def _rows(self) -> AsyncIterator[HistoryEvent]:
         """Rows of steps and values after those that are known, a page in memory at a time."""
         async for event in rows(self.host.storage, self.id, self.journal.last_id):
-            self._note(event)
+            self._read_own(event)
             if not event.activity_id.startswith(OWN) or event.event_type in (VALUES, STATE):
                 yield event
 
-    def _note(self, event: HistoryEvent) -> None:
+    def _read_own(self, event: HistoryEvent) -> None:
         """Rows that are the engine's own."""
         if event.activity_id == children.PARENT:
             self.parent = json.loads(event.event_data or b"{}")
@@ -190,8 +184,11 @@ class Run:
             self.waits.ends_at = event.created_at + timedelta(seconds=seconds)
         elif event.activity_id == EXPIRED:
             self.waits.expired = True
+        elif event.activity_id.startswith(UNTIL):
+            self.waits.remember(event)
 
-    def _record(self, id: str, kind: str, data: bytes) -> HistoryEvent:
+    def note(self, id: str, kind: str, data: bytes) -> HistoryEvent:
+        """Record an event; nobody waits."""
         event = HistoryEvent(self.id, id, kind, data)
         self.journal.record(event, lambda: self.host.happened("step", self, step=id, kind=str(kind)))
         self.progressed = True
@@ -200,11 +197,11 @@ class Run:
     def _record_taken(self) -> None:
         taken = self.body.taken()
         if taken is not None:
-            self._record(*taken)
+            self.note(*taken)
 
     def tell(self, id: str, kind: str, data: bytes) -> None:
         """Record an event and feed it; what the body takes because of it comes right behind."""
-        self.body.feed(self._record(id, kind, data), None)
+        self.body.feed(self.note(id, kind, data), None)
         self._record_taken()
 
     # Beginning what the body asks for.

@@ -187,7 +187,7 @@ class WaitStep(Timed):
 
     @property
     def delay_sec(self) -> float | None:
-        """The time-out; each message that is passed over begins it anew."""
+        """The time-out."""
         return None if self.after is None else self.after.total_seconds()
 
     def ids(self) -> dict[str, str]:

@@ -6,10 +6,12 @@ and releases the lease.
 """
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
+from perdure.engine.codec import encode
 from perdure.engine.starting import DEADLINE
 from perdure.engine.steps import ActivityStep, Timed, TimerStep, WaitStep
 from perdure.errors import EngineError
@@ -17,6 +19,7 @@ from perdure.model.records import (
     ChannelMessage,
     ChannelMode,
     ChannelWait,
+    HistoryEvent,
     HistoryEventType,
     TimerSubscription,
     TimerWait,
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
 SHORT_SEC = 1.0  # a pause up to this is kept in memory; a longer one is a row
 WAITS_MAX = 1000
 EXPIRED = "~expired"  # the row of a deadline that passed while the run waited
+UNTIL = "~until:"  # the rows of time-outs that began while another branch was at work
 
 
 class Waits:
@@ -41,6 +45,7 @@ class Waits:
         self.ends_at: datetime | None = None  # the deadline of the run, by the database's clock
         self.expired = False
         self._deadline: asyncio.TimerHandle | None = None
+        self._until: dict[str, datetime] = {}
 
     def hint(self) -> None:
         """There may be a message or a timer."""
@@ -138,10 +143,15 @@ class Waits:
                 if channel not in taken:  # of several that wait for one channel the first is served
                     taken.add(channel)
                     await self._listen(channel)
-                    waits.append(ChannelWait(channel, id, after=_span(wait.delay_sec) if wait.delay_sec else None))
+                    waits.append(ChannelWait(channel, id, *self._time_of(wait)))
         if len(waits) > WAITS_MAX:
             raise EngineError(f"{self._run.id} waits for {len(waits)} things at once; the limit is {WAITS_MAX}")
         return waits
+
+    def _time_of(self, wait: WaitStep) -> tuple[datetime | None, timedelta | None]:
+        """When a wait's time is up, if that is known, or how long it lasts."""
+        until = self._until.get(wait.id)
+        return (None, wait.after) if until is None else (until, None)
 
     async def _take(self, wait: Wait) -> None:
         """What was ready when the run wanted to wait."""
@@ -164,9 +174,29 @@ class Waits:
         for pause in self.pauses():
             if pause.handle is None:
                 await self._watch(pause, self.look, row=True)
-        for wait in self._run.body.waits.values():
+        for wait in list(self._run.body.waits.values()):
             if wait.handle is None and wait.delay_sec is not None:
-                await self._watch(wait, self._timeout(wait), row=False)
+                await self._watch_wait(wait, wait.delay_sec)
+
+    async def _watch_wait(self, wait: WaitStep, seconds: float) -> None:
+        """A wait's time is in its row. While the run is driven there may be none: that of a long one is recorded."""
+        now = self._run.host.now()
+        if seconds > SHORT_SEC and wait.id not in self._until:
+            id, channel = next(iter(wait.ids().items()))
+            row = await self._run.host.storage.get_channel_subscription(self._run.id, channel)
+            if row is not None and row.activity_id == id and row.timeout_at is not None:
+                self._until[wait.id] = row.timeout_at
+            else:
+                self._until[wait.id] = now + _span(seconds)
+                self._run.note(UNTIL + wait.id, "Until", encode({"at": self._until[wait.id].isoformat()}))
+        if wait.id in self._until:
+            seconds = max(0.0, (self._until[wait.id] - now).total_seconds())
+        wait.handle = asyncio.get_running_loop().call_later(seconds, self._run.post, self._timeout(wait))
+
+    def remember(self, event: HistoryEvent) -> None:
+        """A time-out that began before this run was driven here."""
+        at = json.loads(event.event_data or b"{}")["at"]
+        self._until[event.activity_id.removeprefix(UNTIL)] = datetime.fromisoformat(at)
 
     async def _watch(self, step: Timed, due: Callable[[], Awaitable[None]], *, row: bool) -> None:
         if row:

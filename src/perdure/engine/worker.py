@@ -26,6 +26,7 @@ from perdure.engine.driven import Attempt, Done, Drained, Driven, End, Record
 from perdure.engine.heartbeat import Heartbeat
 from perdure.engine.hooks import Hooks
 from perdure.engine.journal import Entry, Shared, appending
+from perdure.engine.relay import Relay
 from perdure.engine.results import Results
 from perdure.engine.retention import Retention, sweep_for_ever
 from perdure.engine.rollback import Rollback
@@ -40,7 +41,7 @@ from perdure.errors import (
 from perdure.model.records import Lease, ResumableWorkflow, Suspension, WorkflowInstance
 from perdure.model.states import WorkflowStatus
 from perdure.storage.contract import Storage, Wait
-from perdure.storage.wakeups import RESUMABLE
+from perdure.storage.wakeups import OUTBOX, RESUMABLE
 
 log = logging.getLogger("perdure.engine")
 
@@ -71,6 +72,7 @@ class Worker:
         activities: Activities,
         heartbeat: Callable[[Callable[[Lease], None]], Heartbeat],
         retention: Retention | None = None,
+        relay: Relay | None = None,
     ) -> None:
         self.storage = storage
         self.records: Shared[Entry, int] = Shared(appending(storage))
@@ -85,6 +87,7 @@ class Worker:
         self._resident = resident
         self._activities = activities
         self._retention = retention
+        self._relay = relay
         self._heartbeat = heartbeat(self._lost)
         self._context = copy_context()  # of whoever opened the app: runs belong to no caller
         self._driven: dict[str, asyncio.Task[None]] = {}
@@ -94,7 +97,7 @@ class Worker:
         self._parked: OrderedDict[str, Run] = OrderedDict()
         self._wake = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
-        self._ahead = 0.0  # by how much the database's clock is ahead of ours
+        self._epoch = datetime.now(UTC) - timedelta(seconds=steady())  # by the database's clock, once it was asked
         self._whole_at = 0.0  # when to look for everything, by the monotonic clock
         self._fruitless = 0
         self.coming = 0  # runs that there is a place for, and that are being taken
@@ -117,6 +120,8 @@ class Worker:
         if self._retention is not None:
             sweeping = sweep_for_ever(self.storage, self._retention, self.worker_id)
             self._tasks.append(asyncio.create_task(sweeping))
+        if self._relay is not None:
+            self._relay.start()
 
     async def stop(self, grace_sec: float) -> None:
         """Take no more; let activities that run finish within the time, hand the rest over, give leases back."""
@@ -126,6 +131,7 @@ class Worker:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for run in self._runs.values():
             run.drain()
+        relaying = None if self._relay is None else asyncio.create_task(self._relay.stop(grace_sec))
         if self._driven:
             await asyncio.wait(self._driven.values(), timeout=grace_sec)
         for task in list(self._driven.values()):
@@ -135,15 +141,17 @@ class Worker:
         for run in self._parked.values():
             run.evict()
         self._parked.clear()
+        if relaying is not None:
+            await relaying
         await self._heartbeat.stop()
         self._activities.close()
 
     async def _set_clock(self) -> None:
         await self.storage.beat_worker(self.worker_id)
-        before = datetime.now(UTC)
+        before = steady()
         for worker in await self.storage.list_workers():
             if worker.worker_id == self.worker_id:
-                self._ahead = (worker.beat_at - before).total_seconds()
+                self._epoch = worker.beat_at - timedelta(seconds=before)
 
     async def _listen(self) -> None:
         """Hints wake the look; messages are told to the runs that are driven here, which take their own."""
@@ -152,6 +160,8 @@ class Worker:
                 async for hint in self.storage.wakeups():
                     self._wake.set()
                     self._results.hint(hint)
+                    if self._relay is not None and hint.kind in (OUTBOX, "scan"):
+                        self._relay.wake()
                     if hint.kind == "scan" or hint.payload.get("reason") == "cancelled":
                         self._heartbeat.nudge()
                     if hint.kind != RESUMABLE:
@@ -406,8 +416,8 @@ class Worker:
     # What runs need.
 
     def now(self) -> datetime:
-        """The database's clock, as far as it is known here."""
-        return datetime.now(UTC) + timedelta(seconds=self._ahead)
+        """The database's clock, as far as it is known here; this machine's own may be set at any moment."""
+        return self._epoch + timedelta(seconds=steady())
 
     def wake(self) -> None:
         """Look for work soon."""

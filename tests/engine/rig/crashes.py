@@ -27,7 +27,6 @@ from perdure import (
     WorkflowStatus,
     activity,
     activity_info,
-    connection,
     publish,
     recur,
     sleep,
@@ -43,6 +42,7 @@ from perdure.storage.stores import Rooms, open_storage
 from tests.engine.rig import nursery
 from tests.engine.rig.checker import Rows, read_rows
 from tests.engine.rig.effects import EFFECTS, Line
+from tests.engine.rig.entries import run_sql
 from tests.engine.rig.workflows import GATES, Executed, Mark
 
 QUICK = Retry(attempts=3, first=timedelta(milliseconds=5))
@@ -107,18 +107,6 @@ async def enter(run: str) -> Mark:
     await run_sql(f"INSERT INTO {LEDGER} VALUES ('{run}')")
     await publish(MOVED, run)
     return executed.mark(0)
-
-
-async def run_sql(statement: str) -> None:
-    """On whatever driver's connection this is."""
-    native: Any = connection()
-    if hasattr(native, "ping"):
-        async with native.cursor() as cursor:
-            await cursor.execute(statement)
-    elif hasattr(native, "fetchval"):
-        await native.execute(statement)
-    else:
-        native.execute(statement)
 
 
 @workflow(name="crash.saga")

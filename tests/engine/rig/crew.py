@@ -10,7 +10,7 @@ from typing import Self
 from tests.engine.rig.effects import Effects, Line
 from tests.engine.rig.nursery import Nursery, WorkerSpec
 
-PATIENCE_SEC = 30.0
+PATIENCE_SEC = 60.0
 
 
 @dataclass(slots=True)
@@ -42,8 +42,10 @@ class Crew:
 
     async def hire(self, *, max_runs: int = 1000, probe: int | None = None) -> int:
         """Start a worker; every second one, by chance, keeps parked runs in memory."""
-        resident = self.chance.choice((0, 1000))
-        pid = await self.nursery.fork(replace(self.spec, resident=resident, max_runs=max_runs, probe=probe))
+        spec = replace(self.spec, resident=self.chance.choice((0, 1000)), max_runs=max_runs, probe=probe)
+        if spec.clock_off_sec:
+            spec = replace(spec, clock_off_sec=self.chance.uniform(-1, 1) * spec.clock_off_sec)
+        pid = await self.nursery.fork(spec)
         self.alive.append(pid)
         return pid
 
@@ -72,12 +74,17 @@ class Crew:
         return path.read_text().splitlines() if path.exists() else []
 
 
-async def until(condition: Callable[[], bool | Awaitable[bool]], what: str, patience_sec: float = PATIENCE_SEC) -> None:
+async def until(
+    condition: Callable[[], bool | Awaitable[bool]],
+    what: str,
+    patience_sec: float = PATIENCE_SEC,
+    pause_sec: float = 0.01,
+) -> None:
     """Wait for a condition, and fail when it does not come true."""
     try:
         async with asyncio.timeout(patience_sec):
             while not await _value(condition()):  # noqa: ASYNC110 - other processes make it true
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(pause_sec)
     except TimeoutError:
         raise AssertionError(f"waited {patience_sec} s in vain for {what}") from None
 

@@ -5,11 +5,13 @@ import random
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from datetime import timedelta
 from itertools import count
 from typing import TypeVar
 
 from perdure import Client, Handle, Workflow
 from perdure.engine.codec import encode
+from perdure.engine.messages import Outgoing
 from perdure.errors import CommitUnknownError, DatabaseUnavailableError, TransactionConflictError
 from perdure.model.records import HistoryEvent, OutgoingMessage, WorkflowInstance
 from perdure.model.states import WAITING
@@ -19,11 +21,13 @@ from tests.engine.rig.workflows import Account
 
 T = TypeVar("T")
 
-RESULT_SEC = 60.0
+RESULT_SEC = 180.0  # a busy machine may starve a run for long
+ASK_SEC = 0.05
 NEWS_COUNT = 30
 LISTENERS = 2
 JOB_WORKERS = 3
 LANES = 32
+LIMIT = timedelta(hours=1)  # never reached, except by a clock that is wrong
 TROUBLE = (CommitUnknownError, DatabaseUnavailableError, TransactionConflictError)
 
 
@@ -43,13 +47,13 @@ class Told:
 class Driver:
     """Load on one database."""
 
-    def __init__(self, client: Client, chance: random.Random) -> None:
-        self.client, self.chance = client, chance
+    def __init__(self, client: Client, chance: random.Random, lanes: int = LANES) -> None:
+        self.client, self.chance, self.lanes = client, chance, lanes
         self.told = Told()
         self.stopping = asyncio.Event()
         self._numbers = count(1)
         self._cases = (self._sequence, self._fan, self._slow, self._retrying, self._napping, self._approval,
-                       self._mixed, self._publisher)  # fmt: skip
+                       self._mixed, self._publisher, self._bookkeeper)  # fmt: skip
 
     async def run(self) -> None:
         """Keep many runs under way until told to stop, then see all of them to their end."""
@@ -57,7 +61,7 @@ class Driver:
         listeners = [await self._start(w.listener, list(range(NEWS_COUNT)), NEWS_COUNT) for _ in range(LISTENERS)]
         async with asyncio.TaskGroup() as group:
             group.create_task(self._news(listeners))
-            for lane in range(LANES):
+            for lane in range(self.lanes):
                 group.create_task(self._lane(lane))
         await self._pills()
         for handle in (*jobs, *listeners):
@@ -81,19 +85,23 @@ class Driver:
                     return await call()
                 except TROUBLE:
                     self.told.retried += 1
-                    await asyncio.sleep(0.05)
+                    await asyncio.sleep(ASK_SEC)
 
     async def _start(
         self, workflow: Workflow[..., Account], expected: list[str | int] | None, *args: object, key: str = ""
     ) -> Handle[Account]:
         id = key or self._key()
         self.told.expected[id] = expected
-        handle = await self.persist(lambda: workflow.start(*args, id=id))
+        handle = await self.persist(lambda: workflow.start(*args, id=id, timeout=LIMIT))
         self.told.started.append(id)
         return handle
 
     async def _finish(self, handle: Handle[Account]) -> None:
-        self.told.results[handle.id] = await self.persist(lambda: handle.result(RESULT_SEC))
+        try:
+            self.told.results[handle.id] = await self.persist(lambda: handle.result(RESULT_SEC))
+        except TimeoutError:
+            row = await self.persist(handle.describe)
+            raise AssertionError(f"stuck: {handle.id} did not end within {RESULT_SEC} s: {row}") from None
         self.told.ended[handle.id] = await self.persist(handle.describe)
 
     async def _job(self, job: str) -> None:
@@ -104,7 +112,7 @@ class Driver:
             except CommitUnknownError:
                 self.told.unsure_jobs[job] += 1
             except TROUBLE:
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(ASK_SEC)
                 continue
             else:
                 self.told.jobs[job] += 1
@@ -139,6 +147,11 @@ class Driver:
         await self._finish(handle)
         self.told.jobs.update([f"by activity {key}", f"by body {key}"])
 
+    async def _bookkeeper(self, chance: random.Random) -> None:
+        count = chance.randint(1, 4)
+        expected: list[str | int] = [value for number in range(count) for value in (9, number * 2)]
+        await self._finish(await self._start(w.bookkeeper, expected, count))
+
     async def _approval(self, chance: random.Random) -> None:
         key, verdict = self._key(), f"verdict {chance.random()}"
         handle = await self._start(w.approval, [2, verdict, 4], key, key=key)
@@ -170,7 +183,7 @@ class Driver:
         async def waits() -> bool:
             return await self.persist(handle.status) in WAITING
 
-        await until(waits, f"{handle.id} to wait", RESULT_SEC)
+        await until(waits, f"{handle.id} to wait", RESULT_SEC, ASK_SEC)
 
     # Messages to many.
 
@@ -190,13 +203,13 @@ class Driver:
         async def has_begun() -> bool:
             return len(await self.persist(events)) >= 2
 
-        await until(has_begun, f"{handle.id} to listen", RESULT_SEC)
+        await until(has_begun, f"{handle.id} to listen", RESULT_SEC, ASK_SEC)
 
     async def _pills(self) -> None:
         for number in range(JOB_WORKERS):
             await self.persist(lambda number=number: self.client.send(_once(w.JOBS, w.PILL, number)))  # type: ignore[misc]
 
 
-def _once(channel: str, data: str | int, number: int) -> OutgoingMessage:
+def _once(channel: str, data: str | int, number: int) -> Outgoing:
     """A message that may be sent again without being stored again."""
-    return OutgoingMessage(channel, encode(data), message_id=f"{channel} {number}", source="driver")
+    return Outgoing(OutgoingMessage(channel, encode(data), message_id=f"{channel} {number}", source="driver"))

@@ -44,6 +44,11 @@ async def _columns(storage: Rooms, table: str) -> list[str]:
     return [row[0] for row in rows]
 
 
+def without(found: Dump, runs: Collection[str]) -> Dump:
+    """All rows but those of these runs."""
+    return {table: [row for row in rows if not any(run in row for run in runs)] for table, rows in found.items()}
+
+
 def changes(before: Dump, after: Dump) -> list[str]:
     """The rows that came, went or changed."""
     wrong = []

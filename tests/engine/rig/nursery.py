@@ -21,6 +21,7 @@ from typing import Any, Self, TextIO
 
 from perdure import App
 from perdure.database.backends import mysql, postgres, sqlite
+from tests.engine.rig.clocks import deafen, shift
 from tests.engine.rig.effects import EFFECTS
 from tests.engine.rig.workflows import GATES, MIX, PROBE
 
@@ -38,6 +39,9 @@ class WorkerSpec:
     resident: int = 0
     max_runs: int = 1000
     probe: int | None = None
+    lease_sec: float = LEASE_SEC
+    clock_off_sec: float = 0.0  # of a crew: at most, to either side
+    deaf: bool = False
 
 
 class Nursery:
@@ -126,6 +130,10 @@ def _be_worker(spec: WorkerSpec) -> None:
         _redirect(folder / "workers.log")
         GATES.folder = folder
         EFFECTS.open(folder / "effects")
+        if spec.clock_off_sec:
+            shift(spec.clock_off_sec)
+        if spec.deaf:
+            deafen()
         asyncio.run(_serve(spec))
         code = 0
     except BaseException:
@@ -151,7 +159,7 @@ async def _serve(spec: WorkerSpec) -> None:
     app = App(
         spec.url,
         workflows=MIX if spec.probe is None else [*MIX, PROBE[spec.probe]],
-        lease=timedelta(seconds=LEASE_SEC),
+        lease=timedelta(seconds=spec.lease_sec),
         resident=spec.resident,
         max_runs=spec.max_runs,
         hooks=[EFFECTS.hook],

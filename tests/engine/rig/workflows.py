@@ -12,6 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from perdure import Retry, Workflow, activity, activity_info, publish, receive, sleep, subscribe, wait_event, workflow
+from tests.engine.rig import entries
 from tests.engine.rig.effects import EFFECTS, new_token
 
 NAP_SEC = 1.1  # over a second: a row
@@ -19,7 +20,7 @@ SLOW_SEC = 1.3  # over a lease, which has to be renewed
 PAUSE_SEC = 0.9  # under a second: kept in memory
 JOBS, NEWS, DECIDED = "rig.jobs", "rig.news", "rig.decided"
 PILL = "pill"
-PROBES = 5
+PROBES = 10
 
 
 @dataclass(slots=True)
@@ -127,6 +128,17 @@ async def announce(job: str) -> Mark:
     await publish(JOBS, job)
     await asyncio.sleep(_some_time())
     return executed.mark(1)
+
+
+@activity(transactional=True, retry=Retry(attempts=100, first=timedelta(milliseconds=50), factor=1))
+async def entering() -> Mark:
+    """One row, in the transaction that records the result; its connection may break under it."""
+    executed = Executed()
+    try:
+        await entries.enter(executed.token)
+    except Exception as error:
+        raise executed.fail("the database refused") from error
+    return executed.mark(9)
 
 
 @activity
@@ -242,6 +254,15 @@ async def publisher(key: str) -> Account:
     return account
 
 
+@workflow(name="rig.bookkeeper")
+async def bookkeeper(count: int) -> Account:
+    account = Account()
+    for number in range(count):
+        account.add(await entering())
+        account.add(await step(number))
+    return account
+
+
 @workflow(name="rig.job_worker")
 async def job_worker() -> Account:
     await subscribe(JOBS, "competing")
@@ -292,5 +313,6 @@ async def probe() -> Account:
 
 PROBE: list[Workflow[[], Account]] = [workflow(name=f"rig.probe_{number}")(probe) for number in range(PROBES)]
 MIX: list[Workflow[..., Account]] = [
-    sequence, fan, slow, retrying, pausing, napping, approval, mixed, publisher, job_worker, listener, detained
+    sequence, fan, slow, retrying, pausing, napping, approval, mixed, publisher, bookkeeper, job_worker, listener,
+    detained,
 ]  # fmt: skip

@@ -1,0 +1,123 @@
+"""Money that is moved exactly once, with SQLAlchemy: a worker dies between the halves of a transfer, and all is well.
+
+    python -m examples.transfer [url]
+
+Needs `sqlalchemy[asyncio]`, and for a server also psycopg or PyMySQL, which the web handler's engine uses.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+import tempfile
+from datetime import timedelta
+
+import sqlalchemy as sa
+
+from perdure import App, Client, Started, TerminalError, activity, connection, workflow
+
+LEASE = timedelta(seconds=2)
+TABLES = sa.MetaData()
+ACCOUNTS = sa.Table(
+    "example_accounts",
+    TABLES,
+    sa.Column("name", sa.String(50), primary_key=True),
+    sa.Column("balance", sa.Integer, nullable=False),
+)
+ORDERS = sa.Table(
+    "example_orders",
+    TABLES,
+    sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("amount", sa.Integer, nullable=False),
+)
+
+
+@activity(transactional=True)
+def move(source: str, target: str, amount: int) -> int:
+    """Both halves and the recorded result are one commit, which is not made here: return, and the engine commits."""
+    db: sa.Connection = connection("sqlalchemy")
+    balance = sa.select(ACCOUNTS.c.balance).where(ACCOUNTS.c.name == source)
+    db.execute(_change(source, -amount))
+    left = int(db.execute(balance).scalar_one())
+    if left < 0:
+        raise TerminalError(f"{source} has not that much")  # rolls back what was done
+    if left == 70 and "--dies" in sys.argv:
+        os.kill(os.getpid(), signal.SIGKILL)  # taken from the one, and not yet given to the other
+    db.execute(_change(target, amount))
+    return left
+
+
+def _change(name: str, amount: int) -> sa.Update:
+    return sa.update(ACCOUNTS).where(ACCOUNTS.c.name == name).values(balance=ACCOUNTS.c.balance + amount)
+
+
+@workflow(name="examples.transfer")
+async def transfer(source: str, target: str, amount: int) -> int:
+    """One transfer."""
+    return await move(source, target, amount)
+
+
+def handle_request(engine: sa.Engine, number: int, *, crashes: bool = False) -> Started[int]:
+    """A web handler: its own row and the run are in its own transaction, so there are both or neither."""
+    with engine.begin() as db:
+        db.execute(sa.insert(ORDERS).values(number=number, amount=5))
+        started = transfer.start("ann", "bob", 5, id=f"transfer-{number}", in_transaction=db)
+        if crashes:
+            raise ConnectionError("the web server was restarted")
+    return started  # the run begins now
+
+
+def set_up(engine: sa.Engine) -> None:
+    """Two accounts."""
+    TABLES.drop_all(engine)
+    TABLES.create_all(engine)
+    with engine.begin() as db:
+        db.execute(sa.insert(ACCOUNTS), [{"name": "ann", "balance": 100}, {"name": "bob", "balance": 0}])
+
+
+def show(engine: sa.Engine, when: str) -> None:
+    """What is in the accounts."""
+    with engine.connect() as db:
+        accounts = {row.name: row.balance for row in db.execute(sa.select(ACCOUNTS))}
+        orders = db.scalar(sa.select(sa.func.count()).select_from(ORDERS))
+    print(
+        f"{when:>24} ann {accounts['ann']}, bob {accounts['bob']}, together {sum(accounts.values())}; {orders} orders"
+    )
+
+
+async def hire(url: str, *how: str) -> asyncio.subprocess.Process:
+    """Start a worker process."""
+    return await asyncio.create_subprocess_exec(sys.executable, "-m", "examples.transfer", url, "--worker", *how)
+
+
+async def main(url: str) -> None:
+    """The story."""
+    kinds = {"postgresql": "postgresql+psycopg", "mysql": "mysql+pymysql"}
+    kind, _, where = url.partition("://")
+    engine = sa.create_engine(f"{kinds.get(kind, kind)}://{where}")
+    async with Client(url):
+        set_up(engine)
+        handles = [handle_request(engine, number) for number in range(10)]
+        try:
+            handle_request(engine, 10, crashes=True)
+        except ConnectionError as error:
+            print(f"{'the eleventh request':>24} {error}: no order, and no run")
+        show(engine, "ten requests")
+        worker = await hire(url, "--dies")
+        await worker.wait()
+        show(engine, "the worker was killed")
+        worker = await hire(url)
+        results = [await handle.result(timeout=60) for handle in handles]
+        worker.terminate()
+        await worker.wait()
+        print(f"{'what was left each time':>24} {sorted(results, reverse=True)}")
+        show(engine, "another worker went on")
+    engine.dispose()
+
+
+if __name__ == "__main__":
+    if "--worker" in sys.argv:
+        asyncio.run(App(sys.argv[1], workflows=[transfer], lease=LEASE).serve())
+    else:
+        with tempfile.TemporaryDirectory(prefix="perdure-transfer-") as folder:
+            asyncio.run(main(sys.argv[1] if len(sys.argv) > 1 else f"sqlite:///{folder}/bank.db"))

@@ -1,0 +1,71 @@
+"""Messages and events on their way into the database, from a body, an activity or a client."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from perdure.engine.codec import encode
+from perdure.engine.starting import new_id
+from perdure.errors import HistoryConflictError, LimitError
+from perdure.model.records import Lease, OutboxEvent, OutgoingMessage
+from perdure.storage.contract import Storage
+
+SOURCE = "perdure"  # of events that no workflow sends
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """What is stored in one commit: a message for runs of this database and, of an event, its copy for the world."""
+
+    message: OutgoingMessage
+    event: OutboxEvent | None = None
+    stored: Callable[[], None] = lambda: None  # called after the commit, if the world is told
+
+    async def store(self, storage: Storage, lease: Lease | None = None) -> int:
+        """Store it; with an event, in the transaction that is open."""
+        message = self.message
+        id = await storage.publish_to_channel(
+            message.channel,
+            message.data,
+            message.metadata,
+            message_id=message.message_id,
+            source=message.source,
+            lease=lease,
+        )
+        if self.event is not None:
+            try:
+                await storage.add_outbox_event(self.event, lease=lease)
+            except HistoryConflictError as error:
+                raise LimitError(f"another event was sent as {self.event.event_id!r}: an id is given once") from error
+            storage.register_post_commit_callback(self.stored)
+        return id
+
+
+def message(channel: str, data: object, metadata: Mapping[str, object] | None = None) -> Outgoing:
+    """A message to a channel."""
+    return Outgoing(OutgoingMessage(channel, encode(data), None if metadata is None else encode(dict(metadata))))
+
+
+def event(
+    type: str,
+    data: object,
+    *,
+    to: str | None = None,
+    source: str = "",
+    id: str | None = None,
+    subject: str | None = None,
+    told: Callable[[], None] | None = None,
+    sender: str = SOURCE,
+) -> Outgoing:
+    """An event, which is stored once however often it comes if it has an id.
+
+    With `told` it goes to the outbox as well, unless it is for one run; there it needs a source and an id.
+    """
+    outside = told is not None and to is None
+    known_as, origin = (id or new_id(), source or sender) if outside else (id, source)
+    about = {"ce_type": type, "ce_source": origin, "ce_id": known_as, "ce_subject": subject}
+    metadata = encode({key: value for key, value in about.items() if value})
+    payload = encode(data)
+    inside = OutgoingMessage(type if to is None else f"{type}:{to}", payload, metadata, message_id=id, source=source)
+    if not outside or told is None:
+        return Outgoing(inside)
+    return Outgoing(inside, OutboxEvent(str(known_as), type, origin, payload), told)

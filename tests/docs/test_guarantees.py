@@ -1,0 +1,41 @@
+"""The page of guarantees: it names tests that exist, and every test that is named after a call or a meaning."""
+
+import re
+from pathlib import Path
+
+import perdure
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "guarantees.md").read_text("utf-8")
+NAMED: list[tuple[str, str]] = re.findall(r"`((?:tests|src)/[\w/]+\.py)::(\w+)`", PAGE)
+ROWS = "run compose time events channels groups long_life saga transactions limits versions observe"
+MEANINGS = "own_loop order same_id_twice errors events cancel children retry in_transaction connection"
+_DEFINED = re.compile(r"^(?:async )?def (test_\w+)\(", re.MULTILINE)
+
+
+def test_every_promise_names_tests_that_exist() -> None:
+    assert len(NAMED) > 100
+    for path, name in NAMED:
+        assert name in _DEFINED.findall((ROOT / path).read_text("utf-8")), f"{path}::{name}"
+
+
+def test_every_row_and_meaning_has_tests_that_are_named_after_it() -> None:
+    names = [name for _, name in NAMED]
+    wanted = [f"test_row_{row}_" for row in ROWS.split()] + [f"test_meaning_{which}_" for which in MEANINGS.split()]
+    wanted += [f"test_p{number}_" for number in range(1, 11)]
+    for prefix in wanted:
+        assert any(name.startswith(prefix) for name in names), prefix
+
+
+def test_every_test_that_is_named_after_a_row_or_a_meaning_is_on_the_page() -> None:
+    names = {name for _, name in NAMED}
+    for path in sorted((ROOT / "tests" / "engine").glob("test_*.py")):
+        for name in _DEFINED.findall(path.read_text("utf-8")):
+            assert name in names or not name.startswith(("test_row_", "test_meaning_")), f"{path.name}::{name}"
+
+
+def test_every_call_is_documented() -> None:
+    page = (ROOT / "docs" / "engine.md").read_text("utf-8")
+    for name in perdure.__all__:
+        if name.islower():
+            assert re.search(rf"`[^`\n]*\b{name}\b|^from perdure import .*\b{name}\b", page, re.MULTILINE), name

@@ -1,0 +1,54 @@
+"""The effect table: what transactional activities entered, one row each time, so that a double shows."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from perdure import activity_info, connection
+from perdure.storage.stores import Rooms
+
+TABLE = "rig_entries"
+COLUMNS = "run", "step", "token"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One row: which execution of which step entered it."""
+
+    run: str
+    step: str
+    token: str
+
+
+async def make_table(storage: Rooms) -> None:
+    """Make the table, empty. Nothing in it is unique: it has to be able to show what went wrong."""
+    columns = ", ".join(f"{column} VARCHAR(200) NOT NULL" for column in COLUMNS)
+    await storage.db().execute(f"CREATE TABLE IF NOT EXISTS {TABLE} ({columns})")
+    await storage.db().execute(f"DELETE FROM {TABLE}")
+
+
+async def enter(token: str) -> None:
+    """Enter an execution of the activity that calls, in its own transaction."""
+    info = activity_info()
+    await run_sql(f"INSERT INTO {TABLE} VALUES ('{info.workflow_id}', '{info.step}', '{token}')")
+
+
+async def entered(storage: Rooms) -> list[Entry]:
+    """All that was committed."""
+    return [Entry(*row) for row in await storage.db().fetch(f"SELECT {', '.join(COLUMNS)} FROM {TABLE}")]
+
+
+async def run_sql(statement: str) -> None:
+    """On whatever driver's connection this is."""
+    native: Any = connection()
+    if hasattr(native, "ping"):
+        async with native.cursor() as cursor:
+            await cursor.execute(statement)
+    elif hasattr(native, "fetchval"):
+        await native.execute(statement)
+    else:
+        native.execute(statement)
+
+
+def is_entry(step: str) -> bool:
+    """Whether a step is one whose executions are entered."""
+    return step.endswith(":entering")

@@ -1,0 +1,40 @@
+"""The bugs that can be planted, and how one is."""
+
+import shutil
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src"
+LIST = Path(__file__).with_name("bugs.toml")
+
+
+@dataclass(frozen=True, slots=True)
+class Bug:
+    """A small change that breaks a promise, and the tests that must notice."""
+
+    what: str
+    file: str
+    old: str
+    new: str
+    caught_by: tuple[str, ...]
+
+    @property
+    def count(self) -> int:
+        """How often the text that is changed stands in its file; once, if the list is up to date."""
+        return (SOURCE / "perdure" / self.file).read_text().count(self.old)
+
+    def plant(self, folder: Path) -> Path:
+        """A copy of the sources with the bug; gives the folder to import from."""
+        copy = folder / "src"
+        shutil.copytree(SOURCE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+        path = copy / "perdure" / self.file
+        path.write_text(path.read_text().replace(self.old, self.new))
+        return copy
+
+
+def all_bugs() -> list[Bug]:
+    """The list."""
+    found = tomllib.loads(LIST.read_text())["bug"]
+    return [Bug(**{**bug, "caught_by": tuple(bug["caught_by"])}) for bug in found]

@@ -1,0 +1,40 @@
+"""The list of planted bugs is up to date, and some of them are really planted; `make planted` plants all."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.planted.bugs import ROOT, Bug, all_bugs
+from tests.planted.hunt import hunt
+
+BUGS = all_bugs()
+QUICK = ["a fence that ignores the token", "a timer fires early", "undos run in the order of the steps"]
+
+
+def test_there_are_enough() -> None:
+    assert len({bug.what for bug in BUGS}) == len(BUGS) >= 40
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.what)
+def test_a_bug_can_be_planted_and_names_tests_that_exist(bug: Bug) -> None:
+    assert bug.count == 1, f"{bug.file} has the text to change {bug.count} times"
+    assert bug.old != bug.new
+    for test in bug.caught_by:
+        path, _, name = test.partition("::")
+        text = _text(ROOT / path)
+        assert not name or re.search(rf"def {name.partition('[')[0]}\(", text), f"there is no {test}"
+
+
+def _text(path: Path) -> str:
+    """What a test file has, with the rooms of the conformance suite that it runs."""
+    if path.is_dir():
+        return ""
+    suite = ROOT / "src/perdure/testing/conformance" / path.name.removeprefix("test_")
+    return path.read_text() + (suite.read_text() if path.parent.name == "conformance" else "")
+
+
+@pytest.mark.parametrize("what", QUICK)
+async def test_a_planted_bug_is_caught(what: str) -> None:
+    (bug,) = [bug for bug in BUGS if bug.what == what]
+    assert (await hunt(bug)).caught_by is not None
