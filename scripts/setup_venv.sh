@@ -1,6 +1,6 @@
 #!/bin/sh
 # Makes .venv and installs the package with its extras and the dev group into it: by uv, else by pip.
-# An existing .venv is kept and completed. PYTHON names the interpreter, else the first suitable one is taken.
+# An existing .venv is kept and completed; an argument names one more group. PYTHON names the interpreter, else the first suitable one is taken.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -51,4 +51,4 @@ install() {
 }
 
 suits .venv/bin/python || make_venv
-install --editable '.[postgres,mysql,cron]' --group dev
+install --editable '.[postgres,mysql,cron]' --group dev ${1:+--group "$1"}

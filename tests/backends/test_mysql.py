@@ -57,6 +57,10 @@ UPDATE item SET n = n + 1 WHERE id = :id
 -- The count.
 SELECT n FROM item WHERE id = :id
 
+-- port
+-- Which server this is.
+SELECT @@port
+
 -- same
 -- Changes nothing in the rows it finds.
 UPDATE item SET n = n WHERE id {any(:ids)}
@@ -295,6 +299,45 @@ async def test_a_list_of_hosts_is_tried_in_order_and_read_only_ones_are_passed_o
                 assert await backend.executor().fetchval("SELECT @@port") == parts.port
             async with opened(f"mysql://root@{replica}{parts.path}") as backend:
                 assert await backend.executor().fetchval("SELECT @@port") == own_server.port
+        finally:
+            await fetch_mysql(admin, "SET GLOBAL read_only = 0")
+
+
+async def test_a_write_that_meets_a_demoted_server_goes_to_the_next(
+    own_server: MySQLServer, fresh_mysql_db: str
+) -> None:
+    other, name = urlsplit(fresh_mysql_db), urlsplit(fresh_mysql_db).path[1:]
+    async with connect_mysql(own_server.url) as first, connect_mysql(fresh_mysql_db) as second:
+        await fetch_mysql(first, f"CREATE DATABASE {name}")
+        for admin in (first, second):
+            await fetch_mysql(admin, "CREATE USER mover")
+            await fetch_mysql(admin, f"GRANT ALL ON {name}.* TO mover")
+        hosts = f"127.0.0.1:{own_server.port},{other.hostname}:{other.port}"
+        try:
+            for url in (own_server.url.replace("/test", f"/{name}"), fresh_mysql_db):
+                async with opened(url) as backend:
+                    await make_tables(backend)
+            async with opened(f"mysql://mover@{hosts}/{name}", pool_size=3) as backend:
+                reader = await backend.begin()
+                assert await backend.read(one(S["port"]()), bounded=True) == [(own_server.port,)]
+                await fetch_mysql(first, "SET GLOBAL read_only = 1")
+                assert await backend.write(one(S["bump"](id="a"))) == 1
+                await reader.rollback()
+                found = await asyncio.gather(*[backend.read(one(S["port"]()), bounded=True) for _ in range(3)])
+                assert found == [[(other.port,)]] * 3, "nobody reads what may be old by now"
+        finally:
+            await fetch_mysql(first, "SET GLOBAL read_only = 0")
+            await fetch_mysql(first, f"DROP DATABASE {name}")
+            for admin in (first, second):
+                await fetch_mysql(admin, "DROP USER mover")
+
+
+async def test_where_all_are_read_only_nothing_is_open(own_server: MySQLServer) -> None:
+    async with connect_mysql(own_server.url) as admin:
+        await fetch_mysql(admin, "SET GLOBAL read_only = 1")
+        try:
+            with pytest.raises(DatabaseUnavailableError, match="is read-only"):
+                await MySQLBackend(f"mysql://root@127.0.0.1:1,127.0.0.1:{own_server.port}/test").open()
         finally:
             await fetch_mysql(admin, "SET GLOBAL read_only = 0")
 
@@ -611,6 +654,8 @@ async def test_a_bare_connection_passes_the_drivers_errors_through(backend: MySQ
         (asyncmy.errors.OperationalError(1836, "read only"), Fault.REFUSED, DatabaseUnavailableError),
         (asyncmy.errors.OperationalError(1114, "full"), Fault.REFUSED, DatabaseUnavailableError),
         (asyncmy.errors.OperationalError(1021, "full"), Fault.REFUSED, DatabaseUnavailableError),
+        (asyncmy.errors.InternalError(126, "damaged: '#sql-update-1.MAI'"), Fault.REFUSED, DatabaseUnavailableError),
+        (asyncmy.errors.InternalError(126, "damaged: 'item'"), Fault.REFUSED, StorageError),
         (asyncmy.errors.OperationalError(1040, "many"), Fault.REFUSED, DatabaseUnavailableError),
         (asyncmy.errors.ProgrammingError(1064, "syntax"), Fault.REFUSED, StorageError),
         (KeyError(1213), Fault.REFUSED, StorageError),

@@ -3,6 +3,8 @@
 import asyncio
 import logging
 import random
+import socket
+import time
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager, suppress
@@ -222,7 +224,7 @@ def test_a_url_that_cannot_work_is_refused_in_one_sentence(url: str, words: str)
     ("url", "error", "words"),
     [
         ("postgresql://u:{0}@127.0.0.1:1/d", DatabaseUnavailableError, "cannot be reached"),
-        ("postgresql://u:{0}@127.0.0.1:1,127.0.0.1:2/d", DatabaseUnavailableError, "127.0.0.1:1,127.0.0.1:2"),
+        ("postgresql://u:{0}@127.0.0.1:1,127.0.0.1:2/d", DatabaseUnavailableError, "at 127.0.0.1:2 cannot"),
         ("postgresql://u:{0}@nowhere.invalid/d", DatabaseUnavailableError, "cannot be reached"),
         ("postgresql://u:{0}@/d?host=/nowhere", DatabaseUnavailableError, "at /nowhere"),
         ("postgresql://guarded:{0}@{1}/postgres", ConfigurationError, "password authentication failed"),
@@ -257,6 +259,28 @@ async def test_several_hosts_are_tried_in_order(own_server: PostgresServer, conn
     hosts = f"127.0.0.1:1,127.0.0.1:{own_server.port}"
     backend = await connect(f"postgresql://perdure@{hosts}/postgres?target_session_attrs=read-write")
     assert await read(backend, S["setting"](name="TimeZone")) == [("UTC",)]
+
+
+async def test_a_host_that_is_not_well_is_passed_over(
+    own_server: PostgresServer, connect: Connect, database: str
+) -> None:
+    parts = urlsplit(database)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        hosts = f"127.0.0.1:{silent.getsockname()[1]},127.0.0.1:{own_server.port},{parts.hostname}:{parts.port}"
+        options = "target_session_attrs=read-write&connect_timeout=0.5"  # for each: one that is silent is not all
+        backend = await connect(f"postgresql://{parts.username}@{hosts}{parts.path}?{options}")
+        assert await write(backend, S["put"](name="a", n=1), single=True) == [1], "own_server has no such database"
+        before = time.monotonic()
+        backend.discard(await backend.connect())
+        assert time.monotonic() - before < 0.5, "who led last is asked first"
+
+
+async def test_no_host_is_well(own_server: PostgresServer, connect: Connect) -> None:
+    nowhere = f"127.0.0.1:{own_server.port}/nowhere"
+    with pytest.raises(DatabaseUnavailableError, match=":1 cannot be reached"):  # that may pass: worth another try
+        await connect(f"postgresql://perdure@127.0.0.1:1,{nowhere}?target_session_attrs=read-write")
+    with pytest.raises(ConfigurationError, match="does not exist"):
+        await connect(f"postgresql://perdure@127.0.0.1:{own_server.port},{nowhere}?target_session_attrs=read-write")
 
 
 def test_a_missing_driver_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

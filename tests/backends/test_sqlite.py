@@ -16,7 +16,7 @@ import pytest
 
 from perdure.database.backends import writer
 from perdure.errors import ConfigurationError, DatabaseUnavailableError, SchemaError, StorageError
-from perdure.model.records import WorkflowInstance
+from perdure.model.records import ListInstancesOptions, WorkflowInstance
 from perdure.storage.stores import SQLiteStorage, open_storage
 
 GATE_SEC = float(os.environ.get("PERDURE_GATE_SECONDS", "4"))
@@ -93,6 +93,9 @@ async def test_operations_before_initialize_say_what_to_do(url: str) -> None:
     with pytest.raises(SchemaError, match=r"initialize\(\)"):
         await storage.create_instance(WorkflowInstance("i-1", "wf"))
     await storage.close()
+    for read in (storage.get_instance("i-1"), storage.list_instances(ListInstancesOptions())):
+        with pytest.raises(DatabaseUnavailableError, match="not open"):
+            await read
 
 
 async def test_waiting_for_the_writer_is_bounded(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,6 +119,21 @@ async def test_a_stranger_that_ignores_the_gate_is_waited_for(url: str) -> None:
         stranger.execute("COMMIT")
         await task
         stranger.close()
+
+
+async def test_a_transaction_that_cannot_be_committed_frees_the_writer(url: str) -> None:
+    """SQLite keeps a transaction open whose deferred constraints fail at its commit."""
+    async with open_storage(url) as storage:
+        await storage.db().execute("CREATE TABLE mother (id INTEGER PRIMARY KEY)")
+        await storage.db().execute(
+            "CREATE TABLE child (mother INTEGER REFERENCES mother (id) DEFERRABLE INITIALLY DEFERRED)"
+        )
+        with pytest.raises(StorageError, match="FOREIGN KEY"):
+            async with storage.transaction() as connection:
+                await connection.execute("INSERT INTO child VALUES (1)")
+        async with asyncio.timeout(20):
+            await storage.create_instance(WorkflowInstance("i-1", "wf"))
+        assert await storage.db().fetchval("SELECT COUNT(*) FROM child") == 0
 
 
 async def test_many_callers_share_a_commit(url: str) -> None:

@@ -44,7 +44,26 @@ TEXTS = ["", "a", "A", "a ", " a", "true", "null", "1", "é", "É", "e\u0301", "
 
 _number = st.sampled_from(NUMBERS) | st.floats(-(2**53), 2**53).map(repr)
 _strange_number = st.sampled_from(
-    ["1e400", "-1e400", "1e-400", "0.30000000000000004", "9007199254740993", "9" * 30, "9" * 400, "1e99999"]
+    [
+        "1e400",
+        "-1e400",
+        "1e-400",
+        "0.30000000000000004",
+        "9007199254740993",
+        "9" * 30,
+        "9" * 400,
+        "1e99999",
+        "9223372036854775807",
+        "-9223372036854775808",
+        "18446744073709551616",
+        "5e-324",
+        "2e-324",
+        "2.2250738585072014e-308",
+        "1.7976931348623157e308",
+        "0.1e-400",
+        "1e+0",
+        "100e-2",
+    ]
 )
 _space = st.sampled_from(["", "", "", " ", "\n\t\r"])
 _character = st.characters(exclude_categories=["Cs"], exclude_characters="\0")
@@ -108,12 +127,45 @@ def _damaged(draw: st.DrawFn) -> str:
     )
 
 
+_piece = st.sampled_from(
+    ["a", "b", "_1", "A", "é", "ａ", "0", "", " ", ".", "'", '"', "`", "\\", "\\u0061", ";", "--", "#", "/*", "*/",
+     "%", "_", "%s", "%(a)s", "$", "$.", "$[0]", "[0]", "[*]", "**", "{now}", ":limit", "?", "$1", "path", ":condition",
+     "input_1", "\0", "\n", "\t", "\r", "\x1a", "\u2028", "\ud800", "') OR 1=1 --",
+     "'; DROP TABLE workflow_instances; --", "k" * 250]
+)  # fmt: skip
+_names = st.lists(st.sampled_from(["a", "b", "ab", "A", "_1", "path", "condition", "now", "select"]), min_size=1)
+paths = (
+    _names.map(".".join)
+    | st.lists(_piece, max_size=6).map("".join)
+    | st.lists(_piece, max_size=4).map(".".join)
+    | st.tuples(st.sampled_from(PATHS), _piece).map("".join)
+    | st.tuples(_piece, st.sampled_from(PATHS)).map("".join)
+    | st.text(st.characters(), max_size=10)
+    | st.integers(1, 300).map(lambda n: "k" * n)
+    | st.integers(1, 40).map(lambda n: ".".join("a" * n))
+)
+
+
+def is_path(path: str) -> bool:
+    """Whether a filter may have it: up to 30 ASCII identifiers with dots between them, 255 characters in all."""
+    keys = path.split(".")
+    return path.isascii() and len(path) <= 255 and len(keys) <= 30 and all(map(str.isidentifier, keys))
+
+
+def at(path: str, value: str) -> str:
+    """A JSON text that has a value at a path."""
+    for key in reversed(path.split(".")):
+        value = f"{{{json.dumps(key)}: {value}}}"
+    return value
+
+
 garbage = _damaged() | st.text(_character, max_size=20) | st.text(string.punctuation + "019aeu ", max_size=20)
 
 _values_asked = (
     st.sampled_from([*TEXTS, True, False, None, 0, 1, -1, 2, 0.1, 0.3, 1.5, 12345678901, 2**53, 2**53 - 1])
     | st.text(_character, max_size=5)
     | st.floats(-(2**53), 2**53)
+    | st.sampled_from([-(2**53), 5e-324, -5e-324, 2.2250738585072014e-308, -0.0, 1 - 2**-53, 0.1 + 0.2])
 )
 _guessed: st.SearchStrategy[Filters] = st.dictionaries(st.sampled_from(PATHS), _values_asked, min_size=1, max_size=2)
 

@@ -1,15 +1,17 @@
 """Input filters on every backend against a reference: what is listed is what the reference matches."""
 
+import json
 from itertools import count
 
 import pytest
 from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from perdure.database.dialects import MySQLDriver, PostgresDriver, SQLiteDriver, new_driver
 from perdure.errors import ConfigurationError, InvalidJSONPathError, LimitError
 from perdure.model.records import ListInstancesOptions, WorkflowInstance
 from perdure.storage.filters import InputFilterBuilder, checked, matches, validate_json_path
-from perdure.storage.stores import Rooms
+from perdure.storage.stores import Rooms, open_storage
 from tests.filters import reference
 
 Case = tuple[list[str], reference.Filters]
@@ -61,6 +63,34 @@ def test_the_last_word_is_the_references(case: Case) -> None:
     texts, filters = case
     for text in texts:
         assert matches(text, checked(filters)) == reference.matches(text, filters)
+
+
+@settings(
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+@given(st.lists(reference.paths, min_size=4, max_size=12), st.sampled_from(reference.TEXTS))
+async def test_a_path_is_answered_like_the_reference_or_refused(storage: Rooms, drawn: list[str], value: str) -> None:
+    paths = [path for path in drawn if reference.is_path(path)]
+    texts = [reference.at(path, json.dumps(each)) for path in paths for each in (value, value + "'", 1)]
+    name = await store(storage, [*texts, "no JSON"])
+    for path in drawn:
+        for wanted in (value, 1, True):
+            options = ListInstancesOptions(workflow_name_filter=name, input_filters={path: wanted})
+            if path in paths:
+                found = {each.instance_id for each in (await storage.list_instances(options)).instances}
+                assert found == expected(name, texts, {path: wanted})
+            else:
+                with pytest.raises(InvalidJSONPathError):
+                    await storage.list_instances(options)
+
+
+@settings(max_examples=100, deadline=None)
+@given(reference.paths)
+async def test_what_is_no_path_is_refused_before_it_reaches_the_database(path: str) -> None:
+    for url in ("sqlite:///:memory:", "postgresql://127.0.0.1:1/d", "mysql://127.0.0.1:1/d"):
+        if not reference.is_path(path):
+            with pytest.raises(InvalidJSONPathError):  # nothing is open: a statement would fail otherwise
+                await open_storage(url).list_instances(ListInstancesOptions(input_filters={path: 1}))
 
 
 @pytest.mark.parametrize("driver", DRIVERS, ids=lambda driver: driver.name)

@@ -88,10 +88,10 @@ def choice(kinds: type[E], value: str, kind: str) -> E:
         raise LimitError(f"{kind} is one of {', '.join(kinds)}, not {str(value)[:40]!r}") from error
 
 
-def number(value: int, kind: str) -> int:
-    """An id, or where to go on from one: 64 bits, as in every database."""
-    if not isinstance(value, int) or isinstance(value, bool) or not -NUMBER_MAX <= value <= NUMBER_MAX:
-        raise LimitError(f"{kind} must be a whole number of 64 bits, not {value!r}")
+def number(value: int, kind: str, most: int = NUMBER_MAX) -> int:
+    """An id, or where to go on from one: 64 bits, as in every database. What is counted on from here has to be less."""
+    if not isinstance(value, int) or isinstance(value, bool) or not -most <= value <= most:
+        raise LimitError(f"{kind} must be a whole number from -{most} to {most}, not {str(value)[:40]}")
     return value
 
 

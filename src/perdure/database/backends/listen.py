@@ -27,7 +27,7 @@ CLOSE_SEC = 1.0  # for what is outstanding at the end
 
 CHECK_SEC = 10.0  # of silence, after which the connection is asked whether it is still there, and given as long again
 PROOF_SEC = 3.0
-RETRY_MIN_SEC, RETRY_MAX_SEC = 0.05, 5.0
+RETRY_MIN_SEC, RETRY_MAX_SEC = 0.05, 1.0  # nobody hears of work in between
 POLL_MIN_SEC, POLL_MAX_SEC = 0.05, 1.0
 HEARD_MAX = 1000  # hints that wait for a slow consumer; beyond that they are one scan
 
@@ -139,7 +139,7 @@ class Listener:
             while not self._heard.empty():  # a scan will follow
                 self._heard.get_nowait()
             if not self._line.closed:
-                await self._next(random.uniform(pause / 2, pause))
+                await self._next(random.uniform(pause / 2, pause))  # nosec B311 # a pause
             pause = min(pause * 2, RETRY_MAX_SEC)
 
     async def _listened(self) -> AsyncGenerator[WakeUp]:

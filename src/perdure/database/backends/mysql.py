@@ -23,6 +23,7 @@ from perdure.database.backends.polling import Polling
 from perdure.database.backends.server import Fault, ServerBackend
 from perdure.database.dialects.base import Part, Rendering
 from perdure.database.dialects.mysql import MySQLDriver, literal
+from perdure.database.secret import Secret
 from perdure.database.statements import Call
 from perdure.errors import (
     ConfigurationError,
@@ -60,26 +61,31 @@ _SESSION = (
 DUPLICATE = 1062
 # Deadlock, lock time-out, changed since it was read, refused by the cluster: nothing was written.
 _CONFLICTS = {1213, 1205, 1020, 1047}
-# The session was ended from outside. An answer like this to a COMMIT does not say whether it happened.
-_ENDED = {1053, 1079, 1080, 1152, 1158, 1159, 1160, 1161, 1184, 1927, 3169, 4031}
+# The session was ended from outside, or its server lost the cluster. An answer like this to a COMMIT does not say
+# whether it happened.
+_ENDED = {1053, 1079, 1080, 1152, 1158, 1159, 1160, 1161, 1180, 1184, 1927, 3169, 4031}
 _ABSENT = {1146, 1054}
 _READ_ONLY = {1290, 1792, 1836}
 _FULL = {1021, 1114}
+_DAMAGED = {126, 1034}  # of a temporary table: that was no room either
 _CROWDED = {1040, 1203, 1226}
 _LOGIN = {1045, 1698, 1044, 1130, 1251, 1862, 2059, 3118}
 _LEAVE = {1047, *_READ_ONLY}  # this host cannot serve us: the next connection may go to a better one
+_DEMOTED = {1290, 1836}
 
 
 class MySQLBackend(ServerBackend[Any]):
     """A database of MySQL 8.0 or MariaDB 10.6 and later.
 
     `mysql://user:password@host:3306/database?option=value`; several hosts, separated by commas, are tried in order,
-    and one that is read-only is passed over. The options are in `mysql_url`; what the URL says wins.
+    and one that is read-only is passed over. A write that meets one which became read-only is tried again on the next.
+    The options are in `mysql_url`; what the URL says wins.
     """
 
     def __init__(self, url: str, *, pool_size: int = 10, pool_timeout: float = 30.0) -> None:
         if asyncmy is None:
             raise ConfigurationError("MySQL needs the driver asyncmy: install perdure[mysql]")
+        url = Secret(url)
         self._hosts, self._login, options = parse(url)
         super().__init__(options.get("pool_size", pool_size), options.get("pool_timeout", pool_timeout))
         self.driver: Rendering = MySQLDriver()
@@ -89,6 +95,7 @@ class MySQLBackend(ServerBackend[Any]):
         self._read_timeout: float = options.get("read_timeout", 60.0)
         self._idle_sec: float | None = options.get("idle_transaction_timeout")
         self._packet_max = PACKET_MIN
+        self._demotions = 0  # connections from before the last one are not used again
         self._waiting: dict[Any, float] = {}
         self._watchman: asyncio.TimerHandle | None = None
         self._strays: list[tuple[int, str]] = []
@@ -110,24 +117,24 @@ class MySQLBackend(ServerBackend[Any]):
         failures: list[DatabaseUnavailableError] = []
         for host, port in self._hosts:
             try:
-                return await self._connect_to(host, port, last=len(failures) + 1 == len(self._hosts))
+                return await self._connect_to(host, port)
             except DatabaseUnavailableError as error:
                 failures.append(error)
         if len(failures) == 1:
             raise failures[0]
         raise DatabaseUnavailableError("; ".join(map(str, failures))) from failures[-1]
 
-    async def _connect_to(self, host: str, port: int, *, last: bool) -> Any:
+    async def _connect_to(self, host: str, port: int) -> Any:
         where = f"the MySQL server at {self._login['unix_socket'] or f'{host}:{port}'}"
         connection = asyncmy.Connection(
             host=host, port=port, client_flag=_FOUND_ROWS, autocommit=None, conv=_conversions(), **self._login
         )
-        connection.perdure_server = ""
+        connection.perdure_server, connection.perdure_demotions = "", self._demotions
         cancels = _cancels()
         try:
             async with asyncio.timeout(self._connect_timeout):
                 await connection.connect()
-                await self._set_up(connection, where, last=last)
+                await self._set_up(connection, where)
             if _cancels() > cancels:  # before 3.12, wait_for inside asyncmy can swallow it
                 raise asyncio.CancelledError
         except StorageError:
@@ -141,7 +148,7 @@ class MySQLBackend(ServerBackend[Any]):
             raise
         return connection
 
-    async def _set_up(self, connection: Any, where: str, *, last: bool) -> None:
+    async def _set_up(self, connection: Any, where: str) -> None:
         """Settle the session and refuse a server that cannot hold what the contract promises."""
         net = f"/*M! , SESSION idle_transaction_timeout = {ceil(self._idle_sec)} */" if self._idle_sec else ""
         *_, result = await self._ask(connection, (_SESSION[0] + net, *_SESSION[1:]), [])
@@ -155,17 +162,17 @@ class MySQLBackend(ServerBackend[Any]):
             raise ConfigurationError(
                 f"{where} takes statements of {packet_max} bytes at most: set max_allowed_packet to 16M or more"
             )
-        if read_only and not last:
+        if read_only and len(self._hosts) > 1:
             raise DatabaseUnavailableError(f"{where} is read-only")
         self._packet_max = packet_max - 1  # the command takes a byte, and the limit itself is too much
         if len(self._hosts) > 1:
             await self._follow_cluster(connection)
 
     async def _follow_cluster(self, connection: Any) -> None:
-        """On Galera, read only after what was committed on other nodes has arrived."""
+        """On Galera, wait until what was committed on other nodes has arrived: now, and before every read."""
         (result,) = await self._ask(connection, ("SHOW VARIABLES LIKE 'wsrep_on'",), [])
         if result.rows and result.rows[0][1] == "ON":
-            await self._ask(connection, ("SET SESSION wsrep_sync_wait = 1",), [])
+            await self._ask(connection, ("SET SESSION wsrep_sync_wait = 1", "BEGIN", "COMMIT"), [])
 
     def _turned_away(self, error: Exception, where: str) -> StorageError:
         """Why a connection failed, in one sentence without the password."""
@@ -196,7 +203,8 @@ class MySQLBackend(ServerBackend[Any]):
         connection.close()
 
     def reusable(self, connection: Any) -> bool:
-        return self.alive(connection) and connection.server_status & (_OPEN | _AUTOCOMMIT) == _AUTOCOMMIT
+        settled = connection.server_status & (_OPEN | _AUTOCOMMIT) == _AUTOCOMMIT
+        return settled and connection.perdure_demotions == self._demotions and self.alive(connection)
 
     # Statements.
 
@@ -218,10 +226,11 @@ class MySQLBackend(ServerBackend[Any]):
     async def run_within(self, connection: Any, call: Call) -> Any:
         if len(self.driver.parts(call.statement)) == 1:
             return await self._run(connection, call)
+        results: list[Any] = []
         try:
-            return await self._run(connection, call, ("SAVEPOINT parts",))
+            return await self._run(connection, call, ("SAVEPOINT parts",), results=results)
         except asyncmy.MySQLError as error:
-            if self.fault(error) is Fault.REFUSED:
+            if results and self.fault(error) is Fault.REFUSED:  # else it has no mark, only that of an earlier one
                 await self.execute_on(connection, "ROLLBACK TO SAVEPOINT parts")
             raise
 
@@ -246,12 +255,19 @@ class MySQLBackend(ServerBackend[Any]):
             connection.server_status = result.server_status  # asyncmy keeps the last one when no flag is set
         return result
 
-    async def _run(self, connection: Any, call: Call, before: Sequence[str] = (), after: Sequence[str] = ()) -> Any:
+    async def _run(
+        self,
+        connection: Any,
+        call: Call,
+        before: Sequence[str] = (),
+        after: Sequence[str] = (),
+        results: list[Any] | None = None,
+    ) -> Any:
         """Run a call, and statements around it, in one packet; one more for each duplicate that stopped the server."""
         parts = self.driver.parts(call.statement)
         values = {name: literal(value) for name, value in call.params.items()}
         texts = [*before, *[part.text % values for part in parts], *after]
-        results: list[Any] = []
+        results = [] if results is None else results
         while len(results) < len(texts):
             try:
                 await self._ask(connection, texts[len(results) :], results)
@@ -283,6 +299,8 @@ class MySQLBackend(ServerBackend[Any]):
         except asyncmy.MySQLError as error:
             if error.args[0] in _LEAVE:
                 connection.close()
+                if self._fails_over(error) and connection.perdure_demotions == self._demotions:
+                    self._demotions += 1  # what the others read from this host may be old
             raise
         finally:
             self._waiting.pop(connection, None)
@@ -309,11 +327,12 @@ class MySQLBackend(ServerBackend[Any]):
             self._watchman = connection.loop.call_later(self._read_timeout / 4, self._look, connection.loop)
 
     def _look(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Break the connections on which nobody answers; that wakes whoever waits."""
+        """Break the connections on which nobody answers; that wakes whoever waits, and their queries are ended."""
         since = loop.time() - self._read_timeout
         for connection in [connection for connection, start in self._waiting.items() if start < since]:
             if connection._transport is not None:
                 connection._transport.abort()
+                self._end_query(connection)
         self._watchman = loop.call_later(self._read_timeout / 4, self._look, loop) if self._waiting else None
 
     # A cancelled query.
@@ -321,6 +340,10 @@ class MySQLBackend(ServerBackend[Any]):
     def _abandon(self, connection: Any) -> None:
         """Close a connection whose query may still wait for a lock, and see to it that it does not hold others."""
         connection.close()
+        self._end_query(connection)
+
+    def _end_query(self, connection: Any) -> None:
+        """Have the server end what it still does for a connection that is closed here."""
         self._strays.append((connection.thread_id(), connection.perdure_server))
         if self._reaper is None or self._reaper.done():
             self._reaper = asyncio.ensure_future(self._reap())
@@ -348,11 +371,16 @@ class MySQLBackend(ServerBackend[Any]):
         code = _code(error)
         if code in _CONFLICTS:
             return Fault.CONFLICT
+        if self._fails_over(error):
+            return Fault.UNSENT
         if isinstance(error, asyncmy.MySQLError):
             lost = code is None or code == 0 or code in _ENDED or 2000 <= code < 3000  # 2xxx are the client's own
         else:
             lost = isinstance(error, OSError | EOFError)
         return Fault.LOST if lost else Fault.REFUSED
+
+    def _fails_over(self, error: Exception) -> bool:
+        return len(self._hosts) > 1 and _code(error) in _DEMOTED
 
     def translate(self, error: Exception) -> StorageError:
         code, text, fault = _code(error), _text(error), self.fault(error)
@@ -360,7 +388,7 @@ class MySQLBackend(ServerBackend[Any]):
             return SchemaError(f"{text}: call initialize() first, or migrate the database")
         if code in _READ_ONLY:
             return DatabaseUnavailableError(f"MySQL takes no writes at the moment: {text}")
-        if code in _FULL:
+        if code in _FULL or (code in _DAMAGED and "#sql" in text):
             return DatabaseUnavailableError(f"MySQL has no room left: {text}; nothing was written")
         if fault is Fault.CONFLICT:
             return DatabaseUnavailableError(f"others held the rows for too long: {text}; nothing was written")

@@ -14,8 +14,9 @@ from contextlib import suppress
 from getpass import getuser
 from ssl import CERT_NONE, SSLContext, create_default_context
 from typing import Any
-from urllib.parse import parse_qsl, unquote
+from urllib.parse import unquote
 
+from perdure.database.secret import Secret, SecretBytes, options_of
 from perdure.errors import ConfigurationError
 
 OPTIONS = {
@@ -35,7 +36,7 @@ _HOST = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([^:\[\]@\s]+))(?::(\d{1,5}))?")
 
 def parse(url: str) -> tuple[list[tuple[str, int]], dict[str, Any], dict[str, Any]]:
     """The hosts, the arguments for asyncmy, and the options. No error repeats what may be a piece of the password."""
-    scheme, _, rest = url.partition("://")
+    scheme, _, rest = Secret(url).partition("://")
     place, _, query = rest.partition("?")
     netloc, _, database = place.partition("/")
     account, _, hosts = netloc.rpartition("@")
@@ -48,11 +49,11 @@ def parse(url: str) -> tuple[list[tuple[str, int]], dict[str, Any], dict[str, An
         )
     if not database:
         raise ConfigurationError("the MySQL URL names no database: it ends with /database")
-    options = {name: _option(name, value) for name, value in parse_qsl(query, keep_blank_values=True)}
+    options = {name: _option(name, value) for name, value in options_of(query).items()}
     login = {
-        "user": unquote(user) or getuser(),
-        "password": unquote(password).encode(),  # asyncmy would take text for Latin-1
-        "database": unquote(database),
+        "user": str(unquote(user)) or getuser(),  # messages name it, and the database
+        "password": SecretBytes(unquote(password).encode()),  # asyncmy would take text for Latin-1
+        "database": str(unquote(database)),
         "unix_socket": options.get("unix_socket"),
         "ssl": _tls(options),
         "charset": "utf8mb4",
@@ -63,7 +64,7 @@ def parse(url: str) -> tuple[list[tuple[str, int]], dict[str, Any], dict[str, An
 
 def _option(name: str, value: str) -> Any:
     if name not in OPTIONS:
-        shown = repr(name) if name.isidentifier() else "without a name"
+        shown = f"'{name}'" if name.isidentifier() else "without a name"
         raise ConfigurationError(f"unknown option {shown} in the MySQL URL: there are {', '.join(OPTIONS)}")
     kind = OPTIONS[name]
     with suppress(ValueError):

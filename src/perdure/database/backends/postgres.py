@@ -21,11 +21,12 @@ from time import monotonic
 from typing import Any
 
 from perdure.database.backends.listen import Listener, Notifier
-from perdure.database.backends.postgres_url import parse
+from perdure.database.backends.postgres_url import Address, parse
 from perdure.database.backends.server import Fault, ServerBackend
 from perdure.database.dialects.base import Part, naive_utc
 from perdure.database.dialects.postgres import PostgresDriver
 from perdure.database.operation import Operation, Work
+from perdure.database.secret import Secret, without_traces
 from perdure.database.statements import Call
 from perdure.database.statements import parse as parse_statements
 from perdure.errors import (
@@ -108,6 +109,7 @@ class PostgresBackend(ServerBackend[Any]):
     def __init__(self, url: str, *, pool_size: int = 10, pool_timeout: float = 30.0) -> None:
         if asyncpg is None:
             raise ConfigurationError("PostgreSQL needs the driver asyncpg: install perdure[postgres]")
+        url = Secret(url)
         self._address, options, hosts = parse(url)
         super().__init__(options.get("pool_size", pool_size), options.get("pool_timeout", pool_timeout))
         self.driver = PostgresDriver()
@@ -125,7 +127,9 @@ class PostgresBackend(ServerBackend[Any]):
         self._name = options.get("application_name", "perdure")
         self.idle_sec = options.get("idle_transaction_timeout")
         self._net = f"idle_in_transaction_session_timeout = {ceil(1000 * self.idle_sec)}" if self.idle_sec else ""
+        self._hosts = self._address.hosts()
         self._fails_over = "target_session_attrs" in self._address.dsn
+        self._leads = any(f"target_session_attrs={role}" in self._address.dsn for role in ("read-write", "primary"))
         self._pinned: dict[Any, tuple[float, float]] = {}  # until when, and for how long
         self._prepared: dict[Any, dict[str, Any]] = {}
 
@@ -152,16 +156,36 @@ class PostgresBackend(ServerBackend[Any]):
         return f"BEGIN; SET LOCAL {self._net}" if self.pooled and self._net else "BEGIN"
 
     async def _dial(self) -> Any:
+        """A connection to the first host that will do; where one leads, the last that did is asked first."""
+        failures: list[StorageError] = []
+        for address in list(self._hosts):
+            try:
+                connection = await self._dial_at(address)
+            except StorageError as error:
+                failures.append(error)
+                continue
+            if self._leads:
+                self._hosts.remove(address)
+                self._hosts.insert(0, address)
+            return connection
+        # What is wrong with one host of several may be that it is just coming back.
+        lasting = all(isinstance(error, ConfigurationError) for error in failures)
+        if lasting or len(failures) == 1:
+            raise failures[0]
+        raise DatabaseUnavailableError("; ".join(map(str, failures))) from failures[-1]
+
+    async def _dial_at(self, address: Address) -> Any:
+        where = f"the PostgreSQL server at {address.place}" if len(self._hosts) > 1 else self._where
         try:
             connection = await asyncpg.connect(
-                **self._address._asdict(),
+                **address._asdict(),
                 timeout=self._connect_timeout,
                 command_timeout=self._command_timeout,
                 statement_cache_size=0 if self.pooled else 100,  # for a caller's own SQL
                 server_settings={"application_name": self._name, "TimeZone": "UTC"},  # these a pooler keeps, too
             )
         except Exception as error:
-            failure = self._turned_away(error)
+            failure = self._turned_away(error, where)
         else:
             major = connection.get_server_version()[0]
             if major >= VERSION:
@@ -169,7 +193,7 @@ class PostgresBackend(ServerBackend[Any]):
                 self._prepared[connection] = {}
                 return connection
             connection.terminate()
-            failure = ConfigurationError(f"{self._where} is version {major}, but {VERSION} or later is needed")
+            failure = ConfigurationError(f"{where} is version {major}, but {VERSION} or later is needed")
         raise failure
 
     async def _settled(self, connection: Any) -> bool:
@@ -187,10 +211,10 @@ class PostgresBackend(ServerBackend[Any]):
             raise
         return direct
 
-    def _turned_away(self, error: Exception) -> StorageError:
+    def _turned_away(self, error: Exception, where: str) -> StorageError:
         """Why a connection failed, in one sentence without the password."""
-        code, text, where = getattr(error, "sqlstate", None) or "", _text(error), self._where
-        secret = self._address.password and self._address.password()
+        code, text = getattr(error, "sqlstate", None) or "", _text(error)
+        secret = self._address.password and Secret(self._address.password())
         if secret and secret in f"{error!r} {error}":
             return ConfigurationError(f"{where} cannot be used as the URL says")
         if isinstance(error, TimeoutError):
@@ -201,7 +225,7 @@ class PostgresBackend(ServerBackend[Any]):
             failure = ConfigurationError(f"{where} cannot be used as the URL says: {text}")
         else:
             failure = DatabaseUnavailableError(f"{where} cannot be reached: {text}")
-        failure.__cause__ = error
+        failure.__cause__ = without_traces(error)  # in asyncpg's frames the password is a local variable
         return failure
 
     def alive(self, connection: Any) -> bool:
@@ -227,7 +251,12 @@ class PostgresBackend(ServerBackend[Any]):
     async def _borrowed(self) -> AsyncIterator[Any]:
         async with super()._borrowed() as connection:
             if self._pinned.pop(connection, None):
-                await connection.execute(_UNPIN)
+                try:
+                    await connection.execute(_UNPIN)
+                except Exception as error:
+                    if self.fault(error) is Fault.LOST:  # before the caller's own statement was sent
+                        raise asyncpg.InterfaceError(_BROKEN) from error
+                    raise
             yield connection
 
     # Statements. Functions that return what is awaited, where a coroutine of their own would only add to the way.
@@ -291,7 +320,12 @@ class PostgresBackend(ServerBackend[Any]):
     async def _do_prepared(self, connection: Any, statement: Any, part: Part, args: list[object]) -> Any:
         """Prepare, by name, or behind a pooler without one: then asyncpg sends the text along with the values."""
         if statement is None:
-            statement = await connection.prepare(part.text, name="" if self.pooled else None)
+            try:
+                statement = await connection.prepare(part.text, name="" if self.pooled else None)
+            except Exception as error:
+                if self.fault(error) is Fault.LOST:  # before the statement itself was sent
+                    raise asyncpg.InterfaceError(_BROKEN) from error
+                raise
             prepared = self._prepared[connection]
             if len(prepared) >= STATEMENTS_MAX:
                 prepared.clear()

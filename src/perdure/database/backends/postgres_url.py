@@ -1,7 +1,8 @@
 """The URL of a PostgreSQL database: `postgresql://user:password@host:5432,other:5432/database?option=value`.
 
 - `pool_size`, `pool_timeout`: how many connections at most, and how many seconds to wait for one
-- `connect_timeout`, `command_timeout`: how many seconds until a server that does not answer is given up
+- `connect_timeout`, `command_timeout`: how many seconds until a server that does not answer is given up; of several
+  hosts each has as long
 - `idle_transaction_timeout`: after how many seconds without a statement a transaction is ended (never)
 - `pooler=transaction`: a pooler such as PgBouncer stands in between (it is also found out)
 - `application_name`, `search_path`, `options`: as the server knows them
@@ -13,8 +14,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import parse_qsl, unquote, urlencode
+from urllib.parse import unquote, urlencode
 
+from perdure.database.secret import Secret, options_of
 from perdure.errors import ConfigurationError
 
 OPTIONS: dict[str, Callable[[str], Any]] = {
@@ -35,27 +37,40 @@ _HOST = re.compile(r"(?:\[[0-9a-fA-F:.]+\]|[^:\[\]@\s]*)(?::\d{1,5})?")
 
 
 class Address(NamedTuple):
-    """What asyncpg is told. The password is a function, so that no repr of this shows it."""
+    """What asyncpg is told. The password is a function, so that it is no part of what asyncpg calls its arguments."""
 
     dsn: str
     user: str | None
     password: Callable[[], str] | None
 
+    @property
+    def place(self) -> str:
+        """The host and its port."""
+        return str(self.dsn.partition("://")[2].partition("/")[0])
+
+    def hosts(self) -> "list[Address]":
+        """One for each host: asyncpg would give all of them one time-out, and up at the first that is not well."""
+        scheme, _, rest = self.dsn.partition("://")
+        hosts, _, path = rest.partition("/")
+        if "target_session_attrs=prefer-standby" in path:  # only who knows all of them can choose
+            return [self]
+        return [self._replace(dsn=Secret(f"{scheme}://{host}/{path}")) for host in hosts.split(",")]
+
 
 def parse(url: str) -> tuple[Address, dict[str, Any], str]:
     """Where to connect, our options, and the hosts to name in messages; no error repeats a piece of the password."""
-    scheme, _, rest = url.partition("://")
+    scheme, _, rest = Secret(url).partition("://")
     place, _, query = rest.partition("?")
     netloc, _, database = place.partition("/")
     account, _, hosts = netloc.rpartition("@")
-    user, _, password = (unquote(each) for each in account.partition(":"))
+    user, _, password = (Secret(unquote(each)) for each in account.partition(":"))
     wrong_host = not all(_HOST.fullmatch(host) for host in hosts.split(","))
     if scheme not in ("postgresql", "postgres", "postgresql+asyncpg") or wrong_host or "@" in database + query:
         raise ConfigurationError(
             "a PostgreSQL URL is postgresql://user:password@host:5432/database?option=value, with special characters "
             "of user and password percent-encoded"
         )
-    given = dict(parse_qsl(query, keep_blank_values=True))
+    given = options_of(query)
     options = {name: _option(name, value) for name, value in given.items() if name not in PASSED_ON}
     if options.get("pooler", "transaction") != "transaction":
         raise ConfigurationError("the option pooler of the PostgreSQL URL can only be transaction")
@@ -63,15 +78,15 @@ def parse(url: str) -> tuple[Address, dict[str, Any], str]:
     for name in ("sslcert", "sslkey", "sslrootcert", "sslcrl"):
         if not Path(passed.get(name, ".")).exists():
             raise ConfigurationError(f"the file that {name} of the PostgreSQL URL names does not exist")
-    user, password = user or passed.pop("user", ""), password or passed.pop("password", "")
-    dsn = f"postgresql://{hosts}/{database}" + (f"?{urlencode(passed)}" if passed else "")
-    address = Address(dsn, user or None, (lambda: password) if password else None)
+    user, password = user or passed.pop("user", user), password or passed.pop("password", password)
+    dsn = Secret(f"postgresql://{hosts}/{database}" + (f"?{urlencode(passed)}" if passed else ""))
+    address = Address(dsn, str(user) or None, (lambda: str(password)) if password else None)  # asyncpg wants plain ones
     return address, options, hosts or passed.get("host") or "its usual address"
 
 
 def _option(name: str, value: str) -> Any:
     if name not in OPTIONS:
-        shown = repr(name) if name.isidentifier() else "without a name"
+        shown = f"'{name}'" if name.isidentifier() else "without a name"
         known = ", ".join((*OPTIONS, *PASSED_ON))
         raise ConfigurationError(f"unknown option {shown} in the PostgreSQL URL: there are {known}")
     kind = OPTIONS[name]

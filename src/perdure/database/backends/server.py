@@ -162,7 +162,7 @@ class ServerBackend(Generic[C]):
                 if fault is Fault.REFUSED or time.monotonic() > until:
                     raise self.translate(error) from error
                 if fault is not Fault.CONFLICT:
-                    self.discard(connection)
+                    await self._part_with(connection, error)
             finally:
                 self._pool.release(connection)
 
@@ -184,14 +184,14 @@ class ServerBackend(Generic[C]):
                 if fault is Fault.REFUSED or (late and not unknown):
                     raise self.translate(error) from error
                 if fault is not Fault.CONFLICT:
-                    self.discard(connection)
+                    await self._part_with(connection, error)
                 if unknown and (late or not work.repeat):
                     unresolved = error
             finally:
                 self._pool.release(connection)
             if unresolved is not None:  # only now: the pool may be full of callers who must read back
                 return await self._resolve(work, unresolved)
-            await asyncio.sleep(random.uniform(0, pause))
+            await asyncio.sleep(random.uniform(0, pause))  # nosec B311 # a pause
             pause = min(pause * 2, 0.25)
 
     async def _alone(self, connection: C, work: Work[T], sent: Sent) -> T:
@@ -265,6 +265,14 @@ class ServerBackend(Generic[C]):
         except Exception:
             self.discard(connection)
 
+    async def _part_with(self, connection: C, error: BaseException) -> None:
+        """Throw a connection away; a statement that ran out of time is stopped first, or it would keep its locks."""
+        try:
+            if isinstance(error, TimeoutError) or isinstance(error.__cause__, TimeoutError):
+                await self._roll_back(connection)
+        finally:
+            self.discard(connection)
+
     async def begin(self) -> "ServerSession[C]":
         until = time.monotonic() + RETRY_SEC
         while True:
@@ -273,8 +281,10 @@ class ServerBackend(Generic[C]):
                 await self.begin_on(connection)
                 return ServerSession(self, connection)
             except BaseException as error:
-                self.discard(connection)
-                self._pool.release(connection)
+                try:
+                    await self._part_with(connection, error)
+                finally:
+                    self._pool.release(connection)
                 if not isinstance(error, Exception):
                     raise
                 if self.fault(error) in (Fault.CONFLICT, Fault.REFUSED) or time.monotonic() > until:
@@ -291,6 +301,11 @@ class ServerBackend(Generic[C]):
         except StorageError:
             raise
         except Exception as error:
+            if self.fault(error) is Fault.LOST:  # it may have written something
+                await self._part_with(connection, error)
+                raise CommitUnknownError(
+                    "the connection was lost while a statement was on its way: read back before doing it again"
+                ) from error
             raise self.translate(error) from error
         finally:
             self._pool.release(connection)
@@ -395,11 +410,11 @@ class ServerSession(Rows, Generic[C]):
             await backend.execute_on(connection, "SAVEPOINT operation")
             try:
                 result = await drive(work.start(), lambda call: backend.run(connection, call))
+                await backend.execute_on(connection, "RELEASE SAVEPOINT operation")
             except Exception as error:
                 if isinstance(error, StorageError) or backend.fault(error) is Fault.REFUSED:
                     await backend.execute_on(connection, "ROLLBACK TO SAVEPOINT operation")
                 raise
-            await backend.execute_on(connection, "RELEASE SAVEPOINT operation")
             return result
 
     def _fail(self, error: Exception) -> StorageError:
@@ -440,7 +455,7 @@ class ServerSession(Rows, Generic[C]):
             raise
         except Exception as error:
             if alive and self._backend.fault(error) is Fault.LOST:
-                self._backend.discard(connection)
+                await self._backend._part_with(connection, error)
                 raise CommitUnknownError(
                     "the connection was lost while the transaction was being committed: read back what is there"
                 ) from error

@@ -14,12 +14,12 @@ from typing import Any, TypeVar
 from perdure.database.backends.base import Executor, Rows, Script, Silent
 from perdure.database.backends.gate import Gate
 from perdure.database.backends.wal import watch
-from perdure.database.backends.writer import WAIT_SEC, Hold, Job, Writer, translate
+from perdure.database.backends.writer import WAIT_SEC, Hold, Job, Writer, commit, translate
 from perdure.database.dialects.base import Part
 from perdure.database.dialects.sqlite import SQLiteDriver
 from perdure.database.operation import Operation, Work
 from perdure.database.statements import Call
-from perdure.errors import ConfigurationError, StorageError, TransactionError
+from perdure.errors import ConfigurationError, LimitError, StorageError, TransactionError
 from perdure.model.records import WakeUp
 
 T = TypeVar("T")
@@ -30,6 +30,11 @@ _PRAGMAS = {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "busy_ti
 _PLAIN = {NoneType, str, int, float, bytes}  # what needs no binding, that is nearly everything
 _SAFE_VERSION = (3, 51, 3)
 _warned: list[str] = []
+
+
+def connect(path: str) -> sqlite3.Connection:
+    """Every connection is made here, so that a rig can put another SQLite in the place of Python's."""
+    return sqlite3.connect(path, timeout=WAIT_SEC, isolation_level=None, check_same_thread=False, cached_statements=512)
 
 
 class SQLiteBackend:
@@ -62,14 +67,13 @@ class SQLiteBackend:
             self._threads.shutdown()
         for connection in filter(None, [self._reader, *self._scanners]):
             connection.close()
+        self._reader = None  # whoever still asks hears from the writer that all is closed
         if self._gate is not None:
             self._gate.close()
 
     def _connect(self) -> sqlite3.Connection:
         try:
-            connection = sqlite3.connect(
-                self._path, timeout=WAIT_SEC, isolation_level=None, check_same_thread=False, cached_statements=512
-            )
+            connection = connect(self._path)
         except sqlite3.Error as error:
             raise translate(error) from error
         try:
@@ -95,8 +99,8 @@ class SQLiteBackend:
         if bounded:
             try:
                 return self._operate(self._reader, work)
-            except sqlite3.OperationalError as error:
-                if not error.sqlite_errorname.startswith("SQLITE_BUSY"):
+            except sqlite3.Error as error:
+                if not getattr(error, "sqlite_errorname", "").startswith("SQLITE_BUSY"):
                     raise translate(error) from error
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._scan, work)
 
@@ -138,7 +142,10 @@ class SQLiteBackend:
         values = [params[name] for name in part.names]
         if not _PLAIN.issuperset(map(type, values)):
             values = [self.driver.bind(value) for value in values]
-        cursor = connection.execute(part.text, values)
+        try:
+            cursor = connection.execute(part.text, values)
+        except UnicodeEncodeError as error:
+            raise LimitError("a text with a lone surrogate is not Unicode and cannot be stored") from error
         return cursor.fetchall() if part.reads else cursor.rowcount
 
     async def begin(self) -> "SQLiteSession":
@@ -226,14 +233,14 @@ class SQLiteSession(_Native):
         def run(connection: sqlite3.Connection) -> T:
             connection.execute("SAVEPOINT operation")
             try:
-                return self._backend._operate(connection, work)
+                result = self._backend._operate(connection, work)
+                connection.execute("RELEASE operation")
             except BaseException:
                 if connection.in_transaction:
                     connection.execute("ROLLBACK TO operation")
-                raise
-            finally:
-                if connection.in_transaction:
                     connection.execute("RELEASE operation")
+                raise
+            return result
 
         return await self._do(run)
 
@@ -248,7 +255,7 @@ class SQLiteSession(_Native):
         await self.release(depth)
 
     async def commit(self) -> None:
-        await self.execute("COMMIT")
+        await self._do(commit)
 
     async def rollback(self) -> None:
         if not self._hold.ended:

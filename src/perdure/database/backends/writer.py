@@ -265,6 +265,14 @@ def _commit(connection: sqlite3.Connection, outcome: Outcome) -> Outcome:
     return outcome
 
 
+def commit(connection: sqlite3.Connection) -> None:
+    """Commit a caller's transaction; one that cannot be committed is over, too, or its caller would hold the file."""
+    try:
+        connection.execute("COMMIT")
+    except sqlite3.Error as error:
+        raise _undo(connection, error) from error
+
+
 def _undo(connection: sqlite3.Connection, error: sqlite3.Error) -> StorageError:
     """After a commit that failed: what failed while syncing may still be found in the log after a crash."""
     if connection.in_transaction:

@@ -110,7 +110,7 @@ def _path(path: str) -> str:
 
 
 def literal(value: object) -> str:
-    """A value as SQL text, for a UTF-8 session in which a backslash escapes (no NO_BACKSLASH_ESCAPES)."""
+    """A value as SQL text, for a UTF-8 session. It means the same in every sql_mode: a caller may have set one."""
     exact = _LITERALS.get(type(value))
     if exact is not None:
         return exact(value)
@@ -123,7 +123,9 @@ def literal(value: object) -> str:
 def _text(value: str) -> str:
     if len(value) > LARGE:
         return f"CONVERT({_base64(value.encode())} USING utf8mb4)"
-    return "'" + value.replace("\\", "\\\\").replace("'", "''") + "'"
+    if "\\" in value:  # it escapes, or not, as the session's mode says
+        return f"_utf8mb4 x'{value.encode().hex()}'"
+    return "'" + value.replace("'", "''") + "'"
 
 
 def _binary(value: bytes) -> str:

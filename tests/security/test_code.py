@@ -1,0 +1,105 @@
+"""What the package's code never does: load code or objects from data, run a shell, import what a row names."""
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import perdure
+
+SOURCE = Path(perdure.__file__).parent
+MODULES = sorted(SOURCE.rglob("*.py"))
+TREES = {path.relative_to(SOURCE).as_posix(): ast.parse(path.read_text(encoding="utf-8")) for path in MODULES}
+
+UNSAFE = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "yaml", "ruamel", "jsonpickle",
+          "xml", "runpy", "code", "codeop", "imp", "pty", "commands", "dbm"}  # fmt: skip
+BUILTINS = {"eval", "exec", "compile", "__import__", "breakpoint", "input"}
+CALLS = {"os.system", "os.popen", "os.spawnl", "os.spawnv", "os.posix_spawn", "subprocess.getoutput",
+         "subprocess.getstatusoutput", "asyncio.create_subprocess_shell", "importlib.__import__", "builtins.eval",
+         "builtins.exec", "tempfile.mktemp", "logging.config.listen", "pydoc.locate",
+         "pkgutil.resolve_name"}  # fmt: skip
+
+EXPLAINED = {  # the package of a connection that the caller has made and hands over
+    "integrations/foreign.py": ["import_module of a name that is not written here"],
+}
+
+
+def findings(tree: ast.Module, module: str) -> list[str]:
+    """Everything in a module that this package does without."""
+    found = []
+    for node in ast.walk(tree):
+        names = list(_imported(node))
+        found += [f"imports {name}" for name in names if name.partition(".")[0] in UNSAFE or name in CALLS]
+        if "subprocess" in {name.partition(".")[0] for name in names} and not module.startswith("testing/"):
+            found.append("imports subprocess")
+        if isinstance(node, ast.Name) and node.id in BUILTINS:
+            found.append(f"uses {node.id}")
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in CALLS:
+            found.append(f"uses {ast.unparse(node)}")
+        if isinstance(node, ast.Call):
+            found += [f"{ast.unparse(node.func)}(shell=…)" for word in node.keywords if word.arg == "shell"]
+            if _loads_code(node):
+                found.append(f"{ast.unparse(node.func)} of a name that is not written here")
+    return found
+
+
+def _imported(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        yield node.module or ""
+        yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _loads_code(call: ast.Call) -> bool:
+    """An import by a name that is computed."""
+    called = ast.unparse(call.func).rpartition(".")[2]
+    return called == "import_module" and not all(isinstance(each, ast.Constant) for each in call.args)
+
+
+@pytest.mark.parametrize("module", TREES)
+def test_no_code_comes_from_data(module: str) -> None:
+    assert findings(TREES[module], module) == EXPLAINED.get(module, [])
+
+
+def test_the_walk_sees_every_module() -> None:
+    assert len(TREES) > 80
+    assert {"engine/codec.py", "engine/failures.py", "storage/stores.py", "integrations/foreign.py"} <= set(TREES)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import pickle",
+        "from pickle import loads",
+        "import yaml",
+        "from os import system",
+        "eval('1')",
+        "exec(row)",
+        "run = eval",
+        "compile(row, '', 'exec')",
+        "__import__(row)",
+        "import os\nos.system('ls')",
+        "import subprocess",
+        "from subprocess import run",
+        "run('ls', shell=True)",
+        "import_module(row)",
+        "importlib.import_module(f'{row}')",
+        "asyncio.create_subprocess_shell(row)",
+        "import xml.etree.ElementTree",
+    ],
+)
+def test_the_walk_finds_each(text: str) -> None:
+    assert findings(ast.parse(text), "engine/x.py")
+
+
+def test_importing_perdure_loads_nothing_unsafe() -> None:
+    """Also not by a library that it needs: a row could only use what is loaded."""
+    import subprocess
+
+    script = "import sys, perdure, perdure.engine.codec, perdure.storage; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-I", "-c", script], capture_output=True, text=True, check=True).stdout
+    assert {"perdure.engine.app", "msgspec"} <= set(loaded.split())
+    assert not {"yaml", "dill", "cloudpickle", "shelve", "jsonpickle"} & set(loaded.split())

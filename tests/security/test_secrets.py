@@ -1,0 +1,261 @@
+"""A password is in no log, error, repr or traceback, whatever goes wrong."""
+
+import asyncio
+import logging
+import pickle
+import sys
+import uuid
+from collections.abc import Iterator
+from datetime import timedelta
+from urllib.parse import quote
+
+import pytest
+
+from perdure import App, Client, workflow
+from perdure.database.backends import server as server_backend
+from perdure.database.dialects import new_driver
+from perdure.errors import ConfigurationError, DatabaseUnavailableError, StorageError
+from perdure.storage.stores import MySQLStorage, PostgresStorage, open_storage
+from perdure.testing.servers import MySQLServer, PostgresServer, Server
+from tests.security import traces
+
+WORD = "Nachtfalter"
+PASSWORD = f"p@ss:/{WORD}?#%é"
+ENCODED = quote(PASSWORD, safe="")
+SHORT = timedelta(seconds=1)
+
+
+@pytest.fixture(scope="module", params=["postgresql", "mysql"])
+def guarded(request: pytest.FixtureRequest) -> Iterator[tuple[str, Server]]:
+    """A server with a user `guarded` who has the password, and its kind."""
+    kind = request.param
+    with PostgresServer() if kind == "postgresql" else MySQLServer() as server:
+        asyncio.run(lock(kind, server))
+        if kind == "postgresql":
+            rules = server.home / "data" / "pg_hba.conf"
+            rules.write_text("host all guarded 127.0.0.1/32 scram-sha-256\n" + rules.read_text())
+            server.restart()
+        yield kind, server
+
+
+async def lock(kind: str, server: Server) -> None:
+    storage = open_storage(server.url)
+    await storage._backend.open()
+    if kind == "postgresql":
+        statements = [f"CREATE ROLE guarded SUPERUSER LOGIN PASSWORD '{PASSWORD}'"]
+    else:
+        user = "guarded@'127.0.0.1'"
+        statements = [f"CREATE USER {user} IDENTIFIED BY '{PASSWORD}'", f"GRANT ALL ON test.* TO {user}"]
+    for statement in statements:
+        await storage.db().execute(statement)
+    await storage.close()
+
+
+def url_of(kind: str, server: Server, *, password: str = ENCODED, more: str = "") -> str:
+    database = "postgres" if kind == "postgresql" else "test"
+    return f"{kind}://guarded:{password}@127.0.0.1:{server.port}/{database}{more}"
+
+
+def is_kept(error: BaseException) -> None:
+    assert traces.in_error(error, WORD) == []
+    assert traces.in_error(error, "Nacht") == []
+
+
+SCHEMES = ("postgresql", "postgres", "mysql", "mariadb")
+WRONG = [
+    "{0}://guarded:{1}@h/d?pool_size=none",
+    "{0}://guarded:{1}@h/d?pool_size=0&ssl=no",
+    "{0}://guarded:{1}@h/d?passwd={1}",
+    "{0}://guarded:{1}@h/d?{1}",
+    "{0}://guarded@h/d?pool_size={1}",
+    "{0}://guarded@h/d?pool_timeout={1}&connect_timeout={1}",
+    "{0}://guarded:{1}@h:99999999/d",
+    "{0}://guarded:{1}@h:port/d",
+    "{0}://guarded:{1}@one:1,two:x/d",
+    "{0}://guarded:{1}@[::1/d",
+    "{0}://guarded:{1}/d",
+    "{0}://guarded:{1}",
+    "{0}://h:{1}@/d?nonsense=1",
+    "{0}:/guarded:{1}@h/d",
+    "{0}:guarded:{1}@h/d",
+    "{0}://guarded:{2}@h/d",
+    "{0}://guarded:{2}@h/d?pool_size=none",
+    "{0}://guarded:p?{3}@h/d",
+    "{0}://guarded:p/{3}@h/d",
+]
+ALIEN = [
+    "oracle://guarded:{1}@h/d",
+    "{0}+psycopg://guarded:{1}@h/d",
+    " {0}://guarded:{1}@h/d",
+    "//guarded:{1}@h/d",
+    "guarded:{1}@h/d",
+    "{1}@h:5432/d",
+    "{3}",
+    "{3}:{3}",
+    "",
+    "sqlite://guarded:{1}@h/file.db",
+    "sqlite://guarded:{2}@h/file.db",
+    "sqlite://\u2100{3}@h/file.db",
+    "sqlite://[{3}/file.db",
+    "sqlite:///file.db?key={3}",
+    "sqlite:///file.db?{3}",
+]
+
+
+@pytest.mark.parametrize("form", [*WRONG, *ALIEN])
+async def test_a_wrong_url_is_refused_without_the_password(form: str) -> None:
+    for scheme in SCHEMES if "{0}" in form else ("",):
+        url = form.format(scheme, ENCODED, PASSWORD, WORD)
+        with pytest.raises(ConfigurationError) as refused:
+            open_storage(url)
+        is_kept(refused.value)
+        for kind in (App, Client):
+            with pytest.raises(ConfigurationError) as refused:
+                async with kind(url):
+                    pass
+            is_kept(refused.value)
+        if form in WRONG:
+            with pytest.raises(ConfigurationError) as refused:
+                PostgresStorage(url) if scheme.startswith("p") else MySQLStorage(url)
+            is_kept(refused.value)
+        elif not form.startswith("sqlite"):
+            with pytest.raises(ConfigurationError) as refused:
+                new_driver(url)
+            is_kept(refused.value)
+
+
+def test_a_wrong_argument_beside_a_right_url_shows_no_password() -> None:
+    with pytest.raises(AttributeError) as wrong:
+        App(f"postgresql://guarded:{ENCODED}@h/d", lease=15)  # type: ignore[arg-type]
+    is_kept(wrong.value)
+
+
+REFUSED = {
+    "postgresql": [
+        ("guarded:{0}x@{1}/postgres", ConfigurationError),
+        ("guarded@{1}/postgres?password={0}x", ConfigurationError),
+        ("{0}:{0}@{1}/postgres", ConfigurationError),
+        ("guarded:{0}@{1}/missing", ConfigurationError),
+        ("guarded:{0}@{1}/postgres?sslmode=require", DatabaseUnavailableError),
+        ("guarded:{0}@{1}/postgres?sslmode=never&sslpassword={0}", ConfigurationError),
+        ("guarded:{0}@{1}/postgres?options=-c%20colour%3D{0}", ConfigurationError),
+        ("guarded:{0}@{1}/postgres?search_path=a&target_session_attrs=standby", DatabaseUnavailableError),
+        ("guarded:{0}@127.0.0.1:1/postgres", DatabaseUnavailableError),
+        ("guarded:{0}@127.0.0.1:1,127.0.0.1:2/postgres", DatabaseUnavailableError),
+        ("guarded:{0}x@127.0.0.1:1,{1}/postgres", ConfigurationError),
+        ("guarded:{0}@nowhere.invalid/postgres", DatabaseUnavailableError),
+    ],
+    "mysql": [
+        ("guarded:{0}x@{1}/test", ConfigurationError),
+        ("nobody:{0}@{1}/test", ConfigurationError),
+        ("guarded:{0}@{1}/missing", ConfigurationError),
+        ("guarded:{0}@127.0.0.1:1/test", DatabaseUnavailableError),
+        ("guarded:{0}@127.0.0.1:1,127.0.0.1:2/test", DatabaseUnavailableError),
+        ("guarded:{0}x@127.0.0.1:1,{1}/test", ConfigurationError),
+        ("guarded:{0}@nowhere.invalid/test", DatabaseUnavailableError),
+        ("guarded:{0}@h/test?unix_socket=/nowhere", DatabaseUnavailableError),
+    ],
+}
+
+
+async def test_who_is_turned_away_tells_no_password(
+    guarded: tuple[str, Server], caplog: pytest.LogCaptureFixture
+) -> None:
+    kind, server = guarded
+    caplog.set_level(logging.DEBUG)
+    asyncio.get_running_loop().set_debug(True)
+    for form, expected in REFUSED[kind]:
+        url = f"{kind}://{form.format(ENCODED, f'127.0.0.1:{server.port}')}"
+        with pytest.raises(expected) as refused:
+            async with App(url) as app:
+                raise AssertionError(f"{form} got in as {app.worker_id}")
+        if not form.startswith("{0}"):  # there the name is the word, and servers name who they refuse
+            is_kept(refused.value)
+    assert traces.in_records(caplog.records, f":{ENCODED}") == []
+
+
+@workflow(name="secrets.short")
+async def short(n: int) -> int:
+    return n + 1
+
+
+async def until_logged(caplog: pytest.LogCaptureFixture, message: str) -> None:
+    heard = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    class Ear(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.getMessage() == message:
+                loop.call_soon_threadsafe(heard.set)
+
+    ear = Ear()
+    logging.getLogger("perdure").addHandler(ear)
+    try:
+        if message not in caplog.messages:
+            await heard.wait()
+    finally:
+        logging.getLogger("perdure").removeHandler(ear)
+
+
+async def test_a_server_that_dies_takes_no_password_with_it(
+    guarded: tuple[str, Server], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind, server = guarded
+    caplog.set_level(logging.DEBUG)
+    monkeypatch.setattr(server_backend, "RETRY_SEC", 0.2)
+    url = url_of(kind, server, more="?pool_size=3")
+    errors: list[BaseException] = []
+    try:
+        async with App(url, lease=SHORT, grace=SHORT) as app, Client(url) as client:
+            assert await (await short.start(1)).result() == 2
+            for thing in (app, client, app._storage, app._storage._backend, app._worker):
+                assert traces.in_object(thing, WORD) == []
+            server.kill()
+            for call in (app.describe("x"), client.describe("x"), app.send_event("t", 1), short.start(2)):
+                with pytest.raises(StorageError) as failed:
+                    await call
+                errors.append(failed.value)
+            async with asyncio.timeout(30):
+                await until_logged(caplog, "heartbeat.missed")
+    except StorageError as error:
+        errors.append(error)
+    finally:
+        server.start()
+    assert len(errors) >= 4
+    for each in errors:
+        is_kept(each)
+    assert traces.in_records(caplog.records, WORD) == []
+
+
+def test_reprs_are_stars_and_the_url_still_works(guarded: tuple[str, Server]) -> None:
+    kind, server = guarded
+    url = url_of(kind, server)
+    for thing in (App(url), Client(url), open_storage(url), open_storage(url)._backend):
+        assert traces.in_object(thing, WORD) == []
+        assert WORD not in repr(vars(thing)) + str(thing)
+    assert App(url).url == url
+    assert WORD in str(App(url).url)
+    assert "***" in repr(App(url).url)
+
+
+def test_what_cannot_be_pickled_says_so_without_the_password() -> None:
+    storage = open_storage(f"postgresql://guarded:{ENCODED}@h/d")
+    for thing in (storage, storage._backend):
+        with pytest.raises((TypeError, AttributeError, pickle.PicklingError)) as failed:
+            pickle.dumps(thing)
+        assert WORD not in repr(failed.value)
+
+
+def test_the_looking_glass_sees() -> None:
+    """The checks of this file find a marker where there is one."""
+    with pytest.raises(ValueError, match="badly formed") as failed:
+        uuid.UUID(WORD * 3)
+    assert traces.in_error(failed.value, WORD)
+    try:
+        int(WORD)
+    except ValueError:
+        record = logging.LogRecord("x", logging.INFO, "x", 1, "text", (), sys.exc_info())
+        assert traces.in_records([record], WORD)
+    app = App(f"postgresql://guarded:{ENCODED}@h/d")
+    app.worker_id = WORD
+    assert traces.in_object(app, WORD)
