@@ -16,10 +16,11 @@ from uuid import uuid4
 
 import pytest
 
+from perdure.database.backends.base import Executor
 from perdure.storage.stores import Rooms
 from perdure.testing.servers import MySQLServer, PostgresServer
 from tests.servers.databases import fresh_mysql, fresh_postgres, named_database
-from tests.storages import BACKENDS, Database, memory_database, server_database, sqlite_database
+from tests.storages import BACKENDS, Database, memory_database, reference_database, server_database, sqlite_database
 
 pytest.register_assert_rewrite("perdure.testing.conformance")
 
@@ -88,6 +89,8 @@ def backend_database(
             context = sqlite_database(tmp_path, sqlite_template)
         elif backend == "memory":
             context = memory_database()
+        elif backend == "reference":
+            context = reference_database()
         else:
             server: str = request.getfixturevalue("postgres_url" if backend == "postgresql" else "mysql_url")
             context = server_database(backend, await named_database(server, shared_database_name))
@@ -114,3 +117,9 @@ async def storage(database: Database) -> Rooms:
 async def peer(storage: Rooms, database: Database) -> Rooms:
     """A second storage on the same database, as another process would have it."""
     return await database.storage()
+
+
+@pytest.fixture
+async def sql(storage: Rooms) -> Executor:
+    """The tables of the backend under test; the reference has none, so tests that ask for them do not run on it."""
+    return storage.db()

@@ -9,9 +9,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path
+from typing import cast
 
 from perdure.storage.migrations import up_statements
 from perdure.storage.stores import Rooms, open_storage
+from perdure.testing.reference import Reference
 
 BACKENDS = ("sqlite", "memory", "postgresql", "mysql")
 
@@ -59,6 +61,22 @@ async def memory_database() -> AsyncIterator[Database]:
         yield database
     finally:
         await database.close()
+
+
+class ReferenceDatabase(Database):
+    """The reference: storages on one world."""
+
+    def __init__(self) -> None:
+        super().__init__("reference", "")
+        self._first = Reference()
+
+    async def storage(self) -> Rooms:
+        return cast(Rooms, Reference(self._first.world))  # tests ask for no more than the contract
+
+
+@asynccontextmanager
+async def reference_database() -> AsyncIterator[Database]:
+    yield ReferenceDatabase()
 
 
 @asynccontextmanager

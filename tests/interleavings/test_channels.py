@@ -266,7 +266,7 @@ async def test_what_the_family_publishes_in_flight_is_found_later_whatever_its_i
     )
     async with storage.transaction() as conn:
         await conn.execute(insert)
-        await family_message(peer, "high", "elsewhere")
+        await family_message(peer.db(), "high", "elsewhere")
         assert await at_once(delivered(peer)) == []
     assert len(await delivered(peer)) == 1
 

@@ -5,11 +5,12 @@ from datetime import timedelta
 
 import pytest
 
-from perdure.errors import InvalidTransitionError, LeaseLostError
-from perdure.model.records import HistoryEvent, Lease
+from perdure.errors import InstanceNotFoundError, InvalidTransitionError, LeaseLostError
+from perdure.model.records import HistoryEvent, Lease, TimerSubscription
 from perdure.model.states import WorkflowStatus
+from perdure.storage.fences import fence
 from perdure.storage.stores import Rooms
-from perdure.testing.conformance.tools import leased, new, shift
+from perdure.testing.conformance.tools import leased, new, shift, status
 from tests.interleavings.blocking import blocked
 
 
@@ -56,6 +57,31 @@ async def test_a_fenced_write_in_flight_holds_off_the_takeover(storage: Rooms, p
             assert await asyncio.wait_for(peer.try_acquire_lock("i-1", "w2", 60), 5) is None
     assert await peer.try_acquire_lock("i-1", "w2", 60) is not None
     assert await peer.get_history_count("i-1") == 1
+
+
+@pytest.mark.parametrize("ended", ["completed", "failed"])
+async def test_an_end_takes_what_was_registered_while_it_waited(storage: Rooms, peer: Rooms, ended: str) -> None:
+    """A statement sees what was there when it began: not the timer of the transaction that it then waited for."""
+    lease = await leased(storage, "i-1")
+    async with peer.transaction():
+        await peer.register_timer_subscription(TimerSubscription("i-1", "t"), after=timedelta(hours=1))
+        if ended == "failed":
+            end = asyncio.create_task(storage.update_instance_status("i-1", WorkflowStatus.FAILED))
+        else:
+            end = asyncio.create_task(storage.complete_and_release(lease, b"1"))
+        await blocked(peer, end)
+    await end
+    assert await status(storage, "i-1") == ended
+    assert await storage.db().fetch("SELECT timer_id FROM workflow_timer_subscriptions") == []
+
+
+def test_an_instance_that_appears_after_the_fence_looked_was_not_there() -> None:
+    """No connection can be stopped between the two looks, so the operation is fed by hand."""
+    write = fence("i-1", None)
+    next(write)
+    write.send(0)  # no row
+    with pytest.raises(InstanceNotFoundError):
+        write.send([("running", 1, "w1", "wf")])
 
 
 async def test_w45_completion_and_cancel_take_turns(storage: Rooms, peer: Rooms) -> None:

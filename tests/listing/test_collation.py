@@ -27,7 +27,7 @@ async def american(postgres_url: str) -> AsyncIterator[Rooms]:
 async def test_ids_are_ordered_by_code_points(american: Rooms) -> None:
     rows = await american.db().fetch("SELECT 'a' < 'B', 'B' COLLATE \"C\" < 'a'")
     assert rows == [(True, True)]
-    await conformance.test_equal_times_are_ordered_by_the_code_points_of_the_id(american, 2)
+    await conformance.test_equal_times_are_ordered_by_the_code_points_of_the_id(american, american.db(), 2)
 
 
 @pytest.mark.parametrize("name", ["workflow_name", "instance_id"])

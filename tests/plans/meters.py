@@ -160,16 +160,16 @@ class MySQLMeter(Meter):
             *_, result = await backend._ask(connection, (self._SHOWING,), [])
             return sum(int(row[1]) for row in result.rows)
 
-        async def run(connection: Any, call: Call, *around: Sequence[str]) -> Any:
+        async def run(connection: Any, call: Call, *around: Sequence[str], **more: Any) -> Any:
             if self._operation is None:
-                return await plain(connection, call, *around)
+                return await plain(connection, call, *around, **more)
             if connection not in known:
                 await backend._ask(connection, (self._COUNT_ALL,), [])
                 first, second = await reads(connection), await reads(connection)
                 known[connection] = second - first
             before = await reads(connection)
             try:
-                return await plain(connection, call, *around)
+                return await plain(connection, call, *around, **more)
             finally:
                 self.note(call.statement.name, {"reads": await reads(connection) - before - known[connection]})
 

@@ -1,9 +1,9 @@
-"""A lane: one database that runs a sequence and tells its answers."""
+"""A lane: one database, and the workers on it, that runs a sequence and tells its answers."""
 
 import asyncio
 import traceback
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any
 
@@ -16,7 +16,8 @@ from tests.properties.memory import QUANTUM, Memory
 from tests.properties.steps import Step, resolved
 from tests.storages import tables
 
-PAUSE_SEC = 0.002  # between steps: SQLite's clock counts milliseconds, and must tell one step from the next
+PAUSE_SEC = 0.0011  # between steps: SQLite's clock counts milliseconds, and must tell one step from the next
+MARGIN = timedelta(milliseconds=1)  # no clock shows a time so soon after the beginning that it looks like a given one
 STEP_MAX_SEC = 30
 
 # Operations whose answer is an id, or several, and of which kind.
@@ -64,96 +65,136 @@ _TABLE_COLUMNS = {
 class Lane:
     """One database: what runs on it, and what it remembers of the sequence under way."""
 
-    def __init__(self, name: str, storage: Rooms) -> None:
-        self.name, self.storage = name, storage
+    def __init__(self, name: str, sides: Sequence[Rooms]) -> None:
+        self.name, self.sides = name, sides
+        self.storage = sides[0]  # of the worker whose turn it is
         self.memory: Memory
+        self.answers: list[str] = []  # to the last sequence
         self._columns: dict[str, list[str]] = {}
         self._shift = timedelta(0)
         self._called: list[str] = []
-        self._notifier: Any = storage._backend.notifier
+
+    @cached_property
+    def dialect(self) -> str:
+        return self.storage._backend.driver.name
 
     @cached_property
     def _tables(self) -> list[str]:
-        return tables(self.storage._backend.driver.name)
+        return tables(self.dialect)
 
-    async def run(self, steps: Sequence[Step]) -> list[str]:
-        """The answer to every step and, at the end, what is in every table; the database is emptied before."""
+    async def run(self, steps: Sequence[Step], burst: Sequence[Step] = ()) -> list[str]:
+        """The answer to every step and, at the end, what is in every table; the database is emptied before.
+
+        The steps of a burst come last and at the same time, each by a worker of its own.
+        """
         try:
             await self._begin()
-            answers = [await self._answer(step) for step in steps]
-            while self.storage.in_transaction():
-                await self.storage.commit_transaction()
-            return answers + await self._contents()
+            self.answers = [await self._answer(step) for step in steps]
+            for side in self.sides:
+                while side.in_transaction():
+                    await side.commit_transaction()
+            found = await self._burst(burst)
+            told = [self._tell(step, answer) for step, answer in zip(burst, found, strict=True)]
+            return self.answers + told + await self._contents()
         finally:
-            while self.storage.in_transaction():
-                await self.storage.rollback_transaction()
+            for side in self.sides:
+                while side.in_transaction():
+                    await side.rollback_transaction()
 
     async def _begin(self) -> None:
-        await self._empty()
         self._move_clock(timedelta(0))
-        now = await self.storage.db().fetchval(f"SELECT {self.storage._backend.driver.get_current_time_expr()}")
-        self.memory = Memory(utc(now))
+        await self._empty()
+        self.memory = Memory(await self._origin() - MARGIN)
         self._called.clear()
+
+    async def _origin(self) -> datetime:
+        return utc(await self.storage.db().fetchval(f"SELECT {self.storage._backend.driver.get_current_time_expr()}"))
+
+    async def _full(self) -> list[str]:
+        """The tables that have rows."""
+        looks = [f"SELECT * FROM (SELECT '{table}' FROM {table} LIMIT 1) found_{table}" for table in self._tables]
+        full = {row[0] for row in await self.storage.db().fetch(" UNION ALL ".join(looks))}
+        return [table for table in self._tables if table in full]
 
     async def _empty(self) -> None:
         """Delete the rows of the tables that have any, children before their parents."""
-        looks = [f"SELECT * FROM (SELECT '{table}' FROM {table} LIMIT 1) found_{table}" for table in self._tables]
-        full = {row[0] for row in await self.storage.db().fetch(" UNION ALL ".join(looks))}
+        full = await self._full()
         async with self.storage.transaction() as conn:
             if "workflow_instances" in full:
                 await conn.execute("UPDATE workflow_instances SET continued_from = NULL")  # MySQL looks row by row
-            for table in reversed(self._tables):
-                if table in full:
-                    await conn.execute(f"DELETE FROM {table}")
+            for table in reversed(full):
+                await conn.execute(f"DELETE FROM {table}")
 
     def _move_clock(self, shift: timedelta) -> None:
         self._shift = shift
-        shift_clock(self.storage, shift)
+        for side in self.sides:
+            shift_clock(side, shift)
+
+    async def _pause(self) -> None:
+        if self.dialect == "sqlite":
+            await asyncio.sleep(PAUSE_SEC)
+        notifier: Any = self.storage._backend.notifier
+        if isinstance(notifier, Notifier):
+            notifier._latest.clear()  # else it is silent for a while
+
+    async def _burst(self, steps: Sequence[Step]) -> list[Any]:
+        return await asyncio.gather(*(self._call(step) for step in steps))
 
     async def _answer(self, step: Step) -> str:
-        await asyncio.sleep(PAUSE_SEC)
-        if isinstance(self._notifier, Notifier):
-            self._notifier._latest.clear()  # else it is silent for a while
+        self.storage = self.sides[step.worker]
+        await self._pause()
+        return self._tell(step, await self._call(step))
+
+    async def _call(self, step: Step) -> Any:
+        """What a step came to: an answer, an error of ours or, as no other database would say it, any other one."""
         arguments = {key: resolved(value, self.memory) for key, value in step.arguments.items()}
-        call: Any = getattr(self, step.operation, None) or getattr(self.storage, step.operation)
+        call: Any = getattr(self, step.operation, None) or getattr(self.sides[step.worker], step.operation)
         try:
             async with asyncio.timeout(STEP_MAX_SEC):
                 answer = call(**arguments)
-                if asyncio.iscoroutine(answer):
-                    answer = await answer
+                return await answer if asyncio.iscoroutine(answer) else answer
         except StorageError as error:
-            answer = error
+            return error
         except Exception:
-            return f"{self.name} raised {traceback.format_exc()}"  # which no other database says
+            return f"{self.name} raised {traceback.format_exc()}"
+
+    def _tell(self, step: Step, answer: Any) -> str:
         told = self.memory.tell(answer, _GIVES.get(step.operation, ""))
         called, self._called = self._called, []
         return f"{told} and called {called}" if called else told
 
     async def _contents(self) -> list[str]:
-        return [f"{table}: {row}" for table in self._tables for row in await self._rows(table)]
+        return [f"{table}: {row}" for table in await self._full() for row in await self._told(table)]
 
-    async def _rows(self, table: str) -> list[str]:
+    async def _told(self, table: str) -> list[str]:
+        """The rows in an order that every database knows: of ids, or of the words they are told in."""
+        rows = await self._rows(table)
+        numbered = bool(rows) and "id" in rows[0] and table != "perdure_message_keys"
+        if numbered:  # a batch may draw the ids of several instances' events in any order
+            rows.sort(key=lambda row: (row["instance_id"] if table == "workflow_history" else "", row["id"]))
+        told = [" ".join(self._cell(table, column, row[column]) for column in sorted(row)) for row in rows]
+        return told if numbered else sorted(told)
+
+    async def _rows(self, table: str) -> list[dict[str, Any]]:
         if table not in self._columns:
-            found = await self.storage.db().fetch(_TABLE_COLUMNS[self.storage._backend.driver.name].format(table=table))
-            self._columns[table] = sorted(row[0] for row in found)
+            found = await self.storage.db().fetch(_TABLE_COLUMNS[self.dialect].format(table=table))
+            self._columns[table] = [row[0] for row in found]
         columns = self._columns[table]
-        own = "id" in columns and table != "perdure_message_keys"
-        order = " ORDER BY id" if own else _MATTER.get(table, "")
-        rows = await self.storage.db().fetch(f"SELECT {', '.join(columns)} FROM {table}{order}")
-        told = [" ".join(map(self._cell, [f"{table}.{column}" for column in columns], row)) for row in rows]
-        return told if own else sorted(told)
+        rows = await self.storage.db().fetch(f"SELECT {', '.join(columns)} FROM {table}{_MATTER.get(table, '')}")
+        return [dict(zip(columns, row, strict=True)) for row in rows]
 
-    def _cell(self, column: str, value: Any) -> str:
+    def _cell(self, table: str, column: str, value: Any) -> str:
         if column.endswith("_at") and value is not None:
             value = utc(value)
-        return f"{column.rpartition('.')[2]}={self.memory.tell(value, _COLUMNS.get(column, ''))}"
+        return f"{column}={self.memory.tell(value, _COLUMNS.get(f'{table}.{column}', ''))}"
 
     # Operations that are no method of a storage, or that the memory has to know of.
 
     def notify(self, loud: bool) -> None:
         """Send NOTIFY with every transaction, or with none, where there is such a thing; else it is now and then."""
-        if isinstance(self.storage, PostgresStorage):
-            self.storage.set_notify_enabled(loud)
+        for side in self.sides:
+            if isinstance(side, PostgresStorage):
+                side.set_notify_enabled(loud)
 
     async def begin_transaction(self) -> None:
         await self.storage.begin_transaction()

@@ -1,6 +1,7 @@
 """Sequences of steps, at random but about something: rooms that have to do with each other, and scenes in them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import fields, is_dataclass, replace
 from random import Random
 from typing import Any
 
@@ -15,9 +16,10 @@ from perdure.model.records import (
 from perdure.storage.channels import direct_channel
 from tests.properties import domains as d
 from tests.properties.operations import FRESH, ROOMS, Operations, args
-from tests.properties.steps import Held, Step
+from tests.properties.steps import Held, Step, in_turn, is_harmless
 
-LONGEST = 30  # acts, of which some are scenes of several steps
+WORKERS = 3
+LONGEST, BEFORE_BURST = 30, 8  # acts, of which some are scenes of several steps
 
 OPERATIONS = {name: make for room in ROOMS.values() for name, make in room.items()}
 
@@ -52,7 +54,7 @@ BORN = [
 ]
 
 
-def sequence(rng: Random) -> list[Step]:
+def sequence(rng: Random, longest: int = LONGEST) -> list[Step]:
     """Steps in the rooms of a theme and another one."""
     names = {*rng.choice(THEMES), rng.choice(sorted(ROOMS))}
     rooms = [*(ROOMS[name] for name in sorted(names) for _ in range(2)), COMMON]
@@ -61,13 +63,89 @@ def sequence(rng: Random) -> list[Step]:
         Step("notify", {"loud": d.flags(rng)}),
         Step("create_instances", {"instances": BORN[: rng.choice((2, 3))], "worker_id": "w1", "timeout_sec": 300.0}),
     ]
-    for _ in range(rng.randint(3, LONGEST)):
+    for _ in range(rng.randint(3, longest)):
         if scenes and not rng.randrange(5):
             steps += [step for step in rng.choice(scenes)(rng) if rng.randrange(10)]  # now and then one is left out
         else:
             operation, make = rng.choice(list(rng.choice(rooms).items()))
             steps.append(Step(operation, make(rng)))
-    return steps
+    workers = rng.randint(1, WORKERS)
+    return in_turn([_by_somebody(rng, step, workers) for step in steps])
+
+
+# Operations of one commit each, whose answer is whole: at once they must look as if one came after the other.
+ATOMIC = (
+    "create_instance",
+    "update_instance_status",
+    "update_instance_activity",
+    "update_instance_output",
+    "complete_and_release",
+    "cancel_instance",
+    "try_acquire_lock",
+    "release_lock",
+    "append_history",
+    "archive_history",
+    "cleanup_instance_subscriptions",
+    "recur_instance",
+    "register_timer_subscription",
+    "register_timer_subscription_and_release_lock",
+    "remove_timer_subscription",
+    "fire_timer",
+    "publish_to_channel",
+    "subscribe_to_channel",
+    "unsubscribe_from_channel",
+    "clear_channel_waiting_state",
+    "claim_channel_message",
+    "delete_channel_message",
+    "update_delivery_cursor",
+    "suspend",
+    "register_channel_receive_and_release_lock",
+    "deliver_channel_message",
+    "expire_channel_wait",
+    "add_compensation",
+    "join_group",
+    "leave_group",
+    "leave_all_groups",
+    "add_outbox_event",
+    "mark_outbox_event_sent",
+    "mark_outbox_event_failed",
+    "increment_outbox_attempts",
+    "requeue_outbox_event",
+    "try_acquire_system_lock",
+    "release_system_lock",
+    "beat_worker",
+)
+
+
+def burst(rng: Random) -> list[Step]:
+    """Steps of all workers at once, about one instance and one channel."""
+    instance_id, channel = rng.choice(d.INSTANCE_IDS), rng.choice(d.CHANNELS[2:])
+    return [_about(_random_step(rng, ATOMIC, worker), instance_id, channel) for worker in range(WORKERS)]
+
+
+def _random_step(rng: Random, operations: Sequence[str], worker: int) -> Step:
+    operation = rng.choice(operations)
+    return Step(operation, OPERATIONS[operation](rng), worker)
+
+
+def _about(step: Step, instance_id: str, channel: str) -> Step:
+    """The step with another instance and channel in the place of its own."""
+    about = {"instance_id": instance_id, "channel": channel}
+
+    def moved(name: str, value: Any) -> Any:
+        if isinstance(value, Held):
+            return Held(instance_id, value.back)
+        if is_dataclass(value) and not isinstance(value, type):
+            return replace(value, **{each.name: about[each.name] for each in fields(value) if each.name in about})
+        return about.get(name, value)
+
+    return replace(step, arguments={name: moved(name, value) for name, value in step.arguments.items()})
+
+
+def _by_somebody(rng: Random, step: Step, workers: int) -> Step:
+    """The worker of a step: mostly the first, so that transactions get somewhere; those that look are anybody."""
+    others = is_harmless(step) or not rng.randrange(3)
+    return replace(step, worker=rng.randrange(workers) if others else 0)
 
 
 def _step(rng: Random, operation: str, **arguments: Any) -> Step:

@@ -3,7 +3,7 @@
 What only one database can know (its ids, its leases, its times) is given by reference.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from typing import Any
 
@@ -52,16 +52,65 @@ class Seen(Reference):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Step:
-    """An operation to call."""
+    """An operation to call, by one of the workers."""
 
     operation: str
     arguments: Mapping[str, Any]
+    worker: int = 0
 
     def __repr__(self) -> str:
-        return f"{self.operation}({', '.join(f'{key}={brief(value)}' for key, value in self.arguments.items())})"
+        given = ", ".join(f"{key}={brief(value)}" for key, value in self.arguments.items())
+        return f"{self.worker}: {self.operation}({given})"
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # Hypothesis would write every field of every record
         printer.text(repr(self))
+
+
+def in_turn(steps: Sequence[Step]) -> list[Step]:
+    """The steps as they can be run one after the other on every database.
+
+    While a worker has a transaction open the others only read, and must not see it. Whoever wants to write meanwhile
+    would wait for its end on some databases, so there it ends.
+    """
+    turns: list[Step] = []
+    holder, depth = 0, 0
+    for step in steps:
+        if depth and step.worker != holder and not is_harmless(step):
+            turns += [Step("commit_transaction", {}, holder)] * depth
+            depth = 0
+        turns.append(step)
+        if step.operation == "begin_transaction":
+            holder, depth = step.worker, depth + 1
+        elif step.operation in ("commit_transaction", "rollback_transaction") and step.worker == holder:
+            depth = max(depth - 1, 0)
+    return turns
+
+
+def is_harmless(step: Step) -> bool:
+    """Whether a step only reads, or is no business of the database at all."""
+    return step.operation in _HARMLESS or step.operation.startswith(("list_", "find_", "next_", "iterate_"))
+
+
+_HARMLESS = {
+    "advance_clock",
+    "notify",
+    "in_transaction",
+    "own_sql",
+    "get_instance",
+    "get_instances",
+    "get_history_paginated",
+    "get_history_count",
+    "get_last_event",
+    "get_archived_history",
+    "get_compensations",
+    "get_group_members",
+    "get_channel_subscription",
+    "get_channel_mode",
+    "get_pending_channel_messages",
+    "get_pending_channel_messages_for_instance",
+    "get_delivery_cursor",
+    "get_channel_subscribers_waiting",
+}
 
 
 def resolved(value: Any, memory: Memory) -> Any:

@@ -1,4 +1,6 @@
-"""The same sequence of operations on every database at once: every answer and, at the end, every row is the same.
+"""The same operations on the reference and every database: every answer and, at the end, every row is the same.
+
+One to three workers take turns. While one has a transaction open the others look, and must not see it.
 
     PERDURE_PROPERTY_EXAMPLES=1000 pytest tests/properties --hypothesis-show-statistics
 
@@ -8,7 +10,6 @@ takes and the seed: `@example(seed=…)` above the test runs it again.
 
 import asyncio
 import inspect
-import itertools
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -22,14 +23,16 @@ from hypothesis import HealthCheck, Phase, event, given, settings
 from hypothesis import strategies as st
 
 from perdure.storage.stores import Rooms
+from tests.properties.comparison import disagreement
 from tests.properties.lanes import Lane
+from tests.properties.model import ReferenceLane
 from tests.properties.operations import ROOMS
-from tests.properties.sequences import sequence
+from tests.properties.sequences import WORKERS, sequence
 from tests.properties.steps import Step
 from tests.servers.databases import named_database
-from tests.storages import memory_database, server_database, sqlite_database
+from tests.storages import Database, memory_database, server_database, sqlite_database
 
-EXAMPLES = int(os.environ.get("PERDURE_PROPERTY_EXAMPLES", "60"))
+EXAMPLES = int(os.environ.get("PERDURE_PROPERTY_EXAMPLES", "40"))
 
 pytestmark = pytest.mark.timeout(600 + 2 * EXAMPLES)  # a failure is made smaller first
 
@@ -45,14 +48,13 @@ class Lanes:
     def __init__(self, runner: asyncio.Runner, lanes: Sequence[Lane]) -> None:
         self._runner, self._lanes = runner, lanes
 
-    def run(self, steps: Sequence[Step]) -> dict[str, list[str]]:
-        """Each database's answers."""
-        return self._runner.run(self._run(steps))
+    def compare(self, steps: Sequence[Step]) -> str:
+        """How they disagree; nothing if they agree."""
+        return self._runner.run(disagreement(self._lanes, steps))
 
-    async def _run(self, steps: Sequence[Step]) -> dict[str, list[str]]:
-        async with asyncio.TaskGroup() as group:
-            tasks = {lane.name: group.create_task(lane.run(steps)) for lane in self._lanes}
-        return {name: task.result() for name, task in tasks.items()}
+    def told(self) -> list[str]:
+        """What the reference answered last."""
+        return self._lanes[0].answers
 
 
 @pytest.fixture(scope="module")
@@ -63,15 +65,19 @@ def lanes(
     postgres_url: str,
     mysql_url: str,
 ) -> Iterator[Lanes]:
+    def sides(database: Database) -> int:
+        return 1 if database.backend == "memory" else WORKERS
+
     async def opened(stack: AsyncExitStack) -> list[Lane]:
-        found = [
+        contexts = [
             sqlite_database(tmp_path_factory.mktemp("properties"), sqlite_template),
             memory_database(),
             server_database("postgresql", await sorting_database(postgres_url, f"{shared_database_name}_sorting")),
             server_database("mysql", await named_database(mysql_url, shared_database_name)),
         ]
-        databases = [await stack.enter_async_context(database) for database in found]
-        return [Lane(database.backend, await database.storage()) for database in databases]
+        databases = [await stack.enter_async_context(context) for context in contexts]
+        found = [Lane(each.backend, [await each.storage() for _ in range(sides(each))]) for each in databases]
+        return [ReferenceLane(WORKERS), *found]
 
     with asyncio.Runner() as runner:
         stack = AsyncExitStack()
@@ -103,33 +109,12 @@ async def sorting_database(server: str, name: str) -> str:
 @given(seed=st.binary(min_size=8, max_size=8))
 def test_every_database_gives_the_same_answers(lanes: Lanes, seed: bytes) -> None:
     steps = sequence(Random(seed))
-    answers = lanes.run(steps)
-    if difference(answers, steps):
-        steps = fewest(lanes, steps)
-        told = "\n".join(f"  {step}," for step in steps)
-        raise AssertionError(f"{difference(lanes.run(steps), steps)}\nof\n{told}")
-    for step, answer in zip(steps, answers["memory"], strict=False):
+    wrong = lanes.compare(steps)
+    if wrong:
+        raise AssertionError(wrong)
+    for step, answer in zip(steps, lanes.told(), strict=True):
         kind = re.split(r"[(#](?!\)$)", answer)[0]
         event(f"{step.operation}: {kind[:30]}")
-
-
-def difference(answers: dict[str, list[str]], steps: Sequence[Step]) -> str:
-    """Where the databases first disagree, and what each says; nothing if they agree."""
-    places = [f"step {number}, {step}" for number, step in enumerate(steps)]
-    for place, *told in itertools.zip_longest(places, *answers.values()):
-        if len(set(told)) > 1:
-            lines = [f"\n  {name}: {answer}" for name, answer in zip(answers, told, strict=True)]
-            return f"answers differ on {place or 'what is in the tables'}{''.join(lines)}"
-    return ""
-
-
-def fewest(lanes: Lanes, steps: list[Step]) -> list[Step]:
-    """The steps without which the databases agree."""
-    for number in reversed(range(len(steps))):
-        fewer = steps[:number] + steps[number + 1 :]
-        if difference(lanes.run(fewer), fewer):
-            steps = fewer
-    return steps
 
 
 def test_every_operation_is_compared() -> None:

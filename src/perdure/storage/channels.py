@@ -19,7 +19,7 @@ from perdure.database.statements import Call
 from perdure.errors import ChannelModeConflictError, LimitError, NotSubscribedError, StorageError
 from perdure.model import limits
 from perdure.model.records import ChannelMessage, ChannelMode, ChannelSubscription, Lease, OutgoingMessage
-from perdure.storage.fences import fence
+from perdure.storage.fences import changing, fence
 from perdure.storage.sql import room
 from perdure.storage.transactions import prepared, together
 from perdure.storage.wakeups import MESSAGE, Payload, Wakeups
@@ -92,7 +92,7 @@ class Channels(Wakeups):
 
     async def unsubscribe_from_channel(self, instance_id: str, channel: str, *, lease: Lease | None = None) -> None:
         """Remove a subscription and its cursors, if it is there."""
-        await self._change(S.unsubscribe(**pair(instance_id, channel)), lease)
+        await self._run(changing(S.unsubscribe(**pair(instance_id, channel)), lease))
 
     async def get_channel_subscription(self, instance_id: str, channel: str) -> ChannelSubscription | None:
         """One subscription, or None; its cursor is the further one of the family's two."""
@@ -104,7 +104,7 @@ class Channels(Wakeups):
 
     async def clear_channel_waiting_state(self, instance_id: str, channel: str, *, lease: Lease | None = None) -> None:
         """Stop waiting on a channel; the subscription stays."""
-        await self._change(S.clear(**pair(instance_id, channel)), lease)
+        await self._run(changing(S.clear(**pair(instance_id, channel)), lease))
 
     async def get_pending_channel_messages(
         self, channel: str, after_id: int = 0, limit: int = 0
@@ -130,7 +130,7 @@ class Channels(Wakeups):
     async def delete_channel_message(self, message_id: int, *, lease: Lease | None = None) -> None:
         """Remove a message, if it is there."""
         delete = S.delete(message_id=limits.number(message_id, "message_id"))
-        await self._run(Work(lambda: _fenced(delete, lease and lease.instance_id, lease), repeat=True))
+        await self._run(Work(lambda: _delete(delete, lease), repeat=True))
 
     async def update_delivery_cursor(
         self, instance_id: str, channel: str, last_message_id: int, *, lease: Lease | None = None
@@ -163,9 +163,6 @@ class Channels(Wakeups):
         while await self._write(_forget, age, page, unused):
             unused = []
         return removed
-
-    async def _change(self, call: Call, lease: Lease | None) -> None:
-        await self._run(Work(lambda: _fenced(call, call.params["instance_id"], lease), repeat=True))
 
 
 def pair(instance_id: str, channel: str) -> dict[str, str]:
@@ -284,10 +281,10 @@ def _subscribe(
     yield S.subscribe(instance_id=instance_id, channel=channel, mode=mode.value, from_start=int(from_start))
 
 
-def _fenced(call: Call, instance_id: Any, lease: Lease | None) -> Operation[Any]:
+def _delete(delete: Call, lease: Lease | None) -> Operation[None]:
     if lease is not None:
-        yield from fence(instance_id, lease)
-    return (yield call)
+        yield from fence(lease.instance_id, lease)
+    yield delete
 
 
 def _subscription(instance_id: str, channel: str) -> Operation[ChannelSubscription | None]:

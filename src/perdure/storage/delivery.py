@@ -126,9 +126,8 @@ class Delivery(waits.Waits):
     ) -> ChannelDeliveryResult | None:
         pair(instance_id, channel)
         way, alone = self._way(), lease is None
-        work = Work(
-            lambda: way(instance_id, channel, lease, activity_id), single=alone and way is _deliver_at_once, repeat=True
-        )
+        single = alone and way is _deliver_at_once
+        work = Work(lambda: way(instance_id, channel, lease, activity_id), single=single, repeat=alone)
         return await self._announce(RESUMABLE, work, (lambda found: _delivered([found])) if alone else None)
 
 

@@ -1,6 +1,7 @@
 """Fences: the first act of every write for an instance, which holds the instance's row if the lease is current."""
 
-from perdure.database.operation import Operation
+from perdure.database.operation import Operation, Work
+from perdure.database.statements import Call
 from perdure.errors import InstanceNotFoundError, InvalidTransitionError, LeaseLostError, StorageError
 from perdure.model import limits
 from perdure.model.records import Lease
@@ -14,7 +15,7 @@ def fence_params(instance_id: str, lease: Lease | None) -> dict[str, object]:
     """A lease as the parameters of a fence; none is an administrator's write."""
     limits.name(instance_id, "instance_id")  # MySQL finds `a` under `a `, and would store the latter
     if lease is None:
-        return {"token": None, "worker_id": None}
+        return {"token": None, "worker_id": None}  # nosec B105 # a number
     if lease.instance_id != instance_id:
         raise LeaseLostError(f"the lease is on {lease.instance_id!r}, not on {instance_id!r}")
     return {"token": lease.token, "worker_id": lease.worker_id}
@@ -26,15 +27,24 @@ def fence(instance_id: str, lease: Lease | None) -> Operation[None]:
         raise (yield from refused(instance_id, lease))
 
 
+def changing(call: Call, lease: Lease | None) -> Work[None]:
+    """A statement about what is an instance's own, under its fence."""
+    return Work(lambda: _change(call, lease), repeat=True)
+
+
+def _change(call: Call, lease: Lease | None) -> Operation[None]:
+    yield from fence(str(call.params["instance_id"]), lease)
+    yield call
+
+
 def refused(instance_id: str, lease: Lease | None, target: WorkflowStatus | None = None) -> Operation[StorageError]:
     """Why a fenced write or a move found no row: the error to raise. The fence is judged first."""
     rows = yield S.standing(instance_id=instance_id)
-    if not rows:
-        return InstanceNotFoundError(f"there is no instance {instance_id!r}")
-    status, token, owner, _ = rows[0]
-    if lease is not None and (token != lease.token or owner != lease.worker_id):
+    if rows and lease is not None and tuple(rows[0][1:3]) != (lease.token, lease.worker_id):
         return lost(lease)
-    return InvalidTransitionError(f"{instance_id!r} is {status} and cannot become {target or 'something else'}")
+    if not rows or target is None:  # what is there by now was not when it was looked for
+        return InstanceNotFoundError(f"there is no instance {instance_id!r}")
+    return InvalidTransitionError(f"{instance_id!r} is {rows[0][0]} and cannot become {target}")
 
 
 def lost(lease: Lease) -> LeaseLostError:

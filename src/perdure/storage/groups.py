@@ -1,10 +1,9 @@
 """Groups: named sets of instances, in the order of joining. Every call may be repeated."""
 
-from perdure.database.operation import Operation, Work
-from perdure.database.statements import Call
+from perdure.database.operation import Operation
 from perdure.model import limits
 from perdure.model.records import Lease
-from perdure.storage.fences import fence
+from perdure.storage.fences import changing
 from perdure.storage.sql import room
 from perdure.storage.transactions import Transactions
 
@@ -16,31 +15,23 @@ class Groups(Transactions):
 
     async def join_group(self, instance_id: str, group_name: str, *, lease: Lease | None = None) -> None:
         """Add an instance to a group; a member keeps its place."""
-        await self._change(S.join(instance_id=instance_id, group_name=_name(group_name)), lease)
+        await self._run(changing(S.join(instance_id=instance_id, group_name=_name(group_name)), lease))
 
     async def leave_group(self, instance_id: str, group_name: str, *, lease: Lease | None = None) -> None:
         """Remove an instance from a group, if it is in it."""
-        await self._change(S.leave(instance_id=instance_id, group_name=_name(group_name)), lease)
+        await self._run(changing(S.leave(instance_id=instance_id, group_name=_name(group_name)), lease))
 
     async def leave_all_groups(self, instance_id: str, *, lease: Lease | None = None) -> None:
         """Remove an instance from every group."""
-        await self._change(S.leave_all(instance_id=instance_id), lease)
+        await self._run(changing(S.leave_all(instance_id=instance_id), lease))
 
     async def get_group_members(self, group_name: str, *, limit: int | None = None) -> list[str]:
         """The instances in a group, in the order of joining."""
         return await self._scan(_members, _name(group_name), limits.some(limit))
 
-    async def _change(self, call: Call, lease: Lease | None) -> None:
-        await self._run(Work(lambda: _fenced(call, lease), repeat=True))
-
 
 def _name(group_name: str) -> str:
     return limits.name(group_name, "group_name")
-
-
-def _fenced(call: Call, lease: Lease | None) -> Operation[None]:
-    yield from fence(str(call.params["instance_id"]), lease)
-    yield call
 
 
 def _members(group_name: str, limit: int) -> Operation[list[str]]:

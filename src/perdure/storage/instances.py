@@ -173,7 +173,7 @@ def _creation(instance: WorkflowInstance, worker_id: str | None, timeout_sec: fl
         "locked_at": limits.moment(instance.locked_at, "locked_at"),
         "lock_timeout_seconds": instance.lock_timeout_seconds,
         "lock_expires_at": limits.moment(instance.lock_expires_at, "lock_expires_at"),
-        "lock_token": limits.number(instance.lock_token + 1 if worker_id else instance.lock_token, "lock_token"),
+        "lock_token": limits.number(instance.lock_token + bool(worker_id), "lock_token", limits.EVERYTHING),
         "lease_sec": lease_sec,
     }
 
@@ -288,7 +288,10 @@ def finish(instance_id: str, status: WorkflowStatus, output: str | None, lease: 
     answer = yield S.finish(
         instance_id=instance_id, status=status.value, output_data=output, **fence_params(instance_id, lease)
     )
-    if not (answer[0] if isinstance(answer, tuple) else answer[0][0]):
+    done, changed = (answer[0], 0) if isinstance(answer, tuple) else answer[0]
+    if changed:  # by somebody else, just now
+        yield from finish(instance_id, status, output, lease)
+    elif not done:
         raise (yield from refused(instance_id, lease, status))
 
 

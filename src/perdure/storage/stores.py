@@ -2,10 +2,12 @@
 
 from datetime import timedelta
 from typing import Self
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import unquote
 
 from perdure.database.backends.base import Backend, Executor
 from perdure.database.backends.sqlite import SQLiteBackend
+from perdure.database.dialects import new_driver
+from perdure.database.secret import Secret
 from perdure.errors import ConfigurationError
 from perdure.storage.archive import Archive
 from perdure.storage.channels import Channels
@@ -65,6 +67,9 @@ class Rooms(
         """The database outside any transaction, for migrations and checks."""
         return self._backend.executor()
 
+    def _shift_clock(self, shift: timedelta) -> None:
+        self._backend.driver.shift_clock(shift)
+
     async def __aenter__(self) -> Self:
         await self.initialize()
         return self
@@ -86,7 +91,7 @@ class PostgresStorage(Rooms):
     def __init__(self, url: str) -> None:
         from perdure.database.backends.postgres import PostgresBackend  # needs the driver of an extra
 
-        self._postgres = PostgresBackend(url)
+        self._postgres = PostgresBackend(url := Secret(url))  # a traceback may show `url`
         super().__init__(self._postgres)
 
     def set_notify_enabled(self, enabled: bool) -> None:
@@ -104,7 +109,7 @@ class MySQLStorage(Rooms):
     def __init__(self, url: str) -> None:
         from perdure.database.backends.mysql import MySQLBackend  # needs the driver of an extra
 
-        super().__init__(MySQLBackend(url))
+        super().__init__(MySQLBackend(url := Secret(url)))
 
 
 def open_storage(url: str) -> SQLiteStorage | PostgresStorage | MySQLStorage:
@@ -112,24 +117,20 @@ def open_storage(url: str) -> SQLiteStorage | PostgresStorage | MySQLStorage:
 
     Nothing is connected yet: `await storage.initialize()`, or `async with open_storage(url) as storage:`.
     """
-    scheme = str(url).partition(":")[0].lower()
-    match scheme:
-        case "sqlite":
-            return SQLiteStorage(_sqlite_path(url))
-        case "postgresql" | "postgres":
+    url = Secret(url)
+    match new_driver(url).driver_name():
+        case "postgresql":
             return PostgresStorage(url)
-        case "mysql" | "mariadb":
+        case "mysql":
             return MySQLStorage(url)
-    raise ConfigurationError(f"unknown database {scheme[:20]!r}: a URL begins with sqlite, postgresql or mysql")
+    return SQLiteStorage(_sqlite_path(url))
 
 
-def _sqlite_path(url: str) -> str:
-    parts = urlsplit(url)
-    if not url.lower().startswith("sqlite:///") or len(parts.path) < 2:
-        raise ConfigurationError("a SQLite URL is sqlite:///file.db, sqlite:////absolute/file.db or sqlite:///:memory:")
-    if parse_qsl(parts.query, keep_blank_values=True):
-        raise ConfigurationError("a SQLite URL takes no options")
-    return unquote(parts.path[1:])
+def _sqlite_path(url: Secret) -> str:
+    place, _, options = url.partition("#")[0].partition("?")
+    if not place.lower().startswith("sqlite:///") or place.endswith("///") or options:
+        raise ConfigurationError("a SQLite URL is sqlite:///file.db, sqlite:////dir/file.db or sqlite:///:memory:")
+    return unquote(place[len("sqlite:///") :])
 
 
 async def initialize_test_schema(storage: Rooms) -> None:
@@ -142,4 +143,4 @@ async def initialize_test_schema(storage: Rooms) -> None:
 
 def shift_clock(storage: Rooms, shift: timedelta) -> None:
     """Move the clock that this storage's statements judge by; for tests."""
-    storage._backend.driver.shift_clock(shift)
+    storage._shift_clock(shift)

@@ -128,7 +128,7 @@ class Waits(Wakeups):
 
     async def _wake(self, wake: Wake, key: tuple[str, str], lease: Lease | None, *, single: bool = False) -> bool:
         """Wake an instance, and announce it unless its holder does it for itself."""
-        work = Work(lambda: wake(*key, lease), single=single, repeat=True)
+        work = Work(lambda: wake(*key, lease), single=single, repeat=lease is None)  # a holder has to know the answer
         say = None if lease else lambda name: _woken([key], [name])
         return await self._announce(RESUMABLE, work, say) is not None
 

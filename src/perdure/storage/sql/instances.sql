@@ -61,8 +61,7 @@ UPDATE workflow_instances SET current_activity_id = :activity_id, updated_at = {
 UPDATE workflow_instances
    SET status = :status, output_data = COALESCE(:output_data, output_data), updated_at = {now},
        lock_token = lock_token + 1, locked_by = NULL, locked_at = NULL, lock_expires_at = NULL
- WHERE instance_id = :instance_id AND status NOT IN ('completed', 'failed', 'cancelled', 'recurred')
-   AND (status = 'running' OR :status <> 'completed')
+ WHERE instance_id = :instance_id AND finished_at IS NULL AND (status = 'running' OR :status <> 'completed')
    AND (lock_token = :token AND locked_by = :worker_id OR :token IS NULL);
 DELETE FROM workflow_timer_subscriptions WHERE instance_id = :instance_id
    AND EXISTS (SELECT 1 FROM workflow_instances i WHERE i.instance_id = :instance_id AND i.finished_at IS NOT NULL);
@@ -71,27 +70,28 @@ UPDATE channel_subscriptions SET activity_id = NULL, timeout_at = NULL
    AND EXISTS (SELECT 1 FROM workflow_instances i WHERE i.instance_id = :instance_id AND i.finished_at IS NOT NULL)
 
 -- finish [postgresql]
--- Differs because a CTE makes it one round trip.
-WITH done AS (
-  UPDATE workflow_instances
-     SET status = :status, output_data = COALESCE(:output_data, output_data), updated_at = {now},
-         lock_token = lock_token + 1, locked_by = NULL, locked_at = NULL, lock_expires_at = NULL
-   WHERE instance_id = :instance_id AND status NOT IN ('completed', 'failed', 'cancelled', 'recurred')
-     AND (status = 'running' OR :status <> 'completed')
-     AND (lock_token = :token AND locked_by = :worker_id OR :token IS NULL)
-  RETURNING instance_id),
+-- Differs because a CTE makes it one round trip. It sees the timers and waits that were there when it began: if somebody
+-- changed the instance since then, there may be others, and nothing is done; then the second number is 1.
+WITH seen AS (
+  SELECT instance_id, xmin AS version FROM workflow_instances
+   WHERE instance_id = :instance_id AND finished_at IS NULL AND (status = 'running' OR :status <> 'completed')
+     AND (lock_token = :token AND locked_by = :worker_id OR :token IS NULL)),
+done AS (
+  UPDATE workflow_instances i
+     SET status = :status, output_data = COALESCE(:output_data, i.output_data), updated_at = {now},
+         lock_token = i.lock_token + 1, locked_by = NULL, locked_at = NULL, lock_expires_at = NULL
+    FROM seen WHERE i.instance_id = seen.instance_id AND i.xmin = seen.version RETURNING i.instance_id),
 timers AS (DELETE FROM workflow_timer_subscriptions t USING done WHERE t.instance_id = done.instance_id),
 waits AS (UPDATE channel_subscriptions s SET activity_id = NULL, timeout_at = NULL FROM done
            WHERE s.instance_id = done.instance_id AND s.activity_id IS NOT NULL)
-SELECT count(*) FROM done
+SELECT (SELECT count(*) FROM done), (SELECT count(*) FROM seen) - (SELECT count(*) FROM done)
 
 -- interrupt
 -- Cancel the engine's way: fence the runner off and let the instance compensate.
 UPDATE workflow_instances
    SET status = 'compensating', updated_at = {now},
        lock_token = lock_token + 1, locked_by = NULL, locked_at = NULL, lock_expires_at = NULL
- WHERE instance_id = :instance_id
-   AND status IN ('running', 'waiting_for_event', 'waiting_for_timer', 'waiting_for_message')
+ WHERE instance_id = :instance_id AND finished_at IS NULL AND status <> 'compensating'
 
 -- clear_timers
 -- No timer is left.

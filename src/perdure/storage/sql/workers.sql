@@ -3,9 +3,9 @@
 UPDATE perdure_workers SET beat_at = {now}, info = COALESCE(:info, info) WHERE worker_id = :worker_id
 
 -- enter
--- A new worker is alive.
+-- A new worker is alive; if it has just said so elsewhere, that was the first time.
 INSERT INTO perdure_workers (worker_id, started_at, beat_at, info) VALUES (:worker_id, {now}, {now}, :info)
-{on_conflict_do_nothing(worker_id)}
+{on_conflict_do_update(worker_id)} beat_at = {now}, info = COALESCE(:info, perdure_workers.info)
 
 -- leave
 -- A worker has stopped.

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from perdure.database.backends.base import Executor
 from perdure.errors import InstanceNotFoundError, InvalidTransitionError, LeaseLostError, LimitError
 from perdure.model.records import ChannelMode, CompensationEntry, HistoryEvent, Lease, WorkflowInstance
 from perdure.model.states import WorkflowStatus
@@ -25,11 +26,11 @@ async def archived(storage: Rooms, instance_id: str) -> list[str]:
     return [event.activity_id for event in await storage.get_archived_history(instance_id)]
 
 
-async def count(storage: Rooms, table: str, where: str = "1 = 1") -> int:
-    return int(await storage.db().fetchval(f"SELECT count(*) FROM {table} WHERE {where}"))
+async def count(sql: Executor, table: str, where: str = "1 = 1") -> int:
+    return int(await sql.fetchval(f"SELECT count(*) FROM {table} WHERE {where}"))
 
 
-async def give_everything(storage: Rooms, instance_id: str) -> None:
+async def give_everything(storage: Rooms, sql: Executor, instance_id: str) -> None:
     """A timer, a wait, a cursor, a claimed and an unread direct message, and a group, as the tables hold them."""
     direct = f"inbox:{instance_id}"
     for statement in (
@@ -42,7 +43,7 @@ async def give_everything(storage: Rooms, instance_id: str) -> None:
         f"INSERT INTO channel_messages (channel, message_id, data_type, data) VALUES ('{direct}', 'm', 'json', '1')",
         f"INSERT INTO channel_message_claims (message_id, instance_id) VALUES ('m', '{instance_id}')",
     ):
-        await storage.db().execute(statement)
+        await sql.execute(statement)
     await storage.join_group(instance_id, "g")
 
 
@@ -91,11 +92,11 @@ async def test_an_unknown_instance_has_nothing_to_archive(storage: Rooms) -> Non
             await call
 
 
-async def test_rows_archived_by_the_family_report_what_they_have(storage: Rooms) -> None:
+async def test_rows_archived_by_the_family_report_what_they_have(storage: Rooms, sql: Executor) -> None:
     await new(storage, "i-1")
     await record(storage, "i-1", "ours")
     await storage.archive_history("i-1")
-    await storage.db().execute(
+    await sql.execute(
         "INSERT INTO workflow_history_archive (instance_id, activity_id, event_type, event_data, created_at) "
         "VALUES ('i-1', 'theirs', 'ActivityCompleted', '1', '2020-01-02 03:04:05.000000')"
     )
@@ -125,10 +126,10 @@ async def test_w1_a_lost_lease_archives_and_cleans_nothing(storage: Rooms) -> No
     assert await storage.get_instance("i-1~1") is None
 
 
-async def test_w44_cleanup_leaves_nothing_behind(storage: Rooms) -> None:
+async def test_w44_cleanup_leaves_nothing_behind(storage: Rooms, sql: Executor) -> None:
     for name in ("i-1", "i-2"):
         await new(storage, name)
-    await give_everything(storage, "i-1")
+    await give_everything(storage, sql, "i-1")
     await storage.join_group("i-2", "g")
     await storage.cleanup_instance_subscriptions("i-1")
     await storage.cleanup_instance_subscriptions("i-1")
@@ -138,9 +139,9 @@ async def test_w44_cleanup_leaves_nothing_behind(storage: Rooms) -> None:
         "channel_delivery_cursors",
         "channel_message_claims",
     ):
-        assert await count(storage, table) == 0, table
+        assert await count(sql, table) == 0, table
     assert await storage.get_group_members("g") == ["i-2"]
-    assert await count(storage, "channel_messages") == 1
+    assert await count(sql, "channel_messages") == 1
 
 
 async def test_w5_a_message_whose_claim_is_cleaned_up_reaches_the_next(storage: Rooms) -> None:
@@ -209,17 +210,17 @@ async def test_w20_the_same_lease_goes_on_generation_after_generation(storage: R
         await storage.recur_instance("i-1", b"4", lease=lease)
 
 
-async def test_w20_what_goes_and_what_stays(storage: Rooms) -> None:
+async def test_w20_what_goes_and_what_stays(storage: Rooms, sql: Executor) -> None:
     lease = await start(storage)
-    await give_everything(storage, "i-1")
+    await give_everything(storage, sql, "i-1")
     await storage.add_compensation(CompensationEntry("i-1", "s:1", "undo"), lease=lease)
     await storage.recur_instance("i-1", b"2", lease=lease)
     assert await storage.get_compensations("i-1") == []
-    assert await count(storage, "workflow_timer_subscriptions") == 0
-    assert await count(storage, "channel_subscriptions", "activity_id IS NOT NULL OR timeout_at IS NOT NULL") == 0
-    assert await count(storage, "channel_subscriptions", "instance_id = 'i-1' AND cursor_message_id = 7") == 1
-    assert await count(storage, "channel_delivery_cursors", "instance_id = 'i-1' AND last_delivered_id = 7") == 1
-    assert await count(storage, "channel_messages") == 1
+    assert await count(sql, "workflow_timer_subscriptions") == 0
+    assert await count(sql, "channel_subscriptions", "activity_id IS NOT NULL OR timeout_at IS NOT NULL") == 0
+    assert await count(sql, "channel_subscriptions", "instance_id = 'i-1' AND cursor_message_id = 7") == 1
+    assert await count(sql, "channel_delivery_cursors", "instance_id = 'i-1' AND last_delivered_id = 7") == 1
+    assert await count(sql, "channel_messages") == 1
     assert await storage.get_group_members("g") == ["i-1"]
 
 

@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from perdure.database.backends.base import Executor
 from perdure.errors import (
     ChannelModeConflictError,
     InstanceNotFoundError,
@@ -44,9 +45,9 @@ async def remaining(storage: Rooms, channel: str = "c") -> list[int]:
     return [message.id for message in await storage.get_pending_channel_messages(channel)]
 
 
-async def family_message(storage: Rooms, message_id: str, channel: str = "c") -> None:
+async def family_message(sql: Executor, message_id: str, channel: str = "c") -> None:
     """A message as the rest of the family publishes it: without the channel's lock, and in columns it knows."""
-    await storage.db().execute(
+    await sql.execute(
         "INSERT INTO channel_messages (channel, message_id, data_type, data, published_at) "
         f"VALUES ('{channel}', '{message_id}', 'json', '{{\"by\": \"family\"}}', '2026-01-01 00:00:00')"
     )
@@ -138,8 +139,8 @@ async def test_a_known_id_outlives_its_message_for_the_retention_time(storage: R
     assert await storage.publish_to_channel("c", b"1", message_id="m-1", source="s") > first
 
 
-async def test_an_id_that_the_family_used_is_known(storage: Rooms) -> None:
-    await family_message(storage, "m-1")
+async def test_an_id_that_the_family_used_is_known(storage: Rooms, sql: Executor) -> None:
+    await family_message(sql, "m-1")
     found = await storage.publish_to_channel("c", b"1", message_id="m-1")
     assert [(m.id, m.data) for m in await storage.get_pending_channel_messages("c")] == [(found, b'{"by": "family"}')]
 
@@ -331,15 +332,15 @@ async def test_a_cursor_never_goes_back(storage: Rooms) -> None:
         "UPDATE channel_delivery_cursors SET last_delivered_id = {id}",
     ],
 )
-async def test_w7_whichever_cursor_the_family_moved_counts(storage: Rooms, moved: str) -> None:
+async def test_w7_whichever_cursor_the_family_moved_counts(storage: Rooms, sql: Executor, moved: str) -> None:
     await subscriber(storage, "i-1")
     ids = await publish(storage, b"1", b"2")
-    await storage.db().execute(moved.format(id=ids[0]))
+    await sql.execute(moved.format(id=ids[0]))
     assert await pending(storage, "i-1") == ids[1:]
     assert await storage.get_delivery_cursor("i-1", "c") == ids[0]
 
 
-async def test_w7_both_cursors_move(storage: Rooms) -> None:
+async def test_w7_both_cursors_move(storage: Rooms, sql: Executor) -> None:
     await subscriber(storage, "i-1")
     ids = await publish(storage, b"1", b"2")
     await storage.update_delivery_cursor("i-1", "c", ids[0])
@@ -347,15 +348,13 @@ async def test_w7_both_cursors_move(storage: Rooms) -> None:
         "SELECT cursor_message_id FROM channel_subscriptions",
         "SELECT last_delivered_id FROM channel_delivery_cursors",
     )
-    assert [await storage.db().fetchval(query) for query in stores] == [ids[0], ids[0]]
+    assert [await sql.fetchval(query) for query in stores] == [ids[0], ids[0]]
 
 
-async def test_subscriptions_of_the_family_have_empty_cursors(storage: Rooms) -> None:
+async def test_subscriptions_of_the_family_have_empty_cursors(storage: Rooms, sql: Executor) -> None:
     await new(storage, "i-1")
     ids = await publish(storage, b"1")
-    await storage.db().execute(
-        "INSERT INTO channel_subscriptions (instance_id, channel, mode) VALUES ('i-1', 'c', 'broadcast')"
-    )
+    await sql.execute("INSERT INTO channel_subscriptions (instance_id, channel, mode) VALUES ('i-1', 'c', 'broadcast')")
     assert await pending(storage, "i-1") == ids
     assert await storage.get_delivery_cursor("i-1", "c") == 0
 
@@ -433,11 +432,11 @@ async def test_w54_what_was_sent_to_an_instance_stays_while_it_lives(storage: Ro
     assert await storage.cleanup_old_channel_messages(DAY) == 1
 
 
-async def test_all_ids_past_their_time_are_forgotten(storage: Rooms) -> None:
+async def test_all_ids_past_their_time_are_forgotten(storage: Rooms, sql: Executor) -> None:
     await storage.publish_messages([OutgoingMessage("c", b"1", message_id=f"m-{n}", source="s") for n in range(7)])
     shift(storage, 2 * 86400)
     await storage.cleanup_old_channel_messages(DAY, limit=2)
-    assert await storage.db().fetch("SELECT message_id FROM perdure_message_keys") == []
+    assert await sql.fetch("SELECT message_id FROM perdure_message_keys") == []
 
 
 async def test_w54_a_competing_backlog_stays_while_somebody_lives(storage: Rooms) -> None:
@@ -467,31 +466,31 @@ async def test_w12_cleaning_up_leaves_fresh_claims(storage: Rooms) -> None:
     assert not await storage.claim_channel_message(message, "i-1")
 
 
-async def test_unused_channels_are_forgotten(storage: Rooms) -> None:
+async def test_unused_channels_are_forgotten(storage: Rooms, sql: Executor) -> None:
     await subscriber(storage, "i-1", "used")
     await subscriber(storage, "i-1-b", "left")
     await storage.unsubscribe_from_channel("i-1-b", "left")
     await old(storage, b"1")
     await storage.deliver_pending()
     await storage.cleanup_old_channel_messages(DAY)
-    assert await channels(storage) == ["used"]
+    assert await channels(sql) == ["used"]
     await publish(storage, b"1")
-    assert await channels(storage) == ["c", "used"]
+    assert await channels(sql) == ["c", "used"]
 
 
-async def channels(storage: Rooms) -> Sequence[str]:
+async def channels(sql: Executor) -> Sequence[str]:
     """The channels that have a lock."""
-    return sorted(row[0] for row in await storage.db().fetch("SELECT channel FROM perdure_channels"))
+    return sorted(row[0] for row in await sql.fetch("SELECT channel FROM perdure_channels"))
 
 
-async def test_deleting_an_instance_takes_its_subscriptions(storage: Rooms) -> None:
+async def test_deleting_an_instance_takes_its_subscriptions(storage: Rooms, sql: Executor) -> None:
     await storage.create_instance(WorkflowInstance("i-1", "wf"))
     await storage.subscribe_to_channel("i-1", "c", BROADCAST)
     await storage.cancel_instance("i-1")
     shift(storage, 10)
     assert await storage.delete_instances(timedelta(0)) == 1
     for table in ("channel_subscriptions", "channel_delivery_cursors"):
-        assert await storage.db().fetchval(f"SELECT count(*) FROM {table}") == 0
+        assert await sql.fetchval(f"SELECT count(*) FROM {table}") == 0
 
 
 @pytest.mark.parametrize("wrong", ["", "c ", " c", "c\x00", "c" * 256])

@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 
 import pytest
 
+from perdure.database.backends.base import Executor
 from perdure.errors import LeaseLostError, LimitError
 from perdure.model.records import (
     ChannelDeliveryResult,
@@ -90,7 +91,7 @@ async def test_w41_bytes_are_delivered_as_bytes(storage: Rooms) -> None:
     assert (found["id"], found["data"], found["metadata"]) == (first, None, {"m": 2})
 
 
-async def test_w6_the_lowest_pending_message_is_delivered_whichever_is_offered(storage: Rooms) -> None:
+async def test_w6_the_lowest_pending_message_is_delivered_whichever_is_offered(storage: Rooms, sql: Executor) -> None:
     await listening(storage, "i-1")
     ids = await publish(storage, b"1", b"2", b"3")
     for n, expected in enumerate(ids, 2):
@@ -99,7 +100,7 @@ async def test_w6_the_lowest_pending_message_is_delivered_whichever_is_offered(s
         assert found.message_id == expected
         assert await again(storage, "i-1", activity_id=f"r:{n}") is (expected == ids[2])
         if expected != ids[2]:  # it was told that there is more, and waits without looking
-            await storage.db().execute(f"UPDATE channel_subscriptions SET activity_id = 'r:{n}'")
+            await sql.execute(f"UPDATE channel_subscriptions SET activity_id = 'r:{n}'")
             await storage.update_instance_status("i-1", WorkflowStatus.WAITING_FOR_MESSAGE)
     assert [name for name, _ in await recorded(storage, "i-1")] == ["r:1", "r:2", "r:3"]
 
@@ -287,22 +288,22 @@ async def test_a_sweep_of_named_channels_looks_at_no_others(storage: Rooms) -> N
     assert await storage.deliver_pending(channels=[]) == []
 
 
-async def test_a_sweep_delivers_what_the_family_published(storage: Rooms) -> None:
+async def test_a_sweep_delivers_what_the_family_published(storage: Rooms, sql: Executor) -> None:
     await listening(storage, "i-1")
-    await family_message(storage, "m-1")
+    await family_message(sql, "m-1")
     (found,) = await storage.deliver_pending()
     assert found.instance_id == "i-1"
     assert (await payload(storage, "i-1"))["data"] == {"by": "family"}
     assert (await payload(storage, "i-1"))["published_at"] == "2026-01-01T00:00:00.000000+00:00"
     assert await again(storage, "i-1", activity_id="r:2")
-    await family_message(storage, "m-2")
+    await family_message(sql, "m-2")
     assert len(await storage.deliver_pending()) == 1
 
 
-async def test_messages_go_to_waiting_instances_of_any_framework(storage: Rooms) -> None:
+async def test_messages_go_to_waiting_instances_of_any_framework(storage: Rooms, sql: Executor) -> None:
     await listening(storage, "i-1", after=timedelta(seconds=5))
     for table in ("workflow_instances", "channel_subscriptions"):
-        await storage.db().execute(f"UPDATE {table} SET framework = 'python'")
+        await sql.execute(f"UPDATE {table} SET framework = 'python'")
     shift(storage, 6)
     assert await storage.find_expired_channel_subscriptions() == []
     assert not await storage.expire_channel_wait("i-1", "c")
@@ -311,7 +312,7 @@ async def test_messages_go_to_waiting_instances_of_any_framework(storage: Rooms)
     assert await delivered(storage) == [("i-1", first)]
 
 
-async def test_w7_a_delivery_moves_both_cursors(storage: Rooms) -> None:
+async def test_w7_a_delivery_moves_both_cursors(storage: Rooms, sql: Executor) -> None:
     await listening(storage, "i-1")
     await publish(storage, b"1")
     ((_, first),) = await delivered(storage)
@@ -319,7 +320,7 @@ async def test_w7_a_delivery_moves_both_cursors(storage: Rooms) -> None:
         "SELECT cursor_message_id FROM channel_subscriptions",
         "SELECT last_delivered_id FROM channel_delivery_cursors",
     )
-    assert [await storage.db().fetchval(query) for query in stores] == [first, first]
+    assert [await sql.fetchval(query) for query in stores] == [first, first]
 
 
 async def test_who_waits_on_a_channel(storage: Rooms) -> None:

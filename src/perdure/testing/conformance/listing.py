@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from perdure.database.backends.base import Executor
 from perdure.errors import InvalidJSONPathError, InvalidPageTokenError, LimitError
 from perdure.model.records import ListInstancesOptions, PaginationResult, WorkflowInstance
 from perdure.model.states import WorkflowStatus
@@ -57,10 +58,10 @@ async def all_ids(storage: Rooms, **options: Any) -> list[str]:
     return [instance.instance_id for instance in found]
 
 
-async def as_framework(storage: Rooms, framework: str, *instance_ids: str) -> None:
+async def as_framework(sql: Executor, framework: str, *instance_ids: str) -> None:
     """Make it look as if the rest of the family had created them."""
     for instance_id in instance_ids:
-        await storage.db().execute(
+        await sql.execute(
             f"UPDATE workflow_instances SET framework = '{framework}' WHERE instance_id = '{instance_id}'"
         )
 
@@ -92,12 +93,12 @@ async def test_every_field_is_listed(storage: Rooms) -> None:
 
 
 @pytest.mark.parametrize("limit", [1, 2, 5, 18, 19, 20])
-async def test_equal_times_are_ordered_by_the_code_points_of_the_id(storage: Rooms, limit: int) -> None:
+async def test_equal_times_are_ordered_by_the_code_points_of_the_id(storage: Rooms, sql: Executor, limit: int) -> None:
     await fill(storage, *(WorkflowInstance(instance_id, "wf", started_at=NOON) for instance_id in IDS))
     expected = sorted(IDS, reverse=True)
     assert await all_ids(storage, limit=limit) == expected
-    await as_framework(storage, "go", *expected[::3])
-    await as_framework(storage, "python", *expected[1::3])
+    await as_framework(sql, "go", *expected[::3])
+    await as_framework(sql, "python", *expected[1::3])
     assert await all_ids(storage, limit=limit, framework=None) == expected
     assert await all_ids(storage, limit=limit, framework="python") == expected[1::3]
 
@@ -199,10 +200,10 @@ async def test_times_are_exclusive(storage: Rooms) -> None:
         await page(storage, started_after=NOON.replace(tzinfo=None))
 
 
-async def test_own_rows_unless_asked_for_others(storage: Rooms) -> None:
+async def test_own_rows_unless_asked_for_others(storage: Rooms, sql: Executor) -> None:
     await fill(storage, *(WorkflowInstance(name, "wf", started_at=NOON) for name in ("own", "edda", "romancy")))
-    await as_framework(storage, "python", "edda")
-    await as_framework(storage, "go", "romancy")
+    await as_framework(sql, "python", "edda")
+    await as_framework(sql, "go", "romancy")
     assert await ids(storage) == ["own"]
     assert await ids(storage, framework="go") == ["romancy"]
     assert await ids(storage, framework="nobody") == []
@@ -264,7 +265,7 @@ async def test_a_part_that_no_name_has_is_refused(storage: Rooms, part: Any) -> 
             await page(storage, **{name: part})
 
 
-async def test_all_filters_hold_together(storage: Rooms) -> None:
+async def test_all_filters_hold_together(storage: Rooms, sql: Executor) -> None:
     wanted = WorkflowInstance("order-1", "Shop", b'{"n": 1}', started_at=NOON)
     await fill(
         storage,
@@ -277,7 +278,7 @@ async def test_all_filters_hold_together(storage: Rooms) -> None:
         replace(wanted, instance_id="invoice"),
         replace(wanted, instance_id="order-7"),
     )
-    await as_framework(storage, "go", "order-7")
+    await as_framework(sql, "go", "order-7")
     options: dict[str, Any] = {
         "status_filter": WorkflowStatus.RUNNING,
         "workflow_name_filter": "shop",

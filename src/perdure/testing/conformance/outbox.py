@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from perdure.database.backends.base import Executor
 from perdure.errors import HistoryConflictError, InvalidPageTokenError, LeaseLostError, LimitError
 from perdure.model.records import OutboxEvent, OutboxStatus
 from perdure.storage.stores import Rooms
@@ -272,7 +273,7 @@ async def test_an_attempt_that_fails_before_an_earlier_one_ends_waits_for_it(sto
     assert await fetch(storage) == ["e-2", "e-3"]
 
 
-async def test_w11_a_parked_event_is_never_fetched_and_in_nobodys_way(storage: Rooms) -> None:
+async def test_w11_a_parked_event_is_never_fetched_and_in_nobodys_way(storage: Rooms, sql: Executor) -> None:
     await add(storage, "e-1", "e-2", "e-3")
     await fetch(storage, 1)
     await storage.mark_outbox_event_failed("e-1", error="poison")
@@ -283,7 +284,7 @@ async def test_w11_a_parked_event_is_never_fetched_and_in_nobodys_way(storage: R
     assert await fetch(storage) == []
     parked = await storage.list_outbox_events(OutboxStatus.INVALID)
     assert [(event.event_id, event.last_error) for event in parked] == [("e-1", "poison"), ("e-2", None)]
-    stored = await storage.db().fetch("SELECT status FROM outbox_events WHERE event_id = 'e-1'")
+    stored = await sql.fetch("SELECT status FROM outbox_events WHERE event_id = 'e-1'")
     assert stored == [("invalid",)]  # Edda would fetch `failed` again
 
 
@@ -327,13 +328,13 @@ async def test_an_event_not_yet_fetched_can_be_marked(storage: Rooms) -> None:
     assert await send_all(storage) == ["e-2"]
 
 
-async def test_the_familys_events_are_left_alone(storage: Rooms) -> None:
+async def test_the_familys_events_are_left_alone(storage: Rooms, sql: Executor) -> None:
     for event_id, status in (("theirs-1", "pending"), ("theirs-2", "processing"), ("theirs-3", "failed")):
-        await storage.db().execute(
+        await sql.execute(
             "INSERT INTO outbox_events (event_id, event_type, event_source, event_data, status) "
             f"VALUES ('{event_id}', 'paid', 'shop', '1', '{status}')"
         )
-    await storage.db().execute(
+    await sql.execute(
         "INSERT INTO outbox_events (event_id, event_type, event_source, event_data, status, published_at) "
         "VALUES ('theirs-4', 'paid', 'shop', '1', 'published', '2020-01-01 00:00:00.000000')"
     )
@@ -345,7 +346,7 @@ async def test_the_familys_events_are_left_alone(storage: Rooms) -> None:
     assert not await storage.mark_outbox_event_failed("theirs-1")
     assert await storage.cleanup_old_outbox_events(timedelta(0)) == 2
     assert await storage.list_outbox_events() == []
-    kept = await storage.db().fetch("SELECT event_id, status FROM outbox_events ORDER BY event_id")
+    kept = await sql.fetch("SELECT event_id, status FROM outbox_events ORDER BY event_id")
     assert kept == [
         ("theirs-1", "pending"),
         ("theirs-2", "processing"),
@@ -394,7 +395,7 @@ async def test_w44_published_events_are_removed_by_the_time_of_publication(stora
     assert await storage.cleanup_old_outbox_events(timedelta(0)) == 0
 
 
-async def test_w44_a_source_without_events_is_forgotten_and_can_return(storage: Rooms) -> None:
+async def test_w44_a_source_without_events_is_forgotten_and_can_return(storage: Rooms, sql: Executor) -> None:
     await add(storage, "e-1", source="order/1")
     await add(storage, "e-2", "e-3", source="order/2")
     await fetch(storage)
@@ -402,16 +403,16 @@ async def test_w44_a_source_without_events_is_forgotten_and_can_return(storage: 
         await storage.mark_outbox_event_sent(event_id)
     assert await storage.cleanup_old_outbox_events(timedelta(0)) == 2
     for table in ("perdure_outbox_sources", "perdure_outbox_sequences"):
-        assert await storage.db().fetch(f"SELECT event_source FROM {table}") == [("order/2",)]
+        assert await sql.fetch(f"SELECT event_source FROM {table}") == [("order/2",)]
     await add(storage, "e-4", source="order/1")
     assert await fetch(storage) == ["e-4"]
 
 
-async def test_many_events_are_removed_batch_by_batch(storage: Rooms) -> None:
+async def test_many_events_are_removed_batch_by_batch(storage: Rooms, sql: Executor) -> None:
     async with storage.transaction():
         for n in range(1100):
             await add(storage, f"e-{n}")
-    await storage.db().execute("UPDATE outbox_events SET status = 'published', published_at = created_at")
+    await sql.execute("UPDATE outbox_events SET status = 'published', published_at = created_at")
     assert await storage.cleanup_old_outbox_events(timedelta(0)) == 1100
 
 

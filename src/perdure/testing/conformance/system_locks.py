@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from perdure.database.backends.base import Executor
 from perdure.errors import LimitError
 from perdure.model.records import SystemLease
 from perdure.storage.stores import Rooms
@@ -18,8 +19,8 @@ async def take(storage: Rooms, worker_id: str, timeout_sec: float = 10, name: st
     return lease
 
 
-async def row(storage: Rooms) -> tuple[Any, ...] | None:
-    return await storage.db().fetchrow("SELECT locked_by, lock_expires_at FROM system_locks")
+async def row(sql: Executor) -> tuple[Any, ...] | None:
+    return await sql.fetchrow("SELECT locked_by, lock_expires_at FROM system_locks")
 
 
 async def test_one_worker_at_a_time(storage: Rooms) -> None:
@@ -53,13 +54,13 @@ async def test_every_change_of_owner_raises_the_token(storage: Rooms) -> None:
     assert (await take(storage, "w1")).token == 4
 
 
-async def test_tokens_never_restart(storage: Rooms) -> None:
+async def test_tokens_never_restart(storage: Rooms, sql: Executor) -> None:
     await take(storage, "w1")
-    await storage.db().execute("DELETE FROM system_locks")  # as the rest of the family releases
+    await sql.execute("DELETE FROM system_locks")  # as the rest of the family releases
     assert (await take(storage, "w1")).token == 2
     shift(storage, 11)
     assert await storage.cleanup_expired_system_locks() == 1
-    assert await row(storage) is None
+    assert await row(sql) is None
     assert (await take(storage, "w2")).token == 3
 
 
@@ -73,11 +74,11 @@ async def test_w33_only_its_owner_releases(storage: Rooms) -> None:
     assert (await take(storage, "w2")).token == 2
 
 
-async def test_w33_a_released_lock_can_be_taken_by_the_whole_family(storage: Rooms) -> None:
+async def test_w33_a_released_lock_can_be_taken_by_the_whole_family(storage: Rooms, sql: Executor) -> None:
     """Edda takes a row without an owner, Romancy one whose time has passed, in whatever zone it reads the time."""
     await take(storage, "w1", 1000)
     await storage.release_system_lock("leader", "w1")
-    found = await row(storage)
+    found = await row(sql)
     assert found is not None
     owner, expires_at = found
     assert owner is None
@@ -85,14 +86,14 @@ async def test_w33_a_released_lock_can_be_taken_by_the_whole_family(storage: Roo
 
 
 @pytest.mark.parametrize("expires_at", ["NULL", "'2000-01-01 00:00:00.000000'", "'2999-01-01 00:00:00.000000'"])
-async def test_w33_a_row_without_an_owner_is_free(storage: Rooms, expires_at: str) -> None:
-    await storage.db().execute(f"INSERT INTO system_locks (lock_name, lock_expires_at) VALUES ('leader', {expires_at})")
+async def test_w33_a_row_without_an_owner_is_free(storage: Rooms, sql: Executor, expires_at: str) -> None:
+    await sql.execute(f"INSERT INTO system_locks (lock_name, lock_expires_at) VALUES ('leader', {expires_at})")
     assert (await take(storage, "w1")).token == 1
     assert await storage.try_acquire_system_lock("leader", "w2", 10) is None
 
 
-async def test_a_row_that_the_family_wrote_for_the_same_worker_gets_a_token(storage: Rooms) -> None:
-    await storage.db().execute(
+async def test_a_row_that_the_family_wrote_for_the_same_worker_gets_a_token(storage: Rooms, sql: Executor) -> None:
+    await sql.execute(
         "INSERT INTO system_locks (lock_name, locked_by, lock_expires_at) "
         "VALUES ('leader', 'w1', '2999-01-01 00:00:00.000000')"
     )
@@ -112,8 +113,8 @@ async def test_of_many_acquirers_one_wins(storage: Rooms, peer: Rooms) -> None:
             shift(side, 11 * token)
 
 
-async def test_cleanup_removes_what_nobody_holds(storage: Rooms) -> None:
-    await storage.db().execute("INSERT INTO system_locks (lock_name) VALUES ('released by Edda')")
+async def test_cleanup_removes_what_nobody_holds(storage: Rooms, sql: Executor) -> None:
+    await sql.execute("INSERT INTO system_locks (lock_name) VALUES ('released by Edda')")
     await take(storage, "w1", 10, "short")
     await take(storage, "w1", 100, "long")
     await take(storage, "w1", 100, "released")

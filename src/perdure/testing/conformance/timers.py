@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from perdure.database.backends.base import Executor
 from perdure.errors import InstanceNotFoundError, InvalidTransitionError, LeaseLostError, LimitError
 from perdure.model.records import HistoryEvent, Lease, ResumableWorkflow, TimerSubscription, TimerWait
 from perdure.model.states import WorkflowStatus
@@ -239,9 +240,9 @@ async def test_removing_is_fenced_and_repeatable(storage: Rooms) -> None:
     assert await storage.next_due_at() is None
 
 
-async def test_only_own_timers_are_fired(storage: Rooms) -> None:
+async def test_only_own_timers_are_fired(storage: Rooms, sql: Executor) -> None:
     await sleeping(storage, "i-1")
-    await storage.db().execute("UPDATE workflow_timer_subscriptions SET framework = NULL")
+    await sql.execute("UPDATE workflow_timer_subscriptions SET framework = NULL")
     shift(storage, 11)
     assert await storage.find_expired_timers() == []
     assert not await storage.fire_timer("i-1", "t")

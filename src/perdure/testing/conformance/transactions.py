@@ -5,6 +5,7 @@ import logging
 
 import pytest
 
+from perdure.database.backends.base import Executor
 from perdure.errors import (
     HistoryConflictError,
     InstanceExistsError,
@@ -25,10 +26,10 @@ def event(n: int) -> HistoryEvent:
 
 async def test_what_a_block_did_is_committed(storage: Rooms) -> None:
     assert not storage.in_transaction()
-    async with storage.transaction() as conn:
+    async with storage.transaction():
         assert storage.in_transaction()
         await new(storage, "i-1")
-        assert await conn.fetchval(COUNT) == 1
+        assert await storage.get_instance("i-1") is not None
     assert not storage.in_transaction()
     assert await storage.get_instance("i-1") is not None
 
@@ -201,15 +202,15 @@ async def test_w40_two_storages_never_mix(storage: Rooms, peer: Rooms) -> None:
 
 async def test_two_tasks_have_two_transactions(storage: Rooms) -> None:
     async def one(n: int) -> None:
-        async with storage.transaction() as conn:
+        async with storage.transaction():
             await new(storage, f"i-{n}")
-            await conn.fetchval(COUNT)
+            await storage.get_instance(f"i-{n}")
             if n % 2:
                 raise KeyError
 
     answers = await asyncio.gather(*(one(n) for n in range(12)), return_exceptions=True)
     assert sum(isinstance(answer, KeyError) for answer in answers) == 6
-    assert await storage.db().fetchval(COUNT) == 6
+    assert len((await storage.list_instances()).instances) == 6
 
 
 async def test_w39_operations_need_no_second_connection(storage: Rooms) -> None:
@@ -282,8 +283,9 @@ async def test_single_operations_cancelled_at_every_await(storage: Rooms) -> Non
         await storage.release_lock("i-1", "w")
 
 
-async def test_a_callers_own_sql(storage: Rooms) -> None:
+async def test_a_callers_own_sql(storage: Rooms, sql: Executor) -> None:
     await new(storage, "i-1")
+    assert await sql.fetchval(COUNT) == 1
     conn = storage.conn()
     assert await conn.fetchrow("SELECT instance_id, status FROM workflow_instances") == ("i-1", "running")
     assert await conn.fetch(COUNT) == [(1,)]

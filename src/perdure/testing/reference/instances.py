@@ -1,0 +1,262 @@
+"""Instances: created, moved along the table of states, cancelled, listed, found again, deleted."""
+
+import json
+from collections.abc import Sequence
+from datetime import timedelta
+from operator import itemgetter
+from typing import Any
+
+from perdure.errors import (
+    InstanceExistsError,
+    InstanceNotFoundError,
+    InvalidTransitionError,
+    LeaseLostError,
+    LimitError,
+    StorageError,
+    WorkflowNotCancellableError,
+)
+from perdure.model import limits
+from perdure.model.records import (
+    HistoryEventType,
+    Lease,
+    ListInstancesOptions,
+    PaginationResult,
+    ResumableWorkflow,
+    WorkflowInstance,
+)
+from perdure.model.states import TERMINAL, WAITING, WorkflowStatus, sources_of
+from perdure.storage import filters
+from perdure.storage.instances import CANCELLED_ACTIVITY, FAILED_ACTIVITY, _creation, _failure
+from perdure.storage.listing import _FOLD, FRAMEWORK_MAX, PAGE, _part, _place, _status
+from perdure.storage.transactions import bounded
+from perdure.testing.reference.fences import OWN, Fences, claimable_at, finished_at, instance_from
+from perdure.testing.reference.history import History
+from perdure.testing.reference.tables import change, remove, where
+from perdure.testing.reference.transactions import reads, writes
+
+
+class Instances(History, Fences):
+    """InstanceManager."""
+
+    @writes
+    def create_instance(
+        self,
+        instance: WorkflowInstance,
+        *,
+        worker_id: str | None = None,
+        timeout_sec: float = 15,
+        source_code: str = "",
+    ) -> Lease | None:
+        """Store a new instance; with a worker it is born leased to it."""
+        return self._create(instance, worker_id, timeout_sec, source_code)
+
+    @writes
+    def create_instances(
+        self, instances: Sequence[WorkflowInstance], *, worker_id: str | None = None, timeout_sec: float = 15
+    ) -> list[Lease | StorageError | None]:
+        """Create many in one commit."""
+        return self._each(
+            instances,
+            lambda instance: self._create(instance, worker_id, timeout_sec, ""),
+            lambda instance: instance.instance_id,
+        )
+
+    def _create(
+        self, instance: WorkflowInstance, worker_id: str | None, timeout_sec: float, source: str
+    ) -> Lease | None:
+        row: dict[str, Any] = _creation(instance, worker_id, timeout_sec, source)
+        instances, instance_id, previous = self._tables.workflow_instances, instance.instance_id, row["continued_from"]
+        if previous is not None and previous not in instances:
+            raise InstanceNotFoundError(f"there is no instance {previous!r} to continue from")
+        if instance_id in instances:
+            raise InstanceExistsError(f"an instance {instance_id!r} is already there")
+        del row["source_code"]
+        lease_sec = row.pop("lease_sec")
+        row |= {"framework": OWN, "started_at": row["started_at"] or self._now}
+        row["updated_at"] = row["updated_at"] or self._now
+        if lease_sec is not None:
+            row |= {"locked_at": self._now, "lock_expires_at": self._after(lease_sec)}
+        instances[instance_id] = row
+        if lease_sec is None:
+            return None
+        return Lease(instance_id, row["locked_by"], row["lock_token"], row["lock_expires_at"])
+
+    @reads
+    def get_instance(self, instance_id: str) -> WorkflowInstance | None:
+        """Every field of one instance."""
+        return self._get(instance_id)
+
+    @reads
+    def get_instances(self, instance_ids: Sequence[str]) -> list[WorkflowInstance | None]:
+        """Many instances, in the order of their ids."""
+        return [self._get(instance_id) for instance_id in bounded(instance_ids)]
+
+    def _get(self, instance_id: str) -> WorkflowInstance | None:
+        row = self._tables.workflow_instances.get(instance_id)
+        return None if row is None else instance_from(row)
+
+    @writes
+    def update_instance_status(
+        self, instance_id: str, status: WorkflowStatus, error_msg: str = "", *, lease: Lease | None = None
+    ) -> None:
+        """Move an instance along the table of states; a failure's message becomes an event."""
+        status = limits.choice(WorkflowStatus, status, "status")
+        if status is WorkflowStatus.RECURRED:
+            raise InvalidTransitionError("no instance moves to recurred: use recur_instance()")
+        if status in TERMINAL:
+            self._finish(instance_id, status, None, lease)
+            if status is WorkflowStatus.FAILED and error_msg:
+                self._note(instance_id, FAILED_ACTIVITY, HistoryEventType.WORKFLOW_FAILED, _failure(error_msg))
+            return
+        row = self._hold(instance_id, lease)
+        if row["status"] not in sources_of(status):
+            raise InvalidTransitionError(f"{instance_id!r} is {row['status']} and cannot become {status}")
+        change(self._tables.workflow_instances, instance_id, status=status.value, updated_at=self._now)
+
+    @writes
+    def update_instance_activity(self, instance_id: str, activity_id: str, *, lease: Lease | None = None) -> None:
+        """Note the step the instance is at."""
+        limits.name(activity_id, "activity_id")
+        self._hold(instance_id, lease)
+        change(self._tables.workflow_instances, instance_id, current_activity_id=activity_id, updated_at=self._now)
+
+    @writes
+    def update_instance_output(self, instance_id: str, output_data: bytes, *, lease: Lease | None = None) -> None:
+        """Store the output and complete the instance, together."""
+        self._complete(instance_id, output_data, lease)
+
+    @writes
+    def complete_and_release(self, lease: Lease, output_data: bytes) -> None:
+        """Complete a leased instance with its output; the lease ends with it."""
+        self._complete(lease.instance_id, output_data, lease)
+
+    @writes
+    def complete_instances(self, items: Sequence[tuple[Lease, bytes]]) -> list[StorageError | None]:
+        """Complete many leased instances in one commit."""
+        return self._each(
+            items, lambda item: self._complete(item[0].instance_id, item[1], item[0]), lambda item: item[0].instance_id
+        )
+
+    def _complete(self, instance_id: str, output_data: bytes, lease: Lease | None) -> None:
+        output = limits.text(output_data, "output_data")
+        if output is None:
+            raise LimitError("output_data must be JSON as bytes, b'null' for none")
+        self._finish(instance_id, WorkflowStatus.COMPLETED, output, lease)
+
+    @writes
+    def cancel_instance(
+        self, instance_id: str, reason: str = "", *, compensate: bool = False, lease: Lease | None = None
+    ) -> None:
+        """Cancel from any state that is not final, fencing off whoever runs it, and record why.
+
+        With `compensate` it moves to compensating instead; one that compensates already only gets the event.
+        """
+        limits.name(instance_id, "instance_id")
+        if lease is not None and lease.instance_id != instance_id:
+            raise LeaseLostError(f"the lease is on {lease.instance_id!r}, not on {instance_id!r}")
+        row = self._tables.workflow_instances.get(instance_id)
+        if row is None or row["status"] in TERMINAL:
+            raise WorkflowNotCancellableError(f"{instance_id!r} is unknown or over: nothing to cancel")
+        if lease is not None:
+            self._fence(instance_id, lease)
+        if not compensate:
+            self._finish(instance_id, WorkflowStatus.CANCELLED, None, lease)
+        elif row["status"] in WAITING | {WorkflowStatus.RUNNING}:
+            self._fence_off(instance_id, WorkflowStatus.COMPENSATING)
+        self._note(instance_id, CANCELLED_ACTIVITY, HistoryEventType.WORKFLOW_CANCELLED, {"reason": reason})
+
+    def _note(self, instance_id: str, activity_id: str, kind: HistoryEventType, payload: dict[str, object]) -> None:
+        """Record an event of the instance's life, once."""
+        change(self._tables.workflow_instances, instance_id, current_activity_id=activity_id, updated_at=self._now)
+        text = limits.text(json.dumps(payload, ensure_ascii=False), "error message")
+        self._record(instance_id, activity_id, kind.value, "json", text, None)
+
+    @reads
+    def list_instances(self, options: ListInstancesOptions | None = None) -> PaginationResult:
+        """A page of the instances for which every filter holds, by start time and id, both descending."""
+        asked = options or ListInstancesOptions()
+        if asked.framework is not None:
+            limits.name(asked.framework, "framework", FRAMEWORK_MAX)
+        status = _status(asked.status_filter)
+        before = limits.moment(asked.started_before, "started_before")
+        after = limits.moment(asked.started_after, "started_after")
+        name = _part(asked.workflow_name_filter, "workflow_name_filter") or ""
+        part = _part(asked.instance_id_filter, "instance_id_filter") or ""
+        place = None if asked.page_token is None else _place(asked.page_token)
+        inputs = filters.checked(asked.input_filters)
+        limit = limits.page(asked.limit, PAGE)
+        found = [
+            row
+            for row in self._tables.workflow_instances.values()
+            if asked.framework in (None, row["framework"])
+            and status in (None, row["status"])
+            and (before is None or row["started_at"] < before)
+            and (after is None or row["started_at"] > after)
+            and name in row["workflow_name"].translate(_FOLD)
+            and part in row["instance_id"].translate(_FOLD)
+            and (not place or (row["started_at"], row["instance_id"]) < (place["last_at"], place["last_id"]))
+            and (not inputs or filters.matches(row["input_data"], inputs))
+        ]
+        found.sort(key=itemgetter("started_at", "instance_id"), reverse=True)
+        page, more = found[:limit], len(found) > limit
+        token = (
+            f"{page[-1]['started_at'].isoformat(timespec='microseconds')}||{page[-1]['instance_id']}" if more else None
+        )
+        return PaginationResult([instance_from(row) for row in page], token, more)
+
+    @reads
+    def find_resumable_workflows(
+        self, limit: int = 0, *, workflow_names: Sequence[str] | None = None
+    ) -> list[ResumableWorkflow]:
+        """Own instances, running or compensating, that no live lease covers; the longest waiting first."""
+        page = limits.page(limit, 100)
+        found = [
+            (at, row["instance_id"], row)
+            for row in self._tables.workflow_instances.values()
+            if row["framework"] == OWN
+            and (workflow_names is None or row["workflow_name"] in workflow_names)
+            and (at := claimable_at(row)) is not None
+            and at <= self._now
+        ]
+        found.sort(key=itemgetter(0, 1))
+        return [
+            ResumableWorkflow(name, row["workflow_name"], row["locked_by"], row["locked_at"])
+            for _, name, row in found[:page]
+        ]
+
+    @writes
+    def delete_instances(self, older_than: timedelta, limit: int = 0) -> int:
+        """Delete own instances that ended longer ago than that; what a live run continues from stays."""
+        until, page = self._after(-limits.span(older_than, "older_than")), limits.page(limit, 100)
+        instances = self._tables.workflow_instances
+        needed = {row["continued_from"] for row in instances.values() if row["status"] not in TERMINAL}
+        old = sorted(
+            (at, instance_id)
+            for instance_id, row in instances.items()
+            if row["framework"] == OWN
+            and instance_id not in needed
+            and (at := finished_at(row)) is not None
+            and at < until
+        )
+        for _, instance_id in old[:page]:
+            self._delete(instance_id)
+        return len(old[:page])
+
+    def _delete(self, instance_id: str) -> None:
+        """An instance and all that is its own; later generations forget it."""
+        tables = self._tables
+        for later in where(tables.workflow_instances, continued_from=instance_id):
+            change(tables.workflow_instances, later, continued_from=None)
+        for owned in (
+            tables.workflow_history,
+            tables.workflow_timer_subscriptions,
+            tables.workflow_group_memberships,
+            tables.channel_subscriptions,
+            tables.channel_delivery_cursors,
+        ):
+            remove(owned, where(owned, instance_id=instance_id))
+        for numbered in (tables.workflow_history_archive, tables.workflow_compensations):
+            remove(numbered, where(numbered, instance_id=instance_id))
+        claims = tables.channel_message_claims
+        remove(claims, where(claims, instance_id=instance_id))
+        del tables.workflow_instances[instance_id]

@@ -1,0 +1,173 @@
+"""Locks: fenced leases on instances, locks of background duties, and who is there to do them."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from operator import itemgetter
+
+from perdure.errors import LeaseLostError
+from perdure.model import limits
+from perdure.model.records import Lease, StaleWorkflowInfo, SystemLease, WorkerInfo
+from perdure.model.states import RESUMABLE, TERMINAL
+from perdure.storage.locks import SWEEP_MAX
+from perdure.storage.transactions import bounded
+from perdure.storage.workers import FORGET_SEC
+from perdure.testing.reference.fences import FREE, OWN, Fences
+from perdure.testing.reference.history import raw
+from perdure.testing.reference.tables import change, remove
+from perdure.testing.reference.transactions import reads, writes
+
+_LONG_AGO = datetime(2000, 1, 1, tzinfo=UTC)
+
+
+class Locks(Fences):
+    """LockManager."""
+
+    async def try_acquire_lock(self, instance_id: str, worker_id: str, timeout_sec: float) -> Lease | None:
+        """A lease if the instance is free: not leased (not even to this worker), not finished."""
+        (lease,) = await self.acquire_locks([instance_id], worker_id, timeout_sec)
+        return lease
+
+    @writes
+    def acquire_locks(self, instance_ids: Sequence[str], worker_id: str, timeout_sec: float) -> list[Lease | None]:
+        """Take the leases of many instances, each that is free; of one named twice, the first gets it."""
+        limits.name(worker_id, "worker_id")
+        ids = [limits.name(instance_id, "instance_id") for instance_id in bounded(instance_ids)]
+        seconds = limits.seconds(timeout_sec)
+        return [self._acquire(instance_id, worker_id, seconds) for instance_id in ids]
+
+    def _acquire(self, instance_id: str, worker_id: str, timeout_sec: float) -> Lease | None:
+        instances = self._tables.workflow_instances
+        row = instances.get(instance_id)
+        if row is None or row["status"] in TERMINAL or not self._is_free(row):
+            return None
+        lease = Lease(
+            instance_id, worker_id, row["lock_token"] + 1, self._after(row["lock_timeout_seconds"] or timeout_sec)
+        )
+        taken = {"locked_by": worker_id, "locked_at": self._now, "lock_token": lease.token}
+        change(instances, instance_id, **taken, lock_expires_at=lease.expires_at)
+        return lease
+
+    @writes
+    def release_lock(self, instance_id: str, worker_id: str, *, lease: Lease | None = None) -> None:
+        """Give a lease back; whoever does not hold it changes nothing."""
+        if self._holds(instance_id, worker_id, lease):
+            change(self._tables.workflow_instances, instance_id, **FREE, updated_at=self._now)
+
+    @writes
+    def refresh_lock(
+        self, instance_id: str, worker_id: str, timeout_sec: float, *, lease: Lease | None = None
+    ) -> Lease:
+        """A new expiry, also for an expired lease that nobody took."""
+        seconds = limits.seconds(timeout_sec)
+        if not self._holds(instance_id, worker_id, lease):
+            raise LeaseLostError(f"{worker_id!r} no longer holds {instance_id!r}")
+        return self._renew(instance_id, seconds)
+
+    @writes
+    def refresh_locks(self, leases: Sequence[Lease], timeout_sec: float) -> list[Lease | None]:
+        """Renew leases at once, whoever owns them; None for one that was lost."""
+        if not leases:
+            return []
+        seconds = limits.seconds(timeout_sec)
+        held = [self._holds(lease.instance_id, lease.worker_id, lease) for lease in leases]
+        return [self._renew(lease.instance_id, seconds) if ok else None for lease, ok in zip(leases, held, strict=True)]
+
+    def _holds(self, instance_id: str, worker_id: str, lease: Lease | None) -> bool:
+        limits.name(instance_id, "instance_id")
+        limits.name(worker_id, "worker_id")
+        row = self._tables.workflow_instances.get(instance_id)
+        if row is None or row["locked_by"] != worker_id:
+            return False
+        return lease is None or lease.token == row["lock_token"]
+
+    def _renew(self, instance_id: str, timeout_sec: float) -> Lease:
+        row = self._tables.workflow_instances[instance_id]
+        lease = Lease(
+            instance_id, row["locked_by"], row["lock_token"], self._after(row["lock_timeout_seconds"] or timeout_sec)
+        )
+        change(self._tables.workflow_instances, instance_id, lock_expires_at=lease.expires_at)
+        return lease
+
+    @writes
+    def cleanup_stale_locks(self, timeout_sec: float = 0) -> list[StaleWorkflowInfo]:
+        """Clear own leases that expired more than `timeout_sec` ago; gives the running and compensating ones."""
+        until = self._after(-limits.seconds(timeout_sec) if timeout_sec else 0)
+        stale = sorted(
+            (row["lock_expires_at"], instance_id, row)
+            for instance_id, row in self._tables.workflow_instances.items()
+            if row["framework"] == OWN and row["lock_expires_at"] is not None and row["lock_expires_at"] < until
+        )[:SWEEP_MAX]
+        for _, instance_id, _ in stale:
+            change(self._tables.workflow_instances, instance_id, **FREE)
+        freed = sorted((name, row["workflow_name"]) for _, name, row in stale if row["status"] in RESUMABLE)
+        return [StaleWorkflowInfo(*each) for each in freed]
+
+
+class SystemLocks(Fences):
+    """SystemLockManager."""
+
+    @writes
+    def try_acquire_system_lock(self, lock_name: str, worker_id: str, timeout_sec: float) -> SystemLease | None:
+        """Take a lock that is free or expired, or renew one's own, which keeps its token."""
+        limits.name(lock_name, "lock_name")
+        limits.name(worker_id, "worker_id")
+        expires_at = self._after(limits.seconds(timeout_sec))
+        row, tokens = self._tables.system_locks.get(lock_name), self._tables.perdure_lock_tokens
+        ours = row is not None and row["locked_by"] == worker_id
+        until = row["lock_expires_at"] if row is not None and row["locked_by"] is not None else None
+        if not ours and until is not None and until > self._now:
+            return None
+        self._tables.system_locks[lock_name] = {
+            "lock_name": lock_name,
+            "locked_by": worker_id,
+            "locked_at": self._now,
+            "lock_expires_at": expires_at,
+        }
+        if not ours or lock_name not in tokens:
+            token = tokens[lock_name]["token"] + 1 if lock_name in tokens else 1
+            tokens[lock_name] = {"lock_name": lock_name, "token": token}
+        return SystemLease(lock_name, worker_id, tokens[lock_name]["token"], expires_at)
+
+    @writes
+    def release_system_lock(self, lock_name: str, worker_id: str) -> None:
+        """Give a lock back; its time is long past, so that all of the family can take it."""
+        limits.name(lock_name, "lock_name")
+        limits.name(worker_id, "worker_id")
+        row = self._tables.system_locks.get(lock_name)
+        if row is not None and row["locked_by"] == worker_id:
+            change(self._tables.system_locks, lock_name, locked_by=None, locked_at=None, lock_expires_at=_LONG_AGO)
+
+    @writes
+    def cleanup_expired_system_locks(self) -> int:
+        """Remove the rows of locks that nobody holds; their tokens stay."""
+        table = self._tables.system_locks
+        gone = [
+            name
+            for name, row in table.items()
+            if row["locked_by"] is None or (row["lock_expires_at"] is not None and row["lock_expires_at"] <= self._now)
+        ]
+        return remove(table, gone)
+
+    @writes
+    def beat_worker(self, worker_id: str, info: bytes | None = None, *, gone: bool = False) -> None:
+        """Say that a worker is alive, or that it stops; those that ended without a word are forgotten in the end."""
+        limits.name(worker_id, "worker_id")
+        text, table = limits.text(info, "info", limits.METADATA_MAX), self._tables.perdure_workers
+        if gone:
+            remove(table, [worker_id])
+        elif worker_id in table:
+            known = table[worker_id]["info"]
+            change(table, worker_id, beat_at=self._now, info=known if text is None else text)
+        else:
+            table[worker_id] = {"worker_id": worker_id, "started_at": self._now, "beat_at": self._now, "info": text}
+            remove(table, [name for name, row in table.items() if row["beat_at"] < self._after(-FORGET_SEC)])
+
+    @reads
+    def list_workers(self, *, alive_within: timedelta | None = None, limit: int | None = None) -> list[WorkerInfo]:
+        """The workers, the longest running first."""
+        since = None if alive_within is None else self._after(-limits.span(alive_within, "alive_within"))
+        rows = [row for row in self._tables.perdure_workers.values() if since is None or row["beat_at"] >= since]
+        rows.sort(key=itemgetter("started_at", "worker_id"))
+        found = [WorkerInfo(**row) for row in rows[: limits.some(limit)]]
+        return [replace(worker, info=raw(row["info"])) for worker, row in zip(found, rows, strict=False)]

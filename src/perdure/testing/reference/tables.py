@@ -1,0 +1,74 @@
+"""The tables: plain dicts of rows, named and filled as a database's are.
+
+A row is never changed in place. So a copy of the dicts is a copy of the database, and that is all a transaction needs.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar
+
+K = TypeVar("K")
+Row = Mapping[str, Any]
+Named = dict[str, Row]
+Numbered = dict[int, Row]
+Paired = dict[tuple[str, str], Row]
+
+
+@dataclass(slots=True)
+class Tables:
+    """Every table, by what makes its rows unique."""
+
+    workflow_instances: Named = field(default_factory=dict)
+    workflow_history: Paired = field(default_factory=dict)  # instance, activity
+    workflow_history_archive: Numbered = field(default_factory=dict)
+    workflow_compensations: Numbered = field(default_factory=dict)
+    workflow_timer_subscriptions: Paired = field(default_factory=dict)  # instance, timer
+    workflow_group_memberships: Paired = field(default_factory=dict)  # instance, group
+    outbox_events: Named = field(default_factory=dict)
+    perdure_outbox_sequences: Named = field(default_factory=dict)
+    perdure_outbox_sources: Named = field(default_factory=dict)
+    channel_messages: Numbered = field(default_factory=dict)
+    channel_subscriptions: Paired = field(default_factory=dict)  # instance, channel
+    channel_delivery_cursors: Paired = field(default_factory=dict)  # instance, channel
+    channel_message_claims: Named = field(default_factory=dict)
+    perdure_channels: Named = field(default_factory=dict)
+    perdure_message_keys: Paired = field(default_factory=dict)  # source, key
+    system_locks: Named = field(default_factory=dict)
+    perdure_lock_tokens: Named = field(default_factory=dict)
+    perdure_workers: Named = field(default_factory=dict)
+
+    def copy(self) -> "Tables":
+        """The same rows in dicts of their own."""
+        return Tables(*(dict(getattr(self, each.name)) for each in fields(self)))
+
+
+class World:
+    """What all storages on one reference share: the committed tables, and who may write."""
+
+    def __init__(self) -> None:
+        self.tables = Tables()
+        self.writer = asyncio.Lock()
+        self._drawn = Counter[str]()
+
+    def draw(self, table: str) -> int:
+        """The next id of a table; one that is rolled back never comes again."""
+        self._drawn[table] += 1
+        return self._drawn[table]
+
+
+def change(table: dict[K, Row], key: K, **columns: Any) -> None:
+    """Give a row new values."""
+    table[key] = {**table[key], **columns}
+
+
+def remove(table: dict[K, Row], keys: Iterable[K]) -> int:
+    """Delete rows; gives how many there were."""
+    gone = [key for key in keys if table.pop(key, None) is not None]
+    return len(gone)
+
+
+def where(table: dict[K, Row], **columns: Any) -> list[K]:
+    """The keys of the rows that have these values."""
+    return [key for key, row in table.items() if all(row[name] == value for name, value in columns.items())]

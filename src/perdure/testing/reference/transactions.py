@@ -1,0 +1,225 @@
+"""Transactions: a writer works on a copy of the tables, and its commit puts the copy in their place.
+
+One task writes at a time; whoever else wants to waits for the commit. Readers see what is committed.
+"""
+
+import asyncio
+import contextlib
+import inspect
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextvars import ContextVar
+from datetime import UTC, datetime, timedelta
+from functools import wraps
+from typing import Any, Concatenate, NoReturn, ParamSpec, Self, TypeVar, cast
+
+from perdure.database.backends.base import Executor
+from perdure.errors import ConfigurationError, TransactionError
+from perdure.model.records import WakeUp
+from perdure.storage.transactions import Callback
+from perdure.testing.reference.tables import Tables, World
+
+P = ParamSpec("P")
+T = TypeVar("T")
+S = TypeVar("S", bound="Transactions")
+log = logging.getLogger("perdure.storage")
+
+
+class _NoSQL:
+    """In the place of a connection: a reference has none."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise ConfigurationError("the reference knows no SQL")
+
+
+class _Level:
+    """A transaction, or a savepoint in one: the tables as they were before it, and what to call after the commit."""
+
+    def __init__(self, before: Tables) -> None:
+        self.before = before
+        self.callbacks: list[Callback] = []
+
+
+class _Open:
+    """A transaction under way: whose it is, its own tables, and its levels."""
+
+    def __init__(self, committed: Tables) -> None:
+        self.task = asyncio.current_task()
+        self.tables = committed.copy()
+        self.levels = [_Level(committed)]
+
+
+class Transactions:
+    """The base of every room: its tables, its clock, its open transaction."""
+
+    def __init__(self, world: World | None = None) -> None:
+        self._world = world or World()
+        self._open: ContextVar[_Open | None] = ContextVar("perdure_reference_transaction", default=None)
+        self._shift = timedelta(0)
+        self._now = datetime.now(UTC)
+
+    async def initialize(self) -> None:
+        """There is nothing to connect to."""
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def wakeups(self) -> AsyncIterator[WakeUp]:
+        """No hint is promised: whoever listens looks now and then anyway."""
+        while True:
+            await asyncio.sleep(1)
+            yield WakeUp("scan")
+
+    def _shift_clock(self, shift: timedelta) -> None:
+        self._shift = shift
+
+    @property
+    def _tables(self) -> Tables:
+        """What this task sees: its own transaction's tables, or the committed ones."""
+        tx = self._current()
+        return self._world.tables if tx is None else tx.tables
+
+    def _current(self) -> _Open | None:
+        tx = self._open.get()
+        if tx is None or not tx.levels:
+            return None
+        if tx.task is not asyncio.current_task():
+            raise TransactionError("this task was spawned inside a transaction of another task: use `detached()`")
+        return tx
+
+    async def begin_transaction(self) -> None:
+        """Open a transaction for this task, once nobody else writes; inside one, a savepoint."""
+        tx = self._current()
+        if tx is not None:
+            tx.levels.append(_Level(tx.tables.copy()))
+            return
+        await self._world.writer.acquire()
+        self._open.set(_Open(self._world.tables))
+
+    async def commit_transaction(self) -> None:
+        """Keep what the innermost level did. After the outermost the callbacks run, in order, outside."""
+        tx = self._current()
+        if tx is None:
+            raise TransactionError("there is no transaction to commit")
+        level = tx.levels.pop()
+        if tx.levels:
+            tx.levels[-1].callbacks += level.callbacks
+            return
+        self._world.tables = tx.tables
+        self._end()
+        for callback in level.callbacks:
+            await _call(callback)
+
+    async def rollback_transaction(self) -> None:
+        """Undo the innermost level and forget its callbacks; without a transaction nothing happens."""
+        tx = self._current()
+        if tx is None:
+            return
+        tx.tables = tx.levels.pop().before
+        if not tx.levels:
+            self._end()
+
+    def _end(self) -> None:
+        self._open.set(None)
+        self._world.writer.release()
+
+    @contextlib.asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Executor]:
+        """Commit what the block did, or undo it if the block raises or is cancelled."""
+        await self.begin_transaction()
+        try:
+            yield self.conn()
+        except BaseException:
+            await self.rollback_transaction()
+            raise
+        await self.commit_transaction()
+
+    def in_transaction(self) -> bool:
+        """True exactly while this task has a transaction open."""
+        tx = self._open.get()
+        return tx is not None and bool(tx.levels) and tx.task is asyncio.current_task()
+
+    def conn(self) -> Executor:
+        """No SQL is understood here."""
+        return cast(Executor, _NoSQL())
+
+    def db(self) -> Executor:
+        """No SQL is understood here."""
+        return cast(Executor, _NoSQL())
+
+    def register_post_commit_callback(self, callback: Callback) -> None:
+        """Call it once after the outermost commit; a rollback of this level forgets it."""
+        tx = self._current()
+        if tx is None:
+            raise TransactionError("a post-commit callback needs an open transaction")
+        tx.levels[-1].callbacks.append(callback)
+
+    @contextlib.contextmanager
+    def detached(self) -> Iterator[None]:
+        """Work outside the transaction that this task was spawned in (or has open)."""
+        token = self._open.set(None)
+        try:
+            yield
+        finally:
+            self._open.reset(token)
+
+    @contextlib.contextmanager
+    def _undone_if_refused(self) -> Iterator[None]:
+        """What is refused has written nothing: one operation in a transaction, or one item of a batch."""
+        tx = self._current()
+        assert tx is not None, "only a transaction writes"
+        before = tx.tables.copy()
+        try:
+            yield
+        except BaseException:
+            tx.tables = before
+            raise
+
+    def _look_at_the_clock(self) -> None:
+        """One operation happens at one moment."""
+        self._now = datetime.now(UTC) + self._shift
+
+    def _after(self, seconds: float) -> datetime:
+        return self._now + timedelta(seconds=seconds)
+
+
+async def _call(callback: Callback) -> None:
+    try:
+        answer = callback()
+        if inspect.isawaitable(answer):
+            await answer
+    except Exception:
+        log.exception("post_commit_callback.failed")
+
+
+def reads(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
+    """An operation that only looks."""
+
+    @wraps(method)
+    async def run(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        self._look_at_the_clock()
+        return method(self, *args, **kwargs)
+
+    return run
+
+
+def writes(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
+    """An operation that writes, all of it or nothing: in the open transaction, or in one of its own."""
+
+    @wraps(method)
+    async def run(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        if self._current() is None:
+            async with self.transaction():
+                self._look_at_the_clock()
+                return method(self, *args, **kwargs)
+        with self._undone_if_refused():
+            self._look_at_the_clock()
+            return method(self, *args, **kwargs)
+
+    return run

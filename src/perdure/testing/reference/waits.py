@@ -1,0 +1,289 @@
+"""Waits: an instance gives up its lease until a timer is due or a message comes, and is woken by the first of them."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
+from operator import itemgetter
+
+from perdure.errors import (
+    InstanceNotFoundError,
+    InvalidTransitionError,
+    LeaseLostError,
+    LimitError,
+    NotSubscribedError,
+    StorageError,
+)
+from perdure.model import limits
+from perdure.model.records import ChannelWait, HistoryEventType, Lease, Suspension, TimerSubscription, TimerWait
+from perdure.model.states import TERMINAL, WAITING, WorkflowStatus
+from perdure.storage.transactions import bounded
+from perdure.storage.waits import Owner, Wait, _holder, checked, moment, owner
+from perdure.testing.reference.fences import FREE, OWN, claimable_at
+from perdure.testing.reference.history import History
+from perdure.testing.reference.messages import Messages
+from perdure.testing.reference.tables import change, remove, where
+from perdure.testing.reference.transactions import reads, writes
+
+
+class Waits(Messages, History):
+    """Waiting for several things at once, and being woken."""
+
+    @writes
+    def suspend(self, lease: Lease, waits: Sequence[Wait]) -> Suspension:
+        """Wait for the first of these, and for nothing else; what is ready by now is not waited for."""
+        return self._suspend(_holder(lease), checked(waits), alone=True)
+
+    @writes
+    def suspend_instances(self, items: Sequence[tuple[Lease, Sequence[Wait]]]) -> list[Suspension | StorageError]:
+        """Suspend many instances in one commit."""
+        return self._each(
+            items,
+            lambda item: self._suspend(_holder(item[0]), checked(item[1]), alone=True),
+            lambda item: item[0].instance_id,
+        )
+
+    @writes
+    def register_channel_receive_and_release_lock(
+        self,
+        instance_id: str,
+        channel: str,
+        worker_id: str,
+        activity_id: str,
+        timeout_at: datetime | None = None,
+        *,
+        after: timedelta | None = None,
+        lease: Lease | None = None,
+    ) -> Suspension:
+        """Wait for a channel's next message, beside the waits that are there."""
+        waits = checked([ChannelWait(channel, activity_id, timeout_at, after)])
+        return self._suspend(owner(instance_id, worker_id, lease), waits, alone=False)
+
+    @writes
+    def register_timer_subscription_and_release_lock(
+        self,
+        subscription: TimerSubscription,
+        instance_id: str,
+        worker_id: str,
+        *,
+        after: timedelta | None = None,
+        lease: Lease | None = None,
+    ) -> Suspension:
+        """Wait for a timer, beside the waits that are there."""
+        if subscription.instance_id != instance_id:
+            raise LimitError(f"the timer is of {subscription.instance_id!r}, not of {instance_id!r}")
+        activity_id = subscription.activity_id or subscription.timer_id
+        wait = TimerWait(subscription.timer_id, activity_id, subscription.expires_at, after)
+        return self._suspend(owner(instance_id, worker_id, lease), checked([wait]), alone=False)
+
+    def _suspend(self, who: Owner, waits: Sequence[Wait], *, alone: bool) -> Suspension:
+        self._judge(who)
+        for wait in waits:
+            if isinstance(wait, ChannelWait):
+                self._lock_channel(wait.channel)
+        ready = [wait.activity_id for wait in waits if self._is_ready(who.instance_id, wait)]
+        if ready:
+            return Suspension(False, tuple(ready))
+        if alone:
+            self._drop_others(who.instance_id, waits)
+        for wait in waits:
+            self._register(who.instance_id, wait)
+        status = self._status(who.instance_id, waits)
+        change(self._tables.workflow_instances, who.instance_id, status=status.value, updated_at=self._now, **FREE)
+        return Suspension(True)
+
+    def _judge(self, who: Owner) -> None:
+        row = self._tables.workflow_instances.get(who.instance_id)
+        if row is None:
+            raise InstanceNotFoundError(f"there is no instance {who.instance_id!r}")
+        if row["locked_by"] != who.worker_id or who.token not in (None, row["lock_token"]):
+            raise LeaseLostError(f"{who.worker_id!r} no longer holds the lease on {who.instance_id!r}")
+        if row["status"] not in WAITING | {WorkflowStatus.RUNNING}:
+            raise InvalidTransitionError(f"{who.instance_id!r} is {row['status']} and cannot wait")
+
+    def _deadline(self, instance_id: str, wait: Wait) -> datetime | None:
+        """When a wait is over; one that is there already keeps its time."""
+        if isinstance(wait, TimerWait):
+            timer = self._tables.workflow_timer_subscriptions.get((instance_id, wait.timer_id))
+            known: datetime | None = timer["expires_at"] if timer else None
+            return known or self._moment(wait.expires_at, wait.after)
+        row = self._tables.channel_subscriptions[instance_id, wait.channel]
+        known = row["timeout_at"] if row["activity_id"] == wait.activity_id else None
+        return known or self._moment(wait.timeout_at, wait.after)
+
+    def _moment(self, at: datetime | None, after: timedelta | None) -> datetime | None:
+        return limits.moment(at, "the time") if after is None else self._now + after
+
+    def _is_ready(self, instance_id: str, wait: Wait) -> bool:
+        """Whether a timer is due, a message pending or a time-out over."""
+        if isinstance(wait, ChannelWait):
+            if (instance_id, wait.channel) not in self._tables.channel_subscriptions:
+                raise NotSubscribedError(f"{instance_id!r} is not subscribed to {wait.channel!r}")
+            if self._pending(instance_id, wait.channel):
+                return True
+        deadline = self._deadline(instance_id, wait)
+        return deadline is not None and deadline <= self._now
+
+    def _register(self, instance_id: str, wait: Wait) -> None:
+        deadline = self._deadline(instance_id, wait)
+        if isinstance(wait, TimerWait):
+            assert deadline is not None, "a timer has a time"
+            self._set_timer(instance_id, wait.timer_id, wait.activity_id, deadline)
+        else:
+            key = instance_id, wait.channel
+            change(self._tables.channel_subscriptions, key, activity_id=wait.activity_id, timeout_at=deadline)
+
+    def _set_timer(self, instance_id: str, timer_id: str, activity_id: str | None, expires_at: datetime) -> None:
+        """A timer; one that is there keeps its time."""
+        row = {
+            "id": self._world.draw("workflow_timer_subscriptions"),
+            "instance_id": instance_id,
+            "timer_id": timer_id,
+            "expires_at": expires_at,
+            "activity_id": activity_id,
+            "created_at": self._now,
+            "framework": self._tables.workflow_instances[instance_id]["framework"],
+        }
+        self._tables.workflow_timer_subscriptions.setdefault((instance_id, timer_id), row)
+
+    def _drop_others(self, instance_id: str, waits: Sequence[Wait]) -> None:
+        timers, subscriptions = self._tables.workflow_timer_subscriptions, self._tables.channel_subscriptions
+        kept = {wait.timer_id for wait in waits if isinstance(wait, TimerWait)}
+        remove(timers, [key for key in where(timers, instance_id=instance_id) if key[1] not in kept])
+        kept = {wait.channel for wait in waits if isinstance(wait, ChannelWait)}
+        for key in where(subscriptions, instance_id=instance_id):
+            if key[1] not in kept:
+                change(subscriptions, key, activity_id=None, timeout_at=None)
+
+    def _status(self, instance_id: str, waits: Sequence[Wait]) -> WorkflowStatus:
+        """That of the earliest deadline, where there are several kinds."""
+        times = [(self._deadline(instance_id, wait), isinstance(wait, ChannelWait)) for wait in waits]
+        _, on_message = min((at, kind) for at, kind in times if at is not None or all(kind for _, kind in times))
+        return WorkflowStatus.WAITING_FOR_MESSAGE if on_message else WorkflowStatus.WAITING_FOR_TIMER
+
+    def _wake(
+        self,
+        instance_id: str,
+        activity_id: str,
+        kind: HistoryEventType,
+        text: str,
+        lease: Lease | None,
+        binary: bytes | None = None,
+    ) -> bool:
+        """Record why an instance wakes and set it running; False if the activity was recorded before."""
+        data_type = "json" if binary is None else "binary"
+        recorded = self._record(instance_id, activity_id, kind.value, data_type, text, binary)
+        woken = {"status": "running", "updated_at": self._now, "current_activity_id": activity_id}
+        if lease is None:
+            woken |= {**FREE, "lock_token": self._tables.workflow_instances[instance_id]["lock_token"] + 1}
+        change(self._tables.workflow_instances, instance_id, **woken)
+        return recorded
+
+    def _in_order(self, keys: Sequence[tuple[str, str]], end: Callable[[str, str, Lease | None], bool]) -> list[bool]:
+        """End many waits in the order of their instances."""
+        positions = sorted(range(len(bounded(keys))), key=keys.__getitem__)
+        ended = {position: end(*keys[position], None) for position in positions}
+        return [ended[position] for position in range(len(keys))]
+
+    @reads
+    def next_due_at(self) -> datetime | None:
+        """When the first timer, time-out or running lease of an own instance is or was due."""
+        leases = [at for at in self._claimable() if at > self._now]
+        return min([*self._deadlines(), *leases], default=None)
+
+    @reads
+    def next_work_at(self) -> datetime | None:
+        """The same, and also what can be done at once: an instance to take, a channel to sweep."""
+        marked = [row["dirty_at"] for row in self._tables.perdure_channels.values() if row["dirty_at"] is not None]
+        return min([*self._deadlines(), *self._claimable(), *marked], default=None)
+
+    def _deadlines(self) -> list[datetime]:
+        timers = [(row, row["expires_at"]) for row in self._tables.workflow_timer_subscriptions.values()]
+        waits = [
+            (row, row["timeout_at"])
+            for row in self._tables.channel_subscriptions.values()
+            if row["activity_id"] is not None and row["timeout_at"] is not None
+        ]
+        return [at for row, at in timers + waits if row["framework"] == OWN and self._is_waiting(row["instance_id"])]
+
+    def _claimable(self) -> list[datetime]:
+        own = [row for row in self._tables.workflow_instances.values() if row["framework"] == OWN]
+        return [at for at in map(claimable_at, own) if at is not None]
+
+
+class Timers(Waits):
+    """TimerSubscriptionManager."""
+
+    @writes
+    def register_timer_subscription(
+        self, subscription: TimerSubscription, *, after: timedelta | None = None, lease: Lease | None = None
+    ) -> None:
+        """Register a timer; one that is there keeps its time."""
+        instance_id, activity_id = subscription.instance_id, subscription.activity_id
+        limits.name(subscription.timer_id, "timer_id")
+        if activity_id:
+            limits.name(activity_id, "activity_id")
+        moment(subscription.expires_at, after, needed=True)
+        row = self._fence(instance_id, lease)
+        if row["status"] in TERMINAL:
+            raise InvalidTransitionError(f"{instance_id!r} is {row['status']} and waits for no timer")
+        at = self._moment(subscription.expires_at, after)
+        assert at is not None
+        self._set_timer(instance_id, subscription.timer_id, activity_id, at)
+
+    @writes
+    def remove_timer_subscription(self, instance_id: str, timer_id: str, *, lease: Lease | None = None) -> None:
+        """Remove a timer, if it is there."""
+        key = _key(instance_id, timer_id)
+        if lease is not None:
+            self._fence(instance_id, lease)
+        remove(self._tables.workflow_timer_subscriptions, [key])
+
+    @reads
+    def find_expired_timers(self, limit: int = 0) -> list[TimerSubscription]:
+        """Own timers that are due, of waiting instances, the oldest first."""
+        page = limits.page(limit, 100)
+        rows = [
+            row
+            for row in self._tables.workflow_timer_subscriptions.values()
+            if row["framework"] == OWN and row["expires_at"] <= self._now and self._is_waiting(row["instance_id"])
+        ]
+        rows.sort(key=itemgetter("expires_at", "id"))
+        return [
+            TimerSubscription(**{name: value for name, value in row.items() if name != "framework"})
+            for row in rows[:page]
+        ]
+
+    @writes
+    def fire_timer(self, instance_id: str, timer_id: str, *, lease: Lease | None = None) -> bool:
+        """Record that a timer expired, remove it and set the instance running; True if it did."""
+        return self._fire(*_key(instance_id, timer_id), lease)
+
+    @writes
+    def fire_timers(self, timers: Sequence[tuple[str, str]]) -> list[bool]:
+        """Fire many timers in one commit."""
+        keys = [_key(*timer) for timer in timers]
+        return self._in_order(keys, self._fire)
+
+    def _fire(self, instance_id: str, timer_id: str, lease: Lease | None) -> bool:
+        if lease is not None:
+            self._fence(instance_id, lease)
+        timers, key = self._tables.workflow_timer_subscriptions, (instance_id, timer_id)
+        timer = timers.get(key)
+        if timer is None or timer["framework"] != OWN or timer["expires_at"] > self._now:
+            return False
+        if not self._may_wake(self._tables.workflow_instances[instance_id], lease):
+            return False
+        at = timer["expires_at"].isoformat(timespec="microseconds")
+        payload = text({"result": None, "timer_id": timer_id, "expires_at": at, "completed": True})
+        self._wake(instance_id, timer["activity_id"] or timer_id, HistoryEventType.TIMER_EXPIRED, payload, lease)
+        del timers[key]
+        return True
+
+
+def _key(instance_id: str, timer_id: str) -> tuple[str, str]:
+    return limits.name(instance_id, "instance_id"), limits.name(timer_id, "timer_id")
+
+
+def text(payload: Mapping[str, object]) -> str:
+    """An event's payload as it is stored."""
+    return json.dumps(payload, ensure_ascii=False)
