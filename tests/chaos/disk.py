@@ -1,0 +1,50 @@
+"""A disk that is full, and one that cannot sync: errors say so, nothing acknowledged is lost, and work goes on.
+
+Each round has a file system of its own, in memory and small, in a mount namespace that only its process sees.
+"""
+
+import asyncio
+import json
+import os
+import sys
+from asyncio.subprocess import PIPE
+from pathlib import Path
+
+from tests.chaos.rigs import Outcome, Rig, Round
+
+ROOT = Path(__file__).parents[2]
+KINDS = ("full", "failing")
+ROUND_SEC = 900
+
+
+async def play(round: Round) -> Outcome:
+    """Episodes of both kinds."""
+    outcome = Outcome(0)
+    for kind, count in zip(KINDS, (round.count - round.count // 2, round.count // 2), strict=True):
+        if count:
+            part = await episodes(kind, Round(round.backend, round.seed, count, round.folder))
+            outcome.done += part.done
+            outcome.wrong += part.wrong
+            for name, figure in part.figures.items():
+                outcome.figures[name] = outcome.figures.get(name, 0) + figure
+    return outcome
+
+
+async def episodes(kind: str, round: Round) -> Outcome:
+    """Episodes of one kind, in a process of their own."""
+    command = ["unshare", "--mount", sys.executable, "-m", "tests.chaos.disk_process"]
+    if os.getuid() != 0:
+        command[1:1] = ["--map-current-user", "--keep-caps"]
+    what = (kind, round.backend, str(round.seed), str(round.count))
+    process = await asyncio.create_subprocess_exec(*command, *what, cwd=ROOT, stdout=PIPE)
+    try:
+        async with asyncio.timeout(ROUND_SEC):
+            output, _ = await process.communicate()
+    except BaseException:
+        process.kill()
+        raise
+    assert process.returncode == 0, f"the process with the small disk ended with {process.returncode}"
+    return Outcome(**json.loads(output.splitlines()[-1]))
+
+
+RIG = Rig("disk", "episodes", {"sqlite": 20, "postgresql": 20, "mysql": 20}, 4, play)

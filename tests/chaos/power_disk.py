@@ -1,0 +1,138 @@
+"""A disk that forgets what was not synced, played from a recording, and the files that a power cut leaves of it.
+
+What was synced is there. Of each write since, every sector is there or not by itself: a sector that was written twice
+has any of its versions, which is also what writing back in any order would leave. A file may be longer than what was
+written to it, with zeros or rubbish in between. Names are kept by the folder, whose changes come in order: a new or
+removed file may not be, until the folder is synced. SQLite does that with the first sync of a journal or log.
+
+After a sync that failed the kernel takes its pages for clean: each sector was written or is lost for good, though the
+program goes on reading it.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+from tests.chaos.power_log import Kind, Record
+
+SECTORS = (512, 4096)
+
+
+@dataclass(frozen=True, slots=True)
+class Whim:
+    """How one power cut treats what was not synced."""
+
+    chance: Random
+    sector: int
+    kept: float  # the share of sectors that made it
+    rubbish: bool
+
+    @classmethod
+    def of(cls, chance: Random) -> "Whim":
+        kept = chance.choice((0.0, 1.0, chance.random(), chance.random()))
+        return cls(chance, chance.choice(SECTORS), kept, chance.random() < 0.5)
+
+    def keeps(self) -> bool:
+        return self.chance.random() < self.kept
+
+    def fill(self, size: int) -> bytes:
+        return self.chance.randbytes(size) if self.rubbish else bytes(size)
+
+
+@dataclass(slots=True, eq=False)
+class File:
+    """What of a file is surely on the disk, and what was asked of it since."""
+
+    durable: bytearray = field(default_factory=bytearray)
+    pending: list[Record] = field(default_factory=list)
+    named: bool = False  # its folder was synced since it was made
+
+    def sync(self) -> None:
+        self.durable, self.pending = self.after(None), []
+
+    def fail(self, whim: Whim) -> None:
+        self.durable, self.pending = self.after(whim), []
+
+    def after(self, whim: Whim | None) -> bytearray:
+        """The bytes with what is pending: all of it, or what a cut leaves; only the latter is a copy."""
+        content = self.durable if whim is None else bytearray(self.durable)
+        for record in self.pending:
+            if record.kind is Kind.TRUNCATE:
+                if whim is None or whim.keeps():
+                    _resize(content, record.at, whim)
+            elif whim is None:
+                _put(content, record.at, record.data, whim)
+            else:
+                _tear(content, record.at, record.data, whim)
+        return content
+
+
+def _tear(content: bytearray, at: int, data: bytes, whim: Whim) -> None:
+    end = at + len(data)
+    start = at
+    while start < end:
+        stop = min(end, (start // whim.sector + 1) * whim.sector)
+        if whim.keeps():
+            _put(content, start, data[start - at : stop - at], whim)
+        start = stop
+
+
+def _put(content: bytearray, at: int, data: bytes, whim: Whim | None) -> None:
+    if at > len(content):
+        _resize(content, at, whim)
+    content[at : at + len(data)] = data
+
+
+def _resize(content: bytearray, size: int, whim: Whim | None) -> None:
+    missing = size - len(content)
+    if missing > 0:
+        content += bytes(missing) if whim is None else whim.fill(missing)
+    else:
+        del content[size:]
+
+
+class Disk:
+    """The files of one database by what their names have beyond its own."""
+
+    def __init__(self, chance: Random, *, deaf: bool = False) -> None:
+        self._chance = chance
+        self._deaf = deaf  # a disk that lies: it says that it synced
+        self._files: dict[str, File] = {}
+        self._names: list[dict[str, File]] = [{}]  # of the folder: what is durable, and every change since
+
+    def apply(self, record: Record) -> None:
+        match record.kind:
+            case Kind.CREATE:
+                self._files[record.file] = File()
+                self._names.append(dict(self._files))
+            case Kind.DELETE:
+                del self._files[record.file]
+                self._names.append(dict(self._files))
+                if record.at:
+                    self._sync_folder()
+            case Kind.WRITE | Kind.TRUNCATE:
+                self._files[record.file].pending.append(record)
+            case Kind.SYNC if not self._deaf:
+                file = self._files[record.file]
+                file.sync()
+                if record.file and not file.named:
+                    file.named = True
+                    self._sync_folder()
+            case Kind.FAILED_SYNC:
+                self._files[record.file].fail(Whim.of(self._chance))
+
+    def _sync_folder(self) -> None:
+        del self._names[:-1]
+
+    def cut(self, database: Path) -> str:
+        """Write the files that a power cut now might leave; says in words how it went."""
+        whim = Whim.of(self._chance)
+        names = self._chance.choice(self._names)
+        for suffix in ("", "-wal", "-journal", "-shm"):
+            path = database.with_name(database.name + suffix)
+            if suffix in names:
+                path.write_bytes(names[suffix].after(whim))
+            else:
+                path.unlink(missing_ok=True)
+        pending = {suffix or "db": len(file.pending) for suffix, file in names.items()}
+        return f"{whim.kept:.2f} of sectors of {whim.sector} bytes kept, not synced: {pending}"

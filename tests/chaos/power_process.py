@@ -1,0 +1,90 @@
+"""The process whose power is cut: perdure's storage and engine on recorded files, with apsw as its only SQLite.
+
+    python -m tests.chaos.power_process FOLDER SEED LIVES SYNCHRONOUS FAILING
+
+leaves the recording in FOLDER. LIVES is how many instances end in all lanes together.
+"""
+
+import asyncio
+import logging
+import random
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+from perdure import App
+from perdure.database.backends import sqlite
+from perdure.storage.stores import Rooms, open_storage
+from tests.chaos.power_load import EFFECTS, Load
+from tests.chaos.power_log import Log
+from tests.chaos.power_orders import order
+from tests.chaos.power_vfs import Connection, RecordedDisk
+
+LANES = 4
+STEPS = 8
+ENGINE_LANES = 2
+LEASE = timedelta(seconds=2)
+
+
+class Recorder:
+    """The load of one recording."""
+
+    def __init__(self, url: str, log: Log, disk: RecordedDisk, chance: random.Random) -> None:
+        self.url, self.log, self.disk = url, log, disk
+        self.load = Load(self._tell, chance)
+        self.ended = 0
+
+    def _tell(self, what: str, /, **about: object) -> None:
+        self.log.tell(what, **about)
+        self.ended += what == "done"
+
+    async def run(self, lives: int, failing: float) -> None:
+        async with open_storage(self.url) as storage:
+            await storage.conn().execute(EFFECTS)
+            self.log.tell("pragmas", **await _pragmas(storage))
+            async with App(self.url, workflows=[order], lease=LEASE):
+                self.log.tell("ready")
+                self.disk.failing = failing
+                async with asyncio.TaskGroup() as lanes:
+                    for number in range(LANES):
+                        lanes.create_task(self.load.lane(storage, f"lane{number}", STEPS))
+                    for number in range(ENGINE_LANES):
+                        lanes.create_task(self._orders(number))
+                    lanes.create_task(self._stop_after(lives))
+                self.disk.failing = 0
+
+    async def _orders(self, lane: int) -> None:
+        number = lane
+        while not self.load.stopping.is_set():
+            run = f"order{number}"
+            handle = await self.load.persist(lambda number=number, run=run: order.start(number, id=run))  # type: ignore[misc]
+            self._tell("started", run=run, number=number)
+            result = await self.load.persist(lambda handle=handle: handle.result(60))  # type: ignore[misc]
+            self._tell("result", run=run, result=result)
+            number += ENGINE_LANES
+
+    async def _stop_after(self, lives: int) -> None:
+        while self.ended < lives:  # noqa: ASYNC110 - the lanes count
+            await asyncio.sleep(0.01)
+        self.load.stopping.set()
+
+
+async def _pragmas(storage: Rooms) -> dict[str, object]:
+    names = ("journal_mode", "synchronous", "foreign_keys")
+    return {name: (await storage.conn().fetch(f"PRAGMA {name}"))[0][0] for name in names}
+
+
+def main(folder: Path, seed: int, lives: int, synchronous: int, failing: float) -> None:
+    database = str(folder / "live.db")
+    log, chance = Log(folder / "recording"), random.Random(seed)
+    disk = RecordedDisk(database, log, random.Random(chance.random()))
+    sqlite.connect = Connection  # type: ignore[assignment]
+    sqlite._PRAGMAS["synchronous"] = synchronous
+    if failing:
+        logging.disable()  # the engine tells of every sync that fails
+    asyncio.run(Recorder(f"sqlite:///{database}", log, disk, chance).run(lives, failing))
+    log.close()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), float(sys.argv[5]))

@@ -1,0 +1,43 @@
+"""Skew and loss: worker clocks hours off and set to and fro, and every notification dropped."""
+
+import random
+
+from tests.chaos.rigs import Outcome, Rig, Round
+from tests.engine.rig.crew import Crew
+from tests.engine.rig.driver import LANES
+from tests.engine.rig.load import under_load, worked
+from tests.engine.rig.nursery import WorkerSpec
+from tests.engine.rig.places import own_database
+from tests.storages import Database
+
+WORKERS = 3
+BUSY = 40  # executions an episode
+OFF_SEC = 48 * 3600.0
+
+
+async def play(round_: Round) -> Outcome:
+    async with own_database(round_.backend, round_.folder) as database:
+        return await mislead(database, round_)
+
+
+async def mislead(database: Database, round_: Round, *, lanes: int = LANES) -> Outcome:
+    """Let workers with wrong clocks take over from others whose clocks are wrong in another way."""
+    done = 0
+
+    async def replace_all(crew: Crew) -> None:
+        nonlocal done
+        await worked(crew, BUSY)
+        while done < round_.count:
+            for pid in list(crew.alive):
+                await crew.kill(pid)
+                await crew.hire()
+            await worked(crew, BUSY)
+            done += 1
+
+    spec = WorkerSpec(database.url, str(round_.folder), clock_off_sec=OFF_SEC, deaf=True)
+    chance = random.Random(round_.seed)
+    checker, figures = await under_load(database, spec, chance, replace_all, workers=WORKERS, lanes=lanes)
+    return Outcome(done, checker.wrong, figures)
+
+
+RIG = Rig("skew", "crews", {"sqlite": 50, "postgresql": 50, "mysql": 50}, 10, play)

@@ -1,0 +1,34 @@
+"""The checker finds what it is there for: effects that are missing, doubled or unrecorded."""
+
+import json
+
+import pytest
+
+from perdure.model.records import HistoryEvent
+from tests.engine.rig.checker import COMPLETED, Checker, Rows
+from tests.engine.rig.entries import Entry
+
+STEP = "1:entering"
+COUNTED = Entry("run", STEP, "7-1")
+
+
+@pytest.mark.parametrize(
+    ("entries", "complaint"),
+    [
+        ([], "recorded without its effect"),
+        ([COUNTED, COUNTED], "took effect too often"),
+        ([Entry("run", STEP, "8-1")], "recorded without its effect"),
+        ([COUNTED, Entry("run", STEP, "8-1")], "took effect too often"),
+        ([COUNTED, Entry("run", "3:entering", "7-2")], "took effect too often"),
+    ],
+)
+def test_a_transactional_step_takes_effect_once(entries: list[Entry], complaint: str) -> None:
+    assert not found([COUNTED])
+    assert any(complaint in each for each in found(entries))
+
+
+def found(entries: list[Entry]) -> list[str]:
+    mark = json.dumps({"step": STEP, "token": COUNTED.token, "value": 9}).encode()
+    checker = Checker(Rows({}, {"run": [HistoryEvent("run", STEP, COMPLETED, mark)]}, entries), [])
+    checker.check_entries()
+    return checker.wrong

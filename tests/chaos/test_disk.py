@@ -1,0 +1,21 @@
+"""A full disk and syncs that fail: a few episodes of each on SQLite, one on a server."""
+
+import secrets
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.disk import episodes
+from tests.chaos.rigs import Round
+from tests.engine.rig.checker import all_right
+
+
+@pytest.mark.parametrize(
+    ("kind", "backend", "count"),
+    [("full", "sqlite", 3), ("failing", "sqlite", 8), ("full", "postgresql", 1), ("failing", "mysql", 1)],
+)
+async def test_nothing_acknowledged_is_lost(kind: str, backend: str, count: int, tmp_path: Path) -> None:
+    outcome = await episodes(kind, Round(backend, secrets.randbits(32), count, tmp_path))
+    all_right(outcome.wrong)
+    assert outcome.done == count
+    assert outcome.figures["acknowledged"] > 0

@@ -1,0 +1,18 @@
+"""The short form of the fault enumerator, as the long runner plays it; most of it is in tests/faults/."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.chaos import faults
+from tests.chaos.rigs import Round
+
+
+@pytest.mark.timeout(120)
+async def test_a_round_plays_whole_themes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(faults, "LANES", 1)
+    number = faults.THEMES.index(("try_acquire_lock", "alone"))
+    outcome = await faults.play(Round("sqlite", seed=number, count=10, folder=tmp_path))
+    assert outcome.wrong == []
+    assert outcome.figures["themes"] == 1
+    assert outcome.done == 18

@@ -1,0 +1,32 @@
+"""Power cuts: a small round of the rig, and what it has to find when the disk or the pragmas are worse."""
+
+import secrets
+from pathlib import Path
+
+from tests.chaos.power import FAILING, NORMAL, cuts
+from tests.chaos.rigs import Round
+from tests.engine.rig.checker import all_right
+
+CUTS = 80
+
+
+def small(folder: Path, cuts: int = CUTS) -> Round:
+    return Round("sqlite", secrets.randbits(32), cuts, folder)
+
+
+async def test_nothing_acknowledged_is_lost(tmp_path: Path) -> None:
+    outcome = await cuts(small(tmp_path), lives=16, failing=FAILING)
+    all_right(outcome.wrong)
+    assert outcome.done == CUTS
+    assert outcome.figures["acknowledged"] > 100
+    assert outcome.figures["went on"] > 0
+
+
+async def test_the_rig_finds_what_less_than_full_synchrony_loses(tmp_path: Path) -> None:
+    outcome = await cuts(small(tmp_path, 30), lives=4, synchronous=NORMAL)
+    assert any("lost: " in each for each in outcome.wrong)
+
+
+async def test_the_rig_finds_the_damage_of_a_disk_that_does_not_sync(tmp_path: Path) -> None:
+    outcome = await cuts(small(tmp_path, 60), lives=16, deaf=True)
+    assert any("damaged: " in each for each in outcome.wrong)

@@ -1,0 +1,40 @@
+"""Wrong clocks and lost notifications: a small round of the rig on every database."""
+
+import secrets
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from perdure import App
+from perdure.engine import worker
+from tests.chaos.rigs import Round
+from tests.chaos.skew import mislead
+from tests.conftest import BackendDatabase
+from tests.engine.rig.checker import all_right
+from tests.engine.rig.clocks import Wrong
+
+NEARLY = timedelta(minutes=1)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("backend", ["sqlite", "postgresql", "mysql"])
+async def test_skew(backend: str, backend_database: BackendDatabase, tmp_path: Path) -> None:
+    async with backend_database(backend) as database:
+        outcome = await mislead(database, Round(backend, secrets.randbits(32), 1, tmp_path), lanes=9)
+    all_right(outcome.wrong)
+    assert outcome.done == 1
+    assert outcome.figures["entries"] > 0
+
+
+async def test_the_wall_clock_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a worker takes for the time of deadlines and cron stays the database's when its machine's clock is set."""
+    async with App("sqlite:///:memory:") as app:
+        before = app._worker.now()
+        assert abs(before - datetime.now(UTC)) < NEARLY
+        clock = Wrong(off_sec=48 * 3600)
+        monkeypatch.setattr(clock, "off", lambda: 48 * 3600.0)
+        monkeypatch.setattr(worker, "datetime", clock.datetime())
+        monkeypatch.setattr(time, "time", clock.time)
+        assert abs(app._worker.now() - before) < NEARLY

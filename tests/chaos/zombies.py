@@ -1,0 +1,187 @@
+"""Zombies: workers stopped inside activities beyond their lease, and woken when others have taken over."""
+
+import asyncio
+import random
+import time
+from itertools import count
+
+from perdure import Client, Handle
+from perdure.storage.stores import Rooms
+from tests.chaos.rigs import Outcome, Rig, Round
+from tests.engine.rig.checker import Checker, read_rows
+from tests.engine.rig.crew import Crew, until
+from tests.engine.rig.driver import Told
+from tests.engine.rig.dump import changes, dump, without
+from tests.engine.rig.effects import Line
+from tests.engine.rig.locks import are_held
+from tests.engine.rig.nursery import WorkerSpec
+from tests.engine.rig.places import own_database
+from tests.engine.rig.workflows import GATES, PROBE, PROBES, Account, detained
+from tests.storages import Database
+
+EXPECTED = {"alone": [2, 7, 4], "threads": [2, 8, 4], "branches": [2, 7, 8, 8, 4], "twice": [2, 7, 4, 7, 4]}
+SOON = 60
+INSIDE_SEC, MISSES = 30, 5
+TRIES = 20
+
+
+async def play(round_: Round) -> Outcome:
+    async with own_database(round_.backend, round_.folder) as database:
+        return await rise(database, round_)
+
+
+async def rise(database: Database, round_: Round) -> Outcome:
+    """Some zombies at a time, until there were enough."""
+    storage = await database.storage()
+    outcome, numbers = Outcome(0), count(1)
+    spec = WorkerSpec(database.url, str(round_.folder))
+    async with Client(database.url), Crew(spec, random.Random(round_.seed)) as crew:
+        GATES.folder = round_.folder
+        missed = 0
+        while outcome.done < round_.count and not outcome.wrong:
+            zombies = min(PROBES, round_.count - outcome.done)
+            episode = Episode(crew, database, storage, zombies, f"e{next(numbers)}")
+            if await episode.is_set():
+                outcome.wrong += await episode.play()
+                outcome.done += zombies
+            else:
+                missed += 1
+                assert missed < MISSES, "workers never came to be inside their runs"
+            for pid in list(crew.alive):
+                await crew.kill(pid)
+    outcome.figures = {"episodes": next(numbers) - 1 - missed, "runs": outcome.done * len(EXPECTED)}
+    return outcome
+
+
+class Episode:
+    """Workers, each inside four runs: of three another worker sees the end, in the fourth it is still at work."""
+
+    def __init__(self, crew: Crew, database: Database, storage: Rooms, zombies: int, name: str) -> None:
+        self._crew, self._database, self._storage = crew, database, storage
+        self._probes, self._name = PROBE[:zombies], name
+        self._runs = {f"{name}-{kind}-{zombie}": kind for zombie in range(zombies) for kind in EXPECTED}
+        self._handles: dict[str, Handle[Account]] = {}
+        self._gates = f"{name}-first", f"{name}-second"
+
+    async def play(self) -> list[str]:
+        """Gives what is wrong."""
+        crew, handles = self._crew, self._handles
+        zombies = list(crew.alive)
+        stopped = await self._stop()
+        inside_of = self._interrupted()
+        assert {line.pid for line in inside_of} == set(zombies)
+        told = await self._take_over()
+        before, tokens = await dump(self._storage, handles), await self._tokens()
+        for pid in zombies:
+            await crew.nursery.go_on(pid)
+        await self._all_awake(inside_of)
+        after = await dump(self._storage, handles)
+        given_up = [run for run, token in (await self._tokens()).items() if token != tokens[run]]  # by a starved heir
+        wrong = changes(without(before, given_up), without(after, given_up))
+        GATES.open(self._gates[1])
+        for run, handle in handles.items():
+            told.results[run] = told.results.get(run) or await handle.result(SOON)
+        return [*wrong, *await self._check(told), *begun_by_zombies(self._lines(), stopped)]
+
+    async def _tokens(self) -> dict[str, int]:
+        rows = await self._storage.get_instances(list(self._runs))
+        return {row.instance_id: row.lock_token for row in rows if row is not None}
+
+    async def _check(self, told: Told) -> list[str]:
+        rows = await read_rows(self._storage)
+        rows.instances = {run: row for run, row in rows.instances.items() if run in self._runs}
+        rows.history = {run: rows.history[run] for run in self._runs}
+        checker = Checker(rows, self._lines())
+        checker.check_runs(told)
+        checker.check_histories(told)
+        checker.check_steps()
+        checker.check_fences()
+        return checker.wrong
+
+    def _lines(self) -> list[Line]:
+        return [line for line in self._crew.effects.look() if line.run in self._runs]
+
+    async def is_set(self) -> bool:
+        """Start workers that have room for four runs each, and runs that stay inside an activity.
+
+        False if a worker starved and lost a run: it has no room for another while its thread is inside.
+        """
+        first, second = self._gates
+        for run, kind in self._runs.items():
+            gates = [first, second] if kind == "twice" else [first]
+            self._handles[run] = await detained.start(gates, "alone" if kind == "twice" else kind, id=run)
+        for number in range(len(self._probes)):
+            await self._crew.hire(max_runs=len(EXPECTED), probe=number)
+        inside_sec = time.monotonic() + INSIDE_SEC
+        await until(lambda: self._inside() == set(self._runs) or time.monotonic() > inside_sec, "runs to begin", SOON)
+        if self._inside() == set(self._runs):
+            return True
+        for gate in self._gates:
+            GATES.open(gate)  # so that the next workers are soon done with them
+        return False
+
+    def _inside(self) -> set[str]:
+        """Runs that are inside an activity that waits for a gate: in all of them at once, where there are several."""
+        lines = [line for line in self._lines() if line.what == "begin"]
+        held = {line.run for line in lines if ":held" in line.step}
+        in_threads = {line.run for line in lines if ":thread_held" in line.step}
+        both = {"threads": in_threads, "branches": held & in_threads}
+        return {run for run, kind in self._runs.items() if run in both.get(kind, held)}
+
+    async def _stop(self) -> dict[int, float]:
+        """Stop all workers at a moment when none of them has a transaction open; gives when each was stopped."""
+        crew = self._crew
+        for _ in range(TRIES):
+            await asyncio.sleep(crew.chance.uniform(0, 0.3))  # any moment is as good
+            stopped = {pid: await crew.nursery.stop(pid) for pid in crew.alive}
+            if not await are_held(self._database, self._storage):
+                return stopped
+            for pid in crew.alive:
+                await crew.nursery.go_on(pid)
+        raise AssertionError(f"of {TRIES} moments none was free of transactions")
+
+    async def _take_over(self) -> Told:
+        """Open the first gate, and let another worker do what it can; gives what it did."""
+        await self._crew.hire()
+        GATES.open(self._gates[0])
+        expected: dict[str, list[str | int] | None] = {run: [*EXPECTED[kind]] for run, kind in self._runs.items()}
+        told = Told(expected=expected, started=list(self._runs))
+        for run, kind in self._runs.items():
+            if kind == "twice":
+                await until(lambda run=run: self._is_second(run), f"{run} to go on", SOON)  # type: ignore[misc]
+            else:
+                told.results[run] = await self._handles[run].result(SOON)
+                told.ended[run] = await self._handles[run].describe()
+        return told
+
+    def _is_second(self, run: str) -> bool:
+        return any(
+            line.what == "begin" and line.run == run and line.step.startswith("5:held") for line in self._lines()
+        )
+
+    def _interrupted(self) -> list[Line]:
+        """What stopped workers are inside of."""
+        lines = self._lines()
+        ended = {line.token for line in lines if line.what == "end"}
+        return [line for line in lines if line.what == "begin" and line.token not in ended]
+
+    async def _all_awake(self, before: list[Line]) -> None:
+        """Until every worker has driven a whole run of its own, and threads, which nobody can cancel, have ended."""
+        started = [await probe.start(id=f"{self._name}-probe-{number}") for number, probe in enumerate(self._probes)]
+        await asyncio.gather(*(probe.result(SOON) for probe in started))
+        in_threads = {line.token for line in before if ":thread_held" in line.step}
+        await until(lambda: not in_threads & {line.token for line in self._interrupted()}, "threads to end", SOON)
+
+
+def begun_by_zombies(lines: list[Line], stopped: dict[int, float]) -> list[str]:
+    """Steps that a worker began after it was stopped, by a lease that it had before."""
+    had = {(line.pid, line.run, line.fence) for line in lines if line.at < stopped.get(line.pid, 0.0)}
+    return [
+        f"{line} was begun by a zombie"
+        for line in lines
+        if line.what == "begin" and line.at > stopped.get(line.pid, line.at)
+        if (line.pid, line.run, line.fence) in had
+    ]
+
+
+RIG = Rig("zombies", "zombies", {"sqlite": 500, "postgresql": 500, "mysql": 500}, 50, play)
