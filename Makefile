@@ -9,7 +9,7 @@ WORKERS ?= auto
 PYTEST ?= -n $(WORKERS) --maxprocesses 4 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint demo demo-storage chaos kills bench-storage size audit clean
+.PHONY: help setup test lint demo demo-storage chaos kills planted bench-storage size audit clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -41,6 +41,9 @@ chaos: $(READY) ## try to break every promise, for hours; CHAOS="--rig kills --m
 
 kills: $(READY) ## kill worker processes 200 times on each database
 	$(PY) -m tests.chaos --rig kills --count 200
+
+planted: $(READY) ## plant bugs one at a time: a test must notice each
+	$(PY) -m tests.planted
 
 bench-storage: $(READY) ## measure the storage layer
 	$(PY) -m benchmarks.storage

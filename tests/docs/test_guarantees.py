@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import perdure
+from tests.chaos.rigs import RIGS
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "guarantees.md").read_text("utf-8")
@@ -25,6 +26,12 @@ def test_every_row_and_meaning_has_tests_that_are_named_after_it() -> None:
     wanted += [f"test_p{number}_" for number in range(1, 11)]
     for prefix in wanted:
         assert any(name.startswith(prefix) for name in names), prefix
+
+
+def test_every_invariant_and_every_rig_names_its_tests() -> None:
+    rows = dict(re.findall(r"^\| (I\d+|[a-z-]+) \|(.*)$", PAGE, re.MULTILINE))
+    for name in [f"I{number}" for number in range(1, 15)] + list(RIGS):
+        assert "::test_" in rows.get(name, ""), name
 
 
 def test_every_test_that_is_named_after_a_row_or_a_meaning_is_on_the_page() -> None:

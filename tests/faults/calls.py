@@ -1,0 +1,76 @@
+"""The calls by which a backend talks to its database, counted; the one that is told goes wrong.
+
+A call is one statement that a connection is given, or a connection that is made. What goes wrong is real where it can
+be: the server itself refuses, is told to end the session, or sleeps in place of the statement.
+"""
+
+import asyncio
+import inspect
+import threading
+from collections.abc import Awaitable, Callable
+from enum import StrEnum
+from typing import Any
+
+HANG_SEC = 0.05  # until a time-out ends a statement that hangs
+PATIENCE_SEC = 0.15  # until the caller gives up where there is no time-out
+
+
+class Kind(StrEnum):
+    """What befalls a call."""
+
+    BEFORE = "before"  # refused, it is not done
+    CONFLICT = "conflict"  # refused, because a race for a lock was lost; the transaction is gone
+    AFTER = "after"  # done, but the connection breaks before the answer
+    HANG = "hang"  # no answer until a time-out, or until the caller gives up
+    CANCEL = "cancel"  # the caller is cancelled while he waits for the answer
+    LOSE = "lose"  # the session is ended, just when the call is sent
+
+
+class Calls:
+    """Counts while it is armed. One object is for one storage and, when something goes wrong, for one case."""
+
+    def __init__(self, kill: Callable[[int], Awaitable[None]], kind: Kind | None = None, number: int = 0) -> None:
+        self.kind, self.number = kind, number
+        self.texts: list[str] = []
+        self.firsts: list[int] = []  # of every call, the first that was sent together with it
+        self.armed = False
+        self.hit = False
+        self.gave_up = False  # the caller was cancelled
+        self.after_each: Callable[[], Awaitable[None] | None] | None = None
+        self.over = threading.Event()  # nobody waits any more
+        self.caller: asyncio.Task[Any] | None = None  # who is cancelled
+        self.kill = kill  # ends a session of the server
+        self._loop = asyncio.get_running_loop()
+
+    def ahead(self, place: int) -> Kind | None:
+        """What is to befall a call that comes after so many others."""
+        is_it = self.armed and not self.hit and len(self.texts) + 1 + place == self.number
+        return self.kind if is_it else None
+
+    def come(self, text: str, place: int = 0) -> Kind | None:
+        """Note a call, and its place among those that are sent together; gives what is to befall it."""
+        if not self.armed:
+            return None
+        kind = self.ahead(0)
+        self.hit |= kind is not None
+        self.firsts.append(len(self.texts) + 1 - place)
+        self.texts.append(" ".join(text.split()))
+        return kind
+
+    def give_up(self) -> None:
+        """Cancel the caller, from whatever thread."""
+        self.gave_up = True
+        if self.caller is not None:
+            if threading.current_thread() is threading.main_thread():
+                self.caller.cancel()
+            else:
+                self._loop.call_soon_threadsafe(self.caller.cancel)
+
+    async def passed(self) -> None:
+        """After a call that was done."""
+        if self.armed and self.after_each is not None:
+            self.armed = False
+            answer = self.after_each()
+            if inspect.isawaitable(answer):
+                await answer
+            self.armed = True

@@ -1,0 +1,364 @@
+"""The enumeration: every operation, alone and in a caller's transaction, with every kind of fault at each of its calls.
+
+An operation is run once to learn its calls, the state before and after it, and the call from which on others see what
+it did. Then, for every case, on the same state:
+- who is told that it was done finds it done, with the same answer; who is told of an error finds nothing of it, unless
+  he is told that nobody knows; and that is said only when the commit may have been on its way;
+- no look of another connection ever finds half of it;
+- nothing is held: the pool is whole, no session has a transaction open;
+- doing it again, where nothing was done, does it; and the storage goes on.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from perdure.errors import (
+    CommitUnknownError,
+    DatabaseUnavailableError,
+    SchemaError,
+    StorageError,
+    TransactionConflictError,
+    TransactionError,
+)
+from perdure.model.records import WorkflowInstance
+from perdure.storage.stores import Rooms, open_storage
+from tests.faults import acts_on_messages, acts_on_others, acts_on_runs  # noqa: F401 - they fill the table
+from tests.faults.calls import Calls, Kind
+from tests.faults.mysql_calls import watch_mysql
+from tests.faults.operations import OPERATIONS, Act, stage
+from tests.faults.postgres_calls import watch_postgres
+from tests.faults.sqlite_calls import watch_sqlite
+from tests.faults.watchers import SESSION, SQLiteWatcher, State, Watcher, shape, watch
+from tests.storages import Database
+
+ALONE, INSIDE, CAUGHT = "alone", "inside", "caught"
+APART = ("transaction__", "db__", "initialize__")  # which no transaction is put around
+SEVERAL = {"cleanup_old_channel_messages"}  # made of several transactions, each of them whole
+PASSING = {"fire_timers", "expire_channel_waits", "acquire_locks", "deliver_pending"}  # pass over what is locked
+BROKEN = (Kind.AFTER, Kind.HANG, Kind.LOSE)  # the old session may have its locks a little longer
+ENDLESS_SEC = 20.0
+RELEASED_SEC = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One fault."""
+
+    operation: str
+    way: str
+    kind: Kind
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.operation}:{self.way}:{self.kind}:{self.number}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Case":
+        operation, way, kind, number = text.split(":")
+        return cls(operation, way, Kind(kind), int(number))
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """An operation when nothing goes wrong."""
+
+    before: State
+    after: State
+    answer: Any
+    calls: Sequence[str]
+    turned: int  # the call from which on what it did may be seen
+    without: State  # after a caller's transaction that went on without it
+
+
+def attach(storage: Rooms, calls: Calls) -> None:
+    """Count the calls of a storage that is not open yet."""
+    ways = {"sqlite": watch_sqlite, "postgresql": watch_postgres, "mysql": watch_mysql}
+    ways[storage._backend.driver.name](storage._backend, calls)
+
+
+def all_pairs() -> list[tuple[str, str]]:
+    """Every operation in every way."""
+    pairs = product(OPERATIONS, (ALONE, INSIDE, CAUGHT))
+    return [(name, way) for name, way in pairs if way == ALONE or not name.startswith(APART)]
+
+
+class Enumerator:
+    """Plays cases, one after the other, on one database."""
+
+    def __init__(self, database: Database, hands: Rooms, watcher: Watcher) -> None:
+        self._hands, self._watcher = hands, watcher
+        names = {"sqlite": "", "postgresql": f"application_name={SESSION}&pool_size=2", "mysql": "pool_size=2"}
+        options = names[database.backend]
+        self._url = f"{database.url}{'&' if '?' in database.url else '?'}{options}" if options else database.url
+        self._baselines: dict[tuple[str, str], Baseline] = {}
+
+    async def cases(self, pairs: Sequence[tuple[str, str]]) -> list[Case]:
+        """All cases of these operations."""
+        found = []
+        for name, way in pairs:
+            baseline = await self.baseline(name, way)
+            numbers = range(1, len(baseline.calls) + 1)
+            kinds = [Kind.BEFORE] if way == CAUGHT else list(Kind)  # nobody goes on after the others
+            found += [Case(name, way, kind, number) for number, kind in product(numbers, kinds)]
+        return found
+
+    async def baseline(self, name: str, way: str) -> Baseline:
+        """The operation when nothing goes wrong, found out once."""
+        if (name, way) not in self._baselines:
+            self._baselines[name, way] = await self._find_out(name, way)
+        return self._baselines[name, way]
+
+    async def _find_out(self, name: str, way: str) -> Baseline:
+        calls, seen = Calls(self._watcher.kill), list[State]()
+        act = await self._seed(name, way)
+        before = await self._watcher.snapshot()
+        async with self._victim(calls) as victim:
+            calls.after_each = self._looking(seen)
+            calls.armed = True
+            answer = await act(victim)
+            calls.armed = False
+        after = await self._watcher.snapshot()
+        halves = [state for state in seen if state not in (before, after)]
+        assert not halves, f"{name} {way}: {_difference(halves[0], before)} was seen"
+        firsts = [first for first, state in zip(calls.firsts, seen, strict=True) if state == after]
+        turned = firsts[0] if firsts and before != after else len(seen) + 1
+        return Baseline(before, after, shape(answer), calls.texts, turned, await self._without(name, way))
+
+    async def _without(self, name: str, way: str) -> State:
+        if way != CAUGHT:
+            return ()
+        await self._seed(name, way)
+        async with self._hands.transaction():
+            await _beside(self._hands)
+        return await self._watcher.snapshot()
+
+    def _looking(self, seen: list[State]) -> Callable[[], Awaitable[None] | None]:
+        watcher = self._watcher
+        if isinstance(watcher, SQLiteWatcher):
+            return lambda: seen.append(watcher.look())
+
+        async def look() -> None:
+            seen.append(await watcher.snapshot())
+
+        return look
+
+    async def _seed(self, name: str, way: str) -> Act:
+        await self._watcher.wipe()
+        act = await OPERATIONS[name](stage(self._hands))
+        return {ALONE: act, INSIDE: _inside(act), CAUGHT: _caught(act)}[way]
+
+    @asynccontextmanager
+    async def _victim(self, calls: Calls) -> AsyncIterator[Rooms]:
+        """A storage with one connection, on which nothing was done yet."""
+        storage = open_storage(self._url)
+        attach(storage, calls)
+        await storage._connect()
+        try:
+            yield storage
+        finally:
+            await storage.close()
+
+    async def play(self, case: Case) -> list[str]:
+        """All that is wrong with a case."""
+        baseline = await self.baseline(case.operation, case.way)
+        act = await self._seed(case.operation, case.way)
+        if (found := await self._watcher.snapshot()) != baseline.before:
+            return [f"{case}: seeded otherwise: {_difference(found, baseline.before)}"]
+        calls = Calls(self._watcher.kill, case.kind, case.number)
+        async with self._victim(calls) as victim:
+            told = await _run(act, victim, calls)
+            judge = _Judge(case, baseline, calls, victim, self._watcher)
+            await judge.check(told)
+            await judge.go_on(act, told)
+        return [f"{case} ({_call(calls, case)}): {wrong}" for wrong in judge.wrong]
+
+
+def _call(calls: Calls, case: Case) -> str:
+    return calls.texts[case.number - 1][:60] if calls.hit else "never called"
+
+
+def _inside(act: Act) -> Act:
+    """In a caller's transaction that writes something else as well."""
+
+    async def act_inside(storage: Rooms) -> object:
+        async with storage.transaction() as conn:
+            await conn.execute("INSERT INTO system_locks (lock_name) VALUES ('beside')")
+            return await act(storage)
+
+    return act_inside
+
+
+class Refused:
+    """What a caller gives back who went on without an operation."""
+
+
+def _caught(act: Act) -> Act:
+    """In a caller's transaction that does something else before, and is not stopped by an error."""
+
+    async def act_caught(storage: Rooms) -> object:
+        async with storage.transaction():
+            await _beside(storage)
+            try:
+                return await act(storage)
+            except StorageError:
+                return Refused()
+
+    return act_caught
+
+
+async def _beside(storage: Rooms) -> None:
+    await storage.create_instance(WorkflowInstance("beside", "wf"))
+
+
+async def _run(act: Act, victim: Rooms, calls: Calls) -> object:
+    """The answer of a call, or the error it ended with."""
+
+    async def called() -> object:
+        return await act(victim)
+
+    calls.caller = asyncio.create_task(called())
+    calls.armed = True
+    await asyncio.wait([calls.caller], timeout=ENDLESS_SEC)
+    calls.armed = False
+    calls.over.set()
+    if not calls.caller.done():
+        calls.caller.cancel()
+        return TimeoutError("it did not end")
+    if calls.caller.cancelled():
+        return asyncio.CancelledError()
+    return calls.caller.exception() or calls.caller.result()
+
+
+class _Judge:
+    """Looks at what a case left."""
+
+    def __init__(self, case: Case, baseline: Baseline, calls: Calls, victim: Rooms, watcher: Watcher) -> None:
+        self.wrong: list[str] = []
+        self._case, self._baseline, self._calls = case, baseline, calls
+        self._victim, self._watcher = victim, watcher
+        self._left: State = ()
+        self._in_part = False  # some of a batch may have been passed over
+
+    def _expect(self, fine: bool, what: str) -> None:
+        if not fine:
+            self.wrong.append(what)
+
+    async def check(self, told: object) -> None:
+        """What is there, and what is held."""
+        self._expect(self._calls.hit, f"there was no such call: {self._calls.texts}")
+        if self._case.operation in PASSING and self._case.kind in BROKEN and isinstance(told, list):
+            await self._check_released()
+            self._left = await self._watcher.snapshot()
+            self._in_part = True
+            return
+        await self._look("at once")
+        await self._check_released()
+        await self._look("in the end")
+        self._check_told(told)
+
+    async def _look(self, when: str) -> None:
+        self._left = await self._watcher.snapshot()
+        half = self._left not in (self._baseline.before, self._baseline.after, self._baseline.without)
+        self._expect(not half, f"{when} half of it is there: {_difference(self._left, self._baseline.before)}")
+
+    async def _check_released(self) -> None:
+        began = time.monotonic()
+        while held := await self._held():
+            if time.monotonic() - began > RELEASED_SEC:
+                self.wrong.append(f"after {RELEASED_SEC} s this is still held: {held}")
+                return
+            await asyncio.sleep(0.002)
+
+    async def _held(self) -> str:
+        backend: Any = self._victim._backend
+        if hasattr(backend, "_pool"):
+            pool = backend._pool
+            if pool._size != len(pool._idle) or pool._waiters:
+                return f"{pool._size} connections, {len(pool._idle)} of them idle"
+        else:
+            await self._victim.db().fetch("SELECT 1")  # the writer has its turn after what it is doing
+        return await self._watcher.held()
+
+    def _check_told(self, told: object) -> None:
+        case, baseline, left = self._case, self._baseline, self._left
+        unsure = case.kind not in (Kind.BEFORE, Kind.CONFLICT) and case.number >= baseline.turned
+        match told:
+            case asyncio.CancelledError():
+                self._expect(self._calls.gave_up, "it is cancelled, and nobody asked for that")
+            case CommitUnknownError():
+                self._expect(unsure or baseline.before == baseline.after, "it said that nobody knows, but it is known")
+            case SchemaError() if case.operation.startswith("initialize__"):
+                pass
+            case DatabaseUnavailableError() | TransactionConflictError() | Refused() if self._in_several():
+                pass
+            case DatabaseUnavailableError() | TransactionConflictError():
+                self._expect(left == baseline.before, f"it was done, but the caller was told: {told!r}")
+            case TransactionError() if case.way == CAUGHT:  # where a refusal leaves nothing to go on with
+                self._expect(left == baseline.before, "a transaction that failed has left something")
+            case BaseException():
+                self.wrong.append(f"the caller was told {told!r}, after {told.__cause__!r}")
+            case Refused():
+                self._expect(left == baseline.without, f"without it: {_difference(left, baseline.without)}")
+            case _:
+                if not self._found_nothing(told, unsure):
+                    self._expect(left == baseline.after, "it was not done, but the caller was told so")
+                    self._expect(shape(told) == baseline.answer, f"the answer is {told}, not {baseline.answer}")
+        if self._calls.gave_up:
+            self._expect(isinstance(told, asyncio.CancelledError), f"a cancelled caller was told {told!r}")
+
+    def _in_several(self) -> bool:
+        """Whether an earlier one of its transactions was committed."""
+        return self._case.operation in SEVERAL and self._left == self._baseline.after
+
+    def _found_nothing(self, told: object, unsure: bool) -> bool:
+        """Whether it was done again, since nobody answered, and there was nothing left to do; or nothing yet, since it
+        passes over what the old session, which is about to end, still has locked."""
+        if not _is_something(self._baseline.answer) or _is_something(told) or self._case.operation.endswith("__leased"):
+            return False
+        return unsure if self._left == self._baseline.after else self._case.kind in BROKEN
+
+    async def go_on(self, act: Act, told: object) -> None:
+        """What the caller does then: again, if it was not done."""
+        undone = self._left not in (self._baseline.after, self._baseline.without)
+        if undone or (isinstance(told, BaseException) and self._left == self._baseline.before):
+            try:
+                answer = await asyncio.wait_for(_call_on(act, self._victim), ENDLESS_SEC)
+            except Exception as error:
+                self.wrong.append(f"doing it again gave {error!r}, after {error.__cause__!r}")
+                return
+            same = self._in_part or shape(answer) == self._baseline.answer
+            self._expect(same, f"the second time the answer is {answer}")
+            after = await self._watcher.snapshot()
+            same = sorted(after) == sorted(self._baseline.after) if self._in_part else after == self._baseline.after
+            self._expect(same, f"the second time: {_difference(after, self._baseline.after)}")
+        await self._victim.create_instance(WorkflowInstance("alive", "wf"))
+        self._expect(await self._victim.get_instance("alive") is not None, "the storage does not go on")
+        await self._check_released()
+
+
+def _is_something(answer: object) -> bool:
+    return any(answer) if isinstance(answer, list) else bool(answer)
+
+
+async def _call_on(act: Act, storage: Rooms) -> object:
+    return await act(storage)
+
+
+def _difference(found: State, expected: State) -> str:
+    gone, come = [row for row in expected if row not in found], [row for row in found if row not in expected]
+    return f"-{gone} +{come}"
+
+
+@asynccontextmanager
+async def enumerating(database: Database) -> AsyncIterator[Enumerator]:
+    """An enumerator on a database that is empty."""
+    watcher = await watch(database.backend, database.url)
+    try:
+        yield Enumerator(database, await database.storage(), watcher)
+    finally:
+        await watcher.close()

@@ -1,0 +1,53 @@
+"""Faults at the calls of a worker: the run still ends as it must, soon, and what must be done once is done once.
+
+The suite plays one fault of each run on every database; PERDURE_FAULTS=all plays all of them, and
+PERDURE_FAULTS=saga:after:30 this one.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from zlib import crc32
+
+import pytest
+
+from tests.conftest import BackendDatabase
+from tests.engine.rig.effects import EFFECTS
+from tests.faults.runs import PLAYS
+from tests.faults.workers import KINDS, Ended, Openings, RunCase, lane
+
+CHOSEN = os.environ.get("PERDURE_FAULTS", "")
+BACKENDS = ("sqlite", "postgresql", "mysql")
+EARLY, LATE = 20, 60  # calls between which the suite's faults are: the worker has started, and the run has not ended
+
+
+def spread(backend: str) -> Iterator[RunCase]:
+    for name in PLAYS:
+        chance = crc32(f"{name} {backend}".encode())
+        yield RunCase(name, KINDS[chance % len(KINDS)], EARLY + chance // 7 % (LATE - EARLY))
+
+
+@pytest.mark.timeout(3600 if CHOSEN == "all" else 120)
+@pytest.mark.parametrize("backend", BACKENDS)
+async def test_a_run_ends_as_it_must(backend: str, backend_database: BackendDatabase, tmp_path: Path) -> None:
+    effects, openings = tmp_path / "effects", Openings()
+    effects.touch()
+    EFFECTS.open(effects)
+    ended: list[Ended] = []
+    async with backend_database(backend) as database:
+        with openings.watching():
+            async with lane(database, effects, openings) as opened:
+                if CHOSEN == "all":
+                    for name in PLAYS:
+                        for kind in KINDS:
+                            number = 1
+                            while (last := await opened.play(RunCase(name, kind, number))).hit:
+                                ended.append(last)
+                                number += 1
+                else:
+                    cases = [RunCase.parse(CHOSEN)] if CHOSEN.count(":") == 2 else spread(backend)
+                    ended += [await opened.play(case) for case in cases]
+    hits, wrong = sum(each.hit for each in ended), [line for each in ended for line in each.wrong]
+    print(f"{hits} of {len(ended)} cases, {len(wrong)} wrong, at most {max(each.seconds for each in ended):.2f} s")
+    assert not wrong, "\n".join(wrong[:20])
+    assert hits == len(ended)

@@ -1,0 +1,79 @@
+"""Faults at the calls of storage operations: who is told what, what is there, and what is held.
+
+The suite plays two faults of every operation, on one database each; PERDURE_FAULTS=all plays all of them on all, and
+PERDURE_FAULTS=append_history:alone:after:3 this one.
+"""
+
+import os
+from collections.abc import AsyncIterator
+from zlib import crc32
+
+import pytest
+
+from perdure.storage.contract import Storage
+from tests.conftest import BackendDatabase
+from tests.faults.calls import Kind
+from tests.faults.enumerator import CAUGHT, Case, Enumerator, all_pairs, enumerating
+from tests.faults.operations import OPERATIONS
+
+CHOSEN = os.environ.get("PERDURE_FAULTS", "")
+BACKENDS = ("sqlite", "postgresql", "mysql")
+KINDS = tuple(Kind)
+FOUND = {  # once wrong, and always played
+    "sqlite": ["try_acquire_lock:caught:before:9"],
+    "postgresql": ["try_acquire_lock:alone:hang:1", "try_acquire_lock:alone:after:2", "db__execute:alone:after:1"],
+    "mysql": [
+        "acquire_locks:alone:hang:4",
+        "create_instance:caught:before:6",
+        "deliver_channel_message__leased:alone:after:14",
+        "db__execute:alone:after:1",
+    ],
+}
+NOT_OPERATIONS = {
+    *("begin_transaction", "commit_transaction", "rollback_transaction", "transaction", "in_transaction", "conn"),
+    *("register_post_commit_callback", "detached", "initialize", "close", "db", "wakeups"),
+}
+
+
+@pytest.fixture(params=BACKENDS)
+async def enumerator(request: pytest.FixtureRequest, backend_database: BackendDatabase) -> AsyncIterator[Enumerator]:
+    async with backend_database(request.param) as database, enumerating(database) as made:
+        yield made
+
+
+async def spread(enumerator: Enumerator, place: int) -> list[Case]:
+    """Two cases of every third operation, in one of its ways: one fault anywhere, one at the last call."""
+    ways: dict[str, list[str]] = {}
+    for name, way in all_pairs():
+        ways.setdefault(name, []).append(way)
+    found = []
+    for index, name in enumerate(OPERATIONS):
+        if index % len(BACKENDS) != place:
+            continue
+        chance = crc32(name.encode())
+        way = ways[name][chance % len(ways[name])]
+        calls = len((await enumerator.baseline(name, way)).calls)
+        kinds = [Kind.BEFORE] * 2 if way == CAUGHT else [KINDS[chance // 7 % 6], KINDS[index % 6]]
+        found += [Case(name, way, kinds[0], chance // 5 % calls + 1), Case(name, way, kinds[1], calls)]
+    return found
+
+
+@pytest.mark.timeout(3600 if CHOSEN == "all" else 120)
+async def test_a_fault_is_told_and_leaves_nothing_half_done(
+    enumerator: Enumerator, request: pytest.FixtureRequest
+) -> None:
+    if CHOSEN == "all":
+        cases = await enumerator.cases(all_pairs())
+    elif CHOSEN.count(":") == 3:
+        cases = [Case.parse(CHOSEN)]
+    else:
+        backend = request.node.callspec.params["enumerator"]
+        cases = [Case.parse(text) for text in FOUND[backend]] + await spread(enumerator, BACKENDS.index(backend))
+    wrong = [each for case in cases for each in await enumerator.play(case)]
+    print(f"{len(cases)} cases, {len(wrong)} wrong")
+    assert not wrong, "\n".join(wrong[:20])
+
+
+def test_every_operation_of_the_contract_is_enumerated() -> None:
+    operations = {name for name in dir(Storage) if not name.startswith("_")} - NOT_OPERATIONS
+    assert operations <= {name.partition("__")[0] for name in OPERATIONS}
