@@ -1,5 +1,6 @@
 """The runner itself, with a rig that does no harm."""
 
+import asyncio
 import io
 import json
 import os
@@ -129,6 +130,7 @@ def test_an_interrupt_ends_it_with_what_was_done(harmless: Harmless) -> None:
     async def interrupted(round_: Round) -> Outcome:
         if len(harmless.played) == 1:
             os.kill(os.getpid(), signal.SIGINT)
+            await asyncio.sleep(60)
         return await harmless.play(round_)
 
     harmless.rig = replace(harmless.rig, play=interrupted)

@@ -294,11 +294,16 @@ async def child(generation: int) -> None:
     await sleep(DAY)
 
 
+@activity
+async def grown() -> None:
+    await until(lambda: done == ["child 1"])
+
+
 @workflow(name="meanings.recurring")
 async def recurring(generation: int) -> str:
     if generation == 1:
         asyncio.get_running_loop().create_task(_raise_child(generation))
-        await sleep(0.3)
+        await grown()
         recur(2)
     return "end"
 

@@ -18,6 +18,7 @@ from tests.faults.operations import OPERATIONS
 
 CHOSEN = os.environ.get("PERDURE_FAULTS", "")
 BACKENDS = ("sqlite", "postgresql", "mysql")
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # see conftest.py
 KINDS = tuple(Kind)
 FOUND = {  # once wrong, and always played
     "sqlite": ["try_acquire_lock:caught:before:9"],

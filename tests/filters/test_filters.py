@@ -57,7 +57,7 @@ async def test_w42_the_conditions_alone_are_exact_for_ordinary_json(storage: Roo
     assert {row[0] for row in await storage.db().fetch(query, *args)} == expected(name, texts, filters)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(reference.cases(reference.ordinary | reference.strange | reference.garbage))
 def test_the_last_word_is_the_references(case: Case) -> None:
     texts, filters = case

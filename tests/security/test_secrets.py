@@ -142,7 +142,7 @@ REFUSED = {
         ("guarded:{0}@{1}/postgres?search_path=a&target_session_attrs=standby", DatabaseUnavailableError),
         ("guarded:{0}@127.0.0.1:1/postgres", DatabaseUnavailableError),
         ("guarded:{0}@127.0.0.1:1,127.0.0.1:2/postgres", DatabaseUnavailableError),
-        ("guarded:{0}x@127.0.0.1:1,{1}/postgres", ConfigurationError),
+        ("guarded:{0}x@127.0.0.1:1,{1}/postgres", DatabaseUnavailableError),
         ("guarded:{0}@nowhere.invalid/postgres", DatabaseUnavailableError),
     ],
     "mysql": [

@@ -65,6 +65,7 @@ class Driven(Protocol):
     deadline: float  # of the lease, on the monotonic clock
     progressed: bool
     resumed: bool
+    ending: bool  # a commit that gives the lease back is under way: if it is gone, that may be why
 
     async def drive(self, lease: Lease) -> End:
         """Go on until it can go no further. Whatever is raised ends the try."""

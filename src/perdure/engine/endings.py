@@ -68,6 +68,7 @@ async def _recur(run: "Run", input_data: bytes) -> End:
 
 
 async def _complete(run: "Run", output: bytes) -> None:
+    run.ending = True
     try:
         if run.parent is None:
             await run.host.completions((run.lease, output))
@@ -91,6 +92,7 @@ async def fail(run: "Run", error: Exception, status: WorkflowStatus = WorkflowSt
     """Record the error the run failed with; it ends so, or is undone first."""
     storage = run.host.storage
     data = encode(encode_failure(error))
+    run.ending = status is WorkflowStatus.FAILED
     async with storage.transaction():
         if run.parent is not None and status is WorkflowStatus.FAILED:
             await children.tell(storage, run.parent, children.failed(data), run.id)

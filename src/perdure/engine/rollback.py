@@ -43,6 +43,7 @@ class Rollback:
         self.deadline = 0.0
         self.progressed = False
         self.resumed = False
+        self.ending = False
         self._input = instance.input_data
         self._draining = False
         self._lease: Lease
@@ -70,7 +71,7 @@ class Rollback:
     async def drive(self, lease: Lease) -> End:
         """Undo what is left, and end the run."""
         self._lease = lease
-        self.progressed = False
+        self.progressed = self.ending = False
         await self._catch_up()
         await children.end_all(self.host.storage, self._children, f"{self.id} is undone")
         for step in reversed(self._begun):
@@ -225,7 +226,7 @@ class Rollback:
 
     async def _end(self) -> End:
         """End as what it is by now: a cancel that was acknowledged counts, however late it came."""
-        storage = self.host.storage
+        storage, self.ending = self.host.storage, True
         async with storage.transaction():
             held = WorkflowStatus.COMPENSATING  # no move, but from here on nobody else moves it
             await storage.update_instance_status(self.id, held, lease=self._lease)

@@ -57,6 +57,7 @@ class Run:
         self.last_id = 0
         self.progressed = False
         self.resumed = False  # driven before: the body is a copy in memory
+        self.ending = False
         self._draining = False
         self._inbox: asyncio.Queue[Callable[[], Awaitable[None]]] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -71,7 +72,7 @@ class Run:
     async def drive(self, lease: Lease) -> End:
         """Go on until the run is finished or waits. Whatever is raised ends the try, and the run is as it was."""
         self.journal = Journal(self.host.records, lease, self.last_id)
-        self.progressed = False
+        self.progressed = self.ending = False
         begun = self.body.begun
         try:
             await self.catch_up()
@@ -125,6 +126,7 @@ class Run:
     async def _cancel(self, reason: str) -> End:
         """Cancel the run itself: it is undone like any that is cancelled, by whoever takes it next."""
         await self.journal.durable()
+        self.ending = True
         await self.host.storage.cancel_instance(self.id, reason, compensate=True, lease=self.lease)
         return End.CANCELLING
 

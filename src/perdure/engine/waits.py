@@ -120,7 +120,9 @@ class Waits:
         """Give the lease up until the first wait is over; False if one is already, and the body was told."""
         await self._run.journal.durable()
         waits = await self._all_waits()
+        self._run.ending = True
         found = await self._run.host.suspensions((self._run.lease, waits))
+        self._run.ending = found.suspended
         if found.suspended:
             self._run.host.happened("wait", self._run)
             return True

@@ -406,8 +406,8 @@ class Worker:
             await self.storage.release_lock(lease.instance_id, lease.worker_id, lease=lease)
 
     def _lost(self, lease: Lease) -> None:
-        """The heartbeat found a lease of ours gone: end the run's tasks at once."""
-        if self._leases.get(lease.instance_id) is lease:
+        """The heartbeat found a lease of ours gone: end the run's tasks at once, unless the run itself gave it back."""
+        if self._leases.get(lease.instance_id) is lease and not self._runs[lease.instance_id].ending:
             log.warning("run.lease_lost", extra={"instance": lease.instance_id})
             del self._leases[lease.instance_id]  # told once: a second time would disturb its putting down
             self._heartbeat.drop(lease)
