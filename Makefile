@@ -4,8 +4,8 @@ PY := .venv/bin/python
 READY := .venv/.perdure-ready
 CODE := $(wildcard src tests benchmarks examples scripts)
 
-# Two workers halve the time on two cores; more than four only start more servers.
-WORKERS ?= auto
+# Tests wait as often as they work: one worker more than there are cores. More than four only start more servers.
+WORKERS ?= $(shell expr $$(nproc) + 1)
 PYTEST ?= -n $(WORKERS) --maxprocesses 4 --dist worksteal
 
 .DEFAULT_GOAL := help

@@ -8,7 +8,6 @@ the end it is parked, and no longer in their way.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from itertools import groupby
 from operator import attrgetter
 
@@ -68,11 +67,13 @@ class Relay:
                 found, well = False, False
             if found and well:
                 continue
-            pause = min(2 * pause, LOOK_SEC) if well else BUSY_SEC
+            pause = pause if well else BUSY_SEC
             await asyncio.sleep(CALM_SEC)
-            with suppress(TimeoutError):
+            try:
                 async with asyncio.timeout(pause):
                     await self._wake.wait()
+            except TimeoutError:
+                pause = min(2 * pause, LOOK_SEC)
 
     async def _look(self) -> tuple[bool, bool]:
         """Publish a page of events, sources side by side; whether there were any, and whether all went well."""

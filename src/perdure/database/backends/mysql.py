@@ -22,7 +22,7 @@ from perdure.database.backends.mysql_url import parse
 from perdure.database.backends.polling import Polling
 from perdure.database.backends.server import Fault, ServerBackend
 from perdure.database.dialects.base import Part, Rendering
-from perdure.database.dialects.mysql import MySQLDriver, literal
+from perdure.database.dialects.mysql import MySQLDriver, literal, utf8
 from perdure.database.secret import Secret
 from perdure.database.statements import Call
 from perdure.errors import (
@@ -308,13 +308,10 @@ class MySQLBackend(ServerBackend[Any]):
 
     def _packets(self, texts: Sequence[str]) -> list[bytes]:
         """All statements in one packet, or each in its own if that were too large."""
-        try:
-            packets = ["\n;".join(texts).encode()]
-            if len(packets[0]) < self._packet_max:
-                return packets
-            packets = [text.encode() for text in texts]
-        except UnicodeEncodeError as error:
-            raise LimitError("a text with a lone surrogate is not Unicode and cannot be stored") from error
+        packets = [utf8("\n;".join(texts))]
+        if len(packets[0]) < self._packet_max:
+            return packets
+        packets = [utf8(text) for text in texts]
         largest = max(map(len, packets))
         if largest >= self._packet_max:
             raise LimitError(f"a statement has {largest} bytes, but max_allowed_packet is {self._packet_max}: raise it")

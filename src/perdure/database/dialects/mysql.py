@@ -120,11 +120,19 @@ def literal(value: object) -> str:
     raise TypeError(f"a value of type {type(value).__name__} cannot be a parameter")
 
 
+def utf8(text: str) -> bytes:
+    """A text as it goes over the wire."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise LimitError("a text with a lone surrogate is not Unicode and cannot be stored") from error
+
+
 def _text(value: str) -> str:
     if len(value) > LARGE:
-        return f"CONVERT({_base64(value.encode())} USING utf8mb4)"
+        return f"CONVERT({_base64(utf8(value))} USING utf8mb4)"
     if "\\" in value:  # it escapes, or not, as the session's mode says
-        return f"_utf8mb4 x'{value.encode().hex()}'"
+        return f"_utf8mb4 x'{utf8(value).hex()}'"
     return "'" + value.replace("'", "''") + "'"
 
 
