@@ -10,6 +10,7 @@ import statistics
 import sys
 import time
 from asyncio.subprocess import PIPE, Process
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,21 @@ async def test_operations_before_initialize_say_what_to_do(url: str) -> None:
     for read in (storage.get_instance("i-1"), storage.list_instances(ListInstancesOptions())):
         with pytest.raises(DatabaseUnavailableError, match="not open"):
             await read
+
+
+async def test_w23_the_zone_of_the_process_does_not_matter(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        async with open_storage(url) as storage:
+            await storage.create_instance(WorkflowInstance("i-1", "wf"))
+            found = await storage.get_instance("i-1")
+            assert found is not None
+            assert found.started_at is not None
+            assert abs(found.started_at - datetime.now(UTC)) < timedelta(minutes=1)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 async def test_waiting_for_the_writer_is_bounded(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

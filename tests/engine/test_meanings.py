@@ -5,7 +5,6 @@ import gc
 import sqlite3
 import threading
 import time
-from collections.abc import AsyncIterator
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -34,7 +33,6 @@ from perdure import (
 )
 from perdure.engine import driven, starting
 from perdure.storage.stores import shift_clock
-from tests.conftest import BackendDatabase
 from tests.engine.waiting import status_of, until, waiting
 from tests.storages import Database
 
@@ -49,13 +47,6 @@ gates: dict[str, asyncio.Event] = {}
 def forget() -> None:
     done.clear()
     gates.clear()
-
-
-@pytest.fixture(params=["sqlite", "postgresql", "mysql"])
-async def shared(request: pytest.FixtureRequest, backend_database: BackendDatabase) -> AsyncIterator[Database]:
-    """A database that two can open."""
-    async with backend_database(request.param) as database:
-        yield database
 
 
 @activity(retry=ONCE)

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator
 from datetime import timedelta
 
 import pytest
@@ -23,7 +22,6 @@ from perdure.engine import relay
 from perdure.errors import LimitError
 from perdure.model.records import OutboxStatus
 from perdure.storage.stores import Rooms, shift_clock
-from tests.conftest import BackendDatabase
 from tests.engine.test_transactions import run_sql
 from tests.engine.waiting import until
 from tests.storages import Database
@@ -38,13 +36,6 @@ broken: defaultdict[str, list[Exception]] = defaultdict(list)
 def forget() -> None:
     sent.clear()
     broken.clear()
-
-
-@pytest.fixture(params=["sqlite", "postgresql", "mysql"])
-async def shared(request: pytest.FixtureRequest, backend_database: BackendDatabase) -> AsyncIterator[Database]:
-    """A database that two can open."""
-    async with backend_database(request.param) as database:
-        yield database
 
 
 async def publish(event: OutboxEvent) -> None:

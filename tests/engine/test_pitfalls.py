@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -26,7 +25,6 @@ from perdure import (
 )
 from perdure.model.records import WorkflowInstance
 from perdure.storage.stores import Rooms
-from tests.conftest import BackendDatabase
 from tests.engine.bodies import version
 from tests.engine.waiting import until, waiting
 from tests.storages import Database
@@ -42,13 +40,6 @@ gates: dict[str, asyncio.Event] = defaultdict(asyncio.Event)
 def forget() -> None:
     seen.clear()
     gates.clear()
-
-
-@pytest.fixture(params=["sqlite", "postgresql", "mysql"])
-async def shared(request: pytest.FixtureRequest, backend_database: BackendDatabase) -> AsyncIterator[Database]:
-    """A database that two apps can open."""
-    async with backend_database(request.param) as database:
-        yield database
 
 
 async def messages(storage: Rooms, channel: str) -> int:

@@ -8,8 +8,9 @@ import sys
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,8 @@ from perdure import (
 )
 from perdure.database.backends.postgres import PostgresBackend
 from perdure.database.backends.sqlite import SQLiteBackend
+from perdure.engine.clock import steady
+from perdure.engine.heartbeat import Heartbeat
 from perdure.engine.journal import Entry, Journal, Shared, appending
 from perdure.errors import CommitUnknownError, LeaseLostError, StorageError
 from perdure.model.records import HistoryEvent, HistoryEventType, Lease, WorkflowInstance
@@ -61,13 +64,6 @@ gates: dict[str, asyncio.Event] = defaultdict(asyncio.Event)
 def forget() -> None:
     seen.clear()
     gates.clear()
-
-
-@pytest.fixture(params=["sqlite", "postgresql", "mysql"])
-async def shared(request: pytest.FixtureRequest, backend_database: BackendDatabase) -> AsyncIterator[Database]:
-    """A database that two apps can open."""
-    async with backend_database(request.param) as database:
-        yield database
 
 
 async def rows(app: Client, id: str) -> list[str]:
@@ -273,6 +269,31 @@ async def test_p2_no_activity_starts_after_the_local_deadline(database: Database
         await app._storage.release_lock("a", row.locked_by)  # as its expiry would
         assert await app.get("a").result(SOON) == ["one", "two"]
         assert [each[0] for each in seen] == ["one", "two"]
+
+
+@dataclass
+class Held:
+    deadline: float = 0.0
+
+
+async def test_p2_the_local_deadline_is_counted_from_before_the_renewal(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage, held = await database.storage(), Held()
+    lease = await storage.create_instance(WorkflowInstance("a", "w"), worker_id="me", timeout_sec=5)
+    assert lease is not None
+    refresh = storage.refresh_locks
+
+    async def slow(leases: Sequence[Lease], timeout_sec: float) -> list[Lease | None]:
+        answer = await refresh(leases, timeout_sec)
+        await asyncio.sleep(0.2)
+        return answer
+
+    monkeypatch.setattr(storage, "refresh_locks", slow)
+    heartbeat = Heartbeat(lambda: nullcontext(storage), "me", 10, lambda _: None)
+    heartbeat.hold(lease, held)
+    await heartbeat._renew(storage)
+    assert 0 < held.deadline <= steady() + 10 - 0.2
 
 
 async def test_p2_a_lost_lease_ends_the_runs_tasks_and_the_loser_writes_nothing(database: Database) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -31,7 +31,6 @@ from perdure import (
     workflow,
 )
 from perdure.errors import NotSubscribedError
-from tests.conftest import BackendDatabase
 from tests.engine.waiting import status_of, until, waiting
 from tests.storages import Database
 
@@ -46,13 +45,6 @@ gates: dict[str, asyncio.Event] = {}
 def forget() -> None:
     done.clear()
     gates.clear()
-
-
-@pytest.fixture(params=["sqlite", "postgresql", "mysql"])
-async def shared(request: pytest.FixtureRequest, backend_database: BackendDatabase) -> AsyncIterator[Database]:
-    """A database that two can open."""
-    async with backend_database(request.param) as database:
-        yield database
 
 
 @activity(retry=Retry(attempts=1))

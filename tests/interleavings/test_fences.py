@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 
-from perdure.errors import InstanceNotFoundError, InvalidTransitionError, LeaseLostError
+from perdure.errors import InstanceNotFoundError, InvalidTransitionError, LeaseLostError, WorkflowNotCancellableError
 from perdure.model.records import HistoryEvent, Lease, TimerSubscription
 from perdure.model.states import WorkflowStatus
 from perdure.storage.fences import fence
@@ -95,6 +95,18 @@ async def test_w45_completion_and_cancel_take_turns(storage: Rooms, peer: Rooms)
     found = await storage.get_instance("i-1")
     assert found is not None
     assert (found.status, found.output_data) == (WorkflowStatus.CANCELLED, None)
+
+
+@pytest.mark.parametrize("compensate", [False, True])
+async def test_w45_a_cancel_sees_the_end_that_it_waited_for(storage: Rooms, peer: Rooms, compensate: bool) -> None:
+    lease = await leased(storage, "i-1")
+    async with peer.transaction():
+        await peer.complete_and_release(lease, b"1")
+        cancel = asyncio.create_task(storage.cancel_instance("i-1", "too late", compensate=compensate))
+        await blocked(peer, cancel)
+    with pytest.raises(WorkflowNotCancellableError):
+        await cancel
+    assert await storage.get_history_count("i-1") == 0
 
 
 async def test_an_administrators_move_sees_the_state_it_waited_for(storage: Rooms, peer: Rooms) -> None:

@@ -39,6 +39,7 @@ async def run(source: Path, *tests: str, longest_sec: float = LONGEST_SEC) -> tu
     """Run tests against these sources; gives pytest's exit code and its last words. One that hangs has failed."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--timeout=60", *tests]
     environment = {**os.environ, "PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment["PERDURE_CRASH_POINTS"] = "all"  # not by chance
     process = await asyncio.create_subprocess_exec(
         *command, cwd=ROOT, env=environment, stdin=DEVNULL, stdout=PIPE, stderr=DEVNULL
     )

@@ -95,7 +95,6 @@ _HARMLESS = {
     "advance_clock",
     "notify",
     "in_transaction",
-    "own_sql",
     "get_instance",
     "get_instances",
     "get_history_paginated",

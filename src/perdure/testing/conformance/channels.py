@@ -134,6 +134,7 @@ async def test_a_known_id_outlives_its_message_for_the_retention_time(storage: R
     shift(storage, 3600)
     await storage.cleanup_old_channel_messages(DAY)
     assert await storage.publish_to_channel("c", b"1", message_id="m-1", source="s") == first
+    assert await remaining(storage) == []
     shift(storage, 2 * 86400)
     await storage.cleanup_old_channel_messages(DAY)
     assert await storage.publish_to_channel("c", b"1", message_id="m-1", source="s") > first

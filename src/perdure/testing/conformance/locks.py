@@ -272,6 +272,17 @@ async def test_a_lease_taken_beside_one_already_held_is_told_apart(storage: Room
         assert (instance.locked_by, instance.lock_token) == ("w1", 1)
 
 
+async def test_a_renewal_under_an_old_token_changes_nothing(storage: Rooms) -> None:
+    old = await leased(storage, "i-1")
+    shift(storage, 3600)
+    new_lease = await storage.try_acquire_lock("i-1", old.worker_id, 30)
+    assert new_lease is not None
+    assert await storage.refresh_locks([old], 3000) == [None]
+    found = await storage.get_instance("i-1")
+    assert found is not None
+    assert found.lock_expires_at == new_lease.expires_at
+
+
 async def test_w27_the_sweep_clears_what_is_expired_and_says_so(storage: Rooms) -> None:
     for n, status in enumerate(
         [WorkflowStatus.RUNNING, WorkflowStatus.COMPENSATING, WorkflowStatus.WAITING_FOR_MESSAGE]

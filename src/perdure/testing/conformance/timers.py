@@ -105,6 +105,8 @@ async def test_a_timer_fires_once(storage: Rooms) -> None:
     assert datetime.fromisoformat(payload["expires_at"]).tzinfo is not None
     assert await storage.find_resumable_workflows() == [ResumableWorkflow("i-1", "wf")]
     assert await storage.next_due_at() is None
+    await storage.update_instance_status("i-1", WorkflowStatus.WAITING_FOR_MESSAGE)
+    assert await storage.find_expired_timers() == []  # it is gone, not only at rest
 
 
 async def test_many_timers_fire_in_one_commit(storage: Rooms) -> None:

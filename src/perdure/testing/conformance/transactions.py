@@ -245,6 +245,19 @@ async def test_a_cancelled_block_leaves_nothing(storage: Rooms) -> None:
     await new(storage, "i-1")
 
 
+async def test_time_goes_on_in_a_transaction(storage: Rooms) -> None:
+    """Else a long one would judge leases and timers by a clock that stands still."""
+    await new(storage, "i-1")
+    async with storage.transaction():
+        await storage.append_history(event(0))
+        await asyncio.sleep(0.02)
+        await storage.append_history(event(1))
+    first, second = (await storage.get_history_paginated("i-1"))[0]
+    assert first.created_at is not None
+    assert second.created_at is not None
+    assert first.created_at < second.created_at
+
+
 async def test_cancelled_at_every_await(storage: Rooms) -> None:
     """Cancel after 0, 1, 2, … turns of the loop: whole or not at all, and the storage goes on working."""
     lease = await leased(storage, "i-1")
@@ -257,6 +270,8 @@ async def test_cancelled_at_every_await(storage: Rooms) -> None:
             await task
         except asyncio.CancelledError:
             assert not storage.in_transaction()
+            ending = [each for each in asyncio.all_tasks() if "commit" in str(each.get_coro())]
+            assert not ending, "its end is still under way"
         events, _ = await storage.get_history_paginated("i-1")
         written = [found.activity_id for found in events if found.activity_id.startswith(f"{turns}:")]
         assert len(written) in (0, 3)

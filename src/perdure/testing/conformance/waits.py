@@ -140,6 +140,14 @@ async def test_a_wait_keeps_its_time_over_a_wake_up(storage: Rooms) -> None:
     assert await storage.suspend(taken, waits[1:2]) == Suspension(False, ("r:1",))
 
 
+async def test_the_first_time_of_a_timer_decides_whether_it_is_waited_for(storage: Rooms) -> None:
+    lease = await leased(storage, "i-1")
+    await storage.register_timer_subscription(
+        TimerSubscription("i-1", "t", activity_id="t:1"), after=sec(60), lease=lease
+    )
+    assert (await storage.suspend(lease, [TimerWait("t", "t:1", PAST), TimerWait("u", "u:1", after=sec(90))])).suspended
+
+
 async def test_what_is_no_longer_asked_for_is_dropped(storage: Rooms) -> None:
     lease = await subscribed(storage, "i-1", "c", "d")
     waits: list[Wait] = [
