@@ -92,3 +92,27 @@ async def test_meaning_events_are_seen_from_the_first_subscription_or_wait_on(da
         gates["between"].set()
         await app.send_event("events.happened", "after")
         assert await handle.result(SOON) == ["between", "after"]
+
+
+@activity
+async def work_a_little() -> None:
+    await asyncio.sleep(0.05)
+
+
+@workflow(name="events.twins")
+async def twins() -> list[str]:
+    async def impatient() -> str:
+        try:
+            await wait_event("events.never", timeout=1.1)
+        except TimeoutError:
+            return "late"
+        return "in time"
+
+    *found, _ = await asyncio.gather(impatient(), impatient(), work_a_little())
+    return [str(each) for each in found]
+
+
+async def test_two_waits_for_one_event_are_both_too_late(database: Database) -> None:
+    """Of two that wait for one channel the first is in its row: the other one's time is up all the same, as its own."""
+    async with App(database.url):
+        assert await (await twins.start()).result(SOON) == ["late", "late"]

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 SHORT_SEC = 1.0  # a pause up to this is kept in memory; a longer one is a row
 WAITS_MAX = 1000
 EXPIRED = "~expired"  # the row of a deadline that passed while the run waited
+TIMED_OUT = b'{"error_type": "TimeoutError"}'
 UNTIL = "~until:"  # the rows of time-outs that began while another branch was at work
 
 
@@ -162,10 +163,18 @@ class Waits:
             return
         before = self._run.journal.last_id
         await self._take_message(wait.activity_id, wait.channel)
-        if self._run.journal.last_id == before and await self._run.host.storage.expire_channel_wait(
-            self._run.id, wait.channel, lease=self._run.lease
-        ):
-            await self._run.catch_up()
+        if self._run.journal.last_id == before:
+            await self._expire_wait(wait)
+
+    async def _expire_wait(self, wait: ChannelWait) -> None:
+        """No message came. The row may still have another wait, one that is over: its time-out is nobody's any more."""
+        storage = self._run.host.storage
+        row = await storage.get_channel_subscription(self._run.id, wait.channel)
+        if row is not None and row.activity_id == wait.activity_id:
+            if await storage.expire_channel_wait(self._run.id, wait.channel, lease=self._run.lease):
+                await self._run.catch_up()
+        elif wait.timeout_at is not None and wait.timeout_at <= self._run.host.now():
+            self._run.tell(wait.activity_id, HistoryEventType.MESSAGE_TIMEOUT, TIMED_OUT)
 
     async def keep_time(self) -> None:
         """While an activity keeps the run from waiting: long times are rows all the same, short ones are kept here."""
@@ -223,9 +232,7 @@ class Waits:
         async def expire() -> None:
             await self.look()
             if wait.id in self._run.body.waits:
-                self._run.tell(
-                    next(iter(wait.ids())), HistoryEventType.MESSAGE_TIMEOUT, b'{"error_type": "TimeoutError"}'
-                )
+                self._run.tell(next(iter(wait.ids())), HistoryEventType.MESSAGE_TIMEOUT, TIMED_OUT)
 
         return expire
 
