@@ -9,8 +9,10 @@ from typing import Any, Protocol
 
 from perdure.engine.ambient import ActivityInfo
 from perdure.engine.body import Effect
+from perdure.engine.clock import steady
 from perdure.engine.definitions import Activity, Workflow
 from perdure.engine.journal import Entry, Shared
+from perdure.errors import LeaseLostError
 from perdure.model.records import CompensationEntry, HistoryEvent, Lease, Suspension
 from perdure.storage.contract import Storage, Wait
 
@@ -105,6 +107,12 @@ class Host(Protocol):
 
     def happened(self, what: str, run: "Driven", **about: object) -> None:
         """Tell hooks and logs of what is durable."""
+
+
+def check_deadline(driven: Driven) -> None:
+    """Raise if another worker may have taken it over: by then nothing new is begun."""
+    if steady() >= driven.deadline:
+        raise LeaseLostError(f"the lease on {driven.id} is over by this worker's clock")
 
 
 async def put_down(tasks: "Collection[asyncio.Task[Any]]", threads: "Collection[asyncio.Task[Any]]") -> None:

@@ -15,12 +15,11 @@ from typing import Any, get_args
 from perdure.engine import children
 from perdure.engine.ambient import ActivityInfo
 from perdure.engine.body import ATTEMPT_FAILED, STARTED
-from perdure.engine.clock import steady
 from perdure.engine.codec import encode
 from perdure.engine.definitions import COMPENSATIONS, UNDOABLE_WORKFLOWS, Activity, Workflow
-from perdure.engine.driven import Attempt, Done, Drained, End, Host, put_down, rows, undoing
+from perdure.engine.driven import Attempt, Done, Drained, End, Host, check_deadline, put_down, rows, undoing
 from perdure.engine.failures import encode_failure
-from perdure.errors import EngineError, LeaseLostError
+from perdure.errors import EngineError
 from perdure.model.records import CompensationEntry, HistoryEvent, HistoryEventType, Lease, WorkflowInstance
 from perdure.model.states import WorkflowStatus
 
@@ -188,7 +187,7 @@ class Rollback:
             attempt = self._attempts.get(id, 0) + 1
             key = f"{self.id}:{self.generation or ''}:{step}"
             info = ActivityInfo(self.id, self.workflow.name, activity.name, step, attempt, key, self._lease.token)
-            done = await self._execute(Attempt(activity, payload, info, self._check_deadline))
+            done = await self._execute(Attempt(activity, payload, info, lambda: check_deadline(self)))
             pause = None if done.error is None else activity.retry.pause(attempt, done.error)
             if done.error is None or pause is None:
                 return done
@@ -203,10 +202,6 @@ class Rollback:
         except asyncio.CancelledError:
             await put_down([task], [task] if attempt.activity.plain else [])
             raise
-
-    def _check_deadline(self) -> None:
-        if steady() >= self.deadline:
-            raise LeaseLostError(f"the lease on {self.id} is over by this worker's clock")
 
     async def _handle_failure(self) -> None:
         handler = self.workflow.failure_handler

@@ -15,10 +15,9 @@ from typing import Any
 from perdure.engine import children, endings
 from perdure.engine.ambient import ActivityInfo
 from perdure.engine.body import ATTEMPT_FAILED, OWN, STARTED, STATE, VALUES, Body, Effect
-from perdure.engine.clock import steady
 from perdure.engine.codec import encode
 from perdure.engine.definitions import Workflow
-from perdure.engine.driven import Attempt, Done, Drained, End, Host, put_down, rows, undoing
+from perdure.engine.driven import Attempt, Done, Drained, End, Host, check_deadline, put_down, rows, undoing
 from perdure.engine.failures import encode_failure
 from perdure.engine.journal import Journal
 from perdure.engine.starting import DEADLINE
@@ -28,7 +27,6 @@ from perdure.errors import (
     ChannelModeConflictError,
     EngineError,
     InstanceNotFoundError,
-    LeaseLostError,
     LimitError,
     NotSubscribedError,
     StorageError,
@@ -243,7 +241,7 @@ class Run:
         self.post(found)
 
     def _attempt_of(self, step: ActivityStep) -> Attempt:
-        return Attempt(step.activity, step.payload, self._info(step), self._check_deadline)
+        return Attempt(step.activity, step.payload, self._info(step), lambda: check_deadline(self))
 
     def _info(self, step: ActivityStep) -> ActivityInfo:
         key = f"{self.id}:{self.generation or ''}:{step.id}"
@@ -316,10 +314,6 @@ class Run:
             self._stored(stored[-1])
         else:
             await self._attempted(step, done)
-
-    def _check_deadline(self) -> None:
-        if steady() >= self.deadline:
-            raise LeaseLostError(f"the lease on {self.id} is over by this worker's clock")
 
     def _stored(self, event: HistoryEvent) -> None:
         """Feed a row that is stored already."""
