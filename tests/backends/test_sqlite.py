@@ -8,6 +8,7 @@ import signal
 import sqlite3
 import statistics
 import sys
+import threading
 import time
 from asyncio.subprocess import PIPE, Process
 from datetime import UTC, datetime, timedelta
@@ -16,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from perdure.database.backends import writer
+from perdure.database.backends.sqlite import SQLiteBackend
 from perdure.errors import ConfigurationError, DatabaseUnavailableError, SchemaError, StorageError
 from perdure.model.records import ListInstancesOptions, WorkflowInstance
 from perdure.storage.stores import SQLiteStorage, open_storage
@@ -150,6 +152,73 @@ async def test_a_transaction_that_cannot_be_committed_frees_the_writer(url: str)
         async with asyncio.timeout(20):
             await storage.create_instance(WorkflowInstance("i-1", "wf"))
         assert await storage.db().fetchval("SELECT COUNT(*) FROM child") == 0
+
+
+async def test_a_level_cancelled_at_its_release_is_not_committed_by_who_goes_on(url: str) -> None:
+    """The writer does what it was given, so the level can no longer be undone by itself."""
+    async with open_storage(url) as storage:
+        task, told = asyncio.current_task(), list[BaseException]()
+        assert task is not None
+        with pytest.raises(StorageError, match="savepoint"):
+            async with storage.transaction():
+                try:
+                    async with storage.transaction():
+                        await storage.create_instance(WorkflowInstance("i-1", "wf"))
+                        asyncio.get_running_loop().call_soon(task.cancel)
+                except asyncio.CancelledError as error:
+                    told.append(error)
+                    task.uncancel()
+        assert len(told) == 1
+        assert await storage.get_instance("i-1") is None
+        await storage.create_instance(WorkflowInstance("i-2", "wf"))
+
+
+async def test_a_level_whose_transaction_sqlite_dropped_tells_why(url: str) -> None:
+    async with open_storage(url) as storage:
+        await storage.db().execute("PRAGMA max_page_count = 1")  # as little as there is
+        with pytest.raises(DatabaseUnavailableError, match="full"):
+            async with storage.transaction(), storage.transaction():
+                await storage.create_instance(WorkflowInstance("i-1", "wf", input_data=b'"%s"' % (b"x" * 100_000)))
+        assert await storage.get_instance("i-1") is None
+        await storage.db().execute("PRAGMA max_page_count = 1000000")
+        await storage.create_instance(WorkflowInstance("i-2", "wf"))
+
+
+class Slow:
+    """A connection whose statement takes its time; to close it meanwhile would bring the interpreter down."""
+
+    def __init__(self, real: sqlite3.Connection) -> None:
+        self._real = real
+        self.asked, self.go_on, self.closed = threading.Event(), threading.Event(), threading.Event()
+        self.closed_under_it = False
+
+    def execute(self, sql: str) -> sqlite3.Cursor:
+        self.asked.set()
+        assert self.go_on.wait(30)
+        self.closed_under_it = self.closed.is_set()
+        return self._real.execute(sql)
+
+    def close(self) -> None:
+        self.closed.set()
+        self._real.close()
+
+
+async def test_a_cancelled_initialize_closes_nothing_under_a_running_statement(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_storage(url) as storage:
+        backend = storage._backend
+        assert isinstance(backend, SQLiteBackend)
+        slow = Slow(backend._connect())
+        monkeypatch.setattr(backend, "_connect", lambda: slow)
+        task = asyncio.create_task(storage.initialize())
+        assert await asyncio.to_thread(slow.asked.wait, 30)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        slow.go_on.set()
+        assert await asyncio.to_thread(slow.closed.wait, 30)
+        assert not slow.closed_under_it
 
 
 async def test_many_callers_share_a_commit(url: str) -> None:

@@ -50,6 +50,7 @@ class Rig:
     goals: Mapping[str, int]  # of the long form, by backend
     per_round: int
     play: Callable[[Round], Awaitable[Outcome]]
+    in_order: bool = False  # goes through a list: a round's seed is the place at which it begins
 
 
 def rig_named(name: str) -> Rig:

@@ -71,6 +71,7 @@ class Session:
         ledger = self._ledger(rig, backend)
         before = [] if self.options.count else ledger.read()
         goal = self.options.count or rig.goals[backend]
+        apart = self.options.count is not None or self.options.seed is not None
         began, played = time.monotonic(), list[Played]()
         with Progress(f"{rig.name} {backend}", rig.unit, goal, self.out) as progress:
             while (totals := Totals.of([*before, *played])).done < goal:
@@ -78,9 +79,10 @@ class Session:
                 if played and share_sec is not None and time.monotonic() - began + longest > share_sec:
                     break
                 progress.show(totals)
-                round_ = self._round(rig, backend, len(played), goal - totals.done)
+                round_ = self._round(rig, backend, len(played), totals.done, goal - totals.done)
                 played.append(self._play(rig, round_, progress))
-                ledger.append(played[-1])
+                if not (rig.in_order and apart):  # or a place of the list would count twice, and another not at all
+                    ledger.append(played[-1])
                 if played[-1].wrong:
                     self.violated = True
                     self._complain(rig, round_, played[-1].wrong)
@@ -88,8 +90,11 @@ class Session:
                     break
             progress.show(Totals.of([*before, *played]), last=True)
 
-    def _round(self, rig: Rig, backend: str, number: int, left: int) -> Round:
-        seed = secrets.randbelow(1 << 32) if self.options.seed is None else self.options.seed + number
+    def _round(self, rig: Rig, backend: str, number: int, done: int, left: int) -> Round:
+        if rig.in_order:
+            seed = (self.options.seed or 0) + done
+        else:
+            seed = secrets.randbelow(1 << 32) if self.options.seed is None else self.options.seed + number
         return Round(backend, seed, min(rig.per_round, left), Path(tempfile.mkdtemp(prefix="perdure-chaos-")))
 
     def _play(self, rig: Rig, round_: Round, progress: Progress) -> Played:

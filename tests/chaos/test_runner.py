@@ -76,6 +76,14 @@ def test_it_goes_on_where_it_was_and_begins_anew_when_told(harmless: Harmless) -
     assert harmless.totals().done == 25
 
 
+def test_a_list_is_gone_through_once_and_a_repeated_part_of_it_does_not_count(harmless: Harmless) -> None:
+    harmless.rig = replace(harmless.rig, in_order=True)
+    harmless.run(seed=15, count=5)
+    harmless.run()
+    assert [(each.seed, each.count) for each in harmless.played] == [(15, 5), (0, 10), (10, 10), (20, 5)]
+    assert harmless.totals().done == 25
+
+
 def test_half_a_line_of_a_killed_runner_is_no_round(harmless: Harmless) -> None:
     harmless.run(count=10)
     with (harmless.home / "harmless-here.jsonl").open("a") as file:

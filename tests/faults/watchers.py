@@ -206,7 +206,7 @@ def _line(table: str, row: Mapping[str, Any], messages: Mapping[int, int]) -> st
     for name, value in row.items():
         if name in _NUMBERS or (name, table) == ("id", "perdure_message_keys"):
             value = messages.get(value, value)
-        elif name in ("id", "original_id") or value is None:
+        elif name in ("id", "original_id", "last_sequence") or value is None:  # what is added twice may skip one
             continue
         values.append(f"{name}={plain(value)}")
     return f"{table}: {' '.join(values)}"

@@ -205,7 +205,7 @@ class PostgresBackend(ServerBackend[Any]):
             if direct and self._net:  # not earlier: who connects with this setting is turned away by a pooler
                 await connection.execute(f"SET {self._net}", timeout=self._connect_timeout)
         except BaseException as error:
-            self.discard(connection)
+            await self._part_with(connection, error)
             if isinstance(error, Exception):
                 raise self.translate(error) from error
             raise

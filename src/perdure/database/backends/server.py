@@ -22,6 +22,7 @@ from perdure.database.statements import Call
 from perdure.errors import (
     CommitUnknownError,
     DatabaseUnavailableError,
+    SchemaError,
     StorageError,
     TransactionConflictError,
     TransactionError,
@@ -318,6 +319,12 @@ class ServerBackend(Generic[C]):
         connection = await self.connect()
         try:
             yield _Bare(self, connection)
+        except SchemaError as error:
+            await self._part_with(connection, error)
+            cause = error.__cause__
+            if isinstance(cause, Exception) and self.fault(cause) in (Fault.LOST, Fault.UNSENT):  # of no table
+                raise self.translate(cause) from cause
+            raise
         finally:
             self.discard(connection)
 

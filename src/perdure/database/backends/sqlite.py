@@ -159,11 +159,14 @@ class SQLiteBackend:
         if self._memory:
             yield _Bare(lambda run: self._writer.submit(Job(run, bare=True)))
             return
-        connection = self._connect()
+        connection, loop = self._connect(), asyncio.get_running_loop()
+        thread = ThreadPoolExecutor(1, "perdure-script")
         try:
-            yield _Bare(lambda run: asyncio.to_thread(run, connection))
-        finally:
-            connection.close()
+            yield _Bare(lambda run: loop.run_in_executor(thread, run, connection))
+        finally:  # in its turn: under a statement that a cancelled caller left running a close brings Python down
+            closing = loop.run_in_executor(thread, connection.close)
+            thread.shutdown(wait=False)
+        await closing
 
     def wakeups(self) -> AsyncIterator[WakeUp]:
         return watch(None if self._memory else self._path + "-wal")
@@ -217,12 +220,15 @@ class SQLiteSession(_Native):
     def __init__(self, backend: SQLiteBackend, hold: Hold) -> None:
         self._backend = backend
         self._hold = hold
+        self._failed: StorageError | None = None
 
     @property
     def native(self) -> Any:
         return self._hold.connection
 
     async def _do(self, run: Callable[[sqlite3.Connection], T]) -> T:
+        if self._failed is not None:
+            raise self._failed
         if self._hold.ended:
             raise TransactionError("the transaction has ended")
         job: Job[T] = Job(run)
@@ -251,10 +257,17 @@ class SQLiteSession(_Native):
         await self.execute(f"RELEASE level{depth}")
 
     async def rollback_to(self, depth: int) -> None:
-        await self.execute(f"ROLLBACK TO level{depth}")
-        await self.release(depth)
+        if self._hold.ended:  # SQLite has undone all of it by itself
+            return
+        try:
+            await self.execute(f"ROLLBACK TO level{depth}")
+            await self.release(depth)
+        except StorageError as error:  # a cancelled release was done: what the level did may not be committed
+            self._failed = self._failed or error
 
     async def commit(self) -> None:
+        if self._failed is not None:
+            await self.rollback()
         await self._do(commit)
 
     async def rollback(self) -> None:
