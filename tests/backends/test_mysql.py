@@ -639,6 +639,7 @@ async def test_a_bare_connection_passes_the_drivers_errors_through(backend: MySQ
         (asyncmy.errors.OperationalError(1205, "lock wait"), Fault.CONFLICT, DatabaseUnavailableError),
         (asyncmy.errors.OperationalError(1020, "changed"), Fault.CONFLICT, DatabaseUnavailableError),
         (asyncmy.errors.OperationalError(1047, "not prepared"), Fault.CONFLICT, DatabaseUnavailableError),
+        (asyncmy.errors.OperationalError(1467, "no number"), Fault.CONFLICT, DatabaseUnavailableError),
         (asyncmy.errors.OperationalError(2013, "lost"), Fault.LOST, DatabaseUnavailableError),
         (asyncmy.errors.OperationalError(2006, "gone"), Fault.LOST, DatabaseUnavailableError),
         (asyncmy.errors.OperationalError(1053, "shutdown"), Fault.LOST, DatabaseUnavailableError),
@@ -723,6 +724,31 @@ async def test_after_a_deadlock_the_transaction_is_over_in_every_respect(backend
             await attempt
     await survivor.commit()
     assert [await count(backend, item) for item in "abc"] == [1, 1, 0]
+    await quiet_pool(backend)
+
+
+async def test_a_deadlock_over_an_auto_increment_value_takes_the_whole_transaction(backend: MySQLBackend) -> None:
+    """Told as 1467 where such values are locked; the server itself then believes that the transaction is open."""
+    heavy, victim = await backend.begin(), await backend.begin()
+    await heavy.execute("INSERT INTO item (id) VALUES " + ", ".join(f"('heavy {n}')" for n in range(300)))
+    await victim.execute("INSERT INTO item (id) VALUES ('before')")
+    await victim.execute("UPDATE item SET n = n + 1 WHERE id = 'b'")
+    draw = "INSERT INTO event (item, name) SELECT id, 'drawn' FROM item WHERE id IN ('a', 'b') ORDER BY id FOR UPDATE"
+    waiting = asyncio.ensure_future(heavy.execute(draw))
+    await blocked(backend)
+    locked = await backend.executor().fetchval("SELECT @@innodb_autoinc_lock_mode") != 2
+    try:
+        await victim.execute("INSERT INTO event (item, name) SELECT 'c', 'mine'")
+        assert not locked
+    except TransactionConflictError:
+        for attempt in (victim.execute("INSERT INTO item (id) VALUES ('after')"), victim.commit()):
+            with pytest.raises(TransactionConflictError):
+                await attempt
+    else:
+        await victim.rollback()
+    await waiting
+    await heavy.rollback()
+    assert await backend.executor().fetchval("SELECT COUNT(*) FROM item") == 3
     await quiet_pool(backend)
 
 

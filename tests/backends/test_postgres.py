@@ -7,14 +7,14 @@ import socket
 import time
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, nullcontext, suppress
 from typing import Any
 from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
 
-from perdure.database.backends import listen, postgres
+from perdure.database.backends import listen, postgres, server
 from perdure.database.backends.listen import CHANNELS, Notifier
 from perdure.database.backends.postgres import PostgresBackend
 from perdure.database.operation import Operation, Work
@@ -604,6 +604,19 @@ async def test_a_callers_transaction_hears_of_it(backend: PostgresBackend, block
     assert await read(backend, S["get"](name="b")) == []
 
 
+async def test_what_nobody_waits_for_any_more_is_ended_by_the_server(
+    backend: PostgresBackend, blocked: asyncpg.Connection
+) -> None:
+    """A killed worker cannot say so itself; its statement would wait for the lock, and then hold it."""
+    task = asyncio.create_task(write(backend, S["add"](name="a", n=1), single=True))
+    await until(blocked, SOMEBODY_WAITS)
+    for connection in list(backend._prepared):
+        connection.terminate()
+    await until(blocked, f"NOT ({SOMEBODY_WAITS})")
+    with pytest.raises(CommitUnknownError):
+        await task
+
+
 async def test_connections_that_ended_while_idle_are_replaced(
     backend: PostgresBackend, admin: asyncpg.Connection
 ) -> None:
@@ -927,6 +940,25 @@ async def test_a_command_timeout_frees_whoever_waits(connect: Connect, own_serve
         assert await read(backend, S["setting"](name="TimeZone")) == [("UTC",)]
         wire.fall_silent()
         assert await read(backend, S["setting"](name="TimeZone")) == [("UTC",)]
+        await backend.close()
+
+
+@pytest.mark.parametrize("retry_sec", [15.0, 0.0], ids=["in time", "too late"])
+async def test_of_a_silent_server_no_connection_is_used_again(
+    connect: Connect, own_server: PostgresServer, monkeypatch: pytest.MonkeyPatch, retry_sec: float
+) -> None:
+    """Each of them would cost a time-out of its own."""
+    async with Wire(own_server.port) as wire, asyncio.timeout(30):
+        url = f"postgresql://perdure@127.0.0.1:{wire.port}/postgres?sslmode=disable&command_timeout=0.2&pool_size=3"
+        backend = await connect(url)
+        await asyncio.gather(*(write(backend, S["pause"](seconds=0.05), single=True) for _ in range(3)))
+        old = set(backend._pool._idle)
+        assert len(old) == 3
+        wire.fall_silent()
+        monkeypatch.setattr(server, "RETRY_SEC", retry_sec)
+        with nullcontext() if retry_sec else pytest.raises(DatabaseUnavailableError):
+            await read(backend, S["setting"](name="TimeZone"))
+        assert not old & set(backend._pool._idle)
         await backend.close()
 
 

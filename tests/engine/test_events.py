@@ -36,9 +36,13 @@ async def matcher(value: Any) -> str:
 
 
 EVENTS = {"text": "1", "true": True, "null": None, "other": 2, "number": 1.0, "missing": ...}
+EVENTS |= {"list": [True], "numbers": [1], "object": {"c": [0]}, "lie": {"c": [False]}}
 
 
-@pytest.mark.parametrize(("value", "found"), [(1, "number"), ("1", "text"), (True, "true"), (None, "null")])
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [(1, "number"), ("1", "text"), (True, "true"), (None, "null"), ([1.0], "numbers"), ({"c": [False]}, "lie")],
+)
 async def test_meaning_events_where_is_typed_equality_and_the_rest_is_passed_over(
     database: Database, value: object, found: str
 ) -> None:

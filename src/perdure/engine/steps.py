@@ -247,15 +247,27 @@ def event_of(message: Message[Any], kind: str) -> Event[Any]:
 
 def matches(data: object, where: Mapping[str, object]) -> bool:
     """Whether the values at these JSON paths are these; true is not 1, but 1 is 1.0, and a missing key is nothing."""
-    return all(_at(data, path.split(".")) == (_kind(value), value) for path, value in where.items())
+    return all(_same(_at(data, path.split(".")), value) for path, value in where.items())
 
 
-def _at(data: object, keys: list[str]) -> tuple[type, object] | None:
+_NOTHING = object()
+
+
+def _at(data: object, keys: list[str]) -> object:
     for key in keys:
         if not isinstance(data, Mapping) or key not in data:
-            return None
+            return _NOTHING
         data = data[key]
-    return _kind(data), data
+    return data
+
+
+def _same(found: object, value: object) -> bool:
+    """Equal in type as well, all the way down."""
+    if isinstance(found, Mapping) and isinstance(value, Mapping):
+        return found.keys() == value.keys() and all(_same(found[key], value[key]) for key in value)
+    if isinstance(found, list) and isinstance(value, list | tuple):
+        return len(found) == len(value) and all(map(_same, found, value))
+    return (_kind(found), found) == (_kind(value), value)
 
 
 def _kind(value: object) -> type:

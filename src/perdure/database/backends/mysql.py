@@ -59,8 +59,9 @@ _SESSION = (
 )
 
 DUPLICATE = 1062
-# Deadlock, lock time-out, changed since it was read, refused by the cluster: nothing was written.
-_CONFLICTS = {1213, 1205, 1020, 1047}
+# Deadlock, lock time-out, changed since it was read, refused by the cluster: nothing was written. 1467 is a deadlock
+# over an auto-increment value: the transaction is gone, though the server says that it is open.
+_CONFLICTS = {1213, 1205, 1020, 1047, 1467}
 # The session was ended from outside, or its server lost the cluster. An answer like this to a COMMIT does not say
 # whether it happened.
 _ENDED = {1053, 1079, 1080, 1152, 1158, 1159, 1160, 1161, 1180, 1184, 1927, 3169, 4031}
@@ -329,6 +330,7 @@ class MySQLBackend(ServerBackend[Any]):
         for connection in [connection for connection, start in self._waiting.items() if start < since]:
             if connection._transport is not None:
                 connection._transport.abort()
+                self._pool.clear()  # of a silent server each would cost a time-out of its own
                 self._end_query(connection)
         self._watchman = loop.call_later(self._read_timeout / 4, self._look, loop) if self._waiting else None
 

@@ -126,6 +126,12 @@ class Pool(Generic[C]):
                 return waiter
         return None
 
+    def clear(self) -> None:
+        """Throw the idle connections away: what somebody met on one of them may await him on the others."""
+        while self._idle:
+            self._discard(self._idle.pop())
+            self._vacate()
+
     def close(self) -> None:
         """Throw away the idle connections now and the others when they come back."""
         self.closed = True

@@ -58,6 +58,8 @@ _PIN = (
     "SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off; SET enable_bitmapscan = off; SET jit = off; "
     "DISCARD PLANS"
 )
+# What a killed worker, or a cancel that came too early, left running would keep its locks: the server is to look.
+_CHECK = "SET client_connection_check_interval = 1000"
 _UNPIN = "RESET plan_cache_mode; RESET enable_seqscan; RESET enable_bitmapscan; RESET jit"
 # Custom plans, because a generic one made here, while the table is small, would also serve our pinned sessions.
 _BEGIN = (
@@ -204,6 +206,9 @@ class PostgresBackend(ServerBackend[Any]):
             direct = bool(pid == connection.get_server_pid())
             if direct and self._net:  # not earlier: who connects with this setting is turned away by a pooler
                 await connection.execute(f"SET {self._net}", timeout=self._connect_timeout)
+            if direct:
+                with suppress(asyncpg.PostgresError):  # of a server that is not quite PostgreSQL, or on another system
+                    await connection.execute(_CHECK, timeout=self._connect_timeout)
         except BaseException as error:
             await self._part_with(connection, error)
             if isinstance(error, Exception):

@@ -159,11 +159,11 @@ class ServerBackend(Generic[C]):
             except StorageError:
                 raise
             except Exception as error:
-                fault = self.fault(error)
-                if fault is Fault.REFUSED or time.monotonic() > until:
-                    raise self.translate(error) from error
-                if fault is not Fault.CONFLICT:
+                fault, late = self.fault(error), time.monotonic() > until
+                if fault in (Fault.LOST, Fault.UNSENT):  # however late: the next would meet what we met
                     await self._part_with(connection, error)
+                if fault is Fault.REFUSED or late:
+                    raise self.translate(error) from error
             finally:
                 self._pool.release(connection)
 
@@ -182,10 +182,10 @@ class ServerBackend(Generic[C]):
             except Exception as error:
                 fault = self.fault(error)
                 late, unknown = time.monotonic() > until, sent.answered or (fault is Fault.LOST and sent.commit)
+                if fault in (Fault.LOST, Fault.UNSENT):  # however late: the next would meet what we met
+                    await self._part_with(connection, error)
                 if fault is Fault.REFUSED or (late and not unknown):
                     raise self.translate(error) from error
-                if fault is not Fault.CONFLICT:
-                    await self._part_with(connection, error)
                 if unknown and (late or not work.repeat):
                     unresolved = error
             finally:
@@ -270,6 +270,7 @@ class ServerBackend(Generic[C]):
         """Throw a connection away; a statement that ran out of time is stopped first, or it would keep its locks."""
         try:
             if isinstance(error, TimeoutError) or isinstance(error.__cause__, TimeoutError):
+                self._pool.clear()  # of a silent server each would cost a time-out of its own
                 await self._roll_back(connection)
         finally:
             self.discard(connection)
