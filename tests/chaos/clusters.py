@@ -18,6 +18,7 @@ class Death(Enum):
     PROCESSES = "all its processes are killed"
     MACHINE = "so is whoever looks after it"
     DEMOTION = "it lives, but takes no more writes"
+    SILENCE = "it stands still, with whoever looks after it, and goes on when another leads"
 
 
 class Cluster(Protocol):
@@ -40,6 +41,9 @@ class Cluster(Protocol):
 
     def replace(self) -> None:
         """Let another take them."""
+
+    def wake(self) -> None:
+        """Let what was silent go on, as if no time had passed."""
 
     def heal(self) -> None:
         """Bring the dead back, as followers."""

@@ -1,6 +1,8 @@
 """Three MariaDB servers in a Galera cluster, of which one at a time takes writes: the others are read-only."""
 
+import os
 import re
+import signal
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -8,7 +10,7 @@ from typing import Any, Self
 
 import pymysql
 
-from perdure.testing.servers import HOST, MySQLServer, _free_port
+from perdure.testing.servers import HOST, MySQLServer, _find, _free_port
 from tests.chaos.clusters import DATABASE, Death, wait_for
 from tests.engine.rig.places import USER
 
@@ -19,6 +21,14 @@ PATIENCE = (
     "evs.keepalive_period=PT0.3S;evs.join_retrans_period=PT0.3S;evs.suspect_timeout=PT1S;evs.inactive_timeout=PT5S;"
     "evs.install_timeout=PT5S"
 )
+# Run at every change of the group, which waits for it. Who was given up, and comes back, is no writer any more: nobody
+# else could tell it so in time. In the first moments of being alone the server lets nobody in, and then asks again.
+FENCE = """\
+case "$*" in
+    *"--primary no"*) timeout 1 {client} --no-defaults --host={host} --port={port} --user=root \\
+        --execute="SET GLOBAL read_only = ON" ;;
+esac
+"""
 
 
 class GaleraNode(MySQLServer):
@@ -29,6 +39,7 @@ class GaleraNode(MySQLServer):
         required = {"binlog_format": "ROW", "innodb_autoinc_lock_mode": 2, "wsrep_sst_method": "rsync"}
         super().__init__({**cluster, **required, "read_only": 1})
         self.name, self.others = name, others
+        self.silent = False
         self._group_port = 0
 
     def _create(self) -> None:
@@ -36,11 +47,14 @@ class GaleraNode(MySQLServer):
             super()._create()
         self._group_port, changes, copy = _free_port(), _free_port(), _free_port()
         address = f"{HOST}:{self._group_port}"
+        client = _find("mariadb", "mysql", package="mariadb-client")
+        fence = self._write("fence.sh", FENCE.format(client=client, host=HOST, port=self.port))
         options = f"gmcast.listen_addr=tcp://{address};ist.recv_addr={HOST}:{changes};gcache.size=64M;{PATIENCE}"
         self.settings |= {
             "wsrep_node_address": address,
             "wsrep_sst_receive_address": f"{HOST}:{copy}",
             "wsrep_provider_options": f"base_port={self._group_port};{options}",
+            "wsrep_notify_cmd": f"/bin/sh {fence}",
         }
 
     def _command(self) -> list[str | Path]:
@@ -57,6 +71,21 @@ class GaleraNode(MySQLServer):
         self._run([*command, "--wsrep_recover"])
         found: list[str] = re.findall(r"Recovered position:\s*(\S+)", (self.home / "log").read_text(errors="replace"))
         return found[-1]
+
+    def fall_silent(self) -> None:
+        """Stop it where it stands."""
+        assert self.pid is not None, f"{self.name} is not running"
+        os.kill(self.pid, signal.SIGSTOP)
+        self.silent = True
+
+    def wake(self) -> None:
+        if self.silent and self.pid is not None:
+            os.kill(self.pid, signal.SIGCONT)
+        self.silent = False
+
+    def _end(self, how: signal.Signals) -> None:
+        self.wake()
+        super()._end(how)
 
     def _answers(self) -> bool:
         return super()._answers() and self.is_synced()
@@ -93,7 +122,7 @@ class GaleraCluster:
     @property
     def url(self) -> str:
         hosts = ",".join(f"{HOST}:{node.port}" for node in self.nodes)
-        return f"mysql://{USER}@{hosts}/{DATABASE}?connect_timeout=2"
+        return f"mysql://{USER}@{hosts}/{DATABASE}?connect_timeout=2&read_timeout=15"
 
     def __enter__(self) -> Self:
         try:
@@ -117,22 +146,31 @@ class GaleraCluster:
         self._stack.close()
 
     def kill_primary(self, death: Death) -> None:
-        """All deaths are one: it has a single process, and nobody looks after it."""
-        self.primary.kill()
+        """It dies or falls silent; it has a single process, and nobody looks after it."""
+        if death is Death.SILENCE:
+            self.primary.fall_silent()
+        else:
+            self.primary.kill()
 
     def replace(self) -> None:
-        """Once the group has given the dead one up, the first of the others takes writes."""
-        left = [node for node in self.nodes if node.pid]
+        """Once the group has given the dead or silent one up, the first of the others takes writes."""
+        left = [node for node in self.nodes if node.pid and not node.silent]
         wait_for(lambda: all(_sees(node, len(left)) for node in left), "the others to go on without it")
         self.primary = left[0]
         self.primary.ask("SET GLOBAL read_only = 0")
 
+    def wake(self) -> None:
+        for node in self.nodes:
+            node.wake()
+
     def heal(self) -> None:
-        """Bring back what was killed: it is sent what it missed, or everything."""
+        """Bring back what was killed: it is sent what it missed, or everything. One takes writes."""
         for node in self.nodes:
             if node.pid is None:
                 node.start()
         wait_for(lambda: all(_sees(node, NODES) for node in self.nodes), "the cluster to be whole")
+        writers = [node.name for node in self.nodes if node.ask("SELECT @@read_only") == [(0,)]]
+        assert writers == [self.primary.name], f"{writers} take writes"
 
 
 def _sees(node: GaleraNode, count: int) -> bool:

@@ -4,6 +4,7 @@ import asyncio
 from contextlib import ExitStack
 from typing import Any, Self
 
+import asyncpg
 import pymysql
 from pymysql.cursors import DictCursor
 
@@ -36,6 +37,9 @@ class _Pair:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
+    def wake(self) -> None:
+        """None of them is silent: nobody looks after a pair, so nobody would demote what comes back."""
+
     def _settle(self) -> None:
         """What is left to do once both are running."""
 
@@ -55,6 +59,12 @@ class _Standby(PostgresServer):
     def promote(self) -> None:
         self._run([self._tool("pg_ctl"), "promote", "--pgdata=data"])
 
+    def stop_receiving(self) -> None:
+        """From now on nothing that is committed comes here."""
+        for statement in ("ALTER SYSTEM SET primary_conninfo = ''", "SELECT pg_reload_conf()"):
+            _fetch(self.url, statement)
+        wait_for(lambda: not _fetch(self.url, "SELECT 1 FROM pg_stat_wal_receiver"), "the stream to end")
+
     @staticmethod
     def _tool(name: str) -> str:
         return str(_find("postgres", package="postgresql").with_name(name))
@@ -63,9 +73,11 @@ class _Standby(PostgresServer):
 class PostgresPair(_Pair):
     """Synchronous streaming replication; the standby is promoted by hand, and the dead stay dead."""
 
+    waited_for = "*"
+
     def __init__(self) -> None:
         super().__init__()
-        self._primary = PostgresServer({"synchronous_standby_names": "*"})
+        self._primary = PostgresServer({"synchronous_standby_names": self.waited_for})
         self._standby = _Standby(self._primary)
         self.nodes = [self._primary, self._standby]
 
@@ -84,6 +96,16 @@ class PostgresPair(_Pair):
 
     def heal(self) -> None:
         return
+
+
+class CarelessPair(PostgresPair):
+    """Asynchronous replication: commits wait for nobody, and a standby that fell behind is promoted all the same."""
+
+    waited_for = ""
+
+    def fall_behind(self) -> None:
+        """What is acknowledged from now on is lost with the primary."""
+        self._standby.stop_receiving()
 
 
 class _Replicated(MySQLServer):
@@ -176,3 +198,14 @@ class MariaDBPair(_Pair):
             self._other.follow(self.primary)
             wait_for(lambda: self._other.ask("SHOW SLAVE STATUS")[0]["Slave_IO_Running"] == "Yes", "a follower")
             self.primary.ask("SET GLOBAL rpl_semi_sync_master_enabled = 1")
+
+
+def _fetch(url: str, statement: str) -> list[Any]:
+    async def fetch() -> list[Any]:
+        connection = await asyncpg.connect(url)
+        try:
+            return list(await connection.fetch(statement))
+        finally:
+            await connection.close()
+
+    return asyncio.run(fetch())

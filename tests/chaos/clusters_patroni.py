@@ -22,6 +22,7 @@ NODES = 3
 USER = "perdure"
 # The least that Patroni takes. A machine that is gone is only known by its key, which lasts for the ttl.
 TIMES = {"ttl": 20, "loop_wait": 1, "retry_timeout": 3}
+TIMEOUTS = "connect_timeout=2&command_timeout=30"  # the second is well above the time that a commit waits for a standby
 
 
 class Etcd(Server):
@@ -55,6 +56,7 @@ class PatroniNode(Server):
         super().__init__()
         self.name, self._etcd = name, etcd
         self._api = 0
+        self._silent: list[int] = []
 
     @property
     def url(self) -> str:
@@ -71,6 +73,7 @@ class PatroniNode(Server):
     def _configuration(self) -> dict[str, Any]:
         small = {"shared_buffers": "32MB", "max_connections": 100, "fsync": "off", "full_page_writes": "off"}
         settings = small | {"wal_log_hints": "on", "unix_socket_directories": "", "wal_keep_size": "512MB"}
+        settings |= {"wal_sender_timeout": "10s"}  # a silent standby holds commits up until then
         dcs: dict[str, Any] = {
             **TIMES,
             "primary_start_timeout": 0,  # do not start a crashed primary again: another takes over
@@ -131,7 +134,27 @@ class PatroniNode(Server):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
+    def fall_silent(self) -> None:
+        """Stop Patroni and its server where they stand; parents first, who could start more."""
+        patroni, postmaster = self.pid, self.postmaster
+        assert patroni is not None, f"{self.name} has no Patroni"
+        assert postmaster is not None, f"{self.name} is not running"
+        for parent in (patroni, postmaster):
+            os.kill(parent, signal.SIGSTOP)
+            self._silent.append(parent)
+            for pid in _children(parent):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGSTOP)
+                    self._silent.append(pid)
+
+    def wake(self) -> None:
+        """Let all go on: the server first, so that it answers before its Patroni knows that it was replaced."""
+        while self._silent:
+            with suppress(ProcessLookupError):
+                os.kill(self._silent.pop(), signal.SIGCONT)
+
     def _end(self, how: signal.Signals) -> None:
+        self.wake()
         super()._end(how)
         if (postmaster := self.postmaster) is not None:  # its Patroni was killed
             os.kill(postmaster, signal.SIGQUIT)
@@ -148,7 +171,7 @@ class PatroniCluster:
     @property
     def url(self) -> str:
         hosts = ",".join(f"{HOST}:{node.port}" for node in self.nodes)
-        return f"postgresql://{USER}@{hosts}/{DATABASE}?target_session_attrs=read-write&connect_timeout=2"
+        return f"postgresql://{USER}@{hosts}/{DATABASE}?target_session_attrs=read-write&{TIMEOUTS}"
 
     def __enter__(self) -> Self:
         try:
@@ -176,10 +199,17 @@ class PatroniCluster:
     def kill_primary(self, death: Death) -> None:
         primary = self.primary
         assert primary is not None, "there is no primary"
-        primary.die(death)
+        if death is Death.SILENCE:
+            primary.fall_silent()
+        else:
+            primary.die(death)
 
     def replace(self) -> None:
         """Patroni does that."""
+
+    def wake(self) -> None:
+        for node in self.nodes:
+            node.wake()
 
     def heal(self) -> None:
         """Patroni rewinds what was killed, or copies it anew."""

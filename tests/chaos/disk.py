@@ -1,5 +1,7 @@
 """A disk that is full, and one that cannot sync: errors say so, nothing acknowledged is lost, and work goes on.
 
+On SQLite a share of the episodes has workers on it, with workflows, instead of writers on a storage.
+
 Each round has a file system of its own, in memory and small, in a mount namespace that only its process sees.
 """
 
@@ -13,20 +15,22 @@ from pathlib import Path
 from tests.chaos.rigs import Outcome, Rig, Round
 
 ROOT = Path(__file__).parents[2]
-KINDS = ("full", "failing")
+KINDS = {"sqlite": ("full", "failing", "engine"), "postgresql": ("full", "failing"), "mysql": ("full", "failing")}
 ROUND_SEC = 900
 
 
 async def play(round: Round) -> Outcome:
-    """Episodes of both kinds."""
-    outcome = Outcome(0)
-    for kind, count in zip(KINDS, (round.count - round.count // 2, round.count // 2), strict=True):
+    """Episodes of all kinds."""
+    outcome, kinds = Outcome(0), KINDS[round.backend]
+    for number, kind in enumerate(kinds):
+        count = len(range(number, round.count, len(kinds)))  # as if they came in turn
         if count:
             part = await episodes(kind, Round(round.backend, round.seed, count, round.folder))
             outcome.done += part.done
             outcome.wrong += part.wrong
             for name, figure in part.figures.items():
-                outcome.figures[name] = outcome.figures.get(name, 0) + figure
+                before = outcome.figures.get(name, 0)
+                outcome.figures[name] = max(before, figure) if "_max_" in name else before + figure
     return outcome
 
 

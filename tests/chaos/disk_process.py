@@ -16,6 +16,7 @@ from dataclasses import asdict
 
 from perdure.errors import StorageError
 from perdure.storage.stores import Rooms, open_storage
+from tests.chaos.disk_engine import engine
 from tests.chaos.disk_servers import FailingMySQL, FailingPostgres, FailingServer
 from tests.chaos.disk_space import MIB, Space, small_space
 from tests.chaos.disk_worker import fail_syncs
@@ -146,6 +147,9 @@ async def play(kind: str, backend: str, seed: int, count: int) -> Outcome:
         small_space(SIZES[backend]) as space,
         database(backend, space, durable=kind == "failing") as (url, server),
     ):
+        if kind == "engine":
+            await engine(url, space, outcome, chance, count)
+            return outcome
         episodes = Episodes(outcome, chance, server)
         if kind == "full":
             await full(backend, url, space, episodes, count)

@@ -1,6 +1,7 @@
 """A small file system that can be filled up."""
 
 import ctypes
+import errno
 import os
 import tempfile
 from collections.abc import Iterator
@@ -19,10 +20,20 @@ class Space:
         self._ballast = folder / "ballast"
 
     def fill(self, left: int) -> None:
-        """Take all but so many bytes."""
-        status = os.statvfs(self.folder)
+        """Take all but so many bytes; others may take some meanwhile."""
         with self._ballast.open("ab") as ballast:
-            os.posix_fallocate(ballast.fileno(), 0, max(1, status.f_bavail * status.f_bsize - left))
+            while (room := self._room() - left) > 0:
+                try:
+                    os.posix_fallocate(ballast.fileno(), 0, room)
+                except OSError as error:
+                    if error.errno != errno.ENOSPC:
+                        raise
+                else:
+                    return
+
+    def _room(self) -> int:
+        status = os.statvfs(self.folder)
+        return status.f_bavail * status.f_bsize
 
     def free(self) -> None:
         """Give it back."""

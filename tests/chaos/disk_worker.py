@@ -1,6 +1,7 @@
-"""Work on SQLite in a process whose syncs fail: python -m tests.chaos.disk_worker URL LOG SEED FAILURES.
+"""Work on SQLite in a process whose syncs fail: python -m tests.chaos.disk_worker URL LOG TRACE SEED FAILURES.
 
-It ends as a crash would, once so many failures were felt and work has gone on. What it was told is in LOG.
+It ends as a crash would, once so many failures were felt and work has gone on. What it was told is in LOG; the calls
+that were made to fail are in TRACE, since one of them may be felt by several writers.
 """
 
 import asyncio
@@ -31,7 +32,7 @@ async def fail_syncs(url: str, folder: Path, outcome: Outcome, told: Told, chanc
         await storage.conn().execute(EFFECTS)
     trace, log = folder / "trace", folder / "told"
     command = [*failing(trace, chance.randint(5, 15)), sys.executable, "-m", "tests.chaos.disk_worker"]
-    arguments = (url, log, chance.getrandbits(32), count)
+    arguments = (url, log, trace, chance.getrandbits(32), count)
     worker = await asyncio.create_subprocess_exec(*map(str, (*command, *arguments)), cwd=ROOT)
     try:
         async with asyncio.timeout(PATIENCE_SEC):
@@ -60,11 +61,11 @@ class _Worker:
         self._log.write(json.dumps({"what": what, **about}) + "\n")
         self.told += 1
 
-    async def run(self, url: str, failures: int) -> None:
+    async def run(self, url: str, trace: Path, failures: int) -> None:
         async with open_storage(url) as storage, asyncio.TaskGroup() as lanes:
             for number in range(LANES):
                 lanes.create_task(self.load.lane(storage, f"lane{number}", STEPS))
-            while self.load.troubles.total() < failures:  # noqa: ASYNC110 - the lanes count
+            while min(self.load.troubles.total(), injected(trace)) < failures:  # noqa: ASYNC110 - the lanes count
                 await asyncio.sleep(0.01)
             wanted = self.told + PROGRESS
             while self.told < wanted:  # noqa: ASYNC110
@@ -75,5 +76,5 @@ class _Worker:
 
 
 if __name__ == "__main__":
-    worker = _Worker(Path(sys.argv[2]), random.Random(int(sys.argv[3])))
-    asyncio.run(worker.run(sys.argv[1], int(sys.argv[4])))
+    worker = _Worker(Path(sys.argv[2]), random.Random(int(sys.argv[4])))
+    asyncio.run(worker.run(sys.argv[1], Path(sys.argv[3]), int(sys.argv[5])))

@@ -1,10 +1,11 @@
-"""Failover: the primary of a cluster is killed under load, and everybody goes on with the next."""
+"""Failover: the primary of a cluster is killed under load, or falls silent, and everybody goes on with the next."""
 
 import asyncio
 import random
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from urllib.parse import parse_qsl, urlsplit
 
 import asyncmy
 import asyncpg
@@ -15,6 +16,7 @@ from tests.chaos.clusters_galera import GaleraCluster
 from tests.chaos.clusters_patroni import PatroniCluster
 from tests.chaos.rigs import Outcome, Rig, Round
 from tests.engine.rig.crew import Crew
+from tests.engine.rig.effects import Line
 from tests.engine.rig.load import under_load, worked
 from tests.engine.rig.nursery import WorkerSpec
 from tests.engine.rig.places import USER, opened
@@ -25,16 +27,22 @@ WORKERS, LANES = 3, 12
 LEASE_SEC = 3.0  # with three servers beside the workers a heartbeat may starve on two cores
 RESUME_SEC = 2.0
 PRIMARY_SEC = 90.0  # until there is one again
+GIVE_UP = "command_timeout", "read_timeout"  # of the URL: how long a client waits for an answer
+LEAVE_SEC = 5.0  # how long it then tries to leave the connection clean, before it throws it away
 CLUSTERS: Mapping[str, Callable[[], Cluster]] = {"patroni": PatroniCluster, "galera": GaleraCluster}
 # Most are over in seconds; that a whole machine is gone is known only when its key has run out, after 20 s.
-DEATHS = (Death.SERVER, Death.PROCESSES, Death.SERVER, Death.PROCESSES, Death.MACHINE)
+DEATHS: Mapping[str, Sequence[Death]] = {
+    "patroni": [Death.SERVER, Death.PROCESSES, Death.SERVER, Death.PROCESSES, Death.MACHINE, Death.SILENCE],
+    "galera": [Death.SERVER, Death.SERVER, Death.SILENCE],
+}
 PROBE = "rig_probe"
 
 
 async def play(round_: Round) -> Outcome:
     async with started(CLUSTERS[round_.backend]()) as cluster:
-        first = round_.seed % len(DEATHS)
-        return await fail_over(cluster, round_, DEATHS[first:] + DEATHS[:first])
+        deaths = DEATHS[round_.backend]
+        first = round_.seed % len(deaths)
+        return await fail_over(cluster, round_, [*deaths[first:], *deaths[:first]])
 
 
 @asynccontextmanager
@@ -59,12 +67,13 @@ async def fail_over(
             await worked(crew, work)
             await asyncio.sleep(chance.uniform(0, 0.3))
             death = deaths[outcome.done % len(deaths)]
-            times = await _replaced(cluster, crew, death)
+            times = await _replaced(cluster, crew, death, chance)
             outcome.done += 1
+            limits = _limits(cluster.url) if death is Death.SILENCE else {"resume_max_sec": RESUME_SEC}
             for name, took in times.items():
                 outcome.figures[name] = max(outcome.figures.get(name, 0.0), round(took, 2))
-            if times["resume_max_sec"] > RESUME_SEC:
-                outcome.wrong.append(f"failover {outcome.done}, {death.value}: {times}")
+            if any(times[name] > limit for name, limit in limits.items()):
+                outcome.wrong.append(f"failover {outcome.done}, {death.value}: {times}, but the limits are {limits}")
             await asyncio.to_thread(cluster.heal)
         await worked(crew, work)
 
@@ -77,7 +86,7 @@ async def fail_over(
     return Outcome(outcome.done, outcome.wrong + checker.wrong, figures | outcome.figures)
 
 
-async def _replaced(cluster: Cluster, crew: Crew, death: Death) -> dict[str, float]:
+async def _replaced(cluster: Cluster, crew: Crew, death: Death, chance: random.Random) -> dict[str, float]:
     """Kill the primary; gives how long it took until there was another, and from then on until work went on."""
     killed = time.monotonic()
     await asyncio.to_thread(cluster.kill_primary, death)
@@ -85,35 +94,66 @@ async def _replaced(cluster: Cluster, crew: Crew, death: Death) -> dict[str, flo
         probe = group.create_task(_first_answer(cluster))
         await asyncio.to_thread(cluster.replace)
     answered = probe.result()
+    early = death is Death.SILENCE and chance.random() < 0.5  # while all wait for its answers; else once nobody does
+    if early:
+        await asyncio.to_thread(cluster.wake)
     recorded = await _first_line(crew, "told.", answered)
     begun = await _first_line(crew, "begin", answered)
+    if death is not Death.SILENCE:
+        return {
+            "primary_max_sec": answered - killed,
+            "recorded_max_sec": recorded - answered,
+            "resume_max_sec": max(recorded, begun) - answered,
+        }
+    last = max([await _first_line(crew, "told.", answered, pid) for pid in crew.alive])
+    if not early:
+        await asyncio.to_thread(cluster.wake)
+    given_up = max(answered, killed + _url_sec(cluster.url, *GIVE_UP))
     return {
-        "primary_max_sec": answered - killed,
-        "recorded_max_sec": recorded - answered,
-        "resume_max_sec": max(recorded, begun) - answered,
+        "silent_primary_max_sec": answered - killed,
+        "silent_resume_max_sec": max(recorded, begun) - given_up,
+        "silent_worker_max_sec": last - given_up,
     }
 
 
-async def _first_line(crew: Crew, what: str, since: float) -> float:
-    """When an activity began, or a worker was told of a commit, for the first time since."""
-    return (await crew.seen(lambda line: line.what.startswith(what) and line.at > since, "work to go on")).at
+def _limits(url: str) -> dict[str, float]:
+    """With a silent primary: a client leaves its old connection, asks the silent one in vain, and then the next."""
+    limit = LEAVE_SEC + _url_sec(url, "connect_timeout") + RESUME_SEC
+    return {"silent_resume_max_sec": limit, "silent_worker_max_sec": limit}
+
+
+def _url_sec(url: str, *names: str) -> float:
+    return next(float(value) for name, value in parse_qsl(urlsplit(url).query) if name in names)
+
+
+async def _first_line(crew: Crew, what: str, since: float, pid: int | None = None) -> float:
+    """When an activity began, or a worker was told of a commit, for the first time since; of one worker, if named."""
+
+    def fits(line: Line) -> bool:
+        return line.at > since and line.what.startswith(what) and pid in (None, line.pid)
+
+    return (await crew.seen(fits, "work to go on")).at
 
 
 async def _first_answer(cluster: Cluster) -> float:
     """When any of the servers takes a write; asked from outside, without a line of what is being tested."""
     write = _write_postgres if cluster.url.startswith("postgresql") else _write_mysql
-    answers: list[float] = []
 
-    async def ask(port: int) -> None:
-        while not answers:
+    async def ask(port: int) -> float:
+        while True:
             with suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncmy.errors.MySQLError):
                 await write(port)
-                answers.append(time.monotonic())
+                return time.monotonic()
             await asyncio.sleep(0.02)
 
-    async with asyncio.timeout(PRIMARY_SEC):
-        await asyncio.gather(*[ask(node.port) for node in cluster.nodes])
-    return answers[0]
+    asking = [asyncio.create_task(ask(node.port)) for node in cluster.nodes]
+    try:
+        answered, _ = await asyncio.wait(asking, timeout=PRIMARY_SEC, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in asking:  # a silent one would be waited for
+            task.cancel()
+    assert answered, f"no server took a write within {PRIMARY_SEC} s"
+    return min(task.result() for task in answered)
 
 
 async def _write_postgres(port: int) -> None:
@@ -130,4 +170,4 @@ async def _write_mysql(port: int) -> None:
         await fetch_mysql(connection, f"UPDATE {PROBE} SET n = n + 1")
 
 
-RIG = Rig("failover", "failovers", {"patroni": 10, "galera": 10}, 5, play)
+RIG = Rig("failover", "failovers", {"patroni": 12, "galera": 12}, 6, play)

@@ -1,7 +1,8 @@
 """Power cuts on SQLite: nothing acknowledged is lost, nothing is there by halves, and work goes on.
 
 A process of its own runs perdure on files that record every write and every sync. Each cut takes the recording up to
-some moment, forgets by chance what was not synced by then, and opens what is left with Python's own SQLite.
+some moment, forgets by chance what was not synced by then, and opens what is left with Python's own SQLite. A share of
+them is cut again while they are being recovered.
 """
 
 import asyncio
@@ -19,6 +20,7 @@ from random import Random
 
 from perdure import App
 from perdure.storage.stores import open_storage
+from tests.chaos.power_again import Recovery
 from tests.chaos.power_checks import Told, violations
 from tests.chaos.power_disk import Disk
 from tests.chaos.power_log import Kind, Record, read
@@ -30,6 +32,7 @@ FULL, NORMAL = 2, 1
 LIVES = 40
 FAILING = 0.02  # of the syncs in every second recording
 REOPENED = 40  # one cut in so many is opened by perdure, too
+AGAIN = 9  # one in so many is cut again
 RARE = {Kind.CREATE, Kind.DELETE, Kind.TRUNCATE, Kind.FAILED_SYNC}
 
 
@@ -39,15 +42,23 @@ async def play(round: Round) -> Outcome:
 
 
 async def cuts(
-    round: Round, *, synchronous: int = FULL, failing: float = 0.0, deaf: bool = False, lives: int = LIVES
+    round: Round,
+    *,
+    synchronous: int = FULL,
+    failing: float = 0.0,
+    deaf: bool = False,
+    lives: int = LIVES,
+    again: int = AGAIN,
+    deaf_again: bool = False,
 ) -> Outcome:
-    """The round; with less than full synchrony, or a deaf disk, something has to be lost."""
+    """The round; with less than full synchrony, or a disk that is or becomes deaf, something has to be lost."""
     with _fast_folder(round.folder) as folder:
         began = time.monotonic()
         recording = await _record(folder, round.seed, lives, synchronous, failing)
         outcome = Outcome(0, figures={"records": len(recording), "recording_sec": time.monotonic() - began})
         cutter = _Cutter(recording, folder / "cut.db", Random(round.seed), outcome, deaf)
-        await cutter.run(round.count)
+        recovery = Recovery(cutter.database, cutter.chance, cutter.told, synchronous, deaf=deaf or deaf_again)
+        await cutter.run(round.count, recovery, again)
         wanted = {"journal_mode": "wal", "synchronous": synchronous, "foreign_keys": 1}
         if cutter.told.pragmas != wanted:
             outcome.wrong.append(f"not the pragmas that were asked for: {cutter.told.pragmas}")
@@ -84,16 +95,21 @@ class _Cutter:
         self.recording, self.database, self.chance, self.outcome = recording, database, chance, outcome
         self.disk, self.told = Disk(chance, deaf=deaf), Told()
         self.rare = [place for place, record in enumerate(recording) if record.kind in RARE]
-        outcome.figures |= {"acknowledged": 0, "reopened": 0, "went on": 0}
+        outcome.figures |= {"acknowledged": 0, "cut again": 0, "reopened": 0, "went on": 0}
 
-    async def run(self, count: int) -> None:
+    async def run(self, count: int, recovery: Recovery, again: int) -> None:
         played = 0
         for moment in sorted(self._moment() for _ in range(count)):
             for record in self.recording[played:moment]:
                 self._play(record)
             played = moment
             how = self.disk.cut(self.database)
-            if wrong := await self._wrong():
+            if self.outcome.done % again == 0:
+                wrong = await self._wrong_again(recovery)
+                self.outcome.figures["cut again"] += 1
+            else:
+                wrong = await self._wrong()
+            if wrong:
                 more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
                 self.outcome.wrong.append(f"cut after record {moment} ({how}): {wrong[0]}{more}")
             self.outcome.done += 1
@@ -112,6 +128,13 @@ class _Cutter:
             self.told.tell(about.pop("what"), **about)
         else:
             self.disk.apply(record)
+
+    async def _wrong_again(self, recovery: Recovery) -> list[str]:
+        try:
+            with recovery.cut() as how:
+                return [f"{each} ({how})" for each in await self._wrong()]
+        except (sqlite3.Error, ValueError) as error:
+            return [f"damaged: {error!r}"]
 
     async def _wrong(self) -> list[str]:
         try:

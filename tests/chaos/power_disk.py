@@ -16,6 +16,7 @@ from random import Random
 from tests.chaos.power_log import Kind, Record
 
 SECTORS = (512, 4096)
+SUFFIXES = ("", "-wal", "-journal", "-shm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,14 @@ class Disk:
         self._files: dict[str, File] = {}
         self._names: list[dict[str, File]] = [{}]  # of the folder: what is durable, and every change since
 
+    def hold(self, database: Path) -> None:
+        """Begin with the files that are there, as after a reboot: what can be read is on the disk."""
+        for suffix in SUFFIXES[:-1]:
+            path = database.with_name(database.name + suffix)
+            if path.exists():
+                self._files[suffix] = File(bytearray(path.read_bytes()), named=True)
+        self._names = [dict(self._files)]
+
     def apply(self, record: Record) -> None:
         match record.kind:
             case Kind.CREATE:
@@ -128,7 +137,7 @@ class Disk:
         """Write the files that a power cut now might leave; says in words how it went."""
         whim = Whim.of(self._chance)
         names = self._chance.choice(self._names)
-        for suffix in ("", "-wal", "-journal", "-shm"):
+        for suffix in SUFFIXES:
             path = database.with_name(database.name + suffix)
             if suffix in names:
                 path.write_bytes(names[suffix].after(whim))

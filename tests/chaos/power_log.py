@@ -49,6 +49,19 @@ class Log:
         self._file.close()
 
 
+class Kept(Log):
+    """A recording that is only kept in memory."""
+
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+
+    def add(self, kind: Kind, file: str = "", at: int = 0, data: bytes = b"") -> None:
+        self.records.append(Record(kind, file, at, data))
+
+    def close(self) -> None:
+        pass
+
+
 def read(path: Path) -> Iterator[Record]:
     """The records of a recording."""
     with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""A full disk and syncs that fail: a few episodes of each on SQLite, one on a server."""
+"""A full disk and syncs that fail: a few episodes of each on SQLite, with workers too, and one on a server."""
 
 import secrets
 from pathlib import Path
@@ -12,7 +12,13 @@ from tests.engine.rig.checker import all_right
 
 @pytest.mark.parametrize(
     ("kind", "backend", "count"),
-    [("full", "sqlite", 3), ("failing", "sqlite", 8), ("full", "postgresql", 1), ("failing", "mysql", 1)],
+    [
+        ("full", "sqlite", 3),
+        ("failing", "sqlite", 8),
+        ("engine", "sqlite", 2),
+        ("full", "postgresql", 1),
+        ("failing", "mysql", 1),
+    ],
 )
 async def test_nothing_acknowledged_is_lost(kind: str, backend: str, count: int, tmp_path: Path) -> None:
     outcome = await episodes(kind, Round(backend, secrets.randbits(32), count, tmp_path))

@@ -1,15 +1,28 @@
 """The short form of the failover rig: a primary and its standby, on the real servers."""
 
+import asyncio
+import random
 import secrets
+import time
 from pathlib import Path
 
 import pytest
 
+from perdure import Client
 from tests.chaos.clusters import Cluster, Death
-from tests.chaos.clusters_pairs import MariaDBPair, PostgresPair
+from tests.chaos.clusters_pairs import CarelessPair, MariaDBPair, PostgresPair
 from tests.chaos.failover import fail_over, started
 from tests.chaos.rigs import Round
-from tests.engine.rig.checker import all_right
+from tests.engine.rig import workflows as w
+from tests.engine.rig.checker import Checker, all_right, read_rows
+from tests.engine.rig.crew import Crew
+from tests.engine.rig.driver import Driver
+from tests.engine.rig.load import worked
+from tests.engine.rig.nursery import WorkerSpec
+from tests.engine.rig.places import opened
+from tests.storages import Database
+
+STEPS = 60
 
 
 @pytest.mark.parametrize(
@@ -23,3 +36,28 @@ async def test_nothing_is_lost_when_the_primary_is(pair: type[Cluster], deaths: 
         outcome = await fail_over(cluster, round_, deaths, work=20, lanes=6)
     all_right(outcome.wrong)
     assert outcome.done == len(deaths)
+
+
+async def test_what_an_asynchronous_standby_loses_is_noticed(tmp_path: Path) -> None:
+    """The rig can fail: steps and a start that were acknowledged are not there after this failover."""
+    pair, chance = CarelessPair(), random.Random(1)
+    async with started(pair), opened(Database("postgresql", pair.url)) as database:
+        storage = await database.storage()
+        async with Client(pair.url) as client, Crew(WorkerSpec(pair.url, str(tmp_path)), chance) as crew:
+            driver = Driver(client, chance)
+            worker = await crew.hire()
+            kept = await driver._start(w.sequence, [*(2 * number for number in range(STEPS)), 3 * STEPS], STEPS)
+            await worked(crew, 5)
+            await asyncio.to_thread(pair.fall_behind)
+            behind = time.monotonic()
+            lost = await driver._start(w.sequence, None, STEPS)
+            await crew.seen(lambda line: line.what == "told.step" and line.run == kept.id and line.at > behind, "it")
+            await crew.kill(worker)  # it would go on with what it remembers, and leave a gap in the history
+            await asyncio.to_thread(pair.kill_primary, Death.SERVER)
+            await asyncio.to_thread(pair.replace)
+            await crew.hire()
+            await driver._finish(kept)
+        checker = Checker(await read_rows(storage), crew.effects.look())
+        checker.check(driver.told)
+    assert f"lost: {{{lost.id!r}}}" in checker.wrong
+    assert any(kept.id in each and "though its result was recorded" in each for each in checker.wrong), checker.wrong

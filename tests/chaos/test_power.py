@@ -19,6 +19,7 @@ async def test_nothing_acknowledged_is_lost(tmp_path: Path) -> None:
     all_right(outcome.wrong)
     assert outcome.done == CUTS
     assert outcome.figures["acknowledged"] > 100
+    assert outcome.figures["cut again"] > 5
     assert outcome.figures["went on"] > 0
 
 
@@ -30,3 +31,9 @@ async def test_the_rig_finds_what_less_than_full_synchrony_loses(tmp_path: Path)
 async def test_the_rig_finds_the_damage_of_a_disk_that_does_not_sync(tmp_path: Path) -> None:
     outcome = await cuts(small(tmp_path, 60), lives=16, deaf=True)
     assert any("damaged: " in each for each in outcome.wrong)
+
+
+async def test_the_rig_finds_what_a_recovery_loses_that_does_not_sync(tmp_path: Path) -> None:
+    outcome = await cuts(small(tmp_path, 30), lives=8, again=1, deaf_again=True)
+    assert any("again at " in each and ("lost: " in each or "fell from" in each) for each in outcome.wrong)
+    assert outcome.figures["cut again"] == 30

@@ -66,6 +66,73 @@ async def dawdle() -> None:
     await asyncio.sleep(5)
 
 
+class Harm:
+    """What befalls the database under the first execution of an activity, really; the next one is left in peace.
+
+    On a server somebody ends the session of its transaction. SQLite has none: there its file may grow no more, as on a
+    full disk, and the result that is to be recorded has no room.
+    """
+
+    def __init__(self, backend: str, storage: Rooms) -> None:
+        self._backend, self._storage = backend, storage
+        self._loop = asyncio.get_running_loop()
+        self.attempts: list[int] = []
+
+    @property
+    def question(self) -> str:
+        """To be asked in the transaction; whatever it says is the session that is ended."""
+        self.attempts.append(activity_info().attempt)
+        if self._backend == "sqlite":
+            return f"PRAGMA max_page_count = {1 if len(self.attempts) == 1 else 1 << 30}"  # never under what is there
+        return "SELECT pg_backend_pid()" if self._backend == "postgresql" else "SELECT connection_id()"
+
+    async def strike(self, session: int) -> None:
+        """Return when the server has ended the session."""
+        if self._backend == "sqlite" or len(self.attempts) > 1:
+            return
+        end, there = ENDING[self._backend]
+        await self._storage.db().fetch(end.format(session))
+        while await self._storage.db().fetchval(there.format(session)):  # noqa: ASYNC110 - the server ends it
+            await asyncio.sleep(0.005)
+
+    def strike_from_a_thread(self, session: int) -> None:
+        asyncio.run_coroutine_threadsafe(self.strike(session), self._loop).result()
+
+
+HARMS: list[Harm] = []  # the last one counts
+LONG = "x" * 200_000
+ENDING = {
+    "postgresql": ("SELECT pg_terminate_backend({})", "SELECT count(*) FROM pg_stat_activity WHERE pid = {}"),
+    "mysql": ("KILL {}", "SELECT count(*) FROM information_schema.processlist WHERE id = {}"),
+}
+
+
+@activity(transactional=True, retry=Retry(attempts=1))
+async def meet_harm() -> str:
+    await run_sql("UPDATE accounts SET balance = balance + 1 WHERE name = 'bob'")
+    native: Any = connection()
+    if hasattr(native, "ping"):
+        async with native.cursor() as cursor:
+            await cursor.execute(HARMS[-1].question)
+            (session,) = await cursor.fetchone()
+    elif hasattr(native, "fetchval"):
+        session = await native.fetchval(HARMS[-1].question)
+    else:
+        (session,) = native.execute(HARMS[-1].question).fetchone()
+    await HARMS[-1].strike(session)
+    return LONG
+
+
+@activity(transactional=True, retry=Retry(attempts=1))
+def meet_harm_plainly() -> str:
+    """Is told of it by its own statement, or not at all."""
+    db = connection()
+    db.execute("UPDATE accounts SET balance = balance + 1 WHERE name = 'bob'")
+    HARMS[-1].strike_from_a_thread(db.fetchval(HARMS[-1].question))
+    db.execute("UPDATE accounts SET balance = balance - 1 WHERE name = 'ann'")
+    return LONG
+
+
 @workflow(name="transactions.transfer")
 async def transfer(amount: int, fails: int) -> int:
     return await move(amount, fails)
@@ -84,6 +151,11 @@ async def many() -> int:
 @workflow(name="transactions.dawdling")
 async def dawdling() -> None:
     await dawdle()
+
+
+@workflow(name="transactions.harmed")
+async def harmed(plainly: bool) -> str:
+    return await (meet_harm_plainly() if plainly else meet_harm())
 
 
 @workflow(name="transactions.listening")
@@ -131,6 +203,22 @@ async def test_row_transactions_what_fails_leaves_nothing(accounts: Database) ->
             await (await transfer.start(10, 99)).result(SOON)
         assert await balances(app._storage) == {"ann": 100, "bob": 0}
         assert await app._storage.get_pending_channel_messages("moved") == []
+
+
+@everywhere
+@pytest.mark.parametrize("plainly", [False, True])
+async def test_trouble_of_the_database_is_no_attempt(accounts: Database, plainly: bool) -> None:
+    """The only attempt that is allowed meets it, and is made again."""
+    harm = Harm(accounts.backend, await accounts.storage())
+    HARMS.append(harm)
+    async with App(accounts.url) as app:
+        handle = await harmed.start(plainly)
+        assert await handle.result(SOON) == LONG
+        assert harm.attempts == [1, 1]
+        history, _ = await app._storage.get_history_paginated(handle.id)
+        steps = [event.event_type for event in history if ":meet_harm" in event.activity_id]
+        assert steps == ["ActivityCompleted"]
+        assert await balances(app._storage) == {"ann": 100 - plainly, "bob": 1}
 
 
 @everywhere

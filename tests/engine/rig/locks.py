@@ -13,7 +13,7 @@ from perdure.storage.stores import Rooms
 from tests.storages import Database
 
 SETTLE_SEC = 0.2  # longer than any statement takes whose answer nobody reads
-_OPEN = {
+OPEN = {
     "postgresql": "SELECT count(*) FROM pg_stat_activity"
     " WHERE datname = current_database() AND xact_start IS NOT NULL AND pid <> pg_backend_pid()",
     "mysql": "SELECT count(*) FROM information_schema.innodb_trx t JOIN information_schema.processlist p"
@@ -35,7 +35,7 @@ async def _any(database: Database, storage: Rooms) -> bool:
     if database.backend == "sqlite":
         path = database.url.removeprefix("sqlite:///")
         return any(_is_locked(path + suffix) for suffix in ("-turn", "-gate"))
-    return bool(await storage.db().fetchval(_OPEN[database.backend]))
+    return bool(await storage.db().fetchval(OPEN[database.backend]))
 
 
 def _is_locked(path: str) -> bool:

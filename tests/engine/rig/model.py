@@ -30,6 +30,7 @@ from perdure import (
 )
 from perdure.engine import ambient
 from tests.engine.rig.effects import EFFECTS
+from tests.engine.rig.streams import Streams
 from tests.engine.rig.workflows import Executed, Mark
 
 SAID = "model.said"
@@ -115,9 +116,13 @@ async def _perform(node: Node) -> Any:
             await sleep(node["sec"])
             return label
         case "late":
-            return await _late(node["sec"])
+            return await _late("model.never", None, node["sec"])
         case "event":
             return (await wait_event(f"model.{label}")).data
+        case "events":
+            return [(await wait_event(f"model.{label}", where=where)).data["number"] for where in node["wheres"]]
+        case "misses":
+            return await _late(f"model.{label}", node["where"], node["sec"])
         case "mail":
             return await _mail(label)
         case "child":
@@ -148,9 +153,9 @@ async def _try(plan: Plan) -> Any:
         return CAUGHT
 
 
-async def _late(seconds: float) -> int:
+async def _late(event: str, where: dict[str, Any] | None, seconds: float) -> int:
     try:
-        await wait_event("model.never", timeout=timedelta(seconds=seconds))
+        await wait_event(event, where=where, timeout=timedelta(seconds=seconds))
     except TimeoutError:
         return LATE
     return 0
@@ -225,8 +230,10 @@ class Model:
                 raise Failed(label)
             case "publish":
                 self.said[label] += 1
-            case "late":
+            case "late" | "misses":
                 return LATE
+            case "events":
+                return node["found"]
             case "child":
                 return self._run(node["body"])
             case "all":
@@ -254,7 +261,9 @@ class Model:
 
 # Plans.
 
-LEAVES = ("act", "act", "book", "book", "flaky", "say", "publish", "sleep", "late", "mail", "event", "fail")
+LEAVES = ("act", "act", "book", "book", "flaky", "say", "publish", "sleep", "late", "mail", "event", "fail",
+          "events", "misses")  # fmt: skip
+FROM_OUTSIDE = ("event", "events", "misses")
 TREES = ("child", "all", "all", "try", "try")
 
 
@@ -264,7 +273,8 @@ class Planner:
     def __init__(self, chance: random.Random, labels: Iterator[int] | None = None) -> None:
         self._chance = chance
         self._labels = labels or count(1)
-        self.events: list[int] = []  # what the run will wait for from outside
+        self._streams = Streams(chance)
+        self.events: dict[int, list[Any]] = {}  # what is sent to the run from outside, by label, each list in order
 
     def plan(self) -> Plan:
         """For a run; some go on in another generation, once or twice."""
@@ -280,18 +290,29 @@ class Planner:
         """Events come from outside to the run itself, so no child waits for any."""
         trees = depth > 0 and self._chance.random() < 0.4
         kind = self._chance.choice(TREES if trees else LEAVES)
-        if (kind == "fail" and self._chance.random() < 0.5) or (kind == "event" and not alone):
+        if (kind == "fail" and self._chance.random() < 0.5) or (kind in FROM_OUTSIDE and not alone):
             kind = "act"
         node: Node = {"do": kind, "label": next(self._labels)}
         if kind == "flaky":
             node["fails"] = self._chance.randint(0, 2)
         elif kind in ("sleep", "late"):
-            node["sec"] = self._chance.choice((0.0, 0.02, 0.1, 1.05)) + 0.01
+            node["sec"] = self._seconds()
         elif kind == "event":
-            self.events.append(node["label"])
+            self.events[node["label"]] = [node["label"]]
+        elif kind == "events":
+            wheres = [self._streams.where() for _ in range(self._chance.randint(1, 2))]
+            node["wheres"] = list(map(self._streams.values, wheres))
+            self.events[node["label"]], node["found"] = self._streams.fitting(wheres)
+        elif kind == "misses":
+            where = self._streams.where()
+            node |= {"where": self._streams.values(where), "sec": self._seconds()}
+            self.events[node["label"]] = self._streams.missing(where)
         elif kind == "all":
             lengths = [self._chance.randint(1, 3) for _ in range(self._chance.randint(2, 3))]
             node["branches"] = [self._nodes(length, depth - 1, alone=alone) for length in lengths]
         elif kind in ("child", "try"):
             node["body"] = self._nodes(self._chance.randint(1, 3), depth - 1, alone=alone and kind == "try")
         return node
+
+    def _seconds(self) -> float:
+        return self._chance.choice((0.0, 0.02, 0.1, 1.05)) + 0.01

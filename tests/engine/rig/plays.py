@@ -37,14 +37,20 @@ class Play:
         """Start it, send it what it waits for, early or late, and see its end."""
         await asyncio.sleep(self.chance.uniform(0, 1))
         handle = await m.play.start(self.plan, [], id=self.id)
-        self.chance.shuffle(self.events)
-        for event in self.events:
-            await asyncio.sleep(self.chance.choice((0, 0.1, 0.5)))
-            await client.send_event(f"model.{event}", event, to=self.id)
+        streams = {label: iter(events) for label, events in self.events.items()}
+        for label in self._turns():
+            await asyncio.sleep(self.chance.choice((0, 0, 0, 0, 0.1, 0.3)))
+            await client.send_event(f"model.{label}", next(streams[label]), to=self.id)
         try:
             self.result = await handle.result(RESULT_SEC)
         except WorkflowFailedError:
             self.result = None
+
+    def _turns(self) -> list[int]:
+        """The labels of all events in any order; those of one label keep theirs."""
+        turns = [label for label, events in self.events.items() for _ in events]
+        self.chance.shuffle(turns)
+        return turns
 
     def check(self, checker: Checker) -> None:
         """Hold what is stored of it and of its children against the model."""

@@ -131,11 +131,20 @@ async def announce(job: str) -> Mark:
 
 
 @activity(transactional=True, retry=Retry(attempts=100, first=timedelta(milliseconds=50), factor=1))
-async def entering() -> Mark:
-    """One row, in the transaction that records the result; its connection may break under it."""
+async def entering(gate: str | None = None) -> Mark:
+    """One row, in the transaction that records the result; its connection may break under it.
+
+    With a gate the transaction stays open until that is, and says something now and then: the server would end one that
+    is idle.
+    """
     executed = Executed()
     try:
         await entries.enter(executed.token)
+        if gate is not None:
+            EFFECTS.activity("entered", executed.token)
+            while not GATES.is_open(gate):
+                await entries.run_sql("SELECT 1")
+                await asyncio.sleep(0.02)
     except Exception as error:
         raise executed.fail("the database refused") from error
     return executed.mark(9)
@@ -295,6 +304,8 @@ async def detained(gates: list[str], kind: str) -> Account:
         elif kind == "branches":
             for mark in await asyncio.gather(held(gate), thread_held(gate), step(4)):
                 account.add(mark)
+        elif kind == "transaction":
+            account.add(await entering(gate))
         else:
             account.add(await held(gate))
         await publish(JOBS, f"passed {gate}")

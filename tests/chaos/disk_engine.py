@@ -1,0 +1,66 @@
+"""Workers and their workflows on a disk that is full for a while: every run comes to its end, and nobody dies of it."""
+
+import asyncio
+import random
+import sqlite3
+import tempfile
+from contextlib import closing
+
+from tests.chaos.disk_space import Space
+from tests.chaos.rigs import Outcome
+from tests.engine.rig.crew import Crew, until
+from tests.engine.rig.load import under_load, worked, working_again
+from tests.engine.rig.nursery import LEASE_SEC, WorkerSpec
+from tests.engine.rig.places import opened
+from tests.storages import Database
+
+WORKERS, LANES = 2, 9
+BUSY = 15  # executions before the disk is full
+LEFT_MAX = 64 << 10
+TROUBLES = 3
+STAY_SEC = 2 * LEASE_SEC  # at most: leases, which nobody can renew, survive it or do not
+PATIENCE_SEC = 120.0
+
+
+async def engine(url: str, space: Space, outcome: Outcome, chance: random.Random, count: int) -> None:
+    """Fill the disk so many times under workers at work; what they say of it is kept elsewhere."""
+    again = [0.0]
+    with tempfile.TemporaryDirectory(prefix="perdure-disk-", dir="/tmp") as folder:
+        async with opened(Database("sqlite", url)) as database:
+
+            async def harm(crew: Crew) -> None:
+                for _ in range(count):
+                    await worked(crew, BUSY)
+                    path, left = url.removeprefix("sqlite:///"), chance.randrange(LEFT_MAX)
+                    await asyncio.to_thread(_fill, space, path, left)
+                    await _felt(crew)
+                    await asyncio.sleep(chance.choice((0.0, chance.uniform(0, STAY_SEC))))
+                    space.free()
+                    again.append(await working_again(crew))
+                    outcome.done += 1
+                for pid in crew.alive:  # neither could be done to a process that has ended
+                    await crew.nursery.stop(pid)
+                    await crew.nursery.go_on(pid)
+
+            spec = WorkerSpec(url, folder)
+            checker, figures = await under_load(database, spec, chance, harm, workers=WORKERS, lanes=LANES)
+        outcome.wrong += checker.wrong
+        outcome.figures = {"acknowledged": len(checker.rows.instances), **figures}
+        outcome.figures["work_again_max_sec"] = round(max(again), 2)
+
+
+def _fill(space: Space, path: str, left: int) -> None:
+    """The log is emptied before, or there would be room in it for a long while."""
+    with closing(sqlite3.connect(path, timeout=PATIENCE_SEC)) as stranger:
+        stranger.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    space.fill(left)
+
+
+async def _felt(crew: Crew) -> None:
+    """Until workers have written to their log, more than once, that the disk is full."""
+    before = len(crew.troubles())
+
+    def is_felt() -> bool:
+        return sum("full" in line for line in crew.troubles()[before:]) >= TROUBLES
+
+    await until(is_felt, "the disk to be full", PATIENCE_SEC)
