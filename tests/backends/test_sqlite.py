@@ -216,6 +216,7 @@ async def test_a_cancelled_initialize_closes_nothing_under_a_running_statement(
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
+        assert not await asyncio.to_thread(slow.closed.wait, 0.3)  # long enough for who would
         slow.go_on.set()
         assert await asyncio.to_thread(slow.closed.wait, 30)
         assert not slow.closed_under_it

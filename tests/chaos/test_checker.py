@@ -1,15 +1,30 @@
 """The checker finds what it is there for: effects that are missing, doubled or unrecorded."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from perdure.model.records import HistoryEvent
 from tests.engine.rig.checker import COMPLETED, Checker, Rows
+from tests.engine.rig.effects import Effects, Writer
 from tests.engine.rig.entries import Entry
 
 STEP = "1:entering"
 COUNTED = Entry("run", STEP, "7-1")
+
+
+def test_half_a_line_of_a_killed_worker_is_no_line(tmp_path: Path) -> None:
+    writer, effects = Writer(), Effects(tmp_path / "effects")
+    writer.open(effects.path)
+    writer.write("begin", run="run-1")
+    whole = effects.path.read_bytes().strip()
+    for length in range(1, len(whole)):
+        with effects.path.open("ab") as file:
+            file.write(b"\n" + whole[:length])
+        assert len(effects.look()) == length
+        writer.write("begin", run="run-1")
+    assert {line.run for line in effects.look()} == {"run-1"}
 
 
 @pytest.mark.parametrize(

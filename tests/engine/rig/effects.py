@@ -1,7 +1,7 @@
 """The effect log: what activities really did, whichever process they did it in.
 
-A line is one write to a file opened for appending, so lines of many processes never mix, a killed writer leaves no
-half of one, and the order of the lines is the order of the writes.
+A line is one write to a file opened for appending, so lines of many processes never mix, and the order of the lines is
+the order of the writes. Who is killed where a page of the file ends may leave half of one: the next begins a new line.
 """
 
 import json
@@ -47,7 +47,7 @@ class Writer:
     def write(self, what: str, **fields: object) -> None:
         """Append a line."""
         line = {"what": what, "pid": os.getpid(), "at": time.monotonic(), **fields}
-        os.write(self._file, json.dumps(line).encode() + b"\n")
+        os.write(self._file, b"\n" + json.dumps(line).encode() + b"\n")
 
     def activity(self, what: str, token: str) -> None:
         """Append a line of the activity that calls."""
@@ -85,10 +85,14 @@ class Effects:
             data = file.read()
         whole = data[: data.rfind(b"\n") + 1]
         self._offset += len(whole)
-        self.lines += [Line(**_fields(text)) for text in whole.splitlines()]
+        self.lines += [Line(**fields) for text in whole.splitlines() if (fields := _fields(text))]
         return self.lines
 
 
 def _fields(text: bytes) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(text)
+    """Nothing of an empty line, and of half a line."""
+    try:
+        found: dict[str, Any] = json.loads(text)
+    except ValueError:
+        return {}
     return found
