@@ -158,6 +158,17 @@ async def harmed(plainly: bool) -> str:
     return await (meet_harm_plainly() if plainly else meet_harm())
 
 
+@activity(transactional=True, retry=Retry(attempts=1))
+async def end_it_early() -> None:
+    await run_sql("UPDATE accounts SET balance = 0")
+    await run_sql("ROLLBACK")
+
+
+@workflow(name="transactions.ending")
+async def ending() -> None:
+    await end_it_early()
+
+
 @workflow(name="transactions.listening")
 async def listening() -> int:
     await subscribe("moved")
@@ -219,6 +230,18 @@ async def test_trouble_of_the_database_is_no_attempt(accounts: Database, plainly
         steps = [event.event_type for event in history if ":meet_harm" in event.activity_id]
         assert steps == ["ActivityCompleted"]
         assert await balances(app._storage) == {"ann": 100 - plainly, "bob": 1}
+
+
+@everywhere
+async def test_a_transaction_that_its_code_has_ended_records_nothing(accounts: Database) -> None:
+    async with App(accounts.url) as app:
+        handle = await ending.start()
+        with pytest.raises(WorkflowFailedError, match="has ended"):
+            await handle.result(SOON)
+        history, _ = await app._storage.get_history_paginated(handle.id)
+        assert "ActivityCompleted" not in {event.event_type for event in history}
+        assert await (await transfer.start(10, 0)).result(SOON) == 10  # others go on
+        assert await balances(app._storage) == {"ann": 90, "bob": 10}
 
 
 @everywhere

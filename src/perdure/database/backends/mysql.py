@@ -203,6 +203,9 @@ class MySQLBackend(ServerBackend[Any]):
             connection._transport.write(_QUIT)  # else the server's log fills with aborted connections
         connection.close()
 
+    def within(self, connection: Any) -> bool:
+        return bool(connection.server_status & _OPEN)
+
     def reusable(self, connection: Any) -> bool:
         settled = connection.server_status & (_OPEN | _AUTOCOMMIT) == _AUTOCOMMIT
         return settled and connection.perdure_demotions == self._demotions and self.alive(connection)

@@ -22,7 +22,7 @@ from typing import Any
 
 from perdure.database.backends.listen import Listener, Notifier
 from perdure.database.backends.postgres_url import Address, parse
-from perdure.database.backends.server import Fault, ServerBackend
+from perdure.database.backends.server import ENDED, Fault, ServerBackend
 from perdure.database.dialects.base import Part, naive_utc
 from perdure.database.dialects.postgres import PostgresDriver
 from perdure.database.operation import Operation, Work
@@ -236,6 +236,9 @@ class PostgresBackend(ServerBackend[Any]):
     def alive(self, connection: Any) -> bool:
         return not connection.is_closed()
 
+    def within(self, connection: Any) -> bool:
+        return bool(connection.is_in_transaction())
+
     def reusable(self, connection: Any) -> bool:
         return not (connection.is_closed() or connection.is_in_transaction())
 
@@ -410,6 +413,8 @@ class PostgresBackend(ServerBackend[Any]):
             return DatabaseUnavailableError(f"others held the rows for too long: {text}; nothing was written")
         if fault is not Fault.REFUSED:
             return DatabaseUnavailableError(f"the connection to PostgreSQL was lost: {text}")
+        if code == "25P01":
+            return TransactionError(ENDED)
         if code == "25P02":
             return TransactionError("the transaction has failed before: roll it back")
         if code in _NOT_TEXT or isinstance(error.__cause__, UnicodeEncodeError):

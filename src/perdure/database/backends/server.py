@@ -31,6 +31,7 @@ from perdure.errors import (
 C = TypeVar("C")
 T = TypeVar("T")
 
+ENDED = "the transaction has ended, by SQL of your own or an error that it did not heed: nothing more was written"
 IDLE = "the transaction did nothing for longer than idle_transaction_timeout: it was rolled back, nothing was written"
 RETRY_SEC = 15.0  # how long a lost race, or a server that is away, is tried again
 
@@ -88,6 +89,10 @@ class ServerBackend(Generic[C]):
     async def run_within(self, connection: C, call: Call) -> Any:
         """Run a call inside a caller's transaction: all of it, or nothing and an error."""
         return await self.run(connection, call)
+
+    def within(self, connection: C) -> bool:
+        """Whether a transaction is open, by the server's last answer."""
+        raise NotImplementedError
 
     def reusable(self, connection: C) -> bool:
         """Alive, and no transaction left open by a caller's own SQL: the next user's writes would be part of it."""
@@ -368,10 +373,11 @@ class ServerSession(Rows, Generic[C]):
         self._connection: C | None = connection
         self._failed: StorageError | None = None
         self._since = time.monotonic()  # when the last answer came
+        self._lent = False  # from then on not all that happens is seen here
 
     @property
     def native(self) -> Any:
-        connection, self._since = self._usable(), math.inf  # from now on not all that happens is seen here
+        connection, self._since, self._lent = self._usable(), math.inf, True
         return connection
 
     def _look_at_the_clock(self) -> None:
@@ -391,12 +397,22 @@ class ServerSession(Rows, Generic[C]):
     async def execute(self, query: str, *args: object) -> int:
         connection = self._usable()
         with self._failing():
-            return await self._backend.execute_on(connection, query, args)
+            count = await self._backend.execute_on(connection, query, args)
+            self._check_open(connection)
+        return count
 
     async def fetch(self, query: str, *args: object) -> list[tuple[Any, ...]]:
         connection = self._usable()
         with self._failing():
-            return await self._backend.fetch_on(connection, query, args)
+            rows = await self._backend.fetch_on(connection, query, args)
+            self._check_open(connection)
+        return rows
+
+    def _check_open(self, connection: C) -> None:
+        """A caller's own SQL may end the transaction: what follows would be committed by itself."""
+        if not self._backend.within(connection):
+            self._failed = TransactionError(ENDED)
+            raise self._failed
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
@@ -413,9 +429,10 @@ class ServerSession(Rows, Generic[C]):
     async def operate(self, work: Work[T]) -> T:
         connection, backend = self._usable(), self._backend
         with self._failing():
-            if work.single:
+            if work.single and not self._lent:
                 return await drive(work.start(), lambda call: backend.run_within(connection, call))
             await backend.execute_on(connection, "SAVEPOINT operation")
+            self._check_open(connection)
             try:
                 result = await drive(work.start(), lambda call: backend.run(connection, call))
                 await backend.execute_on(connection, "RELEASE SAVEPOINT operation")
@@ -452,6 +469,11 @@ class ServerSession(Rows, Generic[C]):
 
     async def commit(self) -> None:
         self._look_at_the_clock()
+        if self._lent and self._failed is None and self._connection is not None:
+            try:
+                await self.execute("SAVEPOINT lent")  # whose answer says whether there is anything to commit
+            except StorageError as error:
+                self._failed = error
         if self._failed is not None:
             await self.rollback()
             raise self._failed

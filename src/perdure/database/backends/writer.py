@@ -14,7 +14,13 @@ from queue import Empty, SimpleQueue
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from perdure.database.backends.gate import Gate
-from perdure.errors import CommitUnknownError, DatabaseUnavailableError, SchemaError, StorageError
+from perdure.errors import (
+    CommitUnknownError,
+    DatabaseUnavailableError,
+    SchemaError,
+    StorageError,
+    TransactionError,
+)
 
 T = TypeVar("T")
 
@@ -153,7 +159,11 @@ class Writer:
         with self._gate:
             jobs, left = self._gather(first)
             jobs = [job for job in jobs if job.take()]
-            outcomes = _commit_together(connection, jobs) if jobs else []
+            try:
+                outcomes = _commit_together(connection, jobs) if jobs else []
+            except sqlite3.Error as error:  # of a mark between jobs, or of undoing them
+                _roll_back(connection)
+                outcomes = [Outcome(job, None, translate(error)) for job in jobs]
         settle(outcomes)
         return left
 
@@ -183,19 +193,23 @@ class Writer:
                 return
             hold.connection = connection
             settle([Outcome(hold, hold, None)])
-            while connection.in_transaction:
+            while not hold.ended:
                 command = hold.commands.get()
-                if command is None:
-                    connection.execute("ROLLBACK")
-                else:
+                if command is not None and connection.in_transaction:
                     outcome = _attempt(connection, command)
                     hold.ended = not connection.in_transaction
                     settle([outcome])
-            hold.ended = True
+                else:  # rolled back, or ended by its caller's own SQL: outside the transaction nothing is run
+                    hold.ended = True
+                    _roll_back(connection)
+                    _settle_late(command)
         while not hold.commands.empty():
-            command = hold.commands.get()
-            if command is not None:
-                settle([Outcome(command, None, DatabaseUnavailableError("the database rolled the transaction back"))])
+            _settle_late(hold.commands.get())
+
+
+def _settle_late(command: Job[Any] | None) -> None:
+    if command is not None:
+        settle([Outcome(command, None, TransactionError("the transaction has ended: nothing more was written"))])
 
 
 _STOP: Job[Any] = Job.__new__(Job)
@@ -275,14 +289,19 @@ def commit(connection: sqlite3.Connection) -> None:
 
 def _undo(connection: sqlite3.Connection, error: sqlite3.Error) -> StorageError:
     """After a commit that failed: what failed while syncing may still be found in the log after a crash."""
-    if connection.in_transaction:
-        with contextlib.suppress(sqlite3.Error):
-            connection.execute("ROLLBACK")
+    _roll_back(connection)
     if getattr(error, "sqlite_errorname", "").startswith("SQLITE_IOERR"):
         unknown = CommitUnknownError("the disk failed while a commit was being made durable: read back what is there")
         unknown.__cause__ = error
         return unknown
     return translate(error)
+
+
+def _roll_back(connection: sqlite3.Connection) -> None:
+    """Whatever happens: an error here would be the end of the thread."""
+    if connection.in_transaction:
+        with contextlib.suppress(sqlite3.Error):
+            connection.execute("ROLLBACK")
 
 
 def settle(outcomes: list[Outcome]) -> None:
