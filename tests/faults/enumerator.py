@@ -290,6 +290,7 @@ class _Judge:
     def _check_told(self, told: object) -> None:
         case, baseline, left = self._case, self._baseline, self._left
         unsure = case.kind not in (Kind.BEFORE, Kind.CONFLICT) and case.number >= baseline.turned
+        unsure = unsure or (case.kind is Kind.LOSE and self._outlived())
         match told:
             case asyncio.CancelledError():
                 self._expect(self._calls.gave_up, "it is cancelled, and nobody asked for that")
@@ -314,6 +315,11 @@ class _Judge:
                     self._expect(shape(told) == baseline.answer, f"the answer is {told}, not {baseline.answer}")
         if self._calls.gave_up:
             self._expect(isinstance(told, asyncio.CancelledError), f"a cancelled caller was told {told!r}")
+
+    def _outlived(self) -> bool:
+        """Whether a session that was being ended lived on until its commit was sent."""
+        rest = [*self._calls.texts[self._case.number :], "connect"]
+        return "COMMIT" in rest[: rest.index("connect")]
 
     def _in_several(self) -> bool:
         """Whether an earlier one of its transactions was committed."""
