@@ -813,6 +813,44 @@ async def test_a_cancelled_query_does_not_stay_in_the_queue_for_its_lock(backend
     assert [await count(backend, item) for item in "ab"] == [1, 1]
 
 
+async def test_what_was_cut_off_in_a_statement_keeps_no_locks(backend: MySQLBackend) -> None:
+    """The server notices only when the statement has ended."""
+    session = await backend.begin()
+    await session.execute("UPDATE item SET n = n + 1 WHERE id = 'a'")
+    sleeping = asyncio.ensure_future(session.execute("DO SLEEP(60)"))
+    query = "SELECT COUNT(*) FROM information_schema.processlist WHERE db = DATABASE() AND info LIKE 'DO SLEEP%'"
+    await until(lambda: backend.executor().fetchval(query))
+    assert session._connection is not None
+    session._connection._transport.abort()
+    with pytest.raises(DatabaseUnavailableError):
+        await sleeping
+    await session.rollback()
+    assert await asyncio.wait_for(backend.write(one(S["bump"](id="a"))), 3) == 1  # MariaDB itself looks every 5 s
+    assert await count(backend, "a") == 1
+
+
+async def test_who_ends_cancelled_queries_tries_again(backend: MySQLBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They hold locks, and no connection may be free just then."""
+    holder = await backend.begin()
+    await holder.execute("UPDATE item SET n = n + 1 WHERE id = 'a'")
+    waiting = asyncio.ensure_future(backend.write(one(S["bump"](id="a"))))
+    await blocked(backend)
+    connect, refusals = backend.connect, iter([DatabaseUnavailableError("no connection left")] * 3)
+
+    async def connect_later() -> Any:
+        if (refusal := next(refusals, None)) is not None:
+            raise refusal
+        return await connect()
+
+    monkeypatch.setattr(backend, "connect", connect_later)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    await asyncio.wait_for(until(lambda: nobody_waits(backend)), 6)
+    assert next(refusals, None) is None
+    await holder.commit()
+
+
 async def nobody_waits(backend: MySQLBackend) -> bool:
     query = "SELECT COUNT(*) FROM information_schema.processlist WHERE db = DATABASE() AND info LIKE 'UPDATE%'"
     return bool(await backend.executor().fetchval(query) == 0)

@@ -40,22 +40,35 @@ class Calls:
         self.over = threading.Event()  # nobody waits any more
         self.caller: asyncio.Task[Any] | None = None  # who is cancelled
         self.kill = kill  # ends a session of the server
+        self._promised: tuple[object, int] | None = None
         self._loop = asyncio.get_running_loop()
 
-    def ahead(self, place: int) -> Kind | None:
-        """What is to befall a call that comes after so many others."""
-        is_it = self.armed and not self.hit and len(self.texts) + 1 + place == self.number
-        return self.kind if is_it else None
+    def ahead(self, place: int, sender: object) -> Kind | None:
+        """What is to befall a call that is sent now, together with so many others before it.
 
-    def come(self, text: str, place: int = 0) -> Kind | None:
+        It is the sender's from then on, whoever else has an answer first.
+        """
+        if self._promised is None and self._is_it(place):
+            self._promised = sender, place
+        return self.kind if self._promised == (sender, place) else None
+
+    def take_back(self, sender: object) -> None:
+        """Of what was sent together, one was refused: those after it were not run."""
+        if self._promised is not None and self._promised[0] is sender:
+            self._promised = None
+
+    def _is_it(self, place: int = 0) -> bool:
+        return self.armed and not self.hit and len(self.texts) + 1 + place >= self.number > 0
+
+    def come(self, text: str, place: int = 0, sender: object = None) -> Kind | None:
         """Note a call, and its place among those that are sent together; gives what is to befall it."""
         if not self.armed:
             return None
-        kind = self.ahead(0)
-        self.hit |= kind is not None
+        is_it = self._is_it() if self._promised is None else not self.hit and self._promised == (sender, place)
+        self.hit |= is_it
         self.firsts.append(len(self.texts) + 1 - place)
         self.texts.append(" ".join(text.split()))
-        return kind
+        return self.kind if is_it else None
 
     def give_up(self) -> None:
         """Cancel the caller, from whatever thread."""

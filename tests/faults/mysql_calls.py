@@ -52,7 +52,7 @@ class _Statements:
         self._texts = (packet.encode() if isinstance(packet, str) else packet).split(b"\n;")
         self._place = 0
         sent = [
-            _INSTEAD.get(kind, text) if (kind := self._calls.ahead(place)) else text
+            _INSTEAD.get(kind, text) if (kind := self._calls.ahead(place, self)) else text
             for place, text in enumerate(self._texts)
         ]
         return await self._answer(lambda: self._query(b"\n;".join(sent), *arguments))
@@ -63,7 +63,7 @@ class _Statements:
 
     async def _answer(self, do: Any) -> Any:
         text = self._texts[self._place] if self._place < len(self._texts) else b"one of ours"
-        kind = self._calls.come(text.decode(), self._place)
+        kind = self._calls.come(text.decode(), self._place, self)
         match kind:
             case Kind.HANG:
                 return await self._hang(do)
@@ -73,6 +73,9 @@ class _Statements:
                 await self._calls.kill(self._connection.thread_id())
         try:
             answer = await do()
+        except BaseException:
+            self._calls.take_back(self)
+            raise
         finally:
             await self._calls.passed()
         if kind is Kind.AFTER:

@@ -9,18 +9,18 @@ Of asyncmy the text protocol is used, without its cursors and its pool. This is 
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import suppress
 from datetime import datetime
 from functools import cache
 from importlib import import_module
 from math import ceil
 from ssl import SSLError
+from time import monotonic
 from typing import Any
 
 from perdure.database.backends.base import Notifier
 from perdure.database.backends.mysql_url import parse
 from perdure.database.backends.polling import Polling
-from perdure.database.backends.server import Fault, ServerBackend
+from perdure.database.backends.server import RETRY_SEC, Fault, ServerBackend
 from perdure.database.dialects.base import Part, Rendering
 from perdure.database.dialects.mysql import MySQLDriver, literal, utf8
 from perdure.database.secret import Secret
@@ -71,6 +71,7 @@ _FULL = {1021, 1114}
 _DAMAGED = {126, 1034}  # of a temporary table: that was no room either
 _CROWDED = {1040, 1203, 1226}
 _LOGIN = {1045, 1698, 1044, 1130, 1251, 1862, 2059, 3118}
+_NO_SUCH_THREAD = 1094
 _LEAVE = {1047, *_READ_ONLY}  # this host cannot serve us: the next connection may go to a better one
 _DEMOTED = {1290, 1836}
 
@@ -201,6 +202,8 @@ class MySQLBackend(ServerBackend[Any]):
     def discard(self, connection: Any) -> None:
         if self.alive(connection):
             connection._transport.write(_QUIT)  # else the server's log fills with aborted connections
+        else:
+            self._end_query(connection)
         connection.close()
 
     def within(self, connection: Any) -> bool:
@@ -298,7 +301,7 @@ class MySQLBackend(ServerBackend[Any]):
                     result = connection._result
                     results.append(result)
         except asyncio.CancelledError:
-            self._abandon(connection)
+            connection.close()
             raise
         except asyncmy.MySQLError as error:
             if error.args[0] in _LEAVE:
@@ -334,38 +337,49 @@ class MySQLBackend(ServerBackend[Any]):
             if connection._transport is not None:
                 connection._transport.abort()
                 self._pool.clear()  # of a silent server each would cost a time-out of its own
-                self._end_query(connection)
         self._watchman = loop.call_later(self._read_timeout / 4, self._look, loop) if self._waiting else None
 
-    # A cancelled query.
-
-    def _abandon(self, connection: Any) -> None:
-        """Close a connection whose query may still wait for a lock, and see to it that it does not hold others."""
-        connection.close()
-        self._end_query(connection)
+    # What is left of a connection that was cut off.
 
     def _end_query(self, connection: Any) -> None:
-        """Have the server end what it still does for a connection that is closed here."""
-        self._strays.append((connection.thread_id(), connection.perdure_server))
+        """Have the server end what it still does for it: that may wait for locks, and hold others."""
+        stray = connection.thread_id(), connection.perdure_server
+        if not connection.perdure_server or stray in self._strays:
+            return
+        self._strays.append(stray)
         if self._reaper is None or self._reaper.done():
             self._reaper = asyncio.ensure_future(self._reap())
 
     async def _reap(self) -> None:
-        await asyncio.sleep(0.02)  # most have ended by then, and a burst shares one connection
-        try:
-            helper = await self.connect()
-        except StorageError:
-            self._strays.clear()
-            return
+        pause, until = 0.02, monotonic() + RETRY_SEC  # most have ended by then, and a burst shares one connection
+        while self._strays and monotonic() < until:
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, 0.5)
+            try:
+                await self._kill_strays()
+            except (StorageError, asyncmy.MySQLError, OSError):  # they hold locks: it is tried again
+                if self._pool.closed:
+                    break
+        self._strays.clear()
+
+    async def _kill_strays(self) -> None:
+        helper = await self.connect()
         try:
             while self._strays:
-                thread, server = self._strays.pop()
+                thread, server = self._strays[-1]
                 # Not on another host of the list, nor after a restart, where the number may be somebody else's.
                 if server == helper.perdure_server and thread < helper.thread_id():
-                    with suppress(asyncmy.MySQLError):  # gone by itself
-                        await helper.query(f"KILL {thread}")
+                    await self._kill(helper, thread)
+                self._strays.remove((thread, server))
         finally:
             self.discard(helper)
+
+    async def _kill(self, helper: Any, thread: int) -> None:
+        try:
+            await helper.query(f"KILL {thread}")
+        except asyncmy.MySQLError as error:
+            if error.args[0] != _NO_SUCH_THREAD:  # gone by itself
+                raise
 
     # Errors.
 
