@@ -1,14 +1,18 @@
 """Fences and takeovers with real connections; the test goes on only when the rival is really blocked."""
 
 import asyncio
+from contextlib import nullcontext
 from datetime import timedelta
 
 import pytest
 
+from perdure.database.operation import Again, Operation, Work
 from perdure.errors import InstanceNotFoundError, InvalidTransitionError, LeaseLostError, WorkflowNotCancellableError
-from perdure.model.records import HistoryEvent, Lease, TimerSubscription
+from perdure.model.records import ChannelMode, ChannelWait, HistoryEvent, Lease, TimerSubscription, TimerWait
 from perdure.model.states import WorkflowStatus
+from perdure.storage import fences
 from perdure.storage.fences import fence
+from perdure.storage.instances import finish
 from perdure.storage.stores import Rooms
 from perdure.testing.conformance.tools import leased, new, shift, status
 from tests.interleavings.blocking import blocked
@@ -73,6 +77,51 @@ async def test_an_end_takes_what_was_registered_while_it_waited(storage: Rooms, 
     await end
     assert await status(storage, "i-1") == ended
     assert await storage.db().fetch("SELECT timer_id FROM workflow_timer_subscriptions") == []
+
+
+@pytest.mark.parametrize("on_message", [False, True], ids=["timer", "message"])
+async def test_a_wait_alone_takes_what_was_registered_while_it_waited(
+    storage: Rooms, peer: Rooms, on_message: bool
+) -> None:
+    lease = await leased(storage, "i-1")
+    await storage.subscribe_to_channel("i-1", "news", ChannelMode.BROADCAST)
+    hour = timedelta(hours=1)
+    wait = ChannelWait("news", "r", after=hour) if on_message else TimerWait("t1", "s", after=hour)
+    async with peer.transaction():
+        await peer.register_timer_subscription(TimerSubscription("i-1", "t2"), after=hour, lease=lease)
+        suspending = asyncio.create_task(storage.suspend(lease, [wait]))
+        await blocked(peer, suspending)
+    assert (await suspending).suspended
+    left = await storage.db().fetch("SELECT timer_id FROM workflow_timer_subscriptions")
+    assert left == ([] if on_message else [("t1",)])
+
+
+def test_a_move_that_would_find_its_row_by_now_is_made_again() -> None:
+    """Whatever it was that it did not find: fed by hand, as below."""
+    move = finish("i-1", WorkflowStatus.COMPLETED, "1", None)
+    next(move)
+    move.send((0, 0, 0))
+    with pytest.raises(Again):
+        move.send([("running", 1, "w1", "wf")])
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["alone", "inside"])
+@pytest.mark.parametrize("database", ["postgresql", "mysql"], indirect=True)
+async def test_what_has_to_be_made_again_is(storage: Rooms, inside: bool) -> None:
+    runs = 0
+
+    def look_twice() -> Operation[int]:
+        nonlocal runs
+        runs += 1
+        yield fences.S.fence(instance_id="i-1", token=None, worker_id=None)
+        if runs < 3:
+            raise Again
+        return runs
+
+    for single in (True, False):
+        runs = 0
+        async with storage.transaction() if inside else nullcontext():
+            assert await storage._run(Work(look_twice, single=single)) == 3
 
 
 def test_an_instance_that_appears_after_the_fence_looked_was_not_there() -> None:

@@ -51,6 +51,9 @@ _COLUMNS = {
 _MATTER = {
     "perdure_channels": " WHERE dirty_at IS NOT NULL",  # the others are locks that nobody holds
     "workflow_definitions": " WHERE 1 = 0",  # one may be there without the instance that was refused
+    "perdure_outbox_sequences": " WHERE 1 = 0",  # who loses a race may skip a number; events show those that were given
+    "perdure_outbox_sources": " WHERE EXISTS (SELECT 1 FROM outbox_events e WHERE e.status IN ('pending', 'processing')"
+    " AND e.event_source = perdure_outbox_sources.event_source)",  # else a mark costs the next relay one look
 }
 
 _TABLE_COLUMNS = {

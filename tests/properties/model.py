@@ -67,7 +67,15 @@ class ReferenceLane(Lane):
         rows = [dict(row) for row in getattr(self.world.tables, table).values()]
         if table == "workflow_instances":
             return [{**row, "claimable_at": claimable_at(row), "finished_at": finished_at(row)} for row in rows]
-        return [row for row in rows if table != "perdure_channels" or row["dirty_at"] is not None]
+        return [row for row in rows if self._matters(table, row)]
+
+    def _matters(self, table: str, row: dict[str, Any]) -> bool:
+        """The same rows as on the other lanes."""
+        if table == "perdure_outbox_sources":
+            events = self.world.tables.outbox_events.values()
+            waiting = {each["event_source"] for each in events if each["status"] in ("pending", "processing")}
+            return row["event_source"] in waiting
+        return table != "perdure_outbox_sequences" and (table != "perdure_channels" or row["dirty_at"] is not None)
 
     async def own_sql(self, query: str) -> object:
         return len(getattr(self._own._tables, query.removeprefix("SELECT count(*) FROM ")))

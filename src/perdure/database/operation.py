@@ -22,6 +22,10 @@ _parse, _combine = datetime.fromisoformat, datetime.combine
 Operation = Generator[Call, Any, T]
 
 
+class Again(Exception):
+    """Raised by an operation that found nothing to write to, and then saw that by now there is: it is run again."""
+
+
 @dataclass(slots=True)
 class Work(Generic[T]):
     """An operation to run, and how it may be treated.

@@ -1,11 +1,11 @@
 """Fences: the first act of every write for an instance, which holds the instance's row if the lease is current."""
 
-from perdure.database.operation import Operation, Work
+from perdure.database.operation import Again, Operation, Work
 from perdure.database.statements import Call
 from perdure.errors import InstanceNotFoundError, InvalidTransitionError, LeaseLostError, StorageError
 from perdure.model import limits
 from perdure.model.records import Lease
-from perdure.model.states import WorkflowStatus
+from perdure.model.states import WorkflowStatus, sources_of
 from perdure.storage.sql import room
 
 S = room("fences")
@@ -44,6 +44,8 @@ def refused(instance_id: str, lease: Lease | None, target: WorkflowStatus | None
         return lost(lease)
     if not rows or target is None:  # what is there by now was not when it was looked for
         return InstanceNotFoundError(f"there is no instance {instance_id!r}")
+    if rows[0][0] in sources_of(target):  # nor did it stand as it does by now
+        raise Again
     return InvalidTransitionError(f"{instance_id!r} is {rows[0][0]} and cannot become {target}")
 
 

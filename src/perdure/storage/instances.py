@@ -288,10 +288,7 @@ def finish(instance_id: str, status: WorkflowStatus, output: str | None, lease: 
     answer = yield S.finish(
         instance_id=instance_id, status=status.value, output_data=output, **fence_params(instance_id, lease)
     )
-    done, changed = (answer[0], 0) if isinstance(answer, tuple) else answer[0]
-    if changed:  # by somebody else, just now
-        yield from finish(instance_id, status, output, lease)
-    elif not done:
+    if not (answer[0] if isinstance(answer, tuple) else answer[0][0]):
         raise (yield from refused(instance_id, lease, status))
 
 

@@ -280,9 +280,8 @@ def _at_once(owner: Owner, waits: Sequence[Wait], alone: bool) -> Operation[Susp
     if parked:
         return Suspension(True)
     _judge(owner, (yield fences.S.standing(instance_id=owner.instance_id)))
-    if isinstance(wait, ChannelWait):
-        yield from channels.subscribed(owner.instance_id, wait.channel)
-    return Suspension(False, (wait.activity_id,))
+    ready = yield from _is_ready(owner, wait)  # or the instance was changed just then
+    return Suspension(False, (wait.activity_id,)) if ready else (yield from _at_once(owner, waits, alone))
 
 
 def _suspended(owner: Owner) -> Operation[Suspension | None]:

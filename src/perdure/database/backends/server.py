@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 from perdure.database.backends.base import Executor, Rows, Script, drive
 from perdure.database.backends.pool import Pool
 from perdure.database.dialects.base import Rendering
-from perdure.database.operation import Work
+from perdure.database.operation import Again, Work
 from perdure.database.statements import Call
 from perdure.errors import (
     CommitUnknownError,
@@ -184,6 +184,9 @@ class ServerBackend(Generic[C]):
                 return await self._transact(connection, work, sent)
             except StorageError:
                 raise
+            except Again as error:
+                if time.monotonic() > until:
+                    raise self.translate(error) from error
             except Exception as error:
                 fault = self.fault(error)
                 late, unknown = time.monotonic() > until, sent.answered or (fault is Fault.LOST and sent.commit)
@@ -419,7 +422,7 @@ class ServerSession(Rows, Generic[C]):
         """Every driver's error is judged here: after some the server has no transaction any more."""
         try:
             yield
-        except StorageError:
+        except (StorageError, Again):
             raise
         except Exception as error:
             raise self._fail(error) from error
@@ -427,6 +430,15 @@ class ServerSession(Rows, Generic[C]):
             self._since = max(self._since, time.monotonic())
 
     async def operate(self, work: Work[T]) -> T:
+        until = time.monotonic() + RETRY_SEC
+        while True:
+            try:
+                return await self._operate(work)
+            except Again as error:
+                if time.monotonic() > until:
+                    raise self._backend.translate(error) from error
+
+    async def _operate(self, work: Work[T]) -> T:
         connection, backend = self._usable(), self._backend
         with self._failing():
             if work.single and not self._lent:
@@ -437,7 +449,7 @@ class ServerSession(Rows, Generic[C]):
                 result = await drive(work.start(), lambda call: backend.run(connection, call))
                 await backend.execute_on(connection, "RELEASE SAVEPOINT operation")
             except Exception as error:
-                if isinstance(error, StorageError) or backend.fault(error) is Fault.REFUSED:
+                if isinstance(error, StorageError | Again) or backend.fault(error) is Fault.REFUSED:
                     await backend.execute_on(connection, "ROLLBACK TO SAVEPOINT operation")
                 raise
             return result

@@ -71,7 +71,7 @@ UPDATE channel_subscriptions SET activity_id = NULL, timeout_at = NULL
 
 -- finish [postgresql]
 -- Differs because a CTE makes it one round trip. It sees the timers and waits that were there when it began: if somebody
--- changed the instance since then, there may be others, and nothing is done; then the second number is 1.
+-- changed the instance since then, there may be others, and nothing is done.
 WITH seen AS (
   SELECT instance_id, xmin AS version FROM workflow_instances
    WHERE instance_id = :instance_id AND finished_at IS NULL AND (status = 'running' OR :status <> 'completed')
@@ -84,7 +84,7 @@ done AS (
 timers AS (DELETE FROM workflow_timer_subscriptions t USING done WHERE t.instance_id = done.instance_id),
 waits AS (UPDATE channel_subscriptions s SET activity_id = NULL, timeout_at = NULL FROM done
            WHERE s.instance_id = done.instance_id AND s.activity_id IS NOT NULL)
-SELECT (SELECT count(*) FROM done), (SELECT count(*) FROM seen) - (SELECT count(*) FROM done)
+SELECT count(*) FROM done
 
 -- interrupt
 -- Cancel the engine's way: fence the runner off and let the instance compensate.

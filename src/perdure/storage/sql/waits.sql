@@ -49,8 +49,9 @@ UPDATE workflow_instances
  WHERE instance_id = :instance_id
 
 -- sleep
--- Wait for one timer, all of it or nothing: nothing if the lease is not current or the timer is due. Only PostgreSQL
--- has it, to save round trips: the others take the steps above.
+-- Wait for one timer, all of it or nothing: nothing if the lease is not current, the timer is due, or somebody changed
+-- the instance since the statement began: it does not see what timers he left. Only PostgreSQL has it, to save round
+-- trips: the others take the steps above.
 WITH parked AS (
   UPDATE workflow_instances i
      SET status = 'waiting_for_timer', updated_at = {now}, locked_by = NULL, locked_at = NULL, lock_expires_at = NULL
@@ -59,6 +60,7 @@ WITH parked AS (
      AND COALESCE((SELECT t.expires_at FROM workflow_timer_subscriptions t
                     WHERE t.instance_id = :instance_id AND t.timer_id = :timer_id),
                   :at, {after(:after_sec)}) > {now}
+     AND i.xmin = (SELECT seen.xmin FROM workflow_instances seen WHERE seen.instance_id = :instance_id)
   RETURNING i.instance_id, i.framework),
 timer AS (
   INSERT INTO workflow_timer_subscriptions (instance_id, timer_id, expires_at, activity_id, created_at, framework)
@@ -86,6 +88,7 @@ WITH parked AS (
      AND COALESCE(CASE WHEN s.activity_id = :activity_id THEN s.timeout_at END, :at, {after(:after_sec)},
                   'infinity') > {now}
      AND CASE s.mode WHEN 'broadcast' THEN COALESCE({newest(s)}, 0) <= {cursor} ELSE {unclaimed(s)} IS NULL END
+     AND i.xmin = (SELECT seen.xmin FROM workflow_instances seen WHERE seen.instance_id = :instance_id)
   RETURNING i.instance_id),
 wait AS (
   UPDATE channel_subscriptions s
