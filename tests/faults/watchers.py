@@ -4,6 +4,7 @@ A snapshot is of one moment, and without what differs from one run to the next: 
 a database gives to rows, of which only the order counts.
 """
 
+import asyncio
 import json
 import re
 import sqlite3
@@ -20,6 +21,7 @@ from tests.storages import tables
 
 State = tuple[str, ...]
 
+WIPE_SEC = 3.0
 SESSION = "perdure-faults"  # the name of the sessions that are looked at
 _LOCKS = (
     "SELECT state, query FROM pg_stat_activity"
@@ -71,18 +73,23 @@ class SQLiteWatcher:
         return self.look()
 
     async def wipe(self) -> None:
-        for statement in (
-            "BEGIN IMMEDIATE",
-            *(f"DELETE FROM {table}" for table in _children_first("sqlite")),
-            "COMMIT",
-        ):
-            self._connection.execute(statement)
+        async with asyncio.timeout(WIPE_SEC):  # a worker of the last case may just be taking its leave
+            while not self._has_begun():
+                await asyncio.sleep(0.005)
+        for table in _children_first("sqlite"):
+            self._connection.execute(f"DELETE FROM {table}")
+        self._connection.execute("COMMIT")
 
-    async def held(self) -> str:
+    def _has_begun(self) -> bool:
         try:
             self._connection.execute("BEGIN IMMEDIATE")
-        except sqlite3.OperationalError as error:
-            return str(error)
+        except sqlite3.OperationalError:
+            return False
+        return True
+
+    async def held(self) -> str:
+        if not self._has_begun():
+            return "the file"
         self._connection.execute("ROLLBACK")
         return ""
 
