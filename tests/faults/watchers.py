@@ -74,7 +74,7 @@ class SQLiteWatcher:
 
     async def wipe(self) -> None:
         async with asyncio.timeout(WIPE_SEC):  # a worker of the last case may just be taking its leave
-            while not self._has_begun():
+            while not self._has_begun():  # noqa: ASYNC110 - others let go of it
                 await asyncio.sleep(0.005)
         for table in _children_first("sqlite"):
             self._connection.execute(f"DELETE FROM {table}")
