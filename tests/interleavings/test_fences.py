@@ -96,6 +96,21 @@ async def test_a_wait_alone_takes_what_was_registered_while_it_waited(
     assert left == ([] if on_message else [("t1",)])
 
 
+@pytest.mark.parametrize("database", ["postgresql", "mysql"], indirect=True)
+async def test_what_was_claimed_while_a_clean_up_waited_is_there_for_others_again(storage: Rooms, peer: Rooms) -> None:
+    lease = await leased(storage, "i-1")
+    message = await storage.publish_to_channel("jobs", b"1")
+    await storage.deliver_pending()  # nobody is there: the channel's mark is gone
+    marked = "SELECT channel FROM perdure_channels WHERE dirty_at IS NOT NULL"
+    assert await storage.db().fetch(marked) == []
+    async with peer.transaction():
+        assert await peer.claim_channel_message(message, "i-1", lease=lease)
+        cleaning = asyncio.create_task(storage.cleanup_instance_subscriptions("i-1", lease=lease))
+        await blocked(peer, cleaning)
+    await cleaning
+    assert await storage.db().fetch(marked) == [("jobs",)]
+
+
 def test_a_move_that_would_find_its_row_by_now_is_made_again() -> None:
     """Whatever it was that it did not find: fed by hand, as below."""
     move = finish("i-1", WorkflowStatus.COMPLETED, "1", None)

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from perdure.database.operation import Operation, Work, raw, utc, utc_or_none
+from perdure.database.operation import Again, Operation, Work, raw, utc, utc_or_none
 from perdure.errors import InvalidTransitionError, LimitError
 from perdure.model import limits
 from perdure.model.records import ArchivedHistoryEvent, Lease, WorkflowInstance
@@ -73,9 +73,12 @@ def _from_row(row: Sequence[Any]) -> ArchivedHistoryEvent:
 
 
 def _unsubscribe(instance_id: str, lease: Lease | None) -> Operation[None]:
-    for channel in sorted(row[0] for row in (yield S.claimed(instance_id=instance_id))):
+    marked = {row[0] for row in (yield S.claimed(instance_id=instance_id))}
+    for channel in sorted(marked):
         yield channels.S.mark(channel=channel)  # what it had claimed is there for others again
     yield from fence(instance_id, lease)
+    if not marked.issuperset(row[0] for row in (yield S.claimed(instance_id=instance_id))):
+        raise Again  # it was claimed meanwhile, and channels are locked before instances
     yield S.unsubscribe(instance_id=instance_id)
 
 
@@ -92,8 +95,7 @@ def _recur(instance_id: str, text: str, lease: Lease, generations: list[str]) ->
 
 
 def _live(instance_id: str) -> Operation[WorkflowInstance]:
-    rows = yield instances.S.get(instance_id=instance_id)
-    return instances.from_row(rows[0])
+    return instances.from_row((yield instances.S.get(instance_id=instance_id))[0])
 
 
 def _insert_generation(live: WorkflowInstance) -> Operation[str]:
