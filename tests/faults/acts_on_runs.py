@@ -1,5 +1,7 @@
 """Operations on runs: their locks, their rows, their histories."""
 
+import asyncio
+
 from perdure.model.records import (
     ChannelMode,
     ListInstancesOptions,
@@ -54,6 +56,7 @@ async def cleanup_stale_locks(on: Stage) -> Act:
     for _ in range(2):
         lease = await on.leased()
         await on.storage.refresh_lock(lease.instance_id, "w", 0.001, lease=lease)
+    await asyncio.sleep(0.01)  # until both are over: SQLite's clock counts milliseconds
     return lambda s: s.cleanup_stale_locks()
 
 
