@@ -1,27 +1,16 @@
 """A caller's own SQL that ends the transaction, in whatever way: what follows is never committed by itself."""
 
 from contextlib import suppress
-from typing import Any
 
 import pytest
 
 from perdure.errors import TransactionError
 from perdure.model.records import WorkflowInstance
 from perdure.storage.stores import Rooms
+from tests.servers.databases import run_natively
 from tests.storages import Database
 
 BEFORE, AFTER = WorkflowInstance("before", "wf"), WorkflowInstance("after", "wf")
-
-
-async def natively(native: Any, statement: str) -> None:
-    """Run it behind the storage's back, on whatever driver's connection this is."""
-    if hasattr(native, "ping"):
-        async with native.cursor() as cursor:
-            await cursor.execute(statement)
-    elif hasattr(native, "fetchval"):
-        await native.execute(statement)
-    else:
-        native.execute(statement)
 
 
 async def check(storage: Rooms) -> None:
@@ -38,7 +27,7 @@ async def test_an_operation_after_the_end_is_refused(database: Database, lent: b
         async with storage.transaction() as connection:
             await storage.create_instance(BEFORE)
             if lent:
-                await natively(connection.native, "ROLLBACK")
+                await run_natively(connection.native, "ROLLBACK")
             else:
                 with suppress(TransactionError):
                     await connection.execute("ROLLBACK")
@@ -51,7 +40,7 @@ async def test_a_commit_after_the_end_is_no_commit(database: Database) -> None:
     with pytest.raises(TransactionError, match="has ended"):
         async with storage.transaction() as connection:
             await storage.create_instance(BEFORE)
-            await natively(connection.native, "ROLLBACK")
+            await run_natively(connection.native, "ROLLBACK")
     await check(storage)
 
 
@@ -61,7 +50,7 @@ async def test_an_end_that_is_followed_by_an_error_is_only_an_error(database: Da
     with pytest.raises(ZeroDivisionError):
         async with storage.transaction() as connection:
             await storage.create_instance(BEFORE)
-            await natively(connection.native, "ROLLBACK")
+            await run_natively(connection.native, "ROLLBACK")
             raise ZeroDivisionError
     await check(storage)
 
@@ -69,7 +58,7 @@ async def test_an_end_that_is_followed_by_an_error_is_only_an_error(database: Da
 async def test_who_was_lent_the_connection_may_use_it(database: Database) -> None:
     storage = await database.storage()
     async with storage.transaction() as connection:
-        await natively(connection.native, "SAVEPOINT own")
+        await run_natively(connection.native, "SAVEPOINT own")
         await storage.create_instance(BEFORE)
-        await natively(connection.native, "RELEASE SAVEPOINT own")
+        await run_natively(connection.native, "RELEASE SAVEPOINT own")
     assert await storage.get_instance("before") is not None

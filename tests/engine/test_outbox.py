@@ -22,7 +22,7 @@ from perdure.engine import relay
 from perdure.errors import LimitError
 from perdure.model.records import OutboxStatus
 from perdure.storage.stores import Rooms, shift_clock
-from tests.engine.test_transactions import run_sql
+from tests.engine.rig.entries import run_sql
 from tests.engine.waiting import until
 from tests.storages import Database
 

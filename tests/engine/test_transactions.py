@@ -23,23 +23,12 @@ from perdure import (
 )
 from perdure.errors import OutsideWorkflowError
 from perdure.storage.stores import Rooms
+from tests.engine.rig.entries import run_sql
 from tests.storages import Database
 
 SOON = timedelta(seconds=20)
 QUICK = Retry(attempts=3, first=timedelta(milliseconds=5))
 TABLE = "CREATE TABLE IF NOT EXISTS accounts (name VARCHAR(50) PRIMARY KEY, balance INTEGER NOT NULL)"
-
-
-async def run_sql(statement: str) -> None:
-    """On whatever driver's connection this is."""
-    native: Any = connection()
-    if hasattr(native, "fetchval"):
-        await native.execute(statement)
-    elif hasattr(native, "cursor") and asyncio.iscoroutinefunction(native.ping if hasattr(native, "ping") else None):
-        async with native.cursor() as cursor:
-            await cursor.execute(statement)
-    else:
-        native.execute(statement)
 
 
 @activity(transactional=True, retry=QUICK)

@@ -89,3 +89,14 @@ async def fetch_mysql(connection: asyncmy.Connection, statement: str) -> list[tu
 
 def _with_database(url: str, name: str) -> str:
     return urlsplit(url)._replace(path=f"/{name}").geturl()
+
+
+async def run_natively(native: Any, statement: str) -> None:
+    """Run it behind the storage's back, on whatever driver's connection this is."""
+    if hasattr(native, "ping"):
+        async with native.cursor() as cursor:
+            await cursor.execute(statement)
+    elif hasattr(native, "fetchval"):
+        await native.execute(statement)
+    else:
+        native.execute(statement)

@@ -1,10 +1,10 @@
 """The effect table: what transactional activities entered, one row each time, so that a double shows."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from perdure import activity_info, connection
 from perdure.storage.stores import Rooms
+from tests.servers.databases import run_natively
 
 TABLE = "rig_entries"
 COLUMNS = "run", "step", "token"
@@ -38,15 +38,8 @@ async def entered(storage: Rooms) -> list[Entry]:
 
 
 async def run_sql(statement: str) -> None:
-    """On whatever driver's connection this is."""
-    native: Any = connection()
-    if hasattr(native, "ping"):
-        async with native.cursor() as cursor:
-            await cursor.execute(statement)
-    elif hasattr(native, "fetchval"):
-        await native.execute(statement)
-    else:
-        native.execute(statement)
+    """In the transaction of the activity that calls."""
+    await run_natively(connection(), statement)
 
 
 def is_entry(step: str) -> bool:
