@@ -13,6 +13,7 @@ EVENT_TYPE_MAX = 100
 PAYLOAD_MAX = 8 * 1024 * 1024
 METADATA_MAX = 64 * 1024
 PAGE_MAX = 1000
+WAITS_MAX = 25_000  # of one instance at once; the engine allows 10,000 steps, each with at most two
 EVERYTHING = 2**62
 NUMBER_MAX = 2**63 - 1
 LEASE_MAX_SEC = 366 * 24 * 3600

@@ -183,12 +183,16 @@ class TimerWait:
 
 @dataclass(frozen=True, slots=True)
 class ChannelWait:
-    """One wait of `suspend`: for the next message of a channel, for ever or with a time-out."""
+    """One wait of `suspend`: for the next message of a channel, for ever or with a time-out.
+
+    With `where` only a message counts whose data has these values at these JSON paths.
+    """
 
     channel: str
     activity_id: str
     timeout_at: datetime | None = None
     after: timedelta | None = None
+    where: Mapping[str, object] | None = None
 
 
 @dataclass(frozen=True, slots=True)

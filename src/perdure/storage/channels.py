@@ -14,6 +14,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, NoReturn, TypeVar
 from uuid import uuid4
 
+from perdure.database.dialects.base import Bare
 from perdure.database.operation import Operation, Work, raw, utc, utc_or_none
 from perdure.database.statements import Call
 from perdure.errors import ChannelModeConflictError, LimitError, NotSubscribedError, StorageError
@@ -178,8 +179,11 @@ def direct_channel(channel: str, instance_id: str) -> str:
 
 def locking(names: Iterable[str], operation: Operation[T]) -> Operation[T]:
     """An operation under the locks of channels, taken in the order that everybody takes them in."""
-    for channel in sorted(set(names)):
-        yield S.lock(channel=channel)
+    ordered = sorted(set(names))
+    if len(ordered) == 1:
+        yield S.lock(channel=ordered[0])
+    elif ordered:
+        yield S.lock_many(channels=ordered, rows=Bare((channel,) for channel in ordered))
     return (yield from operation)
 
 
@@ -306,7 +310,7 @@ def _pending(instance_id: str, channel: str, limit: int) -> Operation[list[Chann
     if subscription.mode is ChannelMode.COMPETING:
         return (yield from _messages(S.unclaimed(channel=channel, limit=limit)))
     after_id = subscription.cursor_message_id
-    return (yield from _messages(S.page(channel=channel, after_id=after_id, limit=limit)))
+    return (yield from _messages(S.pending(instance_id=instance_id, channel=channel, after_id=after_id, limit=limit)))
 
 
 def _claim(claim: Call, lease: Lease | None) -> Operation[bool]:

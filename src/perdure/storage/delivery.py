@@ -5,13 +5,14 @@ next sweep finds, since a channel stays marked until nobody on it has anything t
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from perdure.database.operation import Operation, Work, raw, utc
 from perdure.database.statements import Call
 from perdure.errors import LimitError
 from perdure.model import limits
+from perdure.model.matching import Match, match_of
 from perdure.model.records import (
     ChannelDeliveryResult,
     ChannelMessage,
@@ -20,7 +21,7 @@ from perdure.model.records import (
     HistoryEventType,
     Lease,
 )
-from perdure.storage import channels, waits
+from perdure.storage import channels, matching, waits
 from perdure.storage.channels import pair
 from perdure.storage.fences import fence
 from perdure.storage.sql import room
@@ -31,7 +32,7 @@ S = room("delivery")
 ADOPTED_MAX = 1000  # messages of the rest of the family noted in one sweep
 SPARE = 100  # candidates looked at beyond those needed, so that their order is the same on every database
 
-Deliver = Callable[[str, str, Lease | None, str | None], Operation[ChannelDeliveryResult | None]]
+Deliver = Callable[[str, str, Lease | None, str | None, Match | None], Operation[ChannelDeliveryResult | None]]
 
 
 class Delivery(waits.Waits):
@@ -55,12 +56,14 @@ class Delivery(waits.Waits):
         *,
         lease: Lease | None = None,
         activity_id: str | None = None,
+        where: Mapping[str, object] | None = None,
     ) -> ChannelDeliveryResult | None:
         """Give a waiting subscriber its next message of that message's channel, and set it running.
 
-        That is the lowest pending one, which the result names: perhaps an earlier one than was offered. None, and
-        nothing changed, if the instance does not wait for it, or somebody holds it. With `lease` the holder takes a
-        message for itself, also while it runs, and keeps the lease; `activity_id` says for which step.
+        That is the lowest pending one that one of its waits matches, which the result names: perhaps an earlier one
+        than was offered. It goes to the first of the waits that it matches. None, and nothing changed, if the instance
+        does not wait for it, or somebody holds it. With `lease` the holder takes a message for itself, also while it
+        runs, and keeps the lease; `activity_id` says for which step, and `where` what it must match.
 
         A step that is recorded already takes no message: the instance is set running, and the result names none.
         """
@@ -68,7 +71,9 @@ class Delivery(waits.Waits):
             limits.name(activity_id, "activity_id")
             if lease is None:
                 raise LimitError("only the holder of the lease says for which activity it takes a message")
-        return await self._deliver(instance_id, message.channel, lease, activity_id)
+        if where and activity_id is None:
+            raise LimitError("a wait that is registered says itself what it matches: `where` needs `activity_id`")
+        return await self._deliver(instance_id, message.channel, lease, activity_id, where)
 
     async def deliver_channel_message_with_lock(
         self, instance_id: str, channel: str, message: ChannelMessage, worker_id: str, lock_timeout_sec: float
@@ -96,7 +101,10 @@ class Delivery(waits.Waits):
             named = sorted({limits.name(channel, "channel") for channel in channels})
         if not named:
             return []
-        work = Work(lambda: _sweep(self._way(), named, page), repeat=True)
+        dialect = self._backend.driver.name
+        if await self._read(_matched, named):
+            await self._run(Work(lambda: _make_keys(dialect, named), repeat=True))
+        work = Work(lambda: _sweep(dialect, self._way(), named, page), repeat=True)
         return await self._announce(RESUMABLE, work, _delivered)
 
     async def expire_channel_wait(self, instance_id: str, channel: str, *, lease: Lease | None = None) -> bool:
@@ -122,12 +130,23 @@ class Delivery(waits.Waits):
         return _deliver if self._backend.driver.name == "sqlite" else _deliver_at_once
 
     async def _deliver(
-        self, instance_id: str, channel: str, lease: Lease | None, activity_id: str | None
+        self,
+        instance_id: str,
+        channel: str,
+        lease: Lease | None,
+        activity_id: str | None,
+        where: Mapping[str, object] | None = None,
     ) -> ChannelDeliveryResult | None:
         pair(instance_id, channel)
         way, alone = self._way(), lease is None
+        match = match_of(channel, where) if where else None
         single = alone and way is _deliver_at_once
-        work = Work(lambda: way(instance_id, channel, lease, activity_id), single=single, repeat=alone)
+        if match is None:
+            work = Work(lambda: way(instance_id, channel, lease, activity_id, None), single=single, repeat=alone)
+        else:
+            dialect = self._backend.driver.name
+            key = instance_id, channel, lease, activity_id, match
+            work = Work(lambda: channels.locking([channel], _take(dialect, way, *key)))
         return await self._announce(RESUMABLE, work, (lambda found: _delivered([found])) if alone else None)
 
 
@@ -139,30 +158,49 @@ def _subscriptions(call: Call) -> Operation[list[ChannelSubscription]]:
     return [channels.subscription_from(row) for row in (yield call)]
 
 
+def _take(
+    dialect: str,
+    deliver: Deliver,
+    instance_id: str,
+    channel: str,
+    lease: Lease | None,
+    activity_id: str | None,
+    match: Match,
+) -> Operation[ChannelDeliveryResult | None]:
+    """The holder takes a message that matches; the channel is locked."""
+    subscription = yield from channels.subscribed(instance_id, channel)
+    found = yield from matching.find(dialect, instance_id, channel, match, subscription.cursor_message_id)
+    if found is None:
+        return None
+    return (yield from deliver(instance_id, channel, lease, activity_id, match))
+
+
 def _deliver(
-    instance_id: str, channel: str, lease: Lease | None, activity_id: str | None
+    instance_id: str, channel: str, lease: Lease | None, activity_id: str | None, match: Match | None
 ) -> Operation[ChannelDeliveryResult | None]:
     """SQLite, where a step costs no round trip and nobody else writes."""
-    rows = yield from _fenced(S.target, instance_id, channel, lease, activity_id)
+    rows = yield from _fenced(S.target, instance_id, channel, lease, activity_id, match)
     if not rows:
         return None
-    name, activity, mode, message, _, data, binary, metadata, published_at = rows[0]
+    name, activity, mode, message, _, data, binary, metadata, published_at, in_turn = rows[0]
     envelope = _envelope(channel, message, data, metadata, utc(published_at).isoformat(timespec="microseconds"))
     kind = HistoryEventType.CHANNEL_MESSAGE_RECEIVED
     recorded = yield from waits.wake(instance_id, activity, kind, envelope, lease, raw(binary))
-    if recorded and mode == ChannelMode.BROADCAST:
+    if recorded and mode == ChannelMode.COMPETING:
+        yield channels.S.delete(message_id=message)
+    elif recorded and in_turn:
         yield channels.S.advance(instance_id=instance_id, channel=channel, message_id=message)
     elif recorded:
-        yield channels.S.delete(message_id=message)
-    yield channels.S.clear(instance_id=instance_id, channel=channel)
+        yield S.take(instance_id=instance_id, channel=channel, message_id=message)
+    yield waits.S.end(instance_id=instance_id, channel=channel, activity_id=activity)
     return ChannelDeliveryResult(instance_id, name, activity, channel, message if recorded else 0)
 
 
 def _deliver_at_once(
-    instance_id: str, channel: str, lease: Lease | None, activity_id: str | None
+    instance_id: str, channel: str, lease: Lease | None, activity_id: str | None, match: Match | None
 ) -> Operation[ChannelDeliveryResult | None]:
     """The servers: one round trip."""
-    rows = yield from _fenced(S.deliver, instance_id, channel, lease, activity_id)
+    rows = yield from _fenced(S.deliver, instance_id, channel, lease, activity_id, match)
     if not rows:
         return None
     name, activity, message, recorded = rows[0]
@@ -170,7 +208,12 @@ def _deliver_at_once(
 
 
 def _fenced(
-    statement: Callable[..., Call], instance_id: str, channel: str, lease: Lease | None, activity_id: str | None
+    statement: Callable[..., Call],
+    instance_id: str,
+    channel: str,
+    lease: Lease | None,
+    activity_id: str | None,
+    match: Match | None,
 ) -> Operation[list[Any]]:
     if lease is not None:
         yield from fence(instance_id, lease)
@@ -178,6 +221,7 @@ def _fenced(
         instance_id=instance_id,
         channel=channel,
         activity_id=activity_id,
+        match_key=match and match.key,
         token=lease.token if lease else None,
         name=json.dumps(channel, ensure_ascii=False),
     )
@@ -194,27 +238,55 @@ def _envelope(channel: str, message: int, data: str | None, metadata: str | None
     )
 
 
-def _sweep(deliver: Deliver, named: Sequence[str], limit: int) -> Operation[list[ChannelDeliveryResult]]:
+def _matched(named: Sequence[str]) -> Operation[bool]:
+    """Whether anybody waits for certain values on these channels."""
+    return bool((yield matching.S.sets(channels=named)))
+
+
+def _make_keys(dialect: str, named: Sequence[str]) -> Operation[None]:
+    """A commit of its own: what is published meanwhile waits for this, and not for the deliveries."""
+    quiet = [row[0] for row in (yield S.seize(channels=named))]
+    yield from matching.fresh(dialect, quiet)
+
+
+def _sweep(dialect: str, deliver: Deliver, named: Sequence[str], limit: int) -> Operation[list[ChannelDeliveryResult]]:
     found: list[ChannelDeliveryResult] = []
-    for channel, instance_id in (yield from _candidates(named, limit)):
-        result = yield from deliver(instance_id, channel, None, None)
+    keys = yield from matching.pending(named)
+    for channel, instance_id in (yield from _candidates(named, keys, limit)):
+        result = yield from deliver(instance_id, channel, None, None, None)
         if result is not None:
             found.append(result)
     quiet = [row[0] for row in (yield S.seize(channels=named))]
     if quiet:
         unserved = {row[0] for row in (yield S.unserved(channels=quiet))}
+        unserved |= yield from _unmatched(dialect, quiet)
         yield S.requeue(channels=sorted(unserved))
         yield S.clean(channels=[channel for channel in quiet if channel not in unserved])
     return found
 
 
-def _candidates(named: Sequence[str], limit: int) -> Operation[list[tuple[str, str]]]:
+def _unmatched(dialect: str, quiet: Sequence[str]) -> Operation[set[str]]:
+    """Channels with a message that a wait matches, or might: the sweep is not done with them."""
+    left: set[str] = set()
+    for fresh in (yield from matching.fresh(dialect, quiet)):
+        if fresh.keys and (yield S.unmatched(keys=fresh.keys)):
+            left.add(fresh.channel)
+            continue
+        yield matching.S.swept(channel=fresh.channel, message_id=fresh.last_id)
+        if fresh.more:
+            left.add(fresh.channel)
+    return left
+
+
+def _candidates(named: Sequence[str], keys: Sequence[str], limit: int) -> Operation[list[tuple[str, str]]]:
     """Waiting subscribers, with their channels, that are free and that there is a message for."""
-    rows = yield S.behind(channels=named, limit=limit + SPARE)
-    found = sorted((channel, instance_id) for channel, instance_id in rows)
+    rows = list((yield S.behind(channels=named, limit=limit + SPARE)))
+    if keys:
+        rows += yield S.matching(keys=keys, limit=limit + SPARE)
+    found = sorted({(channel, instance_id) for channel, instance_id in rows})
     if len(found) < limit and (stocked := [row[0] for row in (yield S.backlog(channels=named))]):
         rows = yield S.idle(channels=stocked, limit=limit + SPARE)
-        found += sorted((channel, instance_id) for channel, instance_id in rows)
+        found += sorted({(channel, instance_id) for channel, instance_id in rows})
     return found[:limit]
 
 
@@ -249,5 +321,5 @@ def _expire(instance_id: str, channel: str, lease: Lease | None) -> Operation[st
         "timeout_at": utc(timeout_at).isoformat(timespec="microseconds"),
     }
     yield from waits.wake(instance_id, activity_id, HistoryEventType.MESSAGE_TIMEOUT, waits.text(payload), lease)
-    yield channels.S.clear(instance_id=instance_id, channel=channel)
+    yield waits.S.end(instance_id=instance_id, channel=channel, activity_id=activity_id)
     return str(name)

@@ -330,7 +330,6 @@ def _cancel(instance_id: str, reason: str, compensate: bool, lease: Lease | None
     if not compensate:
         yield from finish(instance_id, WorkflowStatus.CANCELLED, None, lease)
     elif (yield S.interrupt(instance_id=instance_id)):
-        yield S.clear_timers(instance_id=instance_id)
         yield S.clear_waits(instance_id=instance_id)
     yield from note(instance_id, CANCELLED_ACTIVITY, HistoryEventType.WORKFLOW_CANCELLED, {"reason": reason})
 

@@ -2,7 +2,8 @@
 
 Whoever wants to wait looks once more, under the locks of the channels and of its own row: what is ready by then is not
 waited for, so no wake-up is lost. Waking leaves the other waits of an instance where they are, with their times; they
-count only while it is waiting, and `suspend` removes those that are no longer asked for.
+count only while it is waiting, and `suspend` removes those that are no longer asked for. Each wait stands by itself:
+several may be for one channel, and a message goes to the first of an instance's that it matches.
 """
 
 import json
@@ -11,7 +12,6 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from perdure.database.operation import Operation, Work, utc
-from perdure.database.statements import Call
 from perdure.errors import (
     InstanceNotFoundError,
     InvalidTransitionError,
@@ -21,15 +21,17 @@ from perdure.errors import (
     StorageError,
 )
 from perdure.model import limits
-from perdure.model.records import ChannelWait, HistoryEventType, Lease, Suspension, TimerWait
+from perdure.model.matching import Match, match_of
+from perdure.model.records import ChannelMode, ChannelWait, HistoryEventType, Lease, Suspension, TimerWait
 from perdure.model.states import WAITING, WorkflowStatus
-from perdure.storage import channels, fences
+from perdure.storage import channels, fences, matching
 from perdure.storage.sql import room
 from perdure.storage.transactions import bounded, prepared, together
 from perdure.storage.wakeups import RESUMABLE, TIMER, Payload, Wakeups, first_of, resumable
 
 S = room("waits")
 TIMERS = room("timers")
+MAYBE = 2  # of a look at a wait: there is a message, which may match
 
 Wait = TimerWait | ChannelWait
 Wake = Callable[[str, str, Lease | None], Operation[str | None]]  # of an instance and a wait; gives the workflow's name
@@ -66,7 +68,7 @@ class Waits(Wakeups):
 
         If a timer is due, a message pending or a time-out over, nothing changes, the lease is kept, and the result
         names the activities that are `ready`. A wait that is there already (the same timer, or the same activity on
-        the same channel) keeps its time. The status is that of the earliest deadline.
+        the same channel for the same values) keeps its time and its place. The status is that of the earliest deadline.
         """
         return await self._suspend(_holder(lease), checked(waits), alone=True)
 
@@ -118,9 +120,10 @@ class Waits(Wakeups):
         return await self._announce(TIMER, work, lambda found: about if found.suspended else None)
 
     def _suspending(self, owner: Owner, waits: Sequence[Wait], *, alone: bool) -> Work[Suspension]:
-        at_once = len(waits) == 1 and self._backend.driver.name == "postgresql"
+        dialect = self._backend.driver.name
+        at_once = dialect == "postgresql" and len(waits) == 1 and _match(waits[0]) is None
         return Work(
-            lambda: (_at_once if at_once else _suspend)(owner, waits, alone),
+            lambda: _at_once(owner, waits, alone) if at_once else _suspend(dialect, owner, waits, alone),
             single=at_once,
             confirm=lambda: _suspended(owner),
             row=owner.instance_id,
@@ -160,8 +163,8 @@ def text(payload: Mapping[str, object]) -> str:
 def checked(waits: Iterable[Wait]) -> list[Wait]:
     """Waits as they may be registered: at least one, no timer, channel or activity twice."""
     given = list(waits)
-    if not 0 < len(given) <= limits.PAGE_MAX:
-        raise LimitError(f"an instance waits for 1 to {limits.PAGE_MAX} things, not {len(given)}")
+    if not 0 < len(given) <= limits.WAITS_MAX:
+        raise LimitError(f"an instance waits for 1 to {limits.WAITS_MAX} things, not {len(given)}")
     for wait in given:
         limits.name(wait.activity_id, "activity_id")
         if isinstance(wait, TimerWait):
@@ -170,9 +173,10 @@ def checked(waits: Iterable[Wait]) -> list[Wait]:
         else:
             limits.name(wait.channel, "channel")
             moment(wait.timeout_at, wait.after)
-    things = [("timer", w.timer_id) if isinstance(w, TimerWait) else ("channel", w.channel) for w in given]
-    if len(set(things)) < len(given) or len({wait.activity_id for wait in given}) < len(given):
-        raise LimitError("each timer, channel and activity can be waited for once")
+            _match(wait)
+    timers = [wait.timer_id for wait in given if isinstance(wait, TimerWait)]
+    if len(set(timers)) < len(timers) or len({wait.activity_id for wait in given}) < len(given):
+        raise LimitError("each timer and each activity can be waited for once")
     return given
 
 
@@ -201,31 +205,67 @@ def wake(
     return bool(recorded)
 
 
-def _suspend(owner: Owner, waits: Sequence[Wait], alone: bool) -> Operation[Suspension]:
+def _match(wait: Wait) -> Match | None:
+    """What a wait asks of a message's data."""
+    if isinstance(wait, TimerWait) or not wait.where:
+        return None
+    return match_of(wait.channel, wait.where)
+
+
+def _suspend(dialect: str, owner: Owner, waits: Sequence[Wait], alone: bool) -> Operation[Suspension]:
     named = [wait.channel for wait in waits if isinstance(wait, ChannelWait)]
-    return channels.locking(named, _suspend_locked(owner, waits, alone))
+    return channels.locking(named, _suspend_locked(dialect, owner, waits, alone))
 
 
-def _suspend_locked(owner: Owner, waits: Sequence[Wait], alone: bool) -> Operation[Suspension]:
+def _suspend_locked(dialect: str, owner: Owner, waits: Sequence[Wait], alone: bool) -> Operation[Suspension]:
     rows = yield S.hold(instance_id=owner.instance_id)
     _judge(owner, rows)
-    ready = []
+    known = (yield from _registered(owner)) if rows[0][3] else set()
+    ready, fresh = [], []
     for wait in waits:
-        if (yield from _is_ready(owner, wait)):
+        if _key(wait) in known:
+            continue
+        state = yield from _look(dialect, owner, wait)
+        if state.ready:
             ready.append(wait.activity_id)
+        fresh.append((wait, state))
+    if known:
+        asked = {wait.activity_id for wait in waits if _key(wait) in known}
+        ready += [row[0] for row in (yield S.ready(instance_id=owner.instance_id)) if row[0] in asked]
     if ready:
         return Suspension(False, tuple(ready))
-    for wait in waits:
-        yield _registration(owner, wait)
-    if alone and rows[0][3]:
-        yield S.drop_others(
+    over = known - {_key(wait) for wait in waits} if alone else _replaced(known, waits)
+    if over:
+        yield S.drop(
             instance_id=owner.instance_id,
-            timers=[wait.timer_id for wait in waits if isinstance(wait, TimerWait)] or [""],
-            channels=[wait.channel for wait in waits if isinstance(wait, ChannelWait)] or [""],
+            timers=[id for id, channel, _ in over if channel is None] or [""],
+            activities=[id for id, channel, _ in over if channel is not None] or [""],
         )
+    for wait, state in fresh:
+        yield from _register(owner, wait, state)
     status = yield from _status(owner, waits)
     yield S.park(instance_id=owner.instance_id, status=status.value)
     return Suspension(True)
+
+
+Key = tuple[str, str | None, str | None]  # a timer's id, or a wait's activity, channel and match
+
+
+def _key(wait: Wait) -> Key:
+    if isinstance(wait, TimerWait):
+        return wait.timer_id, None, None
+    match = _match(wait)
+    return wait.activity_id, wait.channel, None if match is None else match.key
+
+
+def _registered(owner: Owner) -> Operation[set[Key]]:
+    return {(id, channel, key) for id, channel, key in (yield S.registered(instance_id=owner.instance_id))}
+
+
+def _replaced(known: set[Key], waits: Sequence[Wait]) -> set[Key]:
+    """Waits of an activity that now waits for something else."""
+    again = {wait.activity_id for wait in waits if isinstance(wait, ChannelWait) and _key(wait) not in known}
+    return {key for key in known if key[1] is not None and key[0] in again}
 
 
 def _judge(owner: Owner, rows: Sequence[Sequence[Any]]) -> None:
@@ -239,17 +279,43 @@ def _judge(owner: Owner, rows: Sequence[Sequence[Any]]) -> None:
         raise InvalidTransitionError(f"{owner.instance_id!r} is {status} and cannot wait")
 
 
-def _is_ready(owner: Owner, wait: Wait) -> Operation[bool]:
+class Look(NamedTuple):
+    """What was seen of a wait before it is registered."""
+
+    ready: bool
+    cursor: int = 0
+    unknown: bool = False  # its set of paths is not in use yet
+
+
+def _look(dialect: str, owner: Owner, wait: Wait) -> Operation[Look]:
     params = _params(owner, wait)
-    rows = yield S.is_due(**params) if isinstance(wait, TimerWait) else S.is_ready(**params)
-    if not rows and isinstance(wait, ChannelWait):
+    if isinstance(wait, TimerWait):
+        rows = yield S.is_due(**params)
+        return Look(bool(rows[0][0]))
+    match = _match(wait)
+    rows = yield S.is_ready(pending=1 if match is None else MAYBE, paths_key=match and match.paths_key, **params)
+    if not rows:
         raise NotSubscribedError(f"{owner.instance_id!r} is not subscribed to {wait.channel!r}")
-    return bool(rows[0][0])
+    ready, mode, cursor, indexed_to = rows[0]
+    if match is None:
+        return Look(bool(ready))
+    if mode == ChannelMode.COMPETING:
+        raise LimitError(f"{wait.channel!r} is a competing channel: a message of it cannot be chosen by its data")
+    if ready == MAYBE:
+        ready = (yield from matching.find(dialect, owner.instance_id, wait.channel, match, cursor)) is not None
+        return Look(bool(ready))
+    return Look(bool(ready), cursor, indexed_to is None)
 
 
-def _registration(owner: Owner, wait: Wait) -> Call:
+def _register(owner: Owner, wait: Wait, state: Look) -> Operation[None]:
     params = _params(owner, wait)
-    return TIMERS.register(**params) if isinstance(wait, TimerWait) else S.wait(**params)
+    if isinstance(wait, TimerWait):
+        yield TIMERS.register(**params)
+        return
+    match = _match(wait)
+    yield S.wait(match_key=match and match.key, **params)
+    if match is not None and state.unknown:
+        yield from matching.use(wait.channel, match, state.cursor)
 
 
 def _params(owner: Owner, wait: Wait) -> Mapping[str, object]:
@@ -280,8 +346,8 @@ def _at_once(owner: Owner, waits: Sequence[Wait], alone: bool) -> Operation[Susp
     if parked:
         return Suspension(True)
     _judge(owner, (yield fences.S.standing(instance_id=owner.instance_id)))
-    ready = yield from _is_ready(owner, wait)  # or the instance was changed just then
-    return Suspension(False, (wait.activity_id,)) if ready else (yield from _at_once(owner, waits, alone))
+    state = yield from _look("postgresql", owner, wait)  # or the instance was changed just then
+    return Suspension(False, (wait.activity_id,)) if state.ready else (yield from _at_once(owner, waits, alone))
 
 
 def _suspended(owner: Owner) -> Operation[Suspension | None]:

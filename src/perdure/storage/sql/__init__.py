@@ -26,7 +26,7 @@ def room(name: str) -> Room:
         if found[1] not in pieces:
             return found[0]  # the dialect's
         (text,) = pieces[found[1]].parts("")
-        return text.replace("of.", f"{found[2]}.")
+        return _PIECE.sub(piece, text.replace("of.", f"{found[2]}."))  # pieces may have pieces
 
     return Room(name, parse(name, _PIECE.sub(piece, _text(name))))
 

@@ -30,6 +30,8 @@ SELECT DISTINCT m.channel FROM channel_message_claims k JOIN channel_messages m 
 -- Timers, subscriptions, cursors, claims and memberships of an instance.
 DELETE FROM workflow_timer_subscriptions WHERE instance_id = :instance_id;
 DELETE FROM channel_subscriptions WHERE instance_id = :instance_id;
+DELETE FROM perdure_waits WHERE instance_id = :instance_id;
+DELETE FROM perdure_taken_messages WHERE instance_id = :instance_id;
 DELETE FROM channel_delivery_cursors WHERE instance_id = :instance_id;
 DELETE FROM channel_message_claims WHERE instance_id = :instance_id;
 DELETE FROM workflow_group_memberships WHERE instance_id = :instance_id
@@ -52,5 +54,4 @@ UPDATE workflow_instances
  WHERE instance_id = :instance_id;
 DELETE FROM workflow_compensations WHERE instance_id = :instance_id;
 DELETE FROM workflow_timer_subscriptions WHERE instance_id = :instance_id;
-UPDATE channel_subscriptions SET activity_id = NULL, timeout_at = NULL
- WHERE instance_id = :instance_id AND activity_id IS NOT NULL
+DELETE FROM perdure_waits WHERE instance_id = :instance_id

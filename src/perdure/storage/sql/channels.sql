@@ -3,6 +3,20 @@
 INSERT INTO perdure_channels (channel) VALUES (:channel)
 {on_conflict_do_update(channel)} channel = :channel
 
+-- lock_many
+-- The same for many channels, in the order they are given in.
+INSERT INTO perdure_channels (channel) SELECT value FROM json_each(:channels) WHERE TRUE
+{on_conflict_do_update(channel)} channel = excluded.channel
+
+-- lock_many [postgresql]
+-- Differs because a list is an array.
+INSERT INTO perdure_channels (channel) SELECT * FROM unnest(:channels::text[])
+{on_conflict_do_update(channel)} channel = excluded.channel
+
+-- lock_many [mysql]
+-- Differs because a list is written out.
+INSERT INTO perdure_channels (channel) VALUES :rows {on_conflict_do_update(channel)} channel = VALUES(channel)
+
 -- mark
 -- The same, and note that there may be something to deliver.
 {mark}
@@ -59,6 +73,15 @@ SELECT id FROM perdure_message_keys WHERE source = :source AND message_id = :key
 -- The message with this text id.
 SELECT id FROM channel_messages WHERE message_id = :message_id
 
+-- pending
+-- Messages of a channel after an id that a subscriber has not had out of turn, in order.
+SELECT m.id, m.channel, m.message_id, m.data_type, m.data, m.data_binary, m.metadata, m.published_at
+  FROM channel_messages m {index(idx_channel_messages_order)}
+ WHERE m.channel = :channel AND m.id > :after_id
+   AND NOT EXISTS (SELECT 1 FROM perdure_taken_messages x
+                    WHERE x.instance_id = :instance_id AND x.channel = :channel AND x.message_id = m.id)
+ ORDER BY m.id LIMIT :limit
+
 -- page
 -- Messages of a channel after an id, in order.
 SELECT id, channel, message_id, data_type, data, data_binary, metadata, published_at
@@ -75,7 +98,8 @@ SELECT id, channel, message_id, data_type, data, data_binary, metadata, publishe
 
 -- subscription
 -- One subscription, with the further of its two cursors.
-SELECT s.instance_id, s.channel, s.mode, s.activity_id, {cursor}, s.timeout_at, s.id, s.subscribed_at
+SELECT s.instance_id, s.channel, s.mode, {first_wait}, {cursor}, {first_timeout}, s.id,
+       s.subscribed_at
   FROM channel_subscriptions s WHERE s.instance_id = :instance_id AND s.channel = :channel
 
 -- modes
@@ -108,10 +132,13 @@ SELECT channel, instance_id, cursor_message_id, {now} FROM channel_subscriptions
 -- unsubscribe
 -- Remove a subscription and its cursors.
 DELETE FROM channel_subscriptions WHERE instance_id = :instance_id AND channel = :channel;
-DELETE FROM channel_delivery_cursors WHERE instance_id = :instance_id AND channel = :channel
+DELETE FROM channel_delivery_cursors WHERE instance_id = :instance_id AND channel = :channel;
+DELETE FROM perdure_waits WHERE instance_id = :instance_id AND channel = :channel;
+DELETE FROM perdure_taken_messages WHERE instance_id = :instance_id AND channel = :channel
 
 -- clear
 -- A subscriber waits no more.
+DELETE FROM perdure_waits WHERE instance_id = :instance_id AND channel = :channel;
 UPDATE channel_subscriptions SET activity_id = NULL, timeout_at = NULL
  WHERE instance_id = :instance_id AND channel = :channel AND activity_id IS NOT NULL
 
@@ -185,4 +212,6 @@ SELECT channel, CASE WHEN dirty_at IS NULL
 
 -- forget
 -- Remove the locks of channels that are still unused: a message would have marked its own.
+DELETE FROM perdure_match_paths WHERE channel {any(:channels)}
+   AND (SELECT p.dirty_at FROM perdure_channels p WHERE p.channel = perdure_match_paths.channel) IS NULL;
 DELETE FROM perdure_channels WHERE channel {any(:channels)} AND CASE WHEN dirty_at IS NULL THEN 1 END = 1

@@ -1,60 +1,92 @@
 -- waiting
 -- Who waits on a channel, whatever its framework.
-SELECT s.instance_id, s.channel, s.mode, s.activity_id, {cursor}, s.timeout_at, s.id, s.subscribed_at
+SELECT s.instance_id, s.channel, s.mode, {first_wait}, {cursor}, {first_timeout}, s.id, s.subscribed_at
   FROM channel_subscriptions s {index(idx_subscriptions_waiting)}
- WHERE s.channel = :channel AND s.mode IN ('broadcast', 'competing') AND s.activity_id IS NOT NULL
+ WHERE s.channel = :channel AND s.mode IN ('broadcast', 'competing') AND {first_wait} IS NOT NULL
    AND {waits(s)}
  ORDER BY s.id LIMIT :limit
 
 -- expired
 -- Own waits whose time is up, of waiting instances, the oldest first.
-SELECT s.instance_id, s.channel, s.mode, s.activity_id, COALESCE(s.cursor_message_id, 0), s.timeout_at, s.id,
-       s.subscribed_at
-  FROM channel_subscriptions s {index(idx_subscriptions_due)}
- WHERE s.framework = 'perdure' AND s.timeout_at <= {now} AND s.activity_id IS NOT NULL
-   AND {waits(s)}
- ORDER BY s.timeout_at, s.id LIMIT :limit
+SELECT w.instance_id, w.channel,
+       (SELECT s.mode FROM channel_subscriptions s WHERE s.instance_id = w.instance_id AND s.channel = w.channel),
+       w.activity_id,
+       (SELECT {cursor} FROM channel_subscriptions s WHERE s.instance_id = w.instance_id AND s.channel = w.channel),
+       w.timeout_at,
+       (SELECT s.id FROM channel_subscriptions s WHERE s.instance_id = w.instance_id AND s.channel = w.channel),
+       (SELECT s.subscribed_at FROM channel_subscriptions s
+         WHERE s.instance_id = w.instance_id AND s.channel = w.channel)
+  FROM perdure_waits w {index(idx_perdure_waits_due)}
+ WHERE w.timeout_at <= {now} AND {waits(w)}
+ ORDER BY w.timeout_at, w.id LIMIT :limit
 
 -- due
 -- A wait to end, locked with its instance: its time is up, and the instance waiting and free, or leased to the caller.
-SELECT i.workflow_name, s.activity_id, s.timeout_at
-  FROM channel_subscriptions s JOIN workflow_instances i ON i.instance_id = s.instance_id
- WHERE s.instance_id = :instance_id AND s.channel = :channel AND s.framework = 'perdure' AND s.timeout_at <= {now}
-   AND s.activity_id IS NOT NULL AND {may_wake}
+SELECT i.workflow_name, w.activity_id, w.timeout_at
+  FROM perdure_waits w JOIN workflow_instances i ON i.instance_id = w.instance_id
+ WHERE w.instance_id = :instance_id AND w.channel = :channel AND w.timeout_at <= {now} AND {may_wake}
+ ORDER BY w.timeout_at, w.id LIMIT 1
 {skip_locked}
 
 -- target
--- A subscriber and its next message, if the subscriber waits and is free, or is leased to the caller.
-SELECT i.workflow_name, COALESCE(:activity_id, s.activity_id), s.mode, m.id, m.data_type, m.data, m.data_binary,
-       m.metadata, m.published_at
+-- A subscriber's next message and the wait it is for, if the subscriber waits and is free, or is leased to the caller:
+-- of all its waits the one whose message is the lowest, and of those for that message the first. The caller may name its
+-- wait. In turn is a message that no other one is left before.
+SELECT i.workflow_name, f.activity_id, s.mode, m.id, m.data_type, m.data, m.data_binary, m.metadata, m.published_at,
+       CASE WHEN m.id = {next} THEN 1 ELSE 0 END
   FROM workflow_instances i JOIN channel_subscriptions s ON s.instance_id = i.instance_id AND s.channel = :channel
-       JOIN channel_messages m ON m.channel = s.channel
-        AND m.id > CASE s.mode WHEN 'competing' THEN 0 ELSE {cursor} END
- WHERE i.instance_id = :instance_id AND COALESCE(:activity_id, s.activity_id) IS NOT NULL
-   AND (s.mode = 'broadcast' OR NOT EXISTS (SELECT 1 FROM channel_message_claims k WHERE k.message_id = m.message_id))
-   AND {may_wake}
- ORDER BY m.id LIMIT 1
+       JOIN (SELECT 0 AS id, :activity_id AS activity_id, :match_key AS match_key WHERE :activity_id IS NOT NULL
+              UNION ALL
+             SELECT id, activity_id, match_key FROM perdure_waits
+              WHERE instance_id = :instance_id AND channel = :channel AND :activity_id IS NULL
+              UNION ALL
+             SELECT 0, activity_id, NULL FROM channel_subscriptions
+              WHERE instance_id = :instance_id AND channel = :channel AND activity_id IS NOT NULL
+                AND :activity_id IS NULL) f
+       JOIN channel_messages m ON m.id = CASE WHEN s.mode = 'competing' THEN {unclaimed(s)}
+                                              WHEN f.match_key IS NULL THEN {next} ELSE {next_match(f)} END
+ WHERE i.instance_id = :instance_id AND {may_wake}
+ ORDER BY m.id, f.id LIMIT 1
+
+-- take
+-- A subscriber has had a message out of turn.
+INSERT INTO perdure_taken_messages (instance_id, channel, message_id) VALUES (:instance_id, :channel, :message_id)
 
 -- deliver
 -- All of a delivery at once; gives what was delivered to whom, and whether it was new to the history. A message of a
 -- competing channel goes to whoever locks it first. Only the servers have it, to save round trips.
 WITH target AS (
-  SELECT i.instance_id, i.workflow_name, s.id AS subscription_id, s.mode,
-         COALESCE(:activity_id, s.activity_id) AS activity_id, {cursor} AS after_id
+  SELECT i.instance_id, i.workflow_name, s.id AS subscription_id, s.mode, s.activity_id AS column_wait,
+         {cursor} AS after_id, CASE WHEN s.mode = 'broadcast' THEN {next} END AS next_id
     FROM workflow_instances i JOIN channel_subscriptions s ON s.instance_id = i.instance_id AND s.channel = :channel
-   WHERE i.instance_id = :instance_id AND COALESCE(:activity_id, s.activity_id) IS NOT NULL
-     AND {may_wake}
+   WHERE i.instance_id = :instance_id AND {may_wake}
   FOR UPDATE SKIP LOCKED),
-message AS (
-  SELECT t.*, m.* FROM target t CROSS JOIN LATERAL (
-    SELECT id, data_type, data, data_binary, metadata, published_at FROM channel_messages
-     WHERE channel = :channel AND id > t.after_id AND t.mode = 'broadcast' ORDER BY id LIMIT 1) m
+wanted AS (
+  SELECT t.*, 0::bigint AS wait_id, COALESCE(:activity_id, t.column_wait) AS activity_id, :match_key::text AS match_key
+    FROM target t WHERE COALESCE(:activity_id, t.column_wait) IS NOT NULL
   UNION ALL
-  SELECT t.*, m.* FROM target t CROSS JOIN LATERAL (
-    SELECT id, data_type, data, data_binary, metadata, published_at FROM channel_messages q
-     WHERE channel = :channel AND t.mode = 'competing'
+  SELECT t.*, w.id, w.activity_id, w.match_key FROM target t
+    JOIN perdure_waits w ON w.instance_id = t.instance_id AND w.channel = :channel AND :activity_id IS NULL),
+found AS (
+  SELECT f.*, CASE WHEN f.match_key IS NULL THEN f.next_id ELSE (
+           SELECT k.message_id FROM perdure_message_matches k
+            WHERE k.match_key = f.match_key AND k.message_id > f.after_id
+              AND NOT EXISTS (SELECT 1 FROM perdure_taken_messages x
+                               WHERE x.instance_id = f.instance_id AND x.channel = :channel
+                                 AND x.message_id = k.message_id)
+            ORDER BY k.match_key, k.message_id LIMIT 1) END AS message_id
+    FROM wanted f WHERE f.mode = 'broadcast'
+  UNION ALL
+  SELECT f.*, m.id FROM wanted f CROSS JOIN LATERAL (
+    SELECT id FROM channel_messages q
+     WHERE channel = :channel AND f.mode = 'competing'
        AND (SELECT k.message_id FROM channel_message_claims k WHERE k.message_id = q.message_id) IS NULL
      ORDER BY id LIMIT 1 FOR UPDATE SKIP LOCKED) m),
+message AS (
+  SELECT f.*, m.* FROM found f CROSS JOIN LATERAL (
+    SELECT id, data_type, data, data_binary, metadata, published_at FROM channel_messages
+     WHERE id = f.message_id) m
+   ORDER BY f.message_id, f.wait_id LIMIT 1),
 event AS (
   {insert_event}
   SELECT instance_id, activity_id, 'ChannelMessageReceived', data_type,
@@ -67,13 +99,19 @@ event AS (
 moved AS (
   UPDATE channel_subscriptions s
      SET activity_id = NULL, timeout_at = NULL,
-         cursor_message_id = CASE WHEN m.mode = 'broadcast' AND EXISTS (SELECT 1 FROM event) THEN m.id
+         cursor_message_id = CASE WHEN m.id = m.next_id AND EXISTS (SELECT 1 FROM event) THEN m.id
                                   ELSE s.cursor_message_id END
     FROM message m WHERE s.id = m.subscription_id),
+ended AS (
+  DELETE FROM perdure_waits w USING message m WHERE w.instance_id = m.instance_id AND w.activity_id = m.activity_id),
 cursors AS (
   INSERT INTO channel_delivery_cursors (channel, instance_id, last_delivered_id, updated_at)
-  SELECT :channel, instance_id, id, {now} FROM message WHERE mode = 'broadcast' AND EXISTS (SELECT 1 FROM event)
+  SELECT :channel, instance_id, id, {now} FROM message WHERE id = next_id AND EXISTS (SELECT 1 FROM event)
   ON CONFLICT (channel, instance_id) DO UPDATE SET last_delivered_id = excluded.last_delivered_id, updated_at = {now}),
+had AS (
+  INSERT INTO perdure_taken_messages (instance_id, channel, message_id)
+  SELECT instance_id, :channel, id FROM message WHERE id <> next_id AND EXISTS (SELECT 1 FROM event)
+  ON CONFLICT (instance_id, channel, message_id) DO NOTHING),
 taken AS (
   DELETE FROM channel_messages q USING message m
    WHERE q.id = m.id AND m.mode = 'competing' AND EXISTS (SELECT 1 FROM event)),
@@ -89,17 +127,30 @@ SELECT workflow_name, activity_id, id, (SELECT count(*) FROM event) FROM message
 
 -- deliver [mysql]
 -- Differs because a CTE cannot write: variables of the session carry what was found from part to part, in one packet.
-SET @mode = NULL, @message = NULL;
-SELECT i.workflow_name, COALESCE(:activity_id, s.activity_id), s.mode, {cursor}
-  INTO @workflow, @activity, @mode, @after
+SET @mode = NULL, @message = NULL, @next = NULL, @wait = NULL;
+SELECT i.workflow_name, s.mode, s.activity_id INTO @workflow, @mode, @wait
   FROM workflow_instances i JOIN channel_subscriptions s ON s.instance_id = i.instance_id AND s.channel = :channel
- WHERE i.instance_id = :instance_id AND COALESCE(:activity_id, s.activity_id) IS NOT NULL
-   AND {may_wake}
+ WHERE i.instance_id = :instance_id AND {may_wake}
    FOR UPDATE SKIP LOCKED;
-SELECT id INTO @message FROM channel_messages {index(idx_channel_messages_order)}
- WHERE @mode = 'broadcast' AND channel = :channel AND id > @after ORDER BY channel, id LIMIT 1;
+SELECT CASE WHEN s.mode = 'broadcast' THEN {next} END INTO @next
+  FROM channel_subscriptions s WHERE s.instance_id = :instance_id AND s.channel = :channel;
+SELECT f.activity_id, f.message_id INTO @activity, @message FROM (
+  SELECT w.id, w.activity_id, CASE WHEN w.match_key IS NULL THEN @next ELSE {next_match(w)} END AS message_id
+    FROM (SELECT 0 AS id, COALESCE(:activity_id, @wait) AS activity_id, :match_key AS match_key
+           UNION ALL
+          SELECT id, activity_id, match_key FROM perdure_waits
+           WHERE instance_id = :instance_id AND channel = :channel AND :activity_id IS NULL) w
+         JOIN channel_subscriptions s ON s.instance_id = :instance_id AND s.channel = :channel
+   WHERE w.activity_id IS NOT NULL) f
+ WHERE @mode = 'broadcast' AND f.message_id IS NOT NULL ORDER BY f.message_id, f.id LIMIT 1;
+SELECT f.activity_id INTO @activity FROM (
+  SELECT 0 AS id, COALESCE(:activity_id, @wait) AS activity_id
+   UNION ALL
+  SELECT id, activity_id FROM perdure_waits
+   WHERE instance_id = :instance_id AND channel = :channel AND :activity_id IS NULL) f
+ WHERE @mode = 'competing' AND f.activity_id IS NOT NULL ORDER BY f.id LIMIT 1;
 SELECT m.id INTO @message FROM channel_messages m {index(idx_channel_messages_order)}
- WHERE @mode = 'competing' AND m.channel = :channel
+ WHERE @mode = 'competing' AND @activity IS NOT NULL AND m.channel = :channel
    AND (SELECT k.message_id FROM channel_message_claims k WHERE k.message_id = m.message_id) IS NULL
  ORDER BY m.channel, m.id LIMIT 1 FOR UPDATE SKIP LOCKED;
 {insert_event}
@@ -114,11 +165,14 @@ SELECT :instance_id, @activity, 'ChannelMessageReceived', m.data_type,
 SET @fresh = ROW_COUNT();
 UPDATE channel_subscriptions
    SET activity_id = NULL, timeout_at = NULL,
-       cursor_message_id = CASE WHEN @fresh AND mode = 'broadcast' THEN @message ELSE cursor_message_id END
+       cursor_message_id = CASE WHEN @fresh AND @message = @next THEN @message ELSE cursor_message_id END
  WHERE instance_id = :instance_id AND channel = :channel AND @message IS NOT NULL;
+DELETE FROM perdure_waits WHERE instance_id = :instance_id AND activity_id = @activity AND @message IS NOT NULL;
 INSERT INTO channel_delivery_cursors (channel, instance_id, last_delivered_id, updated_at)
-SELECT :channel, :instance_id, @message, {now} FROM DUAL WHERE @mode = 'broadcast' AND @message IS NOT NULL AND @fresh
+SELECT :channel, :instance_id, @message, {now} FROM DUAL WHERE @message = @next AND @fresh
 ON DUPLICATE KEY UPDATE last_delivered_id = @message, updated_at = {now};
+INSERT IGNORE INTO perdure_taken_messages (instance_id, channel, message_id)
+SELECT :instance_id, :channel, @message FROM DUAL WHERE @message <> @next AND @fresh;
 DELETE FROM channel_messages WHERE id = @message AND @mode = 'competing' AND @fresh;
 UPDATE workflow_instances
    SET status = 'running', updated_at = {now}, current_activity_id = @activity,
@@ -135,10 +189,22 @@ SELECT channel FROM perdure_channels WHERE dirty_at IS NOT NULL ORDER BY dirty_a
 
 -- behind
 -- Free subscribers that wait while a message of their broadcast channel is pending.
+SELECT w.channel, w.instance_id FROM perdure_waits w {index(idx_perdure_waits_channel)}
+ WHERE w.channel {any(:channels)} AND w.match_key IS NULL AND {waits_free(w)}
+   AND (SELECT {next} FROM channel_subscriptions s
+         WHERE s.instance_id = w.instance_id AND s.channel = w.channel AND s.mode = 'broadcast') IS NOT NULL
+UNION ALL
 SELECT s.channel, s.instance_id FROM channel_subscriptions s {index(idx_subscriptions_waiting)}
  WHERE s.channel {any(:channels)} AND s.mode = 'broadcast' AND s.activity_id IS NOT NULL
-   AND {waits_free(s)}
-   AND {newest(s)} > {cursor}
+   AND {waits_free(s)} AND {next} IS NOT NULL
+ LIMIT :limit
+
+-- matching
+-- Free subscribers that wait for one of these keys while a message that has it is pending.
+SELECT w.channel, w.instance_id FROM perdure_waits w {index(idx_perdure_waits_match)}
+ WHERE w.match_key {any(:keys)} AND {waits_free(w)}
+   AND (SELECT {next_match(w)} FROM channel_subscriptions s
+         WHERE s.instance_id = w.instance_id AND s.channel = w.channel) IS NOT NULL
  LIMIT :limit
 
 -- backlog
@@ -147,9 +213,14 @@ SELECT p.channel FROM perdure_channels p WHERE p.channel {any(:channels)} AND {u
 
 -- idle
 -- Free subscribers that wait on competing channels.
+SELECT w.channel, w.instance_id FROM perdure_waits w {index(idx_perdure_waits_channel)}
+ WHERE w.channel {any(:channels)} AND {waits_free(w)}
+   AND (SELECT s.mode FROM channel_subscriptions s
+         WHERE s.instance_id = w.instance_id AND s.channel = w.channel) = 'competing'
+UNION ALL
 SELECT s.channel, s.instance_id FROM channel_subscriptions s {index(idx_subscriptions_waiting)}
- WHERE s.channel {any(:channels)} AND s.mode = 'competing' AND s.activity_id IS NOT NULL
-   AND {waits_free(s)} LIMIT :limit
+ WHERE s.channel {any(:channels)} AND s.mode = 'competing' AND s.activity_id IS NOT NULL AND {waits_free(s)}
+ LIMIT :limit
 
 -- seize
 -- Which of these channels nobody is publishing to; they are locked, so nobody can.
@@ -159,14 +230,24 @@ SELECT channel FROM perdure_channels WHERE channel {any(:channels)} ORDER BY cha
 -- Which of these channels have a subscriber that waits, free or not, and a message for it.
 SELECT p.channel FROM perdure_channels p
  WHERE p.channel {any(:channels)} AND (
-       (SELECT s.id FROM channel_subscriptions s {index(idx_subscriptions_waiting)}
+       (SELECT w.id FROM perdure_waits w {index(idx_perdure_waits_channel)}
+         WHERE w.channel = p.channel AND w.match_key IS NULL AND {waits(w)}
+           AND (SELECT CASE s.mode WHEN 'broadcast' THEN {next} ELSE {unclaimed(s)} END FROM channel_subscriptions s
+                 WHERE s.instance_id = w.instance_id AND s.channel = w.channel) IS NOT NULL LIMIT 1) IS NOT NULL
+    OR (SELECT s.id FROM channel_subscriptions s {index(idx_subscriptions_waiting)}
          WHERE s.channel = p.channel AND s.mode = 'broadcast' AND s.activity_id IS NOT NULL
-           AND {waits(s)}
-           AND {newest(s)} > {cursor} LIMIT 1) IS NOT NULL
+           AND {waits(s)} AND {next} IS NOT NULL LIMIT 1) IS NOT NULL
     OR (SELECT s.id FROM channel_subscriptions s {index(idx_subscriptions_waiting)}
          WHERE s.channel = p.channel AND s.mode = 'competing' AND s.activity_id IS NOT NULL
            AND {waits(s)} LIMIT 1) IS NOT NULL
        AND {unclaimed(p)} IS NOT NULL)
+
+-- unmatched
+-- Which channels have a subscriber that waits, free or not, for one of these keys, and a message that has it.
+SELECT DISTINCT w.channel FROM perdure_waits w {index(idx_perdure_waits_match)}
+ WHERE w.match_key {any(:keys)} AND {waits(w)}
+   AND (SELECT {next_match(w)} FROM channel_subscriptions s
+         WHERE s.instance_id = w.instance_id AND s.channel = w.channel) IS NOT NULL
 
 -- clean
 -- These channels have nothing to deliver.

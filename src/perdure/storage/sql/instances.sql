@@ -65,8 +65,7 @@ UPDATE workflow_instances
    AND (lock_token = :token AND locked_by = :worker_id OR :token IS NULL);
 DELETE FROM workflow_timer_subscriptions WHERE instance_id = :instance_id
    AND EXISTS (SELECT 1 FROM workflow_instances i WHERE i.instance_id = :instance_id AND i.finished_at IS NOT NULL);
-UPDATE channel_subscriptions SET activity_id = NULL, timeout_at = NULL
- WHERE instance_id = :instance_id AND activity_id IS NOT NULL
+DELETE FROM perdure_waits WHERE instance_id = :instance_id
    AND EXISTS (SELECT 1 FROM workflow_instances i WHERE i.instance_id = :instance_id AND i.finished_at IS NOT NULL)
 
 -- finish [postgresql]
@@ -82,8 +81,7 @@ done AS (
          lock_token = i.lock_token + 1, locked_by = NULL, locked_at = NULL, lock_expires_at = NULL
     FROM seen WHERE i.instance_id = seen.instance_id AND i.xmin = seen.version RETURNING i.instance_id),
 timers AS (DELETE FROM workflow_timer_subscriptions t USING done WHERE t.instance_id = done.instance_id),
-waits AS (UPDATE channel_subscriptions s SET activity_id = NULL, timeout_at = NULL FROM done
-           WHERE s.instance_id = done.instance_id AND s.activity_id IS NOT NULL)
+waits AS (DELETE FROM perdure_waits w USING done WHERE w.instance_id = done.instance_id)
 SELECT count(*) FROM done
 
 -- interrupt
@@ -93,14 +91,10 @@ UPDATE workflow_instances
        lock_token = lock_token + 1, locked_by = NULL, locked_at = NULL, lock_expires_at = NULL
  WHERE instance_id = :instance_id AND finished_at IS NULL AND status <> 'compensating'
 
--- clear_timers
--- No timer is left.
-DELETE FROM workflow_timer_subscriptions WHERE instance_id = :instance_id
-
 -- clear_waits
--- No subscription waits any more; the subscriptions stay.
-UPDATE channel_subscriptions SET activity_id = NULL, timeout_at = NULL
- WHERE instance_id = :instance_id AND activity_id IS NOT NULL
+-- No timer and no wait is left; the subscriptions stay.
+DELETE FROM workflow_timer_subscriptions WHERE instance_id = :instance_id;
+DELETE FROM perdure_waits WHERE instance_id = :instance_id
 
 -- resumable
 -- Own instances that a worker may take now, the longest waiting first.

@@ -31,6 +31,16 @@ INSERT INTO perdure_channels (channel, dirty_at) VALUES (:channel, {now})
         OR :token IS NULL AND i.status IN ('waiting_for_event', 'waiting_for_timer', 'waiting_for_message')
            AND (i.locked_by IS NULL OR i.lock_expires_at <= {now}))
 
+-- first_wait
+-- What the first wait of a subscription is for; the rest of the family says so in the subscription itself.
+COALESCE(s.activity_id, (SELECT w.activity_id FROM perdure_waits w
+                                 WHERE w.instance_id = s.instance_id AND w.channel = s.channel ORDER BY w.id LIMIT 1))
+
+-- first_timeout
+-- When it ends.
+COALESCE(s.timeout_at, (SELECT w.timeout_at FROM perdure_waits w
+                                WHERE w.instance_id = s.instance_id AND w.channel = s.channel ORDER BY w.id LIMIT 1))
+
 -- cursor
 -- The further of a subscription's two cursors.
 {greatest(COALESCE(s.cursor_message_id, 0), COALESCE(
@@ -41,6 +51,23 @@ INSERT INTO perdure_channels (channel, dirty_at) VALUES (:channel, {now})
 -- The last message of a channel. Here and below, the order names the channel too: MySQL would else sort all of it.
 (SELECT m.id FROM channel_messages m {index(idx_channel_messages_order)}
           WHERE m.channel = of.channel ORDER BY m.channel DESC, m.id DESC LIMIT 1)
+
+-- next
+-- The next message of a broadcast subscriber `s`, whatever it says.
+(SELECT m.id FROM channel_messages m {index(idx_channel_messages_order)}
+          WHERE m.channel = s.channel AND m.id > {cursor}
+            AND NOT EXISTS (SELECT 1 FROM perdure_taken_messages x
+                             WHERE x.instance_id = s.instance_id AND x.channel = s.channel AND x.message_id = m.id)
+          ORDER BY m.channel, m.id LIMIT 1)
+
+-- next_match
+-- The next message of a broadcast subscriber `s` that has the key of `of`.
+(SELECT k.message_id FROM perdure_message_matches k
+          WHERE k.match_key = of.match_key AND k.message_id > {cursor}
+            AND NOT EXISTS (SELECT 1 FROM perdure_taken_messages x
+                             WHERE x.instance_id = s.instance_id AND x.channel = s.channel
+                               AND x.message_id = k.message_id)
+          ORDER BY k.match_key, k.message_id LIMIT 1)
 
 -- unclaimed
 -- The first message of a channel that nobody has claimed.

@@ -2,9 +2,26 @@
 -- How an instance stands, its row locked to the commit, and how many waits it has.
 SELECT i.status, i.lock_token, i.locked_by,
        (SELECT count(*) FROM workflow_timer_subscriptions t WHERE t.instance_id = i.instance_id)
-       + (SELECT count(*) FROM channel_subscriptions s
-           WHERE s.instance_id = i.instance_id AND s.activity_id IS NOT NULL)
+       + (SELECT count(*) FROM perdure_waits w WHERE w.instance_id = i.instance_id)
   FROM workflow_instances i WHERE i.instance_id = :instance_id {for_update}
+
+-- registered
+-- The timers and waits that an instance has. A timer has no channel.
+SELECT timer_id, NULL, NULL FROM workflow_timer_subscriptions WHERE instance_id = :instance_id
+UNION ALL
+SELECT activity_id, channel, match_key FROM perdure_waits WHERE instance_id = :instance_id
+
+-- ready
+-- Which of an instance's timers are due, and which of its waits are over or have a message.
+SELECT COALESCE(t.activity_id, t.timer_id) FROM workflow_timer_subscriptions t
+ WHERE t.instance_id = :instance_id AND t.expires_at <= {now}
+UNION ALL
+SELECT w.activity_id FROM perdure_waits w
+ WHERE w.instance_id = :instance_id
+   AND (w.timeout_at <= {now}
+        OR (SELECT CASE WHEN s.mode = 'competing' THEN {unclaimed(s)} WHEN w.match_key IS NULL THEN {next}
+                        ELSE {next_match(w)} END
+              FROM channel_subscriptions s WHERE s.instance_id = w.instance_id AND s.channel = w.channel) IS NOT NULL)
 
 -- is_due
 -- Whether a timer is due; one that is there keeps its time.
@@ -13,34 +30,42 @@ SELECT CASE WHEN COALESCE((SELECT t.expires_at FROM workflow_timer_subscriptions
                           :at, {after(:after_sec)}) <= {now} THEN 1 ELSE 0 END
 
 -- is_ready
--- Whether a subscriber has a message to take or its time is up; the same wait keeps its time. Nothing for who is not
--- subscribed.
-SELECT CASE WHEN COALESCE(CASE WHEN s.activity_id = :activity_id THEN s.timeout_at END, :at,
-                          {after(:after_sec)}) <= {now}
-              OR s.mode = 'broadcast' AND {newest(s)} > {cursor}
-              OR s.mode = 'competing' AND {unclaimed(s)} IS NOT NULL
-            THEN 1 ELSE 0 END
+-- Whether a wait's time is up or there is a message for it (1), or one that it may match (2); the same wait keeps its
+-- time. With how the channel is used, how far the subscriber has come, and whether the wait's set of paths is in use.
+-- Nothing for one that is not subscribed.
+SELECT CASE WHEN COALESCE((SELECT w.timeout_at FROM perdure_waits w
+                            WHERE w.instance_id = :instance_id AND w.activity_id = :activity_id),
+                          :at, {after(:after_sec)}) <= {now} THEN 1
+            WHEN s.mode = 'competing' THEN CASE WHEN {unclaimed(s)} IS NOT NULL THEN 1 ELSE 0 END
+            WHEN {next} IS NULL THEN 0
+            ELSE :pending END, s.mode, {cursor},
+       (SELECT p.to_id FROM perdure_match_paths p WHERE p.channel = :channel AND p.paths_key = :paths_key)
   FROM channel_subscriptions s WHERE s.instance_id = :instance_id AND s.channel = :channel
 
 -- wait
--- A subscriber waits for the next message; the same wait keeps its time. (MySQL assigns from left to right.)
-UPDATE channel_subscriptions
-   SET timeout_at = COALESCE(CASE WHEN activity_id = :activity_id THEN timeout_at END, :at, {after(:after_sec)}),
-       activity_id = :activity_id
- WHERE instance_id = :instance_id AND channel = :channel
+-- A subscriber waits for a message; the same wait keeps its place and its time.
+INSERT INTO perdure_waits (instance_id, activity_id, channel, match_key, timeout_at)
+SELECT instance_id, :activity_id, channel, :match_key, COALESCE(:at, {after(:after_sec)})
+  FROM channel_subscriptions WHERE instance_id = :instance_id AND channel = :channel
+{on_conflict_do_nothing(instance_id, activity_id)}
 
--- drop_others
--- An instance waits for nothing but these.
-DELETE FROM workflow_timer_subscriptions WHERE instance_id = :instance_id AND NOT timer_id {any(:timers)};
+-- drop
+-- An instance no longer waits for these.
+DELETE FROM workflow_timer_subscriptions WHERE instance_id = :instance_id AND timer_id {any(:timers)};
+DELETE FROM perdure_waits WHERE instance_id = :instance_id AND activity_id {any(:activities)}
+
+-- end
+-- A wait is over; of somebody else's instance, its column says so.
+DELETE FROM perdure_waits WHERE instance_id = :instance_id AND activity_id = :activity_id;
 UPDATE channel_subscriptions SET activity_id = NULL, timeout_at = NULL
- WHERE instance_id = :instance_id AND activity_id IS NOT NULL AND NOT channel {any(:channels)}
+ WHERE instance_id = :instance_id AND channel = :channel AND activity_id IS NOT NULL
 
 -- deadlines
 -- When an instance's timers are due (0) and its time-outs (1). Not their MIN, which PostgreSQL would look for among
 -- everybody's.
 SELECT 0, expires_at FROM workflow_timer_subscriptions WHERE instance_id = :instance_id
 UNION ALL
-SELECT 1, timeout_at FROM channel_subscriptions WHERE instance_id = :instance_id AND activity_id IS NOT NULL
+SELECT 1, timeout_at FROM perdure_waits WHERE instance_id = :instance_id
 
 -- park
 -- Wait, and release the lease.
@@ -70,13 +95,13 @@ timers AS (
   DELETE FROM workflow_timer_subscriptions t USING parked
    WHERE t.instance_id = parked.instance_id AND t.timer_id <> :timer_id AND :alone = 1),
 waits AS (
-  UPDATE channel_subscriptions s SET activity_id = NULL, timeout_at = NULL FROM parked
-   WHERE s.instance_id = parked.instance_id AND s.activity_id IS NOT NULL AND :alone = 1)
+  DELETE FROM perdure_waits w USING parked WHERE w.instance_id = parked.instance_id AND :alone = 1)
 SELECT count(*) FROM parked
 
 -- listen
--- Wait for one channel, all of it or nothing: nothing if the lease is not current, a message is pending or the time is
--- up. The look is a statement after the lock, for it sees what was there when it began. Only PostgreSQL has it.
+-- Wait for any message of one channel, all of it or nothing: nothing if the lease is not current, a message is pending or
+-- the time is up. The look is a statement after the lock, for it sees what was there when it began. Only PostgreSQL has
+-- it.
 INSERT INTO perdure_channels (channel) VALUES (:channel) ON CONFLICT (channel) DO UPDATE SET channel = :channel;
 WITH parked AS (
   UPDATE workflow_instances i
@@ -85,19 +110,19 @@ WITH parked AS (
    WHERE i.instance_id = :instance_id AND i.locked_by = :worker_id AND (i.lock_token = :token OR :token IS NULL)
      AND i.status IN ('running', 'waiting_for_event', 'waiting_for_timer', 'waiting_for_message')
      AND s.instance_id = i.instance_id AND s.channel = :channel
-     AND COALESCE(CASE WHEN s.activity_id = :activity_id THEN s.timeout_at END, :at, {after(:after_sec)},
+     AND COALESCE((SELECT w.timeout_at FROM perdure_waits w
+                    WHERE w.instance_id = :instance_id AND w.activity_id = :activity_id), :at, {after(:after_sec)},
                   'infinity') > {now}
-     AND CASE s.mode WHEN 'broadcast' THEN COALESCE({newest(s)}, 0) <= {cursor} ELSE {unclaimed(s)} IS NULL END
+     AND CASE s.mode WHEN 'broadcast' THEN {next} IS NULL ELSE {unclaimed(s)} IS NULL END
      AND i.xmin = (SELECT seen.xmin FROM workflow_instances seen WHERE seen.instance_id = :instance_id)
   RETURNING i.instance_id),
 wait AS (
-  UPDATE channel_subscriptions s
-     SET timeout_at = CASE WHEN s.channel = :channel THEN COALESCE(
-           CASE WHEN s.activity_id = :activity_id THEN s.timeout_at END, :at, {after(:after_sec)}) END,
-         activity_id = CASE WHEN s.channel = :channel THEN :activity_id END
-    FROM parked
-   WHERE s.instance_id = parked.instance_id
-     AND (s.channel = :channel OR s.activity_id IS NOT NULL AND :alone = 1)),
+  INSERT INTO perdure_waits (instance_id, activity_id, channel, timeout_at)
+  SELECT instance_id, :activity_id, :channel, COALESCE(:at, {after(:after_sec)}) FROM parked
+  ON CONFLICT (instance_id, activity_id) DO NOTHING),
+others AS (
+  DELETE FROM perdure_waits w USING parked
+   WHERE w.instance_id = parked.instance_id AND w.activity_id <> :activity_id AND :alone = 1),
 timers AS (
   DELETE FROM workflow_timer_subscriptions t USING parked WHERE t.instance_id = parked.instance_id AND :alone = 1)
 SELECT count(*) FROM parked
@@ -120,9 +145,8 @@ UPDATE workflow_instances
 -- once: the first instance that can be taken, the first channel that is marked.
 SELECT (SELECT t.expires_at FROM workflow_timer_subscriptions t {index(idx_timers_due)}
          WHERE t.framework = 'perdure' AND {waits(t)} ORDER BY t.expires_at LIMIT 1),
-       (SELECT s.timeout_at FROM channel_subscriptions s {index(idx_subscriptions_due)}
-         WHERE s.framework = 'perdure' AND s.timeout_at IS NOT NULL AND s.activity_id IS NOT NULL
-           AND {waits(s)} ORDER BY s.timeout_at LIMIT 1),
+       (SELECT w.timeout_at FROM perdure_waits w {index(idx_perdure_waits_due)}
+         WHERE w.timeout_at IS NOT NULL AND {waits(w)} ORDER BY w.timeout_at LIMIT 1),
        (SELECT claimable_at FROM workflow_instances {index(idx_instances_claimable)}
          WHERE framework = 'perdure' AND claimable_at > {now} ORDER BY claimable_at LIMIT 1),
        (SELECT claimable_at FROM workflow_instances {index(idx_instances_claimable)}

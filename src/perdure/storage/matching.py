@@ -1,0 +1,106 @@
+"""Matching: the keys by which waits for certain values and the messages that have them find each other.
+
+Each set of JSON paths that the waits of a channel use is stored once. For each set a message gets a key when a sweep, a
+subscriber that is about to wait, or the holder of a lease looks at the channel. All of them hold the channel's lock at
+that time, so the keys are complete between the two ids stored with the set. A wait that is made after its message was
+published finds the message by the key, too.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from perdure.database.dialects.base import Bare
+from perdure.database.operation import Operation
+from perdure.model.limits import EVERYTHING
+from perdure.model.matching import Match, key_of
+from perdure.storage.sql import room
+
+S = room("matching")
+
+PAGE = 1000
+
+
+def use(channel: str, match: Match, after_id: int) -> Operation[None]:
+    """Note that a wait matches by a set of paths, from a message on."""
+    paths = json.dumps(match.paths)
+    yield S.use(channel=channel, paths_key=match.paths_key, paths=paths, after_id=after_id)
+
+
+def find(dialect: str, instance_id: str, channel: str, match: Match, after_id: int) -> Operation[int | None]:
+    """The next message that matches, of those after an id; the channel is locked."""
+    yield from _complete(dialect, channel, match, after_id)
+    rows = yield S.found(instance_id=instance_id, channel=channel, match_key=match.key)
+    return rows[0][0] if rows else None
+
+
+def _complete(dialect: str, channel: str, match: Match, after_id: int) -> Operation[None]:
+    """Make the keys that are missing for the messages after an id."""
+    rows = yield S.range(channel=channel, paths_key=match.paths_key)
+    if not rows:
+        yield from use(channel, match, after_id)
+    first, last = rows[0] if rows else (after_id, after_id)
+    if after_id < first:
+        yield from _make(dialect, channel, match.paths, after_id, first)
+    newest = yield from _make(dialect, channel, match.paths, last, EVERYTHING)
+    if after_id < first or newest > last:
+        yield S.reach(channel=channel, paths_key=match.paths_key, from_id=min(after_id, first), to_id=newest)
+
+
+def _make(dialect: str, channel: str, paths: Sequence[str], after_id: int, last_id: int) -> Operation[int]:
+    """Make the keys of the messages between two ids; gives the id of the last."""
+    while True:
+        rows = yield S.messages(channel=channel, after_id=after_id, last_id=last_id, limit=PAGE)
+        found = [(key_of(channel, paths, json.loads(data)), number) for number, data in rows if data is not None]
+        keys = [(key, number, channel) for key, number in found if key is not None]
+        if keys:
+            yield from _add(dialect, keys)
+        after_id = rows[-1][0] if rows else after_id
+        if len(rows) < PAGE:
+            return after_id
+
+
+def _add(dialect: str, keys: Sequence[tuple[str, int, str]]) -> Operation[None]:
+    if dialect == "sqlite":
+        yield S.add_many.for_each(
+            [{"match_key": key, "message_id": number, "channel": name} for key, number, name in keys]
+        )
+        return
+    columns = [list(column) for column in zip(*keys, strict=True)]
+    yield S.add_many(keys=columns[0], messages=columns[1], channels=columns[2], rows=Bare(keys))
+
+
+class Fresh(NamedTuple):
+    """What a sweep has to match on one channel: keys of messages that no sweep is done with."""
+
+    channel: str
+    keys: list[str]
+    last_id: int  # once everybody with these keys is served, the sweep is done up to here
+    more: bool
+
+
+def pending(channels: Sequence[str]) -> Operation[list[str]]:
+    """Keys of these channels' messages that no sweep is done with, as far as they are made: a page for each channel."""
+    keys: set[str] = set()
+    swept = {channel: swept_id for channel, *_, swept_id in (yield S.sets(channels=list(channels)))}
+    for channel, swept_id in swept.items():
+        keys |= {key for _, key in (yield S.fresh(channel=channel, after_id=swept_id, limit=PAGE))}
+    return sorted(keys)
+
+
+def fresh(dialect: str, channels: Sequence[str]) -> Operation[list[Fresh]]:
+    """The same for channels that are locked, all keys made."""
+    newest_of: dict[str, tuple[int, int]] = {}
+    limit = PAGE
+    for channel, paths_key, paths, to_id, newest, swept_id in (yield S.sets(channels=list(channels))):
+        if newest is not None and newest > to_id:
+            yield from _complete(dialect, channel, Match("", tuple(json.loads(paths)), paths_key), to_id)
+        newest_of[channel] = swept_id, max(newest or 0, swept_id)
+        limit += 1  # a page holds more than one message, however many sets there are
+    found = []
+    for channel, (swept_id, newest) in newest_of.items():
+        rows = yield S.fresh(channel=channel, after_id=swept_id, limit=limit)
+        more = len(rows) == limit
+        last_id = rows[-1][0] - 1 if more else newest  # another key of the last message may follow
+        found.append(Fresh(channel, sorted({key for _, key in rows}), last_id, more))
+    return found

@@ -1,0 +1,67 @@
+-- migrate:up
+
+-- Every wait of a run is a row of its own, in the order in which the waits were made. The columns of
+-- channel_subscriptions that hold a wait serve the rest of the family only, which therefore never pushes to our runs.
+-- match_key is the digest of the values that a message must have; NULL takes any message.
+CREATE TABLE IF NOT EXISTS perdure_waits (
+    id BIGSERIAL PRIMARY KEY,
+    instance_id TEXT NOT NULL,
+    activity_id TEXT NOT NULL,
+    channel TEXT NOT NULL,
+    match_key TEXT,
+    timeout_at TIMESTAMP,
+    UNIQUE (instance_id, activity_id),
+    FOREIGN KEY (instance_id) REFERENCES workflow_instances (instance_id) ON DELETE CASCADE
+);
+CREATE INDEX idx_perdure_waits_channel ON perdure_waits (channel, match_key);
+CREATE INDEX idx_perdure_waits_match ON perdure_waits (match_key);
+CREATE INDEX idx_perdure_waits_due ON perdure_waits (timeout_at, id);
+INSERT INTO perdure_waits (instance_id, activity_id, channel, timeout_at)
+SELECT instance_id, activity_id, channel, timeout_at FROM channel_subscriptions
+WHERE framework = 'perdure' AND activity_id IS NOT NULL;
+UPDATE channel_subscriptions SET activity_id = NULL, timeout_at = NULL
+WHERE framework = 'perdure' AND activity_id IS NOT NULL;
+DROP INDEX idx_subscriptions_due;
+
+-- Which sets of JSON paths the waits of a channel match by. Messages with ids from from_id (exclusive) to to_id have
+-- their keys in perdure_message_matches.
+CREATE TABLE IF NOT EXISTS perdure_match_paths (
+    channel TEXT NOT NULL,
+    paths_key TEXT NOT NULL,
+    paths TEXT NOT NULL,
+    from_id BIGINT NOT NULL,
+    to_id BIGINT NOT NULL,
+    PRIMARY KEY (channel, paths_key)
+);
+
+-- What a message can be found by: one key for each set of paths of its channel, if it has values at all of them.
+CREATE TABLE IF NOT EXISTS perdure_message_matches (
+    match_key TEXT NOT NULL,
+    message_id BIGINT NOT NULL,
+    channel TEXT NOT NULL,
+    PRIMARY KEY (match_key, message_id),
+    FOREIGN KEY (message_id) REFERENCES channel_messages (id) ON DELETE CASCADE
+);
+CREATE INDEX idx_perdure_message_matches_channel ON perdure_message_matches (channel, message_id);
+CREATE INDEX idx_perdure_message_matches_message ON perdure_message_matches (message_id);
+
+-- Messages that a subscriber took out of turn: they lie beyond its cursor.
+CREATE TABLE IF NOT EXISTS perdure_taken_messages (
+    instance_id TEXT NOT NULL,
+    channel TEXT NOT NULL,
+    message_id BIGINT NOT NULL,
+    PRIMARY KEY (instance_id, channel, message_id),
+    FOREIGN KEY (instance_id) REFERENCES workflow_instances (instance_id) ON DELETE CASCADE
+);
+
+-- Up to this message the sweep has found the waits that match.
+ALTER TABLE perdure_channels ADD COLUMN swept_id BIGINT NOT NULL DEFAULT 0;
+
+-- migrate:down
+
+ALTER TABLE perdure_channels DROP COLUMN swept_id;
+DROP TABLE IF EXISTS perdure_taken_messages;
+DROP TABLE IF EXISTS perdure_message_matches;
+DROP TABLE IF EXISTS perdure_match_paths;
+CREATE INDEX idx_subscriptions_due ON channel_subscriptions (framework, timeout_at, id);
+DROP TABLE IF EXISTS perdure_waits;
