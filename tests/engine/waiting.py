@@ -2,10 +2,12 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from perdure import Client, Handle, WorkflowStatus
+from perdure import App, Client, Handle, WorkflowStatus
+from perdure.storage.stores import shift_clock
 
 
 async def until(check: Callable[[], Awaitable[bool] | bool], seconds: float = 20) -> None:
@@ -36,3 +38,10 @@ async def waiting(app: Client, *ids: str) -> WorkflowStatus:
     for id in ids:
         await until(partial(is_waiting, id))
     return (await app.describe(ids[-1])).status
+
+
+async def move_clock(app: App, span: timedelta) -> None:
+    """Set the database's clock so far ahead of the real one, and have the worker look at it."""
+    shift_clock(app._storage, span)
+    await app._worker._set_clock()
+    app._worker.wake()

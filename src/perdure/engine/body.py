@@ -22,7 +22,7 @@ from perdure.engine.failures import decode_failure
 from perdure.engine.loop import BodyLoop, Timer
 from perdure.engine.scopes import current_scope
 from perdure.engine.steps import ActivityStep, EffectStep, TimerStep, WaitStep
-from perdure.errors import EngineError, NonDeterminismError, NotSubscribedError, WorkflowCancelledError
+from perdure.errors import EngineError, LimitError, NonDeterminismError, NotSubscribedError, WorkflowCancelledError
 from perdure.model.records import HistoryEvent, HistoryEventType, Lease
 from perdure.storage.contract import Storage
 
@@ -31,6 +31,7 @@ log = logging.getLogger("perdure.engine")
 STARTED = "ActivityStarted"  # of one that can be undone
 ATTEMPT_FAILED = "ActivityAttemptFailed"
 VALUES, STATE = "Values", "State"  # what a body took between two rows; the second shows a state as well
+STEPS_MAX = 10_000  # that a body may have asked for and not got yet
 EVICTIONS_MAX = 100  # how often a body may catch the cancellation that ends it
 OWN = "~"  # ids of rows that are not a step's
 
@@ -124,6 +125,10 @@ class Body:
         accept(event)
         self._pump()
 
+    def expects(self, id: str) -> bool:
+        """Return whether the body waits for a row of this id."""
+        return id in self._expected
+
     def ended(self) -> None:
         """The history is over: from here on the body does new things."""
         self._more, self._given = False, None
@@ -196,6 +201,7 @@ class Body:
 
     def activity(self, activity: Activity[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Awaitable[Any]:
         """A step that runs an activity."""
+        self._refuse_if_too_many()
         path = self._step()
         step = ActivityStep(f"{path}:{activity.name}", activity, activity.signature.bind(args, kwargs), self._future())
         self.activities[step.id] = step
@@ -217,6 +223,7 @@ class Body:
 
     def effect_at(self, path: str, name: str, effect: Effect, hint: object = Any) -> "asyncio.Future[Any]":
         """The same, at a place that is known."""
+        self._refuse_if_too_many()
         step = EffectStep(f"{path}:{name}", effect, self._future())
         self.effects[step.id] = step
 
@@ -230,6 +237,7 @@ class Body:
 
     def wait(self, wait: WaitStep) -> "asyncio.Future[Any]":
         """A step that waits for a message."""
+        self._refuse_if_too_many()
         self.waits[wait.id] = wait
         self._expect_message(wait)
         self._on_drop(wait.future, lambda: self._drop_wait(wait))
@@ -294,6 +302,13 @@ class Body:
     def _refuse_if_evicted(self) -> None:
         if self.evicted:
             raise RunEvicted(f"{self.instance_id} is no longer driven here")
+
+    def _refuse_if_too_many(self) -> None:
+        if len(self.activities) + len(self.effects) + len(self.waits) + len(self.timers) >= STEPS_MAX:
+            raise LimitError(
+                f"a run has at most {STEPS_MAX:,} unfinished steps at once (activities, timers, waits, children): "
+                "await some of them before you start more, for example in batches"
+            )
 
     def _broken_at(self, what: str) -> NoReturn:
         try:
@@ -384,6 +399,7 @@ class Body:
     def start(self, timer: Timer) -> None:
         """The function made a timer."""
         self._refuse_if_evicted()
+        self._refuse_if_too_many()
         step = self.timers[timer] = TimerStep(f"{timer.path}:timer", timer, replayed=self._more)
         self._expected[step.id] = lambda _: self._fire(step)
 

@@ -10,12 +10,12 @@ from typing import Any, NoReturn, TypeVar, overload
 from perdure.engine import ambient, messages
 from perdure.engine.activities import OUTGOING
 from perdure.engine.body import Recur
-from perdure.engine.codec import encode
+from perdure.engine.codec import decode, encode
 from perdure.engine.steps import Event, Message
 from perdure.errors import OutsideWorkflowError
+from perdure.model.matching import Where, check
 from perdure.model.records import ChannelMode, Lease
 from perdure.storage.contract import Storage
-from perdure.storage.filters import validate_json_path
 
 T = TypeVar("T")
 
@@ -199,13 +199,16 @@ async def wait_event(
 async def wait_event(
     type: str, *, where: Mapping[str, object] | None = None, timeout: Span | None = None, data: Any = None
 ) -> Event[Any]:
-    """The next event of a type, for which the values at these JSON paths of its data are these.
+    """Wait for the next event of a type, with `where` for one whose data has these values at these JSON paths.
 
-    Seen are the events stored after this run first waited for the type, and those sent to it alone.
+    A wait sees the events stored after this run first waited for the type, and those sent to it alone. Each goes to the
+    first wait of the run that it matches, in the order in which the waits were made; one that matches none stays there
+    for later waits.
     """
     run = ambient.require_run("wait_event()")
-    for path in where or ():
-        validate_json_path(path)
+    if where:
+        where = Where(decode(encode(dict(where))))
+        check(where)
     channels = (type, f"{type}:{run.instance_id}")
     patience = _patience(timeout)
     whole = patience.total_seconds() if where and patience and patience > GLANCE else None

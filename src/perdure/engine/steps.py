@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from perdure.engine.codec import decode
 from perdure.engine.definitions import Activity
 from perdure.engine.loop import Timer
-from perdure.model.records import HistoryEvent
+from perdure.model.matching import matches
+from perdure.model.records import ChannelWait, HistoryEvent
 
 if TYPE_CHECKING:
     from perdure.engine.body import Effect
@@ -161,7 +162,11 @@ class TimerStep(Timed):
 
 
 class WaitStep(Timed):
-    """A wait for the next message of one of its channels; what does not match `where` is passed over."""
+    """A wait for the next message of one of its channels that matches `where`.
+
+    The database judges that. Histories of earlier versions have rows of messages that do not match: each of them is
+    passed over, and the next row has the next `round` in its id.
+    """
 
     __slots__ = ("after", "channels", "future", "hint", "id", "kind", "round", "where")
 
@@ -194,6 +199,15 @@ class WaitStep(Timed):
         """The rows that may come, and the channel of each."""
         base = self.id if self.round == 1 else f"{self.id}#{self.round}"
         return {base + "@" * place: channel for place, channel in enumerate(self.channels)}
+
+    def waits(self, until: datetime | None) -> list[ChannelWait]:
+        """What is registered: one wait for each channel. The first one has the time-out, known by now or not."""
+        times: tuple[datetime | None, timedelta | None] = (None, self.after) if until is None else (until, None)
+        found = []
+        for id, channel in self.ids().items():
+            found.append(ChannelWait(channel, id, *times, where=self.where))
+            times = None, None
+        return found
 
     def read(self, id: str, event: HistoryEvent) -> tuple[Any, bool]:
         """What a row says, and whether it is what is waited for."""
@@ -243,32 +257,3 @@ def event_of(message: Message[Any], kind: str) -> Event[Any]:
         subject=about.get("ce_subject"),
         extensions=about.get("ce_extensions") or {},
     )
-
-
-def matches(data: object, where: Mapping[str, object]) -> bool:
-    """Whether the values at these JSON paths are these; true is not 1, but 1 is 1.0, and a missing key is nothing."""
-    return all(_same(_at(data, path.split(".")), value) for path, value in where.items())
-
-
-_NOTHING = object()
-
-
-def _at(data: object, keys: list[str]) -> object:
-    for key in keys:
-        if not isinstance(data, Mapping) or key not in data:
-            return _NOTHING
-        data = data[key]
-    return data
-
-
-def _same(found: object, value: object) -> bool:
-    """Equal in type as well, all the way down."""
-    if isinstance(found, Mapping) and isinstance(value, Mapping):
-        return found.keys() == value.keys() and all(_same(found[key], value[key]) for key in value)
-    if isinstance(found, list) and isinstance(value, list | tuple):
-        return len(found) == len(value) and all(map(_same, found, value))
-    return (_kind(found), found) == (_kind(value), value)
-
-
-def _kind(value: object) -> type:
-    return float if isinstance(value, int) and not isinstance(value, bool) else type(value)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from perdure.engine.codec import encode
 from perdure.engine.starting import DEADLINE
 from perdure.engine.steps import ActivityStep, Timed, TimerStep, WaitStep
-from perdure.errors import EngineError
 from perdure.model.records import (
     ChannelMessage,
     ChannelMode,
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from perdure.engine.run import Run
 
 SHORT_SEC = 1.0  # a pause up to this is kept in memory; a longer one is a row
-WAITS_MAX = 1000
 EXPIRED = "~expired"  # the row of a deadline that passed while the run waited
 TIMED_OUT = b'{"error_type": "TimeoutError"}'
 UNTIL = "~until:"  # the rows of time-outs that began while another branch was at work
@@ -80,22 +78,35 @@ class Waits:
     async def look(self) -> None:
         """Take messages and timers of rows for the run itself, while it holds its lease."""
         self._hinted = False
-        for wait in list(self._run.body.waits.values()):
-            for id, channel in wait.ids().items():
-                if wait.id in self._run.body.waits and id in wait.ids():
-                    await self._take_message(id, channel)
-        for step in self.registered():
-            if step in self.registered():
-                await self._take_timer(step.timer_id)
-
-    async def _take_message(self, id: str, channel: str) -> None:
         await self._run.journal.durable()
-        await self._listen(channel)
-        storage = self._run.host.storage
-        if not await storage.get_pending_channel_messages_for_instance(self._run.id, channel, limit=1):
-            return  # a read first: on SQLite a write in vain would be a hint to look again
-        offered, lease = ChannelMessage(0, channel, ""), self._run.lease
-        if await storage.deliver_channel_message(self._run.id, offered, lease=lease, activity_id=id):
+        for wait in await self._pending():
+            if self._is_wanted(wait):
+                await self._take_message(wait)
+        for timed in self.registered():
+            if timed in self.registered():
+                await self._take_timer(timed.timer_id)
+
+    async def _pending(self) -> list[ChannelWait]:
+        """The waits that may have a message; a read, for on SQLite a write in vain would be a hint to look again."""
+        waits = await self._channel_waits()
+        found = set(await self._run.host.storage.pending_waits(self._run.id, waits))
+        return [wait for wait in waits if wait.activity_id in found]
+
+    async def _channel_waits(self) -> list[ChannelWait]:
+        """What the body waits for, in the order in which it asked; a message goes to the first that it matches."""
+        found = []
+        for step in list(self._run.body.waits.values()):
+            for wait in step.waits(self._until.get(step.id)):
+                await self._listen(step, wait.channel)
+                found.append(wait)
+        return found
+
+    async def _take_message(self, wait: ChannelWait) -> None:
+        await self._run.journal.durable()
+        offered, lease = ChannelMessage(0, wait.channel, ""), self._run.lease
+        if await self._run.host.storage.deliver_channel_message(
+            self._run.id, offered, lease=lease, activity_id=wait.activity_id, where=wait.where
+        ):
             self._run.progressed = True
             await self._run.catch_up()
 
@@ -105,13 +116,12 @@ class Waits:
             self._run.progressed = True
             await self._run.catch_up()
 
-    async def _listen(self, channel: str) -> None:
+    async def _listen(self, step: WaitStep, channel: str) -> None:
         """An event's channels are subscribed to by waiting for it; the same again changes nothing."""
-        wait = next((wait for wait in self._run.body.waits.values() if wait.kind and channel in wait.channels), None)
-        if wait is None or wait.kind is None or channel in self._listening:
+        if step.kind is None or channel in self._listening:
             return
-        mode = ChannelMode.BROADCAST if channel == wait.kind else ChannelMode.DIRECT
-        await self._run.host.storage.subscribe_to_channel(self._run.id, wait.kind, mode, lease=self._run.lease)
+        mode = ChannelMode.BROADCAST if channel == step.kind else ChannelMode.DIRECT
+        await self._run.host.storage.subscribe_to_channel(self._run.id, step.kind, mode, lease=self._run.lease)
         self._listening.add(channel)
 
     def pauses(self) -> list[ActivityStep]:
@@ -127,11 +137,15 @@ class Waits:
         if found.suspended:
             self._run.host.happened("wait", self._run)
             return True
-        known = self._run.journal.last_id
+        ready = set(found.ready)
         for wait in waits:
-            if wait.activity_id in found.ready and self._run.journal.last_id == known:
+            if wait.activity_id in ready and self._is_wanted(wait):
                 await self._take(wait)
         return False
+
+    def _is_wanted(self, wait: Wait) -> bool:
+        """Whether the body, which was told of others meanwhile, still waits for this."""
+        return wait.activity_id == EXPIRED or self._run.body.expects(wait.activity_id)
 
     async def _all_waits(self) -> list[Wait]:
         waits: list[Wait] = [
@@ -140,21 +154,8 @@ class Waits:
         ]
         if self.ends_at is not None:
             waits.append(TimerWait(DEADLINE, EXPIRED, self.ends_at))
-        taken: set[str] = set()
-        for wait in self._run.body.waits.values():
-            for id, channel in wait.ids().items():
-                if channel not in taken:  # of several that wait for one channel the first is served
-                    taken.add(channel)
-                    await self._listen(channel)
-                    waits.append(ChannelWait(channel, id, *self._time_of(wait)))
-        if len(waits) > WAITS_MAX:
-            raise EngineError(f"{self._run.id} waits for {len(waits)} things at once; the limit is {WAITS_MAX}")
+        waits += await self._channel_waits()
         return waits
-
-    def _time_of(self, wait: WaitStep) -> tuple[datetime | None, timedelta | None]:
-        """When a wait's time is up, if that is known, or how long it lasts."""
-        until = self._until.get(wait.id)
-        return (None, wait.after) if until is None else (until, None)
 
     async def _take(self, wait: Wait) -> None:
         """What was ready when the run wanted to wait."""
@@ -162,17 +163,15 @@ class Waits:
             await self._take_timer(wait.timer_id)
             return
         before = self._run.journal.last_id
-        await self._take_message(wait.activity_id, wait.channel)
+        await self._take_message(wait)
         if self._run.journal.last_id == before:
             await self._expire_wait(wait)
 
     async def _expire_wait(self, wait: ChannelWait) -> None:
-        """No message came. The row may still have another wait, one that is over: its time-out is nobody's any more."""
-        storage = self._run.host.storage
-        row = await storage.get_channel_subscription(self._run.id, wait.channel)
-        if row is not None and row.activity_id == wait.activity_id:
-            if await storage.expire_channel_wait(self._run.id, wait.channel, lease=self._run.lease):
-                await self._run.catch_up()
+        """No message came. If the wait has no row yet, its time-out is known from an earlier worker."""
+        storage, lease = self._run.host.storage, self._run.lease
+        if await storage.expire_channel_wait(self._run.id, wait.channel, lease=lease, activity_id=wait.activity_id):
+            await self._run.catch_up()
         elif wait.timeout_at is not None and wait.timeout_at <= self._run.host.now():
             self._run.tell(wait.activity_id, HistoryEventType.MESSAGE_TIMEOUT, TIMED_OUT)
 
@@ -185,21 +184,31 @@ class Waits:
         for pause in self.pauses():
             if pause.handle is None:
                 await self._watch(pause, self.look, row=True)
-        for wait in list(self._run.body.waits.values()):
-            if wait.handle is None and wait.delay_sec is not None:
-                await self._watch_wait(wait, wait.delay_sec)
+        unwatched = [
+            (wait, wait.delay_sec)
+            for wait in self._run.body.waits.values()
+            if wait.handle is None and wait.delay_sec is not None
+        ]
+        await self._learn_times([wait for wait, seconds in unwatched if seconds > SHORT_SEC])
+        for wait, seconds in unwatched:
+            self._watch_wait(wait, seconds)
 
-    async def _watch_wait(self, wait: WaitStep, seconds: float) -> None:
-        """A wait's time is in its row. While the run is driven there may be none: that of a long one is recorded."""
+    async def _learn_times(self, waits: list[WaitStep]) -> None:
+        """A wait that is registered has its time in its row."""
+        if any(wait.id not in self._until for wait in waits):
+            rows = await self._run.host.storage.get_channel_waits(self._run.id)
+            known = {row.activity_id: row.timeout_at for row in rows}
+            for wait in waits:
+                timeout_at = known.get(next(iter(wait.ids())))
+                if timeout_at is not None:
+                    self._until.setdefault(wait.id, timeout_at)
+
+    def _watch_wait(self, wait: WaitStep, seconds: float) -> None:
+        """Keep a wait's time while the run is driven. That of a long one which has no row is recorded."""
         now = self._run.host.now()
         if seconds > SHORT_SEC and wait.id not in self._until:
-            id, channel = next(iter(wait.ids().items()))
-            row = await self._run.host.storage.get_channel_subscription(self._run.id, channel)
-            if row is not None and row.activity_id == id and row.timeout_at is not None:
-                self._until[wait.id] = row.timeout_at
-            else:
-                self._until[wait.id] = now + _span(seconds)
-                self._run.note(UNTIL + wait.id, "Until", encode({"at": self._until[wait.id].isoformat()}))
+            self._until[wait.id] = now + _span(seconds)
+            self._run.note(UNTIL + wait.id, "Until", encode({"at": self._until[wait.id].isoformat()}))
         if wait.id in self._until:
             seconds = max(0.0, (self._until[wait.id] - now).total_seconds())
         wait.handle = asyncio.get_running_loop().call_later(seconds, self._run.post, self._timeout(wait))

@@ -26,8 +26,24 @@ class Match:
     paths_key: str
 
 
+class Where(dict[str, object]):
+    """Paths and values of a wait that is registered again and again: its keys are computed once for each channel."""
+
+    def __init__(self, where: Mapping[str, object]) -> None:
+        super().__init__(where)
+        self.known: dict[str, Match] = {}
+
+
 def match_of(channel: str, where: Mapping[str, object]) -> Match:
     """Return what a wait on a channel for these values at these paths is found by."""
+    if not isinstance(where, Where):
+        return _match_of(channel, where)
+    if channel not in where.known:
+        where.known[channel] = _match_of(channel, where)
+    return where.known[channel]
+
+
+def _match_of(channel: str, where: Mapping[str, object]) -> Match:
     check(where)
     paths = tuple(sorted(where))
     return Match(_key(channel, paths, [where[path] for path in paths]), paths, _digest(json.dumps(paths)))

@@ -5,7 +5,7 @@ writes another backend is held to it by `perdure.testing.conformance`; what hold
 docs/storage.md.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from datetime import datetime, timedelta
 from typing import Protocol
@@ -314,6 +314,12 @@ class ChannelManager(Protocol):
     ) -> Suspension:
         """Wait for a channel's next message, beside the waits that are there: see `suspend`."""
 
+    async def get_channel_waits(self, instance_id: str) -> list[ChannelWait]:
+        """The waits for messages that an instance has registered, in the order they were made."""
+
+    async def pending_waits(self, instance_id: str, waits: Sequence[ChannelWait]) -> list[str]:
+        """Which of these waits, registered or not, may have a message by now: their activities. This only reads."""
+
     async def get_pending_channel_messages(
         self, channel: str, after_id: int = 0, limit: int = 0
     ) -> list[ChannelMessage]:
@@ -347,7 +353,13 @@ class ChannelManager(Protocol):
         """Stop waiting on a channel; the subscription stays."""
 
     async def deliver_channel_message(
-        self, instance_id: str, message: ChannelMessage, *, lease: Lease | None = None, activity_id: str | None = None
+        self,
+        instance_id: str,
+        message: ChannelMessage,
+        *,
+        lease: Lease | None = None,
+        activity_id: str | None = None,
+        where: Mapping[str, object] | None = None,
     ) -> ChannelDeliveryResult | None:
         """Give a waiting subscriber its next message of that message's channel, and set it running."""
 
@@ -361,7 +373,9 @@ class ChannelManager(Protocol):
     ) -> list[ChannelDeliveryResult]:
         """Sweep the channels where something was published, or these: deliver what is pending, at most a page."""
 
-    async def expire_channel_wait(self, instance_id: str, channel: str, *, lease: Lease | None = None) -> bool:
+    async def expire_channel_wait(
+        self, instance_id: str, channel: str, *, lease: Lease | None = None, activity_id: str | None = None
+    ) -> bool:
         """Record that the time of a wait is up, end it and set the instance running, at once; True if so."""
 
     async def expire_channel_waits(self, waits: Sequence[tuple[str, str]]) -> list[bool]:

@@ -6,6 +6,7 @@ next sweep finds, since a channel stays marked until nobody on it has anything t
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from perdure.database.operation import Operation, Work, raw, utc
@@ -107,14 +108,19 @@ class Delivery(waits.Waits):
         work = Work(lambda: _sweep(dialect, self._way(), named, page), repeat=True)
         return await self._announce(RESUMABLE, work, _delivered)
 
-    async def expire_channel_wait(self, instance_id: str, channel: str, *, lease: Lease | None = None) -> bool:
+    async def expire_channel_wait(
+        self, instance_id: str, channel: str, *, lease: Lease | None = None, activity_id: str | None = None
+    ) -> bool:
         """Record that a wait's time is up, end the wait and set the instance running, in one transaction; True if so.
 
-        False, and nothing changed, if its time is not up, it does not wait any more, or the instance is held by
-        somebody. With `lease` the holder ends a wait of its own while it runs, and keeps the lease.
+        Of several waits on the channel it is the one that was due first, or that of `activity_id`. False, and nothing
+        changed, if its time is not up, it does not wait any more, or the instance is held by somebody. With `lease` the
+        holder ends a wait of its own while it runs, and keeps the lease.
         """
         pair(instance_id, channel)
-        return await self._wake(_expire, (instance_id, channel), lease)
+        if activity_id is not None:
+            limits.name(activity_id, "activity_id")
+        return await self._wake(partial(_expire, activity_id=activity_id), (instance_id, channel), lease)
 
     async def expire_channel_waits(self, waits: Sequence[tuple[str, str]]) -> list[bool]:
         """End many waits, each given by its instance and its channel, in one commit: whether it ended, in order.
@@ -306,10 +312,13 @@ def _adopt() -> Operation[None]:
     yield S.adopt(ids=sorted(message_id for message_id, _ in messages))
 
 
-def _expire(instance_id: str, channel: str, lease: Lease | None) -> Operation[str | None]:
+def _expire(
+    instance_id: str, channel: str, lease: Lease | None, *, activity_id: str | None = None
+) -> Operation[str | None]:
     if lease is not None:
         yield from fence(instance_id, lease)
-    rows = yield S.due(instance_id=instance_id, channel=channel, token=lease.token if lease else None)
+    token = lease.token if lease else None
+    rows = yield S.due(instance_id=instance_id, channel=channel, activity_id=activity_id, token=token)
     if not rows:
         return None
     name, activity_id, timeout_at = rows[0]

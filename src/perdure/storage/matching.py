@@ -34,6 +34,12 @@ def find(dialect: str, instance_id: str, channel: str, match: Match, after_id: i
     return rows[0][0] if rows else None
 
 
+def may_find(instance_id: str, channel: str, match: Match) -> Operation[bool]:
+    """Whether there is a message that matches, or one that has no key yet; this only reads."""
+    rows = yield S.may_find(instance_id=instance_id, channel=channel, match_key=match.key, paths_key=match.paths_key)
+    return any(found is not None or not complete for found, complete in rows)
+
+
 def _complete(dialect: str, channel: str, match: Match, after_id: int) -> Operation[None]:
     """Make the keys that are missing for the messages after an id."""
     rows = yield S.range(channel=channel, paths_key=match.paths_key)

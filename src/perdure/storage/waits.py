@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-from perdure.database.operation import Operation, Work, utc
+from perdure.database.operation import Operation, Work, utc, utc_or_none
 from perdure.errors import (
     InstanceNotFoundError,
     InvalidTransitionError,
@@ -102,6 +102,16 @@ class Waits(Wakeups):
         """
         waits = checked([ChannelWait(channel, activity_id, timeout_at, after)])
         return await self._suspend(owner(instance_id, worker_id, lease), waits, alone=False)
+
+    async def get_channel_waits(self, instance_id: str) -> list[ChannelWait]:
+        """The waits for messages that an instance has registered, in the order they were made."""
+        return await self._read(_channel_waits, limits.name(instance_id, "instance_id"))
+
+    async def pending_waits(self, instance_id: str, waits: Sequence[ChannelWait]) -> list[str]:
+        """Which of these waits, registered or not, may have a message by now: their activities. This only reads."""
+        limits.name(instance_id, "instance_id")
+        asked = [wait for wait in checked(waits) if isinstance(wait, ChannelWait)] if waits else []
+        return await self._read(_pending, instance_id, asked) if asked else []
 
     async def next_due_at(self) -> datetime | None:
         """When the first timer, time-out or running lease of an own instance is or was due; None if there is none."""
@@ -277,6 +287,24 @@ def _judge(owner: Owner, rows: Sequence[Sequence[Any]]) -> None:
         raise LeaseLostError(f"{owner.worker_id!r} no longer holds the lease on {owner.instance_id!r}")
     if status not in WAITING | {WorkflowStatus.RUNNING}:
         raise InvalidTransitionError(f"{owner.instance_id!r} is {status} and cannot wait")
+
+
+def _channel_waits(instance_id: str) -> Operation[list[ChannelWait]]:
+    rows = yield S.channel_waits(instance_id=instance_id)
+    return [ChannelWait(channel, activity_id, utc_or_none(timeout_at)) for channel, activity_id, timeout_at in rows]
+
+
+def _pending(instance_id: str, waits: Sequence[ChannelWait]) -> Operation[list[str]]:
+    named = sorted({wait.channel for wait in waits})
+    stocked = {row[0] for row in (yield S.pending(instance_id=instance_id, channels=named))}
+    found = []
+    for wait in waits:
+        match = _match(wait)
+        if wait.channel in stocked and (
+            match is None or (yield from matching.may_find(instance_id, wait.channel, match))
+        ):
+            found.append(wait.activity_id)
+    return found
 
 
 class Look(NamedTuple):

@@ -24,7 +24,8 @@ SELECT w.instance_id, w.channel,
 -- A wait to end, locked with its instance: its time is up, and the instance waiting and free, or leased to the caller.
 SELECT i.workflow_name, w.activity_id, w.timeout_at
   FROM perdure_waits w JOIN workflow_instances i ON i.instance_id = w.instance_id
- WHERE w.instance_id = :instance_id AND w.channel = :channel AND w.timeout_at <= {now} AND {may_wake}
+ WHERE w.instance_id = :instance_id AND w.channel = :channel AND w.timeout_at <= {now}
+   AND (w.activity_id = :activity_id OR :activity_id IS NULL) AND {may_wake}
  ORDER BY w.timeout_at, w.id LIMIT 1
 {skip_locked}
 

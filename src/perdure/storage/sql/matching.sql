@@ -12,6 +12,13 @@ SELECT from_id, to_id FROM perdure_match_paths WHERE channel = :channel AND path
 SELECT {next_match(w)} FROM channel_subscriptions s, (SELECT :match_key AS match_key) w
  WHERE s.instance_id = :instance_id AND s.channel = :channel
 
+-- may_find
+-- The same, and whether messages are left that have no key yet.
+SELECT {next_match(w)}, (SELECT CASE WHEN p.from_id <= {cursor} AND p.to_id >= {newest(s)} THEN 1 ELSE 0 END
+                           FROM perdure_match_paths p WHERE p.channel = :channel AND p.paths_key = :paths_key)
+  FROM channel_subscriptions s, (SELECT :match_key AS match_key) w
+ WHERE s.instance_id = :instance_id AND s.channel = :channel
+
 -- sets
 -- The sets of paths that these channels match by, where their keys end, and where their messages do.
 SELECT p.channel, p.paths_key, p.paths, p.to_id, {newest(p)}, q.swept_id

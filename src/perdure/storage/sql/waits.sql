@@ -11,6 +11,16 @@ SELECT timer_id, NULL, NULL FROM workflow_timer_subscriptions WHERE instance_id 
 UNION ALL
 SELECT activity_id, channel, match_key FROM perdure_waits WHERE instance_id = :instance_id
 
+-- channel_waits
+-- The waits that an instance has, in the order they were made.
+SELECT channel, activity_id, timeout_at FROM perdure_waits WHERE instance_id = :instance_id ORDER BY id
+
+-- pending
+-- On which of these channels a subscriber has a message, whatever it says.
+SELECT s.channel FROM channel_subscriptions s
+ WHERE s.instance_id = :instance_id AND s.channel {any(:channels)}
+   AND CASE s.mode WHEN 'competing' THEN {unclaimed(s)} ELSE {next} END IS NOT NULL
+
 -- ready
 -- Which of an instance's timers are due, and which of its waits are over or have a message.
 SELECT COALESCE(t.activity_id, t.timer_id) FROM workflow_timer_subscriptions t
