@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 from perdure.engine import ambient, children
 from perdure.engine.codec import decode, encode
 from perdure.engine.definitions import Activity, Workflow
+from perdure.engine.digests import Call
 from perdure.engine.failures import decode_failure
 from perdure.engine.loop import BodyLoop, Timer
 from perdure.engine.scopes import current_scope
@@ -197,30 +198,33 @@ class Body:
     def activity(self, activity: Activity[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Awaitable[Any]:
         """A step that runs an activity."""
         path = self._step()
-        step = ActivityStep(f"{path}:{activity.name}", activity, activity.signature.bind(args, kwargs), self._future())
+        payload = activity.signature.bind(args, kwargs)
+        call = Call(*activity.signature.values(args, kwargs), encoded=payload)
+        step = ActivityStep(f"{path}:{activity.name}", activity, payload, call, self._future())
         self.activities[step.id] = step
         self._expect_attempt(step)
         self._on_drop(step.future, lambda: self._drop_activity(step))
         return step.future
 
-    def child(self, workflow: Workflow[..., Any], data: bytes) -> Coroutine[Any, Any, Any]:
+    def child(self, workflow: Workflow[..., Any], data: bytes, call: Call) -> Coroutine[Any, Any, Any]:
         """Another workflow, started and waited for."""
-        return children.call(self, workflow, data)
+        return children.call(self, workflow, data, call)
 
     def place(self) -> str:
         """The next place in the body."""
         return self._step()
 
-    def effect(self, name: str, effect: Effect, hint: object = Any) -> "asyncio.Future[Any]":
-        """A step that writes something, recorded in the same transaction."""
-        return self.effect_at(self._step(), name, effect, hint)
+    def effect(self, name: str, effect: Effect, call: Call, hint: object = Any) -> "asyncio.Future[Any]":
+        """A step that writes something, recorded in the same transaction; `call` says what, to tell it from others."""
+        return self.effect_at(self._step(), name, effect, call, hint)
 
-    def effect_at(self, path: str, name: str, effect: Effect, hint: object = Any) -> "asyncio.Future[Any]":
+    def effect_at(self, path: str, name: str, effect: Effect, call: Call, hint: object = Any) -> "asyncio.Future[Any]":
         """The same, at a place that is known."""
-        step = EffectStep(f"{path}:{name}", effect, self._future())
+        step = EffectStep(f"{path}:{name}", effect, call, self._future())
         self.effects[step.id] = step
 
         def done(event: HistoryEvent) -> None:
+            self._check_call(step.id, call, event)
             self.effects.pop(step.id, None)
             _settle(step.future, _outcome(event, lambda data: decode(data, hint)))
 
@@ -314,18 +318,40 @@ class Body:
         self._expected[step.id] = lambda event: self._activity_done(step, event)
         self._expected[step.attempt_id] = lambda event: self._attempt_failed(step, event)
         if step.activity.undo is not None and not step.begun:
-            self._expected[step.start_id] = lambda _: self._begun(step)
+            self._expected[step.start_id] = lambda event: self._begun(step, event)
 
-    def _begun(self, step: ActivityStep) -> None:
+    def _check_call(self, id: str, call: Call, event: HistoryEvent) -> None:
+        """Refuse a row of another call: the same step, but with other arguments."""
+        if event.data_type == "json" and call.differs(event.event_data_binary):
+            self._mismatch(
+                f"the history has {id} with other arguments than the code calls it with now, which are: {call}"
+            )
+
+    def _check_channel(self, wait: WaitStep, channel: str, event: HistoryEvent) -> None:
+        """Refuse a message of another channel, or an event of another type. (A run that is tried again as a new one
+        has events that were sent to the first: the receiver does not count.)"""
+        if event.data_type != "json":
+            return
+        about = json.loads(event.event_data or b"{}")
+        found = about.get("channel") or about.get("channel_name") if isinstance(about, dict) else None
+        if not isinstance(found, str) or found == channel:
+            return
+        if wait.kind is None or not (found == wait.kind or found.startswith(f"{wait.kind}:")):
+            self._mismatch(f"the history has a message of {found!r} at {wait.id}, but the code waits for {channel!r}")
+
+    def _begun(self, step: ActivityStep, event: HistoryEvent) -> None:
+        self._check_call(step.id, step.call, event)
         step.begin()
         self.unsettled.add(step.id)
 
     def _activity_done(self, step: ActivityStep, event: HistoryEvent) -> None:
+        self._check_call(step.id, step.call, event)
         self._drop_activity(step)
         self.unsettled.discard(step.id)
         _settle(step.future, _outcome(event, step.activity.signature.decode_result))
 
     def _attempt_failed(self, step: ActivityStep, event: HistoryEvent) -> None:
+        self._check_call(step.id, step.call, event)
         about = json.loads(event.event_data or b"{}")
         self._expected.pop(step.id, None)
         step.failed(about.get("pause_sec") or 0.0)
@@ -351,6 +377,7 @@ class Body:
             self._expected[id] = lambda event, id=id: self._message_came(wait, id, event)  # type: ignore[misc]
 
     def _message_came(self, wait: WaitStep, id: str, event: HistoryEvent) -> None:
+        self._check_channel(wait, wait.ids()[id], event)
         for other in wait.ids():
             self._expected.pop(other, None)
         if event.event_type == HistoryEventType.MESSAGE_TIMEOUT:

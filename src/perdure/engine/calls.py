@@ -11,6 +11,7 @@ from perdure.engine import ambient, messages
 from perdure.engine.activities import OUTGOING
 from perdure.engine.body import Recur
 from perdure.engine.codec import encode
+from perdure.engine.digests import Call
 from perdure.engine.steps import Event, Message
 from perdure.errors import OutsideWorkflowError
 from perdure.model.records import ChannelMode, Lease
@@ -100,7 +101,7 @@ async def join_group(name: str) -> None:
     async def write(storage: Storage, lease: Lease) -> None:
         await storage.join_group(run.instance_id, name, lease=lease)
 
-    await run.effect("join_group", write)
+    await run.effect("join_group", write, Call(name))
 
 
 async def leave_group(name: str) -> None:
@@ -110,7 +111,7 @@ async def leave_group(name: str) -> None:
     async def write(storage: Storage, lease: Lease) -> None:
         await storage.leave_group(run.instance_id, name, lease=lease)
 
-    await run.effect("leave_group", write)
+    await run.effect("leave_group", write, Call(name))
 
 
 async def send_to_group(name: str, channel: str, data: object) -> int:
@@ -124,7 +125,7 @@ async def send_to_group(name: str, channel: str, data: object) -> int:
             await storage.publish_to_channel(f"{channel}:{member}", payload, lease=lease)
         return len(members)
 
-    return int(await run.effect("send_to_group", write, int))
+    return int(await run.effect("send_to_group", write, Call(name, data, encoded=payload, what=channel), int))
 
 
 # Channels.
@@ -138,7 +139,7 @@ async def subscribe(channel: str, mode: ChannelMode | str = ChannelMode.BROADCAS
     async def write(storage: Storage, lease: Lease) -> str:
         return await storage.subscribe_to_channel(run.instance_id, channel, kind, lease=lease)
 
-    run.subscribed(channel, await run.effect("subscribe", write, str))
+    run.subscribed(channel, await run.effect("subscribe", write, Call(channel, kind.value), str))
 
 
 async def unsubscribe(channel: str) -> None:
@@ -149,7 +150,7 @@ async def unsubscribe(channel: str) -> None:
     async def write(storage: Storage, lease: Lease) -> None:
         await storage.unsubscribe_from_channel(run.instance_id, stored, lease=lease)
 
-    await run.effect("unsubscribe", write)
+    await run.effect("unsubscribe", write, Call(channel))
     run.unsubscribed(channel)
 
 
@@ -171,14 +172,15 @@ async def receive(channel: str, *, timeout: Span | None = None, type: Any = None
 
 async def publish(channel: str, data: object, *, metadata: Mapping[str, object] | None = None) -> None:
     """Send a message to all who are subscribed. From an activity it leaves together with its result."""
-    await _send("publish", messages.message(channel, data, metadata))
+    await _send("publish", messages.message(channel, data, metadata), channel, metadata, data)
 
 
 async def send_to(
     instance_id: str, channel: str, data: object, *, metadata: Mapping[str, object] | None = None
 ) -> None:
     """Send a message to one run; it is kept until that run takes it."""
-    await _send("send_to", messages.message(f"{channel}:{instance_id}", data, metadata))
+    outgoing = messages.message(f"{channel}:{instance_id}", data, metadata)
+    await _send("send_to", outgoing, channel, instance_id, metadata, data)
 
 
 # Events.
@@ -239,13 +241,13 @@ async def send_event(
         told=None if app is None else app.told,
         sender=ambient.workflow_name() or messages.SOURCE,
     )
-    await _send("send_event", outgoing)
+    await _send("send_event", outgoing, type, to, source, id, subject, data)
 
 
-async def _send(name: str, outgoing: messages.Outgoing) -> None:
+async def _send(name: str, outgoing: messages.Outgoing, what: str, *about: object) -> None:
     run, effects = ambient.current_run(), OUTGOING.get()
     if run is not None:
-        await run.effect(name, outgoing.store)
+        await run.effect(name, outgoing.store, Call(*about, encoded=outgoing.message.data, what=what))
     elif effects is not None:
         effects.append(outgoing.store)
     elif ambient.ATTEMPT.get() is not None:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from perdure.engine.codec import encode
+from perdure.engine.digests import Call
 from perdure.engine.failures import cancelled, decode_failure
 from perdure.errors import WorkflowFailedError, WorkflowNotCancellableError
 from perdure.model.limits import INSTANCE_ID_MAX
@@ -85,17 +86,17 @@ def cancelling(instance_id: str, reason: str) -> "Effect":
     return write
 
 
-async def call(run: "Body", workflow: "Workflow[..., Any]", data: bytes) -> Any:
+async def call(run: "Body", workflow: "Workflow[..., Any]", data: bytes, asked: Call) -> Any:
     """Start a child at this place of the body, and wait for its end."""
     path = run.place()
-    child: str = await run.effect_at(path, "child", creating(workflow, data, run, path), str)
+    child: str = await run.effect_at(path, "child", creating(workflow, data, run, path), asked, str)
     run.children.add(child)
     channel = end_channel(run.instance_id, run.generation, path)
     try:
         message = await run.wait(run.new_wait(f"end.{workflow.name}", (channel,), None, None))
     except asyncio.CancelledError:
         if not run.evicted:
-            await run.effect("cancel", cancelling(child, f"{run.instance_id} no longer waits for it"))
+            await run.effect("cancel", cancelling(child, f"{run.instance_id} no longer waits for it"), Call(child))
             await run.wait(run.new_wait(f"end.{workflow.name}", (channel,), None, None))
             run.children.discard(child)
         raise
