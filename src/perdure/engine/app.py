@@ -199,7 +199,7 @@ class Client:
         self, instance_id: str, channel: str, data: object, *, metadata: Mapping[str, object] | None = None
     ) -> None:
         """Send a message to one run; it is kept until that run takes it."""
-        await self.send(messages.message(f"{channel}:{instance_id}", data, metadata))
+        await self.send(messages.message(channel, data, metadata, to=instance_id))
 
     async def send_event(
         self,

@@ -15,7 +15,7 @@ from contextvars import copy_context
 from datetime import timedelta
 from typing import Any, NoReturn
 
-from perdure.engine import ambient, children
+from perdure.engine import ambient, children, names
 from perdure.engine.codec import decode, encode
 from perdure.engine.definitions import Activity, Workflow
 from perdure.engine.digests import Call
@@ -336,8 +336,9 @@ class Body:
         found = about.get("channel") or about.get("channel_name") if isinstance(about, dict) else None
         if not isinstance(found, str) or found == channel:
             return
-        if wait.kind is None or not (found == wait.kind or found.startswith(f"{wait.kind}:")):
-            self._mismatch(f"the history has a message of {found!r} at {wait.id}, but the code waits for {channel!r}")
+        known, name = names.public(found), names.public(wait.kind or channel)
+        if known != name and (wait.kind is None or not known.startswith(f"{name}:")):
+            self._mismatch(f"the history has a message of {known!r} at {wait.id}, but the code waits for {name!r}")
 
     def _begun(self, step: ActivityStep, event: HistoryEvent) -> None:
         self._check_call(step.id, step.call, event)

@@ -4,10 +4,11 @@ import asyncio
 import random as _random
 import uuid as _uuid
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, NoReturn, TypeVar, overload
 
-from perdure.engine import ambient, messages
+from perdure.engine import ambient, messages, names
 from perdure.engine.activities import OUTGOING
 from perdure.engine.body import Recur
 from perdure.engine.codec import encode
@@ -97,6 +98,7 @@ def recur(*args: object, **kwargs: object) -> NoReturn:
 async def join_group(name: str) -> None:
     """Make this run a member of a group; members that have ended are no longer."""
     run = ambient.require_run("join_group()")
+    names.group(name)
 
     async def write(storage: Storage, lease: Lease) -> None:
         await storage.join_group(run.instance_id, name, lease=lease)
@@ -117,12 +119,14 @@ async def leave_group(name: str) -> None:
 async def send_to_group(name: str, channel: str, data: object) -> int:
     """Send a message to every member of a group; gives how many there are."""
     run = ambient.require_run("send_to_group()")
+    names.group(name)
+    names.stored(channel)
     payload = encode(data)
 
     async def write(storage: Storage, lease: Lease) -> int:
         members = await storage.get_group_members(name)
         for member in sorted(members):
-            await storage.publish_to_channel(f"{channel}:{member}", payload, lease=lease)
+            await storage.publish_to_channel(names.direct(channel, member), payload, lease=lease)
         return len(members)
 
     return int(await run.effect("send_to_group", write, Call(name, data, encoded=payload, what=channel), int))
@@ -134,10 +138,10 @@ async def send_to_group(name: str, channel: str, data: object) -> int:
 async def subscribe(channel: str, mode: ChannelMode | str = ChannelMode.BROADCAST) -> None:
     """Subscribe this run: to all messages from now on, to its share of them, or to those sent to it alone."""
     run = ambient.require_run("subscribe()")
-    kind = ChannelMode(mode)
+    kind, name = ChannelMode(mode), names.stored(channel)
 
     async def write(storage: Storage, lease: Lease) -> str:
-        return await storage.subscribe_to_channel(run.instance_id, channel, kind, lease=lease)
+        return await storage.subscribe_to_channel(run.instance_id, name, kind, lease=lease)
 
     run.subscribed(channel, await run.effect("subscribe", write, Call(channel, kind.value), str))
 
@@ -167,7 +171,7 @@ async def receive(channel: str, *, timeout: Span | None = None, type: Any = None
     run = ambient.require_run("receive()")
     stored = run.stored_channel(channel)
     message: Message[Any] = await run.wait(run.new_wait("receive", (stored,), type, _patience(timeout)))
-    return message
+    return message if "%" not in stored else replace(message, channel=names.public(stored))
 
 
 async def publish(channel: str, data: object, *, metadata: Mapping[str, object] | None = None) -> None:
@@ -179,7 +183,7 @@ async def send_to(
     instance_id: str, channel: str, data: object, *, metadata: Mapping[str, object] | None = None
 ) -> None:
     """Send a message to one run; it is kept until that run takes it."""
-    outgoing = messages.message(f"{channel}:{instance_id}", data, metadata)
+    outgoing = messages.message(channel, data, metadata, to=instance_id)
     await _send("send_to", outgoing, channel, instance_id, metadata, data)
 
 
@@ -208,13 +212,14 @@ async def wait_event(
     run = ambient.require_run("wait_event()")
     for path in where or ():
         validate_json_path(path)
-    channels = (type, f"{type}:{run.instance_id}")
+    name = names.stored(type, "event type")
+    channels = (name, f"{name}:{run.instance_id}")
     patience = _patience(timeout)
     whole = patience.total_seconds() if where and patience and patience > GLANCE else None
     async with asyncio.timeout(whole):  # what is passed over must not begin the time anew
-        step = run.new_wait("wait_event", channels, data, patience if whole is None else None, where=where, kind=type)
+        step = run.new_wait("wait_event", channels, data, patience if whole is None else None, where=where, kind=name)
         event: Event[Any] = await run.wait(step)
-    return event
+    return event if name == type else replace(event, type=type)
 
 
 async def send_event(

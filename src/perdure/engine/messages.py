@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from perdure.engine import names
 from perdure.engine.codec import encode
 from perdure.engine.starting import new_id
 from perdure.errors import HistoryConflictError, LimitError
@@ -40,9 +41,12 @@ class Outgoing:
         return id
 
 
-def message(channel: str, data: object, metadata: Mapping[str, object] | None = None) -> Outgoing:
-    """A message to a channel."""
-    return Outgoing(OutgoingMessage(channel, encode(data), None if metadata is None else encode(dict(metadata))))
+def message(
+    channel: str, data: object, metadata: Mapping[str, object] | None = None, *, to: str | None = None
+) -> Outgoing:
+    """A message to a channel, or on that channel to one run."""
+    name = names.stored(channel) if to is None else names.direct(channel, to)
+    return Outgoing(OutgoingMessage(name, encode(data), None if metadata is None else encode(dict(metadata))))
 
 
 def event(
@@ -65,7 +69,8 @@ def event(
     about = {"ce_type": type, "ce_source": origin, "ce_id": known_as, "ce_subject": subject}
     metadata = encode({key: value for key, value in about.items() if value})
     payload = encode(data)
-    inside = OutgoingMessage(type if to is None else f"{type}:{to}", payload, metadata, message_id=id, source=source)
+    channel = names.stored(type, "event type") if to is None else names.direct(type, to, "event type")
+    inside = OutgoingMessage(channel, payload, metadata, message_id=id, source=source)
     if not outside or told is None:
         return Outgoing(inside)
     return Outgoing(inside, OutboxEvent(str(known_as), type, origin, payload), told)

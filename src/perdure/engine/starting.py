@@ -9,6 +9,7 @@ from datetime import timedelta
 from itertools import count
 from typing import Any, NoReturn
 
+from perdure.engine import names
 from perdure.engine.codec import encode
 from perdure.engine.handles import StartRequest
 from perdure.errors import EngineError, InstanceExistsError, NotDurableError, RunNotFoundError
@@ -24,6 +25,7 @@ Create = Callable[[WorkflowInstance], Awaitable[object]]
 
 async def start(storage: Storage, request: StartRequest, create: Create) -> str:
     """Store a new run, or find the one that has its id; gives the id."""
+    names.run_id(request.id)
     instance = WorkflowInstance(
         new_id() if request.id is None else request.id,
         request.workflow_name,

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from perdure.database.dialects import new_driver
 from perdure.database.operation import Operation, Work
 from perdure.database.statements import Call, Room, parse
-from perdure.engine import ambient
+from perdure.engine import ambient, names
 from perdure.engine.codec import encode
 from perdure.engine.handles import Handle, Runs, Started, StartRequest
 from perdure.engine.starting import BEGIN, DEADLINE, new_id
@@ -132,6 +132,7 @@ def _marked(operation: Operation[T]) -> Operation[T]:
 
 def _beginning(request: StartRequest, dialect: str) -> Operation[str]:
     """Store the run, or find the one that has its id."""
+    names.run_id(request.id)
     later = request.at is not None or request.after is not None
     instance = WorkflowInstance(
         new_id() if request.id is None else request.id,

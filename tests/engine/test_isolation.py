@@ -1,0 +1,208 @@
+"""Names and ids of users and of the engine stay apart: nothing public reaches what is internal, or another run's."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from perdure import (
+    App,
+    activity,
+    join_group,
+    publish,
+    receive,
+    send_event,
+    send_to,
+    send_to_group,
+    subscribe,
+    wait_event,
+    workflow,
+)
+from perdure.engine import names
+from perdure.errors import LimitError
+from tests.conftest import BackendDatabase
+from tests.engine.waiting import until, waiting
+from tests.storages import Database
+
+gates: dict[str, asyncio.Event] = {}
+
+
+@pytest.fixture(autouse=True)
+def forget() -> None:
+    gates.clear()
+
+
+@pytest.fixture
+async def memory(backend_database: BackendDatabase) -> AsyncIterator[Database]:
+    """A database that costs nothing, where it does not matter which."""
+    async with backend_database("memory") as database:
+        yield database
+
+
+@activity
+async def work(name: str) -> str:
+    await gates.setdefault(name, asyncio.Event()).wait()
+    return name
+
+
+@workflow(name="isolation.child")
+async def child(name: str) -> str:
+    return await work(name)
+
+
+@workflow(name="isolation.parent")
+async def parent(name: str) -> str:
+    return await child(name)
+
+
+# Public names.
+
+PUBLIC: dict[str, Callable[[App, str], Awaitable[object]]] = {
+    "app.publish": lambda app, name: app.publish(name, {}),
+    "app.send_to": lambda app, name: app.send_to("P", name, {}),
+    "app.send_event": lambda app, name: app.send_event(name, {}),
+    "app.send_event to": lambda app, name: app.send_event(name, {}, to="P"),
+    "publish": lambda app, name: publish(name, {}),
+    "send_to": lambda app, name: send_to("P", name, {}),
+    "send_event": lambda app, name: send_event(name, {}),
+    "send_event to": lambda app, name: send_event(name, {}, to="P"),
+}
+
+
+@pytest.mark.parametrize("way", PUBLIC)
+@pytest.mark.parametrize("name", ["~end/0/1", "~end/0/1:P", "~"])
+async def test_reserved_names_are_refused_outside_a_body(memory: Database, way: str, name: str) -> None:
+    """B4: such an event was a child's result."""
+    async with App(memory.url) as app:
+        with pytest.raises(LimitError, match="begins with '~', which is reserved"):
+            await PUBLIC[way](app, name)
+
+
+BODY: dict[str, Callable[[str], Awaitable[object]]] = {
+    "publish": lambda name: publish(name, {}),
+    "send_to": lambda name: send_to("P", name, {}),
+    "send_event": lambda name: send_event(name, {}),
+    "send_to_group": lambda name: send_to_group("isolation", name, {}),
+    "group": lambda name: send_to_group(name, "isolation", {}),
+    "join_group": lambda name: join_group(name),
+    "subscribe": lambda name: subscribe(name),
+    "wait_event": lambda name: wait_event(name, timeout=0.01),
+}
+
+
+@workflow(name="isolation.reserved")
+async def reserved(way: str) -> str:
+    try:
+        await BODY[way]("~end/0/1")
+    except LimitError as error:
+        return str(error)
+    return ""
+
+
+async def test_reserved_names_are_refused_in_a_body(memory: Database) -> None:
+    """B4."""
+    async with App(memory.url):
+        for way in BODY:
+            handle = await reserved.start(way)
+            assert "begins with '~', which is reserved" in await handle.result(20), way
+
+
+async def test_a_childs_end_cannot_be_forged(database: Database) -> None:
+    """B4."""
+    async with App(database.url) as app:
+        handle = await parent.start("right", id="P")
+        await until(lambda: "right" in gates)
+        forged = {"status": "completed", "output": "forged"}
+        for send in PUBLIC.values():
+            with suppress(LimitError):
+                await send(app, "~end/0/1:P")
+        with suppress(LimitError):
+            await app.send_event("~end/0/1:P", forged)
+        gates["right"].set()
+        assert await handle.result(20) == "right"
+
+
+@workflow(name="isolation.waiter")
+async def waiter(kind: str) -> Any:
+    return (await wait_event(kind)).data
+
+
+@workflow(name="isolation.receiver")
+async def receiver(channel: str, mode: str) -> list[Any]:
+    await subscribe(channel, mode)
+    message = await receive(channel)
+    return [message.channel, message.data]
+
+
+async def test_a_public_message_is_never_one_to_a_single_run(database: Database) -> None:
+    """B4: `publish("approved:T")` passed as an event sent to T."""
+    async with App(database.url) as app:
+        handle = await waiter.start("approved", id="T")
+        other = await receiver.start("orders", "direct", id="R")
+        await waiting(app, "T", "R")
+        await app.publish("approved:T", "published")
+        await app.send_event("approved:T", "sent")
+        await app.send_event("orders:R", "sent")
+        await app.publish("orders:R", "published")
+        await app.send_event("approved", "right", to="T")
+        await app.send_to("R", "orders", "right")
+        assert await handle.result(20) == "right"
+        assert await other.result(20) == ["orders:R", "right"]
+
+
+@pytest.mark.parametrize("name", ["com.example:paid", "urn:a:b", "50%:off", "a%3Ab", "a%b"])
+async def test_colons_in_public_names_work(memory: Database, name: str) -> None:
+    async with App(memory.url) as app:
+        runs = [
+            await waiter.start(name, id="T:1"),
+            await waiter.start(name, id="T"),
+            await receiver.start(name, "broadcast", id="R"),
+            await receiver.start(name, "direct", id="R:1"),
+        ]
+        await waiting(app, "T:1", "T", "R", "R:1")
+        await app.send_event(name, "first", to="T:1")
+        await app.send_to("R:1", name, "second")
+        assert await runs[0].result(20) == "first"
+        await app.send_event(name, "third")
+        answers = [await each.result(20) for each in runs[1:]]
+        assert answers == ["third", [name, "third"], [f"{name}:R:1", "second"]]
+
+
+@workflow(name="isolation.typed")
+async def typed(kind: str) -> str:
+    return (await wait_event(kind)).type
+
+
+async def test_an_event_has_the_type_it_was_sent_with(memory: Database) -> None:
+    async with App(memory.url) as app:
+        handle = await typed.start("com.example:paid", id="T")
+        await waiting(app, "T")
+        await app.send_event("com.example:paid", 1)
+        assert await handle.result(20) == "com.example:paid"
+
+
+def test_stored_names_are_different_for_different_names() -> None:
+    given = ["a", "a:b", "a%3Ab", "a%253Ab", "a%25b", "a%b", "a%:b", "%3A", ":", "%"]
+    found = [names.stored(name) for name in given]
+    assert len(set(found)) == len(given)
+    assert not any(":" in name for name in found)
+    assert [names.public(name) for name in found] == given
+    assert names.direct("a", "b:c") != names.direct("a:b", "c")
+
+
+@pytest.mark.parametrize("id", ["~", "~mine", "order~1", "order~r2", "order/1~c3"])
+async def test_ids_that_the_engine_makes_are_refused(memory: Database, id: str) -> None:
+    """B1, B4."""
+    async with App(memory.url):
+        with pytest.raises(LimitError, match="is reserved"):
+            await child.start("a", id=id)
+
+
+@pytest.mark.parametrize("id", ["order~", "order~rest", "a/1", "a:1", "a@b", "x~r", "x~1a"])
+async def test_other_ids_are_the_users_own(memory: Database, id: str) -> None:
+    async with App(memory.url):
+        gates["a"] = asyncio.Event()
+        gates["a"].set()
+        assert await (await child.start("a", id=id)).result(20) == "a"
