@@ -152,6 +152,69 @@ async def test_a_public_message_is_never_one_to_a_single_run(database: Database)
         assert await other.result(20) == ["orders:R", "right"]
 
 
+@workflow(name="isolation.collector")
+async def collector() -> list[Any]:
+    found: list[Any] = []
+    await subscribe("order.paid")
+    await subscribe("order.shipped")
+    await wait_event("isolation.enough")
+    for channel in ("order.paid", "order.shipped"):
+        with suppress(TimeoutError):
+            while True:
+                found.append([channel, (await receive(channel, timeout=0)).data])
+    return found
+
+
+LONG = "x" * 255
+
+
+@pytest.mark.parametrize("source", ["", "shop"])
+@pytest.mark.parametrize("id", ["order-7", LONG])
+async def test_the_same_event_id_with_another_type_or_receiver_is_another_event(
+    database: Database, source: str, id: str
+) -> None:
+    """A10: the second was dropped silently."""
+    async with App(database.url) as app:
+        handle = await collector.start(id="C")
+        others = [await waiter.start("order.paid", id=each) for each in ("A", "B")]
+        await waiting(app, "C", "A", "B")
+        for _ in range(2):  # the same again is stored once
+            for to in ("A", "B"):
+                await app.send_event("order.paid", to, to=to, id=id, source=source)
+        assert [await each.result(20) for each in others] == ["A", "B"]
+        for _ in range(2):
+            for type in ("order.paid", "order.shipped"):
+                await app.send_event(type, 1, id=id, source=source)
+        await app.send_event("order.paid", 2, id=id, source=f"other{source}")
+        await app.send_event("isolation.enough", None, to="C")
+        expected = [["order.paid", 1], ["order.paid", 2], ["order.shipped", 1]]
+        assert await handle.result(20) == expected
+
+
+async def test_an_event_cannot_take_the_place_of_a_childs_end(database: Database) -> None:
+    """A10, B4: the end of a child has an id and a source too, which are easy to guess."""
+    async with App(database.url) as app:
+        handle = await parent.start("right", id="P")
+        await until(lambda: "right" in gates)
+        await app.send_event("isolation.any", {}, id="P/1:end", source="perdure")
+        gates["right"].set()
+        assert await handle.result(20) == "right"
+
+
+async def test_the_same_id_for_another_event_of_the_outbox_is_refused(memory: Database) -> None:
+    """A10: consumers take events of one source and id for the same, whatever their types."""
+
+    async def publisher(event: object) -> None:
+        raise ConnectionError
+
+    async with App(memory.url, publisher=publisher) as app:
+        for _ in range(2):
+            await app.send_event("order.paid", 1, id="order-7")
+        with pytest.raises(LimitError, match=r"another event, of another type.*'order-7'.*another id"):
+            await app.send_event("order.shipped", 1, id="order-7")
+        await app.send_event("order.shipped", 1, id="order-8")
+
+
 @pytest.mark.parametrize("name", ["com.example:paid", "urn:a:b", "50%:off", "a%3Ab", "a%b"])
 async def test_colons_in_public_names_work(memory: Database, name: str) -> None:
     async with App(memory.url) as app:
