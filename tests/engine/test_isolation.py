@@ -1,18 +1,24 @@
 """Names and ids of users and of the engine stay apart: nothing public reaches what is internal, or another run's."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
 from perdure import (
     App,
+    Client,
+    Retention,
+    Workflow,
+    WorkflowFailedError,
     activity,
     join_group,
     publish,
     receive,
+    recur,
     send_event,
     send_to,
     send_to_group,
@@ -21,7 +27,10 @@ from perdure import (
     workflow,
 )
 from perdure.engine import names
-from perdure.errors import LimitError
+from perdure.engine.cron import tick_id
+from perdure.engine.definitions import WORKFLOWS
+from perdure.errors import InstanceExistsError, LimitError
+from perdure.storage.stores import shift_clock
 from tests.conftest import BackendDatabase
 from tests.engine.waiting import until, waiting
 from tests.storages import Database
@@ -269,3 +278,102 @@ async def test_other_ids_are_the_users_own(memory: Database, id: str) -> None:
         gates["a"] = asyncio.Event()
         gates["a"].set()
         assert await (await child.start("a", id=id)).result(20) == "a"
+
+
+# Ids that are taken.
+
+
+async def test_a_users_run_with_a_childs_id_is_not_in_its_way(database: Database) -> None:
+    """B1: the parent was stuck forever."""
+    async with App(database.url) as app:
+        for name in ("mine", "theirs"):
+            gates.setdefault(name, asyncio.Event()).set()
+        assert await (await child.start("mine", id="P/1")).result(20) == "mine"
+        handle = await parent.start("theirs", id="P")
+        assert await handle.result(20) == "theirs"
+        assert [row.event_data async for row in handle.history() if row.activity_id == "1:child"] == [b'"P/1~c1"']
+        assert await app.get("P/1").result(20) == "mine"
+        assert await app.get("P/1~c1").result(20) == "theirs"
+
+
+async def test_children_of_an_earlier_run_with_the_parents_id_are_not_in_the_way(database: Database) -> None:
+    """B1: retention may remove a parent before its child."""
+    async with App(database.url) as app:
+        for name in ("first", "second"):
+            gates.setdefault(name, asyncio.Event()).set()
+        assert await (await parent.start("first", id="P")).result(20) == "first"
+        await app._storage.db().execute("DELETE FROM workflow_history WHERE instance_id = 'P'")
+        await app._storage.db().execute("DELETE FROM workflow_instances WHERE instance_id = 'P'")
+        assert await (await parent.start("second", id="P")).result(20) == "second"
+
+
+@workflow(name="isolation.failing")
+async def failing() -> None:
+    raise ValueError("as it is")
+
+
+async def test_a_run_is_tried_again_under_its_own_id(database: Database) -> None:
+    """B1: `X~rest` was tried again as `X~r1`."""
+    async with App(database.url) as app:
+        for id, expected in (("X~rest", "X~rest~r1"), ("X", "X~r1")):
+            with pytest.raises(WorkflowFailedError):
+                await (await failing.start(id=id)).result(20)
+            again = await app.retry(id)
+            assert again.id == expected
+            with pytest.raises(WorkflowFailedError):
+                await again.result(20)
+            assert (await app.retry(again.id)).id == expected[:-1] + "2"
+
+
+@pytest.fixture
+def yearly() -> Iterator[Workflow[[], str]]:
+    @workflow(name="isolation.yearly", cron="0 0 1 1 *")
+    async def tick() -> str:
+        return "ticked"
+
+    yield tick
+    del WORKFLOWS["isolation.yearly"]
+
+
+async def test_a_run_of_another_workflow_with_a_ticks_id_is_not_in_its_way(
+    shared: Database, yearly: Workflow[[], str]
+) -> None:
+    """B1."""
+    assert yearly.schedule is not None
+    id = tick_id(yearly.name, yearly.schedule.last_before(datetime.now(UTC)))
+    async with Client(shared.url):
+        await failing.start(id=id)
+    async with App(shared.url, workflows=[yearly]) as app:
+
+        async def is_there() -> bool:
+            return bool((await app.list(workflow=yearly.name)).instances)
+
+        await until(is_there)
+        assert await app.get(f"{id}~c1").result(20) == "ticked"
+    async with App(shared.url, workflows=[yearly]) as app:  # starts no third one
+        await app._worker._start_ticks()
+        assert [each.instance_id for each in (await app.list(workflow=yearly.name)).instances] == [f"{id}~c1"]
+
+
+@workflow(name="isolation.forever")
+async def forever(number: int) -> None:
+    if number < 3:
+        recur(number + 1)
+    await wait_event("isolation.never")
+
+
+async def test_the_same_start_after_recur_is_the_same_run(database: Database) -> None:
+    """B2: "make sure it runs" at boot worked once."""
+    async with App(database.url) as app:
+        handle = await forever.start(1, id="F")
+        await waiting(app, "F")
+        for number in (1, 3):  # what it began with, and what it has now
+            assert (await forever.start(number, id="F")).id == handle.id
+        with pytest.raises(InstanceExistsError):
+            await forever.start(7, id="F")
+        with pytest.raises(InstanceExistsError):
+            await forever.start(1, id="F", if_exists="error")
+        shift_clock(app._storage, timedelta(days=2))
+        await app.sweep(Retention(finished=timedelta(days=1)))
+        shift_clock(app._storage, timedelta(0))
+        assert (await forever.start(1, id="F")).id == handle.id  # when the first generation is gone

@@ -1,5 +1,6 @@
 """Starting: a run is stored, or the one that has its id is found. From a program, or as a step of another run."""
 
+import re
 import secrets
 import time
 import uuid
@@ -19,6 +20,8 @@ from perdure.storage.contract import Storage
 
 BEGIN = "~begin"  # the timer of a run whose beginning was put off
 DEADLINE = "~deadline"  # the row that says how long a run may take
+
+_TRIED_AGAIN = re.compile(r"~r[0-9]+\Z")  # what a run that was tried again has behind the id of the first one
 
 Create = Callable[[WorkflowInstance], Awaitable[object]]
 
@@ -59,10 +62,37 @@ async def _create_with_times(storage: Storage, instance: WorkflowInstance, reque
 
 
 async def _is_same(storage: Storage, request: StartRequest, instance_id: str) -> bool:
+    """Whether the run with this id is the one that is asked for: it has the input now, or began with it."""
     found = await storage.get_instance(instance_id)
     if found is None or found.workflow_name != request.workflow_name:
         return False
-    return request.read(found.input_data) == request.read(request.input_data)
+    if request.asks_for(found.input_data):
+        return True
+    if found.continued_from is None:
+        return False
+    first = await storage.get_instance(first_generation(instance_id))
+    if first is None or first.status is not WorkflowStatus.RECURRED:
+        return True  # removed by retention: what it began with is not known any more
+    return request.asks_for(first.input_data)
+
+
+def first_generation(instance_id: str) -> str:
+    """The id under which the first generation of a run that has recurred is kept."""
+    return f"{instance_id}~1"
+
+
+async def start_tick(storage: Storage, tick: WorkflowInstance, source: str) -> str:
+    """Store the run of a tick, unless it is there; gives its id. A run of another workflow is not in its way."""
+    for number in count():
+        id = tick.instance_id if number == 0 else f"{tick.instance_id}~c{number}"
+        try:
+            await storage.create_instance(replace(tick, instance_id=id), source_code=source)
+        except InstanceExistsError:
+            found = await storage.get_instance(id)
+            if found is not None and found.workflow_name != tick.workflow_name:
+                continue
+        return id
+    raise AssertionError("unreachable")
 
 
 async def retry(storage: Storage, instance_id: str, from_step: str | None) -> str:
@@ -73,7 +103,7 @@ async def retry(storage: Storage, instance_id: str, from_step: str | None) -> st
     if found.status not in (WorkflowStatus.FAILED, WorkflowStatus.CANCELLED):
         raise EngineError(f"{instance_id!r} is {found.status}: only a failed or cancelled run is tried again")
     events = [] if from_step is None else await _history_before(storage, instance_id, from_step)
-    base = instance_id.partition("~r")[0]
+    base = _TRIED_AGAIN.sub("", instance_id)
     for number in count(1):
         again = WorkflowInstance(
             f"{base}~r{number}", found.workflow_name, found.input_data, source_hash=found.source_hash
