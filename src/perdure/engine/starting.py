@@ -1,5 +1,6 @@
 """Starting: a run is stored, or the one that has its id is found. From a program, or as a step of another run."""
 
+import json
 import re
 import secrets
 import time
@@ -14,7 +15,7 @@ from perdure.engine import names
 from perdure.engine.codec import encode
 from perdure.engine.handles import StartRequest
 from perdure.errors import EngineError, InstanceExistsError, NotDurableError, RunNotFoundError
-from perdure.model.records import HistoryEvent, Lease, TimerSubscription, WorkflowInstance
+from perdure.model.records import HistoryEvent, HistoryEventType, Lease, TimerSubscription, WorkflowInstance
 from perdure.model.states import WorkflowStatus
 from perdure.storage.contract import Storage
 
@@ -120,19 +121,40 @@ async def retry(storage: Storage, instance_id: str, from_step: str | None) -> st
 
 
 async def _history_before(storage: Storage, instance_id: str, from_step: str) -> list[HistoryEvent]:
-    """The rows that a replay feeds before a step has begun."""
+    """The rows that a replay feeds before a step has begun; none of them may be of a step that was undone since."""
     kept: list[HistoryEvent] = []
-    more = True
+    undone: set[str] = set()
+    found, last_id, more = False, 0, True
     while more:
-        page, more = await storage.get_history_paginated(instance_id, kept[-1].id if kept else 0)
+        page, more = await storage.get_history_paginated(instance_id, last_id)
         for event in page:
-            step = event.activity_id.partition("#")[0].rstrip("!@")
-            if step == from_step:
-                return [each for each in kept if _is_replayed(each)]
+            last_id = event.id
+            step = _step_of(event)
+            found = found or step == from_step
+            if event.event_type in _UNDOS:
+                undone.add(str(json.loads(event.event_data or b"{}").get("activity_id")))
+            if found:
+                continue
             if step.endswith((":subscribe", ":child")):
                 raise EngineError(f"{from_step} comes after {step}, which a new run must do itself: try it from there")
             kept.append(event)
-    raise EngineError(f"{instance_id!r} has no step {from_step!r}: see its history for the steps it has")
+    if not found:
+        raise EngineError(f"{instance_id!r} has no step {from_step!r}: see its history for the steps it has")
+    for step in map(_step_of, kept):
+        if step in undone:
+            raise EngineError(
+                f"{instance_id!r} cannot be retried from {from_step}: {step} comes before it and was undone when the "
+                f"run ended; retry from {step}, or from the start (without from_step)"
+            )
+    return [each for each in kept if _is_replayed(each)]
+
+
+_UNDOS = (HistoryEventType.COMPENSATION_EXECUTED, HistoryEventType.COMPENSATION_FAILED)
+
+
+def _step_of(event: HistoryEvent) -> str:
+    """The step that a row is of."""
+    return event.activity_id.partition("#")[0].rstrip("!@")
 
 
 def _is_replayed(event: HistoryEvent) -> bool:
