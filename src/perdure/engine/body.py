@@ -12,7 +12,7 @@ import json
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextvars import copy_context
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, NoReturn
 
 from perdure.engine import ambient, children, names
@@ -55,11 +55,17 @@ class Body:
     """The function, its loop, and what it waits for."""
 
     def __init__(
-        self, workflow: Workflow[..., Any], instance_id: str, input_data: bytes, generation: str | None = None
+        self,
+        workflow: Workflow[..., Any],
+        instance_id: str,
+        input_data: bytes,
+        generation: str | None = None,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self.workflow = workflow
         self.generation = generation
         self.instance_id = instance_id
+        self.clock = clock  # what now() asks
         self._input = input_data
         self._loop = BodyLoop(self, self._report, seed=instance_id.partition("~r")[0])
         self._task: asyncio.Task[Any] | None = None

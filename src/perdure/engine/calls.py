@@ -5,7 +5,7 @@ import random as _random
 import uuid as _uuid
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any, NoReturn, TypeVar, overload
 
 from perdure.engine import ambient, messages, names
@@ -58,9 +58,9 @@ def timeout(span: Span | None) -> asyncio.Timeout:
 
 
 def now() -> datetime:
-    """The time, in UTC; a replay gets the same."""
+    """Return the time in UTC, by the database's clock; a replay gets the same."""
     run = ambient.require_run("now()")
-    return datetime.fromisoformat(run.value(lambda: datetime.now(UTC).isoformat()))
+    return datetime.fromisoformat(run.value(lambda: run.clock().isoformat()))
 
 
 def random() -> float:

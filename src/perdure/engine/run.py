@@ -48,7 +48,7 @@ class Run:
         self.id = instance.instance_id
         self.workflow = workflow
         self.generation = instance.continued_from
-        self.body = Body(workflow, self.id, instance.input_data, self.generation)
+        self.body = Body(workflow, self.id, instance.input_data, self.generation, host.now)
         self.parent: dict[str, str] | None = None
         self.waits = Waits(self)
         self.journal: Journal
