@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from perdure.engine import ambient, children, names
 from perdure.engine.codec import decode, encode
 from perdure.engine.definitions import Activity, Workflow
-from perdure.engine.digests import Call
+from perdure.engine.digests import Call, stamped
 from perdure.engine.failures import decode_failure
 from perdure.engine.loop import BodyLoop, Timer
 from perdure.engine.scopes import current_scope
@@ -98,6 +98,11 @@ class Body:
         """Whether it has ended."""
         return self._task is not None and self._task.done()
 
+    @property
+    def time(self) -> float:
+        """Seconds since the function was called, as it sees them."""
+        return self._loop.time()
+
     def outcome(self) -> Outcome:
         """What it returned or raised; a `BaseException` that is no error of the function's is raised here."""
         assert self._task is not None
@@ -128,6 +133,8 @@ class Body:
         accept = self._expected.pop(event.activity_id, None)
         if accept is None:
             self._unexpected(event)
+        if event.data_type == "json":
+            self._loop.advance(stamped(event.event_data_binary))
         accept(event)
         self._pump()
 

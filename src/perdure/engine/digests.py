@@ -2,6 +2,7 @@
 
 The digest stands in `event_data_binary` of the step's own row, whose JSON is in `event_data` as ever: nine bytes, of
 which the first says how they were made. Rows without one, of earlier versions or other programs, are not compared.
+Behind it stands how long the run had been under way, which moves the time of the body's loop: on replay as it did then.
 
 A change that means nothing to the call must not stop a run. So values count and parameter names do not, defaults that
 are not given do not, the order of dicts and sets does not, and neither does a field of a dataclass or model that has
@@ -20,6 +21,8 @@ from perdure.engine import hints
 from perdure.engine.codec import natural
 
 SIZE = 9
+STAMP_SIZE = 8
+TICKS = 1024  # of a second; sums and differences of such times are exact in floats
 WALK_MAX = 64 * 1024  # larger calls are compared by their JSON as it is: walking them would hold everybody up
 SHOWN_MAX = 200
 WALKED, WRITTEN = b"\x01", b"\x02"
@@ -48,6 +51,18 @@ class Call:
     def __str__(self) -> str:
         text = self._encoded.decode("utf-8", "replace") if self._encoded else ", ".join(map(repr, self._parts))
         return f"{self._what} {text if len(text) <= SHOWN_MAX else text[:SHOWN_MAX] + '…'}".strip()
+
+
+def stamp(elapsed_sec: float) -> bytes:
+    """A time of the body's loop, to stand behind a digest."""
+    return int(max(0.0, elapsed_sec) * TICKS).to_bytes(STAMP_SIZE)
+
+
+def stamped(recorded: bytes | None) -> float:
+    """The time behind a row's digest; 0 if it has none."""
+    if recorded is None or len(recorded) != SIZE + STAMP_SIZE or recorded[:1] not in (WALKED, WRITTEN):
+        return 0.0
+    return int.from_bytes(recorded[SIZE:]) / TICKS
 
 
 def _digest(parts: tuple[object, ...], encoded: bytes) -> bytes:

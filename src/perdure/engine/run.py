@@ -17,7 +17,7 @@ from perdure.engine.ambient import ActivityInfo
 from perdure.engine.body import ATTEMPT_FAILED, OWN, STARTED, STATE, VALUES, Body, Effect
 from perdure.engine.codec import encode
 from perdure.engine.definitions import Workflow
-from perdure.engine.digests import Call
+from perdure.engine.digests import Call, stamp
 from perdure.engine.driven import Attempt, Done, Drained, End, Host, check_deadline, put_down, rows, undoing
 from perdure.engine.failures import encode_failure
 from perdure.engine.journal import Journal
@@ -49,6 +49,7 @@ class Run:
         self.workflow = workflow
         self.generation = instance.continued_from
         self.body = Body(workflow, self.id, instance.input_data, self.generation, host.now)
+        self._began = instance.started_at or host.now()  # the zero of the body's loop
         self.parent: dict[str, str] | None = None
         self.waits = Waits(self)
         self.journal: Journal
@@ -75,6 +76,7 @@ class Run:
         begun = self.body.begun
         try:
             await self.catch_up()
+            self._began = min(self._began, self.host.now() - timedelta(seconds=self.body.time))  # of a retry: earlier
             self.host.happened("resume" if begun or self.journal.last_id else "start", self)
             self.waits.watch_deadline()
             while True:
@@ -196,7 +198,10 @@ class Run:
         return event
 
     def _event(self, id: str, kind: str, data: bytes, call: Call | None) -> HistoryEvent:
-        return HistoryEvent(self.id, id, kind, data, None if call is None else call.digest)
+        if call is None:
+            return HistoryEvent(self.id, id, kind, data)
+        elapsed = (self.host.now() - self._began).total_seconds()
+        return HistoryEvent(self.id, id, kind, data, call.digest + stamp(elapsed))
 
     def _record_taken(self) -> None:
         taken = self.body.taken()
