@@ -82,6 +82,8 @@ class Body:
         self._more = False  # rows are left to be fed
         self._taken: dict[str, Any] = {}
         self._state: bytes | None = None
+        self._numbered = False  # the history comes to a set_state() of an earlier version, where it was a step
+        self._fed = 0
         self._stamp = ""
         self._broken: NonDeterminismError | None = None
         self.evicted = False
@@ -130,6 +132,7 @@ class Body:
         if event.event_type in (VALUES, STATE):
             return  # taken up with the row before it
         self._look_ahead(upcoming)
+        self._fed += 1
         accept = self._expected.pop(event.activity_id, None)
         if accept is None:
             self._unexpected(event)
@@ -149,7 +152,8 @@ class Body:
         data = b'{"values": ' + encode(self._taken)
         kind = VALUES
         if self._state is not None:
-            kind, data = STATE, data + b', "state": ' + self._state
+            kind, data = STATE, data + b', "numbered": false, "state": ' + self._state
+            self._stamp = self._stamp or f"state:{self._fed}"
         stamp, self._stamp, self._taken, self._state = self._stamp, "", {}, None
         return OWN + stamp, kind, data + b"}"
 
@@ -157,8 +161,11 @@ class Body:
         """The values that the body takes now are in the row after the one it is fed."""
         self._more = upcoming is not None
         self._given = None
+        self._numbered = False
         if upcoming is not None and upcoming.event_type in (VALUES, STATE):
-            self._given = dict(json.loads(upcoming.event_data or b"{}")["values"])
+            row = json.loads(upcoming.event_data or b"{}")
+            self._given = dict(row["values"])
+            self._numbered = upcoming.event_type == STATE and row.get("numbered", True)
 
     def _pump(self) -> None:
         self._loop.pump()
@@ -283,9 +290,10 @@ class Body:
 
     def set_state(self, value: object) -> None:
         """Show a value to whoever asks the run's handle."""
-        path = self._step()
+        self._refuse_if_evicted()
+        if self._numbered:
+            self._step()
         self._state = encode(value)
-        self._stamp = self._stamp or path
 
     def subscribed(self, channel: str, stored: str) -> None:
         """A subscription was made, now or in the history."""
