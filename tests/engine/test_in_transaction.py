@@ -21,7 +21,18 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
-from perdure import App, Client, EngineError, Handle, WorkflowCancelledError, activity, connection, sleep, workflow
+from perdure import (
+    App,
+    Client,
+    EngineError,
+    Handle,
+    WorkflowCancelledError,
+    activity,
+    connection,
+    recur,
+    sleep,
+    workflow,
+)
 from perdure.errors import ConfigurationError, InstanceExistsError, NotDurableError, TerminalError, TransactionError
 from perdure.integrations.foreign import settled
 from perdure.storage.stores import Rooms
@@ -701,3 +712,23 @@ async def test_in_a_transactional_activity(database: Database, plain: bool, kind
 def check_types(connection: sqlite3.Connection, awaited: aiosqlite.Connection) -> tuple[str, Awaitable[object]]:
     """Nothing to run: mypy knows what must be awaited."""
     return greet.start("a", in_transaction=connection).id, greet.start("a", in_transaction=awaited)
+
+
+@workflow(name="in_transaction.loop")
+async def again(number: int) -> str:
+    if number < 3:
+        recur(number + 1)
+    return "done"
+
+
+@each(ONE_EACH)
+async def test_a_run_that_has_recurred_is_the_one_that_it_began_as(database: Database, caller: Caller) -> None:
+    """B2."""
+    async with App(database.url):
+        assert await (await again.start(1, id="loop")).result(SOON) == "done"
+    await caller.begin()
+    assert (await again.start(1, id="loop", in_transaction=caller.connection)).id == "loop"
+    assert (await again.start(3, id="loop", in_transaction=caller.connection)).id == "loop"
+    with pytest.raises(InstanceExistsError):
+        await again.start(7, id="loop", in_transaction=caller.connection)
+    await caller.rollback()

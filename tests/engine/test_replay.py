@@ -1,6 +1,7 @@
 """Replay: from any beginning of its history a body asks for the same again; changed code is found out, or guarded."""
 
 import asyncio
+import json
 import random as chance
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -20,7 +21,7 @@ from perdure import (
     sleep,
     wait_event,
 )
-from perdure.engine.body import OWN, VALUES
+from perdure.engine.body import OWN, VALUES, Body
 from perdure.model.records import HistoryEvent, HistoryEventType
 from tests.engine.bodies import INSTANCE, STORED, Live, asked, live, planned, random_plan, replayed, version
 
@@ -403,8 +404,8 @@ def test_the_state_that_was_shown_is_not_shown_again() -> None:
         return "done"
 
     history = live(_named(stateful))
-    history.tell("2:charge", STORED, b"1")
-    assert [row.activity_id for row in history.rows] == ["~1", "2:charge", "~3"]
+    history.tell("1:charge", STORED, b"1")
+    assert [row.activity_id for row in history.rows] == ["~state:0", "1:charge", "~state:1"]
     crashed = _replay(stateful, history.rows[:2])
     assert crashed.rows == history.rows
     assert _replay(stateful, history.rows).body.taken() is None
@@ -420,3 +421,89 @@ def test_a_message_timed_out_on_replay_as_it_did() -> None:
 
     row = HistoryEvent(INSTANCE, "1:wait_event", HistoryEventType.MESSAGE_TIMEOUT, b"{}")
     assert _replay(impatient, [row]).story == "('late', None)"
+
+
+@activity(name="replay.greet")
+async def greet(name: str) -> str:
+    return name
+
+
+def _row(id: str, kind: str = STORED, data: bytes = b'"a"') -> HistoryEvent:
+    return HistoryEvent(INSTANCE, id, kind, data)
+
+
+async def _without_state() -> None:
+    await greet("a")
+    await greet("b")
+
+
+async def _with_state() -> None:
+    set_state("begun")
+    await greet("a")
+    set_state("half")
+    set_state("way")
+    now()
+    await greet("b")
+    set_state("done")
+
+
+def test_set_state_can_be_added_to_a_body_under_way() -> None:
+    """B14: it took a step's number."""
+    rows = [_row("1:replay.greet"), _row("2:replay.greet")]
+    first = version(_without_state, "replay.state")
+    assert replayed(first, b"{}", rows).body.done
+    for kept in range(3):
+        again = version(_plain_state, "replay.state")
+        story = replayed(again, b"{}", rows[:kept])
+        assert asked(story.body) == asked(replayed(first, b"{}", rows[:kept]).body)
+        story.body.evict()
+
+
+async def _plain_state() -> None:
+    set_state("begun")
+    await greet("a")
+    set_state("half")
+    await greet("b")
+
+
+def test_states_of_earlier_versions_keep_their_numbers() -> None:
+    """B14: there set_state() was a step."""
+    rows = [
+        _row("~1", "State", b'{"values": {}, "state": "begun"}'),
+        _row("2:replay.greet"),
+        _row("~3", "State", b'{"values": {"5": "2026-01-01T00:00:00+00:00"}, "state": "way"}'),
+        _row("6:replay.greet"),
+    ]
+    workflow = version(_with_state, "replay.state")
+    whole = replayed(workflow, b"{}", rows)
+    assert whole.body.done
+    begun = replayed(workflow, b"{}", rows[:3])
+    assert "6:replay.greet" in begun.body.activities
+    fresh = replayed(workflow, b"{}", rows[:2])  # killed before the state was stored: it is not numbered any more
+    assert "4:replay.greet" in fresh.body.activities
+    for each in (begun, fresh):
+        each.body.evict()
+
+
+def test_states_have_rows_of_their_own_and_replay() -> None:
+    workflow = version(_with_state, "replay.state")
+    body = Body(workflow, INSTANCE, b"{}")
+    body.begin(None)
+    rows: list[HistoryEvent] = []
+    for id in ("1:replay.greet", "3:replay.greet", None):
+        taken = body.taken()
+        assert taken is not None
+        rows.append(HistoryEvent(INSTANCE, *taken))
+        if id is not None:
+            rows.append(_row(id))
+            body.feed(rows[-1], None)
+    assert [row.activity_id for row in rows] == ["~state:0", "1:replay.greet", "~2", "3:replay.greet", "~state:2"]
+    assert [json.loads(row.event_data or b"")["state"] for row in rows[::2]] == ["begun", "way", "done"]
+    for kept in range(len(rows) + 1):
+        again = Body(workflow, INSTANCE, b"{}")
+        again.begin(rows[0] if kept else None)
+        for place, row in enumerate(rows[:kept]):
+            again.feed(row, rows[place + 1] if place + 1 < kept else None)
+        again.ended()
+        assert again.done is (kept >= 4)
+        again.evict()

@@ -17,7 +17,7 @@ from perdure import (
     sleep,
     workflow,
 )
-from perdure.errors import WorkflowNotCancellableError
+from perdure.errors import EngineError, WorkflowNotCancellableError
 from tests.engine.waiting import status_of, until
 from tests.storages import Database
 
@@ -258,3 +258,42 @@ async def test_meaning_cancel_waits_for_a_thread(database: Database) -> None:
         with pytest.raises(WorkflowCancelledError):
             await handle.result(SOON)
         assert done == ["begin work", "end work", "undo work"]
+
+
+@activity(retry=Retry(attempts=1))
+async def pay() -> str:
+    if "mended" not in done:
+        raise ValueError("no money")
+    return "paid"
+
+
+@activity
+async def look() -> None:
+    done.append("look")
+
+
+@workflow(name="sagas.shop")
+async def shop(kind: str) -> str:
+    await look()
+    await (book("table", 1.0) if kind == "undone" else stubborn("table"))
+    return await pay()
+
+
+@pytest.mark.parametrize(("kind", "step"), [("undone", "2:book"), ("undo failed", "2:stubborn")])
+async def test_a_retry_does_not_replay_steps_that_were_undone(database: Database, kind: str, step: str) -> None:
+    """B5: the run ended "paid" with nothing booked."""
+    async with App(database.url) as app:
+        handle = await shop.start(kind, id="shop")
+        with pytest.raises(WorkflowFailedError):
+            await handle.result(SOON)
+        done[:] = ["mended"]
+        with pytest.raises(
+            EngineError, match=f"{step} comes before it and was undone .* retry from {step}, or from the"
+        ):
+            await app.retry("shop", from_step="3:pay")
+        again = await app.retry("shop", from_step=step)
+        assert await again.result(SOON) == "paid"
+        assert done == ["mended", "book table" if kind == "undone" else "do table"]
+        done[:] = ["mended"]
+        assert await (await app.retry("shop")).result(SOON) == "paid"
+        assert done == ["mended", "look", "book table" if kind == "undone" else "do table"]

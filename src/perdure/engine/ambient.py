@@ -4,11 +4,12 @@ All of it travels in context variables, so no function needs an argument for it.
 """
 
 import asyncio
+import os
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from perdure.errors import EngineError, OutsideWorkflowError
+from perdure.errors import EngineError, NotDurableError, OutsideWorkflowError
 
 if TYPE_CHECKING:
     from perdure.engine.app import Client
@@ -67,6 +68,36 @@ def activity_info() -> ActivityInfo:
     return info
 
 
+class Home:
+    """Where an app was opened: the event loop and the process that its connections belong to."""
+
+    __slots__ = ("_loop", "_pid")
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._pid = os.getpid()
+
+    def is_here(self) -> bool:
+        """Whether the code that calls runs there; code without a loop may be anywhere in the process."""
+        return os.getpid() == self._pid and asyncio._get_running_loop() in (None, self._loop)
+
+    def check(self, what: str) -> None:
+        """Raise `EngineError` if the code that calls runs elsewhere."""
+        if self.is_here():
+            return
+        if os.getpid() != self._pid:
+            raise EngineError(
+                f"this {what} was opened by process {self._pid}, and this is process {os.getpid()}, forked from it: "
+                "its connections belong to the first one, so open an App or Client in each process, after the fork"
+            )
+        if RUN.get() is not None or hasattr(asyncio._get_running_loop(), "timers"):
+            raise NotDurableError(f"the {what} was used in a workflow's body: use it in an activity")
+        raise EngineError(
+            f"this {what} was opened on another event loop, in another thread perhaps: call it from there with "
+            "asyncio.run_coroutine_threadsafe(…, loop), or open a Client on this loop"
+        )
+
+
 def opened(app: "Client") -> None:
     """An app or client is ready to start runs."""
     _open.append(app)
@@ -80,10 +111,15 @@ def closed(app: "Client") -> None:
 def current_app() -> "Client":
     """The app of this task, or the only one of the process."""
     app = APP.get()
-    if app is not None and app in _open:
+    if app is not None and app in _open and app.home.is_here():
         return app
-    if len(_open) == 1:
-        return _open[0]
+    here = [each for each in _open if each.home.is_here()]
+    if len(here) == 1:
+        return here[0]
+    if here:
+        raise EngineError(f"{len(here)} apps are open: call this inside the `async with` of the one that is meant")
     if not _open:
         raise EngineError("no App or Client is open: use `async with App(url):` around this call")
-    raise EngineError(f"{len(_open)} apps are open: call this inside the `async with` of the one that is meant")
+    found = app if app is not None and app in _open else _open[-1]
+    found.home.check(type(found).__name__)
+    return found

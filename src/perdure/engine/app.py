@@ -58,13 +58,15 @@ class Client:
     def __init__(self, url: str, *, outbox: bool = False) -> None:
         self.url: str = Secret(url)
         self.told: Callable[[], None] | None = _nothing if outbox else None  # after an event went to the outbox
-        self._storage: Rooms
+        self.home: ambient.Home  # where it was opened
+        self._opened: Rooms
         self._results: Results
         self._token: Token[Client | None] | None = None
 
     async def __aenter__(self) -> Self:
         self._opening = open_storage(self._storage_url())
-        self._storage = await self._opening.__aenter__()
+        self.home = ambient.Home()
+        self._opened = await self._opening.__aenter__()
         await define(self._storage, {name: each.source_hash for name, each in WORKFLOWS.items()})
         self._results = Results(self._storage, alone=type(self) is Client)
         self._starts: Shared[WorkflowInstance, Lease | None] = Shared(self._storage.create_instances)
@@ -84,6 +86,12 @@ class Client:
 
     def _storage_url(self) -> str:
         return self.url
+
+    @property
+    def _storage(self) -> Rooms:
+        """The storage, for use by the loop and the process that opened it."""
+        self.home.check(type(self).__name__)
+        return self._opened
 
     # Starting.
 
@@ -152,6 +160,7 @@ class Client:
 
     async def finished(self, instance_id: str, timeout: timedelta | None) -> bytes:
         """The output of a run once it has ended; raises what it ended with."""
+        self.home.check(type(self).__name__)
         async with asyncio.timeout(None if timeout is None else timeout.total_seconds()):
             found = await self._results.end_of(instance_id)
         if found is None:
@@ -199,7 +208,7 @@ class Client:
         self, instance_id: str, channel: str, data: object, *, metadata: Mapping[str, object] | None = None
     ) -> None:
         """Send a message to one run; it is kept until that run takes it."""
-        await self.send(messages.message(f"{channel}:{instance_id}", data, metadata))
+        await self.send(messages.message(channel, data, metadata, to=instance_id))
 
     async def send_event(
         self,
@@ -292,7 +301,7 @@ class App(Client):
 
     def _own_storage(self) -> AbstractAsyncContextManager[Storage]:
         """A connection for the heartbeat; a database in memory has only the one."""
-        return _borrowed(self._storage) if ":memory:" in self.url else open_storage(self._storage_url())
+        return _borrowed(self._opened) if ":memory:" in self.url else open_storage(self._storage_url())
 
     async def _create_leased(self, instances: Sequence[WorkflowInstance]) -> "list[Lease | StorageError | None]":
         sent = steady()

@@ -12,12 +12,13 @@ import json
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextvars import copy_context
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, NoReturn
 
-from perdure.engine import ambient, children
+from perdure.engine import ambient, children, names
 from perdure.engine.codec import decode, encode
 from perdure.engine.definitions import Activity, Workflow
+from perdure.engine.digests import Call, stamped
 from perdure.engine.failures import decode_failure
 from perdure.engine.loop import BodyLoop, Timer
 from perdure.engine.scopes import current_scope
@@ -55,11 +56,17 @@ class Body:
     """The function, its loop, and what it waits for."""
 
     def __init__(
-        self, workflow: Workflow[..., Any], instance_id: str, input_data: bytes, generation: str | None = None
+        self,
+        workflow: Workflow[..., Any],
+        instance_id: str,
+        input_data: bytes,
+        generation: str | None = None,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self.workflow = workflow
         self.generation = generation
         self.instance_id = instance_id
+        self.clock = clock  # what now() asks
         self._input = input_data
         self._loop = BodyLoop(self, self._report, seed=instance_id.partition("~r")[0])
         self._task: asyncio.Task[Any] | None = None
@@ -76,6 +83,8 @@ class Body:
         self._more = False  # rows are left to be fed
         self._taken: dict[str, Any] = {}
         self._state: bytes | None = None
+        self._numbered = False  # the history comes to a set_state() of an earlier version, where it was a step
+        self._fed = 0
         self._stamp = ""
         self._broken: NonDeterminismError | None = None
         self.evicted = False
@@ -91,6 +100,11 @@ class Body:
     def done(self) -> bool:
         """Whether it has ended."""
         return self._task is not None and self._task.done()
+
+    @property
+    def time(self) -> float:
+        """Seconds since the function was called, as it sees them."""
+        return self._loop.time()
 
     def outcome(self) -> Outcome:
         """What it returned or raised; a `BaseException` that is no error of the function's is raised here."""
@@ -119,9 +133,12 @@ class Body:
         if event.event_type in (VALUES, STATE):
             return  # taken up with the row before it
         self._look_ahead(upcoming)
+        self._fed += 1
         accept = self._expected.pop(event.activity_id, None)
         if accept is None:
             self._unexpected(event)
+        if event.data_type == "json":
+            self._loop.advance(stamped(event.event_data_binary))
         accept(event)
         self._pump()
 
@@ -140,7 +157,8 @@ class Body:
         data = b'{"values": ' + encode(self._taken)
         kind = VALUES
         if self._state is not None:
-            kind, data = STATE, data + b', "state": ' + self._state
+            kind, data = STATE, data + b', "numbered": false, "state": ' + self._state
+            self._stamp = self._stamp or f"state:{self._fed}"
         stamp, self._stamp, self._taken, self._state = self._stamp, "", {}, None
         return OWN + stamp, kind, data + b"}"
 
@@ -148,8 +166,11 @@ class Body:
         """The values that the body takes now are in the row after the one it is fed."""
         self._more = upcoming is not None
         self._given = None
+        self._numbered = False
         if upcoming is not None and upcoming.event_type in (VALUES, STATE):
-            self._given = dict(json.loads(upcoming.event_data or b"{}")["values"])
+            row = json.loads(upcoming.event_data or b"{}")
+            self._given = dict(row["values"])
+            self._numbered = upcoming.event_type == STATE and row.get("numbered", True)
 
     def _pump(self) -> None:
         self._loop.pump()
@@ -203,31 +224,34 @@ class Body:
         """A step that runs an activity."""
         self._refuse_if_too_many()
         path = self._step()
-        step = ActivityStep(f"{path}:{activity.name}", activity, activity.signature.bind(args, kwargs), self._future())
+        payload = activity.signature.bind(args, kwargs)
+        call = Call(*activity.signature.values(args, kwargs), encoded=payload)
+        step = ActivityStep(f"{path}:{activity.name}", activity, payload, call, self._future())
         self.activities[step.id] = step
         self._expect_attempt(step)
         self._on_drop(step.future, lambda: self._drop_activity(step))
         return step.future
 
-    def child(self, workflow: Workflow[..., Any], data: bytes) -> Coroutine[Any, Any, Any]:
+    def child(self, workflow: Workflow[..., Any], data: bytes, call: Call) -> Coroutine[Any, Any, Any]:
         """Another workflow, started and waited for."""
-        return children.call(self, workflow, data)
+        return children.call(self, workflow, data, call)
 
     def place(self) -> str:
         """The next place in the body."""
         return self._step()
 
-    def effect(self, name: str, effect: Effect, hint: object = Any) -> "asyncio.Future[Any]":
-        """A step that writes something, recorded in the same transaction."""
-        return self.effect_at(self._step(), name, effect, hint)
+    def effect(self, name: str, effect: Effect, call: Call, hint: object = Any) -> "asyncio.Future[Any]":
+        """A step that writes something, recorded in the same transaction; `call` says what, to tell it from others."""
+        return self.effect_at(self._step(), name, effect, call, hint)
 
-    def effect_at(self, path: str, name: str, effect: Effect, hint: object = Any) -> "asyncio.Future[Any]":
+    def effect_at(self, path: str, name: str, effect: Effect, call: Call, hint: object = Any) -> "asyncio.Future[Any]":
         """The same, at a place that is known."""
         self._refuse_if_too_many()
-        step = EffectStep(f"{path}:{name}", effect, self._future())
+        step = EffectStep(f"{path}:{name}", effect, call, self._future())
         self.effects[step.id] = step
 
         def done(event: HistoryEvent) -> None:
+            self._check_call(step.id, call, event)
             self.effects.pop(step.id, None)
             _settle(step.future, _outcome(event, lambda data: decode(data, hint)))
 
@@ -274,9 +298,10 @@ class Body:
 
     def set_state(self, value: object) -> None:
         """Show a value to whoever asks the run's handle."""
-        path = self._step()
+        self._refuse_if_evicted()
+        if self._numbered:
+            self._step()
         self._state = encode(value)
-        self._stamp = self._stamp or path
 
     def subscribed(self, channel: str, stored: str) -> None:
         """A subscription was made, now or in the history."""
@@ -329,18 +354,41 @@ class Body:
         self._expected[step.id] = lambda event: self._activity_done(step, event)
         self._expected[step.attempt_id] = lambda event: self._attempt_failed(step, event)
         if step.activity.undo is not None and not step.begun:
-            self._expected[step.start_id] = lambda _: self._begun(step)
+            self._expected[step.start_id] = lambda event: self._begun(step, event)
 
-    def _begun(self, step: ActivityStep) -> None:
+    def _check_call(self, id: str, call: Call, event: HistoryEvent) -> None:
+        """Refuse a row of another call: the same step, but with other arguments."""
+        if event.data_type == "json" and call.differs(event.event_data_binary):
+            self._mismatch(
+                f"the history has {id} with other arguments than the code calls it with now, which are: {call}"
+            )
+
+    def _check_channel(self, wait: WaitStep, channel: str, event: HistoryEvent) -> None:
+        """Refuse a message of another channel, or an event of another type. (A run that is tried again as a new one
+        has events that were sent to the first: the receiver does not count.)"""
+        if event.data_type != "json":
+            return
+        about = json.loads(event.event_data or b"{}")
+        found = about.get("channel") or about.get("channel_name") if isinstance(about, dict) else None
+        if not isinstance(found, str) or found == channel:
+            return
+        known, name = names.public(found), names.public(wait.kind or channel)
+        if known != name and (wait.kind is None or not known.startswith(f"{name}:")):
+            self._mismatch(f"the history has a message of {known!r} at {wait.id}, but the code waits for {name!r}")
+
+    def _begun(self, step: ActivityStep, event: HistoryEvent) -> None:
+        self._check_call(step.id, step.call, event)
         step.begin()
         self.unsettled.add(step.id)
 
     def _activity_done(self, step: ActivityStep, event: HistoryEvent) -> None:
+        self._check_call(step.id, step.call, event)
         self._drop_activity(step)
         self.unsettled.discard(step.id)
         _settle(step.future, _outcome(event, step.activity.signature.decode_result))
 
     def _attempt_failed(self, step: ActivityStep, event: HistoryEvent) -> None:
+        self._check_call(step.id, step.call, event)
         about = json.loads(event.event_data or b"{}")
         self._expected.pop(step.id, None)
         step.failed(about.get("pause_sec") or 0.0)
@@ -366,6 +414,7 @@ class Body:
             self._expected[id] = lambda event, id=id: self._message_came(wait, id, event)  # type: ignore[misc]
 
     def _message_came(self, wait: WaitStep, id: str, event: HistoryEvent) -> None:
+        self._check_channel(wait, wait.ids()[id], event)
         for other in wait.ids():
             self._expected.pop(other, None)
         if event.event_type == HistoryEventType.MESSAGE_TIMEOUT:

@@ -4,13 +4,15 @@ import asyncio
 import random as _random
 import uuid as _uuid
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
+from dataclasses import replace
+from datetime import datetime, timedelta
 from typing import Any, NoReturn, TypeVar, overload
 
-from perdure.engine import ambient, messages
+from perdure.engine import ambient, messages, names
 from perdure.engine.activities import OUTGOING
 from perdure.engine.body import Recur
 from perdure.engine.codec import decode, encode
+from perdure.engine.digests import Call
 from perdure.engine.steps import Event, Message
 from perdure.errors import OutsideWorkflowError
 from perdure.model.matching import Where, check
@@ -56,9 +58,9 @@ def timeout(span: Span | None) -> asyncio.Timeout:
 
 
 def now() -> datetime:
-    """The time, in UTC; a replay gets the same."""
+    """Return the time in UTC, by the database's clock; a replay gets the same."""
     run = ambient.require_run("now()")
-    return datetime.fromisoformat(run.value(lambda: datetime.now(UTC).isoformat()))
+    return datetime.fromisoformat(run.value(lambda: run.clock().isoformat()))
 
 
 def random() -> float:
@@ -96,11 +98,12 @@ def recur(*args: object, **kwargs: object) -> NoReturn:
 async def join_group(name: str) -> None:
     """Make this run a member of a group; members that have ended are no longer."""
     run = ambient.require_run("join_group()")
+    names.group(name)
 
     async def write(storage: Storage, lease: Lease) -> None:
         await storage.join_group(run.instance_id, name, lease=lease)
 
-    await run.effect("join_group", write)
+    await run.effect("join_group", write, Call(name))
 
 
 async def leave_group(name: str) -> None:
@@ -110,21 +113,23 @@ async def leave_group(name: str) -> None:
     async def write(storage: Storage, lease: Lease) -> None:
         await storage.leave_group(run.instance_id, name, lease=lease)
 
-    await run.effect("leave_group", write)
+    await run.effect("leave_group", write, Call(name))
 
 
 async def send_to_group(name: str, channel: str, data: object) -> int:
     """Send a message to every member of a group; gives how many there are."""
     run = ambient.require_run("send_to_group()")
+    names.group(name)
+    names.stored(channel)
     payload = encode(data)
 
     async def write(storage: Storage, lease: Lease) -> int:
         members = await storage.get_group_members(name)
         for member in sorted(members):
-            await storage.publish_to_channel(f"{channel}:{member}", payload, lease=lease)
+            await storage.publish_to_channel(names.direct(channel, member), payload, lease=lease)
         return len(members)
 
-    return int(await run.effect("send_to_group", write, int))
+    return int(await run.effect("send_to_group", write, Call(name, data, encoded=payload, what=channel), int))
 
 
 # Channels.
@@ -133,12 +138,12 @@ async def send_to_group(name: str, channel: str, data: object) -> int:
 async def subscribe(channel: str, mode: ChannelMode | str = ChannelMode.BROADCAST) -> None:
     """Subscribe this run: to all messages from now on, to its share of them, or to those sent to it alone."""
     run = ambient.require_run("subscribe()")
-    kind = ChannelMode(mode)
+    kind, name = ChannelMode(mode), names.stored(channel)
 
     async def write(storage: Storage, lease: Lease) -> str:
-        return await storage.subscribe_to_channel(run.instance_id, channel, kind, lease=lease)
+        return await storage.subscribe_to_channel(run.instance_id, name, kind, lease=lease)
 
-    run.subscribed(channel, await run.effect("subscribe", write, str))
+    run.subscribed(channel, await run.effect("subscribe", write, Call(channel, kind.value), str))
 
 
 async def unsubscribe(channel: str) -> None:
@@ -149,7 +154,7 @@ async def unsubscribe(channel: str) -> None:
     async def write(storage: Storage, lease: Lease) -> None:
         await storage.unsubscribe_from_channel(run.instance_id, stored, lease=lease)
 
-    await run.effect("unsubscribe", write)
+    await run.effect("unsubscribe", write, Call(channel))
     run.unsubscribed(channel)
 
 
@@ -166,19 +171,20 @@ async def receive(channel: str, *, timeout: Span | None = None, type: Any = None
     run = ambient.require_run("receive()")
     stored = run.stored_channel(channel)
     message: Message[Any] = await run.wait(run.new_wait("receive", (stored,), type, _patience(timeout)))
-    return message
+    return message if "%" not in stored else replace(message, channel=names.public(stored))
 
 
 async def publish(channel: str, data: object, *, metadata: Mapping[str, object] | None = None) -> None:
     """Send a message to all who are subscribed. From an activity it leaves together with its result."""
-    await _send("publish", messages.message(channel, data, metadata))
+    await _send("publish", messages.message(channel, data, metadata), channel, metadata, data)
 
 
 async def send_to(
     instance_id: str, channel: str, data: object, *, metadata: Mapping[str, object] | None = None
 ) -> None:
     """Send a message to one run; it is kept until that run takes it."""
-    await _send("send_to", messages.message(f"{channel}:{instance_id}", data, metadata))
+    outgoing = messages.message(channel, data, metadata, to=instance_id)
+    await _send("send_to", outgoing, channel, instance_id, metadata, data)
 
 
 # Events.
@@ -209,13 +215,14 @@ async def wait_event(
     if where:
         where = Where(decode(encode(dict(where))))
         check(where)
-    channels = (type, f"{type}:{run.instance_id}")
+    name = names.stored(type, "event type")
+    channels = (name, f"{name}:{run.instance_id}")
     patience = _patience(timeout)
     whole = patience.total_seconds() if where and patience and patience > GLANCE else None
     async with asyncio.timeout(whole):  # what is passed over must not begin the time anew
-        step = run.new_wait("wait_event", channels, data, patience if whole is None else None, where=where, kind=type)
+        step = run.new_wait("wait_event", channels, data, patience if whole is None else None, where=where, kind=name)
         event: Event[Any] = await run.wait(step)
-    return event
+    return event if name == type else replace(event, type=type)
 
 
 async def send_event(
@@ -242,13 +249,13 @@ async def send_event(
         told=None if app is None else app.told,
         sender=ambient.workflow_name() or messages.SOURCE,
     )
-    await _send("send_event", outgoing)
+    await _send("send_event", outgoing, type, to, source, id, subject, data)
 
 
-async def _send(name: str, outgoing: messages.Outgoing) -> None:
+async def _send(name: str, outgoing: messages.Outgoing, what: str, *about: object) -> None:
     run, effects = ambient.current_run(), OUTGOING.get()
     if run is not None:
-        await run.effect(name, outgoing.store)
+        await run.effect(name, outgoing.store, Call(*about, encoded=outgoing.message.data, what=what))
     elif effects is not None:
         effects.append(outgoing.store)
     elif ambient.ATTEMPT.get() is not None:

@@ -10,11 +10,13 @@ import hashlib
 import json
 from collections.abc import Collection
 from contextlib import suppress
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from perdure.engine.codec import encode
+from perdure.engine.digests import Call
 from perdure.engine.failures import cancelled, decode_failure
-from perdure.errors import WorkflowFailedError, WorkflowNotCancellableError
+from perdure.errors import InstanceExistsError, WorkflowFailedError, WorkflowNotCancellableError
 from perdure.model.limits import INSTANCE_ID_MAX
 from perdure.model.limits import PAGE_MAX as PAGE
 from perdure.model.records import ChannelMode, CompensationEntry, HistoryEvent, Lease, WorkflowInstance
@@ -42,26 +44,35 @@ def child_id(parent: str, path: str) -> str:
 def creating(workflow: "Workflow[..., Any]", data: bytes, run: "Body", path: str) -> "Effect":
     """Write the child's row, its link, and the parent's subscription."""
     parent_id, channel = run.instance_id, end_name(run.generation, path)
-    instance = WorkflowInstance(
-        child_id(run.generation or parent_id, path),
-        workflow.name,
-        data,
-        source_hash=workflow.source_hash,
-        owner_service="perdure",
-    )
     link = encode({"instance_id": parent_id, "channel": channel})
 
     async def write(storage: Storage, lease: Lease) -> str:
-        await storage.subscribe_to_channel(parent_id, channel, ChannelMode.DIRECT, lease=lease)
-        await storage.create_instance(instance, source_code=workflow.source)
-        await storage.append_history(HistoryEvent(instance.instance_id, PARENT, LINK, link))
+        # From now on only: what is there already is of an earlier run with the parent's id.
+        await storage.subscribe_to_channel(parent_id, f"{channel}:{parent_id}", ChannelMode.BROADCAST, lease=lease)
+        child = await _create(storage, workflow, data, run.generation or parent_id, path)
+        await storage.append_history(HistoryEvent(child, PARENT, LINK, link))
         if workflow.undo is not None:
-            args = b'{"child": ' + encode(instance.instance_id) + b', "input": ' + data + b"}"
+            args = b'{"child": ' + encode(child) + b', "input": ' + data + b"}"
             entry = CompensationEntry(parent_id, f"{path}:child", workflow.name, args)
             await storage.add_compensation(entry, lease=lease)
-        return instance.instance_id
+        return child
 
     return write
+
+
+async def _create(storage: Storage, workflow: "Workflow[..., Any]", data: bytes, parent: str, path: str) -> str:
+    """Store the child; gives its id.
+
+    Somebody else's run may have the id that is meant: the child's creation is one commit with its step, so a run that
+    is there before is not this child. Then `~c1`, `~c2` … are tried, which no user can give.
+    """
+    for number in count():
+        id = child_id(parent, path if number == 0 else f"{path}~c{number}")
+        instance = WorkflowInstance(id, workflow.name, data, source_hash=workflow.source_hash, owner_service="perdure")
+        with suppress(InstanceExistsError):
+            await storage.create_instance(instance, source_code=workflow.source)
+            return id
+    raise AssertionError("unreachable")
 
 
 def end_name(generation: str | None, path: str) -> str:
@@ -85,17 +96,17 @@ def cancelling(instance_id: str, reason: str) -> "Effect":
     return write
 
 
-async def call(run: "Body", workflow: "Workflow[..., Any]", data: bytes) -> Any:
+async def call(run: "Body", workflow: "Workflow[..., Any]", data: bytes, asked: Call) -> Any:
     """Start a child at this place of the body, and wait for its end."""
     path = run.place()
-    child: str = await run.effect_at(path, "child", creating(workflow, data, run, path), str)
+    child: str = await run.effect_at(path, "child", creating(workflow, data, run, path), asked, str)
     run.children.add(child)
     channel = end_channel(run.instance_id, run.generation, path)
     try:
         message = await run.wait(run.new_wait(f"end.{workflow.name}", (channel,), None, None))
     except asyncio.CancelledError:
         if not run.evicted:
-            await run.effect("cancel", cancelling(child, f"{run.instance_id} no longer waits for it"))
+            await run.effect("cancel", cancelling(child, f"{run.instance_id} no longer waits for it"), Call(child))
             await run.wait(run.new_wait(f"end.{workflow.name}", (channel,), None, None))
             run.children.discard(child)
         raise

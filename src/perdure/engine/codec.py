@@ -58,7 +58,7 @@ def _decode(data: bytes | msgspec.Raw, using: Codec, hint: Any) -> Any:
         raise SerializationError(f"the JSON does not fit {_name(hint)}: {error}") from error
 
 
-def _natural(value: Any) -> Any:
+def natural(value: Any) -> Any:
     """What msgspec does not know by itself, in its natural form."""
     for kind, plain in _PLAIN.items():
         if isinstance(value, kind):
@@ -69,13 +69,13 @@ def _natural(value: Any) -> Any:
 
 
 _PLAIN: dict[type, Callable[[Any], object]] = {str: str.__str__, int: int.__int__, float: float.__float__}
-_encoder = msgspec.json.Encoder(enc_hook=_natural)
+_encoder = msgspec.json.Encoder(enc_hook=natural)
 
 
 def _check_finite(packed: object) -> None:
     """Refuse what msgspec would turn into null without a word."""
     try:
-        json.dumps(msgspec.to_builtins(packed, str_keys=True, enc_hook=_natural), allow_nan=False)
+        json.dumps(msgspec.to_builtins(packed, str_keys=True, enc_hook=natural), allow_nan=False)
     except ValueError as error:
         raise SerializationError(
             "a float that is not a number or infinite cannot be written as JSON: use None or a text for it"
@@ -138,6 +138,10 @@ class Signature:
         except Exception:
             self._blame(values)
             raise
+
+    def values(self, args: Sequence[object], kwargs: Mapping[str, object]) -> list[object]:
+        """The arguments of a call that `bind` took, in the order of the parameters."""
+        return list(self._bound(args, kwargs).values())
 
     def _bound(self, args: Sequence[object], kwargs: Mapping[str, object]) -> dict[str, Any]:
         if not kwargs and self._simple and len(self._required) <= len(args) <= len(self._names):

@@ -3,7 +3,7 @@
 import hashlib
 import inspect
 import random
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property, update_wrapper
@@ -12,6 +12,7 @@ from typing import Any, Generic, ParamSpec, Protocol, TypeVar, overload
 from perdure.engine import ambient
 from perdure.engine.codec import Signature
 from perdure.engine.cron import Schedule
+from perdure.engine.digests import Call
 from perdure.engine.handles import BlockingConnection, Handle, IfExists, Started, StartRequest
 from perdure.engine.source import check_source
 from perdure.engine.starting import IN_BODY, starting
@@ -153,7 +154,8 @@ class Workflow(Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
         run = ambient.current_run()
         if run is not None:
-            return run.child(self, self.signature.bind(args, kwargs))
+            data = self.signature.bind(args, kwargs)
+            return run.child(self, data, self._call(args, kwargs, data))
         return self.function(*args, **kwargs)
 
     def compensation(self, function: Undo, /) -> Activity[..., Any]:
@@ -218,15 +220,20 @@ class Workflow(Generic[P, R]):
         code = self.source_hash, self.source
         request = StartRequest(self.name, data, id, at, after, if_exists, *code, timeout, self.signature.unbind)
         if in_transaction is None:
-            return self._start(request)
+            run = ambient.current_run()
+            return self._start(request, None if run is None else self._call(args, kwargs, data, id))
         if ambient.current_run() is not None:
             raise NotDurableError("in_transaction= is for use outside a workflow: start the run in an activity")
         return start_in(in_transaction, request, self.signature.decode_result)
 
-    async def _start(self, request: StartRequest) -> Handle[R]:
+    def _call(self, args: Sequence[object], kwargs: Mapping[str, object], data: bytes, *about: object) -> Call:
+        """What tells this start of a run from another one at the same place of a body."""
+        return Call(*about, *self.signature.values(args, kwargs), encoded=data, what=self.name)
+
+    async def _start(self, request: StartRequest, call: Call | None) -> Handle[R]:
         run = ambient.current_run()
-        if run is not None:
-            started = await run.effect("start", starting(request), str)
+        if run is not None and call is not None:
+            started = await run.effect("start", starting(request), call, str)
             return Handle((IN_BODY, started), self.signature.decode_result)
         return Handle(await ambient.current_app().start(request), self.signature.decode_result)
 

@@ -29,6 +29,10 @@ class StartRequest:
     timeout: timedelta | None
     read: Callable[[bytes], object]  # what the input says, to compare it with another
 
+    def asks_for(self, input_data: bytes) -> bool:
+        """Whether a run with this input is the one."""
+        return self.read(input_data) == self.read(self.input_data)
+
 
 class BlockingConnection(Protocol):
     """A connection that is not awaited, of whatever driver."""

@@ -185,6 +185,10 @@ class BodyLoop(_Refusing):
             self._time = max(self._time, timer.when())
             self._ready.append(timer)
 
+    def advance(self, time: float) -> None:
+        """So much time has passed, as the history says; it does not go back."""
+        self._time = max(self._time, time)
+
     def tasks(self) -> Set[asyncio.Task[Any]]:
         """The unfinished tasks, in the order they were made in."""
         return {task: None for task in self._tasks if not task.done()}.keys()
@@ -282,7 +286,7 @@ class BodyLoop(_Refusing):
         return BodyFuture(loop=self)
 
     def time(self) -> float:
-        """Seconds from 0.0 when the body began; it moves when a timer fires, to that timer's time."""
+        """Seconds from 0.0 when the body began; it moves when a timer fires, or with a row that has its time."""
         return self._time
 
     def is_running(self) -> bool:

@@ -2,10 +2,13 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from hashlib import blake2b
 
+from perdure.engine import names
 from perdure.engine.codec import encode
 from perdure.engine.starting import new_id
 from perdure.errors import HistoryConflictError, LimitError
+from perdure.model import limits
 from perdure.model.records import Lease, OutboxEvent, OutgoingMessage
 from perdure.storage.contract import Storage
 
@@ -35,14 +38,20 @@ class Outgoing:
             try:
                 await storage.add_outbox_event(self.event, lease=lease)
             except HistoryConflictError as error:
-                raise LimitError(f"another event was sent as {self.event.event_id!r}: an id is given once") from error
+                raise LimitError(
+                    f"another event, of another type or source or with other data, was sent to the outbox with the id "
+                    f"{self.event.event_id!r}: its consumers would take this one for the same, so give it another id"
+                ) from error
             storage.register_post_commit_callback(self.stored)
         return id
 
 
-def message(channel: str, data: object, metadata: Mapping[str, object] | None = None) -> Outgoing:
-    """A message to a channel."""
-    return Outgoing(OutgoingMessage(channel, encode(data), None if metadata is None else encode(dict(metadata))))
+def message(
+    channel: str, data: object, metadata: Mapping[str, object] | None = None, *, to: str | None = None
+) -> Outgoing:
+    """A message to a channel, or on that channel to one run."""
+    name = names.stored(channel) if to is None else names.direct(channel, to)
+    return Outgoing(OutgoingMessage(name, encode(data), None if metadata is None else encode(dict(metadata))))
 
 
 def event(
@@ -56,7 +65,7 @@ def event(
     told: Callable[[], None] | None = None,
     sender: str = SOURCE,
 ) -> Outgoing:
-    """An event, which is stored once however often it comes if it has an id.
+    """An event. One with an id is stored once, however often it is sent with the same source, type and receiver.
 
     With `told` it goes to the outbox as well, unless it is for one run; there it needs a source and an id.
     """
@@ -65,7 +74,18 @@ def event(
     about = {"ce_type": type, "ce_source": origin, "ce_id": known_as, "ce_subject": subject}
     metadata = encode({key: value for key, value in about.items() if value})
     payload = encode(data)
-    inside = OutgoingMessage(type if to is None else f"{type}:{to}", payload, metadata, message_id=id, source=source)
+    channel = names.stored(type, "event type") if to is None else names.direct(type, to, "event type")
+    key = None if id is None else _key(id, channel)
+    inside = OutgoingMessage(channel, payload, metadata, message_id=key, source=source)
     if not outside or told is None:
         return Outgoing(inside)
     return Outgoing(inside, OutboxEvent(str(known_as), type, origin, payload), told)
+
+
+def _key(id: str, channel: str) -> str:
+    """What an event is known by among those of its source: the same id for another type or receiver is another event.
+
+    No message of the engine itself has a key of this form.
+    """
+    digest = blake2b(f"{len(channel)} {channel} {id}".encode(), digest_size=8).hexdigest()
+    return f"{limits.name(id, 'event id')[: limits.NAME_MAX - 17]}~{digest}"

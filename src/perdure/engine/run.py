@@ -17,6 +17,7 @@ from perdure.engine.ambient import ActivityInfo
 from perdure.engine.body import ATTEMPT_FAILED, OWN, STARTED, STATE, VALUES, Body, Effect
 from perdure.engine.codec import encode
 from perdure.engine.definitions import Workflow
+from perdure.engine.digests import Call, stamp
 from perdure.engine.driven import Attempt, Done, Drained, End, Host, check_deadline, put_down, rows, undoing
 from perdure.engine.failures import encode_failure
 from perdure.engine.journal import Journal
@@ -47,7 +48,8 @@ class Run:
         self.id = instance.instance_id
         self.workflow = workflow
         self.generation = instance.continued_from
-        self.body = Body(workflow, self.id, instance.input_data, self.generation)
+        self.body = Body(workflow, self.id, instance.input_data, self.generation, host.now)
+        self._began = instance.started_at or host.now()  # the zero of the body's loop
         self.parent: dict[str, str] | None = None
         self.waits = Waits(self)
         self.journal: Journal
@@ -74,6 +76,7 @@ class Run:
         begun = self.body.begun
         try:
             await self.catch_up()
+            self._began = min(self._began, self.host.now() - timedelta(seconds=self.body.time))  # of a retry: earlier
             self.host.happened("resume" if begun or self.journal.last_id else "start", self)
             self.waits.watch_deadline()
             while True:
@@ -187,21 +190,27 @@ class Run:
         elif event.activity_id.startswith(UNTIL):
             self.waits.remember(event)
 
-    def note(self, id: str, kind: str, data: bytes) -> HistoryEvent:
-        """Record an event; nobody waits."""
-        event = HistoryEvent(self.id, id, kind, data)
+    def note(self, id: str, kind: str, data: bytes, call: Call | None = None) -> HistoryEvent:
+        """Record an event, of a call if it is a step's; nobody waits."""
+        event = self._event(id, kind, data, call)
         self.journal.record(event, lambda: self.host.happened("step", self, step=id, kind=str(kind)))
         self.progressed = True
         return event
+
+    def _event(self, id: str, kind: str, data: bytes, call: Call | None) -> HistoryEvent:
+        if call is None:
+            return HistoryEvent(self.id, id, kind, data)
+        elapsed = (self.host.now() - self._began).total_seconds()
+        return HistoryEvent(self.id, id, kind, data, call.digest + stamp(elapsed))
 
     def _record_taken(self) -> None:
         taken = self.body.taken()
         if taken is not None:
             self.note(*taken)
 
-    def tell(self, id: str, kind: str, data: bytes) -> None:
+    def tell(self, id: str, kind: str, data: bytes, call: Call | None = None) -> None:
         """Record an event and feed it; what the body takes because of it comes right behind."""
-        self.body.feed(self.note(id, kind, data), None)
+        self.body.feed(self.note(id, kind, data, call), None)
         self._record_taken()
 
     # Beginning what the body asks for.
@@ -220,7 +229,7 @@ class Run:
     def _begin_activity(self, step: ActivityStep) -> None:
         step.running = True
         if step.activity.undo is not None and not step.begun:
-            self.tell(step.start_id, STARTED, step.payload)
+            self.tell(step.start_id, STARTED, step.payload, step.call)
         if step.activity.transactional:
             self.post(lambda: self._transact(step))
             return
@@ -258,19 +267,19 @@ class Run:
             if step.activity.undo is not None:
                 effects = (*effects, _undoing(self.id, step, done.result))
             if effects:
-                await self._commit(step.id, kind, data, effects)
+                await self._commit(step.id, kind, data, effects, step.call)
                 return
-            self.tell(step.id, kind, data)
+            self.tell(step.id, kind, data, step.call)
             return
         pause = step.activity.retry.pause(step.attempt, done.error)
         failure = encode_failure(done.error)
         if pause is None:
-            self.tell(step.id, HistoryEventType.ACTIVITY_FAILED, encode(failure))
+            self.tell(step.id, HistoryEventType.ACTIVITY_FAILED, encode(failure), step.call)
             return
         lasting = pause if pause > SHORT_SEC else 0.0
         about = {**failure, "attempt": step.attempt, "pause_sec": lasting}
         self.host.happened("retry", self, step=step.id, attempt=step.attempt, pause_sec=round(pause, 3))
-        self.tell(step.attempt_id, ATTEMPT_FAILED, encode(about))
+        self.tell(step.attempt_id, ATTEMPT_FAILED, encode(about), step.call)
         if not lasting and not step.dropped:
             step.running = True
             self._later(pause, lambda: self._begin_again(step))
@@ -306,7 +315,7 @@ class Run:
                 effects.append(_undoing(self.id, step, result))
             for effect in effects:
                 await effect(storage, self.lease)
-            event = HistoryEvent(self.id, step.id, HistoryEventType.ACTIVITY_COMPLETED, result)
+            event = self._event(step.id, HistoryEventType.ACTIVITY_COMPLETED, result, step.call)
             stored.append(replace(event, id=await storage.append_history(event, lease=self.lease)))
 
         done = await self.host.transact(self._attempt_of(step), record)
@@ -325,19 +334,21 @@ class Run:
 
     async def _effect(self, step: EffectStep) -> None:
         if step.id in self.body.effects:
-            await self._commit(step.id, HistoryEventType.ACTIVITY_COMPLETED, None, (step.effect,))
+            await self._commit(step.id, HistoryEventType.ACTIVITY_COMPLETED, None, (step.effect,), step.call)
 
-    async def _commit(self, id: str, kind: HistoryEventType, data: bytes | None, effects: tuple[Effect, ...]) -> None:
+    async def _commit(
+        self, id: str, kind: HistoryEventType, data: bytes | None, effects: tuple[Effect, ...], call: Call
+    ) -> None:
         """Effects and their record in one transaction; without `data` the effect's answer is recorded."""
         await self.journal.durable()
         storage = self.host.storage
         try:
             async with storage.transaction():
                 answers = [await effect(storage, self.lease) for effect in effects]
-                event = HistoryEvent(self.id, id, kind, encode(answers[-1]) if data is None else data)
+                event = self._event(id, kind, encode(answers[-1]) if data is None else data, call)
                 event_id = await storage.append_history(event, lease=self.lease)
         except REFUSALS as error:
-            self.tell(id, HistoryEventType.ACTIVITY_FAILED, encode(encode_failure(error)))
+            self.tell(id, HistoryEventType.ACTIVITY_FAILED, encode(encode_failure(error)), call)
             return
         self.host.wake()
         self._stored(replace(event, id=event_id))

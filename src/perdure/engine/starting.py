@@ -1,5 +1,7 @@
 """Starting: a run is stored, or the one that has its id is found. From a program, or as a step of another run."""
 
+import json
+import re
 import secrets
 import time
 import uuid
@@ -9,21 +11,25 @@ from datetime import timedelta
 from itertools import count
 from typing import Any, NoReturn
 
+from perdure.engine import names
 from perdure.engine.codec import encode
 from perdure.engine.handles import StartRequest
 from perdure.errors import EngineError, InstanceExistsError, NotDurableError, RunNotFoundError
-from perdure.model.records import HistoryEvent, Lease, TimerSubscription, WorkflowInstance
+from perdure.model.records import HistoryEvent, HistoryEventType, Lease, TimerSubscription, WorkflowInstance
 from perdure.model.states import WorkflowStatus
 from perdure.storage.contract import Storage
 
 BEGIN = "~begin"  # the timer of a run whose beginning was put off
 DEADLINE = "~deadline"  # the row that says how long a run may take
 
+_TRIED_AGAIN = re.compile(r"~r[0-9]+\Z")  # what a run that was tried again has behind the id of the first one
+
 Create = Callable[[WorkflowInstance], Awaitable[object]]
 
 
 async def start(storage: Storage, request: StartRequest, create: Create) -> str:
     """Store a new run, or find the one that has its id; gives the id."""
+    names.run_id(request.id)
     instance = WorkflowInstance(
         new_id() if request.id is None else request.id,
         request.workflow_name,
@@ -57,10 +63,37 @@ async def _create_with_times(storage: Storage, instance: WorkflowInstance, reque
 
 
 async def _is_same(storage: Storage, request: StartRequest, instance_id: str) -> bool:
+    """Whether the run with this id is the one that is asked for: it has the input now, or began with it."""
     found = await storage.get_instance(instance_id)
     if found is None or found.workflow_name != request.workflow_name:
         return False
-    return request.read(found.input_data) == request.read(request.input_data)
+    if request.asks_for(found.input_data):
+        return True
+    if found.continued_from is None:
+        return False
+    first = await storage.get_instance(first_generation(instance_id))
+    if first is None or first.status is not WorkflowStatus.RECURRED:
+        return True  # removed by retention: what it began with is not known any more
+    return request.asks_for(first.input_data)
+
+
+def first_generation(instance_id: str) -> str:
+    """The id under which the first generation of a run that has recurred is kept."""
+    return f"{instance_id}~1"
+
+
+async def start_tick(storage: Storage, tick: WorkflowInstance, source: str) -> str:
+    """Store the run of a tick, unless it is there; gives its id. A run of another workflow is not in its way."""
+    for number in count():
+        id = tick.instance_id if number == 0 else f"{tick.instance_id}~c{number}"
+        try:
+            await storage.create_instance(replace(tick, instance_id=id), source_code=source)
+        except InstanceExistsError:
+            found = await storage.get_instance(id)
+            if found is not None and found.workflow_name != tick.workflow_name:
+                continue
+        return id
+    raise AssertionError("unreachable")
 
 
 async def retry(storage: Storage, instance_id: str, from_step: str | None) -> str:
@@ -71,7 +104,7 @@ async def retry(storage: Storage, instance_id: str, from_step: str | None) -> st
     if found.status not in (WorkflowStatus.FAILED, WorkflowStatus.CANCELLED):
         raise EngineError(f"{instance_id!r} is {found.status}: only a failed or cancelled run is tried again")
     events = [] if from_step is None else await _history_before(storage, instance_id, from_step)
-    base = instance_id.partition("~r")[0]
+    base = _TRIED_AGAIN.sub("", instance_id)
     for number in count(1):
         again = WorkflowInstance(
             f"{base}~r{number}", found.workflow_name, found.input_data, source_hash=found.source_hash
@@ -88,19 +121,40 @@ async def retry(storage: Storage, instance_id: str, from_step: str | None) -> st
 
 
 async def _history_before(storage: Storage, instance_id: str, from_step: str) -> list[HistoryEvent]:
-    """The rows that a replay feeds before a step has begun."""
+    """The rows that a replay feeds before a step has begun; none of them may be of a step that was undone since."""
     kept: list[HistoryEvent] = []
-    more = True
+    undone: set[str] = set()
+    found, last_id, more = False, 0, True
     while more:
-        page, more = await storage.get_history_paginated(instance_id, kept[-1].id if kept else 0)
+        page, more = await storage.get_history_paginated(instance_id, last_id)
         for event in page:
-            step = event.activity_id.partition("#")[0].rstrip("!@")
-            if step == from_step:
-                return [each for each in kept if _is_replayed(each)]
+            last_id = event.id
+            step = _step_of(event)
+            found = found or step == from_step
+            if event.event_type in _UNDOS:
+                undone.add(str(json.loads(event.event_data or b"{}").get("activity_id")))
+            if found:
+                continue
             if step.endswith((":subscribe", ":child")):
                 raise EngineError(f"{from_step} comes after {step}, which a new run must do itself: try it from there")
             kept.append(event)
-    raise EngineError(f"{instance_id!r} has no step {from_step!r}: see its history for the steps it has")
+    if not found:
+        raise EngineError(f"{instance_id!r} has no step {from_step!r}: see its history for the steps it has")
+    for step in map(_step_of, kept):
+        if step in undone:
+            raise EngineError(
+                f"{instance_id!r} cannot be retried from {from_step}: {step} comes before it and was undone when the "
+                f"run ended; retry from {step}, or from the start (without from_step)"
+            )
+    return [each for each in kept if _is_replayed(each)]
+
+
+_UNDOS = (HistoryEventType.COMPENSATION_EXECUTED, HistoryEventType.COMPENSATION_FAILED)
+
+
+def _step_of(event: HistoryEvent) -> str:
+    """The step that a row is of."""
+    return event.activity_id.partition("#")[0].rstrip("!@")
 
 
 def _is_replayed(event: HistoryEvent) -> bool:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from perdure.engine.codec import decode
 from perdure.engine.definitions import Activity
+from perdure.engine.digests import Call
 from perdure.engine.loop import Timer
 from perdure.model.matching import matches
 from perdure.model.records import ChannelWait, HistoryEvent
@@ -73,13 +74,28 @@ class Timed:
 class ActivityStep(Timed):
     """An activity: its attempts, and the pauses between them."""
 
-    __slots__ = ("activity", "attempt", "begun", "dropped", "future", "id", "pause_sec", "payload", "running", "task")
+    __slots__ = (
+        "activity",
+        "attempt",
+        "begun",
+        "call",
+        "dropped",
+        "future",
+        "id",
+        "pause_sec",
+        "payload",
+        "running",
+        "task",
+    )
 
-    def __init__(self, id: str, activity: Activity[..., Any], payload: bytes, future: "asyncio.Future[Any]") -> None:
+    def __init__(
+        self, id: str, activity: Activity[..., Any], payload: bytes, call: Call, future: "asyncio.Future[Any]"
+    ) -> None:
         super().__init__()
         self.id = id
         self.activity = activity
         self.payload = payload
+        self.call = call
         self.future = future
         self.attempt = 1
         self.pause_sec = 0.0  # a row's time must pass before the next attempt
@@ -130,6 +146,7 @@ class EffectStep:
 
     id: str
     effect: "Effect"
+    call: Call
     future: "asyncio.Future[Any]"
     running: bool = False
 

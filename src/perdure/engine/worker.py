@@ -31,10 +31,10 @@ from perdure.engine.results import Results
 from perdure.engine.retention import Retention, sweep_for_ever
 from perdure.engine.rollback import Rollback
 from perdure.engine.run import Run
+from perdure.engine.starting import start_tick
 from perdure.errors import (
     CommitUnknownError,
     DatabaseUnavailableError,
-    InstanceExistsError,
     LeaseLostError,
     StorageError,
 )
@@ -236,8 +236,7 @@ class Worker:
                 source_hash=workflow.source_hash,
                 owner_service="perdure",
             )
-            with suppress(InstanceExistsError):
-                await self.storage.create_instance(instance, source_code=workflow.source)
+            await start_tick(self.storage, instance, workflow.source)
             self._ticks[workflow.name] = tick
             started += 1
         return started

@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 from perdure.database.dialects import new_driver
 from perdure.database.operation import Operation, Work
 from perdure.database.statements import Call, Room, parse
-from perdure.engine import ambient
+from perdure.engine import ambient, names
 from perdure.engine.codec import encode
 from perdure.engine.handles import Handle, Runs, Started, StartRequest
-from perdure.engine.starting import BEGIN, DEADLINE, new_id
+from perdure.engine.starting import BEGIN, DEADLINE, first_generation, new_id
 from perdure.errors import EngineError, InstanceExistsError, StorageError, TransactionError
 from perdure.integrations.foreign import Foreign, at_once, drive, recognised
 from perdure.model.records import HistoryEvent, TimerSubscription, WorkflowInstance
@@ -45,21 +45,31 @@ RELEASE SAVEPOINT perdure_start
 ROLLBACK TO SAVEPOINT perdure_start
 
 -- find
-SELECT instance_id, workflow_name, input_data FROM workflow_instances WHERE instance_id = :instance_id
+SELECT instance_id, workflow_name, input_data, continued_from FROM workflow_instances WHERE instance_id = :instance_id
 
 -- find [mysql]
 -- Differs because bytes are the same in every character set that a session may read in.
-SELECT CAST(instance_id AS BINARY), CAST(workflow_name AS BINARY), CAST(input_data AS BINARY)
+SELECT CAST(instance_id AS BINARY), CAST(workflow_name AS BINARY), CAST(input_data AS BINARY),
+       CAST(continued_from AS BINARY)
   FROM workflow_instances WHERE instance_id = :instance_id
 
 -- find_again
 -- After an insert that met the id.
-SELECT instance_id, workflow_name, input_data FROM workflow_instances WHERE instance_id = :instance_id
+SELECT instance_id, workflow_name, input_data, continued_from FROM workflow_instances WHERE instance_id = :instance_id
 
 -- find_again [mysql]
 -- Differs because the transaction's snapshot may be older than the row: only a locking read sees it.
-SELECT CAST(instance_id AS BINARY), CAST(workflow_name AS BINARY), CAST(input_data AS BINARY)
+SELECT CAST(instance_id AS BINARY), CAST(workflow_name AS BINARY), CAST(input_data AS BINARY),
+       CAST(continued_from AS BINARY)
   FROM workflow_instances WHERE instance_id = :instance_id LOCK IN SHARE MODE
+
+-- find_first
+-- What the first generation of a run began with, while it is kept.
+SELECT input_data FROM workflow_instances WHERE instance_id = :instance_id AND status = 'recurred'
+
+-- find_first [mysql]
+-- Differs like find.
+SELECT CAST(input_data AS BINARY) FROM workflow_instances WHERE instance_id = :instance_id AND status = 'recurred'
 
 -- defined
 -- Which versions of some workflows are known.
@@ -132,6 +142,7 @@ def _marked(operation: Operation[T]) -> Operation[T]:
 
 def _beginning(request: StartRequest, dialect: str) -> Operation[str]:
     """Store the run, or find the one that has its id."""
+    names.run_id(request.id)
     later = request.at is not None or request.after is not None
     instance = WorkflowInstance(
         new_id() if request.id is None else request.id,
@@ -163,8 +174,11 @@ def _is_there(request: StartRequest, find: Call) -> Operation[bool]:
     rows = yield find
     if not rows or rows[0][0] != request.id:
         return False
-    _, name, data = rows[0]
-    same = name == request.workflow_name and request.read(data.encode()) == request.read(request.input_data)
+    _, name, data, recurred = rows[0]
+    same = name == request.workflow_name and request.asks_for(data.encode())
+    if not same and recurred is not None and name == request.workflow_name:
+        first = yield S.find_first(instance_id=first_generation(str(request.id)))
+        same = not first or request.asks_for(first[0][0].encode())
     if request.if_exists == "error" or not same:
         raise InstanceExistsError(f"an instance {request.id!r} is already there")
     return True

@@ -131,7 +131,10 @@ class PaginationResult:
 
 @dataclass(frozen=True, slots=True)
 class HistoryEvent:
-    """One recorded event. JSON is in `event_data`, anything else in `event_data_binary`."""
+    """One recorded event. JSON is in `event_data`, anything else in `event_data_binary`.
+
+    The engine's own steps have JSON in the first and a digest of the step's call in the second.
+    """
 
     instance_id: str
     activity_id: str

@@ -1,0 +1,129 @@
+"""Digests: what the row of a step keeps of the call that made it, so that a replay notices another one.
+
+The digest stands in `event_data_binary` of the step's own row, whose JSON is in `event_data` as ever: nine bytes, of
+which the first says how they were made. Rows without one, of earlier versions or other programs, are not compared.
+Behind it stands how long the run had been under way, which moves the time of the body's loop: on replay as it did then.
+
+A change that means nothing to the call must not stop a run. So values count and parameter names do not, defaults that
+are not given do not, the order of dicts and sets does not, and neither does a field of a dataclass or model that has
+its default: parameters and fields with defaults can be added while runs are under way.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence, Set
+from functools import lru_cache
+from hashlib import blake2b
+from typing import Any
+
+import msgspec
+
+from perdure.engine import hints
+from perdure.engine.codec import natural
+
+SIZE = 9
+STAMP_SIZE = 8
+TICKS = 1024  # of a second; sums and differences of such times are exact in floats
+WALK_MAX = 64 * 1024  # larger calls are compared by their JSON as it is: walking them would hold everybody up
+SHOWN_MAX = 200
+WALKED, WRITTEN = b"\x01", b"\x02"
+
+_ATOMS = frozenset({str, int, float, bool, type(None)})
+_NO_DEFAULT = object()
+_encode = msgspec.json.Encoder(enc_hook=natural, order="deterministic").encode
+_EMPTY: dict[Any, object] = {list: [], dict: {}, set: set(), tuple: (), frozenset: frozenset()}
+
+
+class Call:
+    """What was called with what: a digest for the row, and a short text for people."""
+
+    __slots__ = ("_encoded", "_parts", "_what", "digest")
+
+    def __init__(self, *parts: object, encoded: bytes = b"", what: str = "") -> None:
+        self._encoded = encoded
+        self._parts = () if encoded else parts
+        self._what = what
+        self.digest = _digest((what, *parts) if what else parts, encoded)
+
+    def differs(self, recorded: bytes | None) -> bool:
+        """Whether a row's digest is that of another call; one made in another way says nothing."""
+        return recorded is not None and recorded[:1] == self.digest[:1] and recorded[:SIZE] != self.digest
+
+    def __str__(self) -> str:
+        text = self._encoded.decode("utf-8", "replace") if self._encoded else ", ".join(map(repr, self._parts))
+        return f"{self._what} {text if len(text) <= SHOWN_MAX else text[:SHOWN_MAX] + '…'}".strip()
+
+
+def stamp(elapsed_sec: float) -> bytes:
+    """A time of the body's loop, to stand behind a digest."""
+    return int(max(0.0, elapsed_sec) * TICKS).to_bytes(STAMP_SIZE)
+
+
+def stamped(recorded: bytes | None) -> float:
+    """The time behind a row's digest; 0 if it has none."""
+    if recorded is None or len(recorded) != SIZE + STAMP_SIZE or recorded[:1] not in (WALKED, WRITTEN):
+        return 0.0
+    return int.from_bytes(recorded[SIZE:]) / TICKS
+
+
+def _digest(parts: tuple[object, ...], encoded: bytes) -> bytes:
+    if len(encoded) <= WALK_MAX:
+        try:
+            return WALKED + _hash(_encode(_canonical(parts)))
+        except Exception:
+            pass  # a value that only its own model can write: its JSON serves as well
+    texts = [part.encode() for part in parts if isinstance(part, str)]
+    return WRITTEN + _hash(b"\0".join([*texts, _encode(msgspec.json.decode(encoded or b"null"))]))
+
+
+def _hash(text: bytes) -> bytes:
+    return blake2b(text, digest_size=SIZE - 1).digest()
+
+
+def _canonical(value: Any) -> Any:
+    """The value with everything taken out that does not count; what msgspec can write is left to it."""
+    if type(value) in _ATOMS:
+        return value
+    if isinstance(value, Mapping):
+        return _table(value)
+    if isinstance(value, Set):
+        return sorted(_encode(_canonical(item)) for item in value)
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | memoryview):
+        return value if _ATOMS.issuperset(map(type, value)) else list(map(_canonical, value))
+    kind: Any = type(value)
+    fields = _fields(kind)
+    return value if fields is None else _record(value, fields)
+
+
+def _table(value: Mapping[Any, Any]) -> Any:
+    if all(type(key) is str for key in value):
+        return {key: _canonical(item) for key, item in value.items()}
+    return sorted([_encode(_canonical(key)), _encode(_canonical(item))] for key, item in value.items())
+
+
+def _record(value: Any, fields: "Sequence[tuple[str, object]]") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, default in fields:
+        item = getattr(value, name)
+        if type(item) is not type(default) or item != default:
+            found[name] = _canonical(item)
+    if extra := getattr(value, "__pydantic_extra__", None):
+        found.update(_table(extra))
+    return found
+
+
+@lru_cache(4096)
+def _fields(kind: type) -> Sequence[tuple[str, object]] | None:
+    """The fields of a dataclass or model with their defaults; None for other classes."""
+    if dataclasses.is_dataclass(kind):
+        return [(each.name, _default(each.default, each.default_factory)) for each in dataclasses.fields(kind)]
+    if hints.is_pydantic(kind):
+        known = kind.model_fields.items()  # type: ignore[attr-defined]
+        return [(name, _default(field.default, field.default_factory)) for name, field in known]
+    if issubclass(kind, msgspec.Struct):
+        return [(each.name, _default(each.default, each.default_factory)) for each in msgspec.structs.fields(kind)]
+    return None
+
+
+def _default(default: object, factory: Any) -> object:
+    """A field's default, or the empty collection that it has; another factory may give something new every time."""
+    return _EMPTY.get(factory, default)

@@ -1,0 +1,156 @@
+"""An App belongs to the event loop and the process that opened it; used elsewhere it says so at once."""
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from perdure import App, Client, EngineError, NotDurableError, activity, send_event, workflow
+from tests.storages import Database
+
+
+@workflow(name="homes.greet")
+async def greet(name: str) -> str:
+    return f"hello {name}"
+
+
+USES: dict[str, Callable[[App], Awaitable[Any]]] = {
+    "start": lambda app: greet.start("a"),
+    "send_event": lambda app: send_event("homes.event", 1),
+    "app.send_event": lambda app: app.send_event("homes.event", 1),
+    "app.publish": lambda app: app.publish("homes.channel", 1),
+    "result": lambda app: app.get("known").result(),
+    "status": lambda app: app.get("known").status(),
+    "cancel": lambda app: app.cancel("known"),
+    "list": lambda app: app.list(),
+    "retry": lambda app: app.retry("known"),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+async def test_use_on_another_loop_is_refused(database: Database, use: str) -> None:
+    """B13: it took the App by accident, and failed now and then."""
+
+    async def elsewhere(app: App) -> None:
+        with pytest.raises(EngineError, match=r"on another event loop.*run_coroutine_threadsafe.*open a Client"):
+            await USES[use](app)
+
+    async with App(database.url) as app:
+        await (await greet.start("a", id="known")).result(20)
+        await asyncio.to_thread(asyncio.run, elsewhere(app))
+        await (await greet.start("b")).result(20)
+
+
+async def test_the_ways_that_the_error_names_work(shared: Database) -> None:
+    loop = asyncio.get_running_loop()
+
+    async def with_a_client() -> str:
+        async with Client(shared.url):
+            return await (await greet.start("client")).result(20)
+
+    def from_a_thread() -> str:
+        handle = asyncio.run_coroutine_threadsafe(greet.start("thread"), loop).result(20)
+        return asyncio.run_coroutine_threadsafe(handle.result(20), loop).result(20)
+
+    async with App(shared.url):
+        assert await asyncio.to_thread(from_a_thread) == "hello thread"
+        assert await asyncio.to_thread(asyncio.run, with_a_client()) == "hello client"
+        assert await (await greet.start("here")).result(20) == "hello here"
+
+
+@activity
+def in_a_thread() -> str:
+    try:
+        asyncio.run(start_there())
+    except EngineError as error:
+        return str(error)
+    return ""
+
+
+async def start_there() -> None:
+    await greet.start("there")
+
+
+@workflow(name="homes.plain")
+async def plain() -> str:
+    return await in_a_thread()
+
+
+async def test_a_plain_activity_with_a_loop_of_its_own_is_told(database: Database) -> None:
+    async with App(database.url):
+        assert "opened on another event loop" in await (await plain.start()).result(20)
+
+
+APPS: list[App] = []
+
+
+@workflow(name="homes.body")
+async def body() -> str:
+    try:
+        await APPS[-1].get("x").status()
+    except NotDurableError as error:
+        return str(error)
+    return ""
+
+
+async def test_an_app_in_a_body_is_refused(database: Database) -> None:
+    async with App(database.url) as app:
+        APPS[:] = [app]
+        assert "in a workflow's body: use it in an activity" in await (await body.start()).result(20)
+
+
+FORK = """
+import asyncio, os, sys
+from perdure import App, Client, EngineError, workflow
+
+@workflow
+async def greet(name: str) -> str:
+    return "hello " + name
+
+async def use(text: str) -> None:
+    try:
+        await greet.start("x")
+    except EngineError as error:
+        os.write(1, (text + ": " + str(error) + chr(10)).encode())
+
+async def own(url: str) -> None:
+    async with Client(url):
+        await greet.start("own", id="own")
+
+async def main(url: str) -> None:
+    async with App(url):
+        await (await greet.start("before")).result(20)
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                asyncio._set_running_loop(None)
+                loop = asyncio.new_event_loop()
+                loop.run_until_complete(asyncio.wait_for(use("fork"), 20))
+                loop.run_until_complete(asyncio.wait_for(own(url), 20))
+                status = 0
+            finally:
+                os._exit(status)
+        async with asyncio.timeout(60):
+            while not (gone := os.waitpid(child, os.WNOHANG))[0]:
+                await asyncio.sleep(0.01)
+        assert gone[1] == 0, gone
+        print(await (await greet.start("after")).result(20), flush=True)
+        print(await (await greet.start("own", id="own")).result(20), flush=True)
+
+asyncio.run(main(sys.argv[1]))
+"""
+
+
+async def test_use_after_a_fork_is_refused_and_does_no_harm(shared: Database) -> None:
+    """B13: it hung on SQLite, and broke the parent's connections on servers."""
+    program = [sys.executable, "-W", "ignore", "-c", FORK, str(shared.url)]
+    done = await asyncio.to_thread(subprocess.run, program, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    refused, *answers = done.stdout.splitlines()
+    assert "forked from it" in refused
+    assert "open an App or Client in each process" in refused
+    assert answers == ["hello after", "hello own"]
