@@ -15,7 +15,7 @@ from perdure.errors import LimitError
 from tests.engine.waiting import move_clock, until, waiting
 from tests.storages import Database
 
-SOON = timedelta(seconds=60)
+SOON = timedelta(seconds=100)
 gates: dict[str, asyncio.Event] = {}
 done: list[str] = []
 

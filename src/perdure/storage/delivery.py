@@ -105,8 +105,11 @@ class Delivery(waits.Waits):
         dialect = self._backend.driver.name
         if await self._read(_matched, named):
             await self._run(Work(lambda: _make_keys(dialect, named), repeat=True))
-        work = Work(lambda: _sweep(dialect, self._way(), named, page), repeat=True)
-        return await self._announce(RESUMABLE, work, _delivered)
+        while True:
+            work = Work(partial(_sweep, dialect, self._way(), named, page), repeat=True)
+            found, named = await self._announce(RESUMABLE, work, lambda swept: _delivered(swept[0]))
+            if found or not named:
+                return found
 
     async def expire_channel_wait(
         self, instance_id: str, channel: str, *, lease: Lease | None = None, activity_id: str | None = None
@@ -255,7 +258,11 @@ def _make_keys(dialect: str, named: Sequence[str]) -> Operation[None]:
     yield from matching.fresh(dialect, quiet)
 
 
-def _sweep(dialect: str, deliver: Deliver, named: Sequence[str], limit: int) -> Operation[list[ChannelDeliveryResult]]:
+def _sweep(
+    dialect: str, deliver: Deliver, named: Sequence[str], limit: int
+) -> Operation[tuple[list[ChannelDeliveryResult], list[str]]]:
+    """Deliver what is pending; gives also the channels with more messages to match than were looked at."""
+    more: list[str] = []
     found: list[ChannelDeliveryResult] = []
     keys = yield from matching.pending(named)
     for channel, instance_id in (yield from _candidates(named, keys, limit)):
@@ -265,15 +272,17 @@ def _sweep(dialect: str, deliver: Deliver, named: Sequence[str], limit: int) -> 
     quiet = [row[0] for row in (yield S.seize(channels=named))]
     if quiet:
         unserved = {row[0] for row in (yield S.unserved(channels=quiet))}
-        unserved |= yield from _unmatched(dialect, quiet)
+        unmatched, more = yield from _unmatched(dialect, quiet)
+        unserved |= unmatched
         yield S.requeue(channels=sorted(unserved))
         yield S.clean(channels=[channel for channel in quiet if channel not in unserved])
-    return found
+    return found, more
 
 
-def _unmatched(dialect: str, quiet: Sequence[str]) -> Operation[set[str]]:
-    """Channels with a message that a wait matches, or might: the sweep is not done with them."""
+def _unmatched(dialect: str, quiet: Sequence[str]) -> Operation[tuple[set[str], list[str]]]:
+    """Channels that the sweep is not done with: a wait matches a message; or, given again, not all were looked at."""
     left: set[str] = set()
+    more: list[str] = []
     for fresh in (yield from matching.fresh(dialect, quiet)):
         if fresh.keys and (yield S.unmatched(keys=fresh.keys)):
             left.add(fresh.channel)
@@ -281,7 +290,8 @@ def _unmatched(dialect: str, quiet: Sequence[str]) -> Operation[set[str]]:
         yield matching.S.swept(channel=fresh.channel, message_id=fresh.last_id)
         if fresh.more:
             left.add(fresh.channel)
-    return left
+            more.append(fresh.channel)
+    return left, more
 
 
 def _candidates(named: Sequence[str], keys: Sequence[str], limit: int) -> Operation[list[tuple[str, str]]]:
