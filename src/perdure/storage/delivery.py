@@ -168,10 +168,11 @@ def _take(
     match: Match,
 ) -> Operation[ChannelDeliveryResult | None]:
     """The holder takes a message that matches; the channel is locked."""
-    subscription = yield from channels.subscribed(instance_id, channel)
-    found = yield from matching.find(dialect, instance_id, channel, match, subscription.cursor_message_id)
-    if found is None:
-        return None
+    subscription = yield from channels.subscription(instance_id, channel)
+    if subscription is not None:
+        if subscription.mode is ChannelMode.COMPETING:
+            raise matching.not_for(channel)
+        yield from matching.complete(dialect, channel, match, subscription.cursor_message_id)
     return (yield from deliver(instance_id, channel, lease, activity_id, match))
 
 
@@ -294,16 +295,20 @@ def _dirty(limit: int) -> Operation[list[str]]:
     return [row[0] for row in (yield S.dirty(limit=limit))]
 
 
-def _strange(limit: int) -> Operation[list[tuple[str, str]]]:
-    return [(message_id, channel) for message_id, channel in (yield S.strange(limit=limit))]
+def _strange(limit: int) -> Operation[list[tuple[str, str, int]]]:
+    return [(message_id, channel, number) for message_id, channel, number in (yield S.strange(limit=limit))]
 
 
 def _adopt() -> Operation[None]:
     """Mark the channels of messages that were published without it."""
     messages = yield from _strange(ADOPTED_MAX)
-    for channel in sorted({channel for _, channel in messages}):
+    first: dict[str, int] = {}
+    for _, channel, number in messages:
+        first.setdefault(channel, number)
+    for channel in sorted(first):
         yield channels.S.mark(channel=channel)
-    yield S.adopt(ids=sorted(message_id for message_id, _ in messages))
+        yield matching.S.back(channel=channel, message_id=first[channel])  # keys of later ones may be there already
+    yield S.adopt(ids=sorted(message_id for message_id, _, _ in messages))
 
 
 def _expire(instance_id: str, channel: str, lease: Lease | None) -> Operation[str | None]:

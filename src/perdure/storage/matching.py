@@ -8,12 +8,13 @@ published finds the message by the key, too.
 
 import json
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from perdure.database.dialects.base import Bare
 from perdure.database.operation import Operation
+from perdure.errors import LimitError
 from perdure.model.limits import EVERYTHING
-from perdure.model.matching import Match, key_of
+from perdure.model.matching import Match, data_of, key_of
 from perdure.storage.sql import room
 
 S = room("matching")
@@ -29,13 +30,18 @@ def use(channel: str, match: Match, after_id: int) -> Operation[None]:
 
 def find(dialect: str, instance_id: str, channel: str, match: Match, after_id: int) -> Operation[int | None]:
     """The next message that matches, of those after an id; the channel is locked."""
-    yield from _complete(dialect, channel, match, after_id)
+    yield from complete(dialect, channel, match, after_id)
     rows = yield S.found(instance_id=instance_id, channel=channel, match_key=match.key)
     return rows[0][0] if rows else None
 
 
-def _complete(dialect: str, channel: str, match: Match, after_id: int) -> Operation[None]:
-    """Make the keys that are missing for the messages after an id."""
+def not_for(channel: str) -> LimitError:
+    """What to raise for a wait that only matches."""
+    return LimitError(f"{channel!r} is a competing channel: a message of it cannot be chosen by its data")
+
+
+def complete(dialect: str, channel: str, match: Match, after_id: int) -> Operation[None]:
+    """Make the keys that are missing for the messages after an id; the channel is locked."""
     rows = yield S.range(channel=channel, paths_key=match.paths_key)
     if not rows:
         yield from use(channel, match, after_id)
@@ -51,7 +57,7 @@ def _make(dialect: str, channel: str, paths: Sequence[str], after_id: int, last_
     """Make the keys of the messages between two ids; gives the id of the last."""
     while True:
         rows = yield S.messages(channel=channel, after_id=after_id, last_id=last_id, limit=PAGE)
-        found = [(key_of(channel, paths, json.loads(data)), number) for number, data in rows if data is not None]
+        found = [(key_of(channel, paths, data_of(data)), number) for number, data in rows if data is not None]
         keys = [(key, number, channel) for key, number in found if key is not None]
         if keys:
             yield from _add(dialect, keys)
@@ -88,15 +94,20 @@ def pending(channels: Sequence[str]) -> Operation[list[str]]:
     return sorted(keys)
 
 
+def complete_all(dialect: str, channels: Sequence[str]) -> Operation[list[Sequence[Any]]]:
+    """Make the keys that are missing for the messages of channels that are locked; gives their sets of paths."""
+    sets = list((yield S.sets(channels=list(channels))))
+    for channel, paths_key, paths, to_id, newest, _ in sets:
+        if newest is not None and newest > to_id:
+            yield from complete(dialect, channel, Match("", tuple(json.loads(paths)), paths_key), to_id)
+    return sets
+
+
 def fresh(dialect: str, channels: Sequence[str]) -> Operation[list[Fresh]]:
     """The same for channels that are locked, all keys made."""
-    newest_of: dict[str, tuple[int, int]] = {}
-    limit = PAGE
-    for channel, paths_key, paths, to_id, newest, swept_id in (yield S.sets(channels=list(channels))):
-        if newest is not None and newest > to_id:
-            yield from _complete(dialect, channel, Match("", tuple(json.loads(paths)), paths_key), to_id)
-        newest_of[channel] = swept_id, max(newest or 0, swept_id)
-        limit += 1  # a page holds more than one message, however many sets there are
+    sets = yield from complete_all(dialect, channels)
+    newest_of = {channel: (swept_id, max(newest or 0, swept_id)) for channel, _, _, _, newest, swept_id in sets}
+    limit = PAGE + len(sets)  # a page holds more than one message, however many sets there are
     found = []
     for channel, (swept_id, newest) in newest_of.items():
         rows = yield S.fresh(channel=channel, after_id=swept_id, limit=limit)

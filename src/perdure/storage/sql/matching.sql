@@ -40,6 +40,13 @@ INSERT IGNORE INTO perdure_message_matches (match_key, message_id, channel) VALU
 -- The keys of a set of paths go so far.
 UPDATE perdure_match_paths SET from_id = :from_id, to_id = :to_id WHERE channel = :channel AND paths_key = :paths_key
 
+-- back
+-- A message of a channel has no keys yet, nor do those after it.
+UPDATE perdure_match_paths SET from_id = CASE WHEN from_id < :message_id THEN from_id ELSE :message_id - 1 END,
+       to_id = :message_id - 1
+ WHERE channel = :channel AND to_id >= :message_id;
+UPDATE perdure_channels SET swept_id = :message_id - 1 WHERE channel = :channel AND swept_id >= :message_id
+
 -- fresh
 -- Keys of a channel's messages that no sweep is done with, in the order of the messages.
 SELECT message_id, match_key FROM perdure_message_matches {index(idx_perdure_message_matches_channel)}

@@ -31,6 +31,13 @@ INSERT INTO perdure_channels (channel, dirty_at) VALUES (:channel, {now})
         OR :token IS NULL AND i.status IN ('waiting_for_event', 'waiting_for_timer', 'waiting_for_message')
            AND (i.locked_by IS NULL OR i.lock_expires_at <= {now}))
 
+-- is_over
+-- Whether (1) or not (0) the time of a wait for any message is up; the same wait keeps its time, or that it has none.
+COALESCE((SELECT CASE WHEN w.timeout_at <= {now} THEN 1 ELSE 0 END FROM perdure_waits w
+                  WHERE w.instance_id = :instance_id AND w.activity_id = :activity_id AND w.channel = :channel
+                    AND w.match_key IS NULL AND :pending = 1),
+                CASE WHEN COALESCE(:at, {after(:after_sec)}) <= {now} THEN 1 ELSE 0 END)
+
 -- first_wait
 -- What the first wait of a subscription is for; the rest of the family says so in the subscription itself.
 COALESCE(s.activity_id, (SELECT w.activity_id FROM perdure_waits w
