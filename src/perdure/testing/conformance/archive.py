@@ -40,7 +40,8 @@ async def give_everything(storage: Rooms, sql: Executor, instance_id: str) -> No
         f"VALUES ('{instance_id}', '{direct}', 'broadcast', 7)",
         "INSERT INTO perdure_waits (instance_id, channel, activity_id, timeout_at) "
         f"VALUES ('{instance_id}', '{direct}', 'receive:1', '2999-01-01 00:00:00.000000')",
-        f"INSERT INTO perdure_taken_messages (instance_id, channel, message_id) VALUES ('{instance_id}', '{direct}', 9)",
+        "INSERT INTO perdure_taken_messages (instance_id, channel, message_id) "
+        f"VALUES ('{instance_id}', '{direct}', 9)",
         f"INSERT INTO channel_delivery_cursors (instance_id, channel, last_delivered_id) "
         f"VALUES ('{instance_id}', '{direct}', 7)",
         f"INSERT INTO channel_messages (channel, message_id, data_type, data) VALUES ('{direct}', 'm', 'json', '1')",

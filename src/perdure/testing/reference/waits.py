@@ -196,7 +196,9 @@ class Waits(Messages, History):
     def _status(self, instance_id: str, waits: Sequence[Wait]) -> WorkflowStatus:
         """That of the earliest deadline, where there are several kinds."""
         times = [(self._deadline(instance_id, wait), isinstance(wait, ChannelWait)) for wait in waits]
-        _, on_message = min((at, kind) for at, kind in times if at is not None or all(kind for _, kind in times))
+        if all(on_message for _, on_message in times):
+            return WorkflowStatus.WAITING_FOR_MESSAGE
+        _, on_message = min((at, kind) for at, kind in times if at is not None)
         return WorkflowStatus.WAITING_FOR_MESSAGE if on_message else WorkflowStatus.WAITING_FOR_TIMER
 
     def _wake(
