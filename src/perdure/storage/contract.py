@@ -5,7 +5,7 @@ writes another backend is held to it by `perdure.testing.conformance`; what hold
 docs/storage.md.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from datetime import datetime, timedelta
 from typing import Protocol
@@ -347,9 +347,15 @@ class ChannelManager(Protocol):
         """Stop waiting on a channel; the subscription stays."""
 
     async def deliver_channel_message(
-        self, instance_id: str, message: ChannelMessage, *, lease: Lease | None = None, activity_id: str | None = None
+        self,
+        instance_id: str,
+        message: ChannelMessage,
+        *,
+        lease: Lease | None = None,
+        activity_id: str | None = None,
+        where: Mapping[str, object] | None = None,
     ) -> ChannelDeliveryResult | None:
-        """Give a waiting subscriber its next message of that message's channel, and set it running."""
+        """Give a waiting subscriber the next message that one of its waits matches, and set it running."""
 
     async def deliver_channel_message_with_lock(
         self, instance_id: str, channel: str, message: ChannelMessage, worker_id: str, lock_timeout_sec: float

@@ -40,13 +40,15 @@ COALESCE((SELECT CASE WHEN w.timeout_at <= {now} THEN 1 ELSE 0 END FROM perdure_
 
 -- first_wait
 -- What the first wait of a subscription is for; the rest of the family says so in the subscription itself.
-COALESCE(s.activity_id, (SELECT w.activity_id FROM perdure_waits w
-                                 WHERE w.instance_id = s.instance_id AND w.channel = s.channel ORDER BY w.id LIMIT 1))
+COALESCE(s.activity_id, (SELECT w.activity_id FROM perdure_waits w {index(idx_perdure_waits_subscription)}
+                                 WHERE w.instance_id = s.instance_id AND w.channel = s.channel
+                                 ORDER BY w.instance_id, w.channel, w.id LIMIT 1))
 
 -- first_timeout
 -- When it ends.
-COALESCE(s.timeout_at, (SELECT w.timeout_at FROM perdure_waits w
-                                WHERE w.instance_id = s.instance_id AND w.channel = s.channel ORDER BY w.id LIMIT 1))
+COALESCE(s.timeout_at, (SELECT w.timeout_at FROM perdure_waits w {index(idx_perdure_waits_subscription)}
+                                 WHERE w.instance_id = s.instance_id AND w.channel = s.channel
+                                 ORDER BY w.instance_id, w.channel, w.id LIMIT 1))
 
 -- cursor
 -- The further of a subscription's two cursors.
@@ -54,13 +56,9 @@ COALESCE(s.timeout_at, (SELECT w.timeout_at FROM perdure_waits w
          (SELECT c.last_delivered_id FROM channel_delivery_cursors c
            WHERE c.channel = s.channel AND c.instance_id = s.instance_id), 0))}
 
--- newest
--- The last message of a channel. Here and below, the order names the channel too: MySQL would else sort all of it.
-(SELECT m.id FROM channel_messages m {index(idx_channel_messages_order)}
-          WHERE m.channel = of.channel ORDER BY m.channel DESC, m.id DESC LIMIT 1)
-
 -- next
--- The next message of a broadcast subscriber `s`, whatever it says.
+-- The next message of a broadcast subscriber `s`, whatever it says. Here and below, the order names the channel too: MySQL
+-- would else sort all of it.
 (SELECT m.id FROM channel_messages m {index(idx_channel_messages_order)}
           WHERE m.channel = s.channel AND m.id > {cursor}
             AND NOT EXISTS (SELECT 1 FROM perdure_taken_messages x

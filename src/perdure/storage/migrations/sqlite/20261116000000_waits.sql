@@ -14,6 +14,7 @@ CREATE TABLE IF NOT EXISTS perdure_waits (
     FOREIGN KEY (instance_id) REFERENCES workflow_instances (instance_id) ON DELETE CASCADE
 );
 CREATE INDEX idx_perdure_waits_channel ON perdure_waits (channel, match_key);
+CREATE INDEX idx_perdure_waits_subscription ON perdure_waits (instance_id, channel, id);
 CREATE INDEX idx_perdure_waits_match ON perdure_waits (match_key);
 CREATE INDEX idx_perdure_waits_due ON perdure_waits (timeout_at, id);
 INSERT INTO perdure_waits (instance_id, activity_id, channel, timeout_at)
