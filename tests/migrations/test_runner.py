@@ -29,7 +29,7 @@ class TestFiles:
         for migration in up_statements(dialect):
             assert migration.statements
             for statement in migration.statements:
-                assert re.match(r"(CREATE|ALTER|DROP|UPDATE|SELECT|SET|PREPARE|EXECUTE|DEALLOCATE)\b", statement)
+                assert re.match(r"(CREATE|ALTER|DROP|INSERT|UPDATE|SELECT|SET|PREPARE|EXECUTE|DEALLOCATE)\b", statement)
                 assert not re.search(r"\$\$|\\|--|/\*", statement)
 
     def test_splitting_minds_quotes_and_comments(self) -> None:
@@ -155,13 +155,26 @@ class TestColumns:
         await database.migrate()
         time, big = "'2030-01-01 00:00:00.123456'", 2**62
         await database.execute(
-            f"INSERT INTO perdure_channels VALUES ('c', {time}), ('C', NULL)",
+            f"INSERT INTO perdure_channels VALUES ('c', {time}, {big}), ('C', NULL, 0)",
             f"INSERT INTO perdure_message_keys VALUES ('s', 'm', {big}, {time}), ('S', 'm', {big}, {time})",
             f"INSERT INTO perdure_outbox_sources VALUES ('s', {time}), ('S', NULL)",
             f"INSERT INTO perdure_outbox_sequences VALUES ('s', {big}), ('S', 0)",
             f"INSERT INTO perdure_lock_tokens VALUES ('l', {big}), ('L', 0)",
             f"INSERT INTO perdure_workers VALUES ('w', {time}, {time}, '{{}}'), ('W', {time}, {time}, NULL)",
+            f"INSERT INTO perdure_match_paths VALUES ('c', 'k', '[\"n\"]', 0, {big}), ('C', 'k', '[\"n\"]', 0, {big})",
+            DEFINITION,
+            f"{INSTANCE}) VALUES ('i', 'w', 'h', 'o', '{{}}')",
+            f"INSERT INTO perdure_waits VALUES ({big}, 'i', 'a', 'c', NULL, {time})",
+            "INSERT INTO perdure_waits (instance_id, activity_id, channel, match_key) VALUES ('i', 'A', 'c', 'k')",
+            f"INSERT INTO perdure_taken_messages VALUES ('i', 'c', {big}), ('i', 'C', {big})",
+            "INSERT INTO channel_messages (id, channel, message_id, data_type, data) "
+            f"VALUES ({big}, 'c', 'm', 'json', '1')",
+            f"INSERT INTO perdure_message_matches VALUES ('k', {big}, 'c')",
         )
+        assert await database.fetch("SELECT count(*) FROM perdure_waits") == [(2,)]
+        await database.execute("DELETE FROM channel_messages", "DELETE FROM workflow_instances")
+        for table in ("perdure_message_matches", "perdure_waits", "perdure_taken_messages"):
+            assert await database.fetch(f"SELECT count(*) FROM {table}") == [(0,)]
         assert await database.fetch("SELECT max(last_sequence) FROM perdure_outbox_sequences") == [(big,)]
 
 
@@ -252,6 +265,13 @@ class TestMySQL:
         before = await database.fetch(keys)
         await database.migrate()
         after = await database.fetch(keys)
+        own = [key for key in after if key[0].startswith("perdure_")]
+        assert [(key[0], key[2], key[4]) for key in own] == [
+            ("perdure_message_matches", "channel_messages", "CASCADE"),
+            ("perdure_taken_messages", "workflow_instances", "CASCADE"),
+            ("perdure_waits", "workflow_instances", "CASCADE"),
+        ]
+        after = [key for key in after if key not in own]
         assert len(after) == 12
         assert [key[:-1] for key in after] == [key[:-1] for key in before]
         assert {key[-1] for key in after} == {f"{key[0]}_ibfk_{key[-1][-1]}" for key in before}

@@ -28,6 +28,7 @@ from tests.plans.meters import Meter
 
 DAY = timedelta(days=1)
 MANY = 20
+LARGE = 50_000  # more messages than any run has in one channel
 CONTROL = "list_instances (by a part of the name)"  # reads all there is: an instrument that does not see it is broken
 
 _tags = count(1)
@@ -58,6 +59,12 @@ class Stage:
         await self.storage.create_instance(WorkflowInstance(instance_id, "wf"))
         return instance_id
 
+    async def listening(self) -> Lease:
+        """The lease on an instance that is subscribed to the channel of orders."""
+        lease = await self.leased()
+        await self.storage.subscribe_to_channel(lease.instance_id, "orders", ChannelMode.BROADCAST)
+        return lease
+
     async def waiting(self, channel: str, mode: ChannelMode, *, after: timedelta | None = None) -> str:
         """An instance that waits on a channel."""
         lease = await self.leased()
@@ -71,7 +78,7 @@ async def run_all(storage: Rooms, meter: Meter) -> None:
     stage = Stage(storage, meter)
     for act in (
         *(_locks, _creations, _moves, _findings, _histories, _archive, _lists, _timers, _publications),
-        *(_subscriptions, _pending, _receives, _deliveries, _sweeps, _outbox, _relays, _others, _removals),
+        *(_subscriptions, _pending, _receives, _deliveries, _sweeps, _matching, _outbox, _relays, _others, _removals),
     ):
         await act(stage)
 
@@ -334,6 +341,10 @@ async def _receives(on: Stage) -> None:
     await s.register_timer_subscription(TimerSubscription(leases[0].instance_id, "other"), after=DAY)
     with m("suspend"):
         assert (await s.suspend(leases[0], waits)).suspended
+    with m("suspend (one channel)"):
+        assert (await s.suspend(leases.pop(), waits[1:])).suspended
+    with m("suspend (one timer)"):
+        assert (await s.suspend(leases.pop(), waits[:1])).suspended
     with m("suspend_instances"):
         await s.suspend_instances([(lease, waits) for lease in leases[1:]])
 
@@ -390,6 +401,79 @@ async def _sweeps(on: Stage) -> None:
     await s.db().execute(f"UPDATE channel_messages SET framework = NULL WHERE channel = '{channels[0]}'")
     with m("deliver_pending (published by the rest of the family)"):
         assert await s.deliver_pending()
+
+
+async def _matching(on: Stage) -> None:
+    """With tens of thousands of waits for other values, and of messages that nobody waits for, on the same channel."""
+    s, m, lease, value = on.storage, on.measured, await on.listening(), on.name("value")
+    new = on.name("channel")
+    await s.subscribe_to_channel(lease.instance_id, new, ChannelMode.BROADCAST, lease=lease)
+    with m("suspend (for values, on a new channel)"):
+        assert (await s.suspend(lease, [ChannelWait(new, "n", where={"id": value})])).suspended
+    again = await s.try_acquire_lock(lease.instance_id, "w", 900)
+    assert again
+    lease = again
+    with m("suspend (for values)"):
+        assert (await s.suspend(lease, [ChannelWait("orders", "a", where={"id": value})])).suspended
+    for _ in range(LARGE // 1000):
+        await s.deliver_pending(channels=["orders"])  # nothing of what grew is left to be looked at
+    await s.publish_to_channel("orders", b'{"id": "nobody\'s"}')
+    with m("deliver_pending (nobody waits for these values)"):
+        assert not await s.deliver_pending()
+    await s.publish_to_channel("orders", f'{{"id": "{value}"}}'.encode())
+    with m("deliver_pending (somebody waits for these values)"):
+        assert len(await s.deliver_pending()) == 1
+    lease, late, both = await on.listening(), await on.listening(), [{"id": value}, {"id": on.name("value"), "n": 1}]
+    for each in (lease, late):  # all that is in the channel lies before them
+        for table, column in (
+            ("channel_subscriptions", "cursor_message_id"),
+            ("channel_delivery_cursors", "last_delivered_id"),
+        ):
+            await s.db().execute(
+                f"UPDATE {table} SET {column} = 0 WHERE instance_id = '{each.instance_id}' AND channel = 'orders'"
+            )
+    await s.deliver_channel_message(
+        late.instance_id, ChannelMessage(0, "orders", ""), lease=late, activity_id="k", where=both[1]
+    )  # the keys of another set of paths are made once for all
+    with m("suspend (for values, ready)"):
+        waits: list[TimerWait | ChannelWait] = [
+            ChannelWait("orders", f"r:{n}", where=each) for n, each in enumerate(both)
+        ]
+        assert (await s.suspend(lease, waits)).ready == ("r:0",)
+    offered = ChannelMessage(0, "orders", "")
+    for step, where in (("x", {"id": "absent"}), ("y", {"id": value}), ("z", {"id": value})):
+        with m(f"deliver_channel_message (leased, for values, {step})"):
+            found = await s.deliver_channel_message(
+                lease.instance_id, offered, lease=lease, activity_id=step, where=where
+            )
+        assert bool(found) == (step == "y")
+    with m("get_pending_channel_messages_for_instance (some taken out of turn)"):
+        await s.get_pending_channel_messages_for_instance(lease.instance_id, "orders", limit=MANY)
+    waits = [ChannelWait("orders", "b", where=both[1]), ChannelWait("orders", "c", where={"id": "absent"})]
+    with m("suspend (for values, behind all messages)"):
+        assert (await s.suspend(lease, waits)).suspended
+    again = await s.try_acquire_lock(lease.instance_id, "w", 900)
+    assert again
+    await s.subscribe_to_channel(lease.instance_id, "news", ChannelMode.BROADCAST, lease=again)
+    waits = [*waits[:1], ChannelWait("news", "d")]
+    with m("suspend (for values, again)"):
+        assert (await s.suspend(again, waits)).suspended
+    again = await s.try_acquire_lock(lease.instance_id, "w", 900)
+    assert again
+    with m("register_channel_receive_and_release_lock (beside other waits)"):
+        assert (
+            await s.register_channel_receive_and_release_lock(lease.instance_id, "news", "w", "e", lease=again)
+        ).suspended
+    for _ in range(LARGE // 1000):
+        await s.deliver_pending()
+    await s.update_instance_status(late.instance_id, WorkflowStatus.COMPENSATING, lease=late)
+    mixed = await on.listening()
+    assert (await s.suspend(mixed, [ChannelWait("orders", "a", where={"id": "absent"})])).suspended
+    message = await s.publish_to_channel("orders", b'{"id": "late"}')
+    await s.db().execute(f"UPDATE channel_messages SET framework = NULL WHERE id = {message}")
+    with m("deliver_pending (published by the rest of the family, nobody waits for it)"):
+        assert not await s.deliver_pending()
+    await s.deliver_pending(channels=["orders"])
 
 
 async def _outbox(on: Stage) -> None:

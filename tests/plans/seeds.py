@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import asyncpg
 
 from perdure.database.dialects.mysql import literal
+from perdure.model.matching import match_of
 from tests.servers.databases import connect_mysql, fetch_mysql
 
 NOW = datetime.now(UTC).replace(tzinfo=None)
@@ -70,6 +71,7 @@ _INSTANCE = (
 )
 _HISTORY = "instance_id activity_id event_type data_type event_data created_at"
 _SUBSCRIPTION = "instance_id channel mode activity_id cursor_message_id timeout_at subscribed_at framework"
+_WAIT = "instance_id activity_id channel match_key timeout_at"
 _MESSAGE = "channel message_id data_type data published_at framework"
 _KEY = "source message_id id created_at"
 _MEMBER = "instance_id group_name joined_at"
@@ -157,6 +159,9 @@ def _waits(growth: Growth) -> Iterator[Rows]:
     columns = "instance_id timer_id expires_at activity_id created_at framework"
     yield Rows("workflow_timer_subscriptions", columns, timers)
     yield Rows("channel_subscriptions", _SUBSCRIPTION, list(_subscriptions(growth)))
+    yield Rows("perdure_waits", _WAIT, list(_channel_waits(growth)))
+    taken = [(f"idle-{n}", f"inbox:idle-{n}", n) for n in growth.part(0.4) if n % 2]
+    yield Rows("perdure_taken_messages", "instance_id channel message_id", taken)
     cursors = [("news", f"idle-{n}", READ, ago(9)) for n in growth.part(0.4) if n % 4 == 0]
     cursors += [("news", f"over-{n}", 0, ago(9)) for n in growth.part(0.1)]
     yield Rows("channel_delivery_cursors", "channel instance_id last_delivered_id updated_at", cursors)
@@ -166,13 +171,26 @@ def _subscriptions(growth: Growth) -> Iterator[Row]:
     for n in growth.part(0.4):  # half of them on two channels, half each on its own
         own = f"inbox:idle-{n}"
         channel, mode = (("news", "broadcast"), (own, "broadcast"), ("idle", "competing"), (own, "broadcast"))[n % 4]
-        yield (f"idle-{n}", channel, mode, "r", READ, ahead(1, n) if n % 3 else None, ago(9), "perdure")
+        yield (f"idle-{n}", channel, mode, None, READ, None, ago(9), "perdure")
+        if n % 4 == 1:
+            yield (f"idle-{n}", "orders", "broadcast", None, 0, None, ago(9), "perdure")
     for n in growth.part(0.04):
-        yield (f"late-{n}", f"inbox:late-{n}", "broadcast", "r", READ, ago(0.1, n), ago(9), "perdure")
+        yield (f"late-{n}", f"inbox:late-{n}", "broadcast", None, READ, None, ago(9), "perdure")
     for n in growth.part(0.1):
         yield (f"over-{n}", "news", "broadcast", None, 0, None, ago(9), "perdure")
     for n in growth.part(0.05):
         yield (f"theirs-{n}", f"inbox:theirs-{n}", "broadcast", "r", 0, ago(9, n), ago(9), None)
+
+
+def _channel_waits(growth: Growth) -> Iterator[Row]:
+    """Of those subscribers; a quarter also waits on one channel, each for values of its own, with nothing there yet."""
+    for n in growth.part(0.4):
+        channel = ("news", f"inbox:idle-{n}", "idle", f"inbox:idle-{n}")[n % 4]
+        yield (f"idle-{n}", "r", channel, None, ahead(1, n) if n % 3 else None)
+        if n % 4 == 1:
+            yield (f"idle-{n}", "o", "orders", match_of("orders", {"id": n}).key, ahead(1, n) if n % 3 else None)
+    for n in growth.part(0.04):
+        yield (f"late-{n}", "r", f"inbox:late-{n}", None, ago(0.1, n))
 
 
 def _messages(growth: Growth) -> Iterator[Rows]:
@@ -183,7 +201,12 @@ def _messages(growth: Growth) -> Iterator[Rows]:
     rows += [message(f"inbox:leased-{n}", n, ago(1, n)) for n in growth.part(0.2)]
     rows += [message("taken", n, ago(1, n)) for n in growth.part(0.1)]
     rows += [message("theirs", n, ago(1, n), "family") for n in growth.part(0.1)]
+    rows += [("orders", f"orders/{n}", "json", f'{{"id": "{n}"}}', ago(1, n), "perdure") for n in growth.part(0.1)]
     yield Rows("channel_messages", _MESSAGE, rows)
+    keys = [(match_of("orders", {"id": f"old-{n}"}).key, -n, "orders") for n in growth.part(0.4)]
+    yield Rows("perdure_message_matches", "match_key message_id channel", keys)
+    sets = [(f"inbox:idle-{n}", "key", '["id"]', 0, READ) for n in growth.part(0.4) if n % 2]
+    yield Rows("perdure_match_paths", "channel paths_key paths from_id to_id", sets)
     claims = [(f"taken/{n}", f"leased-{n}", ago(1)) for n in growth.part(0.1)]
     yield Rows("channel_message_claims", "message_id instance_id claimed_at", claims)
     channels = [(f"inbox:idle-{n}", None) for n in growth.part(0.4) if n % 2]

@@ -33,6 +33,10 @@ GROWING = {  # with one channel, not with the database
 PLANS = {  # that look at all of something, or sort it
     ("archive.list", "USE TEMP B-TREE FOR ORDER BY"): "the archive of one instance",
     ("archive.claimed", "USE TEMP B-TREE FOR DISTINCT"): "the claims of one instance",
+    ("delivery.due", "USE TEMP B-TREE FOR ORDER BY"): "the waits of one instance on one channel",
+    ("delivery.target", "SCAN f"): "the waits of one instance on one channel",
+    ("delivery.target", "USE TEMP B-TREE FOR ORDER BY"): "the waits of one instance on one channel",
+    ("matching.found", "SCAN w"): "a subquery of one row",
     ("delivery.strange", "SCAN channel_messages USING INDEX idx_channel_messages_family"): "an index of them only",
     ("delivery.waiting", "USE TEMP B-TREE FOR ORDER BY"): "the subscribers of one channel",
     ("locks.sweep", "SCAN stale"): "a subquery of one page",
@@ -55,6 +59,7 @@ FRAGMENTS = {  # put together to statements that are measured
 RARE = {"channels.claimant", "channels.key", "channels.named"}  # after a race or a lost answer; each by a unique key
 ONLY_ON = {  # where the others need more statements, or fewer
     "delivery.deliver": ("postgresql", "mysql"),
+    "delivery.take": ("sqlite",),
     "delivery.target": ("sqlite",),
     "history.fence_many": ("sqlite",),
     "history.lock_many": ("mysql",),

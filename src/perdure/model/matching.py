@@ -60,19 +60,39 @@ def check(where: Mapping[str, object]) -> None:
             )
         try:
             json.dumps(_canonical(value))
+            json.dumps(value, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
             raise LimitError(f"the value to match at {path!r} is not JSON: {error}") from error
 
 
+def data_of(text: str) -> object:
+    """Return a message's data; None, which has no values, if another framework stored something that is not JSON."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
 def key_of(channel: str, paths: Sequence[str], data: object) -> str | None:
-    """Return the key of a message's data for a set of paths, or None if it has no value at one of them."""
+    """Return the key of a message's data for a set of paths, or None if it has no value at one of them.
+
+    A value too deeply nested to be looked at has no key either: no wait can ask for it.
+    """
     values = [value_at(data, path) for path in paths]
-    return None if any(value is _MISSING for value in values) else _key(channel, paths, values)
+    if any(value is _MISSING for value in values):
+        return None
+    try:
+        return _key(channel, paths, values)
+    except RecursionError:
+        return None
 
 
 def matches(data: object, where: Mapping[str, object]) -> bool:
     """Return whether the values at these paths are these."""
-    return all(_same(value_at(data, path), value) for path, value in where.items())
+    try:
+        return all(_same(value_at(data, path), value) for path, value in where.items())
+    except RecursionError:
+        return False
 
 
 def value_at(data: object, path: str) -> object:
@@ -99,6 +119,8 @@ def _digest(text: str) -> str:
 def _canonical(value: object) -> object:
     """A form that is equal for equal values only: numbers as text, objects in the order of their keys."""
     if isinstance(value, Mapping):
+        if not all(isinstance(key, str) for key in value):
+            raise TypeError("the keys of an object are texts")
         return {"object": [[key, _canonical(value[key])] for key in sorted(value)]}
     if isinstance(value, list | tuple):
         return [_canonical(each) for each in value]

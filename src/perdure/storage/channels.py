@@ -97,7 +97,7 @@ class Channels(Wakeups):
 
     async def get_channel_subscription(self, instance_id: str, channel: str) -> ChannelSubscription | None:
         """One subscription, or None; its cursor is the further one of the family's two."""
-        return await self._read(_subscription, **pair(instance_id, channel))
+        return await self._read(subscription, **pair(instance_id, channel))
 
     async def get_channel_mode(self, channel: str) -> ChannelMode | None:
         """How live subscribers use a channel; None if there are none."""
@@ -143,7 +143,7 @@ class Channels(Wakeups):
 
     async def get_delivery_cursor(self, instance_id: str, channel: str) -> int:
         """The last message that a subscriber has had; 0 for none."""
-        found = await self._read(_subscription, **pair(instance_id, channel))
+        found = await self._read(subscription, **pair(instance_id, channel))
         return found.cursor_message_id if found else 0
 
     async def cleanup_old_channel_messages(self, older_than: timedelta, *, force: bool = False, limit: int = 0) -> int:
@@ -187,12 +187,10 @@ def locking(names: Iterable[str], operation: Operation[T]) -> Operation[T]:
     return (yield from operation)
 
 
-def subscribed(instance_id: str, channel: str) -> Operation[ChannelSubscription]:
-    """The subscription, or `NotSubscribedError`."""
-    found = yield from _subscription(instance_id, channel)
-    if found is None:
-        raise NotSubscribedError(f"{instance_id!r} is not subscribed to {channel!r}")
-    return found
+def subscription(instance_id: str, channel: str) -> Operation[ChannelSubscription | None]:
+    """One subscription, or None."""
+    rows = yield S.subscription(instance_id=instance_id, channel=channel)
+    return subscription_from(rows[0]) if rows else None
 
 
 def message_from(row: Sequence[Any]) -> ChannelMessage:
@@ -291,11 +289,6 @@ def _delete(delete: Call, lease: Lease | None) -> Operation[None]:
     yield delete
 
 
-def _subscription(instance_id: str, channel: str) -> Operation[ChannelSubscription | None]:
-    rows = yield S.subscription(instance_id=instance_id, channel=channel)
-    return subscription_from(rows[0]) if rows else None
-
-
 def _mode(channel: str) -> Operation[ChannelMode | None]:
     rows = yield S.mode(channel=channel)
     return ChannelMode(rows[0][0]) if rows else None
@@ -306,10 +299,12 @@ def _messages(call: Call) -> Operation[list[ChannelMessage]]:
 
 
 def _pending(instance_id: str, channel: str, limit: int) -> Operation[list[ChannelMessage]]:
-    subscription = yield from subscribed(instance_id, channel)
-    if subscription.mode is ChannelMode.COMPETING:
+    found = yield from subscription(instance_id, channel)
+    if found is None:
+        raise NotSubscribedError(f"{instance_id!r} is not subscribed to {channel!r}")
+    if found.mode is ChannelMode.COMPETING:
         return (yield from _messages(S.unclaimed(channel=channel, limit=limit)))
-    after_id = subscription.cursor_message_id
+    after_id = found.cursor_message_id
     return (yield from _messages(S.pending(instance_id=instance_id, channel=channel, after_id=after_id, limit=limit)))
 
 

@@ -361,7 +361,7 @@ class ChannelManager(Protocol):
         activity_id: str | None = None,
         where: Mapping[str, object] | None = None,
     ) -> ChannelDeliveryResult | None:
-        """Give a waiting subscriber its next message of that message's channel, and set it running."""
+        """Give a waiting subscriber the next message that one of its waits matches, and set it running."""
 
     async def deliver_channel_message_with_lock(
         self, instance_id: str, channel: str, message: ChannelMessage, worker_id: str, lock_timeout_sec: float

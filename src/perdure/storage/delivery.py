@@ -105,11 +105,8 @@ class Delivery(waits.Waits):
         dialect = self._backend.driver.name
         if await self._read(_matched, named):
             await self._run(Work(lambda: _make_keys(dialect, named), repeat=True))
-        while True:
-            work = Work(partial(_sweep, dialect, self._way(), named, page), repeat=True)
-            found, named = await self._announce(RESUMABLE, work, lambda swept: _delivered(swept[0]))
-            if found or not named:
-                return found
+        work = Work(lambda: _sweep(dialect, self._way(), named, page), repeat=True)
+        return await self._announce(RESUMABLE, work, _delivered)
 
     async def expire_channel_wait(
         self, instance_id: str, channel: str, *, lease: Lease | None = None, activity_id: str | None = None
@@ -177,10 +174,11 @@ def _take(
     match: Match,
 ) -> Operation[ChannelDeliveryResult | None]:
     """The holder takes a message that matches; the channel is locked."""
-    subscription = yield from channels.subscribed(instance_id, channel)
-    found = yield from matching.find(dialect, instance_id, channel, match, subscription.cursor_message_id)
-    if found is None:
-        return None
+    subscription = yield from channels.subscription(instance_id, channel)
+    if subscription is not None:
+        if subscription.mode is ChannelMode.COMPETING:
+            raise matching.not_for(channel)
+        yield from matching.complete(dialect, channel, match, subscription.cursor_message_id)
     return (yield from deliver(instance_id, channel, lease, activity_id, match))
 
 
@@ -249,56 +247,50 @@ def _envelope(channel: str, message: int, data: str | None, metadata: str | None
 
 def _matched(named: Sequence[str]) -> Operation[bool]:
     """Whether anybody waits for certain values on these channels."""
-    return bool((yield matching.S.sets(channels=named)))
+    return bool((yield from matching.sets_of(named)))
 
 
 def _make_keys(dialect: str, named: Sequence[str]) -> Operation[None]:
     """A commit of its own: what is published meanwhile waits for this, and not for the deliveries."""
     quiet = [row[0] for row in (yield S.seize(channels=named))]
-    yield from matching.fresh(dialect, quiet)
+    yield from matching.complete_all(dialect, quiet)
 
 
-def _sweep(
-    dialect: str, deliver: Deliver, named: Sequence[str], limit: int
-) -> Operation[tuple[list[ChannelDeliveryResult], list[str]]]:
-    """Deliver what is pending; gives also the channels with more messages to match than were looked at."""
-    more: list[str] = []
+def _sweep(dialect: str, deliver: Deliver, named: Sequence[str], limit: int) -> Operation[list[ChannelDeliveryResult]]:
     found: list[ChannelDeliveryResult] = []
-    keys = yield from matching.pending(named)
-    for channel, instance_id in (yield from _candidates(named, keys, limit)):
+    for channel, instance_id in (yield from _candidates(named, limit)):
         result = yield from deliver(instance_id, channel, None, None, None)
         if result is not None:
             found.append(result)
     quiet = [row[0] for row in (yield S.seize(channels=named))]
     if quiet:
         unserved = {row[0] for row in (yield S.unserved(channels=quiet))}
-        unmatched, more = yield from _unmatched(dialect, quiet)
-        unserved |= unmatched
+        unserved |= yield from _unmatched(dialect, quiet)
         yield S.requeue(channels=sorted(unserved))
         yield S.clean(channels=[channel for channel in quiet if channel not in unserved])
-    return found, more
+    return found
 
 
-def _unmatched(dialect: str, quiet: Sequence[str]) -> Operation[tuple[set[str], list[str]]]:
-    """Channels that the sweep is not done with: a wait matches a message; or, given again, not all were looked at."""
+def _unmatched(dialect: str, quiet: Sequence[str]) -> Operation[set[str]]:
+    """Channels with a message that a wait matches. With all before the first of them the sweep is done."""
     left: set[str] = set()
-    more: list[str] = []
-    for fresh in (yield from matching.fresh(dialect, quiet)):
-        if fresh.keys and (yield S.unmatched(keys=fresh.keys)):
-            left.add(fresh.channel)
-            continue
-        yield matching.S.swept(channel=fresh.channel, message_id=fresh.last_id)
-        if fresh.more:
-            left.add(fresh.channel)
-            more.append(fresh.channel)
-    return left, more
+    sets = yield from matching.complete_all(dialect, quiet)
+    for channel, (swept_id, own) in matching.by_channel(sets).items():
+        more = True
+        while more:
+            page = yield from matching.fresh(channel, own, swept_id)
+            if page.keys and (yield S.unmatched(keys=page.keys)):
+                left.add(channel)
+                break
+            swept_id, more = page.last_id, page.more
+        yield matching.S.swept(channel=channel, message_id=swept_id)
+    return left
 
 
-def _candidates(named: Sequence[str], keys: Sequence[str], limit: int) -> Operation[list[tuple[str, str]]]:
+def _candidates(named: Sequence[str], limit: int) -> Operation[list[tuple[str, str]]]:
     """Waiting subscribers, with their channels, that are free and that there is a message for."""
     rows = list((yield S.behind(channels=named, limit=limit + SPARE)))
-    if keys:
-        rows += yield S.matching(keys=keys, limit=limit + SPARE)
+    rows += yield from _matching(named, limit + SPARE)
     found = sorted({(channel, instance_id) for channel, instance_id in rows})
     if len(found) < limit and (stocked := [row[0] for row in (yield S.backlog(channels=named))]):
         rows = yield S.idle(channels=stocked, limit=limit + SPARE)
@@ -306,20 +298,37 @@ def _candidates(named: Sequence[str], keys: Sequence[str], limit: int) -> Operat
     return found[:limit]
 
 
+def _matching(named: Sequence[str], limit: int) -> Operation[list[tuple[str, str]]]:
+    """Those that wait for certain values, as far as messages have keys."""
+    found: list[tuple[str, str]] = []
+    for channel, (after_id, own) in matching.by_channel((yield from matching.sets_of(named))).items():
+        more = True
+        while more and len(found) < limit:
+            page = yield from matching.fresh(channel, own, after_id)
+            if page.keys:
+                found += yield S.matching(keys=page.keys, limit=limit - len(found))
+            after_id, more = page.last_id, page.more
+    return found
+
+
 def _dirty(limit: int) -> Operation[list[str]]:
     return [row[0] for row in (yield S.dirty(limit=limit))]
 
 
-def _strange(limit: int) -> Operation[list[tuple[str, str]]]:
-    return [(message_id, channel) for message_id, channel in (yield S.strange(limit=limit))]
+def _strange(limit: int) -> Operation[list[tuple[str, str, int]]]:
+    return [(message_id, channel, number) for message_id, channel, number in (yield S.strange(limit=limit))]
 
 
 def _adopt() -> Operation[None]:
     """Mark the channels of messages that were published without it."""
     messages = yield from _strange(ADOPTED_MAX)
-    for channel in sorted({channel for _, channel in messages}):
+    first: dict[str, int] = {}
+    for _, channel, number in messages:
+        first.setdefault(channel, number)
+    for channel in sorted(first):
         yield channels.S.mark(channel=channel)
-    yield S.adopt(ids=sorted(message_id for message_id, _ in messages))
+        yield matching.S.back(channel=channel, message_id=first[channel])  # keys of later ones may be there already
+    yield S.adopt(ids=sorted(message_id for message_id, _, _ in messages))
 
 
 def _expire(

@@ -18,8 +18,8 @@ from perdure.errors import (
 from perdure.model import limits
 from perdure.model.records import HistoryEventType, Lease, ResumableWorkflow, WorkflowInstance
 from perdure.model.states import RESUMABLE as CLAIMABLE
-from perdure.model.states import TERMINAL, WorkflowStatus, sources_of
-from perdure.storage import fences, history
+from perdure.model.states import TERMINAL, WAITING, WorkflowStatus, sources_of
+from perdure.storage import channels, fences, history, waits
 from perdure.storage.fences import fence_params, refused
 from perdure.storage.sql import room
 from perdure.storage.transactions import bounded, prepared, together
@@ -255,6 +255,20 @@ def _update_status(instance_id: str, status: WorkflowStatus, error: str, lease: 
         if status is WorkflowStatus.FAILED and error:
             yield from note(instance_id, FAILED_ACTIVITY, HistoryEventType.WORKFLOW_FAILED, _failure(error))
         return
+    if status in WAITING:
+        return (yield from _wait(instance_id, status, lease))
+    yield from _move(instance_id, status, lease)
+
+
+def _wait(instance_id: str, status: WorkflowStatus, lease: Lease | None) -> Operation[None]:
+    """Wait for what is registered; what came for it while the instance did not wait is looked at again."""
+    known = yield from waits.registered(limits.name(instance_id, "instance_id"))
+    named = {channel for _, channel, _ in known if channel is not None}
+    yield from channels.locking(named, _move(instance_id, status, lease))
+    yield from waits.remind(instance_id, known)
+
+
+def _move(instance_id: str, status: WorkflowStatus, lease: Lease | None) -> Operation[None]:
     sources = sorted(sources_of(status))
     if not (
         yield S.move(instance_id=instance_id, status=status.value, sources=sources, **fence_params(instance_id, lease))

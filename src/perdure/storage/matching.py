@@ -8,12 +8,13 @@ published finds the message by the key, too.
 
 import json
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from perdure.database.dialects.base import Bare
 from perdure.database.operation import Operation
+from perdure.errors import LimitError
 from perdure.model.limits import EVERYTHING
-from perdure.model.matching import Match, key_of
+from perdure.model.matching import Match, data_of, key_of
 from perdure.storage.sql import room
 
 S = room("matching")
@@ -29,7 +30,7 @@ def use(channel: str, match: Match, after_id: int) -> Operation[None]:
 
 def find(dialect: str, instance_id: str, channel: str, match: Match, after_id: int) -> Operation[int | None]:
     """The next message that matches, of those after an id; the channel is locked."""
-    yield from _complete(dialect, channel, match, after_id)
+    yield from complete(dialect, channel, match, after_id)
     rows = yield S.found(instance_id=instance_id, channel=channel, match_key=match.key)
     return rows[0][0] if rows else None
 
@@ -40,8 +41,13 @@ def may_find(instance_id: str, channel: str, match: Match) -> Operation[bool]:
     return any(found is not None or not complete for found, complete in rows)
 
 
-def _complete(dialect: str, channel: str, match: Match, after_id: int) -> Operation[None]:
-    """Make the keys that are missing for the messages after an id."""
+def not_for(channel: str) -> LimitError:
+    """What to raise for a wait that only matches."""
+    return LimitError(f"{channel!r} is a competing channel: a message of it cannot be chosen by its data")
+
+
+def complete(dialect: str, channel: str, match: Match, after_id: int) -> Operation[None]:
+    """Make the keys that are missing for the messages after an id; the channel is locked."""
     rows = yield S.range(channel=channel, paths_key=match.paths_key)
     if not rows:
         yield from use(channel, match, after_id)
@@ -57,7 +63,7 @@ def _make(dialect: str, channel: str, paths: Sequence[str], after_id: int, last_
     """Make the keys of the messages between two ids; gives the id of the last."""
     while True:
         rows = yield S.messages(channel=channel, after_id=after_id, last_id=last_id, limit=PAGE)
-        found = [(key_of(channel, paths, json.loads(data)), number) for number, data in rows if data is not None]
+        found = [(key_of(channel, paths, data_of(data)), number) for number, data in rows if data is not None]
         keys = [(key, number, channel) for key, number in found if key is not None]
         if keys:
             yield from _add(dialect, keys)
@@ -77,36 +83,44 @@ def _add(dialect: str, keys: Sequence[tuple[str, int, str]]) -> Operation[None]:
 
 
 class Fresh(NamedTuple):
-    """What a sweep has to match on one channel: keys of messages that no sweep is done with."""
+    """A page of the keys on one channel that no sweep is done with, in the order of their messages."""
 
     channel: str
     keys: list[str]
-    last_id: int  # once everybody with these keys is served, the sweep is done up to here
+    last_id: int  # once every wait for these keys is served, the sweep is done with the messages up to here
     more: bool
 
 
-def pending(channels: Sequence[str]) -> Operation[list[str]]:
-    """Keys of these channels' messages that no sweep is done with, as far as they are made: a page for each channel."""
-    keys: set[str] = set()
-    swept = {channel: swept_id for channel, *_, swept_id in (yield S.sets(channels=list(channels)))}
-    for channel, swept_id in swept.items():
-        keys |= {key for _, key in (yield S.fresh(channel=channel, after_id=swept_id, limit=PAGE))}
-    return sorted(keys)
+Sets = Sequence[Sequence[Any]]
 
 
-def fresh(dialect: str, channels: Sequence[str]) -> Operation[list[Fresh]]:
-    """The same for channels that are locked, all keys made."""
-    newest_of: dict[str, tuple[int, int]] = {}
-    limit = PAGE
-    for channel, paths_key, paths, to_id, newest, swept_id in (yield S.sets(channels=list(channels))):
+def sets_of(channels: Sequence[str]) -> Operation[Sets]:
+    """The sets of paths that waits of these channels match by."""
+    return (yield S.sets(channels=list(channels)))  # type: ignore[no-any-return]
+
+
+def complete_all(dialect: str, channels: Sequence[str]) -> Operation[Sets]:
+    """Make the keys that are missing for the messages of channels that are locked; gives their sets of paths."""
+    sets = yield from sets_of(channels)
+    for channel, paths_key, paths, to_id, newest, _ in sets:
         if newest is not None and newest > to_id:
-            yield from _complete(dialect, channel, Match("", tuple(json.loads(paths)), paths_key), to_id)
-        newest_of[channel] = swept_id, max(newest or 0, swept_id)
-        limit += 1  # a page holds more than one message, however many sets there are
-    found = []
-    for channel, (swept_id, newest) in newest_of.items():
-        rows = yield S.fresh(channel=channel, after_id=swept_id, limit=limit)
-        more = len(rows) == limit
-        last_id = rows[-1][0] - 1 if more else newest  # another key of the last message may follow
-        found.append(Fresh(channel, sorted({key for _, key in rows}), last_id, more))
+            yield from complete(dialect, channel, Match("", tuple(json.loads(paths)), paths_key), to_id)
+    return sets
+
+
+def fresh(channel: str, sets: Sets, after_id: int) -> Operation[Fresh]:
+    """A page of a channel's keys, from a message on; `sets` are those of the channel."""
+    limit = PAGE + len(sets)  # so that a page holds more than one message
+    rows = yield S.fresh(channel=channel, after_id=after_id, limit=limit)
+    more = len(rows) == limit
+    newest = max([after_id, *(newest for *_, newest, _ in sets if newest is not None)])
+    last_id = rows[-1][0] - 1 if more else newest  # another key of the last message may follow
+    return Fresh(channel, sorted({key for _, key in rows}), last_id, more)
+
+
+def by_channel(sets: Sets) -> dict[str, tuple[int, list[Sequence[Any]]]]:
+    """For each channel, up to where sweeps are done, and its sets."""
+    found: dict[str, tuple[int, list[Sequence[Any]]]] = {}
+    for row in sets:
+        found.setdefault(row[0], (row[-1], []))[1].append(row)
     return found

@@ -131,9 +131,9 @@ class Waits(Wakeups):
 
     def _suspending(self, owner: Owner, waits: Sequence[Wait], *, alone: bool) -> Work[Suspension]:
         dialect = self._backend.driver.name
-        at_once = dialect == "postgresql" and len(waits) == 1 and _match(waits[0]) is None
+        at_once = dialect == "postgresql" and alone and len(waits) == 1 and _match(waits[0]) is None
         return Work(
-            lambda: _at_once(owner, waits, alone) if at_once else _suspend(dialect, owner, waits, alone),
+            lambda: _at_once(owner, waits) if at_once else _suspend(dialect, owner, waits, alone),
             single=at_once,
             confirm=lambda: _suspended(owner),
             row=owner.instance_id,
@@ -223,27 +223,27 @@ def _match(wait: Wait) -> Match | None:
 
 
 def _suspend(dialect: str, owner: Owner, waits: Sequence[Wait], alone: bool) -> Operation[Suspension]:
-    named = [wait.channel for wait in waits if isinstance(wait, ChannelWait)]
-    return channels.locking(named, _suspend_locked(dialect, owner, waits, alone))
+    named = {wait.channel for wait in waits if isinstance(wait, ChannelWait)}
+    if not alone:  # the waits that stay count again, and so does what came for them meanwhile
+        named |= {channel for _, channel, _ in (yield from registered(owner.instance_id)) if channel is not None}
+    return (yield from channels.locking(named, _suspend_locked(dialect, owner, waits, alone)))
 
 
 def _suspend_locked(dialect: str, owner: Owner, waits: Sequence[Wait], alone: bool) -> Operation[Suspension]:
     rows = yield S.hold(instance_id=owner.instance_id)
     _judge(owner, rows)
-    known = (yield from _registered(owner)) if rows[0][3] else set()
-    ready, fresh = [], []
+    known = (yield from registered(owner.instance_id)) if rows[0][3] else set()
+    again = [wait for wait in waits if _key(wait) in known]
+    ready, fresh = (yield from _ready(dialect, owner, again)) if again else set(), []
     for wait in waits:
         if _key(wait) in known:
             continue
         state = yield from _look(dialect, owner, wait)
         if state.ready:
-            ready.append(wait.activity_id)
+            ready.add(wait.activity_id)
         fresh.append((wait, state))
-    if known:
-        asked = {wait.activity_id for wait in waits if _key(wait) in known}
-        ready += [row[0] for row in (yield S.ready(instance_id=owner.instance_id)) if row[0] in asked]
     if ready:
-        return Suspension(False, tuple(ready))
+        return Suspension(False, tuple(wait.activity_id for wait in waits if wait.activity_id in ready))
     over = known - {_key(wait) for wait in waits} if alone else _replaced(known, waits)
     if over:
         yield S.drop(
@@ -253,6 +253,8 @@ def _suspend_locked(dialect: str, owner: Owner, waits: Sequence[Wait], alone: bo
         )
     for wait, state in fresh:
         yield from _register(owner, wait, state)
+    if not alone:
+        yield from remind(owner.instance_id, known - over)
     status = yield from _status(owner, waits)
     yield S.park(instance_id=owner.instance_id, status=status.value)
     return Suspension(True)
@@ -268,8 +270,25 @@ def _key(wait: Wait) -> Key:
     return wait.activity_id, wait.channel, None if match is None else match.key
 
 
-def _registered(owner: Owner) -> Operation[set[Key]]:
-    return {(id, channel, key) for id, channel, key in (yield S.registered(instance_id=owner.instance_id))}
+def registered(instance_id: str) -> Operation[set[Key]]:
+    """The timers and waits that an instance has."""
+    return {(id, channel, key) for id, channel, key in (yield S.registered(instance_id=instance_id))}
+
+
+def remind(instance_id: str, waits: Iterable[Key]) -> Operation[None]:
+    """Have these waits' channels, which are locked, looked at again: their instance did not wait until now."""
+    named = {channel for _, channel, _ in waits if channel is not None}
+    if named:
+        yield S.remind(instance_id=instance_id, channels=sorted(named))
+
+
+def _ready(dialect: str, owner: Owner, waits: Sequence[Wait]) -> Operation[set[str]]:
+    """Activities of those waits, all of them registered, that a message or the end of their time is there for."""
+    matched = {wait.channel for wait in waits if isinstance(wait, ChannelWait) and wait.where}
+    if matched:
+        yield from matching.complete_all(dialect, sorted(matched))
+    found = {(id, channel) for id, channel in (yield S.ready(instance_id=owner.instance_id))}
+    return {wait.activity_id for wait in waits if _key(wait)[:2] in found}
 
 
 def _replaced(known: set[Key], waits: Sequence[Wait]) -> set[Key]:
@@ -328,7 +347,7 @@ def _look(dialect: str, owner: Owner, wait: Wait) -> Operation[Look]:
     if match is None:
         return Look(bool(ready))
     if mode == ChannelMode.COMPETING:
-        raise LimitError(f"{wait.channel!r} is a competing channel: a message of it cannot be chosen by its data")
+        raise matching.not_for(wait.channel)
     if ready == MAYBE:
         ready = (yield from matching.find(dialect, owner.instance_id, wait.channel, match, cursor)) is not None
         return Look(bool(ready))
@@ -363,19 +382,19 @@ def _status(owner: Owner, waits: Sequence[Wait]) -> Operation[WorkflowStatus]:
     return _ON_MESSAGE if on_message else _ON_TIMER
 
 
-def _at_once(owner: Owner, waits: Sequence[Wait], alone: bool) -> Operation[Suspension]:
-    """PostgreSQL: one wait in one statement, which does nothing if it may not; then it is asked why."""
+def _at_once(owner: Owner, waits: Sequence[Wait]) -> Operation[Suspension]:
+    """PostgreSQL: one wait, alone, in one statement, which does nothing if it may not; then it is asked why."""
     (wait,) = waits
     params = _params(owner, wait)
     if isinstance(wait, TimerWait):
-        ((parked,),) = yield S.sleep(alone=int(alone), **params)
+        ((parked,),) = yield S.sleep(**params)
     else:
-        _, ((parked,),) = yield S.listen(alone=int(alone), **params)
+        _, ((parked,),) = yield S.listen(pending=1, **params)
     if parked:
         return Suspension(True)
     _judge(owner, (yield fences.S.standing(instance_id=owner.instance_id)))
     state = yield from _look("postgresql", owner, wait)  # or the instance was changed just then
-    return Suspension(False, (wait.activity_id,)) if state.ready else (yield from _at_once(owner, waits, alone))
+    return Suspension(False, (wait.activity_id,)) if state.ready else (yield from _at_once(owner, waits))
 
 
 def _suspended(owner: Owner) -> Operation[Suspension | None]:

@@ -211,7 +211,9 @@ SELECT channel, CASE WHEN dirty_at IS NULL
   FROM perdure_channels p WHERE channel > :after ORDER BY channel LIMIT :limit
 
 -- forget
--- Remove the locks of channels that are still unused: a message would have marked its own.
+-- Remove the locks of channels that are still unused: a message would have marked its own. Whoever subscribed meanwhile
+-- and waits needs the sets of paths; a subscriber that comes now waits for the locks, and stores its own set again.
+DELETE FROM perdure_channels WHERE channel {any(:channels)} AND CASE WHEN dirty_at IS NULL THEN 1 END = 1;
 DELETE FROM perdure_match_paths WHERE channel {any(:channels)}
-   AND (SELECT p.dirty_at FROM perdure_channels p WHERE p.channel = perdure_match_paths.channel) IS NULL;
-DELETE FROM perdure_channels WHERE channel {any(:channels)} AND CASE WHEN dirty_at IS NULL THEN 1 END = 1
+   AND (SELECT p.channel FROM perdure_channels p WHERE p.channel = perdure_match_paths.channel) IS NULL
+   AND (SELECT s.id FROM channel_subscriptions s WHERE s.channel = perdure_match_paths.channel LIMIT 1) IS NULL

@@ -55,12 +55,14 @@ INSERT INTO perdure_taken_messages (instance_id, channel, message_id) VALUES (:i
 
 -- deliver
 -- All of a delivery at once; gives what was delivered to whom, and whether it was new to the history. A message of a
--- competing channel goes to whoever locks it first. Only the servers have it, to save round trips.
+-- competing channel goes to whoever locks it first. Nothing if somebody changed the instance since the statement began:
+-- it does not see what waits he left. Only the servers have it, to save round trips.
 WITH target AS (
   SELECT i.instance_id, i.workflow_name, s.id AS subscription_id, s.mode, s.activity_id AS column_wait,
          {cursor} AS after_id, CASE WHEN s.mode = 'broadcast' THEN {next} END AS next_id
     FROM workflow_instances i JOIN channel_subscriptions s ON s.instance_id = i.instance_id AND s.channel = :channel
    WHERE i.instance_id = :instance_id AND {may_wake}
+     AND i.xmin = (SELECT seen.xmin FROM workflow_instances seen WHERE seen.instance_id = :instance_id)
   FOR UPDATE SKIP LOCKED),
 wanted AS (
   SELECT t.*, 0::bigint AS wait_id, COALESCE(:activity_id, t.column_wait) AS activity_id, :match_key::text AS match_key
@@ -209,13 +211,17 @@ SELECT w.channel, w.instance_id FROM perdure_waits w {index(idx_perdure_waits_ma
  LIMIT :limit
 
 -- backlog
--- Which of these channels have a message that nobody has claimed.
-SELECT p.channel FROM perdure_channels p WHERE p.channel {any(:channels)} AND {unclaimed(p)} IS NOT NULL
+-- Which of these channels are competing and have a message that nobody has claimed.
+SELECT p.channel FROM perdure_channels p
+ WHERE p.channel {any(:channels)}
+   AND (SELECT s.mode FROM channel_subscriptions s {index(idx_subscriptions_waiting)}
+         WHERE s.channel = p.channel AND s.mode = 'competing' LIMIT 1) IS NOT NULL
+   AND {unclaimed(p)} IS NOT NULL
 
 -- idle
--- Free subscribers that wait on competing channels.
+-- Free subscribers that wait on competing channels, where a wait takes any message.
 SELECT w.channel, w.instance_id FROM perdure_waits w {index(idx_perdure_waits_channel)}
- WHERE w.channel {any(:channels)} AND {waits_free(w)}
+ WHERE w.channel {any(:channels)} AND w.match_key IS NULL AND {waits_free(w)}
    AND (SELECT s.mode FROM channel_subscriptions s
          WHERE s.instance_id = w.instance_id AND s.channel = w.channel) = 'competing'
 UNION ALL
@@ -244,11 +250,12 @@ SELECT p.channel FROM perdure_channels p
        AND {unclaimed(p)} IS NOT NULL)
 
 -- unmatched
--- Which channels have a subscriber that waits, free or not, for one of these keys, and a message that has it.
-SELECT DISTINCT w.channel FROM perdure_waits w {index(idx_perdure_waits_match)}
+-- Whether a subscriber waits, free or not, for one of these keys, and there is a message that has it.
+SELECT w.id FROM perdure_waits w {index(idx_perdure_waits_match)}
  WHERE w.match_key {any(:keys)} AND {waits(w)}
    AND (SELECT {next_match(w)} FROM channel_subscriptions s
          WHERE s.instance_id = w.instance_id AND s.channel = w.channel) IS NOT NULL
+ LIMIT 1
 
 -- clean
 -- These channels have nothing to deliver.
@@ -260,7 +267,7 @@ UPDATE perdure_channels SET dirty_at = {now} WHERE channel {any(:channels)}
 
 -- strange
 -- Messages of the rest of the family that nobody here has seen.
-SELECT message_id, channel FROM channel_messages WHERE framework IS NULL ORDER BY id LIMIT :limit
+SELECT message_id, channel, id FROM channel_messages WHERE framework IS NULL ORDER BY id LIMIT :limit
 
 -- adopt
 -- They are seen.

@@ -21,7 +21,9 @@ SELECT {next_match(w)}, (SELECT CASE WHEN p.from_id <= {cursor} AND p.to_id >= {
 
 -- sets
 -- The sets of paths that these channels match by, where their keys end, and where their messages do.
-SELECT p.channel, p.paths_key, p.paths, p.to_id, {newest(p)}, q.swept_id
+SELECT p.channel, p.paths_key, p.paths, p.to_id,
+       (SELECT m.id FROM channel_messages m {index(idx_channel_messages_order)}
+         WHERE m.channel = p.channel ORDER BY m.channel DESC, m.id DESC LIMIT 1), q.swept_id
   FROM perdure_match_paths p JOIN perdure_channels q ON q.channel = p.channel WHERE p.channel {any(:channels)}
 
 -- messages
@@ -46,6 +48,13 @@ INSERT IGNORE INTO perdure_message_matches (match_key, message_id, channel) VALU
 -- reach
 -- The keys of a set of paths go so far.
 UPDATE perdure_match_paths SET from_id = :from_id, to_id = :to_id WHERE channel = :channel AND paths_key = :paths_key
+
+-- back
+-- A message of a channel has no keys yet, nor do those after it.
+UPDATE perdure_match_paths SET from_id = CASE WHEN from_id < :message_id THEN from_id ELSE :message_id - 1 END,
+       to_id = :message_id - 1
+ WHERE channel = :channel AND to_id >= :message_id;
+UPDATE perdure_channels SET swept_id = :message_id - 1 WHERE channel = :channel AND swept_id >= :message_id
 
 -- fresh
 -- Keys of a channel's messages that no sweep is done with, in the order of the messages.

@@ -31,15 +31,24 @@ INSERT INTO perdure_channels (channel, dirty_at) VALUES (:channel, {now})
         OR :token IS NULL AND i.status IN ('waiting_for_event', 'waiting_for_timer', 'waiting_for_message')
            AND (i.locked_by IS NULL OR i.lock_expires_at <= {now}))
 
+-- is_over
+-- Whether (1) or not (0) the time of a wait for any message is up; the same wait keeps its time, or that it has none.
+COALESCE((SELECT CASE WHEN w.timeout_at <= {now} THEN 1 ELSE 0 END FROM perdure_waits w
+                  WHERE w.instance_id = :instance_id AND w.activity_id = :activity_id AND w.channel = :channel
+                    AND w.match_key IS NULL AND :pending = 1),
+                CASE WHEN COALESCE(:at, {after(:after_sec)}) <= {now} THEN 1 ELSE 0 END)
+
 -- first_wait
 -- What the first wait of a subscription is for; the rest of the family says so in the subscription itself.
-COALESCE(s.activity_id, (SELECT w.activity_id FROM perdure_waits w
-                                 WHERE w.instance_id = s.instance_id AND w.channel = s.channel ORDER BY w.id LIMIT 1))
+COALESCE(s.activity_id, (SELECT w.activity_id FROM perdure_waits w {index(idx_perdure_waits_subscription)}
+                                 WHERE w.instance_id = s.instance_id AND w.channel = s.channel
+                                 ORDER BY w.instance_id, w.channel, w.id LIMIT 1))
 
 -- first_timeout
 -- When it ends.
-COALESCE(s.timeout_at, (SELECT w.timeout_at FROM perdure_waits w
-                                WHERE w.instance_id = s.instance_id AND w.channel = s.channel ORDER BY w.id LIMIT 1))
+COALESCE(s.timeout_at, (SELECT w.timeout_at FROM perdure_waits w {index(idx_perdure_waits_subscription)}
+                                 WHERE w.instance_id = s.instance_id AND w.channel = s.channel
+                                 ORDER BY w.instance_id, w.channel, w.id LIMIT 1))
 
 -- cursor
 -- The further of a subscription's two cursors.
@@ -47,13 +56,9 @@ COALESCE(s.timeout_at, (SELECT w.timeout_at FROM perdure_waits w
          (SELECT c.last_delivered_id FROM channel_delivery_cursors c
            WHERE c.channel = s.channel AND c.instance_id = s.instance_id), 0))}
 
--- newest
--- The last message of a channel. Here and below, the order names the channel too: MySQL would else sort all of it.
-(SELECT m.id FROM channel_messages m {index(idx_channel_messages_order)}
-          WHERE m.channel = of.channel ORDER BY m.channel DESC, m.id DESC LIMIT 1)
-
 -- next
--- The next message of a broadcast subscriber `s`, whatever it says.
+-- The next message of a broadcast subscriber `s`, whatever it says. Here and below, the order names the channel too: MySQL
+-- would else sort all of it.
 (SELECT m.id FROM channel_messages m {index(idx_channel_messages_order)}
           WHERE m.channel = s.channel AND m.id > {cursor}
             AND NOT EXISTS (SELECT 1 FROM perdure_taken_messages x

@@ -22,11 +22,11 @@ SELECT s.channel FROM channel_subscriptions s
    AND CASE s.mode WHEN 'competing' THEN {unclaimed(s)} ELSE {next} END IS NOT NULL
 
 -- ready
--- Which of an instance's timers are due, and which of its waits are over or have a message.
-SELECT COALESCE(t.activity_id, t.timer_id) FROM workflow_timer_subscriptions t
+-- Which of an instance's timers are due, and which of its waits are over or have a message. A timer has no channel.
+SELECT t.timer_id, NULL FROM workflow_timer_subscriptions t
  WHERE t.instance_id = :instance_id AND t.expires_at <= {now}
 UNION ALL
-SELECT w.activity_id FROM perdure_waits w
+SELECT w.activity_id, w.channel FROM perdure_waits w
  WHERE w.instance_id = :instance_id
    AND (w.timeout_at <= {now}
         OR (SELECT CASE WHEN s.mode = 'competing' THEN {unclaimed(s)} WHEN w.match_key IS NULL THEN {next}
@@ -40,12 +40,10 @@ SELECT CASE WHEN COALESCE((SELECT t.expires_at FROM workflow_timer_subscriptions
                           :at, {after(:after_sec)}) <= {now} THEN 1 ELSE 0 END
 
 -- is_ready
--- Whether a wait's time is up or there is a message for it (1), or one that it may match (2); the same wait keeps its
--- time. With how the channel is used, how far the subscriber has come, and whether the wait's set of paths is in use.
--- Nothing for one that is not subscribed.
-SELECT CASE WHEN COALESCE((SELECT w.timeout_at FROM perdure_waits w
-                            WHERE w.instance_id = :instance_id AND w.activity_id = :activity_id),
-                          :at, {after(:after_sec)}) <= {now} THEN 1
+-- Whether a wait's time is up or there is a message for it (1), or one that it may match (2); the same wait for any
+-- message keeps its time. With how the channel is used, how far the subscriber has come, and whether the wait's set of
+-- paths is in use. Nothing for one that is not subscribed.
+SELECT CASE WHEN {is_over} = 1 THEN 1
             WHEN s.mode = 'competing' THEN CASE WHEN {unclaimed(s)} IS NOT NULL THEN 1 ELSE 0 END
             WHEN {next} IS NULL THEN 0
             ELSE :pending END, s.mode, {cursor},
@@ -58,6 +56,15 @@ INSERT INTO perdure_waits (instance_id, activity_id, channel, match_key, timeout
 SELECT instance_id, :activity_id, channel, :match_key, COALESCE(:at, {after(:after_sec)})
   FROM channel_subscriptions WHERE instance_id = :instance_id AND channel = :channel
 {on_conflict_do_nothing(instance_id, activity_id)}
+
+-- remind
+-- The channels that an instance has waits on, which count again: what came while they did not is looked at once more.
+UPDATE perdure_channels
+   SET dirty_at = COALESCE(dirty_at, {now}),
+       swept_id = COALESCE((SELECT CASE WHEN {cursor} < perdure_channels.swept_id THEN {cursor} END
+                              FROM channel_subscriptions s
+                             WHERE s.instance_id = :instance_id AND s.channel = perdure_channels.channel), swept_id)
+ WHERE channel {any(:channels)}
 
 -- drop
 -- An instance no longer waits for these.
@@ -84,7 +91,7 @@ UPDATE workflow_instances
  WHERE instance_id = :instance_id
 
 -- sleep
--- Wait for one timer, all of it or nothing: nothing if the lease is not current, the timer is due, or somebody changed
+-- Wait for one timer and nothing else, all of it or nothing: nothing if the lease is not current, the timer is due, or somebody changed
 -- the instance since the statement began: it does not see what timers he left. Only PostgreSQL has it, to save round
 -- trips: the others take the steps above.
 WITH parked AS (
@@ -103,15 +110,15 @@ timer AS (
   ON CONFLICT (instance_id, timer_id) DO NOTHING),
 timers AS (
   DELETE FROM workflow_timer_subscriptions t USING parked
-   WHERE t.instance_id = parked.instance_id AND t.timer_id <> :timer_id AND :alone = 1),
+   WHERE t.instance_id = parked.instance_id AND t.timer_id <> :timer_id),
 waits AS (
-  DELETE FROM perdure_waits w USING parked WHERE w.instance_id = parked.instance_id AND :alone = 1)
+  DELETE FROM perdure_waits w USING parked WHERE w.instance_id = parked.instance_id)
 SELECT count(*) FROM parked
 
 -- listen
 -- Wait for any message of one channel, all of it or nothing: nothing if the lease is not current, a message is pending or
--- the time is up. The look is a statement after the lock, for it sees what was there when it began. Only PostgreSQL has
--- it.
+-- the time is up. The look is a statement after the lock, for it sees what was there when it began. The same wait keeps
+-- its place and its time; a wait of the same activity for something else is replaced. Only PostgreSQL has it.
 INSERT INTO perdure_channels (channel) VALUES (:channel) ON CONFLICT (channel) DO UPDATE SET channel = :channel;
 WITH parked AS (
   UPDATE workflow_instances i
@@ -120,21 +127,21 @@ WITH parked AS (
    WHERE i.instance_id = :instance_id AND i.locked_by = :worker_id AND (i.lock_token = :token OR :token IS NULL)
      AND i.status IN ('running', 'waiting_for_event', 'waiting_for_timer', 'waiting_for_message')
      AND s.instance_id = i.instance_id AND s.channel = :channel
-     AND COALESCE((SELECT w.timeout_at FROM perdure_waits w
-                    WHERE w.instance_id = :instance_id AND w.activity_id = :activity_id), :at, {after(:after_sec)},
-                  'infinity') > {now}
+     AND {is_over} = 0
      AND CASE s.mode WHEN 'broadcast' THEN {next} IS NULL ELSE {unclaimed(s)} IS NULL END
      AND i.xmin = (SELECT seen.xmin FROM workflow_instances seen WHERE seen.instance_id = :instance_id)
   RETURNING i.instance_id),
 wait AS (
   INSERT INTO perdure_waits (instance_id, activity_id, channel, timeout_at)
   SELECT instance_id, :activity_id, :channel, COALESCE(:at, {after(:after_sec)}) FROM parked
-  ON CONFLICT (instance_id, activity_id) DO NOTHING),
+  ON CONFLICT (instance_id, activity_id) DO UPDATE
+     SET id = excluded.id, channel = excluded.channel, match_key = NULL, timeout_at = excluded.timeout_at
+   WHERE perdure_waits.channel <> excluded.channel OR perdure_waits.match_key IS NOT NULL),
 others AS (
   DELETE FROM perdure_waits w USING parked
-   WHERE w.instance_id = parked.instance_id AND w.activity_id <> :activity_id AND :alone = 1),
+   WHERE w.instance_id = parked.instance_id AND w.activity_id <> :activity_id),
 timers AS (
-  DELETE FROM workflow_timer_subscriptions t USING parked WHERE t.instance_id = parked.instance_id AND :alone = 1)
+  DELETE FROM workflow_timer_subscriptions t USING parked WHERE t.instance_id = parked.instance_id)
 SELECT count(*) FROM parked
 
 -- wake

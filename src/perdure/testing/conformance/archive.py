@@ -31,13 +31,17 @@ async def count(sql: Executor, table: str, where: str = "1 = 1") -> int:
 
 
 async def give_everything(storage: Rooms, sql: Executor, instance_id: str) -> None:
-    """A timer, a wait, a cursor, a claimed and an unread direct message, and a group, as the tables hold them."""
+    """A timer, a wait, a cursor, a message taken out of turn, a claimed and an unread direct one, and a group."""
     direct = f"inbox:{instance_id}"
     for statement in (
         "INSERT INTO workflow_timer_subscriptions (instance_id, timer_id, expires_at) "
         f"VALUES ('{instance_id}', 't', '2999-01-01 00:00:00.000000')",
-        "INSERT INTO channel_subscriptions (instance_id, channel, mode, activity_id, timeout_at, cursor_message_id) "
-        f"VALUES ('{instance_id}', '{direct}', 'broadcast', 'receive:1', '2999-01-01 00:00:00.000000', 7)",
+        "INSERT INTO channel_subscriptions (instance_id, channel, mode, cursor_message_id) "
+        f"VALUES ('{instance_id}', '{direct}', 'broadcast', 7)",
+        "INSERT INTO perdure_waits (instance_id, channel, activity_id, timeout_at) "
+        f"VALUES ('{instance_id}', '{direct}', 'receive:1', '2999-01-01 00:00:00.000000')",
+        "INSERT INTO perdure_taken_messages (instance_id, channel, message_id) "
+        f"VALUES ('{instance_id}', '{direct}', 9)",
         f"INSERT INTO channel_delivery_cursors (instance_id, channel, last_delivered_id) "
         f"VALUES ('{instance_id}', '{direct}', 7)",
         f"INSERT INTO channel_messages (channel, message_id, data_type, data) VALUES ('{direct}', 'm', 'json', '1')",
@@ -138,6 +142,8 @@ async def test_w44_cleanup_leaves_nothing_behind(storage: Rooms, sql: Executor) 
         "channel_subscriptions",
         "channel_delivery_cursors",
         "channel_message_claims",
+        "perdure_waits",
+        "perdure_taken_messages",
     ):
         assert await count(sql, table) == 0, table
     assert await storage.get_group_members("g") == ["i-2"]
@@ -217,7 +223,8 @@ async def test_w20_what_goes_and_what_stays(storage: Rooms, sql: Executor) -> No
     await storage.recur_instance("i-1", b"2", lease=lease)
     assert await storage.get_compensations("i-1") == []
     assert await count(sql, "workflow_timer_subscriptions") == 0
-    assert await count(sql, "channel_subscriptions", "activity_id IS NOT NULL OR timeout_at IS NOT NULL") == 0
+    assert await count(sql, "perdure_waits") == 0
+    assert await count(sql, "perdure_taken_messages", "instance_id = 'i-1' AND message_id = 9") == 1
     assert await count(sql, "channel_subscriptions", "instance_id = 'i-1' AND cursor_message_id = 7") == 1
     assert await count(sql, "channel_delivery_cursors", "instance_id = 'i-1' AND last_delivered_id = 7") == 1
     assert await count(sql, "channel_messages") == 1

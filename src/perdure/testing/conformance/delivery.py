@@ -301,15 +301,23 @@ async def test_a_sweep_delivers_what_the_family_published(storage: Rooms, sql: E
 
 
 async def test_messages_go_to_waiting_instances_of_any_framework(storage: Rooms, sql: Executor) -> None:
+    """The rest of the family keeps its one wait on a channel in the subscription."""
     await listening(storage, "i-1", after=timedelta(seconds=5))
     for table in ("workflow_instances", "channel_subscriptions"):
         await sql.execute(f"UPDATE {table} SET framework = 'python'")
+    await sql.execute("DELETE FROM perdure_waits")
+    await sql.execute("UPDATE channel_subscriptions SET activity_id = 'r:1', timeout_at = '2020-01-01 00:00:00.000000'")
     shift(storage, 6)
     assert await storage.find_expired_channel_subscriptions() == []
+    assert await storage.next_due_at() is None
     assert not await storage.expire_channel_wait("i-1", "c")
     (first,) = await publish(storage, b"1")
     assert [found.instance_id for found in await storage.get_channel_subscribers_waiting("c")] == ["i-1"]
     assert await delivered(storage) == [("i-1", first)]
+    assert await recorded(storage, "i-1") == [("r:1", RECEIVED)]
+    left = "SELECT count(*) FROM channel_subscriptions WHERE activity_id IS NOT NULL OR timeout_at IS NOT NULL"
+    assert await sql.fetchval(left) == 0
+    assert await delivered(storage) == []
 
 
 async def test_w7_a_delivery_moves_both_cursors(storage: Rooms, sql: Executor) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from perdure.errors import (
     InstanceNotFoundError,
+    InvalidJSONPathError,
     InvalidTransitionError,
     LeaseLostError,
     LimitError,
@@ -31,6 +32,14 @@ PAST = datetime(2020, 1, 1, tzinfo=UTC)
 
 def sec(seconds: float) -> timedelta:
     return timedelta(seconds=seconds)
+
+
+def nested(depth: int) -> list[object]:
+    """A list in a list, so many of them."""
+    found: list[object] = []
+    for _ in range(depth):
+        found = [found]
+    return found
 
 
 async def subscribed(storage: Rooms, instance_id: str, *channels: str) -> Lease:
@@ -280,8 +289,14 @@ async def test_many_suspend_in_one_commit(storage: Rooms) -> None:
         [TimerWait("t", "", after=sec(1))],
         [ChannelWait("", "r:1")],
         [ChannelWait("c", "r:1", timeout_at=datetime(2030, 1, 1))],
-        [ChannelWait("c", "r:1"), ChannelWait("c", "r:2")],
         [ChannelWait("c", "r:1"), ChannelWait("d", "r:1")],
+        [ChannelWait("c", "r:1"), ChannelWait("c", "r:1", where={"n": 1})],
+        [ChannelWait("c", "r:1", where={f"p{n}": n for n in range(51)})],
+        [ChannelWait("c", "r:1", where={"n": b"1"})],
+        [ChannelWait("c", "r:1", where={"n": float("nan")})],
+        [ChannelWait("c", "r:1", where={"n": [1, {2: 3}]})],
+        [ChannelWait("c", "r:1", where={"n": nested(100_000)})],
+        [TimerWait(f"t{n}", f"t:{n}", after=sec(1)) for n in range(25_001)],
         [TimerWait("t", "t:1", after=sec(1)), TimerWait("t", "t:2", after=sec(1))],
     ],
 )
@@ -289,6 +304,14 @@ async def test_what_cannot_be_waited_for(storage: Rooms, waits: list[Wait]) -> N
     lease = await subscribed(storage, "i-1", "c", "d")
     with pytest.raises(LimitError):
         await storage.suspend(lease, waits)
+    assert await status(storage, "i-1") is WorkflowStatus.RUNNING
+
+
+@pytest.mark.parametrize("path", ["", ".", "a.", ".a", "a..b", "x" * 256, 1])
+async def test_a_bad_path_cannot_be_waited_for(storage: Rooms, path: str) -> None:
+    lease = await subscribed(storage, "i-1", "c")
+    with pytest.raises(InvalidJSONPathError):
+        await storage.suspend(lease, [ChannelWait("c", "r:1", where={"ok": 1, path: 1})])
     assert await status(storage, "i-1") is WorkflowStatus.RUNNING
 
 

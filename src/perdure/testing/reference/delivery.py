@@ -1,10 +1,11 @@
 """Delivery: messages to subscribers that wait for them, and the end of waits that nothing came for."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from operator import itemgetter
 
 from perdure.errors import LimitError
 from perdure.model import limits
+from perdure.model.matching import check
 from perdure.model.records import (
     ChannelDeliveryResult,
     ChannelMessage,
@@ -15,7 +16,6 @@ from perdure.model.records import (
 )
 from perdure.storage.channels import pair
 from perdure.storage.delivery import _envelope
-from perdure.testing.reference.fences import OWN
 from perdure.testing.reference.history import Archive
 from perdure.testing.reference.tables import Row, change, remove, where
 from perdure.testing.reference.transactions import reads, writes
@@ -33,25 +33,21 @@ class Delivery(Waits, Archive):
 
     def _waiting_on(self, channel: str) -> list[Row]:
         table = self._tables.channel_subscriptions
-        rows = [table[key] for key in where(table, channel=channel)]
-        waiting = [row for row in rows if row["activity_id"] is not None and self._is_waiting(row["instance_id"])]
-        return sorted(waiting, key=itemgetter("id"))
+        rows = [table[key] for key in where(table, channel=channel) if self._waits_for(*key)]
+        return sorted((row for row in rows if self._is_waiting(row["instance_id"])), key=itemgetter("id"))
 
     @reads
     def find_expired_channel_subscriptions(self, limit: int = 0) -> list[ChannelSubscription]:
         """Own waits whose time is up, of waiting instances, the oldest first."""
         page = limits.page(limit, 100)
-        rows = [
-            row
-            for row in self._tables.channel_subscriptions.values()
-            if self._is_up(row) and self._is_waiting(row["instance_id"])
-        ]
-        rows.sort(key=itemgetter("timeout_at", "id"))
-        return [self._subscription(row) for row in rows[:page]]
+        waits = [wait for wait in self._tables.perdure_waits.values() if self._is_waiting(wait["instance_id"])]
+        table = self._tables.channel_subscriptions
+        return [self._subscription(table[w["instance_id"], w["channel"]], w) for w in self._up(waits)[:page]]
 
-    def _is_up(self, row: Row) -> bool:
-        timeout_at = row["timeout_at"] if row["activity_id"] is not None else None
-        return row["framework"] == OWN and timeout_at is not None and timeout_at <= self._now
+    def _up(self, waits: Sequence[Row]) -> list[Row]:
+        """Those whose time is up, the oldest first."""
+        up = [wait for wait in waits if wait["timeout_at"] is not None and wait["timeout_at"] <= self._now]
+        return sorted(up, key=itemgetter("timeout_at", "id"))
 
     @writes
     def deliver_channel_message(
@@ -61,13 +57,16 @@ class Delivery(Waits, Archive):
         *,
         lease: Lease | None = None,
         activity_id: str | None = None,
+        where: Mapping[str, object] | None = None,
     ) -> ChannelDeliveryResult | None:
         """Give a waiting subscriber its next message of that message's channel, and set it running."""
         if activity_id is not None:
             limits.name(activity_id, "activity_id")
             if lease is None:
                 raise LimitError("only the holder of the lease says for which activity it takes a message")
-        return self._deliver(instance_id, message.channel, lease, activity_id)
+        if where and activity_id is None:
+            raise LimitError("a wait that is registered says itself what it matches: `where` needs `activity_id`")
+        return self._deliver(instance_id, message.channel, lease, activity_id, where)
 
     @writes
     def deliver_channel_message_with_lock(
@@ -81,34 +80,56 @@ class Delivery(Waits, Archive):
         return self._deliver(instance_id, channel, None, None)
 
     def _deliver(
-        self, instance_id: str, channel: str, lease: Lease | None = None, activity_id: str | None = None
+        self,
+        instance_id: str,
+        channel: str,
+        lease: Lease | None = None,
+        activity_id: str | None = None,
+        values: Mapping[str, object] | None = None,
     ) -> ChannelDeliveryResult | None:
-        """The lowest pending message goes to who waits and is free, or to the holder itself.
+        """The lowest message that a wait matches goes to the first of them, or to the holder itself.
 
         A step that is recorded already takes no message: the instance is set running all the same.
         """
         pair(instance_id, channel)
+        if values:
+            check(values)
+            self._check_mode(instance_id, channel, values)
         if lease is not None:
             self._fence(instance_id, lease)
         row = self._tables.channel_subscriptions.get((instance_id, channel))
-        if row is None or (activity := activity_id or row["activity_id"]) is None:
+        if row is None or not self._may_wake(self._tables.workflow_instances[instance_id], lease):
             return None
+        asked = [(activity_id, values)] if activity_id else self._asked(instance_id, channel)
+        matched = [(activity, self._matching(instance_id, channel, each)) for activity, each in asked]
+        found = [(messages[0], activity) for activity, messages in matched if messages]
+        if not found:
+            return None
+        message, activity = min(found, key=lambda each: each[0]["id"])  # the first wait of those for that message
+        in_turn = message == self._pending(instance_id, channel)[0]
         instance = self._tables.workflow_instances[instance_id]
-        pending = self._pending(instance_id, channel)
-        if not pending or not self._may_wake(instance, lease):
-            return None
-        message = pending[0]
         sent_at = message["published_at"].isoformat(timespec="microseconds")
         envelope = _envelope(channel, message["id"], message["data"], message["metadata"], sent_at)
         kind = HistoryEventType.CHANNEL_MESSAGE_RECEIVED
         recorded = self._wake(instance_id, activity, kind, envelope, lease, message["data_binary"])
-        if recorded and row["mode"] == ChannelMode.BROADCAST:
+        if recorded and row["mode"] == ChannelMode.COMPETING:
+            self._remove_message(message["id"])
+        elif recorded and in_turn:
             self._advance(instance_id, channel, message["id"])
         elif recorded:
-            self._remove_message(message["id"])
-        change(self._tables.channel_subscriptions, (instance_id, channel), activity_id=None, timeout_at=None)
+            taken = {"instance_id": instance_id, "channel": channel, "message_id": message["id"]}
+            self._tables.perdure_taken_messages[instance_id, channel, message["id"]] = taken
+        remove(self._tables.perdure_waits, [(instance_id, activity)])
         number = message["id"] if recorded else 0
         return ChannelDeliveryResult(instance_id, instance["workflow_name"], activity, channel, number)
+
+    def _asked(self, instance_id: str, channel: str) -> list[tuple[str, Mapping[str, object]]]:
+        """What the waits of an instance on a channel ask for, in the order they were made."""
+        return [(wait["activity_id"], wait["where"]) for wait in self._waits_for(instance_id, channel)]
+
+    def _has_message(self, instance_id: str, channel: str) -> bool:
+        """Whether there is a message for one of its waits."""
+        return any(self._matching(instance_id, channel, values) for _, values in self._asked(instance_id, channel))
 
     async def deliver_pending(
         self, limit: int = 0, *, channels: Sequence[str] | None = None
@@ -150,12 +171,12 @@ class Delivery(Waits, Archive):
             for row in self._waiting_on(channel)
             if row["mode"] == mode
             and self._is_free(instances[row["instance_id"]])
-            and self._pending(row["instance_id"], channel)
+            and self._has_message(row["instance_id"], channel)
         )
 
     def _is_unserved(self, channel: str) -> bool:
         """Whether somebody waits, free or not, and there is a message for it."""
-        return any(self._pending(row["instance_id"], channel) for row in self._waiting_on(channel))
+        return any(self._has_message(row["instance_id"], channel) for row in self._waiting_on(channel))
 
     @writes
     def expire_channel_wait(self, instance_id: str, channel: str, *, lease: Lease | None = None) -> bool:
@@ -174,20 +195,19 @@ class Delivery(Waits, Archive):
         pair(*key)
         if lease is not None:
             self._fence(instance_id, lease)
-        row = self._tables.channel_subscriptions.get(key)
-        if row is None or not self._is_up(row):
+        up = self._up(self._waits_for(*key))
+        if not up or not self._may_wake(self._tables.workflow_instances[instance_id], lease):
             return False
-        if not self._may_wake(self._tables.workflow_instances[instance_id], lease):
-            return False
+        wait = up[0]
         payload = {
             "_error": True,
             "error_type": "TimeoutError",
             "error_message": f'timeout waiting for channel message on "{channel}" (instance: {instance_id})',
             "channel": channel,
-            "timeout_at": row["timeout_at"].isoformat(timespec="microseconds"),
+            "timeout_at": wait["timeout_at"].isoformat(timespec="microseconds"),
         }
-        self._wake(instance_id, row["activity_id"], HistoryEventType.MESSAGE_TIMEOUT, text(payload), lease)
-        change(self._tables.channel_subscriptions, key, activity_id=None, timeout_at=None)
+        self._wake(instance_id, wait["activity_id"], HistoryEventType.MESSAGE_TIMEOUT, text(payload), lease)
+        remove(self._tables.perdure_waits, [(instance_id, wait["activity_id"])])
         return True
 
     @writes
@@ -204,6 +224,8 @@ class Delivery(Waits, Archive):
             tables.workflow_timer_subscriptions,
             tables.channel_subscriptions,
             tables.channel_delivery_cursors,
+            tables.perdure_waits,
             tables.workflow_group_memberships,
         ):
             remove(owned, where(owned, instance_id=instance_id))
+        remove(tables.perdure_taken_messages, where(tables.perdure_taken_messages, instance_id=instance_id))

@@ -98,11 +98,10 @@ class Fences(Transactions):
         self._wait_for_nothing(instance_id)
 
     def _wait_for_nothing(self, instance_id: str) -> None:
-        """No timer is left and no subscription waits; the subscriptions stay."""
-        timers, subscriptions = self._tables.workflow_timer_subscriptions, self._tables.channel_subscriptions
+        """No timer and no wait is left; the subscriptions stay."""
+        timers, waits = self._tables.workflow_timer_subscriptions, self._tables.perdure_waits
         remove(timers, where(timers, instance_id=instance_id))
-        for key in where(subscriptions, instance_id=instance_id):
-            change(subscriptions, key, activity_id=None, timeout_at=None)
+        remove(waits, where(waits, instance_id=instance_id))
 
     def _each(
         self, items: Sequence[Item], act: Callable[[Item], T], row: Callable[[Item], str]

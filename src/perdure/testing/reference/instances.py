@@ -29,13 +29,14 @@ from perdure.storage import filters
 from perdure.storage.instances import CANCELLED_ACTIVITY, FAILED_ACTIVITY, _creation, _failure
 from perdure.storage.listing import _FOLD, FRAMEWORK_MAX, PAGE, _part, _place, _status
 from perdure.storage.transactions import bounded
-from perdure.testing.reference.fences import OWN, Fences, claimable_at, finished_at, instance_from
+from perdure.testing.reference.fences import OWN, claimable_at, finished_at, instance_from
 from perdure.testing.reference.history import History
+from perdure.testing.reference.messages import Messages
 from perdure.testing.reference.tables import change, remove, where
 from perdure.testing.reference.transactions import reads, writes
 
 
-class Instances(History, Fences):
+class Instances(Messages, History):
     """InstanceManager."""
 
     @writes
@@ -112,6 +113,8 @@ class Instances(History, Fences):
         if row["status"] not in sources_of(status):
             raise InvalidTransitionError(f"{instance_id!r} is {row['status']} and cannot become {status}")
         change(self._tables.workflow_instances, instance_id, status=status.value, updated_at=self._now)
+        if status in WAITING:
+            self._remind(instance_id)
 
     @writes
     def update_instance_activity(self, instance_id: str, activity_id: str, *, lease: Lease | None = None) -> None:
@@ -253,8 +256,10 @@ class Instances(History, Fences):
             tables.workflow_group_memberships,
             tables.channel_subscriptions,
             tables.channel_delivery_cursors,
+            tables.perdure_waits,
         ):
             remove(owned, where(owned, instance_id=instance_id))
+        remove(tables.perdure_taken_messages, where(tables.perdure_taken_messages, instance_id=instance_id))
         for numbered in (tables.workflow_history_archive, tables.workflow_compensations):
             remove(numbered, where(numbered, instance_id=instance_id))
         claims = tables.channel_message_claims

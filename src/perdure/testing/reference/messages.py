@@ -77,6 +77,12 @@ class Messages(Fences):
         if self._tables.perdure_channels[channel]["dirty_at"] is None:
             change(self._tables.perdure_channels, channel, dirty_at=self._now)
 
+    def _remind(self, instance_id: str) -> None:
+        """Mark the channels that an instance has waits on: from now on it waits, and something may have come before."""
+        waits = self._tables.perdure_waits
+        for key in where(waits, instance_id=instance_id):
+            self._mark_channel(waits[key]["channel"])
+
     @writes
     def subscribe_to_channel(
         self, instance_id: str, channel: str, mode: ChannelMode, *, lease: Lease | None = None
@@ -138,16 +144,18 @@ class Messages(Fences):
     @writes
     def unsubscribe_from_channel(self, instance_id: str, channel: str, *, lease: Lease | None = None) -> None:
         """Remove a subscription and its cursors, if it is there."""
-        key = self._own(instance_id, channel, lease)
-        remove(self._tables.channel_subscriptions, [key])
-        remove(self._tables.channel_delivery_cursors, [key])
+        tables, key = self._tables, self._own(instance_id, channel, lease)
+        remove(tables.channel_subscriptions, [key])
+        remove(tables.channel_delivery_cursors, [key])
+        remove(tables.perdure_waits, where(tables.perdure_waits, instance_id=instance_id, channel=channel))
+        taken = where(tables.perdure_taken_messages, instance_id=instance_id, channel=channel)
+        remove(tables.perdure_taken_messages, taken)
 
     @writes
     def clear_channel_waiting_state(self, instance_id: str, channel: str, *, lease: Lease | None = None) -> None:
         """Stop waiting on a channel; the subscription stays."""
-        key = self._own(instance_id, channel, lease)
-        if key in self._tables.channel_subscriptions:
-            change(self._tables.channel_subscriptions, key, activity_id=None, timeout_at=None)
+        self._own(instance_id, channel, lease)
+        remove(self._tables.perdure_waits, where(self._tables.perdure_waits, instance_id=instance_id, channel=channel))
 
     def _own(self, instance_id: str, channel: str, lease: Lease | None) -> tuple[str, str]:
         """A subscription's key, under its instance's fence."""
@@ -162,11 +170,20 @@ class Messages(Fences):
         row = self._tables.channel_subscriptions.get((instance_id, channel))
         return None if row is None else self._subscription(row)
 
-    def _subscription(self, row: Row) -> ChannelSubscription:
-        fields = {name: value for name, value in row.items() if name != "framework"}
+    def _subscription(self, row: Row, wait: Row | None = None) -> ChannelSubscription:
+        """A subscription as callers see it, with a wait of its own: the first if none is given."""
+        waits = [wait] if wait else self._waits_for(row["instance_id"], row["channel"])
+        shown = {name: waits[0][name] for name in ("activity_id", "timeout_at")} if waits else {}
+        fields = {name: value for name, value in row.items() if name != "framework"} | shown
         return ChannelSubscription(
             **{**fields, "mode": ChannelMode(row["mode"]), "cursor_message_id": self._cursor(row)}
         )
+
+    def _waits_for(self, instance_id: str, channel: str) -> list[Row]:
+        """The waits of an instance for messages of a channel, in the order they were made."""
+        waits = self._tables.perdure_waits
+        found = [waits[key] for key in where(waits, instance_id=instance_id, channel=channel)]
+        return sorted(found, key=itemgetter("id"))
 
     def _cursor(self, row: Row) -> int:
         second = self._tables.channel_delivery_cursors.get((row["instance_id"], row["channel"]))
@@ -209,11 +226,12 @@ class Messages(Fences):
         return [table[number] for number in sorted(where(table, channel=channel)) if number > after_id]
 
     def _pending(self, instance_id: str, channel: str) -> list[Row]:
-        """Above both cursors; of a competing channel, what nobody has claimed."""
+        """Above both cursors and not taken out of turn; of a competing channel, what nobody has claimed."""
         row = self._tables.channel_subscriptions[instance_id, channel]
         if row["mode"] == ChannelMode.COMPETING:
             return self._unclaimed(channel)
-        return self._after_id(channel, self._cursor(row))
+        taken, messages = self._tables.perdure_taken_messages, self._after_id(channel, self._cursor(row))
+        return [message for message in messages if (instance_id, channel, message["id"]) not in taken]
 
     def _unclaimed(self, channel: str) -> list[Row]:
         claims = self._tables.channel_message_claims

@@ -14,6 +14,7 @@ Row = Mapping[str, Any]
 Named = dict[str, Row]
 Numbered = dict[int, Row]
 Paired = dict[tuple[str, str], Row]
+Taken = dict[tuple[str, str, int], Row]
 
 
 @dataclass(slots=True)
@@ -33,6 +34,8 @@ class Tables:
     channel_subscriptions: Paired = field(default_factory=dict)  # instance, channel
     channel_delivery_cursors: Paired = field(default_factory=dict)  # instance, channel
     channel_message_claims: Named = field(default_factory=dict)
+    perdure_waits: Paired = field(default_factory=dict)  # instance, activity
+    perdure_taken_messages: Taken = field(default_factory=dict)  # instance, channel, message
     perdure_channels: Named = field(default_factory=dict)
     perdure_message_keys: Paired = field(default_factory=dict)  # source, key
     system_locks: Named = field(default_factory=dict)

@@ -14,14 +14,23 @@ from perdure.errors import (
     StorageError,
 )
 from perdure.model import limits
-from perdure.model.records import ChannelWait, HistoryEventType, Lease, Suspension, TimerSubscription, TimerWait
+from perdure.model.matching import data_of, match_of, matches
+from perdure.model.records import (
+    ChannelMode,
+    ChannelWait,
+    HistoryEventType,
+    Lease,
+    Suspension,
+    TimerSubscription,
+    TimerWait,
+)
 from perdure.model.states import TERMINAL, WAITING, WorkflowStatus
 from perdure.storage.transactions import bounded
 from perdure.storage.waits import Owner, Wait, _holder, checked, moment, owner
 from perdure.testing.reference.fences import FREE, OWN, claimable_at
 from perdure.testing.reference.history import History
 from perdure.testing.reference.messages import Messages
-from perdure.testing.reference.tables import change, remove, where
+from perdure.testing.reference.tables import Row, change, remove, where
 from perdure.testing.reference.transactions import reads, writes
 
 
@@ -83,8 +92,9 @@ class Waits(Messages, History):
         ready = [wait.activity_id for wait in waits if self._is_ready(who.instance_id, wait)]
         if ready:
             return Suspension(False, tuple(ready))
-        if alone:
-            self._drop_others(who.instance_id, waits)
+        self._drop(who.instance_id, waits, alone=alone)
+        if not alone:
+            self._remind(who.instance_id)
         for wait in waits:
             self._register(who.instance_id, wait)
         status = self._status(who.instance_id, waits)
@@ -106,9 +116,13 @@ class Waits(Messages, History):
             timer = self._tables.workflow_timer_subscriptions.get((instance_id, wait.timer_id))
             known: datetime | None = timer["expires_at"] if timer else None
             return known or self._moment(wait.expires_at, wait.after)
-        row = self._tables.channel_subscriptions[instance_id, wait.channel]
-        known = row["timeout_at"] if row["activity_id"] == wait.activity_id else None
-        return known or self._moment(wait.timeout_at, wait.after)
+        row = self._registered(instance_id, wait)
+        return row["timeout_at"] if row else self._moment(wait.timeout_at, wait.after)
+
+    def _registered(self, instance_id: str, wait: ChannelWait) -> Row | None:
+        """The same wait, if it is there: of the same activity, on the same channel and for the same values."""
+        row = self._tables.perdure_waits.get((instance_id, wait.activity_id))
+        return row if row and (row["channel"], row["match_key"]) == (wait.channel, _match_key(wait)) else None
 
     def _moment(self, at: datetime | None, after: timedelta | None) -> datetime | None:
         return limits.moment(at, "the time") if after is None else self._now + after
@@ -118,10 +132,24 @@ class Waits(Messages, History):
         if isinstance(wait, ChannelWait):
             if (instance_id, wait.channel) not in self._tables.channel_subscriptions:
                 raise NotSubscribedError(f"{instance_id!r} is not subscribed to {wait.channel!r}")
-            if self._pending(instance_id, wait.channel):
+            self._check_mode(instance_id, wait.channel, wait.where)
+            if self._matching(instance_id, wait.channel, wait.where):
                 return True
         deadline = self._deadline(instance_id, wait)
         return deadline is not None and deadline <= self._now
+
+    def _check_mode(self, instance_id: str, channel: str, values: Mapping[str, object] | None) -> None:
+        row = self._tables.channel_subscriptions.get((instance_id, channel))
+        if values and row is not None and row["mode"] == ChannelMode.COMPETING:
+            raise LimitError(f"{channel!r} is a competing channel: a message of it cannot be chosen by its data")
+
+    def _matching(self, instance_id: str, channel: str, values: Mapping[str, object] | None) -> list[Row]:
+        """The pending messages that have these values; all of them if none are asked for."""
+        pending = self._pending(instance_id, channel)
+        if not values:
+            return pending
+        found = [(row, data_of(row["data"])) for row in pending if row["data"] is not None]
+        return [row for row, data in found if matches(data, values)]
 
     def _register(self, instance_id: str, wait: Wait) -> None:
         deadline = self._deadline(instance_id, wait)
@@ -129,8 +157,16 @@ class Waits(Messages, History):
             assert deadline is not None, "a timer has a time"
             self._set_timer(instance_id, wait.timer_id, wait.activity_id, deadline)
         else:
-            key = instance_id, wait.channel
-            change(self._tables.channel_subscriptions, key, activity_id=wait.activity_id, timeout_at=deadline)
+            row = {
+                "id": self._world.draw("perdure_waits"),
+                "instance_id": instance_id,
+                "activity_id": wait.activity_id,
+                "channel": wait.channel,
+                "match_key": _match_key(wait),
+                "timeout_at": deadline,
+                "where": dict(wait.where or {}),
+            }
+            self._tables.perdure_waits.setdefault((instance_id, wait.activity_id), row)
 
     def _set_timer(self, instance_id: str, timer_id: str, activity_id: str | None, expires_at: datetime) -> None:
         """A timer; one that is there keeps its time."""
@@ -145,19 +181,24 @@ class Waits(Messages, History):
         }
         self._tables.workflow_timer_subscriptions.setdefault((instance_id, timer_id), row)
 
-    def _drop_others(self, instance_id: str, waits: Sequence[Wait]) -> None:
-        timers, subscriptions = self._tables.workflow_timer_subscriptions, self._tables.channel_subscriptions
+    def _drop(self, instance_id: str, waits: Sequence[Wait], *, alone: bool) -> None:
+        """Drop what is no longer asked for, if these waits are all; a wait of a step that now waits otherwise goes."""
+        timers, table = self._tables.workflow_timer_subscriptions, self._tables.perdure_waits
+        same = {
+            wait.activity_id: self._registered(instance_id, wait) for wait in waits if isinstance(wait, ChannelWait)
+        }
+        over = [key for key in where(table, instance_id=instance_id) if same.get(key[1]) is None]
+        remove(table, [key for key in over if alone or key[1] in same])
         kept = {wait.timer_id for wait in waits if isinstance(wait, TimerWait)}
-        remove(timers, [key for key in where(timers, instance_id=instance_id) if key[1] not in kept])
-        kept = {wait.channel for wait in waits if isinstance(wait, ChannelWait)}
-        for key in where(subscriptions, instance_id=instance_id):
-            if key[1] not in kept:
-                change(subscriptions, key, activity_id=None, timeout_at=None)
+        if alone:
+            remove(timers, [key for key in where(timers, instance_id=instance_id) if key[1] not in kept])
 
     def _status(self, instance_id: str, waits: Sequence[Wait]) -> WorkflowStatus:
         """That of the earliest deadline, where there are several kinds."""
         times = [(self._deadline(instance_id, wait), isinstance(wait, ChannelWait)) for wait in waits]
-        _, on_message = min((at, kind) for at, kind in times if at is not None or all(kind for _, kind in times))
+        if all(on_message for _, on_message in times):
+            return WorkflowStatus.WAITING_FOR_MESSAGE
+        _, on_message = min((at, kind) for at, kind in times if at is not None)
         return WorkflowStatus.WAITING_FOR_MESSAGE if on_message else WorkflowStatus.WAITING_FOR_TIMER
 
     def _wake(
@@ -197,13 +238,10 @@ class Waits(Messages, History):
         return min([*self._deadlines(), *self._claimable(), *marked], default=None)
 
     def _deadlines(self) -> list[datetime]:
-        timers = [(row, row["expires_at"]) for row in self._tables.workflow_timer_subscriptions.values()]
-        waits = [
-            (row, row["timeout_at"])
-            for row in self._tables.channel_subscriptions.values()
-            if row["activity_id"] is not None and row["timeout_at"] is not None
-        ]
-        return [at for row, at in timers + waits if row["framework"] == OWN and self._is_waiting(row["instance_id"])]
+        timers = self._tables.workflow_timer_subscriptions.values()
+        times = [(row, row["expires_at"]) for row in timers if row["framework"] == OWN]
+        times += [(row, row["timeout_at"]) for row in self._tables.perdure_waits.values()]
+        return [at for row, at in times if at is not None and self._is_waiting(row["instance_id"])]
 
     def _claimable(self) -> list[datetime]:
         own = [row for row in self._tables.workflow_instances.values() if row["framework"] == OWN]
@@ -278,6 +316,10 @@ class Timers(Waits):
         self._wake(instance_id, timer["activity_id"] or timer_id, HistoryEventType.TIMER_EXPIRED, payload, lease)
         del timers[key]
         return True
+
+
+def _match_key(wait: ChannelWait) -> str | None:
+    return match_of(wait.channel, wait.where).key if wait.where else None
 
 
 def _key(instance_id: str, timer_id: str) -> tuple[str, str]:

@@ -14,11 +14,13 @@ CREATE TABLE IF NOT EXISTS perdure_waits (
     FOREIGN KEY (instance_id) REFERENCES workflow_instances (instance_id) ON DELETE CASCADE
 ) DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
 CREATE INDEX idx_perdure_waits_channel ON perdure_waits (channel, match_key);
+CREATE INDEX idx_perdure_waits_subscription ON perdure_waits (instance_id, channel, id);
 CREATE INDEX idx_perdure_waits_match ON perdure_waits (match_key);
 CREATE INDEX idx_perdure_waits_due ON perdure_waits (timeout_at, id);
 INSERT IGNORE INTO perdure_waits (instance_id, activity_id, channel, timeout_at)
 SELECT instance_id, activity_id, channel, timeout_at FROM channel_subscriptions
-WHERE framework = 'perdure' AND activity_id IS NOT NULL;
+WHERE framework = 'perdure' AND activity_id IS NOT NULL
+ORDER BY id;
 UPDATE channel_subscriptions SET activity_id = NULL, timeout_at = NULL
 WHERE framework = 'perdure' AND activity_id IS NOT NULL;
 DROP INDEX idx_subscriptions_due ON channel_subscriptions;
@@ -28,7 +30,7 @@ DROP INDEX idx_subscriptions_due ON channel_subscriptions;
 CREATE TABLE IF NOT EXISTS perdure_match_paths (
     channel VARCHAR(255) NOT NULL,
     paths_key CHAR(32) NOT NULL,
-    paths TEXT NOT NULL,
+    paths MEDIUMTEXT NOT NULL,
     from_id BIGINT NOT NULL,
     to_id BIGINT NOT NULL,
     PRIMARY KEY (channel, paths_key)
@@ -64,4 +66,14 @@ DROP TABLE IF EXISTS perdure_taken_messages;
 DROP TABLE IF EXISTS perdure_message_matches;
 DROP TABLE IF EXISTS perdure_match_paths;
 CREATE INDEX idx_subscriptions_due ON channel_subscriptions (framework, timeout_at, id);
+-- A subscription holds one wait: the first of its channel.
+UPDATE channel_subscriptions
+SET activity_id = (SELECT w.activity_id FROM perdure_waits w
+                   WHERE w.instance_id = channel_subscriptions.instance_id
+                     AND w.channel = channel_subscriptions.channel ORDER BY w.id LIMIT 1),
+    timeout_at = (SELECT w.timeout_at FROM perdure_waits w
+                  WHERE w.instance_id = channel_subscriptions.instance_id
+                    AND w.channel = channel_subscriptions.channel ORDER BY w.id LIMIT 1)
+WHERE EXISTS (SELECT 1 FROM perdure_waits w
+              WHERE w.instance_id = channel_subscriptions.instance_id AND w.channel = channel_subscriptions.channel);
 DROP TABLE IF EXISTS perdure_waits;

@@ -14,11 +14,14 @@ CREATE TABLE IF NOT EXISTS perdure_waits (
     FOREIGN KEY (instance_id) REFERENCES workflow_instances (instance_id) ON DELETE CASCADE
 );
 CREATE INDEX idx_perdure_waits_channel ON perdure_waits (channel, match_key);
+CREATE INDEX idx_perdure_waits_subscription ON perdure_waits (instance_id, channel, id);
 CREATE INDEX idx_perdure_waits_match ON perdure_waits (match_key);
 CREATE INDEX idx_perdure_waits_due ON perdure_waits (timeout_at, id);
 INSERT INTO perdure_waits (instance_id, activity_id, channel, timeout_at)
 SELECT instance_id, activity_id, channel, timeout_at FROM channel_subscriptions
-WHERE framework = 'perdure' AND activity_id IS NOT NULL;
+WHERE framework = 'perdure' AND activity_id IS NOT NULL
+ORDER BY id
+ON CONFLICT (instance_id, activity_id) DO NOTHING;
 UPDATE channel_subscriptions SET activity_id = NULL, timeout_at = NULL
 WHERE framework = 'perdure' AND activity_id IS NOT NULL;
 DROP INDEX idx_subscriptions_due;
@@ -64,4 +67,14 @@ DROP TABLE IF EXISTS perdure_taken_messages;
 DROP TABLE IF EXISTS perdure_message_matches;
 DROP TABLE IF EXISTS perdure_match_paths;
 CREATE INDEX idx_subscriptions_due ON channel_subscriptions (framework, timeout_at, id);
+-- A subscription holds one wait: the first of its channel.
+UPDATE channel_subscriptions
+SET activity_id = (SELECT w.activity_id FROM perdure_waits w
+                   WHERE w.instance_id = channel_subscriptions.instance_id
+                     AND w.channel = channel_subscriptions.channel ORDER BY w.id LIMIT 1),
+    timeout_at = (SELECT w.timeout_at FROM perdure_waits w
+                  WHERE w.instance_id = channel_subscriptions.instance_id
+                    AND w.channel = channel_subscriptions.channel ORDER BY w.id LIMIT 1)
+WHERE EXISTS (SELECT 1 FROM perdure_waits w
+              WHERE w.instance_id = channel_subscriptions.instance_id AND w.channel = channel_subscriptions.channel);
 DROP TABLE IF EXISTS perdure_waits;

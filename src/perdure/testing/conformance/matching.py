@@ -1,0 +1,716 @@
+"""Matching: what every backend does with waits that ask for values, several of them on one channel."""
+
+import json
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from perdure.database.backends.base import Executor
+from perdure.errors import InvalidJSONPathError, LeaseLostError, LimitError
+from perdure.model.records import (
+    ChannelDeliveryResult,
+    ChannelMessage,
+    ChannelMode,
+    ChannelWait,
+    Lease,
+    OutgoingMessage,
+    Suspension,
+    TimerWait,
+)
+from perdure.model.states import WorkflowStatus
+from perdure.storage.stores import Rooms
+from perdure.storage.waits import Wait
+from perdure.testing.conformance.channels import pending, remaining
+from perdure.testing.conformance.tools import leased, recorded, shift, status
+
+BROADCAST, COMPETING, DIRECT = ChannelMode.BROADCAST, ChannelMode.COMPETING, ChannelMode.DIRECT
+RECEIVED, TIMED_OUT = "ChannelMessageReceived", "MessageTimeout"
+WAITING, RUNNING = WorkflowStatus.WAITING_FOR_MESSAGE, WorkflowStatus.RUNNING
+
+Where = dict[str, Any]
+
+
+def sec(seconds: float) -> timedelta:
+    return timedelta(seconds=seconds)
+
+
+def wait(activity_id: str, channel: str = "c", *, after: float | None = None, **where: Any) -> ChannelWait:
+    """A wait for these values of the message's data."""
+    return ChannelWait(channel, activity_id, after=None if after is None else sec(after), where=where or None)
+
+
+async def subscribed(
+    storage: Rooms, instance_id: str = "i-1", channel: str = "c", mode: ChannelMode = BROADCAST
+) -> Lease:
+    """A new leased instance that listens to a channel."""
+    lease = await leased(storage, instance_id)
+    await storage.subscribe_to_channel(instance_id, channel, mode, lease=lease)
+    return lease
+
+
+async def waiting(storage: Rooms, *waits: Wait, instance_id: str = "i-1") -> None:
+    """A new instance that listens to the channel `c` and waits."""
+    lease = await subscribed(storage, instance_id)
+    assert await storage.suspend(lease, waits) == Suspension(True)
+
+
+async def resumed(storage: Rooms, instance_id: str = "i-1") -> Lease:
+    """An instance taken again."""
+    lease = await storage.try_acquire_lock(instance_id, "w1", 30)
+    assert lease is not None
+    return lease
+
+
+async def waiting_again(storage: Rooms, *waits: Wait, instance_id: str = "i-1") -> tuple[str, ...]:
+    """Let an instance wait for these, and for nothing else; what is ready instead, and then it is released."""
+    lease = await resumed(storage, instance_id)
+    found = await storage.suspend(lease, waits)
+    if not found.suspended:
+        await storage.release_lock(instance_id, "w1", lease=lease)
+    return found.ready
+
+
+async def publish(storage: Rooms, *data: object, channel: str = "c") -> list[int]:
+    """Messages with these data."""
+    return [await storage.publish_to_channel(channel, json.dumps(each).encode()) for each in data]
+
+
+async def publish_many(storage: Rooms, data: Sequence[object], channel: str = "c") -> list[int]:
+    """The same for many."""
+    messages = [OutgoingMessage(channel, json.dumps(each).encode()) for each in data]
+    found: list[int] = []
+    for start in range(0, len(messages), 1000):
+        ids = await storage.publish_messages(messages[start : start + 1000])
+        found += [number for number in ids if isinstance(number, int)]
+    assert len(found) == len(data)
+    return found
+
+
+async def delivered(storage: Rooms, limit: int = 0) -> list[tuple[str, str, int]]:
+    """What a sweep delivers: instances, their steps and messages."""
+    return [(each.instance_id, each.activity_id, each.message_id) for each in await storage.deliver_pending(limit)]
+
+
+async def take(
+    storage: Rooms, lease: Lease, activity_id: str, channel: str = "c", **where: Any
+) -> ChannelDeliveryResult | None:
+    """The holder takes a message."""
+    offered = ChannelMessage(0, channel, "")
+    return await storage.deliver_channel_message(
+        lease.instance_id, offered, lease=lease, activity_id=activity_id, where=where or None
+    )
+
+
+async def cursor(storage: Rooms, instance_id: str = "i-1", channel: str = "c") -> int:
+    return await storage.get_delivery_cursor(instance_id, channel)
+
+
+async def rows(sql: Executor, table: str) -> int:
+    return int(await sql.fetchval(f"SELECT count(*) FROM {table}"))
+
+
+async def test_a_message_goes_to_the_wait_that_it_matches(storage: Rooms) -> None:
+    await waiting(storage, wait("a", n=1), wait("b", n=2), wait("c", n=2, m=3))
+    (message,) = await publish(storage, {"n": 2})
+    assert await delivered(storage) == [("i-1", "b", message)]
+    assert await recorded(storage, "i-1") == [("b", RECEIVED)]
+    assert await status(storage, "i-1") is RUNNING
+    assert await waiting_again(storage, wait("a", n=1), wait("c", n=2, m=3)) == ()
+    (other,) = await publish(storage, {"m": 3, "n": 2, "more": True})
+    assert await delivered(storage) == [("i-1", "c", other)]
+
+
+async def test_of_the_waits_that_a_message_matches_the_first_that_was_made_gets_it(storage: Rooms) -> None:
+    await waiting(storage, wait("z", n=1), wait("a", n=1), wait("m"))
+    first, second, third = await publish(storage, {"n": 1}, {"n": 1}, {"n": 1})
+    assert await delivered(storage) == [("i-1", "z", first)]
+    assert await delivered(storage) == []  # it runs; one message, one wait
+    assert await recorded(storage, "i-1") == [("z", RECEIVED)]
+    assert await waiting_again(storage, wait("m"), wait("a", n=1)) == ("m", "a")  # in the order they are asked in
+    lease = await resumed(storage)
+    for activity_id, message in (("a", second), ("m", third)):
+        found = await storage.deliver_channel_message("i-1", ChannelMessage(0, "c", ""), lease=lease)
+        assert found == ChannelDeliveryResult("i-1", "wf", activity_id, "c", message)
+    assert await pending(storage, "i-1") == []
+
+
+async def test_the_lowest_message_goes_first_whichever_wait_it_is_for(storage: Rooms) -> None:
+    await waiting(storage, wait("a", n=1), wait("b", n=2))
+    second, first = await publish(storage, {"n": 2}, {"n": 1})
+    assert await delivered(storage) == [("i-1", "b", second)]
+    assert await waiting_again(storage, wait("a", n=1)) == ("a",)
+    assert await pending(storage, "i-1") == [first]
+
+
+async def test_a_message_that_nobody_waits_for_changes_nothing(storage: Rooms) -> None:
+    await waiting(storage, wait("a", n=1))
+    before, start = await storage.get_instance("i-1"), await cursor(storage)
+    ids = await publish(storage, {"n": 2}, {"m": 1}, [1], "1", None)
+    assert await delivered(storage) == []
+    for message in await storage.get_pending_channel_messages("c"):
+        assert await storage.deliver_channel_message("i-1", message) is None
+    assert await storage.get_instance("i-1") == before
+    assert await storage.get_history_count("i-1") == 0
+    assert await cursor(storage) == start
+    assert await pending(storage, "i-1") == ids
+    assert await storage.next_work_at() is None  # the sweep is done with the channel
+
+
+async def test_what_no_wait_matched_is_there_for_a_later_one(storage: Rooms) -> None:
+    await waiting(storage, wait("a", n=1))
+    left, other, _ = await publish(storage, {"n": 2}, {"n": 3}, {"n": 1})
+    assert [activity for _, activity, _ in await delivered(storage)] == ["a"]
+    assert await waiting_again(storage, wait("b", n=2)) == ("b",)
+    lease = await resumed(storage)
+    found = await take(storage, lease, "b", n=2)
+    assert found is not None
+    assert found.message_id == left
+    assert await pending(storage, "i-1") == [other]
+    assert await storage.suspend(lease, [wait("c")]) == Suspension(False, ("c",))
+
+
+async def test_the_same_values_again_do_not_get_the_same_message_again(storage: Rooms) -> None:
+    await waiting(storage, wait("a", n=1))
+    left, first, second = await publish(storage, {"n": 9}, {"n": 1}, {"n": 1})
+    assert await delivered(storage) == [("i-1", "a", first)]
+    assert await waiting_again(storage, wait("b", n=1)) == ("b",)
+    lease = await resumed(storage)
+    found = await take(storage, lease, "b", n=1)
+    assert found is not None
+    assert found.message_id == second
+    assert await take(storage, lease, "c", n=1) is None
+    assert await storage.suspend(lease, [wait("c", n=1)]) == Suspension(True)
+    assert await delivered(storage) == []
+    assert await pending(storage, "i-1") == [left]
+    (third,) = await publish(storage, {"n": 1})
+    assert await delivered(storage) == [("i-1", "c", third)]
+
+
+async def test_the_cursor_moves_over_messages_taken_in_turn_only(storage: Rooms, sql: Executor) -> None:
+    await waiting(storage, wait("a", n=1))
+    start = await cursor(storage)
+    left, first, last = await publish(storage, {"n": 9}, {"n": 1}, {"n": 2})
+    assert len(await delivered(storage)) == 1
+    assert await cursor(storage) == start
+    assert await sql.fetchval("SELECT message_id FROM perdure_taken_messages") == first
+    lease = await resumed(storage)
+    for activity_id, message in (("b", left), ("c", last)):
+        found = await take(storage, lease, activity_id)
+        assert found is not None
+        assert (found.message_id, await cursor(storage)) == (message, message)
+    assert await take(storage, lease, "d") is None
+    assert await rows(sql, "perdure_taken_messages") == 1
+
+
+async def test_waits_for_any_message_and_for_values_are_mixed(storage: Rooms) -> None:
+    await waiting(storage, wait("n", n=1), wait("any"), wait("m", m=1))
+    first, second, third = await publish(storage, {"m": 1}, {"n": 1}, {"n": 1})
+    assert await delivered(storage) == [("i-1", "any", first)]  # made before the one for `m`
+    lease = await resumed(storage)
+    assert await storage.suspend(lease, [wait("n", n=1), wait("m", m=1)]) == Suspension(False, ("n",))
+    for activity_id, expected in (("n", second), ("rest", third)):
+        found = await take(storage, lease, activity_id)
+        assert found is not None
+        assert found.message_id == expected
+    assert await storage.suspend(lease, [wait("m", m=1), wait("late")]) == Suspension(True)
+    (fourth,) = await publish(storage, {"m": 1})
+    assert await delivered(storage) == [("i-1", "m", fourth)]
+
+
+async def test_several_plain_waits_get_one_message_each_in_order(storage: Rooms) -> None:
+    await waiting(storage, wait("b"), wait("a"))
+    first, second = await publish(storage, 1, 2)
+    assert await delivered(storage) == [("i-1", "b", first)]
+    assert await waiting_again(storage, wait("a")) == ("a",)
+    assert await pending(storage, "i-1") == [second]
+
+
+async def test_every_instance_gets_what_it_asks_for(storage: Rooms) -> None:
+    for n in range(5):
+        await waiting(storage, wait("a", n=n), instance_id=f"i-{n}")
+    await waiting(storage, wait("a"), instance_id="all")
+    await waiting(storage, wait("a", n=3), instance_id="same")
+    ids = await publish(storage, {"n": 3}, {"n": 1}, {"n": 7})
+    found = sorted(await delivered(storage))
+    assert found == [("all", "a", ids[0]), ("i-1", "a", ids[1]), ("i-3", "a", ids[0]), ("same", "a", ids[0])]
+    assert await delivered(storage) == []
+
+
+async def test_a_sweep_goes_on_where_it_stopped(storage: Rooms) -> None:
+    for n in range(5):
+        await waiting(storage, wait("a", n=n % 2), instance_id=f"i-{n}")
+    await publish(storage, {"n": 0}, {"n": 1})
+    pages = [[instance_id for instance_id, _, _ in await delivered(storage, 2)] for _ in range(4)]
+    assert pages == [["i-0", "i-1"], ["i-2", "i-3"], ["i-4"], []]
+    assert await storage.next_work_at() is not None  # they run
+    assert {await status(storage, f"i-{n}") for n in range(5)} == {RUNNING}
+
+
+async def test_each_wait_ends_at_its_own_time(storage: Rooms) -> None:
+    waits = [
+        wait("late", after=30, n=1),
+        wait("never", n=2),
+        wait("soon", after=10, n=3),
+        wait("mid", after=20, n=1),
+        wait("plain", after=40),
+    ]
+    await waiting(storage, *waits)
+    for ends, (seconds, activity_id) in enumerate([(11, "soon"), (21, "mid"), (31, "late"), (41, "plain")], 1):
+        assert await storage.find_expired_channel_subscriptions() == []
+        assert not await storage.expire_channel_wait("i-1", "c")
+        shift(storage, seconds)
+        (found,) = await storage.find_expired_channel_subscriptions()
+        assert (found.instance_id, found.channel, found.activity_id) == ("i-1", "c", activity_id)
+        assert await storage.expire_channel_wait("i-1", "c")
+        assert (await recorded(storage, "i-1"))[-1] == (activity_id, TIMED_OUT)
+        assert await storage.get_history_count("i-1") == ends
+        waits = [each for each in waits if each.activity_id != activity_id]
+        assert await waiting_again(storage, *waits) == ()
+    assert await storage.next_due_at() is None
+    (message,) = await publish(storage, {"n": 2})
+    assert await delivered(storage) == [("i-1", "never", message)]
+
+
+async def test_waits_that_are_over_end_one_after_the_other_the_earliest_first(storage: Rooms) -> None:
+    waits = [wait("b", after=20, n=1), wait("a", after=10, n=1), wait("c", after=60)]
+    await waiting(storage, *waits)
+    shift(storage, 30)
+    assert [each.activity_id for each in await storage.find_expired_channel_subscriptions()] == ["a", "b"]
+    assert await storage.expire_channel_waits([("i-1", "c"), ("i-1", "c")]) == [True, False]  # it runs
+    lease = await resumed(storage)
+    assert await storage.suspend(lease, waits[::2]) == Suspension(False, ("b",))
+    assert await storage.expire_channel_wait("i-1", "c", lease=lease)
+    assert not await storage.expire_channel_wait("i-1", "c", lease=lease)
+    assert await recorded(storage, "i-1") == [("a", TIMED_OUT), ("b", TIMED_OUT)]
+
+
+async def test_a_message_leaves_the_other_waits_with_their_times(storage: Rooms) -> None:
+    waits = [wait("a", after=10, n=1), wait("b", after=20, n=2), wait("c", n=3)]
+    await waiting(storage, *waits)
+    due = await storage.next_due_at()
+    await publish(storage, {"n": 3})
+    assert len(await delivered(storage)) == 1
+    shift(storage, 5)
+    assert await waiting_again(storage, wait("a", after=10, n=1), wait("b", after=1, n=2)) == ()
+    assert await storage.next_due_at() == due
+    shift(storage, 11)
+    assert await storage.expire_channel_wait("i-1", "c")
+    assert (await recorded(storage, "i-1"))[-1] == ("a", TIMED_OUT)
+
+
+async def test_a_wait_asked_for_again_keeps_its_time_and_its_place(storage: Rooms) -> None:
+    await waiting(storage, wait("b", n=1), wait("a", after=10, n=1), TimerWait("t", "t:1", after=sec(1)))
+    shift(storage, 2)
+    assert await storage.fire_timer("i-1", "t")
+    assert await waiting_again(storage, wait("new", n=1), wait("a", after=90, n=1), wait("b", after=0, n=1)) == ()
+    subscription = await storage.get_channel_subscription("i-1", "c")
+    assert subscription is not None
+    assert (subscription.activity_id, subscription.timeout_at) == ("b", None)  # it has no time, and keeps that
+    (message,) = await publish(storage, {"n": 1})
+    assert await delivered(storage) == [("i-1", "b", message)]
+    assert await waiting_again(storage, wait("new", n=1), wait("a", after=90, n=1)) == ()
+    shift(storage, 11)
+    assert [each.activity_id for each in await storage.find_expired_channel_subscriptions()] == ["a"]
+
+
+@pytest.mark.parametrize("again", [wait("a", after=50), wait("a", after=50, n=2), wait("a", "d", after=50)])
+async def test_an_activity_that_waits_for_something_else_does_not_wait_for_the_first_thing(
+    storage: Rooms, again: ChannelWait
+) -> None:
+    lease = await subscribed(storage)
+    await storage.subscribe_to_channel("i-1", "d", BROADCAST, lease=lease)
+    waits: list[Wait] = [wait("a", after=10, n=1), wait("b", n=5), TimerWait("t", "t:1", after=sec(1))]
+    assert await storage.suspend(lease, waits) == Suspension(True)
+    shift(storage, 2)
+    assert await storage.fire_timer("i-1", "t")
+    assert await waiting_again(storage, again) == ()
+    shift(storage, 20)
+    assert await storage.find_expired_channel_subscriptions() == []
+    assert [each.activity_id for each in await storage.get_channel_subscribers_waiting(again.channel)] == ["a"]
+    (message,) = await publish(storage, {"n": 2}, channel=again.channel)
+    assert await delivered(storage) == [("i-1", "a", message)]
+
+
+async def test_a_plain_wait_of_the_same_activity_on_another_channel_replaces_the_first(storage: Rooms) -> None:
+    lease = await subscribed(storage)
+    await storage.subscribe_to_channel("i-1", "d", BROADCAST, lease=lease)
+    assert await storage.suspend(lease, [wait("a", after=10)]) == Suspension(True)
+    shift(storage, 5)
+    assert await waiting_again(storage, wait("a", "d", after=50)) == ()
+    await publish(storage, 1)
+    assert await delivered(storage) == []
+    shift(storage, 20)
+    assert await storage.find_expired_channel_subscriptions() == []
+    (message,) = await publish(storage, 1, channel="d")
+    assert await delivered(storage) == [("i-1", "a", message)]
+
+
+async def test_what_is_dropped_is_not_waited_for(storage: Rooms, sql: Executor) -> None:
+    await waiting(storage, wait("a", after=10, n=1), wait("b", n=2), wait("c", n=3))
+    await publish(storage, {"n": 3})
+    assert len(await delivered(storage)) == 1
+    assert await waiting_again(storage, wait("b", n=2)) == ()
+    assert await rows(sql, "perdure_waits") == 1
+    shift(storage, 11)
+    assert await storage.find_expired_channel_subscriptions() == []
+    ids = await publish(storage, {"n": 1})
+    assert await delivered(storage) == []
+    assert await pending(storage, "i-1") == ids
+
+
+async def test_what_is_ready_is_not_waited_for(storage: Rooms) -> None:
+    lease = await subscribed(storage)
+    await publish(storage, {"n": 1}, {"n": 2})
+    asked = [wait("d", n=4), wait("b", n=2), wait("a", n=1), wait("over", after=0, n=5)]
+    assert await storage.suspend(lease, asked) == Suspension(False, ("b", "a", "over"))
+    assert await status(storage, "i-1") is RUNNING
+    assert await storage.suspend(lease, [wait("d", n=4)]) == Suspension(True)
+
+
+async def test_a_message_that_came_while_it_ran_is_seen_by_a_wait_that_it_kept(storage: Rooms) -> None:
+    await waiting(storage, wait("a", n=1), wait("b", n=2))
+    await publish(storage, {"n": 2})
+    assert len(await delivered(storage)) == 1
+    (message,) = await publish(storage, {"n": 1})  # no sweep has looked at it
+    assert await waiting_again(storage, wait("a", n=1)) == ("a",)
+    assert await delivered(storage) == []  # now one has, and it runs
+    assert await waiting_again(storage, wait("a", n=1)) == ("a",)
+    lease = await resumed(storage)
+    found = await storage.deliver_channel_message("i-1", ChannelMessage(0, "c", ""), lease=lease)
+    assert found is not None
+    assert (found.activity_id, found.message_id) == ("a", message)
+
+
+@pytest.mark.parametrize("where", [{}, {"n": 1}])
+async def test_a_wait_that_stays_beside_another_gets_what_came_while_it_did_not_count(
+    storage: Rooms, where: Where
+) -> None:
+    for instance_id, channel in (("i-1", "d"), ("i-2", "d"), ("i-3", "c")):
+        lease = await subscribed(storage, instance_id)
+        if channel == "d":
+            await storage.subscribe_to_channel(instance_id, "d", BROADCAST, lease=lease)
+        waits: list[Wait] = [wait("a", "c", **where), TimerWait("t", "t:1", after=sec(1))]
+        assert await storage.suspend(lease, waits) == Suspension(True)
+    shift(storage, 2)
+    assert await storage.fire_timers([("i-1", "t"), ("i-2", "t"), ("i-3", "t")]) == [True] * 3
+    (message,) = await publish(storage, {"n": 1})
+    assert await delivered(storage) == []  # they run
+    assert await storage.next_work_at() != await storage.next_due_at()  # they can be taken
+    for instance_id in ("i-1", "i-2"):
+        lease = await resumed(storage, instance_id)
+        if instance_id == "i-1":
+            found = await storage.register_channel_receive_and_release_lock(
+                "i-1", "d", "w1", "b", after=sec(90), lease=lease
+            )
+            assert found == Suspension(True)
+        else:
+            await storage.update_instance_status("i-2", WAITING, lease=lease)
+            await storage.release_lock("i-2", "w1", lease=lease)
+        assert await delivered(storage) == [(instance_id, "a", message)]
+    assert await delivered(storage) == []  # the third runs
+
+
+async def test_nothing_is_delivered_to_who_is_held_and_the_sweep_makes_up_for_it(storage: Rooms) -> None:
+    await waiting(storage, wait("a", n=1))
+    await waiting(storage, wait("a", n=2), instance_id="i-2")
+    held = await storage.try_acquire_lock("i-1", "w2", 30)
+    assert held is not None
+    first, second = await publish(storage, {"n": 1}, {"n": 2})
+    assert await delivered(storage) == [("i-2", "a", second)]
+    assert await delivered(storage) == []
+    await storage.release_lock("i-1", "w2", lease=held)
+    assert await delivered(storage) == [("i-1", "a", first)]
+    assert await delivered(storage) == []
+
+
+async def test_a_message_offered_goes_to_who_matches_it(storage: Rooms) -> None:
+    await waiting(storage, wait("a", n=1))
+    (message,) = await publish(storage, {"n": 1})
+    await storage.deliver_pending(channels=["elsewhere"])
+    lease = await resumed(storage)
+    found = await take(storage, lease, "a", n=1)
+    assert found == ChannelDeliveryResult("i-1", "wf", "a", "c", message)
+    assert await storage.suspend(lease, [wait("b", n=1)]) == Suspension(True)
+    assert await delivered(storage) == []
+
+
+async def test_the_holder_takes_by_values(storage: Rooms) -> None:
+    lease = await subscribed(storage)
+    left, first, second = await publish(storage, {"n": 9}, {"n": 1, "m": {"k": "x"}}, {"n": 1, "m": {"k": "y"}})
+    found = await take(storage, lease, "a", **{"m.k": "y"})
+    assert found == ChannelDeliveryResult("i-1", "wf", "a", "c", second)
+    assert await take(storage, lease, "b", **{"m.k": "y"}) is None
+    assert await take(storage, lease, "b", n=7) is None
+    assert await storage.get_history_count("i-1") == 1
+    found = await take(storage, lease, "b", n=1)
+    assert found is not None
+    assert found.message_id == first
+    assert await pending(storage, "i-1") == [left]
+    assert await status(storage, "i-1") is RUNNING
+    again = await take(storage, lease, "b", n=9)  # a step that is recorded takes no message
+    assert again == ChannelDeliveryResult("i-1", "wf", "b", "c", 0)
+    assert await pending(storage, "i-1") == [left]
+    assert await take(storage, lease, "x", "elsewhere", n=1) is None  # not subscribed
+    with pytest.raises(LeaseLostError):
+        await take(storage, Lease("i-1", "w9", lease.token, lease.expires_at), "c", n=9)
+    offered = ChannelMessage(0, "c", "")
+    with pytest.raises(LimitError):
+        await storage.deliver_channel_message("i-1", offered, lease=lease, where={"n": 1})
+    with pytest.raises(InvalidJSONPathError):
+        await take(storage, lease, "c", "c", **{"a..b": 1})
+    with pytest.raises(LimitError):
+        await take(storage, lease, "c", n=object())
+
+
+async def test_a_competing_channel_is_not_asked_for_values(storage: Rooms) -> None:
+    lease = await subscribed(storage, mode=COMPETING)
+    ids = await publish(storage, {"n": 2}, {"n": 1})
+    with pytest.raises(LimitError):
+        await storage.suspend(lease, [wait("a", n=1)])
+    with pytest.raises(LimitError):
+        await take(storage, lease, "a", n=1)
+    assert await remaining(storage) == ids
+    assert await storage.get_history_count("i-1") == 0
+    assert await status(storage, "i-1") is RUNNING
+
+
+async def test_several_waits_share_a_competing_channel(storage: Rooms) -> None:
+    lease = await subscribed(storage, mode=COMPETING)
+    assert await storage.suspend(lease, [wait("b"), wait("a")]) == Suspension(True)
+    first, second = await publish(storage, 1, 2)
+    assert await delivered(storage) == [("i-1", "b", first)]
+    assert await waiting_again(storage, wait("a")) == ("a",)
+    assert await remaining(storage) == [second]
+
+
+async def test_a_direct_message_is_matched(storage: Rooms) -> None:
+    for instance_id in ("i-1", "i-2"):
+        await publish(storage, {"n": 0}, channel=f"mail:{instance_id}")
+        lease = await subscribed(storage, instance_id, "mail", DIRECT)
+        asked: list[Wait] = [wait("a", f"mail:{instance_id}", n=1), wait("b", f"mail:{instance_id}", n=2)]
+        assert await storage.suspend(lease, asked) == Suspension(True)
+    (message,) = await publish(storage, {"n": 2}, channel="mail:i-2")
+    assert await delivered(storage) == [("i-2", "b", message)]
+    lease = await resumed(storage)
+    assert await storage.suspend(lease, [wait("c", "mail:i-1", n=0)]) == Suspension(False, ("c",))
+
+
+VALUES: list[object] = [
+    0, 1, 1.5, -1, 10**20, "1", "", "a", "A", "a ", "é", "e\u0301", True, False, None,
+    [], [1], [1, 2], [2, 1], ["1"], {}, {"a": 1}, {"a": 1, "b": [True, None]}, {"a": True}, [[1], {}], "\U0001f600",
+]  # fmt: skip
+SAME: list[tuple[Any, Any]] = [
+    (1, 1.0),
+    (0, -0.0),
+    (1e20, 10**20),
+    ([1, {"a": 2.0}], [1.0, {"a": 2}]),
+    ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
+    ((1, 2), [1, 2]),
+]
+
+
+async def test_values_are_equal_with_their_types(storage: Rooms) -> None:
+    lease = await subscribed(storage)
+    ids = await publish(storage, *({"v": value, "at": n} for n, value in enumerate(VALUES)))
+    for n, value in enumerate(VALUES):
+        found = await take(storage, lease, f"v:{n}", v=value)
+        assert found is not None, value
+        assert found.message_id == ids[n], value
+        assert await take(storage, lease, f"again:{n}", v=value) is None, value
+    for n, (asked, value) in enumerate(SAME):
+        (message,) = await publish(storage, {"v": value})
+        found = await take(storage, lease, f"s:{n}", v=asked)
+        assert found is not None, asked
+        assert found.message_id == message
+
+
+async def test_paths_lead_through_objects_only(storage: Rooms) -> None:
+    lease = await subscribed(storage)
+    data = {"a": {"b": {"c": 1}, "x.y": 2, "0": 3, "": 4}, "list": [{"a": 5}], "Ä b": 6, "t": "text"}
+    (message,) = await publish(storage, data)
+    for path, value in [("a.b.c", 2), ("a.x.y", 2), ("list.0", {"a": 5}), ("list.0.a", 5), ("A.b.c", 1), ("t.0", "t")]:
+        assert await take(storage, lease, "no", "c", **{path: value}) is None, path
+    assert await take(storage, lease, "no", "c", **{"a.b.c": 1, "a.0": 3, "missing": None}) is None
+    found = await take(
+        storage, lease, "yes", "c", **{"a.b.c": 1, "a.0": 3, "Ä b": 6, "list": [{"a": 5}], "a.b": {"c": 1}}
+    )
+    assert found is not None
+    assert found.message_id == message
+
+
+async def test_what_is_no_object_matches_nothing(storage: Rooms) -> None:
+    await waiting(storage, wait("a", n=1))
+    await publish(storage, None, 1, "n", [{"n": 1}], True, {"n": {"n": 1}})
+    await storage.publish_to_channel("c", b'{"n": 1}', binary=True)
+    await storage.publish_to_channel("c", b"\x00\xff", binary=True)
+    await storage.publish_to_channel("c", b'{"n": %s1%s}' % (b"[" * 900, b"]" * 900))
+    assert await delivered(storage) == []
+    (message,) = await publish(storage, {"n": 1})
+    assert await delivered(storage) == [("i-1", "a", message)]
+
+
+async def test_data_that_the_family_stored_and_is_not_json_matches_nothing(storage: Rooms, sql: Executor) -> None:
+    await waiting(storage, wait("a", n=1))
+    for n, data in enumerate(["no json", "", "[" * 100_000, '{"n": ' + "1" * 5000 + "}", '{"n": NaN}']):
+        await sql.execute(
+            "INSERT INTO channel_messages (channel, message_id, data_type, data, published_at) "
+            f"VALUES ('c', 'm-{n}', 'json', '{data}', '2026-01-01 00:00:00.000000')"
+        )
+    assert await delivered(storage) == []
+    (message,) = await publish(storage, {"n": 1})
+    assert await delivered(storage) == [("i-1", "a", message)]
+
+
+async def test_a_message_of_the_family_that_appears_below_one_that_was_looked_at_is_found(
+    storage: Rooms, sql: Executor
+) -> None:
+    await waiting(storage, wait("a", n=1))
+    hole, _ = await publish(storage, {"n": 1}, {"n": 2})
+    await storage.delete_channel_message(hole)
+    assert await delivered(storage) == []
+    await sql.execute(
+        "INSERT INTO channel_messages (id, channel, message_id, data_type, data, published_at) "
+        f"VALUES ({hole}, 'c', 'm-1', 'json', '{{\"n\": 1}}', '2026-01-01 00:00:00.000000')"
+    )
+    assert await delivered(storage) == [("i-1", "a", hole)]
+
+
+@pytest.mark.parametrize("end", ["unsubscribe", "clear", "cancel", "compensate", "fail", "complete", "recur", "clean"])
+async def test_waits_go_with_what_they_belong_to(storage: Rooms, sql: Executor, end: str) -> None:
+    await waiting(storage, wait("a", after=10, n=1), wait("b", after=10), wait("c", n=3))
+    await publish(storage, {"n": 3})
+    await publish(storage, {"n": 3})
+    assert await delivered(storage) == [("i-1", "b", (await remaining(storage))[0])]
+    lease = await resumed(storage)
+    assert await storage.suspend(lease, [wait("a", after=10, n=1), wait("d", n=4)]) == Suspension(True)
+    lease = await resumed(storage)
+    ids = await publish(storage, {"n": 4})
+    assert (await take(storage, lease, "d", n=4)) is not None  # out of turn, and it runs again
+    assert [await rows(sql, table) for table in ("perdure_waits", "perdure_taken_messages")] == [1, 1]
+    if end == "unsubscribe":
+        await storage.unsubscribe_from_channel("i-1", "c", lease=lease)
+    elif end == "clear":
+        await storage.clear_channel_waiting_state("i-1", "c", lease=lease)
+    elif end in ("cancel", "compensate"):
+        await storage.cancel_instance("i-1", compensate=end == "compensate")
+    elif end == "fail":
+        await storage.update_instance_status("i-1", WorkflowStatus.FAILED, lease=lease)
+    elif end == "complete":
+        await storage.complete_and_release(lease, b"1")
+    elif end == "recur":
+        await storage.recur_instance("i-1", b"1", lease=lease)
+    else:
+        await storage.cleanup_instance_subscriptions("i-1", lease=lease)
+    assert await rows(sql, "perdure_waits") == 0
+    assert await rows(sql, "perdure_taken_messages") == (0 if end in ("unsubscribe", "clean") else 1)
+    shift(storage, 60)
+    assert await storage.find_expired_channel_subscriptions() == []
+    if end == "recur":
+        assert await pending(storage, "i-1") == [ids[0] - 1]
+        assert await storage.suspend(lease, [wait("d", n=4)]) == Suspension(True)
+    if end in ("cancel", "fail", "complete"):
+        shift(storage, 3600)
+        assert await storage.delete_instances(sec(60)) == 1
+        assert [await rows(sql, table) for table in ("perdure_waits", "perdure_taken_messages")] == [0, 0]
+
+
+async def test_who_subscribes_again_begins_anew(storage: Rooms) -> None:
+    lease = await subscribed(storage, channel="mail", mode=DIRECT)
+    first, second = await publish(storage, {"n": 1}, {"n": 2}, channel="mail:i-1")
+    found = await take(storage, lease, "a", "mail:i-1", n=2)
+    assert found is not None
+    await storage.unsubscribe_from_channel("i-1", "mail:i-1", lease=lease)
+    await storage.subscribe_to_channel("i-1", "mail", DIRECT, lease=lease)
+    assert await pending(storage, "i-1", "mail:i-1") == [first, second]
+    found = await take(storage, lease, "b", "mail:i-1", n=2)
+    assert found is not None
+    assert found.message_id == second
+
+
+async def test_a_clean_up_keeps_what_a_subscriber_has_not_had(storage: Rooms) -> None:
+    await waiting(storage, wait("a", n=1))
+    ids = await publish(storage, {"n": 9}, {"n": 1}, {"n": 8})
+    assert len(await delivered(storage)) == 1
+    shift(storage, 100)
+    assert await storage.cleanup_old_channel_messages(sec(10)) == 0
+    assert await pending(storage, "i-1") == [ids[0], ids[2]]
+    lease = await resumed(storage)
+    assert (await take(storage, lease, "b")) is not None
+    assert (await take(storage, lease, "c")) is not None
+    shift(storage, 200)
+    assert await storage.cleanup_old_channel_messages(sec(10)) == 3
+
+
+async def test_a_clean_up_by_force_leaves_waits_that_find_later_messages(storage: Rooms) -> None:
+    await waiting(storage, wait("a", n=1))
+    await publish(storage, {"n": 9})
+    assert await delivered(storage) == []
+    shift(storage, 100)
+    assert await storage.cleanup_old_channel_messages(sec(10), force=True) == 1
+    (message,) = await publish(storage, {"n": 1})
+    assert await delivered(storage) == [("i-1", "a", message)]
+
+
+async def test_a_channel_out_of_use_and_in_use_again_is_matched(storage: Rooms) -> None:
+    await waiting(storage, wait("a", n=1))
+    await publish(storage, {"n": 1})
+    assert len(await delivered(storage)) == 1
+    await storage.unsubscribe_from_channel("i-1", "c")
+    shift(storage, 100)
+    assert await storage.cleanup_old_channel_messages(sec(10)) == 1
+    await waiting(storage, wait("a", n=1), instance_id="i-2")
+    (message,) = await publish(storage, {"n": 1})
+    assert await delivered(storage) == [("i-2", "a", message)]
+
+
+@pytest.mark.timeout(180)
+async def test_an_instance_waits_for_1500_things(storage: Rooms) -> None:
+    lease = await subscribed(storage)
+    waits: list[Wait] = [wait(f"a:{n}", after=1000 + 1000 * n, n=n) for n in range(1500)]
+    assert await storage.suspend(lease, waits) == Suspension(True)
+    first, second = await publish(storage, {"n": 1499}, {"n": 7})
+    assert await delivered(storage) == [("i-1", "a:1499", first)]
+    assert await waiting_again(storage, *waits[:1499]) == ("a:7",)
+    lease = await resumed(storage)
+    found = await storage.deliver_channel_message("i-1", ChannelMessage(0, "c", ""), lease=lease)
+    assert found is not None
+    assert (found.activity_id, found.message_id) == ("a:7", second)
+    assert await storage.suspend(lease, [*waits[:7], *waits[8:1499]]) == Suspension(True)
+    shift(storage, 2500)
+    assert [each.activity_id for each in await storage.find_expired_channel_subscriptions()] == ["a:0", "a:1"]
+
+
+@pytest.mark.timeout(180)
+async def test_values_are_found_among_thousands_of_messages(storage: Rooms) -> None:
+    """A set of paths that nobody asked for yet, and one whose messages were looked at for a later subscriber only."""
+    early = await subscribed(storage, "early")
+    ids = await publish_many(storage, [{"n": n, "m": -n} for n in range(2500)])
+    late = await subscribed(storage, "late")
+    assert await storage.suspend(late, [wait("a", n=2600)]) == Suspension(True)
+    more = await publish_many(storage, [{"n": n, "m": -n} for n in range(2500, 2700)])
+    assert await delivered(storage) == [("late", "a", more[100])]
+    for n in (3, 2499, 2650, 0):  # before, at the end of, and after what the other's wait had looked at
+        found = await take(storage, early, f"n:{n}", n=n)
+        assert found is not None
+        assert found.message_id == (ids + more)[n]
+    found = await take(storage, early, "m", m=-2400)
+    assert found is not None
+    assert found.message_id == ids[2400]
+    assert await storage.suspend(early, [wait("b", m=-1001), wait("c", n=9999)]) == Suspension(False, ("b",))
+    assert await storage.suspend(early, [wait("c", n=9999), wait("d", n=3)]) == Suspension(True)
+    (last,) = await publish(storage, {"n": 9999})
+    assert await delivered(storage) == [("early", "c", last)]
+
+
+@pytest.mark.timeout(180)
+async def test_a_sweep_passes_over_thousands_of_messages_that_nobody_waits_for(storage: Rooms) -> None:
+    await waiting(storage, wait("a", n=-1), wait("b", m=-1))
+    ids = await publish_many(storage, [{"n": n, "m": n} for n in range(2300)] + [{"n": -1, "m": 0}])
+    found: list[tuple[str, str, int]] = []
+    for _ in range(10):
+        found += await delivered(storage)
+    assert found == [("i-1", "a", ids[-1])]
+    assert await waiting_again(storage, wait("b", m=-1)) == ()
+    assert await storage.next_work_at() is None
