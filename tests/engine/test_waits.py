@@ -271,3 +271,33 @@ async def test_many_runs_with_their_own_match_cost_little_more_than_events_sent_
         )
         print(f"{COUNT} events: {plain:.2f} s with to=, {matched:.2f} s with where=, ratio {matched / plain:.2f}")
         assert matched < 4 * plain + 2  # in the suite the machine may be busy; the long form shows twice
+
+
+@workflow(name="waits.changed")
+async def changed(where: dict[str, Any] | None) -> str:
+    event = await wait_event("waits.changed", where=CHANGED.get("where", where))
+    await busy(str(event.data["n"]))
+    return str(event.data["n"])
+
+
+CHANGED: dict[str, Any] = {}
+
+
+@pytest.mark.parametrize("now", [None, {"n": 2}, {"m": 1}])
+async def test_an_event_that_was_matched_by_other_values_is_a_mismatch(shared: Database, now: Any) -> None:
+    """B12: a changed match is found on replay."""
+    CHANGED.clear()
+    async with App(shared.url, resident=0) as app:
+        handle = await changed.start({"n": 1}, id="changed")
+        await waiting(app, handle.id)
+        await app.send_event("waits.changed", {"n": 1, "m": 2})
+        await until(lambda: "1" in done)
+    CHANGED["where"] = now
+    async with App(shared.url) as app:
+
+        async def is_stuck() -> bool:
+            return [run.instance_id for run in await app.stuck()] == ["changed"]
+
+        await until(is_stuck)
+        CHANGED.clear()
+    CHANGED.clear()

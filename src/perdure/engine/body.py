@@ -24,6 +24,7 @@ from perdure.engine.loop import BodyLoop, Timer
 from perdure.engine.scopes import current_scope
 from perdure.engine.steps import ActivityStep, EffectStep, TimerStep, WaitStep
 from perdure.errors import EngineError, LimitError, NonDeterminismError, NotSubscribedError, WorkflowCancelledError
+from perdure.model.matching import match_of
 from perdure.model.records import HistoryEvent, HistoryEventType, Lease
 from perdure.storage.contract import Storage
 
@@ -376,6 +377,18 @@ class Body:
         if known != name and (wait.kind is None or not known.startswith(f"{name}:")):
             self._mismatch(f"the history has a message of {known!r} at {wait.id}, but the code waits for {name!r}")
 
+    def _check_match(self, wait: WaitStep, event: HistoryEvent) -> None:
+        """Refuse an event that was chosen by other values. (Earlier versions recorded events that did not match.)"""
+        about = json.loads(event.event_data or b"{}") if event.data_type == "json" else None
+        chosen_by = about.get("match") if isinstance(about, dict) else None
+        if chosen_by is not None and (
+            not wait.where or chosen_by != match_of(str(about["channel"]), wait.where).key  # type: ignore[index]
+        ):
+            asked = dict(wait.where) if wait.where else "anything"
+            self._mismatch(
+                f"the history has an event at {wait.id} that matched other values than the code asks for now: {asked}"
+            )
+
     def _begun(self, step: ActivityStep, event: HistoryEvent) -> None:
         self._check_call(step.id, step.call, event)
         step.begin()
@@ -415,6 +428,7 @@ class Body:
 
     def _message_came(self, wait: WaitStep, id: str, event: HistoryEvent) -> None:
         self._check_channel(wait, wait.ids()[id], event)
+        self._check_match(wait, event)
         for other in wait.ids():
             self._expected.pop(other, None)
         if event.event_type == HistoryEventType.MESSAGE_TIMEOUT:

@@ -189,8 +189,9 @@ def _deliver(
     rows = yield from _fenced(S.target, instance_id, channel, lease, activity_id, match)
     if not rows:
         return None
-    name, activity, mode, message, _, data, binary, metadata, published_at, in_turn = rows[0]
-    envelope = _envelope(channel, message, data, metadata, utc(published_at).isoformat(timespec="microseconds"))
+    name, activity, mode, message, key, data, binary, metadata, published_at, in_turn = rows[0]
+    sent_at = utc(published_at).isoformat(timespec="microseconds")
+    envelope = _envelope(channel, message, data, metadata, sent_at, key)
     kind = HistoryEventType.CHANNEL_MESSAGE_RECEIVED
     recorded = yield from waits.wake(instance_id, activity, kind, envelope, lease, raw(binary))
     if recorded and mode == ChannelMode.COMPETING:
@@ -236,12 +237,15 @@ def _fenced(
     return rows
 
 
-def _envelope(channel: str, message: int, data: str | None, metadata: str | None, published_at: str) -> str:
-    """What both of the family's readers understand; the data goes in as it was published."""
+def _envelope(
+    channel: str, message: int, data: str | None, metadata: str | None, published_at: str, match_key: str | None
+) -> str:
+    """What both of the family's readers understand; the data goes in as it was published. `match` is for a replay."""
     name = json.dumps(channel, ensure_ascii=False)
+    match = f', "match": "{match_key}"' if match_key else ""
     return (
         f'{{"id": {message}, "channel": {name}, "channel_name": {name}, "data": {data or "null"}, '
-        f'"metadata": {metadata or "{}"}, "published_at": "{published_at}", "created_at": "{published_at}"}}'
+        f'"metadata": {metadata or "{}"}, "published_at": "{published_at}", "created_at": "{published_at}"{match}}}'
     )
 
 

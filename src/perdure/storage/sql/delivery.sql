@@ -33,7 +33,7 @@ SELECT i.workflow_name, w.activity_id, w.timeout_at
 -- A subscriber's next message and the wait it is for, if the subscriber waits and is free, or is leased to the caller:
 -- of all its waits the one whose message is the lowest, and of those for that message the first. The caller may name its
 -- wait. In turn is a message that no other one is left before.
-SELECT i.workflow_name, f.activity_id, s.mode, m.id, m.data_type, m.data, m.data_binary, m.metadata, m.published_at,
+SELECT i.workflow_name, f.activity_id, s.mode, m.id, f.match_key, m.data, m.data_binary, m.metadata, m.published_at,
        CASE WHEN m.id = {next} THEN 1 ELSE 0 END
   FROM workflow_instances i JOIN channel_subscriptions s ON s.instance_id = i.instance_id AND s.channel = :channel
        JOIN (SELECT 0 AS id, :activity_id AS activity_id, :match_key AS match_key WHERE :activity_id IS NOT NULL
@@ -95,7 +95,8 @@ event AS (
   SELECT instance_id, activity_id, 'ChannelMessageReceived', data_type,
          concat('{"id": ', id, ', "channel": ', :name::text, ', "channel_name": ', :name::text,
                 ', "data": ', COALESCE(data, 'null'), ', "metadata": ', COALESCE(metadata, '{}'),
-                ', "published_at": "', {iso(published_at)}, '", "created_at": "', {iso(published_at)}, '"}'),
+                ', "published_at": "', {iso(published_at)}, '", "created_at": "', {iso(published_at)}, '"',
+                CASE WHEN match_key IS NOT NULL THEN concat(', "match": "', match_key, '"') END, '}'),
          data_binary, {now}
     FROM message
   ON CONFLICT (instance_id, activity_id) DO NOTHING RETURNING id),
@@ -130,15 +131,15 @@ SELECT workflow_name, activity_id, id, (SELECT count(*) FROM event) FROM message
 
 -- deliver [mysql]
 -- Differs because a CTE cannot write: variables of the session carry what was found from part to part, in one packet.
-SET @mode = NULL, @message = NULL, @next = NULL, @wait = NULL;
+SET @mode = NULL, @message = NULL, @next = NULL, @wait = NULL, @activity = NULL, @key = NULL;
 SELECT i.workflow_name, s.mode, s.activity_id INTO @workflow, @mode, @wait
   FROM workflow_instances i JOIN channel_subscriptions s ON s.instance_id = i.instance_id AND s.channel = :channel
  WHERE i.instance_id = :instance_id AND {may_wake}
    FOR UPDATE SKIP LOCKED;
 SELECT CASE WHEN s.mode = 'broadcast' THEN {next} END INTO @next
   FROM channel_subscriptions s WHERE s.instance_id = :instance_id AND s.channel = :channel;
-SELECT f.activity_id, f.message_id INTO @activity, @message FROM (
-  SELECT w.id, w.activity_id, CASE WHEN w.match_key IS NULL THEN @next ELSE {next_match(w)} END AS message_id
+SELECT f.activity_id, f.message_id, f.match_key INTO @activity, @message, @key FROM (
+  SELECT w.id, w.activity_id, w.match_key, CASE WHEN w.match_key IS NULL THEN @next ELSE {next_match(w)} END AS message_id
     FROM (SELECT 0 AS id, COALESCE(:activity_id, @wait) AS activity_id, :match_key AS match_key
            UNION ALL
           SELECT id, activity_id, match_key FROM perdure_waits
@@ -160,7 +161,8 @@ SELECT m.id INTO @message FROM channel_messages m {index(idx_channel_messages_or
 SELECT :instance_id, @activity, 'ChannelMessageReceived', m.data_type,
        CONCAT('{"id": ', m.id, ', "channel": ', :name, ', "channel_name": ', :name,
               ', "data": ', COALESCE(m.data, 'null'), ', "metadata": ', COALESCE(m.metadata, '{}'),
-              ', "published_at": "', {iso(m.published_at)}, '", "created_at": "', {iso(m.published_at)}, '"}'),
+              ', "published_at": "', {iso(m.published_at)}, '", "created_at": "', {iso(m.published_at)}, '"',
+              CASE WHEN @key IS NULL THEN '' ELSE CONCAT(', "match": "', @key, '"') END, '}'),
        m.data_binary, {now}
   FROM channel_messages m
  WHERE m.id = @message AND NOT EXISTS (SELECT 1 FROM workflow_history h

@@ -21,9 +21,7 @@ SELECT {next_match(w)}, (SELECT CASE WHEN p.from_id <= {cursor} AND p.to_id >= {
 
 -- sets
 -- The sets of paths that these channels match by, where their keys end, and where their messages do.
-SELECT p.channel, p.paths_key, p.paths, p.to_id,
-       (SELECT m.id FROM channel_messages m {index(idx_channel_messages_order)}
-         WHERE m.channel = p.channel ORDER BY m.channel DESC, m.id DESC LIMIT 1), q.swept_id
+SELECT p.channel, p.paths_key, p.paths, p.to_id, {newest(p)}, q.swept_id
   FROM perdure_match_paths p JOIN perdure_channels q ON q.channel = p.channel WHERE p.channel {any(:channels)}
 
 -- messages

@@ -74,6 +74,11 @@ COALESCE(s.timeout_at, (SELECT w.timeout_at FROM perdure_waits w {index(idx_perd
                                AND x.message_id = k.message_id)
           ORDER BY k.match_key, k.message_id LIMIT 1)
 
+-- newest
+-- The last message of a channel. Here and below, the order names the channel too: MySQL would else sort all of it.
+(SELECT m.id FROM channel_messages m {index(idx_channel_messages_order)}
+          WHERE m.channel = of.channel ORDER BY m.channel DESC, m.id DESC LIMIT 1)
+
 -- unclaimed
 -- The first message of a channel that nobody has claimed.
 (SELECT m.id FROM channel_messages m {index(idx_channel_messages_order)}

@@ -374,3 +374,40 @@ async def test_the_next_work_is_also_what_can_be_done_at_once(storage: Rooms) ->
     assert free is not None
     assert free < lease.expires_at
     assert await storage.next_due_at() is None
+
+
+async def test_registered_waits_are_listed_in_the_order_they_were_made(storage: Rooms) -> None:
+    lease = await subscribed(storage, "i-1", "c", "d")
+    at = datetime(2031, 1, 1, tzinfo=UTC)
+    waits = [ChannelWait("d", "r:2", at), ChannelWait("c", "r:1", where={"a": 1}), ChannelWait("d", "r:3")]
+    assert await storage.get_channel_waits("i-1") == []
+    assert (await storage.suspend(lease, waits)).suspended
+    plain = [ChannelWait(wait.channel, wait.activity_id, wait.timeout_at) for wait in waits]
+    assert await storage.get_channel_waits("i-1") == plain
+    assert await storage.get_channel_waits("nobody") == []
+
+
+async def test_waits_that_have_a_message_are_found_by_reading(storage: Rooms) -> None:
+    lease = await subscribed(storage, "i-1", "c", "d")
+    waits = [ChannelWait("c", "one", where={"n": 1}), ChannelWait("c", "two", where={"n": 2}), ChannelWait("c", "any")]
+    waits += [ChannelWait("d", "none"), ChannelWait("not subscribed", "never")]
+    assert await storage.pending_waits("i-1", []) == []
+    assert await storage.pending_waits("i-1", waits) == []
+    await storage.publish_to_channel("c", b'{"n": 2}')
+    await storage.publish_to_channel("c", b'{"n": 3}')
+    assert (
+        {"two", "any"} <= set(await storage.pending_waits("i-1", waits)) <= {"one", "two", "any"}
+    )  # keys may be missing
+    assert await storage.suspend(lease, [waits[1]]) == Suspension(False, ("two",))  # makes the keys
+    assert await storage.pending_waits("i-1", waits) == ["two", "any"]
+
+
+async def test_a_wait_can_be_ended_by_its_activity(storage: Rooms) -> None:
+    lease = await subscribed(storage, "i-1", "c")
+    waits = [ChannelWait("c", "r:1", after=sec(1)), ChannelWait("c", "r:2", after=sec(2)), ChannelWait("c", "r:3")]
+    assert (await storage.suspend(lease, waits)).suspended
+    shift(storage, 5)
+    assert not await storage.expire_channel_wait("i-1", "c", activity_id="r:3")
+    assert not await storage.expire_channel_wait("i-1", "c", activity_id="r:9")
+    assert await storage.expire_channel_wait("i-1", "c", activity_id="r:2")
+    assert [wait.activity_id for wait in await storage.get_channel_waits("i-1")] == ["r:1", "r:3"]

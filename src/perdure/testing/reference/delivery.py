@@ -5,7 +5,7 @@ from operator import itemgetter
 
 from perdure.errors import LimitError
 from perdure.model import limits
-from perdure.model.matching import check
+from perdure.model.matching import check, match_of
 from perdure.model.records import (
     ChannelDeliveryResult,
     ChannelMessage,
@@ -109,7 +109,9 @@ class Delivery(Waits, Archive):
         in_turn = message == self._pending(instance_id, channel)[0]
         instance = self._tables.workflow_instances[instance_id]
         sent_at = message["published_at"].isoformat(timespec="microseconds")
-        envelope = _envelope(channel, message["id"], message["data"], message["metadata"], sent_at)
+        values = dict(asked)[activity]
+        match_key = match_of(channel, values).key if values else None
+        envelope = _envelope(channel, message["id"], message["data"], message["metadata"], sent_at, match_key)
         kind = HistoryEventType.CHANNEL_MESSAGE_RECEIVED
         recorded = self._wake(instance_id, activity, kind, envelope, lease, message["data_binary"])
         if recorded and row["mode"] == ChannelMode.COMPETING:
@@ -179,9 +181,13 @@ class Delivery(Waits, Archive):
         return any(self._has_message(row["instance_id"], channel) for row in self._waiting_on(channel))
 
     @writes
-    def expire_channel_wait(self, instance_id: str, channel: str, *, lease: Lease | None = None) -> bool:
+    def expire_channel_wait(
+        self, instance_id: str, channel: str, *, lease: Lease | None = None, activity_id: str | None = None
+    ) -> bool:
         """Record that the time of a wait is up, end it and set the instance running; True if so."""
-        return self._expire(instance_id, channel, lease)
+        if activity_id is not None:
+            limits.name(activity_id, "activity_id")
+        return self._expire(instance_id, channel, lease, activity_id)
 
     @writes
     def expire_channel_waits(self, waits: Sequence[tuple[str, str]]) -> list[bool]:
@@ -190,12 +196,13 @@ class Delivery(Waits, Archive):
             pair(*wait)
         return self._in_order(waits, self._expire)
 
-    def _expire(self, instance_id: str, channel: str, lease: Lease | None) -> bool:
+    def _expire(self, instance_id: str, channel: str, lease: Lease | None, activity_id: str | None = None) -> bool:
         key = instance_id, channel
         pair(*key)
         if lease is not None:
             self._fence(instance_id, lease)
-        up = self._up(self._waits_for(*key))
+        waits = self._waits_for(*key)
+        up = self._up([wait for wait in waits if activity_id in (None, wait["activity_id"])])
         if not up or not self._may_wake(self._tables.workflow_instances[instance_id], lease):
             return False
         wait = up[0]

@@ -226,6 +226,27 @@ class Waits(Messages, History):
         return [ended[position] for position in range(len(keys))]
 
     @reads
+    def get_channel_waits(self, instance_id: str) -> list[ChannelWait]:
+        """The waits for messages that an instance has registered, in the order they were made."""
+        table = self._tables.perdure_waits
+        rows = [table[key] for key in where(table, instance_id=limits.name(instance_id, "instance_id"))]
+        rows.sort(key=itemgetter("id"))
+        return [ChannelWait(row["channel"], row["activity_id"], row["timeout_at"]) for row in rows]
+
+    @reads
+    def pending_waits(self, instance_id: str, waits: Sequence[ChannelWait]) -> list[str]:
+        """Which of these waits, registered or not, have a message by now: their activities."""
+        limits.name(instance_id, "instance_id")
+        asked = checked(waits) if waits else []
+        return [
+            wait.activity_id
+            for wait in asked
+            if isinstance(wait, ChannelWait)
+            and (instance_id, wait.channel) in self._tables.channel_subscriptions
+            and self._matching(instance_id, wait.channel, wait.where)
+        ]
+
+    @reads
     def next_due_at(self) -> datetime | None:
         """When the first timer, time-out or running lease of an own instance is or was due."""
         leases = [at for at in self._claimable() if at > self._now]
