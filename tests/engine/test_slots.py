@@ -47,15 +47,20 @@ def gate(name: str) -> asyncio.Event:
     return gates.setdefault(name, asyncio.Event())
 
 
-@activity
-async def work(what: str) -> str:
+async def at_work(seconds: float) -> None:
+    """Code that executes for a while."""
     running[0] += 1
     running[1] = max(running)
     try:
-        await asyncio.sleep(0.001)
-        return what
+        await asyncio.sleep(seconds)
     finally:
         running[0] -= 1
+
+
+@activity
+async def work(what: str) -> str:
+    await at_work(0.001)
+    return what
 
 
 @activity
@@ -88,7 +93,7 @@ async def touch(what: str) -> None:
 
 @touch.compensation(retry=Retry(attempts=100_000, first=timedelta(milliseconds=1), factor=1.0))
 async def untouch(what: str, *, result: None) -> None:
-    await asyncio.sleep(0.02)
+    await at_work(0.02)
     if not gate("touched").is_set():
         raise ConnectionError("not yet")
 
@@ -348,6 +353,7 @@ async def test_compensations_that_always_fail_quickly_starve_no_other_work(share
             with pytest.raises(WorkflowFailedError):
                 await handle.result(SOON)
         await all_free(app)
+    assert running[1] == 1
 
 
 async def test_a_parent_that_polls_its_child_does_not_keep_it_from_running(shared: Database) -> None:
@@ -435,12 +441,16 @@ async def test_a_parent_that_is_cancelled_while_it_waits_for_its_children_ends_a
 
 
 async def test_a_lease_that_is_lost_while_a_run_waits_without_a_slot_leaks_none(shared: Database) -> None:
-    async with App(shared.url, max_runs=2) as app:
+    """The search finds it: the heartbeat does not beat so soon."""
+    async with App(shared.url, max_runs=2, lease=timedelta(minutes=10)) as app:
         handle = await saga.start("a")
         await until(lambda: slots(app) == (0, 0, 1))
         gate("service").set()
         sql = app._storage.db()
-        await sql.execute("UPDATE workflow_instances SET lock_token = lock_token + 1, locked_by = NULL")
+        await sql.execute(
+            "UPDATE workflow_instances"
+            " SET lock_token = lock_token + 1, locked_by = NULL, locked_at = NULL, lock_expires_at = NULL"
+        )
         app._worker.wake()
         with pytest.raises(WorkflowFailedError):
             await handle.result(SOON)
@@ -456,6 +466,19 @@ async def test_concurrent_starts_take_no_more_slots_than_there_are(shared: Datab
         assert {each.id for each in again if not isinstance(each, BaseException)} == {handles[0].id}
         await all_free(app)
     assert running[1] <= 3
+
+
+async def test_a_search_that_comes_too_late_leaves_its_slot_to_others(shared: Database) -> None:
+    """Another worker took the run that this one had no slot for."""
+    async with App(shared.url, max_runs=1) as here:
+        await holding.start("busy")
+        await until(lambda: "holds busy" in seen)
+        other = await plain.start("other")
+        await until(lambda: slots(here) == (1, 1, 0))
+        async with App(shared.url, workflows=[plain]) as there:
+            assert await there.get(other.id).result(SOON) == "other"
+        gate("busy").set()
+        await all_free(here)
 
 
 async def test_a_cancelled_run_whose_thread_is_still_at_work_hides_no_other(shared: Database) -> None:

@@ -51,7 +51,7 @@ class Heartbeat:
         self._lost = lost
         self._held: dict[str, tuple[Lease, Held]] = {}
         self._expiries: dict[Lease, datetime] = {}  # as last renewed
-        self._whole_at = 0.0  # when to renew all leases, by the monotonic clock
+        self._whole_at = steady() + lease_sec / 3  # when to renew all leases
         self._nudged = False
         self._stop = threading.Event()
         self._due = threading.Event()  # renew now: somebody may have taken a lease away
