@@ -336,6 +336,7 @@ async def test_a_dead_service_of_a_compensation_stops_no_other_work(shared: Data
         assert [await handle.result(SOON) for handle in handles] == [f"{number}" for number in range(10)]
         assert await app.get("saga-0").status() is WorkflowStatus.COMPENSATING
         await until(lambda: slots(app) == (0, 0, 3))
+        assert not any(run.at_work for run in app._worker._runs.values())
     assert sorted(seen) == ["unbook 0 1", "unbook 1 1", "unbook 2 1"]
 
 
@@ -375,7 +376,8 @@ async def test_a_short_pause_between_attempts_holds_no_slot(shared: Database) ->
 async def test_a_loop_with_short_sleeps_stops_no_other_work(shared: Database) -> None:
     async with App(shared.url, max_runs=1) as app:
         first = await watching.start()
-        await status_of(first, WorkflowStatus.RUNNING)
+        await until(lambda: slots(app) == (0, 0, 0) and first.id in app._worker._runs)
+        assert app._worker._runs[first.id].at_work  # it hears of a cancel as soon as those that hold a slot
         await (await doing.start()).result(SOON)
         await first.result(SOON)
         await all_free(app)

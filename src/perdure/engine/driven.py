@@ -75,7 +75,7 @@ class Driven(Protocol):
 
     @property
     def at_work(self) -> bool:
-        """Whether it holds a slot: code may execute."""
+        """Whether code may execute now or in a moment."""
 
     async def drive(self, lease: Lease) -> End:
         """Go on until it can go no further. Whatever is raised ends the try."""

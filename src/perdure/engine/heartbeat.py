@@ -32,7 +32,7 @@ class Held(Protocol):
 
     @property
     def at_work(self) -> bool:
-        """Whether code may execute, which has to stop soon after the lease is lost."""
+        """Whether code may execute now or in a moment: it has to stop soon after the lease is lost."""
 
 
 class Heartbeat:

@@ -71,8 +71,8 @@ class Rollback:
 
     @property
     def at_work(self) -> bool:
-        """Whether it holds a slot: code may execute."""
-        return self.slot.held
+        """Whether code may execute now or in a moment."""
+        return not self.slot.idling
 
     async def drive(self, lease: Lease) -> End:
         """Undo what is left, and end the run."""

@@ -72,8 +72,8 @@ class Run:
 
     @property
     def at_work(self) -> bool:
-        """Whether it holds a slot: code may execute."""
-        return self.slot.held
+        """Whether code may execute now or in a moment."""
+        return not self.slot.idling
 
     async def drive(self, lease: Lease) -> End:
         """Go on until the run is finished or waits. Whatever is raised ends the try, and the run is as it was."""

@@ -139,11 +139,12 @@ class Slots:
 class Slot:
     """The slot of one run: held from the start, given back and taken again as often as the run waits."""
 
-    __slots__ = ("_slots", "held")
+    __slots__ = ("_slots", "held", "idling")
 
     def __init__(self, slots: Slots) -> None:
         self._slots = slots
         self.held = True
+        self.idling = False  # waits for something that may take long
 
     def rest(self) -> None:
         """Give the slot back, if it is held: no code executes until `resume()`."""
@@ -160,7 +161,11 @@ class Slot:
     async def idle(self, until: Waiter) -> None:
         """Wait without a slot, then take one again. Raises `Drained` if the worker stops."""
         self.rest()
-        await self._slots.wait_idle(until)
+        self.idling = True
+        try:
+            await self._slots.wait_idle(until)
+        finally:
+            self.idling = False
         await self.resume()
 
     async def pause(self, seconds: float) -> None:
