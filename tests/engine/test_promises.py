@@ -274,6 +274,7 @@ async def test_p2_no_activity_starts_after_the_local_deadline(database: Database
 @dataclass
 class Held:
     deadline: float = 0.0
+    at_work = True
 
 
 async def test_p2_the_local_deadline_is_counted_from_before_the_renewal(
@@ -541,11 +542,11 @@ async def test_p5_a_copy_in_memory_that_another_worker_overtook_catches_up(share
         await several.start(id="a")
         await waiting(here, "a")
         parked = here._worker._parked["a"]
-        here._worker._max_runs = 0  # takes nothing for a while
+        here._worker._slots.most = 0  # takes nothing for a while
         async with App(shared.url) as there:
             await there.publish("left", 1)
             await until(lambda: "a" in there._worker._parked)
-        here._worker._max_runs = 1000
+        here._worker._slots.most = 1000
         await here.publish("right", 2)
         assert sorted(await here.get("a").result(SOON)) == ["clock", "left 1", "right 2"]
         assert parked.body.done

@@ -26,6 +26,7 @@ from perdure.engine.journal import Shared
 from perdure.engine.relay import Publisher, Relay
 from perdure.engine.results import Results
 from perdure.engine.retention import Retention, Swept, sweep
+from perdure.engine.slots import Slot
 from perdure.engine.worker import PUT_OFF, Worker
 from perdure.errors import (
     RunNotFoundError,
@@ -279,7 +280,7 @@ class App(Client):
             relay=relay,
             **self._limits,
         )
-        self._leased: Shared[WorkflowInstance, Lease | None] = Shared(self._create_leased)
+        self._leased: Shared[tuple[WorkflowInstance, Slot], Lease | None] = Shared(self._create_leased)
         await self._worker.start()
         return self
 
@@ -303,32 +304,41 @@ class App(Client):
         """A connection for the heartbeat; a database in memory has only the one."""
         return _borrowed(self._opened) if ":memory:" in self.url else open_storage(self._storage_url())
 
-    async def _create_leased(self, instances: Sequence[WorkflowInstance]) -> "list[Lease | StorageError | None]":
+    async def _create_leased(
+        self, items: Sequence[tuple[WorkflowInstance, Slot]]
+    ) -> "list[Lease | StorageError | None]":
         sent = steady()
+        unused = [slot for _, slot in items]
         try:
             answers = await self._storage.create_instances(
-                instances, worker_id=f"{self.worker_id}#0", timeout_sec=self._lease_sec
+                [instance for instance, _ in items], worker_id=f"{self.worker_id}#0", timeout_sec=self._lease_sec
             )
+            for (instance, _), lease in zip(items, answers, strict=True):
+                if isinstance(lease, Lease):
+                    self._worker.drive(instance, lease, sent, unused.pop())
         finally:
-            self._worker.coming -= len(instances)
-        for instance, lease in zip(instances, answers, strict=True):
-            if isinstance(lease, Lease):
-                self._worker.drive(instance, lease, sent)
+            for slot in unused:
+                slot.rest()
         return answers
 
     async def _create(self, instance: WorkflowInstance) -> None:
         """Take the run at once if there is room: no other worker has to find it."""
-        if self._worker.free <= 0 or instance.workflow_name not in self._served:
+        slot = self._worker.reserve_slot() if instance.workflow_name in self._served else None
+        if slot is None:
             await super()._create(instance)
         else:
-            self._worker.coming += 1
-            await self._leased(instance)
+            await self._leased((instance, slot))
 
     async def start(self, request: StartRequest) -> tuple["Client", str]:
         """Store a new run; one that begins later, or elsewhere, is looked for like any other."""
         started = await super().start(request)
         self._worker.wake()
         return started
+
+    async def cancel(self, instance_id: str, reason: str = "") -> None:
+        """Cancel a run, and look for it at once; see `Client.cancel`."""
+        await super().cancel(instance_id, reason)
+        self._worker.wake()
 
     async def send(self, outgoing: messages.Outgoing) -> None:
         """Store it, and see who waits for it."""

@@ -8,7 +8,8 @@ cancels it and waits until it is undone.
 import asyncio
 import hashlib
 import json
-from collections.abc import Collection
+import logging
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -16,20 +17,24 @@ from typing import TYPE_CHECKING, Any
 from perdure.engine.codec import encode
 from perdure.engine.digests import Call
 from perdure.engine.failures import cancelled, decode_failure
-from perdure.errors import InstanceExistsError, WorkflowFailedError, WorkflowNotCancellableError
+from perdure.errors import InstanceExistsError, StorageError, WorkflowFailedError, WorkflowNotCancellableError
 from perdure.model.limits import INSTANCE_ID_MAX
-from perdure.model.limits import PAGE_MAX as PAGE
 from perdure.model.records import ChannelMode, CompensationEntry, HistoryEvent, Lease, WorkflowInstance
-from perdure.model.states import TERMINAL
+from perdure.model.states import WorkflowStatus
 from perdure.storage.contract import Storage
 
 if TYPE_CHECKING:
     from perdure.engine.body import Body, Effect
     from perdure.engine.definitions import Workflow
+    from perdure.engine.rollback import Rollback
+    from perdure.engine.run import Run
+
+log = logging.getLogger("perdure.engine")
 
 PARENT = "~parent"  # the child's row that names who waits for its end
 LINK = "Parent"
 ENDS = "~end/"  # how the channels of ends begin
+TOGETHER_MAX = 100  # children that are cancelled in one commit
 
 
 def child_id(parent: str, path: str) -> str:
@@ -145,16 +150,40 @@ async def tell(storage: Storage, parent: dict[str, str], end: bytes, child: str)
     await storage.publish_to_channel(channel, end, message_id=f"{child}:end", source="perdure")
 
 
-async def end_all(storage: Storage, children: Collection[str], reason: str) -> None:
-    """Cancel the children that have not ended, and wait until they have."""
-    left = sorted(children)
-    for child in left:
+async def end_all(run: "Run | Rollback", children: Collection[str], reason: str) -> None:
+    """Cancel the children that have not ended, and wait, without a slot, until they have."""
+    if not children:
+        return
+    ended, left = await run.host.watch_ends(sorted(children))
+    try:
+        going = [row.instance_id for row in left if row.status is not WorkflowStatus.COMPENSATING]
+        for first in range(0, len(going), TOGETHER_MAX):
+            await _cancel(run, going[first : first + TOGETHER_MAX], reason)
+            run.host.wake()
+        if not ended.done():
+            await run.slot.idle(ended)
+    finally:
+        ended.cancel()
+
+
+async def _cancel(run: "Run | Rollback", children: Sequence[str], reason: str) -> None:
+    """Cancel children, several in one commit; if that is refused, one by one."""
+    storage = run.host.storage
+    if len(children) > 1:
+        try:
+            async with storage.transaction():
+                for child in children:
+                    with suppress(WorkflowNotCancellableError):
+                        await storage.cancel_instance(child, reason, compensate=True)
+            return
+        except StorageError as error:  # a deadlock, for example: on its own, each is tried again by the storage
+            log.warning(
+                "run %r: %d children could not be cancelled in one commit, so they are cancelled one by one: %s",
+                run.id,
+                len(children),
+                error,
+                extra={"instance": run.id},
+            )
+    for child in children:
         with suppress(WorkflowNotCancellableError):
             await storage.cancel_instance(child, reason, compensate=True)
-    pause = 0.02
-    while left:
-        rows = await storage.get_instances(left[:PAGE])
-        left = [row.instance_id for row in rows if row is not None and row.status not in TERMINAL] + left[PAGE:]
-        if left:
-            await asyncio.sleep(pause)
-            pause = min(pause * 2, 1.0)

@@ -1,11 +1,11 @@
 """What a worker drives, and what it lends to whoever is driven."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from perdure.engine.ambient import ActivityInfo
 from perdure.engine.body import Effect
@@ -13,8 +13,11 @@ from perdure.engine.clock import steady
 from perdure.engine.definitions import Activity, Workflow
 from perdure.engine.journal import Entry, Shared
 from perdure.errors import LeaseLostError
-from perdure.model.records import CompensationEntry, HistoryEvent, Lease, Suspension
+from perdure.model.records import CompensationEntry, HistoryEvent, Lease, Suspension, WorkflowInstance
 from perdure.storage.contract import Storage, Wait
+
+if TYPE_CHECKING:
+    from perdure.engine.slots import Slot
 
 PAGE = 1000
 STUBBORN_SEC = 10.0  # how long an activity that is cancelled may take to end
@@ -67,7 +70,12 @@ class Driven(Protocol):
     deadline: float  # of the lease, on the monotonic clock
     progressed: bool
     resumed: bool
+    slot: "Slot"  # held while code may execute
     ending: bool  # a commit that gives the lease back is under way: if it is gone, that may be why
+
+    @property
+    def at_work(self) -> bool:
+        """Whether code may execute now or in a moment."""
 
     async def drive(self, lease: Lease) -> End:
         """Go on until it can go no further. Whatever is raised ends the try."""
@@ -98,6 +106,12 @@ class Host(Protocol):
 
     def wake(self) -> None:
         """Something was written that there may be work because of."""
+
+    async def watch_ends(self, ids: Sequence[str]) -> tuple["asyncio.Future[None]", list[WorkflowInstance]]:
+        """A future that is done once all these runs have ended, and the rows of those that have not.
+
+        Cancel the future to stop watching.
+        """
 
     def transact(self, attempt: Attempt, record: "Record") -> Coroutine[Any, Any, Done]:
         """Run an attempt's code in a transaction that ends with its record."""

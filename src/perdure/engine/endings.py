@@ -34,7 +34,7 @@ async def finish(run: "Run") -> End:
         except (EngineError, LimitError) as unfit:
             error = unfit
     await run.journal.durable()
-    await children.end_all(run.host.storage, run.body.children, f"{run.id} has ended")
+    await children.end_all(run, run.body.children, f"{run.id} has ended")
     if error is None:
         await _complete(run, output)
         run.host.happened("complete", run)
@@ -57,7 +57,7 @@ async def _recur(run: "Run", input_data: bytes) -> End:
     """The next generation begins, under the same lease; the link to a parent goes along."""
     await run.journal.durable()
     storage = run.host.storage
-    await children.end_all(storage, run.body.children, f"{run.id} begins anew")
+    await children.end_all(run, run.body.children, f"{run.id} begins anew")
     async with storage.transaction():
         await storage.recur_instance(run.id, input_data, lease=run.lease)
         if run.parent is not None:

@@ -1,12 +1,16 @@
 """Results: everybody in this process who waits for the end of a run.
 
-One query covers them all, at most once a second; runs that end in this process are told at once.
+Callers wait for the row of one run, and runs for the ends of their children. One query covers them all, at most once a
+second; runs that end in this process are told at once.
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from contextvars import Context
+from dataclasses import dataclass
 
 from perdure.errors import StorageError
 from perdure.model.records import WakeUp, WorkflowInstance
@@ -14,9 +18,19 @@ from perdure.model.states import TERMINAL
 from perdure.storage.contract import Storage
 from perdure.storage.wakeups import RESUMABLE
 
+log = logging.getLogger("perdure.engine")
+
 ASK_SEC = 1.0
 PAGE = 1000
 ENDS = ("completed", "failed", "cancelled")
+
+
+@dataclass(eq=False, slots=True)
+class _Watch:
+    """Somebody who waits until several runs have ended."""
+
+    left: set[str]
+    over: "asyncio.Future[None]"
 
 
 class Results:
@@ -26,6 +40,7 @@ class Results:
         self._storage = storage
         self._alone = alone  # nobody passes hints on
         self._waiting: dict[str, list[asyncio.Future[WorkflowInstance | None]]] = {}
+        self._watched: dict[str, list[_Watch]] = {}
         self._asker: asyncio.Task[None] | None = None
         self._hint = asyncio.Event()
 
@@ -36,12 +51,45 @@ class Results:
             return found
         future: asyncio.Future[WorkflowInstance | None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(instance_id, []).append(future)
-        if self._asker is None:
-            self._asker = asyncio.create_task(self._ask())
+        self._begin()
         try:
             return await future
         finally:
             self._leave(instance_id, future)
+
+    async def watch(self, ids: Sequence[str]) -> tuple["asyncio.Future[None]", list[WorkflowInstance]]:
+        """A future that is done once all these runs have ended or are gone, and the rows of those that have not.
+
+        Cancel the future to stop watching.
+        """
+        watch = _Watch(set(ids), asyncio.get_running_loop().create_future())
+        for instance_id in watch.left:  # before they are looked at, so that no end is missed
+            self._watched.setdefault(instance_id, []).append(watch)
+        watch.over.add_done_callback(lambda _: self._unwatch(watch))
+        self._begin()
+        going: list[WorkflowInstance] = []
+        try:
+            for first in range(0, len(ids), PAGE):
+                page = ids[first : first + PAGE]
+                found = await self._storage.get_instances(page)
+                self._tell(page, found)
+                going += [row for row in found if row is not None and row.status not in TERMINAL]
+        except BaseException:
+            watch.over.cancel()
+            raise
+        return watch.over, going
+
+    def _unwatch(self, watch: "_Watch") -> None:
+        for instance_id in watch.left:
+            watches = self._watched.get(instance_id, [])
+            if watch in watches:
+                watches.remove(watch)
+            if not watches:
+                self._watched.pop(instance_id, None)
+
+    def _begin(self) -> None:
+        if self._asker is None:
+            self._asker = asyncio.create_task(self._ask(), context=Context())  # nobody's in particular
 
     def _leave(self, instance_id: str, future: "asyncio.Future[WorkflowInstance | None]") -> None:
         waiting = self._waiting.get(instance_id, [])
@@ -62,28 +110,40 @@ class Results:
 
     async def ended(self, instance_id: str) -> None:
         """A run has ended in this process."""
+        self._tell_watches(instance_id)
         if instance_id in self._waiting:
             self._tell([instance_id], [await self._storage.get_instance(instance_id)])
 
     def _tell(self, ids: Sequence[str], found: Sequence[WorkflowInstance | None]) -> None:
         for instance_id, instance in zip(ids, found, strict=True):
             if instance is None or instance.status in TERMINAL:
+                self._tell_watches(instance_id)
                 for future in self._waiting.pop(instance_id, []):
                     if not future.done():
                         future.set_result(instance)
+
+    def _tell_watches(self, instance_id: str) -> None:
+        for watch in self._watched.pop(instance_id, []):
+            watch.left.discard(instance_id)
+            if not watch.left and not watch.over.done():
+                watch.over.set_result(None)
 
     async def _ask(self) -> None:
         """Look at a hint, and without one every second; never more often than that."""
         listener = asyncio.create_task(self._listen()) if self._alone else None
         try:
-            while self._waiting:
+            while self._waiting or self._watched:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(ASK_SEC):
                         await self._hint.wait()
                 self._hint.clear()
                 asked = time.monotonic()
-                with suppress(StorageError):  # the next look may succeed
+                try:
                     await self._look()
+                except StorageError as error:
+                    log.debug("looking for ended runs failed, trying again in a second: %s", error)
+                except Exception:
+                    log.exception("looking for ended runs failed, trying again in a second")
                 await asyncio.sleep(asked + ASK_SEC - time.monotonic())
         finally:
             self._asker = None
@@ -91,7 +151,7 @@ class Results:
                 listener.cancel()
 
     async def _look(self) -> None:
-        ids = list(self._waiting)
+        ids = list({**self._waiting, **self._watched})
         for first in range(0, len(ids), PAGE):
             page = ids[first : first + PAGE]
             self._tell(page, await self._storage.get_instances(page))

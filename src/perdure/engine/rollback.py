@@ -19,6 +19,7 @@ from perdure.engine.codec import encode
 from perdure.engine.definitions import COMPENSATIONS, UNDOABLE_WORKFLOWS, Activity, Workflow
 from perdure.engine.driven import Attempt, Done, Drained, End, Host, check_deadline, put_down, rows, undoing
 from perdure.engine.failures import encode_failure
+from perdure.engine.slots import Slot
 from perdure.errors import EngineError
 from perdure.model.records import CompensationEntry, HistoryEvent, HistoryEventType, Lease, WorkflowInstance
 from perdure.model.states import WorkflowStatus
@@ -45,6 +46,7 @@ class Rollback:
         self.ending = False
         self._input = instance.input_data
         self._draining = False
+        self.slot: Slot
         self._lease: Lease
         self._recorded: set[str] = set()
         self._begun: dict[str, bytes] = {}
@@ -67,12 +69,17 @@ class Rollback:
     def evict(self) -> None:
         """There is nothing in memory that counts."""
 
+    @property
+    def at_work(self) -> bool:
+        """Whether code may execute now or in a moment."""
+        return not self.slot.idling
+
     async def drive(self, lease: Lease) -> End:
         """Undo what is left, and end the run."""
         self._lease = lease
         self.progressed = self.ending = False
         await self._catch_up()
-        await children.end_all(self.host.storage, self._children, f"{self.id} is undone")
+        await children.end_all(self, self._children, f"{self.id} is undone")
         for step in reversed(self._begun):
             if step not in self._recorded and undo_id(step) not in self._recorded:
                 await self._settle(step)
@@ -193,7 +200,7 @@ class Rollback:
                 return done
             self._attempts[id] = attempt
             await self._record(f"{id}#{attempt}", ATTEMPT_FAILED, encode(encode_failure(done.error)))
-            await asyncio.sleep(pause)
+            await self.slot.pause(pause)
 
     async def _execute(self, attempt: Attempt) -> Done:
         task = asyncio.create_task(self.host.execute(attempt), name=f"{self.id} {attempt.info.step}")

@@ -21,6 +21,7 @@ from perdure.engine.digests import Call, stamp
 from perdure.engine.driven import Attempt, Done, Drained, End, Host, check_deadline, put_down, rows, undoing
 from perdure.engine.failures import encode_failure
 from perdure.engine.journal import Journal
+from perdure.engine.slots import Slot
 from perdure.engine.starting import DEADLINE
 from perdure.engine.steps import ActivityStep, EffectStep
 from perdure.engine.waits import EXPIRED, SHORT_SEC, UNTIL, Waits, nothing
@@ -53,6 +54,7 @@ class Run:
         self.parent: dict[str, str] | None = None
         self.waits = Waits(self)
         self.journal: Journal
+        self.slot: Slot
         self.deadline = 0.0  # of the lease, on the monotonic clock
         self.last_id = 0
         self.progressed = False
@@ -61,6 +63,7 @@ class Run:
         self._draining = False
         self._inbox: asyncio.Queue[Callable[[], Awaitable[None]]] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._pauses: set[asyncio.Task[None]] = set()  # those of them that only wait for the next attempt
 
     @property
     def lease(self) -> Lease:
@@ -68,6 +71,11 @@ class Run:
         return self.journal.lease
 
     # Driving.
+
+    @property
+    def at_work(self) -> bool:
+        """Whether code may execute now or in a moment."""
+        return not self.slot.idling
 
     async def drive(self, lease: Lease) -> End:
         """Go on until the run is finished or waits. Whatever is raised ends the try, and the run is as it was."""
@@ -103,12 +111,24 @@ class Run:
     async def _next(self) -> None:
         """Take the next thing from the inbox, or look for messages now and then."""
         wanting = self.body.waits or self.waits.registered()
+        if self._inbox.empty() and len(self._tasks) == len(self._pauses):
+            self.slot.rest()  # no code executes: it only waits for a short time
         try:
             async with asyncio.timeout(LOOK_SEC if wanting else None):
                 handle = await self._inbox.get()
         except TimeoutError:
             handle = self.waits.look
+        if not self.slot.held:
+            await self._resume()
         await handle()
+
+    async def _resume(self) -> None:
+        """Take a slot again before any code executes."""
+        try:
+            await self.slot.resume()
+        except Drained:
+            await self.journal.durable()
+            raise
 
     def drain(self) -> None:
         """Begin nothing new; what runs may finish."""
@@ -152,7 +172,7 @@ class Run:
         self.waits.stop()
         plain = [step.task for step in self.body.activities.values() if step.activity.plain and step.task is not None]
         await put_down(self._tasks, plain)
-        self._tasks = set()
+        self._tasks, self._pauses = set(), set()
         self._inbox = asyncio.Queue()
 
     # The history.
@@ -284,22 +304,26 @@ class Run:
             step.running = True
             self._later(pause, lambda: self._begin_again(step))
 
-    def _begin_again(self, step: ActivityStep) -> None:
+    async def _begin_again(self, step: ActivityStep) -> None:
         if self._draining or step.dropped:
             step.running = False
-            self.post(nothing)
         else:
             self._begin_activity(step)
 
-    def _later(self, seconds: float, begin: Callable[[], None]) -> None:
+    def _later(self, seconds: float, begin: Callable[[], Awaitable[None]]) -> None:
         async def pause() -> None:
             await asyncio.sleep(seconds)
-            self._tasks.discard(task)
-            begin()
+            forget(task)
+            self.post(begin)  # by the inbox: the run may have to take a slot first
+
+        def forget(done: "asyncio.Task[None]") -> None:
+            self._tasks.discard(done)
+            self._pauses.discard(done)
 
         task = asyncio.create_task(pause())
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._pauses.add(task)
+        task.add_done_callback(forget)
 
     # What the database decides.
 

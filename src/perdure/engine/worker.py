@@ -12,7 +12,7 @@ import logging
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from contextvars import copy_context
 from datetime import UTC, datetime, timedelta
@@ -31,6 +31,7 @@ from perdure.engine.results import Results
 from perdure.engine.retention import Retention, sweep_for_ever
 from perdure.engine.rollback import Rollback
 from perdure.engine.run import Run
+from perdure.engine.slots import Slot, Slots
 from perdure.engine.starting import start_tick
 from perdure.errors import (
     CommitUnknownError,
@@ -48,6 +49,7 @@ log = logging.getLogger("perdure.engine")
 LOOK_SEC = 10.0  # without a hint, how long until a look all the same
 WHOLE_SEC = 30.0  # and until one for everything there might be
 CALM_SEC = 0.02  # at least so long between two looks
+CLAIM_SEC = 0.2  # how long one look goes on claiming runs as slots become free
 OVERDUE_SEC = 0.2  # something is due that could not be done: somebody else is at it
 BATCH = 100
 PUT_OFF = "~put-off"
@@ -83,7 +85,6 @@ class Worker:
         self._workflows = workflows
         self._results = results
         self._hooks = hooks
-        self._max_runs = max_runs
         self._resident = resident
         self._activities = activities
         self._retention = retention
@@ -96,19 +97,14 @@ class Worker:
         self._runs: dict[str, Driven] = {}
         self._parked: OrderedDict[str, Run] = OrderedDict()
         self._wake = asyncio.Event()
+        self._slots = Slots(max_runs, self._wake.set)
         self._tasks: list[asyncio.Task[None]] = []
         self._epoch = datetime.now(UTC) - timedelta(seconds=steady())  # by the database's clock, once it was asked
         self._whole_at = 0.0  # when to look for everything, by the monotonic clock
         self._fruitless = 0
-        self.coming = 0  # runs that there is a place for, and that are being taken
         self._ticked = self.now()
         self._ticks: dict[str, datetime] = {}  # the last one of each workflow that starts by the clock
         self.stopping = False
-
-    @property
-    def free(self) -> int:
-        """How many more runs can be taken."""
-        return 0 if self.stopping else self._max_runs - len(self._driven) - self.coming
 
     # Life.
 
@@ -131,6 +127,7 @@ class Worker:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for run in self._runs.values():
             run.drain()
+        self._slots.drain()
         relaying = None if self._relay is None else asyncio.create_task(self._relay.stop(grace_sec))
         if self._driven:
             await asyncio.wait(self._driven.values(), timeout=grace_sec)
@@ -174,6 +171,7 @@ class Worker:
     async def _look_for_ever(self) -> None:
         while True:
             self._wake.clear()
+            granted = self._slots.searching
             try:
                 delay = await self._look()
             except DatabaseUnavailableError as error:
@@ -182,6 +180,7 @@ class Worker:
             except StorageError:
                 log.exception("worker.look_failed")
                 delay = 1.0
+            self._slots.end_search(granted)
             await asyncio.sleep(CALM_SEC)
             with suppress(TimeoutError):
                 async with asyncio.timeout(delay):
@@ -262,28 +261,36 @@ class Worker:
         return done
 
     async def _claim(self) -> int:
-        claimed = 0
-        while self.free > 0 and self._workflows:
-            limit = min(self.free, BATCH)
-            self.coming += limit
+        claimed, until = 0, time.monotonic() + CLAIM_SEC
+        while self._workflows:
+            slots = self._slots.reserve(BATCH)
+            limit = len(slots)
+            if not slots:
+                granted = self._slots.queue_search()
+                if not claimed or time.monotonic() >= until or not await _comes(granted, CALM_SEC):
+                    break
+                continue
             try:
+                limit += min(len(self._awaited), BATCH)  # those that cannot be taken yet must not hide the others
                 found = await self.storage.find_resumable_workflows(limit, workflow_names=list(self._workflows))
-                taken = await self._take(found)
+                taken = await self._take(found, slots)
             finally:
-                self.coming -= limit
+                for slot in slots:
+                    slot.rest()  # those that no run got
             claimed += taken
             if not taken or len(found) < limit:
                 break
         return claimed
 
-    async def _take(self, found: list[ResumableWorkflow]) -> int:
-        """Acquire what was found, those with equal numbers of tries together."""
+    async def _take(self, found: list[ResumableWorkflow], slots: list[Slot]) -> int:
+        """Acquire what was found, those with equal numbers of tries together; each run takes one of the slots."""
         taken = 0
         by_tries: dict[int, list[ResumableWorkflow]] = {}
         for each in found:
             if each.instance_id in self._driven:
                 self._awaited.add(each.instance_id)  # its last try is not put down yet: a thread may be at work
-                continue
+                self._check_lease(each.instance_id)
+        for each in [each for each in found if each.instance_id not in self._driven][: len(slots)]:
             by_tries.setdefault(_tries(each.worker_id), []).append(each)
         for tries, some in by_tries.items():
             ids = [each.instance_id for each in some]
@@ -293,19 +300,25 @@ class Worker:
             for each, lease, row in zip(some, leases, rows, strict=True):
                 if lease is not None and row is not None:
                     taken += 1
-                    self.drive(row, lease, sent, 0 if _progressed(each, row) else tries)
+                    self.drive(row, lease, sent, slots.pop(), 0 if _progressed(each, row) else tries)
         return taken
 
     # Driving.
 
-    def drive(self, instance: WorkflowInstance, lease: Lease, sent: float, tries: int = 0) -> None:
-        """Drive an instance that is leased to us since `sent`."""
+    def reserve_slot(self) -> Slot | None:
+        """A slot for a run that is about to be started, if one is free."""
+        slots = self._slots.reserve(1)
+        return slots[0] if slots else None
+
+    def drive(self, instance: WorkflowInstance, lease: Lease, sent: float, slot: Slot, tries: int = 0) -> None:
+        """Drive an instance that is leased to us since `sent`, with the slot that was reserved for it."""
         run = self._taken_up(instance)
+        run.slot = slot
         run.deadline = sent + self.lease_sec
         self._runs[run.id] = run
         self._leases[run.id] = lease
         self._heartbeat.hold(lease, run)
-        driving = self._drive(run, lease, tries)
+        driving = self._drive(run, lease, slot, tries)
         self._driven[run.id] = asyncio.create_task(driving, name=f"run {run.id}", context=self._context.copy())
 
     def _taken_up(self, instance: WorkflowInstance) -> Driven:
@@ -318,7 +331,7 @@ class Worker:
             return Run(self, workflow, instance)
         return parked
 
-    async def _drive(self, run: Driven, lease: Lease, tries: int) -> None:
+    async def _drive(self, run: Driven, lease: Lease, slot: Slot, tries: int) -> None:
         try:
             await self._try(run, lease, tries)
         except asyncio.CancelledError:
@@ -326,12 +339,13 @@ class Worker:
             if self.stopping:
                 await self._release(lease)
         finally:
+            slot.rest()
             self._heartbeat.drop(lease)
             del self._driven[run.id], self._runs[run.id]
             self._leases.pop(run.id, None)
-            if self.free <= 1 or run.id in self._awaited:
+            if run.id in self._awaited:
                 self._awaited.discard(run.id)
-                self._wake.set()  # there is room again
+                self._wake.set()  # it can be taken again
 
     async def _try(self, run: Driven, lease: Lease, tries: int) -> None:
         """Drive once. A copy in memory that does not fit its history any more is made anew, once."""
@@ -367,6 +381,7 @@ class Worker:
             raise LeaseLostError(f"{run.id} is gone")
         following = self._taken_up(found)
         following.deadline = run.deadline
+        following.slot = run.slot
         self._runs[run.id] = following
         self._heartbeat.hold(lease, following)
         return following
@@ -404,6 +419,14 @@ class Worker:
         with suppress(StorageError):
             await self.storage.release_lock(lease.instance_id, lease.worker_id, lease=lease)
 
+    def _check_lease(self, instance_id: str) -> None:
+        """A run that is driven here can be claimed: it was cancelled, gives its lease back right now, or lost it."""
+        lease = self._leases.get(instance_id)
+        if lease is not None and self._runs[instance_id].at_work:
+            self._heartbeat.nudge()
+        elif lease is not None:
+            self._lost(lease)  # it only waits: the heartbeat does not look after it soon
+
     def _lost(self, lease: Lease) -> None:
         """The heartbeat found a lease of ours gone: end the run's tasks at once, unless the run itself gave it back."""
         if self._leases.get(lease.instance_id) is lease and not self._runs[lease.instance_id].ending:
@@ -422,6 +445,10 @@ class Worker:
         """Look for work soon."""
         self._wake.set()
 
+    async def watch_ends(self, ids: Sequence[str]) -> tuple["asyncio.Future[None]", list[WorkflowInstance]]:
+        """A future that is done once all these runs have ended, and the rows of those that have not."""
+        return await self._results.watch(ids)
+
     def transact(self, attempt: Attempt, record: Record) -> Coroutine[Any, Any, Done]:
         """Run an attempt's code in a transaction that ends with its record."""
         return self._activities.transact(attempt, self.storage, record)
@@ -433,6 +460,12 @@ class Worker:
     def happened(self, what: str, run: Driven, **about: object) -> None:
         """Tell the hooks."""
         self._hooks.tell(what, {**_about(run), **about})
+
+
+async def _comes(future: "asyncio.Future[None]", seconds: float) -> bool:
+    """Whether it is done in time; if not, it is left as it is."""
+    done, _ = await asyncio.wait([future], timeout=seconds)
+    return bool(done)
 
 
 def _about(run: Driven) -> dict[str, object]:
