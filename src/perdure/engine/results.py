@@ -4,15 +4,19 @@ One query covers them all, at most once a second; runs that end in this process 
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 
-from perdure.errors import StorageError
+from perdure.engine.supervision import Supervised, Supervisor
+from perdure.errors import ClosedError, StorageError
 from perdure.model.records import WakeUp, WorkflowInstance
 from perdure.model.states import TERMINAL
 from perdure.storage.contract import Storage
 from perdure.storage.wakeups import RESUMABLE
+
+log = logging.getLogger("perdure.engine")
 
 ASK_SEC = 1.0
 PAGE = 1000
@@ -22,22 +26,27 @@ ENDS = ("completed", "failed", "cancelled")
 class Results:
     """Who waits for which run."""
 
-    def __init__(self, storage: Storage, *, alone: bool) -> None:
+    def __init__(self, storage: Storage, supervisor: Supervisor, *, alone: bool) -> None:
         self._storage = storage
         self._alone = alone  # nobody passes hints on
         self._waiting: dict[str, list[asyncio.Future[WorkflowInstance | None]]] = {}
         self._asker: asyncio.Task[None] | None = None
+        self._supervisor = supervisor
+        self._closed = False
         self._hint = asyncio.Event()
 
     async def end_of(self, instance_id: str) -> WorkflowInstance | None:
         """The row of a run once it has ended; None if there is no such run."""
+        self._refuse_if_closed(instance_id)
         found = await self._storage.get_instance(instance_id)
         if found is None or found.status in TERMINAL:
             return found
+        self._refuse_if_closed(instance_id)
         future: asyncio.Future[WorkflowInstance | None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(instance_id, []).append(future)
         if self._asker is None:
-            self._asker = asyncio.create_task(self._ask())
+            self._asker = self._supervisor.start("results", self._ask)
+            self._asker.add_done_callback(self._asked)
         try:
             return await future
         finally:
@@ -72,9 +81,15 @@ class Results:
                     if not future.done():
                         future.set_result(instance)
 
-    async def _ask(self) -> None:
+    def _asked(self, _: "asyncio.Task[None]") -> None:
+        self._asker = None
+        if self._waiting and not self._closed:  # somebody came in the last moment
+            self._asker = self._supervisor.start("results", self._ask)
+            self._asker.add_done_callback(self._asked)
+
+    async def _ask(self, task: Supervised) -> None:
         """Look at a hint, and without one every second; never more often than that."""
-        listener = asyncio.create_task(self._listen()) if self._alone else None
+        listener = self._supervisor.start("results listener", self._listen) if self._alone else None
         try:
             while self._waiting:
                 with suppress(TimeoutError):
@@ -82,13 +97,16 @@ class Results:
                         await self._hint.wait()
                 self._hint.clear()
                 asked = time.monotonic()
-                with suppress(StorageError):  # the next look may succeed
+                try:
                     await self._look()
+                    task.succeeded()
+                except StorageError as error:
+                    log.warning("the ends of %d runs cannot be asked for now: %s", len(self._waiting), error)
                 await asyncio.sleep(asked + ASK_SEC - time.monotonic())
         finally:
-            self._asker = None
             if listener is not None:
                 listener.cancel()
+                await asyncio.wait([listener])
 
     async def _look(self) -> None:
         ids = list(self._waiting)
@@ -96,12 +114,34 @@ class Results:
             page = ids[first : first + PAGE]
             self._tell(page, await self._storage.get_instances(page))
 
-    async def _listen(self) -> None:
-        with suppress(StorageError):
-            async for hint in self._storage.wakeups():
-                self.hint(hint)
+    async def _listen(self, task: Supervised) -> None:
+        while True:
+            try:
+                async for hint in self._storage.wakeups():
+                    task.succeeded()
+                    self.hint(hint)
+            except StorageError as error:
+                log.warning("no hints come for now, and ended runs are asked for every second: %s", error)
+            await asyncio.sleep(ASK_SEC)
 
-    def close(self) -> None:
-        """Nobody waits any more."""
+    def _refuse_if_closed(self, instance_id: str) -> None:
+        if self._closed:
+            raise _closed(instance_id)
+
+    async def close(self) -> None:
+        """Tell all who still wait that nobody will answer them here."""
+        self._closed = True
+        for instance_id, futures in list(self._waiting.items()):
+            for future in futures:
+                if not future.done():
+                    future.set_exception(_closed(instance_id))
         if self._asker is not None:
             self._asker.cancel()
+            await asyncio.wait([self._asker])
+
+
+def _closed(instance_id: str) -> ClosedError:
+    return ClosedError(
+        f"the App or Client was closed while result() waited for run {instance_id!r}: the run is not affected, ask "
+        "again from one that is open"
+    )

@@ -117,8 +117,12 @@ class Run:
         activities = any(not step.running and not step.pause_sec for step in self.body.activities.values())
         return activities or any(not step.running for step in self.body.effects.values())
 
-    async def fail(self, error: Exception) -> None:
+    async def fail(self, error: BaseException, lease: Lease) -> None:
         """End the run as failed, with this error."""
+        self.journal = Journal(self.host.records, lease, self.last_id)
+        if self.parent is None:  # it may not have been read yet
+            link = await self.host.storage.get_last_event(self.id, children.LINK)
+            self.parent = None if link is None else json.loads(link.event_data or b"{}")
         await endings.fail(self, error)
 
     async def _cancel(self, reason: str) -> End:
