@@ -223,7 +223,7 @@ async def test_what_a_branch_of_a_body_raises_fails_the_run(shared: Database, ho
 # Undoing, handlers and hooks.
 
 
-@activity
+@activity(name="guard.book")
 async def book(what: str) -> str:
     return what
 

@@ -73,7 +73,7 @@ async def stubborn_run(gate: str) -> str:
     return await stubborn(gate)
 
 
-@activity
+@activity(name="shutdown.book")
 async def book() -> str:
     return "booked"
 

@@ -41,7 +41,7 @@ def forget() -> None:
     seen.clear()
 
 
-@activity
+@activity(name="limits.store")
 async def store(data: str, size: int = 0) -> str:
     seen.append(("store", len(data)))
     return "r" * size
@@ -116,7 +116,7 @@ async def test_arguments_that_are_too_large_to_be_undone_are_refused_before_it_r
     """B8."""
     async with App(shared.url) as app:
         told = await (await stores.start(PAYLOAD_MAX, 0)).result(SOON)
-        assert "the arguments of store, which has a compensation," in told
+        assert "the arguments of limits.store, which has a compensation," in told
         assert seen == []
         assert not await app.stuck()
 

@@ -300,8 +300,8 @@ class App(Client):
         )
         self._leased: Shared[WorkflowInstance, Lease | None] = Shared(self._create_leased)
         self._leased.supervised = self._supervisor.watch("group commit of starts")
-        self._unguard = TaskFactory.install()
         await self._worker.start()
+        self._unguard = TaskFactory.install()
         return self
 
     async def __aexit__(
@@ -371,8 +371,8 @@ class App(Client):
         loop = asyncio.get_running_loop()
 
         def stop_or_hurry() -> None:
-            if stop.is_set():
-                self._worker.hurried.set()
+            if stop.is_set() and (worker := getattr(self, "_worker", None)) is not None:
+                worker.hurried.set()
             stop.set()
 
         for number in SIGNALS:

@@ -11,7 +11,6 @@ Three things of Python would still let chance in, and are taken out here:
 """
 
 import asyncio
-import ctypes
 import gc
 import math
 import sys
@@ -447,7 +446,15 @@ _LIBRARIES = (str(Path(asyncio.__file__).parent), str(Path(__file__).parent))
 
 def _keep_for_good(thing: object) -> None:
     """Never let Python collect it, not even when the process ends."""
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+    try:
+        import ctypes  # not every build of Python has it
+    except ImportError:
+        _KEPT.append(thing)
+    else:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+
+
+_KEPT: list[object] = []
 
 
 def _as_completed_codes() -> dict[CodeType, tuple[str, str]]:

@@ -19,6 +19,7 @@ from perdure.engine.codec import encode
 from perdure.engine.definitions import Workflow
 from perdure.engine.driven import Attempt, Done, Drained, End, Host, check_deadline, put_down, rows, undoing
 from perdure.engine.failures import encode_failure
+from perdure.engine.guard import came_by_signal, is_cancelled
 from perdure.engine.journal import Journal
 from perdure.engine.starting import DEADLINE
 from perdure.engine.steps import ActivityStep, EffectStep
@@ -29,7 +30,6 @@ from perdure.errors import (
     InstanceNotFoundError,
     LimitError,
     NotSubscribedError,
-    StorageError,
 )
 from perdure.model.records import HistoryEvent, HistoryEventType, Lease, WorkflowInstance
 from perdure.storage.contract import Storage
@@ -238,8 +238,10 @@ class Run:
             await self.journal.durable()
             done = await self.host.execute(self._attempt_of(step))
             found: Callable[[], Awaitable[None]] = lambda: self._attempted(step, done)  # noqa: E731
-        except StorageError as error:
-            found = _raising(error)
+        except BaseException as error:
+            if came_by_signal(error) or (isinstance(error, asyncio.CancelledError) and is_cancelled()):
+                raise
+            found = _raising(error)  # nobody awaits this task: the run has to hear of it
         if step.task is not None:
             self._tasks.discard(step.task)
         self.post(found)
@@ -357,7 +359,7 @@ def _undoing(instance_id: str, step: ActivityStep, result: bytes) -> Effect:
     return write
 
 
-def _raising(error: Exception) -> Callable[[], Awaitable[None]]:
+def _raising(error: BaseException) -> Callable[[], Awaitable[None]]:
     async def fail() -> None:
         raise error
 

@@ -328,7 +328,7 @@ class Worker:
 
     async def _warn_of_unserved(self) -> None:
         """Say which workflows have runs that could be taken for a while, and that this worker does not know."""
-        found = await self.storage.find_resumable_workflows(PAGE_MAX)
+        found = await self.storage.find_resumable_workflows(PAGE_MAX) if self._workflows else []
         names = {each.instance_id: each.workflow_name for each in found if each.workflow_name not in self._workflows}
         if not names:
             return
