@@ -30,8 +30,11 @@ from perdure.engine.handles import Handle, Started
 from perdure.engine.retention import Retention, Swept
 from perdure.engine.source import NotDurableWarning
 from perdure.engine.steps import Event, Message
+from perdure.engine.stuck import StuckRun
+from perdure.engine.supervision import Health, TaskHealth
 from perdure.errors import (
     ActivityError,
+    ClosedError,
     EngineError,
     NonDeterminismError,
     NotDurableError,
@@ -41,6 +44,7 @@ from perdure.errors import (
     SerializationError,
     TerminalError,
     TransactionTooLongError,
+    WorkerDiedError,
     WorkflowCancelledError,
     WorkflowFailedError,
 )
@@ -55,9 +59,11 @@ __all__ = [
     "ActivityInfo",
     "App",
     "Client",
+    "ClosedError",
     "EngineError",
     "Event",
     "Handle",
+    "Health",
     "Message",
     "NonDeterminismError",
     "NotDurableError",
@@ -71,9 +77,12 @@ __all__ = [
     "RunNotFoundError",
     "SerializationError",
     "Started",
+    "StuckRun",
     "Swept",
+    "TaskHealth",
     "TerminalError",
     "TransactionTooLongError",
+    "WorkerDiedError",
     "Workflow",
     "WorkflowCancelledError",
     "WorkflowFailedError",

@@ -26,6 +26,8 @@ PerdureError
     ├── WorkflowFailedError           the run that was waited for failed
     ├── WorkflowCancelledError        the run that was waited for was cancelled
     ├── RunNotFoundError
+    ├── ClosedError                   the App or Client that was waited on was closed
+    ├── WorkerDiedError               workers die, one after the other, under a run
     ├── NotDurableError               a call in a workflow's body that no replay could repeat
     ├── OutsideWorkflowError          a durable call where there is no workflow
     ├── TransactionTooLongError       a transactional activity held the database for too long
@@ -197,6 +199,18 @@ class RunNotFoundError(EngineError):
     """No run has this id."""
 
     code = "engine.run_not_found"
+
+
+class ClosedError(EngineError):
+    """The App or Client was closed while somebody waited for its answer; runs are not affected."""
+
+    code = "engine.closed"
+
+
+class WorkerDiedError(EngineError):
+    """Several workers in a row died while they executed a run, which made no progress; why it is backed off."""
+
+    code = "engine.worker_died"
 
 
 class NotDurableError(EngineError):

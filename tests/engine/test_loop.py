@@ -8,9 +8,10 @@ import json
 import math
 import os
 import random
+import signal
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Iterator
 from contextvars import ContextVar
 from pathlib import Path
 from types import SimpleNamespace
@@ -639,11 +640,26 @@ def test_the_host_does_not_notice(make: Callable[[], asyncio.AbstractEventLoop])
     assert asyncio._get_running_loop() is None
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+@contextlib.contextmanager
+def signals() -> Iterator[None]:
+    """SIGINT as Python has it at first, not as asyncio's runner does, and a SIGTERM that ends the program."""
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before[0])
+        signal.signal(signal.SIGTERM, before[1])
+
+
+@pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
 @pytest.mark.parametrize("in_task", [True, False])
-async def test_an_interrupt_leaves_the_host_as_it_was(host: Host, error: type[BaseException], in_task: bool) -> None:
+async def test_an_interrupt_leaves_the_host_as_it_was(
+    host: Host, number: int, error: type[BaseException], in_task: bool
+) -> None:
     def interrupt() -> None:
-        raise error
+        signal.raise_signal(number)
 
     async def body() -> None:
         interrupt()
@@ -654,7 +670,7 @@ async def test_an_interrupt_leaves_the_host_as_it_was(host: Host, error: type[Ba
     else:
         host.loop.call_soon(interrupt)
     host.loop.call_soon(host.log.append, "next")
-    with pytest.raises(error):
+    with signals(), pytest.raises(error):
         host.loop.pump()
     assert surroundings() == before
     assert host.log == []
@@ -662,6 +678,36 @@ async def test_an_interrupt_leaves_the_host_as_it_was(host: Host, error: type[Ba
     assert host.log == ["next"]
     if host.task is not None:
         assert isinstance(host.task.exception(), error)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("in_task", [True, False])
+async def test_an_exit_that_the_body_raises_itself_stays_in_the_body(
+    host: Host, error: type[BaseException], in_task: bool
+) -> None:
+    """A3, A4."""
+
+    def leave() -> None:
+        raise error
+
+    async def body() -> None:
+        leave()
+
+    before = surroundings()
+    if in_task:
+        host.task = host.loop.spawn(body())
+    else:
+        host.loop.call_soon(leave)
+    host.loop.call_soon(host.log.append, "next")
+    with signals():
+        host.loop.pump()
+    assert surroundings() == before
+    assert host.log == ["next"]
+    if host.task is not None:
+        assert isinstance(host.task.exception(), error)
+        assert not host.reports
+    else:
+        assert isinstance(host.reports[0]["exception"], error)
 
 
 def test_a_collector_that_was_off_stays_off(host: Host) -> None:

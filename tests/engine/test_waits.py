@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -179,13 +180,13 @@ async def timeouts(kind: str, spans: list[float | None]) -> list[str]:
 @pytest.mark.parametrize("parked", [True, False])
 async def test_a_timeout_does_not_depend_on_other_waits(database: Database, kind: str, parked: bool) -> None:
     """A2: a wait without a time-out, or with a longer one, does not hide that of another branch."""
-    async with App(database.url, **({} if parked else {"resident": 0})) as app:
+    async with App(database.url, resident=1000 if parked else 0) as app:
         handle = await timeouts.start(kind, [None, 8000, 2000, 5000])
         await waiting(app, handle.id)
         for seconds, count in ((1990, 0), (2010, 1), (5010, 2), (8010, 3)):
             await move_clock(app, timedelta(seconds=seconds))
             if count:
-                await until(lambda count=count: _has_rows(app, handle.id, count + (kind == "receive")))
+                await until(partial(_has_rows, app, handle.id, count + (kind == "receive")))
             await waiting(app, handle.id)
         await (app.publish("waits.channel", {}) if kind == "receive" else app.send_event("waits.timed", {"n": "0"}))
         assert await handle.result(SOON) == ["2:timeout", "3:timeout", "1:timeout", "0:came"]

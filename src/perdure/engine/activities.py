@@ -3,7 +3,6 @@
 import asyncio
 import sys
 from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import ContextVar, copy_context
 from importlib import import_module
@@ -13,16 +12,21 @@ from perdure.database.backends.base import Executor
 from perdure.engine import ambient
 from perdure.engine.body import Effect
 from perdure.engine.driven import Attempt, Done, Record
+from perdure.engine.guard import came_by_signal, is_cancelled, outcome_of
+from perdure.engine.threads import Threads
 from perdure.errors import (
     CommitUnknownError,
     ConfigurationError,
     DatabaseUnavailableError,
     LeaseLostError,
     OutsideWorkflowError,
+    TransactionConflictError,
     TransactionTooLongError,
 )
 from perdure.model import limits
 from perdure.storage.contract import Storage
+
+CONFLICTS_MAX = 5  # how often a transaction that lost a deadlock is run again before its attempt has failed
 
 CONNECTION: "ContextVar[Lent | None]" = ContextVar("perdure_connection", default=None)
 OUTGOING: ContextVar[list[Effect] | None] = ContextVar("perdure_outgoing", default=None)
@@ -35,7 +39,7 @@ class Activities:
         self._places = asyncio.Semaphore(most)
         self._transaction_sec = transaction_sec
         self._idle_sec = idle_sec  # after which a server ends a transaction without a word
-        self._pool = ThreadPoolExecutor(threads, "perdure-activity")
+        self._threads = Threads(threads)
 
     async def execute(self, attempt: Attempt) -> Done:
         """Run an attempt's code. An error is part of the answer; only a cancellation from outside is raised."""
@@ -44,14 +48,11 @@ class Activities:
             try:
                 result = _written(attempt, await self._call(attempt, outgoing))
                 return Done(result, effects=tuple(outgoing))
-            except asyncio.CancelledError as error:
-                task = asyncio.current_task()
-                if task is not None and task.cancelling():
-                    raise
-                return Done(error=error)
             except LeaseLostError:
                 raise
-            except Exception as error:
+            except BaseException as error:
+                if came_by_signal(error) or (isinstance(error, asyncio.CancelledError) and is_cancelled()):
+                    raise
                 return Done(error=error)
 
     async def transact(self, attempt: Attempt, storage: Storage, record: Record) -> Done:
@@ -61,26 +62,36 @@ class Activities:
         is part of the answer, and nothing was written.
         """
         async with self._places:
-            context, loop = copy_context(), asyncio.get_running_loop()
-            began = loop.time()
-            task = asyncio.create_task(self._transact(attempt, storage, record), context=context)
-            try:
-                return await task
-            except (LeaseLostError, CommitUnknownError):
+            for _ in range(CONFLICTS_MAX):
+                done = await self._transact_once(attempt, storage, record)
+                if not isinstance(done.error, TransactionConflictError):
+                    break  # else the database gave the transaction up, for another one's sake: run it again at once
+            return done
+
+    async def _transact_once(self, attempt: Attempt, storage: Storage, record: Record) -> Done:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        task = asyncio.create_task(outcome_of(self._transact(attempt, storage, record)), context=copy_context())
+        try:
+            done, error = await task
+        except (LeaseLostError, CommitUnknownError):
+            raise
+        except DatabaseUnavailableError as unavailable:
+            if loop.time() - began < self._idle_sec:
                 raise
-            except DatabaseUnavailableError as error:
-                if loop.time() - began < self._idle_sec:
-                    raise
-                return Done(error=error)  # it may be the code that took too long
-            except asyncio.CancelledError as error:
-                here = asyncio.current_task()
-                if here is not None and here.cancelling():
-                    task.cancel()
+            return Done(error=unavailable)  # it may be the code that took too long
+        except BaseException as raised:
+            if came_by_signal(raised):
+                raise
+            if isinstance(raised, asyncio.CancelledError) and is_cancelled():
+                task.cancel()
+                try:
                     await asyncio.wait([task])
-                    raise
-                return Done(error=error)
-            except Exception as error:
-                return Done(error=error)
+                finally:
+                    task.cancel()  # again, if it is this task that was: the time is up
+                raise
+            return Done(error=raised.error if isinstance(raised, _Raised) else raised)
+        return Done(error=error) if done is None else done
 
     async def _transact(self, attempt: Attempt, storage: Storage, record: Record) -> Done:
         outgoing: list[Effect] = []
@@ -92,7 +103,7 @@ class Activities:
             CONNECTION.set(lent)
             try:
                 async with asyncio.timeout_at(limit):
-                    value = await self._call(attempt, outgoing, own_task=False)
+                    value = await _as_exception(self._call(attempt, outgoing, own_task=False))
             except TimeoutError as error:
                 if limit is not None and asyncio.get_running_loop().time() >= limit:
                     raise TransactionTooLongError(
@@ -123,26 +134,35 @@ class Activities:
             if activity.plain:
                 return await self._in_thread(lambda: context.run(call), over)
             if own_task:
-                return await asyncio.create_task(call(), context=context, name=attempt.info.idempotency_key)
+                code = outcome_of(call())
+                value, error = await asyncio.create_task(code, context=context, name=attempt.info.idempotency_key)
+                if error is not None:
+                    raise error
+                return value
             ambient.ATTEMPT.set(attempt.info)  # the task, and with it the context, is this attempt's alone
             ambient.RUN.set(None)
             OUTGOING.set(outgoing)
             return await call()
 
     async def _in_thread(self, call: Callable[[], Any], over: asyncio.Timeout) -> Any:
-        """A thread cannot be stopped: who cancels waits for it, so that nothing is undone before it is done."""
-        future = asyncio.get_running_loop().run_in_executor(self._pool, call)
+        """A thread cannot be stopped: who cancels waits for it, so that nothing is undone before it is done.
+
+        Who cancels twice does not wait: the worker stops, and its grace time is over.
+        """
+        future = self._threads.submit(call)
         try:
-            return await asyncio.shield(future)
+            value, error = await asyncio.shield(future)
         except asyncio.CancelledError:
-            if not over.expired():
+            if not self._threads.withdraw(future) and not over.expired():
                 await asyncio.wait([future])
-            future.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody else looks at it
             raise
+        if error is not None:
+            raise error
+        return value
 
     def close(self) -> None:
         """Let the threads end when they are done."""
-        self._pool.shutdown(wait=False)
+        self._threads.close()
 
 
 def _written(attempt: Attempt, value: object) -> bytes:
@@ -152,6 +172,25 @@ def _written(attempt: Attempt, value: object) -> bytes:
     limits.size(result, "the result of an activity")
     signature.decode_result(result)
     return result
+
+
+class _Raised(Exception):
+    """What user code raised that is no `Exception`, on its way through a transaction, which must be rolled back."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+async def _as_exception(code: Coroutine[Any, Any, Any]) -> Any:
+    try:
+        return await code
+    except Exception:
+        raise
+    except BaseException as error:
+        if came_by_signal(error) or (isinstance(error, asyncio.CancelledError) and is_cancelled()):
+            raise
+        raise _Raised(error) from error
 
 
 class Blocking:

@@ -5,7 +5,7 @@ import os
 import secrets
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from contextvars import Token
 from datetime import datetime, timedelta
@@ -19,15 +19,18 @@ from perdure.engine.clock import steady
 from perdure.engine.codec import decode
 from perdure.engine.definitions import WORKFLOWS, Workflow
 from perdure.engine.failures import cancelled, decode_failure
+from perdure.engine.guard import TaskFactory
 from perdure.engine.handles import Handle, StartRequest, plain
 from perdure.engine.heartbeat import Heartbeat
 from perdure.engine.hooks import Hook, Hooks
 from perdure.engine.journal import Shared
 from perdure.engine.relay import Publisher, Relay
 from perdure.engine.results import Results
-from perdure.engine.retention import Retention, Swept, sweep
+from perdure.engine.retention import Retention, Swept, database_now, sweep
 from perdure.engine.slots import Slot
-from perdure.engine.worker import PUT_OFF, Worker
+from perdure.engine.stuck import StuckRun, why_stuck
+from perdure.engine.supervision import Health, Supervisor
+from perdure.engine.worker import Worker
 from perdure.errors import (
     RunNotFoundError,
     StorageError,
@@ -42,12 +45,14 @@ from perdure.model.records import (
     PaginationResult,
     WorkflowInstance,
 )
-from perdure.model.states import WorkflowStatus
+from perdure.model.states import RESUMABLE, WorkflowStatus
 from perdure.storage.contract import Storage
 from perdure.storage.history import HistoryIterator
 from perdure.storage.stores import Rooms, open_storage
 
 GRACE_SEC = 10.0
+HEALTH_SEC = 5.0  # a database that does not answer by then is not reachable
+SIGNALS = signal.SIGTERM, signal.SIGINT
 
 
 class Client:
@@ -61,6 +66,7 @@ class Client:
         self.told: Callable[[], None] | None = _nothing if outbox else None  # after an event went to the outbox
         self.home: ambient.Home  # where it was opened
         self._opened: Rooms
+        self._supervisor: Supervisor
         self._results: Results
         self._token: Token[Client | None] | None = None
 
@@ -69,10 +75,12 @@ class Client:
         self.home = ambient.Home()
         self._opened = await self._opening.__aenter__()
         await define(self._storage, {name: each.source_hash for name, each in WORKFLOWS.items()})
-        self._results = Results(self._storage, alone=type(self) is Client)
-        self._starts: Shared[WorkflowInstance, Lease | None] = Shared(self._storage.create_instances)
         self._token = ambient.APP.set(self)
         ambient.opened(self)
+        self._supervisor = Supervisor()
+        self._results = Results(self._storage, self._supervisor, alone=type(self) is Client)
+        self._starts: Shared[WorkflowInstance, Lease | None] = Shared(self._storage.create_instances)
+        self._starts.supervised = self._supervisor.watch("group commit of starts")
         return self
 
     async def __aexit__(
@@ -82,7 +90,7 @@ class Client:
         if self._token is not None:
             with suppress(ValueError):  # left in another context
                 ambient.APP.reset(self._token)
-        self._results.close()
+        await self._results.close()
         await self._opening.__aexit__(kind, error, trace)
 
     def _storage_url(self) -> str:
@@ -132,16 +140,35 @@ class Client:
         )
         return await self._storage.list_instances(options)
 
-    async def stuck(self) -> Sequence[WorkflowInstance]:
-        """Runs that were put off because their last try ended without progress; who holds them says why."""
-        found = []
-        token: str | None = None
-        while True:
-            page = await self.list(status=WorkflowStatus.RUNNING, limit=1000, page_token=token)
-            found += [each for each in page.instances if (each.locked_by or "").startswith(PUT_OFF)]
-            token = page.next_page_token
-            if token is None:
-                return found
+    async def stuck(self) -> Sequence[StuckRun]:
+        """Return the runs that make no progress, each with its reason, newest first.
+
+        These are the runs, and the rollbacks of runs, that are backed off after tries without progress, and those that
+        no worker has taken for some seconds and whose workflow this process does not serve (for a Client: define).
+        """
+        now = await database_now(self._storage)
+        found: list[StuckRun] = []
+        for status in sorted(RESUMABLE):
+            token, more = None, True
+            while more:
+                page = await self.list(status=status, limit=1000, page_token=token)
+                judged = [why_stuck(each, now, self._serving()) for each in page.instances]
+                found += [each for each in judged if each is not None]
+                token, more = page.next_page_token, page.next_page_token is not None
+        return found
+
+    def _serving(self) -> Collection[str]:
+        """The workflows that are expected to be taken up by somebody."""
+        return WORKFLOWS
+
+    async def health(self) -> Health:
+        """Return whether the database answers, and how the background tasks of this App or Client are."""
+        try:
+            async with asyncio.timeout(HEALTH_SEC):
+                await self._storage.list_workers()
+        except (StorageError, TimeoutError):
+            return Health(False, self._supervisor.tasks())
+        return Health(True, self._supervisor.tasks())
 
     async def describe(self, instance_id: str) -> WorkflowInstance:
         """The row of a run."""
@@ -275,21 +302,29 @@ class App(Client):
             worker_id=self.worker_id,
             lease_sec=self._lease_sec,
             activities=Activities(*self._activities),
+            supervisor=self._supervisor,
             heartbeat=self._heartbeat,
             retention=self._retention,
             relay=relay,
             **self._limits,
         )
         self._leased: Shared[tuple[WorkflowInstance, Slot], Lease | None] = Shared(self._create_leased)
+        self._leased.supervised = self._supervisor.watch("group commit of starts")
         await self._worker.start()
+        self._unguard = TaskFactory.install()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        until = steady() + self._grace_sec
         await self._worker.stop(self._grace_sec)
-        await self._hooks.close()
+        await self._hooks.close(0.0 if self._worker.hurried.is_set() else until - steady())
+        self._unguard()
         await super().__aexit__(kind, error, trace)
+
+    def _serving(self) -> Collection[str]:
+        return self._served
 
     def _storage_url(self) -> str:
         """A worker that freezes in a transaction keeps its rows locked no longer than its leases last."""
@@ -298,7 +333,8 @@ class App(Client):
         return f"{self.url}{'&' if '?' in self.url else '?'}idle_transaction_timeout={self._lease_sec:g}"
 
     def _heartbeat(self, lost: Callable[[Lease], None]) -> Heartbeat:
-        return Heartbeat(self._own_storage, self.worker_id, self._lease_sec, lost)
+        supervised = self._supervisor.watch("heartbeat")
+        return Heartbeat(self._own_storage, self.worker_id, self._lease_sec, lost, supervised)
 
     def _own_storage(self) -> AbstractAsyncContextManager[Storage]:
         """A connection for the heartbeat; a database in memory has only the one."""
@@ -346,13 +382,36 @@ class App(Client):
         self._worker.wake()
 
     async def serve(self) -> None:
-        """Work until SIGTERM or SIGINT, then drain: what runs may finish, the rest is handed over."""
+        """Work until SIGTERM or SIGINT, then drain: what runs may finish, the rest is handed over.
+
+        A second signal ends the draining at once. Raises `EngineError` if a background task keeps failing.
+        """
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
-        for name in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(name, stop.set)
-        async with self:
-            await stop.wait()
+
+        def stop_or_hurry() -> None:
+            if stop.is_set() and (worker := getattr(self, "_worker", None)) is not None:
+                worker.hurried.set()
+            stop.set()
+
+        for number in SIGNALS:
+            loop.add_signal_handler(number, stop_or_hurry)
+        try:
+            async with self:
+                await self._work_until(stop)
+        finally:
+            for number in SIGNALS:
+                loop.remove_signal_handler(number)
+
+    async def _work_until(self, stop: asyncio.Event) -> None:
+        stopped, broken = asyncio.create_task(stop.wait()), asyncio.create_task(self._supervisor.failure())
+        try:
+            await asyncio.wait([stopped, broken], return_when="FIRST_COMPLETED")
+            if broken.done():
+                broken.result()
+        finally:
+            stopped.cancel()
+            broken.cancel()
 
 
 @asynccontextmanager

@@ -23,7 +23,15 @@ from perdure.engine.failures import decode_failure
 from perdure.engine.loop import BodyLoop, Timer
 from perdure.engine.scopes import current_scope
 from perdure.engine.steps import ActivityStep, EffectStep, TimerStep, WaitStep
-from perdure.errors import EngineError, LimitError, NonDeterminismError, NotSubscribedError, WorkflowCancelledError
+from perdure.errors import (
+    EngineError,
+    LimitError,
+    NonDeterminismError,
+    NotDurableError,
+    NotSubscribedError,
+    WorkflowCancelledError,
+)
+from perdure.model import limits
 from perdure.model.matching import match_of
 from perdure.model.records import HistoryEvent, HistoryEventType, Lease
 from perdure.storage.contract import Storage
@@ -35,9 +43,13 @@ ATTEMPT_FAILED = "ActivityAttemptFailed"
 VALUES, STATE = "Values", "State"  # what a body took between two rows; the second shows a state as well
 STEPS_MAX = 10_000  # that a body may have asked for and not got yet
 EVICTIONS_MAX = 100  # how often a body may catch the cancellation that ends it
+EVICTION_BUDGET = 10_000  # and how many callbacks it may run because of one
+STATE_MAX = limits.PAYLOAD_MAX - 64  # a state is stored in a row with the values that were taken before it
+VALUE_ROOM = 128  # what one more value may take
+REFUSALS_MAX = 1_000  # and how often it may ask for something and catch the refusal
 OWN = "~"  # ids of rows that are not a step's
 
-Outcome = tuple[Any, Exception | None]
+Outcome = tuple[Any, BaseException | None]
 Effect = Callable[[Storage, Lease], Awaitable[object]]  # writes in the transaction that records what it gives
 
 
@@ -86,9 +98,11 @@ class Body:
         self._state: bytes | None = None
         self._numbered = False  # the history comes to a set_state() of an earlier version, where it was a step
         self._fed = 0
+        self._values_size = self._state_size = 0  # of the row they will be in, with those that a replay is given
         self._stamp = ""
         self._broken: NonDeterminismError | None = None
         self.evicted = False
+        self._refusals = 0
 
     # Feeding.
 
@@ -108,16 +122,18 @@ class Body:
         return self._loop.time()
 
     def outcome(self) -> Outcome:
-        """What it returned or raised; a `BaseException` that is no error of the function's is raised here."""
+        """What it returned or raised, whatever that is; `Recur` and the end of an evicted body are raised here."""
         assert self._task is not None
         if self._task.cancelled():
             return None, WorkflowCancelledError("the workflow cancelled itself")
         error = self._task.exception()
         if error is None:
             return self._task.result(), None
-        if isinstance(error, Exception):
-            return None, error
-        raise error
+        if isinstance(error, Recur) or (self.evicted and isinstance(error, RunEvicted)):
+            raise error
+        if isinstance(error, BaseExceptionGroup):
+            return None, _without_recur(error)
+        return None, error
 
     def begin(self, upcoming: HistoryEvent | None) -> None:
         """Call the function and let it run until it is still. `upcoming` is the first row of its history."""
@@ -153,7 +169,7 @@ class Body:
 
     def taken(self) -> tuple[str, str, bytes] | None:
         """What the body took since it was last fed, to be recorded: the row's id, type and data."""
-        if not self._taken and self._state is None:
+        if self.evicted or (not self._taken and self._state is None):
             return None
         data = b'{"values": ' + encode(self._taken)
         kind = VALUES
@@ -165,6 +181,7 @@ class Body:
 
     def _look_ahead(self, upcoming: HistoryEvent | None) -> None:
         """The values that the body takes now are in the row after the one it is fed."""
+        self._values_size = self._state_size = 0
         self._more = upcoming is not None
         self._given = None
         self._numbered = False
@@ -201,15 +218,28 @@ class Body:
         if self.evicted:
             return
         self.evicted = True
+        if not self._end_tasks() and not self._loop.abandon(EVICTIONS_MAX):
+            log.warning(
+                "run %s (%s) was put away, but its body catches even that (a bare `except:` in a loop?): what is left "
+                "of it stays in memory until this process ends",
+                self.instance_id,
+                self.workflow.name,
+                extra={"instance": self.instance_id, "workflow": self.workflow.name},
+            )
+        self._loop.close()
+
+    def _end_tasks(self) -> bool:
+        """Cancel the body's tasks, again and again within reason; whether all have ended."""
         for _ in range(EVICTIONS_MAX):
             for task in self._loop.tasks():
                 task.cancel("the run is driven elsewhere")
-            self._loop.pump()
+            try:
+                self._loop.pump(EVICTION_BUDGET)
+            except NotDurableError:
+                return False
             if not self._loop.tasks():
-                break
-        for task in self._loop.tasks():  # those that would not end
-            task._log_destroy_pending = False  # type: ignore[attr-defined]
-        self._loop.close()
+                return True
+        return False
 
     def _report(self, context: Mapping[str, Any]) -> None:
         """asyncio complains of the body: a task that failed and was never looked at, for example."""
@@ -226,6 +256,8 @@ class Body:
         self._refuse_if_too_many()
         path = self._step()
         payload = activity.signature.bind(args, kwargs)
+        if activity.undo is not None:  # they are recorded before it runs, to undo it
+            limits.size(payload, f"the arguments of {activity.name}, which has a compensation,")
         call = Call(*activity.signature.values(args, kwargs), encoded=payload)
         step = ActivityStep(f"{path}:{activity.name}", activity, payload, call, self._future())
         self.activities[step.id] = step
@@ -277,13 +309,19 @@ class Body:
     def value(self, make: Callable[[], Any]) -> Any:
         """A value that is the same in every replay; JSON."""
         path = self._step()
-        if self._more:
+        if self._values_size + self._state_size > STATE_MAX - VALUE_ROOM:
+            raise LimitError("now(), random() or uuid4() was called too often without a step in between")
+        if self._more and not self.evicted:
             if self._given is None or path not in self._given:
                 self._broken_at(f"the code takes a value at {path}, and the history has none there")
-            return self._given.pop(path)
+            return self._counted(path, self._given.pop(path))
         made = self._taken[path] = make()
         self._stamp = self._stamp or path
-        return made
+        return self._counted(path, made)
+
+    def _counted(self, path: str, value: Any) -> Any:
+        self._values_size += len(path) + len(encode(value)) + 8
+        return value
 
     def patched(self, name: str) -> bool:
         """Whether the new way is taken: yes, unless the history went past this point without it."""
@@ -302,7 +340,10 @@ class Body:
         self._refuse_if_evicted()
         if self._numbered:
             self._step()
-        self._state = encode(value)
+        state = encode(value)
+        if len(state) + self._values_size > STATE_MAX:
+            raise LimitError(f"the value of set_state() has {len(state)} bytes, the limit is {STATE_MAX}")
+        self._state, self._state_size = state, len(state)
 
     def subscribed(self, channel: str, stored: str) -> None:
         """A subscription was made, now or in the history."""
@@ -326,7 +367,9 @@ class Body:
         return scope.next()
 
     def _refuse_if_evicted(self) -> None:
-        if self.evicted:
+        """A body that asks on and on, in a loop that catches the refusal, is left to wait for what never comes."""
+        if self.evicted and self._refusals < REFUSALS_MAX:
+            self._refusals += 1
             raise RunEvicted(f"{self.instance_id} is no longer driven here")
 
     def _refuse_if_too_many(self) -> None:
@@ -476,6 +519,19 @@ class Body:
     def _fire(self, step: TimerStep) -> None:
         self.drop(step.timer)
         self._loop.fire(step.timer)
+
+
+def _without_recur(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The errors of a `TaskGroup` in which a task called `recur()`; if there are none, that counts, and is raised."""
+    recurs, errors = group.split(Recur)
+    if recurs is None:
+        return group
+    if errors is not None:
+        return errors
+    first: BaseException = recurs
+    while isinstance(first, BaseExceptionGroup):
+        first = first.exceptions[0]
+    raise first
 
 
 def _settle(future: "asyncio.Future[Any]", outcome: Outcome) -> None:

@@ -1,6 +1,7 @@
 """Calls: what a workflow's body uses besides activities. All of them are steps, or made of steps."""
 
 import asyncio
+import math
 import random as _random
 import uuid as _uuid
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from perdure.engine.codec import decode, encode
 from perdure.engine.digests import Call
 from perdure.engine.steps import Event, Message
 from perdure.errors import OutsideWorkflowError
+from perdure.model.limits import SPAN_MAX
 from perdure.model.matching import Where, check
 from perdure.model.records import ChannelMode, Lease
 from perdure.storage.contract import Storage
@@ -27,21 +29,29 @@ GLANCE = timedelta(milliseconds=1)
 
 
 def _seconds(span: Span) -> float:
-    return span.total_seconds() if isinstance(span, timedelta) else float(span)
+    seconds = span.total_seconds() if isinstance(span, timedelta) else float(span)
+    if math.isnan(seconds):
+        raise ValueError("a time span must be a number of seconds or a timedelta, not nan")
+    return seconds
 
 
 def _patience(span: Span | None) -> timedelta | None:
-    """How long a wait lasts; with none at all it still takes what is there."""
-    return None if span is None else max(timedelta(seconds=_seconds(span)), GLANCE)
+    """How long a wait lasts; with none at all it still takes what is there. Over a hundred years it lasts for ever."""
+    if span is None or (seconds := _seconds(span)) > SPAN_MAX.total_seconds():
+        return None
+    return max(timedelta(seconds=seconds), GLANCE)
 
 
 # Time.
 
 
 async def sleep(span: Span) -> None:
-    """Sleep for seconds or a timedelta; a long sleep is a row, and costs nothing."""
+    """Sleep for seconds or a timedelta, of at most a hundred years; a long sleep is a row, and costs nothing."""
     ambient.require_run("sleep()")
-    await asyncio.sleep(max(0.0, _seconds(span)))
+    seconds = _seconds(span)
+    if seconds > SPAN_MAX.total_seconds():
+        raise ValueError(f"sleep() takes at most a hundred years, not {span}: wait for an event instead")
+    await asyncio.sleep(max(0.0, seconds))
 
 
 async def sleep_until(when: datetime) -> None:

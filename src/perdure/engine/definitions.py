@@ -16,7 +16,7 @@ from perdure.engine.digests import Call
 from perdure.engine.handles import BlockingConnection, Handle, IfExists, Started, StartRequest
 from perdure.engine.source import check_source
 from perdure.engine.starting import IN_BODY, starting
-from perdure.errors import NotDurableError, SerializationError, TerminalError
+from perdure.errors import LimitError, NotDurableError, SerializationError, TerminalError
 from perdure.integrations.starts import start_in
 from perdure.model import limits
 
@@ -48,7 +48,7 @@ class Retry:
         final = isinstance(error, (TerminalError, SerializationError, *self.never)) or not isinstance(error, Exception)
         if final or attempt >= self.attempts:
             return None
-        longest = self.longest.total_seconds()
+        longest = min(self.longest, limits.SPAN_MAX).total_seconds()
         try:
             pause = min(self.first.total_seconds() * self.factor ** (attempt - 1), longest)
         except OverflowError:
@@ -216,6 +216,8 @@ class Workflow(Generic[P, R]):
         transaction: the run begins if and when you commit. A blocking connection is written to at the call, and the
         start need not be awaited.
         """
+        if timeout is not None and timeout > limits.SPAN_MAX:
+            raise LimitError(f"timeout= of {self.name}.start() is at most a hundred years, not {timeout}")
         data = self.signature.bind(args, kwargs)
         code = self.source_hash, self.source
         request = StartRequest(self.name, data, id, at, after, if_exists, *code, timeout, self.signature.unbind)
@@ -293,6 +295,8 @@ def workflow(
 
     def define(function: Callable[P, Coroutine[Any, Any, R]]) -> Workflow[P, R]:
         schedule = None if cron is None else Schedule(cron, zone)
+        if cron is not None:
+            _check_scheduled(function)
         made = Workflow(function, name or function.__name__, max_tries, schedule)
         taken = RESERVED.intersection(inspect.signature(function).parameters)
         if taken:
@@ -339,6 +343,17 @@ def activity(
         return Activity(function, name or function.__name__, retry, timeout, transactional)
 
     return define if function is None else define(function)
+
+
+def _check_scheduled(function: Callable[..., Any]) -> None:
+    """Refuse a workflow that the clock could not start: nobody gives it arguments."""
+    free = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.default is inspect.Parameter.empty and parameter.kind not in free:
+            raise TypeError(
+                f"{function.__qualname__} starts by the clock (cron=), which gives it no arguments: give its parameter "
+                f"{name!r} a default"
+            )
 
 
 class Decorator(Protocol):

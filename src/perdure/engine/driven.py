@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 from perdure.engine.ambient import ActivityInfo
 from perdure.engine.body import Effect
 from perdure.engine.clock import steady
+from perdure.engine.codec import encode
 from perdure.engine.definitions import Activity, Workflow
 from perdure.engine.journal import Entry, Shared
 from perdure.errors import LeaseLostError
+from perdure.model.limits import PAYLOAD_MAX
 from perdure.model.records import CompensationEntry, HistoryEvent, Lease, Suspension, WorkflowInstance
 from perdure.storage.contract import Storage, Wait
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from perdure.engine.slots import Slot
 
 PAGE = 1000
+RECORDED = "recorded"  # in place of an input and a result that are too large together: both are rows of the history
 STUBBORN_SEC = 10.0  # how long an activity that is cancelled may take to end
 
 
@@ -80,8 +83,8 @@ class Driven(Protocol):
     async def drive(self, lease: Lease) -> End:
         """Go on until it can go no further. Whatever is raised ends the try."""
 
-    async def fail(self, error: Exception) -> None:
-        """End it as failed: it was tried often enough."""
+    async def fail(self, error: BaseException, lease: Lease) -> None:
+        """End it as failed: it was tried often enough. It may not have been driven under this lease at all."""
 
     def drain(self) -> None:
         """Begin nothing new."""
@@ -130,13 +133,22 @@ def check_deadline(driven: Driven) -> None:
 
 
 async def put_down(tasks: "Collection[asyncio.Task[Any]]", threads: "Collection[asyncio.Task[Any]]") -> None:
-    """End what is under way: a coroutine that will not is left alone after a while, a thread is waited for."""
+    """End what is under way: a coroutine that will not is left alone after a while, a thread is waited for.
+
+    Who cancels this does not wait: the worker stops, and what has not ended by now is left behind.
+    """
     for task in tasks:
         task.cancel()
-    if tasks:
+    if not tasks:
+        return
+    try:
         _, left = await asyncio.wait(tasks, timeout=STUBBORN_SEC)
         if still := left.intersection(threads):
             await asyncio.wait(still)
+    except asyncio.CancelledError:
+        for task in tasks:
+            task.cancel()
+        raise
 
 
 async def rows(storage: Storage, instance_id: str, after_id: int = 0) -> AsyncIterator[HistoryEvent]:
@@ -150,6 +162,8 @@ async def rows(storage: Storage, instance_id: str, after_id: int = 0) -> AsyncIt
 
 
 def undoing(instance_id: str, step: str, name: str, given: bytes, result: bytes) -> CompensationEntry:
-    """What is stored with the outcome of an activity that can be undone."""
+    """What is stored with the outcome of an activity that can be undone; see `RECORDED`."""
     args = b'{"input": ' + given + b', "result": ' + result + b"}"
+    if len(args) > PAYLOAD_MAX:
+        args = encode({RECORDED: True})
     return CompensationEntry(instance_id, step, name, args)

@@ -31,6 +31,8 @@ async def finish(run: "Run") -> End:
         try:
             output = run.workflow.signature.encode_result(value)
             limits.size(output, "the result of a workflow")
+            if run.parent is not None:
+                limits.size(children.completed(output), "the result of a child workflow, as its parent is told,")
         except (EngineError, LimitError) as unfit:
             error = unfit
     await run.journal.durable()
@@ -88,7 +90,7 @@ async def _complete_child(run: "Run", parent: dict[str, str], output: bytes) -> 
         await storage.complete_and_release(run.lease, output)
 
 
-async def fail(run: "Run", error: Exception, status: WorkflowStatus = WorkflowStatus.FAILED) -> None:
+async def fail(run: "Run", error: BaseException, status: WorkflowStatus = WorkflowStatus.FAILED) -> None:
     """Record the error the run failed with; it ends so, or is undone first."""
     storage = run.host.storage
     data = encode(encode_failure(error))

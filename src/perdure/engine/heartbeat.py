@@ -15,6 +15,7 @@ from datetime import datetime
 from typing import Protocol
 
 from perdure.engine.clock import steady
+from perdure.engine.supervision import Supervised
 from perdure.errors import StorageError
 from perdure.model.records import Lease
 from perdure.storage.contract import Storage
@@ -22,6 +23,7 @@ from perdure.storage.contract import Storage
 log = logging.getLogger("perdure.engine")
 
 PAGE = 1000
+STOP_SEC = 5.0  # how long the end of the worker is waited for
 CALM_SEC = 0.3  # at least so long between two renewals
 
 
@@ -44,11 +46,13 @@ class Heartbeat:
         worker_id: str,
         lease_sec: float,
         lost: Callable[[Lease], None],
+        supervised: Supervised | None = None,
     ) -> None:
         self._connect = connect
         self._worker_id = worker_id
         self._lease_sec = lease_sec
         self._lost = lost
+        self._supervised = supervised or Supervised("heartbeat")
         self._held: dict[str, tuple[Lease, Held]] = {}
         self._expiries: dict[Lease, datetime] = {}  # as last renewed
         self._whole_at = steady() + lease_sec / 3  # when to renew all leases
@@ -60,13 +64,18 @@ class Heartbeat:
     def start(self) -> None:
         """Begin to beat."""
         self._host = asyncio.get_running_loop()
+        self._ended = asyncio.Event()
         self._thread.start()
 
     async def stop(self) -> None:
-        """Stop, and say that the worker is gone."""
+        """Stop, and say that the worker is gone; a database that does not answer is not waited for."""
         self._stop.set()
         self._due.set()
-        await asyncio.to_thread(self._thread.join)
+        try:
+            async with asyncio.timeout(STOP_SEC):
+                await self._ended.wait()
+        except TimeoutError:
+            log.warning("the heartbeat of worker %s did not end within %g s: it is left", self._worker_id, STOP_SEC)
 
     def nudge(self) -> None:
         """A run of ours may have been cancelled: find out soon."""
@@ -85,12 +94,22 @@ class Heartbeat:
         self._expiries.pop(lease, None)
 
     def _main(self) -> None:
-        while not self._stop.is_set():
-            try:
-                asyncio.run(self._beat())
-            except Exception:
-                log.exception("heartbeat.failed")
-                self._stop.wait(1)
+        try:
+            while not self._stop.is_set():
+                try:
+                    asyncio.run(self._beat())
+                except StorageError as error:
+                    log.warning("the heartbeat of worker %s cannot reach the database: %s", self._worker_id, error)
+                    self._lose_overdue()
+                    self._stop.wait(1)
+                except BaseException as error:
+                    pause = self._supervised.failed(error)
+                    self._lose_overdue()
+                    self._stop.wait(min(pause, self._lease_sec / 3))
+        finally:
+            self._supervised.ended = True
+            with suppress(RuntimeError):  # the host's loop is closed
+                self._host.call_soon_threadsafe(self._ended.set)
 
     async def _beat(self) -> None:
         rested_until = 0.0
@@ -101,8 +120,15 @@ class Heartbeat:
                     if not self._nudged and (self._held or time.monotonic() >= rested_until):
                         await storage.beat_worker(self._worker_id)
                         rested_until = time.monotonic() + self._lease_sec  # an idle one says so less often
+                    self._supervised.succeeded()
                 except StorageError as error:
-                    log.warning("heartbeat.missed", extra={"error": str(error), "leases": len(self._held)})
+                    log.warning(
+                        "the heartbeat of worker %s could not renew its %d leases: %s",
+                        self._worker_id,
+                        len(self._held),
+                        error,
+                        extra={"worker": self._worker_id, "leases": len(self._held)},
+                    )
                     self._lose_overdue()
             with suppress(StorageError):
                 await storage.beat_worker(self._worker_id, gone=True)

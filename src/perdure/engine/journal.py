@@ -10,6 +10,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextvars import Context
 from typing import Generic, TypeVar
 
+from perdure.engine.guard import came_by_signal
+from perdure.engine.supervision import Supervised
 from perdure.errors import CommitUnknownError, StorageError
 from perdure.model.records import HistoryEvent, Lease
 from perdure.storage.contract import Storage
@@ -30,6 +32,7 @@ class Shared(Generic[Item, Answer]):
         self._write = write
         self._queue: list[tuple[Item, asyncio.Future[Answer | StorageError]]] = []
         self._flusher: asyncio.Task[None] | None = None
+        self.supervised: Supervised | None = None
 
     def put(self, item: Item) -> "asyncio.Future[Answer | StorageError]":
         """Write it with the next commit; gives what will come of it."""
@@ -51,17 +54,31 @@ class Shared(Generic[Item, Answer]):
             batch, self._queue = self._queue[:TOGETHER_MAX], self._queue[TOGETHER_MAX:]
             try:
                 answers = await self._write([item for item, _ in batch])
+                if self.supervised is not None:
+                    self.supervised.succeeded()
             except StorageError as error:
                 answers = [error] * len(batch)
-            except BaseException:
-                for _, future in batch:
-                    future.cancel()
-                self._flusher = None
-                raise
-            for (_, future), answer in zip(batch, answers, strict=True):
-                if not future.done():
-                    future.set_result(answer)
+            except BaseException as error:
+                answers = [StorageError(f"a group commit failed: {type(error).__name__}: {error}")] * len(batch)
+                if came_by_signal(error) or isinstance(error, asyncio.CancelledError):
+                    self._flusher = None
+                    _answer(batch, answers)
+                    raise
+                if self.supervised is not None:  # the callers are told, and the next commit may succeed
+                    self.supervised.failed(error)
+            if len(answers) != len(batch):
+                wrong = StorageError(f"a group commit of {len(batch)} gave {len(answers)} answers")
+                answers = [wrong] * len(batch)
+            _answer(batch, answers)
         self._flusher = None
+
+
+def _answer(
+    batch: "Sequence[tuple[Item, asyncio.Future[Answer | StorageError]]]", answers: Sequence[Answer | StorageError]
+) -> None:
+    for (_, future), answer in zip(batch, answers, strict=True):
+        if not future.done():
+            future.set_result(answer)
 
 
 class Entry:

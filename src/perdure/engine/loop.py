@@ -17,16 +17,22 @@ import sys
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence, Set, ValuesView
 from contextvars import Context, copy_context
+from functools import partial
 from itertools import count
+from pathlib import Path
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, TypeVarTuple, Unpack
 from zlib import crc32
 
+from perdure.engine.guard import came_by_signal
 from perdure.engine.scopes import Scope, current_scope, enter
 from perdure.errors import NotDurableError
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
+
+BUDGET = 250_000
+"""How many callbacks a body may run between two rows: many times what tens of thousands of branches need."""
 
 NEVER_SEC = 100 * 365.25 * 86400.0
 """A timer this far away never fires and is not kept: the databases' calendars end before `sleep(inf)` does."""
@@ -95,15 +101,31 @@ class BodyTask(asyncio.Task[T]):
     `TaskGroup` cancels, `asyncio.wait` answers and bodies iterate in the order of sets.
     """
 
-    __slots__ = ("_hash",)
+    __slots__ = ("_code_context", "_hash")
     _log_destroy_pending: bool
 
-    def __init__(self, coro: Coroutine[Any, Any, T], *, number: int, **options: Any) -> None:
+    def __init__(self, coro: Coroutine[Any, Any, T], *, number: int, context: Context, **options: Any) -> None:
         self._hash = number  # first: the base puts the task into a set
-        super().__init__(coro, **options)
+        self._code_context = context
+        super().__init__(coro, context=context, **options)
 
     def __hash__(self) -> int:
         return self._hash
+
+    def close(self) -> bool:
+        """End the coroutine where it stands, in the context that it runs in; False if it goes on all the same."""
+        loop, coro = self.get_loop(), self.get_coro()
+        asyncio.tasks._enter_task(loop, self)
+        try:
+            self._code_context.run(coro.close)
+        except RuntimeError as error:
+            return "ignored GeneratorExit" not in str(error)
+        except BaseException as error:
+            if came_by_signal(error):
+                raise
+        finally:
+            asyncio.tasks._leave_task(loop, self)
+        return True
 
 
 class BodyFuture(asyncio.Future[T]):
@@ -149,11 +171,12 @@ class BodyLoop(_Refusing):
         """Make the root task, in a copy of the caller's context; it runs at the next `pump`."""
         return self._task(coroutine, self._root, name or "body", copy_context(), {})
 
-    def pump(self) -> None:
-        """Run the body until it is still.
+    def pump(self, budget: int = BUDGET) -> None:
+        """Run the body until it is still; `NotDurableError` if it is not after so many callbacks.
 
         It may be called from a task of the host as well as from a callback: running loop, current task, hooks and
-        collector are the host's again afterwards, also after KeyboardInterrupt or SystemExit, the only things raised.
+        collector are the host's again afterwards, whatever is raised. SystemExit and KeyboardInterrupt are raised only
+        if they came by a signal: those of the body's own are an outcome of its tasks like any other error.
         """
         assert not self._pumping, "the body is running: pump was called from inside it"
         self._check_open()
@@ -163,7 +186,7 @@ class BodyLoop(_Refusing):
             gc.disable()
             sys.set_asyncgen_hooks(firstiter=None, finalizer=self._abandoned)
             asyncio._set_running_loop(self)
-            self._run_ready()
+            self._run_ready(budget)
         finally:
             asyncio._set_running_loop(host)
             sys.set_asyncgen_hooks(*hooks)
@@ -171,12 +194,24 @@ class BodyLoop(_Refusing):
                 gc.enable()
             self._pumping = False
 
-    def _run_ready(self) -> None:
+    def _run_ready(self, budget: int) -> None:
         ready = self._ready
         while ready:
+            budget -= 1
+            if budget < 0:
+                raise NotDurableError(
+                    f"the body spins at {_place(ready[0])}: it went on for {BUDGET:,} turns of its loop without "
+                    "waiting for a step, a message or a timer; await one of these, or an asyncio.Event; do not poll"
+                )
             handle = ready.popleft()
             if not handle._cancelled:
-                handle._run()
+                try:
+                    handle._run()
+                except (SystemExit, KeyboardInterrupt) as error:
+                    if came_by_signal(error):
+                        raise
+                    if not isinstance(_owner(handle), asyncio.Task):  # a task has it as its outcome
+                        self._report({"message": f"a callback of the body raised {error!r}", "exception": error})
 
     def fire(self, timer: Timer) -> None:
         """The timer is due: its time is the loop's time, unless that is later, and its callback is ready."""
@@ -192,6 +227,26 @@ class BodyLoop(_Refusing):
     def tasks(self) -> Set[asyncio.Task[Any]]:
         """The unfinished tasks, in the order they were made in."""
         return {task: None for task in self._tasks if not task.done()}.keys()
+
+    def abandon(self, tries: int) -> bool:
+        """End the tasks that do not heed their cancellation; False if there is one that cannot be ended.
+
+        Such a one catches whatever is thrown into it. It is never collected: Python would run it once more then, in
+        whatever context, and complain.
+        """
+        stubborn: list[object] = []
+
+        def end_all() -> None:
+            for task in self.tasks():
+                assert isinstance(task, BodyTask)
+                if not any(task.close() for _ in range(tries)):
+                    stubborn.append(task.get_coro())
+
+        self._ready = deque([asyncio.Handle(end_all, (), self)])
+        self.pump(1)
+        for each in stubborn:
+            _keep_for_good(each)
+        return not stubborn
 
     def close(self) -> None:
         """Refuse further use; cancels nothing, and what was left unfinished is not reported."""
@@ -358,6 +413,52 @@ class _AsCompleted(NamedTuple):
         if not isinstance(self.given, Sequence | ValuesView):
             raise NotDurableError("as_completed() in a workflow's body needs an order to replay: give it a list")
         return list({id(one): one for one in self.given if not asyncio.isfuture(one)}.values())
+
+
+def _owner(handle: asyncio.Handle) -> object:
+    """The task whose step or wake-up a handle is, or whatever else the callback is a method of."""
+    return getattr(getattr(handle, "_callback", None), "__self__", None)
+
+
+def _place(handle: asyncio.Handle) -> str:
+    """Where in the user's code a callback goes on: the file, the line and the function."""
+    owner = _owner(handle)
+    if isinstance(owner, asyncio.Task):
+        found = _innermost(owner.get_coro())
+        if found is not None:
+            return found
+    callback = getattr(handle, "_callback", None)
+    while isinstance(callback, partial):
+        callback = callback.func
+    code = getattr(callback, "__code__", None)
+    return repr(callback) if code is None else f"{code.co_filename}:{code.co_firstlineno} in {code.co_qualname}"
+
+
+def _innermost(coro: Any) -> str | None:
+    """The last of the frames that a suspended coroutine waits in, which is not asyncio's or this package's."""
+    found = None
+    while coro is not None:
+        frame = getattr(coro, "cr_frame", None) or getattr(coro, "gi_frame", None)
+        if frame is not None and not frame.f_code.co_filename.startswith(_LIBRARIES):
+            found = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_qualname}"
+        coro = getattr(coro, "cr_await", None) or getattr(coro, "gi_yieldfrom", None)
+    return found
+
+
+_LIBRARIES = (str(Path(asyncio.__file__).parent), str(Path(__file__).parent))
+
+
+def _keep_for_good(thing: object) -> None:
+    """Never let Python collect it, not even when the process ends."""
+    try:
+        import ctypes  # not every build of Python has it
+    except ImportError:
+        _KEPT.append(thing)
+    else:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+
+
+_KEPT: list[object] = []
 
 
 def _as_completed_codes() -> dict[CodeType, tuple[str, str]]:

@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from itertools import groupby
 from operator import attrgetter
 
+from perdure.engine.guard import came_by_signal, is_cancelled
+from perdure.engine.supervision import Supervised, Supervisor
 from perdure.errors import StorageError, TerminalError
 from perdure.model.records import OutboxEvent
 from perdure.storage.contract import Storage
@@ -25,6 +27,7 @@ PUBLISH_SEC = 20.0  # for one event; below a claim's time
 ATTEMPTS_MAX = 20  # about an hour and a half, by the back-off of the storage
 LOOK_SEC = 10.0  # without a hint
 BUSY_SEC = 1.0  # after something went wrong; then longer and longer
+ENDING_SEC = 1.0  # how long a publisher that is cancelled may take to end
 CALM_SEC = 0.02  # at least so long between two looks that came to nothing
 
 
@@ -39,31 +42,34 @@ class Relay:
         self._stopping = False
         self._task: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
+    def start(self, supervisor: Supervisor) -> None:
         """Begin to look for events."""
-        self._task = asyncio.create_task(self._look_for_ever(), name="perdure relay")
+        self._task = supervisor.start("outbox relay", self._look_for_ever)
 
     def wake(self) -> None:
         """There may be an event."""
         self._wake.set()
 
-    async def stop(self, grace_sec: float) -> None:
+    async def stop(self, grace_sec: float, hurried: asyncio.Event) -> None:
         """Publish what is claimed, if it goes quickly; the rest is claimed by others when its time is up."""
         self._stopping = True
         self._wake.set()
         if self._task is not None:
-            await asyncio.wait([self._task], timeout=grace_sec)
+            hurry = asyncio.create_task(hurried.wait())
+            await asyncio.wait([self._task, hurry], timeout=grace_sec, return_when="FIRST_COMPLETED")
+            hurry.cancel()
             self._task.cancel()
-            await asyncio.wait([self._task])
+            await asyncio.wait([self._task], timeout=ENDING_SEC)
 
-    async def _look_for_ever(self) -> None:
+    async def _look_for_ever(self, task: Supervised) -> None:
         pause = LOOK_SEC
         while not self._stopping:
             self._wake.clear()
             try:
                 found, well = await self._look()
+                task.succeeded()
             except StorageError as error:
-                log.warning("outbox.unavailable", extra={"error": str(error)})
+                log.warning("the outbox relay cannot reach the database for now: %s", error)
                 found, well = False, False
             if found and well:
                 continue
@@ -87,14 +93,16 @@ class Relay:
             try:
                 async with asyncio.timeout(PUBLISH_SEC):
                     await self._publisher(event)
-            except Exception as error:
+            except BaseException as error:
+                if came_by_signal(error) or (isinstance(error, asyncio.CancelledError) and is_cancelled()):
+                    raise
                 if not await self._parked(event, error):
                     return False
             else:
                 await self._storage.mark_outbox_event_sent(event.event_id)
         return True
 
-    async def _parked(self, event: OutboxEvent, error: Exception) -> bool:
+    async def _parked(self, event: OutboxEvent, error: BaseException) -> bool:
         """What comes of an attempt that failed: in the end, or if it never can succeed, the event is parked."""
         about = {"event": event.event_id, "event_type": event.event_type, "error": str(error) or type(error).__name__}
         attempt = event.retry_count + 1

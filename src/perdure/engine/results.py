@@ -9,10 +9,10 @@ import logging
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from contextvars import Context
 from dataclasses import dataclass
 
-from perdure.errors import StorageError
+from perdure.engine.supervision import Supervised, Supervisor
+from perdure.errors import ClosedError, StorageError
 from perdure.model.records import WakeUp, WorkflowInstance
 from perdure.model.states import TERMINAL
 from perdure.storage.contract import Storage
@@ -36,19 +36,23 @@ class _Watch:
 class Results:
     """Who waits for which run."""
 
-    def __init__(self, storage: Storage, *, alone: bool) -> None:
+    def __init__(self, storage: Storage, supervisor: Supervisor, *, alone: bool) -> None:
         self._storage = storage
         self._alone = alone  # nobody passes hints on
         self._waiting: dict[str, list[asyncio.Future[WorkflowInstance | None]]] = {}
         self._watched: dict[str, list[_Watch]] = {}
         self._asker: asyncio.Task[None] | None = None
+        self._supervisor = supervisor
+        self._closed = False
         self._hint = asyncio.Event()
 
     async def end_of(self, instance_id: str) -> WorkflowInstance | None:
         """The row of a run once it has ended; None if there is no such run."""
+        self._refuse_if_closed(instance_id)
         found = await self._storage.get_instance(instance_id)
         if found is None or found.status in TERMINAL:
             return found
+        self._refuse_if_closed(instance_id)
         future: asyncio.Future[WorkflowInstance | None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(instance_id, []).append(future)
         self._begin()
@@ -88,8 +92,9 @@ class Results:
                 self._watched.pop(instance_id, None)
 
     def _begin(self) -> None:
-        if self._asker is None:
-            self._asker = asyncio.create_task(self._ask(), context=Context())  # nobody's in particular
+        if self._asker is None and not self._closed:
+            self._asker = self._supervisor.start("results", self._ask)
+            self._asker.add_done_callback(self._asked)
 
     def _leave(self, instance_id: str, future: "asyncio.Future[WorkflowInstance | None]") -> None:
         waiting = self._waiting.get(instance_id, [])
@@ -128,9 +133,14 @@ class Results:
             if not watch.left and not watch.over.done():
                 watch.over.set_result(None)
 
-    async def _ask(self) -> None:
+    def _asked(self, _: "asyncio.Task[None]") -> None:
+        self._asker = None
+        if self._waiting or self._watched:  # somebody came in the last moment
+            self._begin()
+
+    async def _ask(self, task: Supervised) -> None:
         """Look at a hint, and without one every second; never more often than that."""
-        listener = asyncio.create_task(self._listen()) if self._alone else None
+        listener = self._supervisor.start("results listener", self._listen) if self._alone else None
         try:
             while self._waiting or self._watched:
                 with suppress(TimeoutError):
@@ -140,15 +150,14 @@ class Results:
                 asked = time.monotonic()
                 try:
                     await self._look()
+                    task.succeeded()
                 except StorageError as error:
-                    log.debug("looking for ended runs failed, trying again in a second: %s", error)
-                except Exception:
-                    log.exception("looking for ended runs failed, trying again in a second")
+                    log.warning("the ends of %d runs cannot be asked for now: %s", len(self._waiting), error)
                 await asyncio.sleep(asked + ASK_SEC - time.monotonic())
         finally:
-            self._asker = None
             if listener is not None:
                 listener.cancel()
+                await asyncio.wait([listener])
 
     async def _look(self) -> None:
         ids = list({**self._waiting, **self._watched})
@@ -156,12 +165,34 @@ class Results:
             page = ids[first : first + PAGE]
             self._tell(page, await self._storage.get_instances(page))
 
-    async def _listen(self) -> None:
-        with suppress(StorageError):
-            async for hint in self._storage.wakeups():
-                self.hint(hint)
+    async def _listen(self, task: Supervised) -> None:
+        while True:
+            try:
+                async for hint in self._storage.wakeups():
+                    task.succeeded()
+                    self.hint(hint)
+            except StorageError as error:
+                log.warning("no hints come for now, and ended runs are asked for every second: %s", error)
+            await asyncio.sleep(ASK_SEC)
 
-    def close(self) -> None:
-        """Nobody waits any more."""
+    def _refuse_if_closed(self, instance_id: str) -> None:
+        if self._closed:
+            raise _closed(instance_id)
+
+    async def close(self) -> None:
+        """Tell all who still wait that nobody will answer them here."""
+        self._closed = True
+        for instance_id, futures in list(self._waiting.items()):
+            for future in futures:
+                if not future.done():
+                    future.set_exception(_closed(instance_id))
         if self._asker is not None:
             self._asker.cancel()
+            await asyncio.wait([self._asker])
+
+
+def _closed(instance_id: str) -> ClosedError:
+    return ClosedError(
+        f"the App or Client was closed while result() waited for run {instance_id!r}: the run is not affected, ask "
+        "again from one that is open"
+    )

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime, timedelta
 
+from perdure.engine.supervision import Supervised
 from perdure.errors import StorageError
 from perdure.model.limits import LEASE_MAX_SEC, SPAN_MAX
 from perdure.model.records import ListInstancesOptions, OutboxStatus
@@ -76,8 +77,11 @@ async def sweep(storage: Storage, retention: Retention, *, dry_run: bool = False
     return swept
 
 
-async def sweep_for_ever(storage: Storage, retention: Retention, worker_id: str) -> None:
+async def sweep_for_ever(
+    storage: Storage, retention: Retention, worker_id: str, task: Supervised | None = None
+) -> None:
     """A worker's duty."""
+    task = task or Supervised("retention")
     every_sec = retention.every.total_seconds()
     delay = random.uniform(0, min(SOON_SEC, every_sec))  # nosec B311 # a pause
     while True:
@@ -85,10 +89,11 @@ async def sweep_for_ever(storage: Storage, retention: Retention, worker_id: str)
         try:
             if await storage.try_acquire_system_lock(DUTY, worker_id, every_sec) is not None:
                 await sweep(storage, retention)
+            task.succeeded()
             delay = every_sec
         except StorageError as error:
-            log.warning("retention.failed", extra={"error": str(error)})
             delay = min(AGAIN_SEC, every_sec)
+            log.warning("the retention sweep failed, and is tried again in %g s: %s", delay, error)
 
 
 # Doing it.
@@ -125,7 +130,7 @@ async def _rest(seconds: float) -> None:
 
 
 async def _survey(storage: Storage, retention: Retention) -> Swept:
-    now = await _database_now(storage)
+    now = await database_now(storage)
     return Swept(
         0 if retention.finished is None else await _count_finished(storage, now - retention.finished),
         0 if retention.messages is None else None,  # who still needs one is known only while its channel is locked
@@ -134,7 +139,7 @@ async def _survey(storage: Storage, retention: Retention) -> Swept:
     )
 
 
-async def _database_now(storage: Storage) -> datetime:
+async def database_now(storage: Storage) -> datetime:
     """The clock that the sweep would go by: it says when a lock expires, and this one may be renewed by anybody."""
     while (lease := await storage.try_acquire_system_lock(CLOCK, CLOCK, CLOCK_SEC)) is None:  # noqa: ASYNC110
         await asyncio.sleep(PAUSE_SEC)

@@ -17,7 +17,18 @@ from perdure.engine.ambient import ActivityInfo
 from perdure.engine.body import ATTEMPT_FAILED, STARTED
 from perdure.engine.codec import encode
 from perdure.engine.definitions import COMPENSATIONS, UNDOABLE_WORKFLOWS, Activity, Workflow
-from perdure.engine.driven import Attempt, Done, Drained, End, Host, check_deadline, put_down, rows, undoing
+from perdure.engine.driven import (
+    RECORDED,
+    Attempt,
+    Done,
+    Drained,
+    End,
+    Host,
+    check_deadline,
+    put_down,
+    rows,
+    undoing,
+)
 from perdure.engine.failures import encode_failure
 from perdure.engine.slots import Slot
 from perdure.errors import EngineError
@@ -89,8 +100,9 @@ class Rollback:
         await self._handle_failure()
         return await self._end()
 
-    async def fail(self, error: Exception) -> None:
+    async def fail(self, error: BaseException, lease: Lease) -> None:
         """End it although something could not be undone."""
+        self._lease = lease
         await self._end()
 
     # What the history says.
@@ -144,6 +156,8 @@ class Rollback:
 
     async def _undo(self, entry: CompensationEntry) -> None:
         about = json.loads(entry.args)
+        if RECORDED in about:
+            about = {"input": json.loads(self._begun[entry.activity_id]), "result": await self._result_of(entry)}
         given = json.dumps(about["input"]).encode()
         if "child" not in about:
             undo, result = _known(entry.activity_name).undo, json.dumps(about["result"]).encode()
@@ -154,6 +168,13 @@ class Rollback:
             undo, result = _known_workflow(entry.activity_name).undo, output
         assert undo is not None
         await self._run_undo(undo, undo_id(entry.id), entry.activity_id, given, result, entry)
+
+    async def _result_of(self, entry: CompensationEntry) -> Any:
+        """What an activity gave, by its row."""
+        async for event in rows(self.host.storage, self.id):
+            if event.activity_id == entry.activity_id and event.event_type == HistoryEventType.ACTIVITY_COMPLETED:
+                return json.loads(event.event_data or b"null")
+        raise EngineError(f"{self.id} has no result of {entry.activity_id} in its history, so it cannot be undone")
 
     async def _output_of(self, child: str, step: str) -> bytes | None:
         """What a child gave, if it gave anything: as this run heard, for its row may be gone; else as its row says."""

@@ -20,6 +20,7 @@ from perdure.engine.definitions import Workflow
 from perdure.engine.digests import Call, stamp
 from perdure.engine.driven import Attempt, Done, Drained, End, Host, check_deadline, put_down, rows, undoing
 from perdure.engine.failures import encode_failure
+from perdure.engine.guard import came_by_signal, is_cancelled
 from perdure.engine.journal import Journal
 from perdure.engine.slots import Slot
 from perdure.engine.starting import DEADLINE
@@ -31,7 +32,6 @@ from perdure.errors import (
     InstanceNotFoundError,
     LimitError,
     NotSubscribedError,
-    StorageError,
 )
 from perdure.model.records import HistoryEvent, HistoryEventType, Lease, WorkflowInstance
 from perdure.storage.contract import Storage
@@ -140,8 +140,12 @@ class Run:
         activities = any(not step.running and not step.pause_sec for step in self.body.activities.values())
         return activities or any(not step.running for step in self.body.effects.values())
 
-    async def fail(self, error: Exception) -> None:
+    async def fail(self, error: BaseException, lease: Lease) -> None:
         """End the run as failed, with this error."""
+        self.journal = Journal(self.host.records, lease, self.last_id)
+        if self.parent is None:  # it may not have been read yet
+            link = await self.host.storage.get_last_event(self.id, children.LINK)
+            self.parent = None if link is None else json.loads(link.event_data or b"{}")
         await endings.fail(self, error)
 
     async def _cancel(self, reason: str) -> End:
@@ -263,8 +267,10 @@ class Run:
             await self.journal.durable()
             done = await self.host.execute(self._attempt_of(step))
             found: Callable[[], Awaitable[None]] = lambda: self._attempted(step, done)  # noqa: E731
-        except StorageError as error:
-            found = _raising(error)
+        except BaseException as error:
+            if came_by_signal(error) or (isinstance(error, asyncio.CancelledError) and is_cancelled()):
+                raise
+            found = _raising(error)  # nobody awaits this task: the run has to hear of it
         if step.task is not None:
             self._tasks.discard(step.task)
         self.post(found)
@@ -388,7 +394,7 @@ def _undoing(instance_id: str, step: ActivityStep, result: bytes) -> Effect:
     return write
 
 
-def _raising(error: Exception) -> Callable[[], Awaitable[None]]:
+def _raising(error: BaseException) -> Callable[[], Awaitable[None]]:
     async def fail() -> None:
         raise error
 

@@ -9,6 +9,7 @@ happened stands behind the `#` of the lease's owner.
 
 import asyncio
 import logging
+import random
 import re
 import time
 from collections import OrderedDict
@@ -20,9 +21,10 @@ from typing import Any
 
 from perdure.engine.activities import Activities
 from perdure.engine.clock import steady
-from perdure.engine.cron import tick_id
+from perdure.engine.cron import Schedule, tick_id
 from perdure.engine.definitions import Workflow
 from perdure.engine.driven import Attempt, Done, Drained, Driven, End, Record
+from perdure.engine.guard import came_by_signal, is_cancelled
 from perdure.engine.heartbeat import Heartbeat
 from perdure.engine.hooks import Hooks
 from perdure.engine.journal import Entry, Shared, appending
@@ -33,12 +35,17 @@ from perdure.engine.rollback import Rollback
 from perdure.engine.run import Run
 from perdure.engine.slots import Slot, Slots
 from perdure.engine.starting import start_tick
+from perdure.engine.stuck import PUT_OFF, UNSERVED, stuck_owner, unclaimed_for
+from perdure.engine.supervision import Supervised, Supervisor
 from perdure.errors import (
     CommitUnknownError,
     DatabaseUnavailableError,
     LeaseLostError,
     StorageError,
+    TransactionConflictError,
+    WorkerDiedError,
 )
+from perdure.model.limits import PAGE_MAX
 from perdure.model.records import Lease, ResumableWorkflow, Suspension, WorkflowInstance
 from perdure.model.states import WorkflowStatus
 from perdure.storage.contract import Storage, Wait
@@ -52,8 +59,13 @@ CALM_SEC = 0.02  # at least so long between two looks
 CLAIM_SEC = 0.2  # how long one look goes on claiming runs as slots become free
 OVERDUE_SEC = 0.2  # something is due that could not be done: somebody else is at it
 BATCH = 100
-PUT_OFF = "~put-off"
 PUT_OFF_MAX_SEC = 300.0
+DEATHS_MAX = 3  # so many workers may die under a run before it is backed off
+CONFLICTS_MAX = 10  # how often a run whose transaction lost a deadlock is run again at once
+TICK_AGAIN_SEC = 60.0  # after a scheduled workflow could not be started
+WARN_AGAIN_SEC = 300.0  # until a workflow that no worker serves is mentioned again
+ENDING_SEC = 1.0  # how long what is cancelled at the end of the grace time may take to end
+RELEASE_SEC = 3.0  # and how long the database may take to give leases back
 _TRIES = re.compile(r"#(\d+)(?::|$)")
 
 
@@ -72,6 +84,7 @@ class Worker:
         max_runs: int,
         resident: int,
         activities: Activities,
+        supervisor: Supervisor,
         heartbeat: Callable[[Callable[[Lease], None]], Heartbeat],
         retention: Retention | None = None,
         relay: Relay | None = None,
@@ -89,6 +102,9 @@ class Worker:
         self._activities = activities
         self._retention = retention
         self._relay = relay
+        self._supervisor = supervisor
+        for shared, name in ((self.records, "records"), (self.completions, "ends"), (self.suspensions, "waits")):
+            shared.supervised = supervisor.watch(f"group commit of {name}")
         self._heartbeat = heartbeat(self._lost)
         self._context = copy_context()  # of whoever opened the app: runs belong to no caller
         self._driven: dict[str, asyncio.Task[None]] = {}
@@ -104,7 +120,11 @@ class Worker:
         self._fruitless = 0
         self._ticked = self.now()
         self._ticks: dict[str, datetime] = {}  # the last one of each workflow that starts by the clock
+        self._tick_again_at: dict[str, float] = {}  # of those whose last tick could not be started
+        self._died: set[str] = set()  # runs whose last worker died without progress, before they are driven again
+        self._warned_at: dict[str, float] = {}  # names of workflows that nobody seems to serve
         self.stopping = False
+        self.hurried = asyncio.Event()  # whoever stops it does not want to wait for anything
 
     # Life.
 
@@ -112,15 +132,23 @@ class Worker:
         """Begin to look for work."""
         await self._set_clock()
         self._heartbeat.start()
-        self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._look_for_ever())]
+        start = self._supervisor.start
+        self._tasks = [start("listener", self._listen), start("work loop", self._look_for_ever)]
         if self._retention is not None:
-            sweeping = sweep_for_ever(self.storage, self._retention, self.worker_id)
-            self._tasks.append(asyncio.create_task(sweeping))
+            policy = self._retention
+            self._tasks.append(
+                start("retention", lambda task: sweep_for_ever(self.storage, policy, self.worker_id, task))
+            )
         if self._relay is not None:
-            self._relay.start()
+            self._relay.start(self._supervisor)
 
     async def stop(self, grace_sec: float) -> None:
-        """Take no more; let activities that run finish within the time, hand the rest over, give leases back."""
+        """Take no more; let activities that run finish within the time, hand the rest over, give leases back.
+
+        What is cancelled when the time is up gets a moment to end. Whatever has not ended by then, such as a plain
+        function in its thread, is left behind: its lease is given back all the same.
+        """
+        until = steady() + grace_sec
         self.stopping = True
         for task in self._tasks:
             task.cancel()
@@ -128,13 +156,21 @@ class Worker:
         for run in self._runs.values():
             run.drain()
         self._slots.drain()
-        relaying = None if self._relay is None else asyncio.create_task(self._relay.stop(grace_sec))
+        relaying = None if self._relay is None else asyncio.create_task(self._relay.stop(grace_sec, self.hurried))
+        await self._wait_for_runs(until - steady())
         if self._driven:
-            await asyncio.wait(self._driven.values(), timeout=grace_sec)
-        for task in list(self._driven.values()):
-            task.cancel()
-        if self._driven:
-            await asyncio.wait(list(self._driven.values()))
+            log.warning(
+                "worker %s stops: %d runs did not come to a rest within %g s and are handed over",
+                self.worker_id,
+                len(self._driven),
+                grace_sec,
+                extra={"worker": self.worker_id, "runs": sorted(self._driven)[:100]},
+            )
+        for patience in (ENDING_SEC, RELEASE_SEC, ENDING_SEC):  # end what runs; then leave it, and give leases back
+            for task in self._driven.values():
+                task.cancel()
+            if self._driven:
+                await asyncio.wait(self._driven.values(), timeout=patience)
         for run in self._parked.values():
             run.evict()
         self._parked.clear()
@@ -143,6 +179,16 @@ class Worker:
         await self._heartbeat.stop()
         self._activities.close()
 
+    async def _wait_for_runs(self, seconds: float) -> None:
+        """Wait until no run is driven, or the time is up, or somebody is in a hurry."""
+        until = steady() + seconds
+        hurry = asyncio.create_task(self.hurried.wait())
+        while self._driven and not self.hurried.is_set() and (left := until - steady()) > 0:
+            runs = asyncio.gather(*(asyncio.shield(task) for task in self._driven.values()), return_exceptions=True)
+            either: list[asyncio.Future[Any]] = [hurry, runs]
+            await asyncio.wait(either, timeout=left, return_when="FIRST_COMPLETED")
+        hurry.cancel()
+
     async def _set_clock(self) -> None:
         await self.storage.beat_worker(self.worker_id)
         before = steady()
@@ -150,11 +196,12 @@ class Worker:
             if worker.worker_id == self.worker_id:
                 self._epoch = worker.beat_at - timedelta(seconds=before)
 
-    async def _listen(self) -> None:
+    async def _listen(self, task: Supervised) -> None:
         """Hints wake the look; messages are told to the runs that are driven here, which take their own."""
         while True:
-            with suppress(StorageError):
+            try:
                 async for hint in self.storage.wakeups():
+                    task.succeeded()
                     self._wake.set()
                     self._results.hint(hint)
                     if self._relay is not None and hint.kind in (OUTBOX, "scan"):
@@ -164,21 +211,24 @@ class Worker:
                     if hint.kind != RESUMABLE:
                         for run in list(self._runs.values()):
                             run.hint()
+            except StorageError as error:
+                log.warning("worker %s gets no hints for now, and looks for work by itself: %s", self.worker_id, error)
             await asyncio.sleep(1)
 
     # Looking for work.
 
-    async def _look_for_ever(self) -> None:
+    async def _look_for_ever(self, task: Supervised) -> None:
         while True:
             self._wake.clear()
             granted = self._slots.searching
             try:
                 delay = await self._look()
+                task.succeeded()
             except DatabaseUnavailableError as error:
-                log.warning("worker.database_unavailable", extra={"error": str(error)})
+                log.warning("worker %s cannot reach the database: %s", self.worker_id, error)
                 delay = 1.0
             except StorageError:
-                log.exception("worker.look_failed")
+                log.exception("worker %s could not look for work, and tries again in a second", self.worker_id)
                 delay = 1.0
             self._slots.end_search(granted)
             await asyncio.sleep(CALM_SEC)
@@ -199,6 +249,7 @@ class Worker:
         if whole:
             self._whole_at = time.monotonic() + WHOLE_SEC
             await self._set_clock()
+            await self._warn_of_unserved()
         if await self._work():
             self._fruitless = 0
             return await self._delay()
@@ -206,7 +257,7 @@ class Worker:
         return min(LOOK_SEC, self.lease_sec, delay or OVERDUE_SEC * 2.0**self._fruitless)
 
     async def _delay(self) -> float:
-        dues = [each.schedule.next_after(self._ticked) for each in self._workflows.values() if each.schedule]
+        dues = [due for each in self._workflows.values() if (due := self._next_tick(each)) is not None]
         dues += filter(None, [await self.storage.next_work_at()])
         delays = [(due - self.now()).total_seconds() for due in dues]
         return max(0.0, min(LOOK_SEC, self.lease_sec, *delays))
@@ -219,26 +270,83 @@ class Worker:
         done += await self._claim()
         return done > 0
 
+    def _next_tick(self, workflow: Workflow[..., Any]) -> datetime | None:
+        if workflow.schedule is None or workflow.name in self._tick_again_at:
+            return None
+        try:
+            return workflow.schedule.next_after(self._ticked)
+        except Exception as error:
+            self._tick_failed(workflow, error)
+            return None
+
     async def _start_ticks(self) -> int:
-        """Start what the clock says, once; workers that do so at the same time start the same run."""
+        """Start what the clock says, once; workers that do so at the same time start the same run.
+
+        What goes wrong with the tick of one workflow is no reason not to start those of the others.
+        """
         started, self._ticked = 0, self.now()
         for workflow in self._workflows.values():
-            if workflow.schedule is None:
+            if workflow.schedule is None or steady() < self._tick_again_at.get(workflow.name, 0.0):
                 continue
-            tick = workflow.schedule.last_before(self._ticked)
-            if self._ticks.get(workflow.name) == tick or self._forgets(tick):
-                continue
-            instance = WorkflowInstance(
-                tick_id(workflow.name, tick),
-                workflow.name,
-                workflow.signature.bind((), {}),
-                source_hash=workflow.source_hash,
-                owner_service="perdure",
-            )
-            await start_tick(self.storage, instance, workflow.source)
-            self._ticks[workflow.name] = tick
-            started += 1
+            try:
+                started += await self._start_tick(workflow, workflow.schedule)
+                self._tick_again_at.pop(workflow.name, None)
+            except StorageError:
+                raise
+            except Exception as error:
+                self._tick_failed(workflow, error)
         return started
+
+    def _tick_failed(self, workflow: Workflow[..., Any], error: Exception) -> None:
+        log.error(
+            "the tick of workflow %s could not be started, and is tried again in %g s: %s: %s",
+            workflow.name,
+            TICK_AGAIN_SEC,
+            type(error).__name__,
+            error,
+            extra={"workflow": workflow.name},
+            exc_info=error,
+        )
+        self._tick_again_at[workflow.name] = steady() + TICK_AGAIN_SEC
+
+    async def _start_tick(self, workflow: Workflow[..., Any], schedule: Schedule) -> int:
+        tick = schedule.last_before(self._ticked)
+        if self._ticks.get(workflow.name) == tick or self._forgets(tick):
+            return 0
+        instance = WorkflowInstance(
+            tick_id(workflow.name, tick),
+            workflow.name,
+            workflow.signature.bind((), {}),
+            source_hash=workflow.source_hash,
+            owner_service="perdure",
+        )
+        await start_tick(self.storage, instance, workflow.source)
+        self._ticks[workflow.name] = tick
+        return 1
+
+    async def _warn_of_unserved(self) -> None:
+        """Say which workflows have runs that could be taken for a while, and that this worker does not know."""
+        found = await self.storage.find_resumable_workflows(PAGE_MAX) if self._workflows else []
+        names = {each.instance_id: each.workflow_name for each in found if each.workflow_name not in self._workflows}
+        if not names:
+            return
+        rows = await self.storage.get_instances(list(names))
+        waiting: dict[str, list[str]] = {}
+        for row in rows:
+            if row is not None and unclaimed_for(row, self.now()) >= UNSERVED:
+                waiting.setdefault(row.workflow_name, []).append(row.instance_id)
+        for name, ids in sorted(waiting.items()):
+            if steady() >= self._warned_at.get(name, 0.0):
+                self._warned_at[name] = steady() + WARN_AGAIN_SEC
+                log.warning(
+                    "%d run(s) of workflow %r wait for a worker that serves it, for example %s: was it renamed or "
+                    "deleted, or is its worker not running? Worker %s does not serve it",
+                    len(ids),
+                    name,
+                    ids[0],
+                    self.worker_id,
+                    extra={"workflow": name, "runs": ids[:100], "worker": self.worker_id},
+                )
 
     def _forgets(self, tick: datetime) -> bool:
         """Whether retention may have removed the run of a tick: it must not be started a second time."""
@@ -300,6 +408,8 @@ class Worker:
             for each, lease, row in zip(some, leases, rows, strict=True):
                 if lease is not None and row is not None:
                     taken += 1
+                    if _is_death(each.worker_id) and not _progressed(each, row):
+                        self._died.add(row.instance_id)
                     self.drive(row, lease, sent, slots.pop(), 0 if _progressed(each, row) else tries)
         return taken
 
@@ -325,17 +435,18 @@ class Worker:
         """The copy in memory, if it is of this generation, or a new one."""
         parked = self._parked.pop(instance.instance_id, None)
         workflow = self._workflows[instance.workflow_name]
-        if instance.status is WorkflowStatus.COMPENSATING:
-            return Rollback(self, workflow, instance)
-        if parked is None or parked.generation != instance.continued_from:
-            return Run(self, workflow, instance)
-        return parked
+        compensating = instance.status is WorkflowStatus.COMPENSATING
+        if parked is not None and not compensating and parked.generation == instance.continued_from:
+            return parked
+        if parked is not None:
+            parked.evict()
+        return Rollback(self, workflow, instance) if compensating else Run(self, workflow, instance)
 
     async def _drive(self, run: Driven, lease: Lease, slot: Slot, tries: int) -> None:
         try:
             await self._try(run, lease, tries)
         except asyncio.CancelledError:
-            run.evict()
+            self._runs[run.id].evict()
             if self.stopping:
                 await self._release(lease)
         finally:
@@ -349,30 +460,70 @@ class Worker:
 
     async def _try(self, run: Driven, lease: Lease, tries: int) -> None:
         """Drive once. A copy in memory that does not fit its history any more is made anew, once."""
+        if run.id in self._died:
+            self._died.discard(run.id)
+            if tries >= min(DEATHS_MAX, run.workflow.max_tries or DEATHS_MAX):
+                await self._put_off(run, lease, _deaths(tries), tries - 1, DEATHS_MAX)
+                return
         try:
-            end = await run.drive(lease)
-            while end in (End.COMPENSATING, End.RECURRED):
-                run.evict()
-                run = await self._next_of(run, lease)
-                end = await run.drive(lease)
+            run, end = await self._drive_on(run, lease)
         except Drained:
+            run = self._runs[run.id]
             run.evict()
             await self._release(lease)
         except LeaseLostError:
-            log.warning("run.lease_lost", extra=_about(run))
+            run = self._runs[run.id]
+            _log_lost(run)
             run.evict()
         except (DatabaseUnavailableError, CommitUnknownError) as error:
-            log.warning("run.database_unavailable", extra={**_about(run), "error": str(error)})
+            run = self._runs[run.id]
+            log.warning(
+                "run %s (%s) stops for now, the database is not available: %s",
+                run.id,
+                run.workflow.name,
+                error,
+                extra=_about(run),
+            )
             run.evict()
             await self._release(lease)
-        except Exception as error:
+        except BaseException as error:
+            if came_by_signal(error) or (isinstance(error, asyncio.CancelledError) and is_cancelled()):
+                raise
+            run = self._runs[run.id]
             run.evict()
-            if run.resumed:
+            if await self._is_lost(lease):
+                _log_lost(run)  # what it found in its history is another worker's, or a cancellation
+                self._wake.set()
+            elif run.resumed:
                 await self._release(lease)
             else:
                 await self._put_off(run, lease, error, 0 if run.progressed else tries)
         else:
             await self._ended(run, end)
+
+    async def _drive_on(self, run: Driven, lease: Lease) -> tuple[Driven, End]:
+        """Drive a run and what follows it under the same lease; a transaction that lost a deadlock is run again."""
+        conflicts = 0
+        while True:
+            try:
+                end = await run.drive(lease)
+            except TransactionConflictError as error:
+                conflicts = 1 if run.progressed else conflicts + 1
+                if conflicts > CONFLICTS_MAX:
+                    raise
+                log.info("run %s (%s) is run again at once: %s", run.id, run.workflow.name, error, extra=_about(run))
+            else:
+                if end not in (End.COMPENSATING, End.RECURRED):
+                    return run, end
+            run.evict()
+            run = await self._next_of(run, lease)
+
+    async def _is_lost(self, lease: Lease) -> bool:
+        """Whether the lease is another one's by now, as far as the database answers."""
+        with suppress(StorageError):
+            row = await self.storage.get_instance(lease.instance_id)
+            return row is None or (row.locked_by, row.lock_token) != (lease.worker_id, lease.token)
+        return False
 
     async def _next_of(self, run: Driven, lease: Lease) -> Driven:
         """The body has failed, or begins anew: the same lease serves to undo it, or for the next generation."""
@@ -401,19 +552,43 @@ class Worker:
         else:
             run.evict()
 
-    async def _put_off(self, run: Driven, lease: Lease, error: Exception, tries: int) -> None:
-        """Nobody takes it for a while, longer each time."""
+    async def _put_off(self, run: Driven, lease: Lease, error: BaseException, tries: int, patience: int = 1) -> None:
+        """Back off: no worker takes the run for a while, longer each time from the try that `patience` says."""
         tries += 1
         limit = run.workflow.max_tries
         if limit is not None and tries >= limit:
-            await run.fail(error)
+            await run.fail(error, lease)
+            log.error(
+                "run %s (%s) failed: %d tries in a row ended without progress, the last with %s: %s",
+                run.id,
+                run.workflow.name,
+                tries,
+                type(error).__name__,
+                error,
+                extra={**_about(run), "tries": tries},
+                exc_info=error,
+            )
             await self._results.ended(run.id)
             return
-        pause = min(PUT_OFF_MAX_SEC, 2.0 ** min(tries - 1, 10))
-        log.error("run.put_off", extra={**_about(run), "tries": tries, "pause_sec": pause}, exc_info=error)
-        with suppress(StorageError):
+        pause = min(PUT_OFF_MAX_SEC, 2.0 ** min(tries - patience, 10))
+        if patience > 1:
+            pause *= random.uniform(0.75, 1.25)  # nosec B311 # those that died together do not meet again
+        log.error(
+            "run %s (%s) is stuck after %d tries without progress, and is tried again in %.3g s: %s: %s",
+            run.id,
+            run.workflow.name,
+            tries,
+            pause,
+            type(error).__name__,
+            error,
+            extra={**_about(run), "tries": tries, "pause_sec": pause},
+            exc_info=error,
+        )
+        try:
             await self.storage.release_lock(run.id, lease.worker_id, lease=lease)
-            await self.storage.acquire_locks([run.id], f"{PUT_OFF}#{tries}:{type(error).__name__}"[:200], pause)
+            await self.storage.acquire_locks([run.id], stuck_owner(tries, error), pause)
+        except StorageError as refused:
+            log.warning("run %s could not be backed off, its lease has to expire: %s", run.id, refused)
 
     async def _release(self, lease: Lease) -> None:
         with suppress(StorageError):
@@ -430,7 +605,7 @@ class Worker:
     def _lost(self, lease: Lease) -> None:
         """The heartbeat found a lease of ours gone: end the run's tasks at once, unless the run itself gave it back."""
         if self._leases.get(lease.instance_id) is lease and not self._runs[lease.instance_id].ending:
-            log.warning("run.lease_lost", extra={"instance": lease.instance_id})
+            _log_lost(self._runs[lease.instance_id])
             del self._leases[lease.instance_id]  # told once: a second time would disturb its putting down
             self._heartbeat.drop(lease)
             self._driven[lease.instance_id].cancel()
@@ -472,13 +647,34 @@ def _about(run: Driven) -> dict[str, object]:
     return {"instance": run.id, "workflow": run.workflow.name}
 
 
+def _log_lost(run: Driven) -> None:
+    log.warning(
+        "run %s (%s) was cancelled, or another worker took it over: this one stops working on it",
+        run.id,
+        run.workflow.name,
+        extra=_about(run),
+    )
+
+
 def _tries(owner: str | None) -> int:
     """How many tries in a row had ended without progress, with the one that this owner did not end."""
     if owner is None:
         return 0
     found = _TRIES.search(owner)
     before = int(found[1]) if found else 0
-    return before if owner.startswith(PUT_OFF) else before + 1
+    return before + 1 if _is_death(owner) else before
+
+
+def _is_death(owner: str | None) -> bool:
+    """Whether the owner of a lease that ran out is a worker: it died, or lost the database."""
+    return owner is not None and not owner.startswith(PUT_OFF)
+
+
+def _deaths(count: int) -> WorkerDiedError:
+    return WorkerDiedError(
+        f"{count} workers in a row died or lost their database while they executed this run, and it made no progress: "
+        "does its code end the process, or use too much memory?"
+    )
 
 
 def _progressed(found: ResumableWorkflow, row: WorkflowInstance) -> bool:

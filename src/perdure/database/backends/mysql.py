@@ -107,7 +107,7 @@ class MySQLBackend(ServerBackend[Any]):
         await super().close()
         if self._watchman is not None:
             self._watchman.cancel()
-        if self._reaper is not None:
+        while self._reaper is not None and not self._reaper.done():
             await asyncio.wait([self._reaper])
 
     def wakeups(self) -> AsyncIterator[WakeUp]:
@@ -300,7 +300,7 @@ class MySQLBackend(ServerBackend[Any]):
                     await connection.next_result()
                     result = connection._result
                     results.append(result)
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, GeneratorExit):  # else its answer would be the next query's
             connection.close()
             raise
         except asyncmy.MySQLError as error:
@@ -346,8 +346,11 @@ class MySQLBackend(ServerBackend[Any]):
         stray = connection.thread_id(), connection.perdure_server
         if not connection.perdure_server or stray in self._strays:
             return
+        reaping = self._reaper is not None and not self._reaper.done()
+        if self._pool.closed and not reaping:
+            return  # nobody would wait for its end: the server notices by itself, when the query ends
         self._strays.append(stray)
-        if self._reaper is None or self._reaper.done():
+        if not reaping:
             self._reaper = asyncio.ensure_future(self._reap())
 
     async def _reap(self) -> None:

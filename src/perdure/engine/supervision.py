@@ -1,0 +1,142 @@
+"""Supervision: a background task that fails is logged, restarted with back-off, and shown by `app.health()`.
+
+A task that fails ten times in a row, with no success in between, is given up on: it is still restarted, but `serve()`
+raises, so that whatever runs the process notices and can start a new one. The database being away is no such failure:
+the tasks expect that, say so in the log, and go on when it is back.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from contextvars import copy_context
+from dataclasses import dataclass
+from typing import Any
+
+from perdure.engine.guard import came_by_signal, is_cancelled
+from perdure.errors import EngineError
+
+log = logging.getLogger("perdure.engine")
+
+FIRST_SEC = 1.0
+LONGEST_SEC = 30.0
+FAILURES_MAX = 10
+
+
+@dataclass(frozen=True, slots=True)
+class TaskHealth:
+    """A background task: whether it runs now, how often it had to be restarted, and because of what."""
+
+    name: str
+    alive: bool
+    restarts: int = 0
+    failures: int = 0  # in a row, with no success in between
+    last_error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """How an App or Client is: whether its database answers, and how its background tasks are."""
+
+    database: bool
+    tasks: tuple[TaskHealth, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether the database answers and every background task runs and has recovered from its last failure."""
+        return self.database and all(each.alive and not each.failures for each in self.tasks)
+
+
+class Supervised:
+    """One background task, as its own code sees it: it says that it succeeded, or that it failed."""
+
+    def __init__(self, name: str, given_up: Callable[[str], None] = lambda why: None) -> None:
+        self.name = name
+        self.alive = True
+        self.ended = False  # as it should: there is nothing left to do
+        self._given_up = given_up
+        self._restarts = self._failures = 0
+        self._last_error: str | None = None
+
+    def succeeded(self) -> None:
+        """Forget the failures before this: what it does came to a good end."""
+        self._failures = 0
+
+    def failed(self, error: BaseException) -> float:
+        """Log an unexpected error; returns the seconds to wait before it is tried again. Any thread may call it."""
+        self._restarts += 1
+        self._failures += 1
+        self._last_error = f"{type(error).__name__}: {error}"
+        pause = min(LONGEST_SEC, FIRST_SEC * 2.0 ** min(self._failures - 1, 10))
+        log.error(
+            "background task %r failed (%d in a row) and is restarted in %g s: %s",
+            self.name,
+            self._failures,
+            pause,
+            self._last_error,
+            extra={"task": self.name, "failures": self._failures, "pause_sec": pause},
+            exc_info=error,
+        )
+        if self._failures >= FAILURES_MAX:
+            self._given_up(f"background task {self.name!r} failed {self._failures} times in a row: {self._last_error}")
+        return pause
+
+    @property
+    def health(self) -> TaskHealth:
+        """How it is."""
+        return TaskHealth(self.name, self.alive, self._restarts, self._failures, self._last_error)
+
+
+class Supervisor:
+    """All background tasks of one App or Client."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._context = copy_context()  # of whoever opened the app: tasks belong to no caller
+        self._supervised: dict[str, Supervised] = {}
+        self._broken: asyncio.Future[str] = self._loop.create_future()
+
+    def watch(self, name: str) -> Supervised:
+        """Keep an eye on a task that keeps itself going, such as a thread; the same name gives the same one."""
+        found = self._supervised.get(name)
+        if found is None:
+            found = self._supervised[name] = Supervised(name, self._give_up)
+        return found
+
+    def start(self, name: str, work: Callable[[Supervised], Coroutine[Any, Any, None]]) -> "asyncio.Task[None]":
+        """Run a task until it returns or is cancelled, however often it fails."""
+        keeping = self._keep(self.watch(name), work)
+        return asyncio.create_task(keeping, name=f"perdure {name}", context=self._context.copy())
+
+    async def _keep(self, task: Supervised, work: Callable[[Supervised], Coroutine[Any, Any, None]]) -> None:
+        task.ended = False
+        try:
+            while True:
+                task.alive = True
+                try:
+                    await work(task)
+                    return
+                except BaseException as error:
+                    if came_by_signal(error) or (isinstance(error, asyncio.CancelledError) and is_cancelled()):
+                        raise
+                    pause = task.failed(error)
+                    task.alive = False
+                await asyncio.sleep(pause)
+        finally:
+            task.ended = True
+
+    def _give_up(self, why: str) -> None:
+        def tell() -> None:
+            if not self._broken.done():
+                self._broken.set_result(why)
+
+        with suppress(RuntimeError):  # the loop is closed: nobody serves any more
+            self._loop.call_soon_threadsafe(tell)
+
+    async def failure(self) -> None:
+        """Wait until a task is given up on, and raise that."""
+        raise EngineError(await asyncio.shield(self._broken))
+
+    def tasks(self) -> tuple[TaskHealth, ...]:
+        """How they all are."""
+        return tuple(each.health for each in self._supervised.values() if not each.ended)
