@@ -1,6 +1,7 @@
 """Calls: what a workflow's body uses besides activities. All of them are steps, or made of steps."""
 
 import asyncio
+import math
 import random as _random
 import uuid as _uuid
 from collections.abc import Mapping
@@ -27,7 +28,10 @@ GLANCE = timedelta(milliseconds=1)
 
 
 def _seconds(span: Span) -> float:
-    return span.total_seconds() if isinstance(span, timedelta) else float(span)
+    seconds = span.total_seconds() if isinstance(span, timedelta) else float(span)
+    if math.isnan(seconds):
+        raise ValueError("a duration must be a number of seconds or a timedelta, not nan")
+    return seconds
 
 
 def _patience(span: Span | None) -> timedelta | None:
