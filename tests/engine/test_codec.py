@@ -934,6 +934,8 @@ class Bag:
 SUBCLASSES: list[tuple[object, Any]] = [
     (Globe(1.0), Ball),
     (Globe(1.0), Ball | None),
+    (Box(Globe(1.0)), Box[Ball]),
+    (Box([Box(Globe(1.0))]), Box[list[Box[Ball]]]),
     (Globe(1.0), Circle | Ball),
     ([Ball(1.0), Globe(1.0)], list[Ball]),
     ((1, Globe(1.0)), tuple[int, Ball]),

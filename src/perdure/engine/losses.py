@@ -21,7 +21,7 @@ def check_exact(value: Any, hint: Any) -> None:
     if hints.is_union(hint):
         _check_member(value, hints.members(hint))
     elif _is_record(hint):
-        _check_record(value, get_origin(hint) or hint)
+        _check_record(value, hint)
     elif hints.is_typed_dict(hint) and isinstance(value, Mapping):
         for name, inner in hints.fields(hint).items():
             if name in value:
@@ -56,11 +56,11 @@ def _check_member(value: Any, members: list[Any]) -> None:
         raise refusal
 
 
-def _check_record(value: Any, kind: type) -> None:
+def _check_record(value: Any, hint: Any) -> None:
+    kind = get_origin(hint) or hint
     if isinstance(value, kind):
         check_class(value, kind)
-        own: Any = type(value)
-        for name, inner in _record_fields(own):
+        for name, inner in _fields_of(hint if hints.is_record(hint) else type(value)):
             check_exact(getattr(value, name), inner)
 
 
@@ -84,9 +84,16 @@ def _is_record(hint: Any) -> bool:
     return hints.is_record(hint) or hints.is_pydantic(hint)
 
 
+def _fields_of(kind: Any) -> list[tuple[str, Any]]:
+    """The fields of a dataclass or model that have to be looked at."""
+    try:
+        return _record_fields(kind)
+    except TypeError:  # as in has_records
+        return _record_fields.__wrapped__(kind)
+
+
 @lru_cache(4096)
 def _record_fields(kind: Any) -> list[tuple[str, Any]]:
-    """The fields that have to be looked at."""
     return [(name, inner) for name, inner in _all_fields(kind) if has_records(hints.bare(inner))]
 
 
@@ -94,6 +101,12 @@ def _all_fields(kind: Any) -> list[tuple[str, Any]]:
     if hints.is_pydantic(kind):
         return [(name, field.annotation) for name, field in kind.model_fields.items()]
     return list(hints.fields(kind).items())
+
+
+def flat_record(hint: Any) -> type | None:
+    """The class of a hint that is a dataclass with no other one inside: its class is all there is to check."""
+    hint = hints.bare(hint)
+    return get_origin(hint) or hint if hints.is_record(hint) and not _fields_of(hint) else None
 
 
 def has_records(hint: Any) -> bool:
