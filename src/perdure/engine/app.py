@@ -37,6 +37,7 @@ from perdure.errors import (
     WorkflowFailedError,
 )
 from perdure.integrations.starts import define
+from perdure.model.limits import LEASE_MAX_SEC, SPAN_MAX
 from perdure.model.records import (
     HistoryEvent,
     HistoryEventType,
@@ -275,6 +276,10 @@ class App(Client):
     ) -> None:
         url = Secret(url)
         super().__init__(url, outbox=publisher is not None)
+        _check_counts(1, max_runs=max_runs, max_activities=max_activities, threads=threads)
+        _check_counts(0, resident=resident)
+        _check_spans(timedelta(seconds=LEASE_MAX_SEC), lease=lease, transaction_limit=transaction_limit)
+        _check_spans(SPAN_MAX, timedelta(0), grace=grace)
         self._publisher = publisher
         self._given = workflows
         self._limits = {"max_runs": max_runs, "resident": resident}
@@ -417,6 +422,20 @@ class App(Client):
 @asynccontextmanager
 async def _borrowed(storage: Rooms) -> AsyncIterator[Storage]:
     yield storage
+
+
+def _check_counts(least: int, **settings: object) -> None:
+    for name, value in settings.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise ValueError(f"App({name}=) must be a whole number of at least {least}, not {value!r}")
+
+
+def _check_spans(most: timedelta, least: timedelta | None = None, **settings: object) -> None:
+    for name, value in settings.items():
+        fits = isinstance(value, timedelta) and value <= most and (value > timedelta(0) or value == least)
+        if not fits:
+            bound = "above 0" if least is None else "of 0 or more"
+            raise ValueError(f"App({name}=) must be a timedelta {bound} and of at most {most.days} days, not {value!r}")
 
 
 def _nothing() -> None:

@@ -31,7 +31,7 @@ GLANCE = timedelta(milliseconds=1)
 def _seconds(span: Span) -> float:
     seconds = span.total_seconds() if isinstance(span, timedelta) else float(span)
     if math.isnan(seconds):
-        raise ValueError("a time span must be a number of seconds or a timedelta, not nan")
+        raise ValueError("a duration must be a number of seconds or a timedelta, not nan")
     return seconds
 
 

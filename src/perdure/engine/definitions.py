@@ -1,5 +1,6 @@
 """Definitions: what a user decorates. They are plain data and callables; nothing runs because of them."""
 
+import asyncio
 import hashlib
 import inspect
 import random
@@ -242,6 +243,16 @@ class Workflow(Generic[P, R]):
     def __repr__(self) -> str:
         return f"<workflow {self.name}>"
 
+
+def _mark_coroutine(function: Any) -> None:
+    """Have frameworks await what a function gives, though it is no `async def`."""
+    if hasattr(inspect, "markcoroutinefunction"):  # since 3.12
+        inspect.markcoroutinefunction(function)
+    else:
+        function._is_coroutine = asyncio.coroutines._is_coroutine  # type: ignore[attr-defined]
+
+
+_mark_coroutine(Workflow.start)
 
 WORKFLOWS: dict[str, Workflow[..., Any]] = {}  # every one that was defined; an App may serve fewer
 COMPENSATIONS: dict[str, Activity[..., Any]] = {}  # the activities that can be undone, by name

@@ -81,17 +81,21 @@ def _hash(text: bytes) -> bytes:
 
 def _canonical(value: Any) -> Any:
     """The value with everything taken out that does not count; what msgspec can write is left to it."""
-    if type(value) in _ATOMS:
+    kind: Any = type(value)
+    if kind in _ATOMS:
         return value
+    if kind is tuple or kind is list:
+        return value if _ATOMS.issuperset(map(type, value)) else list(map(_canonical, value))
+    fields = _fields(kind)
+    if fields is not None:
+        return _record(value, fields)
     if isinstance(value, Mapping):
         return _table(value)
     if isinstance(value, Set):
         return sorted(_encode(_canonical(item)) for item in value)
     if isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | memoryview):
-        return value if _ATOMS.issuperset(map(type, value)) else list(map(_canonical, value))
-    kind: Any = type(value)
-    fields = _fields(kind)
-    return value if fields is None else _record(value, fields)
+        return list(map(_canonical, value))
+    return value
 
 
 def _table(value: Mapping[Any, Any]) -> Any:

@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol, get_args, get_origin
 
 import msgspec
 
-from perdure.engine import hints
+from perdure.engine import hints, losses
 from perdure.errors import SerializationError
 
 TAG, VALUE = "$type", "value"
@@ -50,7 +50,8 @@ def codec(hint: Any) -> Codec:
 def _made(hint: Any) -> Codec:
     if _is_plain(hint, set()):
         try:
-            return Plain(msgspec.json.Decoder(hint))
+            decoder = msgspec.json.Decoder(hint)
+            return Checked(decoder, hint) if losses.has_records(hint) else Plain(decoder)
         except (TypeError, RecursionError, NameError):
             pass  # something inside that msgspec does not know
     stripped = hints.bare(hint)
@@ -99,6 +100,22 @@ class Plain:
     load: Callable[[Text], Any]
 
 
+class Checked(Plain):
+    """The same with dataclasses in it, of which no subclass is taken."""
+
+    plain = False
+
+    def __init__(self, decoder: "msgspec.json.Decoder[Any]", hint: Any) -> None:
+        super().__init__(decoder)
+        self._hint = hint
+        self._flat = losses.flat_record(hint)
+
+    def pack(self, value: Any) -> Any:
+        if type(value) is not self._flat:
+            losses.check_exact(value, self._hint)
+        return value
+
+
 class Model:
     """A pydantic model, by field names, so that aliases which differ between input and output do no harm."""
 
@@ -110,8 +127,11 @@ class Model:
     def pack(self, value: Any) -> Any:
         if not isinstance(value, self._model):
             raise _misfit(value, self._model)
+        losses.check_exact(value, self._model)
         try:
             return dump_model(value)
+        except SerializationError:
+            raise
         except Exception as error:
             raise SerializationError(f"{type(value).__qualname__} cannot be written as JSON: {error}") from error
 
@@ -121,7 +141,9 @@ class Model:
 
 def dump_model(value: Any) -> Any:
     """A pydantic model as plain JSON values."""
-    return value.model_dump(mode="json", round_trip=True, by_alias=False, warnings=False)
+    dumped = value.model_dump(mode="json", round_trip=True, by_alias=False, warnings=False)
+    losses.check_secrets(value, dumped)
+    return dumped
 
 
 class OddEnum:
@@ -266,6 +288,7 @@ class Record:
     def pack(self, value: Any) -> Any:
         if not isinstance(value, self._class):
             raise _misfit(value, self._class)
+        losses.check_class(value, self._class)
         return {field.name: item.pack(getattr(value, field.name)) for field, item in self._items}
 
     def load(self, data: Text) -> Any:

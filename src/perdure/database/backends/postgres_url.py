@@ -9,6 +9,7 @@
 - asyncpg's own: `sslmode` and its certificates, `target_session_attrs`, `host`, `port`, `passfile`, `service`, ...
 """
 
+import os
 import re
 from collections.abc import Callable
 from contextlib import suppress
@@ -33,6 +34,7 @@ PASSED_ON = (
     *("passfile", "service", "sslmode", "sslcert", "sslkey", "sslpassword", "sslrootcert", "sslcrl", "sslnegotiation"),
     *("ssl_min_protocol_version", "ssl_max_protocol_version", "krbsrvname", "gsslib"),
 )
+_NAMES = frozenset({"dbname", "database", "service"})
 _HOST = re.compile(r"(?:\[[0-9a-fA-F:.]+\]|[^:\[\]@\s]*)(?::\d{1,5})?")
 
 
@@ -78,6 +80,11 @@ def parse(url: str) -> tuple[Address, dict[str, Any], str]:
     for name in ("sslcert", "sslkey", "sslrootcert", "sslcrl"):
         if not Path(passed.get(name, ".")).exists():
             raise ConfigurationError(f"the file that {name} of the PostgreSQL URL names does not exist")
+    if not (database or _NAMES.intersection(passed) or any(map(os.environ.get, ("PGDATABASE", "PGSERVICE")))):
+        raise ConfigurationError(
+            "the PostgreSQL URL names no database, and the default one may not be meant: end it with /database, or set "
+            "PGDATABASE"
+        )
     user, password = user or passed.pop("user", user), password or passed.pop("password", password)
     dsn = Secret(f"postgresql://{hosts}/{database}" + (f"?{urlencode(passed)}" if passed else ""))
     address = Address(dsn, str(user) or None, (lambda: str(password)) if password else None)  # asyncpg wants plain ones
