@@ -142,9 +142,8 @@ async def test_meaning_cancel_is_one_commit_that_ends_all_waits(database: Databa
         assert after.status is WorkflowStatus.COMPENSATING
         assert after.lock_token > before.lock_token
         storage = client._storage
-        for table in ("workflow_timer_subscriptions", "channel_subscriptions"):
-            waits = "" if table.startswith("workflow") else " AND activity_id IS NOT NULL"
-            query = f"SELECT count(*) FROM {table} WHERE instance_id = '{handle.id}'{waits}"
+        for table in ("workflow_timer_subscriptions", "perdure_waits"):
+            query = f"SELECT count(*) FROM {table} WHERE instance_id = '{handle.id}'"
             assert await storage.db().fetchval(query) == 0
         cancelled = [event async for event in client.history(handle.id) if event.event_type == "WorkflowCancelled"]
         assert b"enough" in (cancelled[0].event_data or b"")

@@ -91,6 +91,60 @@ async def suspend__ready(on: Stage) -> Act:
 
 
 @operation
+async def suspend__for_values(on: Stage) -> Act:
+    lease = await subscribed(on, "news", ChannelMode.BROADCAST)
+    await on.storage.publish_to_channel("news", b'{"n": 2}')
+    waits = [ChannelWait("news", f"r:{n}", after=DAY, where={"n": -n}) for n in range(MANY)]
+    return lambda s: s.suspend(lease, [*waits, ChannelWait("news", "m", where={"m": 1})])
+
+
+@operation
+async def suspend__for_values_ready(on: Stage) -> Act:
+    lease = await subscribed(on, "news", ChannelMode.BROADCAST)
+    for n in range(MANY):
+        await on.storage.publish_to_channel("news", f'{{"n": {n}}}'.encode())
+    return lambda s: s.suspend(
+        lease, [ChannelWait("news", "q", where={"n": -1}), ChannelWait("news", "r", where={"n": 1})]
+    )
+
+
+async def _picky(on: Stage, *values: int) -> str:
+    """An instance that waits for messages with these values."""
+    lease = await subscribed(on, "news", ChannelMode.BROADCAST)
+    waits = [ChannelWait("news", f"r:{n}", after=DAY, where={"n": n}) for n in values]
+    assert (await on.storage.suspend(lease, waits)).suspended
+    return lease.instance_id
+
+
+@operation
+async def suspend__for_values_again(on: Stage) -> Act:
+    picky = await _picky(on, 1, 2, 3)
+    lease = await on.storage.try_acquire_lock(picky, "w", 900)
+    assert lease
+    kept = ChannelWait("news", "r:1", after=DAY, where={"n": 1})
+    return lambda s: s.suspend(lease, [kept, ChannelWait("news", "r:2", where={"n": 9})])
+
+
+@operation
+async def register_channel_receive_and_release_lock__beside_another(on: Stage) -> Act:
+    picky = await _picky(on, 1, 2)
+    lease = await on.storage.try_acquire_lock(picky, "w", 900)
+    assert lease
+    return lambda s: s.register_channel_receive_and_release_lock(picky, "news", "w", "r", lease=lease)
+
+
+@operation
+async def update_instance_status__to_waiting(on: Stage) -> Act:
+    picky = await _picky(on, 1)
+    lease = await on.storage.try_acquire_lock(picky, "w", 900)
+    assert lease
+    await on.storage.publish_to_channel("news", b'{"n": 1}')
+    await on.storage.update_instance_status(picky, WorkflowStatus.RUNNING, lease=lease)
+    await on.storage.deliver_pending()
+    return lambda s: s.update_instance_status(picky, WorkflowStatus.WAITING_FOR_MESSAGE, lease=lease)
+
+
+@operation
 async def suspend_instances(on: Stage) -> Act:
     leases = [await subscribed(on, "news", ChannelMode.BROADCAST) for _ in range(MANY)]
     return lambda s: s.suspend_instances([(lease, [ChannelWait("news", "r", after=DAY)]) for lease in leases])
@@ -243,6 +297,15 @@ async def deliver_channel_message__leased(on: Stage) -> Act:
 
 
 @operation
+async def deliver_channel_message__leased_for_values(on: Stage) -> Act:
+    lease = await subscribed(on, "news", ChannelMode.BROADCAST)
+    for n in range(MANY):
+        message = await on.storage.publish_to_channel("news", f'{{"n": {n}}}'.encode())
+    offered = ChannelMessage(message, "news", "")
+    return lambda s: s.deliver_channel_message(lease.instance_id, offered, lease=lease, activity_id="r", where={"n": 1})
+
+
+@operation
 async def deliver_channel_message_with_lock(on: Stage) -> Act:
     worker = await on.waiting("stock", ChannelMode.COMPETING)
     await published(on, "stock")
@@ -254,6 +317,15 @@ async def deliver_pending(on: Stage) -> Act:
     for channel, mode in (("stock", ChannelMode.COMPETING), ("news", ChannelMode.BROADCAST)):
         await on.waiting(channel, mode)
         await published(on, channel)
+    return lambda s: s.deliver_pending()
+
+
+@operation
+async def deliver_pending__for_values(on: Stage) -> Act:
+    for n in range(MANY):
+        await _picky(on, n, n + 1)
+    for n in range(MANY):
+        await on.storage.publish_to_channel("news", f'{{"n": {n}}}'.encode())
     return lambda s: s.deliver_pending()
 
 

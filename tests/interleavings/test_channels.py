@@ -20,6 +20,7 @@ from perdure.model.records import (
     TimerWait,
 )
 from perdure.model.states import WorkflowStatus
+from perdure.storage.channels import _forget
 from perdure.storage.stores import Rooms
 from perdure.testing.conformance.channels import family_message, pending, publish, remaining, subscriber
 from perdure.testing.conformance.delivery import delivered, message
@@ -63,6 +64,23 @@ async def test_w6_nor_that_of_a_publisher_under_a_lease_or_a_key(storage: Rooms,
         assert found[-2] == first
 
 
+def for_value(value: int, activity_id: str = "r:1") -> ChannelWait:
+    """A wait for a message that has this value."""
+    return ChannelWait("c", activity_id, where={"n": value})
+
+
+async def picky(storage: Rooms, instance_id: str) -> Lease:
+    """A new leased subscriber."""
+    lease = await leased(storage, instance_id)
+    await storage.subscribe_to_channel(instance_id, "c", BROADCAST, lease=lease)
+    return lease
+
+
+async def marked(storage: Rooms) -> bool:
+    """Whether the channel is still to be swept."""
+    return bool(await storage.db().fetchval("SELECT count(*) FROM perdure_channels WHERE dirty_at IS NOT NULL"))
+
+
 @servers
 async def test_publishers_of_other_channels_do_not_wait(storage: Rooms, peer: Rooms) -> None:
     async with storage.transaction():
@@ -92,6 +110,124 @@ async def test_w5_who_publishes_finds_the_waiter_in_flight(storage: Rooms, peer:
         await blocked(peer, publishing)
     (first,) = await publishing
     assert await delivered(peer) == [("i-1", first)]
+
+
+@pytest.mark.parametrize("used", [False, True], ids=["paths of the first wait", "paths in use"])
+async def test_w5_who_starts_to_wait_for_values_sees_the_message_in_flight(
+    storage: Rooms, peer: Rooms, used: bool
+) -> None:
+    """The waiter is really blocked by the publisher, and looks after it."""
+    lease = await picky(storage, "i-1")
+    if used:
+        assert (await storage.suspend(await picky(storage, "other"), [for_value(9)])).suspended
+    async with storage.transaction():
+        await publish(storage, b'{"n": 2}', b'{"n": 1}')
+        waiting = asyncio.create_task(peer.suspend(lease, [for_value(1, "r:1"), for_value(3, "r:3")]))
+        await blocked(peer, waiting)
+    assert await waiting == Suspension(False, ("r:1",))
+    async with storage.transaction():
+        await publish(storage, b'{"n": 4}')
+        waiting = asyncio.create_task(peer.suspend(lease, [for_value(3, "r:3")]))
+        await blocked(peer, waiting)
+    assert await waiting == Suspension(True)  # what came is not for it
+    (message,) = await publish(storage, b'{"n": 3}')
+    assert await delivered(peer) == [("i-1", message)]
+
+
+@pytest.mark.parametrize("used", [False, True], ids=["paths of the first wait", "paths in use"])
+async def test_w5_who_publishes_finds_the_waiter_for_values_in_flight(storage: Rooms, peer: Rooms, used: bool) -> None:
+    """The publisher is really blocked by the waiter; the next sweep brings the two together."""
+    lease = await picky(storage, "i-1")
+    if used:
+        assert (await storage.suspend(await picky(storage, "other"), [for_value(9)])).suspended
+    async with storage.transaction():
+        assert (await storage.suspend(lease, [for_value(1)])).suspended
+        publishing = asyncio.create_task(publish(peer, b'{"n": 2}', b'{"n": 1}'))
+        await blocked(peer, publishing)
+    _, second = await publishing
+    assert await delivered(peer) == [("i-1", second)]
+    assert await delivered(peer) == []
+
+
+@servers
+async def test_a_sweep_while_a_waiter_has_the_channel_leaves_it_marked(storage: Rooms, peer: Rooms) -> None:
+    assert (await storage.suspend(await picky(storage, "other"), [for_value(9)])).suspended
+    lease = await picky(storage, "i-1")
+    (message,) = await publish(storage, b'{"n": 8}')
+    async with storage.transaction():
+        assert (await storage.suspend(lease, [for_value(1)])).suspended
+        assert await at_once(delivered(peer)) == []
+        assert await at_once(marked(peer))
+    assert await delivered(peer) == []
+    assert not await marked(peer)
+    assert await pending(peer, "i-1") == [message]
+
+
+@servers
+async def test_a_sweep_while_a_publisher_has_the_channel_leaves_it_marked(storage: Rooms, peer: Rooms) -> None:
+    assert (await storage.suspend(await picky(storage, "i-1"), [for_value(1)])).suspended
+    (first,) = await publish(storage, b'{"n": 2}')
+    async with storage.transaction():
+        (second,) = await publish(storage, b'{"n": 1}')
+        assert await at_once(delivered(peer)) == []
+        assert await at_once(delivered(peer)) == []
+    assert await marked(peer)
+    assert await delivered(peer) == [("i-1", second)]
+    assert await pending(peer, "i-1") == [first]
+
+
+@servers
+async def test_two_sweeps_at_once_deliver_each_message_for_values_once(storage: Rooms, peer: Rooms) -> None:
+    for n in range(20):
+        assert (await storage.suspend(await picky(storage, f"i-{n}"), [for_value(n % 5)])).suspended
+    ids = await publish(storage, *(b'{"n": %d}' % n for n in range(5)))
+    async with storage.transaction():
+        first = await storage.deliver_pending(10)
+        assert len(first) == 10
+        second = await at_once(peer.deliver_pending(100))
+    third = await peer.deliver_pending()
+    found = [(each.instance_id, each.message_id) for each in [*first, *second, *third]]
+    assert sorted(found) == sorted((f"i-{n}", ids[n % 5]) for n in range(20))
+    assert await delivered(peer) == []
+    for n in range(20):
+        assert await storage.get_history_count(f"i-{n}") == 1
+
+
+async def test_sweeps_in_parallel_deliver_each_message_for_values_once(storage: Rooms, peer: Rooms) -> None:
+    for n in range(30):
+        assert (await storage.suspend(await picky(storage, f"i-{n}"), [for_value(n), for_value(-1, "r:2")])).suspended
+    await publish(storage, *(b'{"n": %d}' % n for n in range(30)))
+    found: list[str] = []
+    async with asyncio.timeout(30):
+        while len(found) < 30:
+            pages = await asyncio.gather(*(each.deliver_pending(7) for each in (storage, peer, storage, peer)))
+            found += [each.instance_id for page in pages for each in page]
+    assert sorted(found) == sorted(f"i-{n}" for n in range(30))
+
+
+@servers
+async def test_a_channel_that_is_used_again_while_it_is_forgotten_finds_its_waiter(storage: Rooms, peer: Rooms) -> None:
+    """The clean-up has seen that nobody used it; the subscriber comes before its removal, or after."""
+    await picky(storage, "before")
+    await storage.unsubscribe_from_channel("before", "c")
+    async with storage.transaction():
+        lease = await picky(storage, "i-1")
+        assert (await storage.suspend(lease, [for_value(1)])).suspended
+        forgetting = asyncio.create_task(peer._write(_forget, 3600.0, 100, ["c"]))
+        await blocked(peer, forgetting)
+    await forgetting
+    (message,) = await publish(storage, b'{"n": 1}')
+    assert await delivered(storage) == [("i-1", message)]
+    await storage.unsubscribe_from_channel("i-1", "c")
+    lease = await leased(storage, "i-2")
+    async with peer.transaction():
+        await peer._write(_forget, 3600.0, 100, ["c"])
+        waiting = asyncio.create_task(storage.subscribe_to_channel("i-2", "c", BROADCAST, lease=lease))
+        await blocked(peer, waiting)
+    await waiting
+    assert (await storage.suspend(lease, [for_value(1)])).suspended
+    (message,) = await publish(storage, b'{"n": 1}')
+    assert await delivered(storage) == [("i-2", message)]
 
 
 async def test_who_subscribes_gets_all_that_comes_after(storage: Rooms, peer: Rooms) -> None:

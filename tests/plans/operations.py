@@ -423,7 +423,8 @@ async def _matching(on: Stage) -> None:
     await s.publish_to_channel("orders", f'{{"id": "{value}"}}'.encode())
     with m("deliver_pending (somebody waits for these values)"):
         assert len(await s.deliver_pending()) == 1
-    lease, late, both = await on.listening(), await on.listening(), [{"id": value}, {"id": on.name("value"), "n": 1}]
+    lease, late = await on.listening(), await on.listening()
+    both: list[dict[str, object]] = [{"id": value}, {"id": on.name("value"), "n": 1}]
     for each in (lease, late):  # all that is in the channel lies before them
         for table, column in (
             ("channel_subscriptions", "cursor_message_id"),

@@ -87,6 +87,11 @@ limits = mostly(one(0, 1, 2, 1000), one(-1, 1001))
 some_limit = maybe(one(1, 2, 1000))
 
 valid = one(b"{}", b'{"n": 1}', b'{"n": 1.0, "s": "\xc3\xa9 "}', b'{"n": "1", "d": {"e": true}}', b"null")
+_values = (
+    {"n": 1}, {"n": 1.0}, {"n": "1"}, {"d.e": True}, {"d.e": 1}, {"n": 1, "s": "é "}, {"d": {"e": True}}, {"n": None},
+)  # fmt: skip
+asked = one(None, *_values)
+values = mostly(maybe(one(*_values)), one({}, {"n..s": 1}, {"n": b"1"}, {"n": float("nan")}))  # what a wait asks for
 json = mostly(valid, one(b"not json", b""))
 outputs = mostly(json, one(b"\xff", b"a\x00"))
 binary = one(b"\x00\xff'\\", b"", b"plain")

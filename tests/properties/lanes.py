@@ -46,10 +46,14 @@ _COLUMNS = {
     "channel_delivery_cursors.last_delivered_id": "message",
     "channel_message_claims.message_id": "text",
     "perdure_message_keys.id": "message",
+    "perdure_waits.id": "wait",
+    "perdure_taken_messages.message_id": "message",
 }
 
 _MATTER = {
     "perdure_channels": " WHERE dirty_at IS NOT NULL",  # the others are locks that nobody holds
+    "perdure_match_paths": " WHERE 1 = 0",  # these two are an index: what is found by it matters
+    "perdure_message_matches": " WHERE 1 = 0",
     "workflow_definitions": " WHERE 1 = 0",  # one may be there without the instance that was refused
     "perdure_outbox_sequences": " WHERE 1 = 0",  # who loses a race may skip a number; events show those that were given
     "perdure_outbox_sources": " WHERE EXISTS (SELECT 1 FROM outbox_events e WHERE e.status IN ('pending', 'processing')"
@@ -182,7 +186,7 @@ class Lane:
         if table not in self._columns:
             found = await self.storage.db().fetch(_TABLE_COLUMNS[self.dialect].format(table=table))
             self._columns[table] = [row[0] for row in found]
-        columns = self._columns[table]
+        columns = [column for column in self._columns[table] if f"{table}.{column}" != "perdure_channels.swept_id"]
         rows = await self.storage.db().fetch(f"SELECT {', '.join(columns)} FROM {table}{_MATTER.get(table, '')}")
         return [dict(zip(columns, row, strict=True)) for row in rows]
 

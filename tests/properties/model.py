@@ -67,6 +67,8 @@ class ReferenceLane(Lane):
         rows = [dict(row) for row in getattr(self.world.tables, table).values()]
         if table == "workflow_instances":
             return [{**row, "claimable_at": claimable_at(row), "finished_at": finished_at(row)} for row in rows]
+        if table == "perdure_waits":  # the key stands for the values
+            return [{name: value for name, value in row.items() if name != "where"} for row in rows]
         return [row for row in rows if self._matters(table, row)]
 
     def _matters(self, table: str, row: dict[str, Any]) -> bool:

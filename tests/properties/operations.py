@@ -278,15 +278,15 @@ CHANNELS: Operations = {
 def waits(lease: Held, rng: Random) -> list[TimerWait | ChannelWait]:
     """Waits of one instance. No two that are registered in one commit have the same time-out by the clock."""
     found: list[TimerWait | ChannelWait] = []
-    for _ in range(rng.choice((1, 1, 2, 3))):
+    for n in range(rng.choice((1, 1, 2, 3, 4))):
         activity_id = d.activity_ids(rng)
         if rng.randrange(2):
             found.append(TimerWait(d.timer_ids(rng), activity_id, *d.deadlines(d.spans(0, 1, 5))(rng)))
         else:
             channel = d.channels(rng)
             own = 6 * d.INSTANCE_IDS.index(lease.instance_id) + ("", "news ", *d.CHANNELS).index(channel)
-            at, after = d.deadlines(d.spans(3 + 2 * own))(rng)
-            found.append(ChannelWait(channel, activity_id, at, after))
+            at, after = d.maybe(d.deadlines(d.spans(3 + 2 * own + 200 * n)))(rng) or (None, None)
+            found.append(ChannelWait(channel, activity_id, at, after, d.values(rng)))
     return found
 
 
@@ -312,7 +312,9 @@ WAITS: Operations = {
 
 def _delivery(rng: Random) -> dict[str, Any]:
     message = ChannelMessage(id=d.seen("message")(rng), channel=d.channels(rng), message_id="")
-    return {**d.on_instance()(rng), "message": message, "activity_id": d.mostly(d.none, d.activity_ids)(rng)}
+    found = {**d.on_instance()(rng), "message": message, "activity_id": d.mostly(d.none, d.activity_ids)(rng)}
+    asked = d.either(d.none, d.values)(rng) if found["activity_id"] is None else d.values(rng)
+    return {**found, "where": asked if found["activity_id"] or d.mostly(d.one(False), d.one(True))(rng) else None}
 
 
 def _delivery_with_lock(rng: Random) -> dict[str, Any]:

@@ -164,11 +164,12 @@ def _receiving(rng: Random) -> list[Step]:
     """An instance waits for a message, which comes or not."""
     instance_id, name, mode = rng.choice(d.INSTANCE_IDS), rng.choice(("news", "jobs")), rng.choice(list(ChannelMode))
     channel = direct_channel(name, instance_id) if mode is ChannelMode.DIRECT else name
-    who = {"instance_id": instance_id, "channel": channel}
-    wait = ChannelWait(channel, d.activity_ids(rng), after=d.maybe(d.spans(3))(rng))
+    whom = {"instance_id": instance_id}
+    who = {**whom, "channel": channel}
+    wait = ChannelWait(channel, d.activity_ids(rng), after=d.maybe(d.spans(3))(rng), where=d.values(rng))
     message = ChannelMessage(id=d.seen("message")(rng), channel=channel, message_id="")
     ends = (
-        [_step(rng, "deliver_channel_message", instance_id=instance_id, message=message, lease=None, activity_id=None)],
+        [_step(rng, "deliver_channel_message", message=message, lease=None, activity_id=None, where=None, **whom)],
         [_step(rng, "deliver_channel_message_with_lock", message=message, **who)],
         [_step(rng, "deliver_pending", channels=None)],
         [_step(rng, "advance_clock", quanta=4), _step(rng, "expire_channel_wait", lease=None, **who)],
@@ -187,6 +188,41 @@ def _receiving(rng: Random) -> list[Step]:
         *rng.choice(ends),
         _step(rng, "update_delivery_cursor" if not rng.randrange(4) else rng.choice(looks), **who),
     ]
+
+
+def _choosing(rng: Random) -> list[Step]:
+    """An instance waits for several values on one channel; messages come, and it waits again for some of them."""
+    instance_id, name = rng.choice(d.INSTANCE_IDS), rng.choice(("news", "jobs"))
+    lease, message = Held(instance_id), ChannelMessage(id=0, channel=name, message_id="")
+    waits: list[TimerWait | ChannelWait] = [
+        ChannelWait(name, f"choice:{n}", after=d.maybe(d.spans(3 + 6 * n))(rng), where=d.asked(rng))
+        for n in range(rng.choice((2, 3, 4)))
+    ]
+    sweep = _step(rng, "deliver_pending", channels=None, limit=0)
+    take = {"instance_id": instance_id, "message": message, "lease": lease}
+    rounds = (
+        [sweep],
+        [_step(rng, "advance_clock", quanta=4), _step(rng, "expire_channel_wait", **_who(instance_id, name))],
+        [_step(rng, "deliver_channel_message", activity_id=None, where=None, **{**take, "lease": None})],
+        [_step(rng, "suspend", lease=lease, waits=waits[1:]), sweep],
+    )
+    steps = [
+        _step(rng, "subscribe_to_channel", mode=ChannelMode.BROADCAST, lease=None, **_who(instance_id, name)),
+        *_taking(rng, instance_id),
+        _step(rng, "suspend", lease=lease, waits=waits),
+    ]
+    for _ in range(rng.choice((1, 2, 3))):
+        count = rng.choice((1, 2, 3))
+        steps += [_step(rng, "publish_to_channel", channel=name, lease=None, data=d.valid(rng), binary=False)] * count
+        steps += rng.choice(rounds)
+        steps += _taking(rng, instance_id)
+        steps.append(_step(rng, "deliver_channel_message", activity_id=d.activity_ids(rng), where=d.asked(rng), **take))
+        steps.append(_step(rng, "suspend", lease=lease, waits=rng.sample(waits, rng.randint(1, len(waits)))))
+    return [*steps, sweep, _step(rng, "get_pending_channel_messages_for_instance", **_who(instance_id, name))]
+
+
+def _who(instance_id: str, channel: str) -> dict[str, str]:
+    return {"instance_id": instance_id, "channel": channel}
 
 
 def _sleeping(rng: Random) -> list[Step]:
@@ -249,6 +285,7 @@ def _running(rng: Random) -> list[Step]:
 
 SCENES: dict[str, Callable[[Random], list[Step]]] = {
     "delivery": _receiving,
+    "channels": _choosing,
     "waits": _sleeping,
     "outbox": _relaying,
     "history": _running,

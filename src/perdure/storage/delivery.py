@@ -102,9 +102,8 @@ class Delivery(waits.Waits):
             named = sorted({limits.name(channel, "channel") for channel in channels})
         if not named:
             return []
+        await self._match(named)
         dialect = self._backend.driver.name
-        if await self._read(_matched, named):
-            await self._run(Work(lambda: _make_keys(dialect, named), repeat=True))
         work = Work(lambda: _sweep(dialect, self._way(), named, page), repeat=True)
         return await self._announce(RESUMABLE, work, _delivered)
 
@@ -132,6 +131,12 @@ class Delivery(waits.Waits):
             pair(instance_id, channel)
         return await self._wake_all(_expire, waits)
 
+    async def _match(self, named: Sequence[str]) -> None:
+        """Make the keys of these channels' messages, so that waits that are registered find them."""
+        dialect = self._backend.driver.name
+        if await self._read(_matched, named):
+            await self._run(Work(lambda: _make_keys(dialect, named), repeat=True))
+
     def _way(self) -> Deliver:
         return _deliver if self._backend.driver.name == "sqlite" else _deliver_at_once
 
@@ -147,6 +152,8 @@ class Delivery(waits.Waits):
         way, alone = self._way(), lease is None
         match = match_of(channel, where) if where else None
         single = alone and way is _deliver_at_once
+        if activity_id is None:
+            await self._match([channel])
         if match is None:
             work = Work(lambda: way(instance_id, channel, lease, activity_id, None), single=single, repeat=alone)
         else:

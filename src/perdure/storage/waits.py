@@ -340,7 +340,8 @@ def _look(dialect: str, owner: Owner, wait: Wait) -> Operation[Look]:
         rows = yield S.is_due(**params)
         return Look(bool(rows[0][0]))
     match = _match(wait)
-    rows = yield S.is_ready(pending=1 if match is None else MAYBE, paths_key=match and match.paths_key, **params)
+    answer = yield S.is_ready(pending=1 if match is None else MAYBE, paths_key=match and match.paths_key, **params)
+    rows = answer[-1] if isinstance(answer, tuple) else answer
     if not rows:
         raise NotSubscribedError(f"{owner.instance_id!r} is not subscribed to {wait.channel!r}")
     ready, mode, cursor, indexed_to = rows[0]

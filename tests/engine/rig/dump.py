@@ -13,6 +13,8 @@ OF_RUNS = (
     "channel_subscriptions",
     "channel_delivery_cursors",
     "channel_message_claims",
+    "perdure_waits",
+    "perdure_taken_messages",
 )
 OF_ALL = ("channel_messages", "outbox_events", "perdure_message_keys")
 RENEWED = {"lock_expires_at", "claimable_at"}  # what keeping a lease changes

@@ -131,15 +131,17 @@ SELECT workflow_name, activity_id, id, (SELECT count(*) FROM event) FROM message
 
 -- deliver [mysql]
 -- Differs because a CTE cannot write: variables of the session carry what was found from part to part, in one packet.
-SET @mode = NULL, @message = NULL, @next = NULL, @wait = NULL, @activity = NULL, @key = NULL;
+SET @mode = NULL, @message = NULL, @next = NULL, @wait = NULL, @cursor = NULL, @activity = NULL, @key = NULL;
 SELECT i.workflow_name, s.mode, s.activity_id INTO @workflow, @mode, @wait
   FROM workflow_instances i JOIN channel_subscriptions s ON s.instance_id = i.instance_id AND s.channel = :channel
  WHERE i.instance_id = :instance_id AND {may_wake}
    FOR UPDATE SKIP LOCKED;
-SELECT CASE WHEN s.mode = 'broadcast' THEN {next} END INTO @next
-  FROM channel_subscriptions s WHERE s.instance_id = :instance_id AND s.channel = :channel;
+SELECT {cursor} INTO @cursor
+  FROM channel_subscriptions s WHERE s.instance_id = :instance_id AND s.channel = :channel AND @mode = 'broadcast';
+SELECT {next_after} INTO @next FROM DUAL WHERE @mode = 'broadcast';
 SELECT f.activity_id, f.message_id, f.match_key INTO @activity, @message, @key FROM (
-  SELECT w.id, w.activity_id, w.match_key, CASE WHEN w.match_key IS NULL THEN @next ELSE {next_match(w)} END AS message_id
+  SELECT w.id, w.activity_id, w.match_key,
+         CASE WHEN w.match_key IS NULL THEN @next ELSE {next_match(w)} END AS message_id
     FROM (SELECT 0 AS id, COALESCE(:activity_id, @wait) AS activity_id, :match_key AS match_key
            UNION ALL
           SELECT id, activity_id, match_key FROM perdure_waits

@@ -65,6 +65,15 @@ COALESCE(s.timeout_at, (SELECT w.timeout_at FROM perdure_waits w {index(idx_perd
                              WHERE x.instance_id = s.instance_id AND x.channel = s.channel AND x.message_id = m.id)
           ORDER BY m.channel, m.id LIMIT 1)
 
+-- next_after
+-- The next message of the broadcast subscriber in the parameters, after `@cursor`: MySQL seeks a value that it knows, and
+-- would else read the channel from its first message on.
+(SELECT m.id FROM channel_messages m {index(idx_channel_messages_order)}
+          WHERE m.channel = :channel AND m.id > @cursor
+            AND NOT EXISTS (SELECT 1 FROM perdure_taken_messages x
+                             WHERE x.instance_id = :instance_id AND x.channel = :channel AND x.message_id = m.id)
+          ORDER BY m.channel, m.id LIMIT 1)
+
 -- next_match
 -- The next message of a broadcast subscriber `s` that has the key of `of`.
 (SELECT k.message_id FROM perdure_message_matches k

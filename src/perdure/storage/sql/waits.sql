@@ -50,6 +50,18 @@ SELECT CASE WHEN {is_over} = 1 THEN 1
        (SELECT p.to_id FROM perdure_match_paths p WHERE p.channel = :channel AND p.paths_key = :paths_key)
   FROM channel_subscriptions s WHERE s.instance_id = :instance_id AND s.channel = :channel
 
+-- is_ready [mysql]
+-- Differs because MySQL has to know where the subscriber is before it looks for what comes after.
+SET @mode = NULL, @cursor = NULL;
+SELECT s.mode, {cursor} INTO @mode, @cursor
+  FROM channel_subscriptions s WHERE s.instance_id = :instance_id AND s.channel = :channel;
+SELECT CASE WHEN {is_over} = 1 THEN 1
+            WHEN @mode = 'competing' THEN CASE WHEN {unclaimed(s)} IS NOT NULL THEN 1 ELSE 0 END
+            WHEN {next_after} IS NULL THEN 0
+            ELSE :pending END, @mode, @cursor,
+       (SELECT p.to_id FROM perdure_match_paths p WHERE p.channel = :channel AND p.paths_key = :paths_key)
+  FROM (SELECT :channel AS channel) s WHERE @mode IS NOT NULL
+
 -- wait
 -- A subscriber waits for a message; the same wait keeps its place and its time.
 INSERT INTO perdure_waits (instance_id, activity_id, channel, match_key, timeout_at)

@@ -436,6 +436,17 @@ async def test_a_message_offered_goes_to_who_matches_it(storage: Rooms) -> None:
     assert await delivered(storage) == []
 
 
+async def test_a_delivery_finds_the_wait_without_a_sweep(storage: Rooms) -> None:
+    await waiting(storage, wait("a", n=1), wait("b", n=2))
+    left, first, second = await publish(storage, {"n": 3}, {"n": 2}, {"n": 1})
+    found = await storage.deliver_channel_message("i-1", ChannelMessage(left, "c", ""))
+    assert found == ChannelDeliveryResult("i-1", "wf", "b", "c", first)
+    lease = await resumed(storage)
+    (third,) = await publish(storage, {"n": 1})
+    found = await storage.deliver_channel_message("i-1", ChannelMessage(third, "c", ""), lease=lease)
+    assert found == ChannelDeliveryResult("i-1", "wf", "a", "c", second)
+
+
 async def test_the_holder_takes_by_values(storage: Rooms) -> None:
     lease = await subscribed(storage)
     left, first, second = await publish(storage, {"n": 9}, {"n": 1, "m": {"k": "x"}}, {"n": 1, "m": {"k": "y"}})
