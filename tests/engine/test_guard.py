@@ -580,12 +580,12 @@ async def test_a_copy_that_is_of_no_use_any_more_is_evicted(
     monkeypatch.setattr(Body, "evict", counted)
     async with App(database.url) as app:
         await gated.start("one", id="one")
-        await waiting(app, "one")
+        await until(lambda: "one" in app._worker._parked)
         parked = app._worker._parked["one"].body
         await app.cancel("one")
         await until(lambda: parked in evicted)
         await gated.start("two", id="two")
-        await waiting(app, "two")
+        await until(lambda: "two" in app._worker._parked)
         parked = app._worker._parked["two"].body
         row = await app.describe("two")
         app._worker._taken_up(type(row)("two", gated.name, row.input_data, continued_from="two~1")).evict()
@@ -646,27 +646,6 @@ async def test_a_deadlock_in_a_runs_transaction_is_run_again_at_once(
         assert await (await made.start()).result(SOON) == "told"
     assert not left
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
-
-
-@activity(transactional=True, retry=ONCE)
-async def unlucky_transaction() -> int:
-    from perdure.errors import TransactionConflictError
-
-    seen.append("tried")
-    if len(seen) < 4:
-        raise TransactionConflictError("the database gave this transaction up")
-    return len(seen)
-
-
-@workflow(name="guard.unlucky")
-async def unlucky() -> int:
-    return await unlucky_transaction()
-
-
-async def test_a_deadlock_in_a_transactional_activity_is_no_attempt(shared: Database) -> None:
-    """28."""
-    async with App(shared.url):
-        assert await (await unlucky.start()).result(SOON) == 4
 
 
 # What is left behind.

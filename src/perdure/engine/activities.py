@@ -20,13 +20,10 @@ from perdure.errors import (
     DatabaseUnavailableError,
     LeaseLostError,
     OutsideWorkflowError,
-    TransactionConflictError,
     TransactionTooLongError,
 )
 from perdure.model import limits
 from perdure.storage.contract import Storage
-
-CONFLICTS_MAX = 5  # how often a transaction that lost a deadlock is run again before its attempt has failed
 
 CONNECTION: "ContextVar[Lent | None]" = ContextVar("perdure_connection", default=None)
 OUTGOING: ContextVar[list[Effect] | None] = ContextVar("perdure_outgoing", default=None)
@@ -62,13 +59,9 @@ class Activities:
         is part of the answer, and nothing was written.
         """
         async with self._places:
-            for _ in range(CONFLICTS_MAX):
-                done = await self._transact_once(attempt, storage, record)
-                if not isinstance(done.error, TransactionConflictError):
-                    break  # else the database gave the transaction up, for another one's sake: run it again at once
-            return done
+            return await self._transact_in_task(attempt, storage, record)
 
-    async def _transact_once(self, attempt: Attempt, storage: Storage, record: Record) -> Done:
+    async def _transact_in_task(self, attempt: Attempt, storage: Storage, record: Record) -> Done:
         loop = asyncio.get_running_loop()
         began = loop.time()
         task = asyncio.create_task(outcome_of(self._transact(attempt, storage, record)), context=copy_context())
