@@ -111,6 +111,7 @@ class Worker:
         self._leases: dict[str, Lease] = {}
         self._awaited: set[str] = set()
         self._runs: dict[str, Driven] = {}
+        self._hearing: dict[str, Run] = {}  # those of them that may wait for messages; rollbacks can be very many
         self._parked: OrderedDict[str, Run] = OrderedDict()
         self._wake = asyncio.Event()
         self._slots = Slots(max_runs, self._wake.set)
@@ -209,7 +210,7 @@ class Worker:
                     if hint.kind == "scan" or hint.payload.get("reason") == "cancelled":
                         self._heartbeat.nudge()
                     if hint.kind != RESUMABLE:
-                        for run in list(self._runs.values()):
+                        for run in list(self._hearing.values()):
                             run.hint()
             except StorageError as error:
                 log.warning("worker %s gets no hints for now, and looks for work by itself: %s", self.worker_id, error)
@@ -425,9 +426,8 @@ class Worker:
         run = self._taken_up(instance)
         run.slot = slot
         run.deadline = sent + self.lease_sec
-        self._runs[run.id] = run
         self._leases[run.id] = lease
-        self._heartbeat.hold(lease, run)
+        self._hold(run, lease)
         driving = self._drive(run, lease, slot, tries)
         self._driven[run.id] = asyncio.create_task(driving, name=f"run {run.id}", context=self._context.copy())
 
@@ -454,6 +454,7 @@ class Worker:
             self._heartbeat.drop(lease)
             del self._driven[run.id], self._runs[run.id]
             self._leases.pop(run.id, None)
+            self._hearing.pop(run.id, None)
             if run.id in self._awaited:
                 self._awaited.discard(run.id)
                 self._wake.set()  # it can be taken again
@@ -533,9 +534,15 @@ class Worker:
         following = self._taken_up(found)
         following.deadline = run.deadline
         following.slot = run.slot
-        self._runs[run.id] = following
-        self._heartbeat.hold(lease, following)
+        self._hold(following, lease)
         return following
+
+    def _hold(self, run: Driven, lease: Lease) -> None:
+        self._runs[run.id] = run
+        self._hearing.pop(run.id, None)
+        if isinstance(run, Run):
+            self._hearing[run.id] = run
+        self._heartbeat.hold(lease, run)
 
     async def _ended(self, run: Driven, end: End) -> None:
         if end is End.CANCELLING:
