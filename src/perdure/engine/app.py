@@ -32,6 +32,7 @@ from perdure.engine.stuck import StuckRun, why_stuck
 from perdure.engine.supervision import Health, Supervisor
 from perdure.engine.worker import Worker
 from perdure.errors import (
+    EngineError,
     RunNotFoundError,
     StorageError,
     WorkflowFailedError,
@@ -100,8 +101,13 @@ class Client:
     @property
     def _storage(self) -> Rooms:
         """The storage, for use by the loop and the process that opened it."""
-        self.home.check(type(self).__name__)
+        self._check_home()
         return self._opened
+
+    def _check_home(self) -> None:
+        if not hasattr(self, "_opened"):
+            raise EngineError(f"this {type(self).__name__} is not open: use `async with` around its use")
+        self.home.check(type(self).__name__)
 
     # Starting.
 
@@ -189,7 +195,7 @@ class Client:
 
     async def finished(self, instance_id: str, timeout: timedelta | None) -> bytes:
         """The output of a run once it has ended; raises what it ended with."""
-        self.home.check(type(self).__name__)
+        self._check_home()
         async with asyncio.timeout(None if timeout is None else timeout.total_seconds()):
             found = await self._results.end_of(instance_id)
         if found is None:

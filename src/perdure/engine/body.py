@@ -94,6 +94,7 @@ class Body:
         self._patches: dict[str, bool] = {}
         self._given: dict[str, Any] | None = None
         self._more = False  # rows are left to be fed
+        self._live = False  # the history was fed to its end once
         self._taken: dict[str, Any] = {}
         self._state: bytes | None = None
         self._numbered = False  # the history comes to a set_state() of an earlier version, where it was a step
@@ -165,7 +166,7 @@ class Body:
 
     def ended(self) -> None:
         """The history is over: from here on the body does new things."""
-        self._more, self._given = False, None
+        self._more, self._given, self._live = False, None, True
 
     def taken(self) -> tuple[str, str, bytes] | None:
         """What the body took since it was last fed, to be recorded: the row's id, type and data."""
@@ -410,8 +411,8 @@ class Body:
     def _check_channel(self, wait: WaitStep, channel: str, event: HistoryEvent) -> None:
         """Refuse a message of another channel, or an event of another type. (A run that is tried again as a new one
         has events that were sent to the first: the receiver does not count.)"""
-        if event.data_type != "json":
-            return
+        if self._live or event.data_type != "json":
+            return  # what comes live was waited for by this very code
         about = json.loads(event.event_data or b"{}")
         found = about.get("channel") or about.get("channel_name") if isinstance(about, dict) else None
         if not isinstance(found, str) or found == channel:
