@@ -326,7 +326,11 @@ async def deliver_pending__for_values(on: Stage) -> Act:
         await _picky(on, n, n + 1)
     for n in range(MANY):
         await on.storage.publish_to_channel("news", f'{{"n": {n}}}'.encode())
-    return lambda s: s.deliver_pending()
+    lease = await subscribed(on, "news", ChannelMode.BROADCAST)
+    await on.storage.db().execute("UPDATE channel_subscriptions SET cursor_message_id = 0")
+    await on.storage.db().execute("UPDATE channel_delivery_cursors SET last_delivered_id = 0")
+    assert (await on.storage.suspend(lease, [ChannelWait("news", "r", where={"n": -1})])).suspended
+    return lambda s: s.deliver_pending()  # the keys are made: that is a commit of its own, and by itself no delivery
 
 
 async def _late(on: Stage, count: int) -> list[tuple[str, str]]:

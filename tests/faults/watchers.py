@@ -27,7 +27,12 @@ _LOCKS = (
     "SELECT state, query FROM pg_stat_activity"
     " WHERE application_name = $1 AND datname = current_database() AND state <> 'idle'"
 )
-_NUMBERS = {"cursor_message_id", "last_delivered_id"}
+_NUMBERS = {"cursor_message_id", "last_delivered_id", "swept_id", "from_id", "to_id"}
+_NUMBERED = {
+    ("id", "perdure_message_keys"),
+    ("message_id", "perdure_taken_messages"),
+    ("message_id", "perdure_message_matches"),
+}
 _TIME = re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d[0-9.+:Z]*")
 _ID = re.compile(r'"id": ?\d+')
 _RANDOM = re.compile(r"[0-9a-f]{8}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{12}")
@@ -211,7 +216,7 @@ def _ranks(found: Mapping[str, Iterable[Mapping[str, Any]]]) -> dict[int, int]:
 def _line(table: str, row: Mapping[str, Any], messages: Mapping[int, int]) -> str:
     values = []
     for name, value in row.items():
-        if name in _NUMBERS or (name, table) == ("id", "perdure_message_keys"):
+        if name in _NUMBERS or (name, table) in _NUMBERED:
             value = messages.get(value, value)
         elif name in ("id", "original_id", "last_sequence") or value is None:  # what is added twice may skip one
             continue
