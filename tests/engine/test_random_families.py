@@ -59,7 +59,7 @@ async def work(fails: bool) -> None:
         raise ValueError("as planned")
 
 
-@activity
+@activity(name="families.book")
 async def book(fails: int) -> None:
     await at_work()
 

@@ -63,7 +63,7 @@ async def work(what: str) -> str:
     return what
 
 
-@activity
+@activity(name="slots.book")
 async def book(what: str) -> str:
     return what
 

@@ -61,6 +61,7 @@ OVERDUE_SEC = 0.2  # something is due that could not be done: somebody else is a
 BATCH = 100
 PUT_OFF_MAX_SEC = 300.0
 DEATHS_MAX = 3  # so many workers may die under a run before it is backed off
+DEATHS_PATIENCE = 6  # from then on the pauses grow: until then it may just have been with one that kills workers
 CONFLICTS_MAX = 10  # how often a run whose transaction lost a deadlock is run again at once
 TICK_AGAIN_SEC = 60.0  # after a scheduled workflow could not be started
 WARN_AGAIN_SEC = 300.0  # until a workflow that no worker serves is mentioned again
@@ -464,7 +465,7 @@ class Worker:
         if run.id in self._died:
             self._died.discard(run.id)
             if tries >= min(DEATHS_MAX, run.workflow.max_tries or DEATHS_MAX):
-                await self._put_off(run, lease, _deaths(tries), tries - 1, DEATHS_MAX)
+                await self._put_off(run, lease, _deaths(tries), tries - 1, DEATHS_PATIENCE)
                 return
         try:
             run, end = await self._drive_on(run, lease)
@@ -577,7 +578,7 @@ class Worker:
             )
             await self._results.ended(run.id)
             return
-        pause = min(PUT_OFF_MAX_SEC, 2.0 ** min(tries - patience, 10))
+        pause = min(PUT_OFF_MAX_SEC, 2.0 ** min(max(0, tries - patience), 10))
         if patience > 1:
             pause *= random.uniform(0.75, 1.25)  # nosec B311 # those that died together do not meet again
         log.error(
