@@ -302,3 +302,22 @@ async def test_an_event_that_was_matched_by_other_values_is_a_mismatch(shared: D
         await until(is_stuck)
         CHANGED.clear()
     CHANGED.clear()
+
+
+@workflow(name="waits.again")
+async def waits_again(count: int) -> int:
+    total = 0
+    for _ in range(count):
+        total += int((await wait_event("waits.again", where={"mine": True})).data["n"])
+    return total
+
+
+async def test_a_run_that_waits_for_the_same_values_again_and_again_gets_each_event_once(database: Database) -> None:
+    async with App(database.url) as app:
+        handle = await waits_again.start(30)
+        await waiting(app, handle.id)
+        for n in range(30):
+            await app.send_event("waits.again", {"mine": False, "n": 1000})
+            await app.send_event("waits.again", {"mine": True, "n": n})
+        assert await handle.result(SOON) == sum(range(30))
+        assert len(await rows_of(app, handle.id)) == 30

@@ -166,7 +166,7 @@ class TestColumns:
             f"{INSTANCE}) VALUES ('i', 'w', 'h', 'o', '{{}}')",
             f"INSERT INTO perdure_waits VALUES ({big}, 'i', 'a', 'c', NULL, {time})",
             "INSERT INTO perdure_waits (instance_id, activity_id, channel, match_key) VALUES ('i', 'A', 'c', 'k')",
-            f"INSERT INTO perdure_taken_messages VALUES ('i', 'c', {big}), ('i', 'C', {big})",
+            f"INSERT INTO perdure_taken_messages VALUES ('i', 'c', {big}, NULL), ('i', 'C', {big}, NULL)",
             "INSERT INTO channel_messages (id, channel, message_id, data_type, data) "
             f"VALUES ({big}, 'c', 'm', 'json', '1')",
             f"INSERT INTO perdure_message_matches VALUES ('k', {big}, 'c')",

@@ -441,6 +441,11 @@ async def _matching(on: Stage) -> None:
             ChannelWait("orders", f"r:{n}", where=each) for n, each in enumerate(both)
         ]
         assert (await s.suspend(lease, waits)).ready == ("r:0",)
+    with m("pending_waits (for values)"):
+        asked = [wait for wait in waits if isinstance(wait, ChannelWait)]
+        assert await s.pending_waits(lease.instance_id, asked) == ["r:0"]
+    with m("get_channel_waits"):
+        assert await s.get_channel_waits(lease.instance_id) == []
     offered = ChannelMessage(0, "orders", "")
     for step, where in (("x", {"id": "absent"}), ("y", {"id": value}), ("z", {"id": value})):
         with m(f"deliver_channel_message (leased, for values, {step})"):

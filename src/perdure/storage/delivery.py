@@ -206,7 +206,7 @@ def _deliver(
     elif recorded and in_turn:
         yield channels.S.advance(instance_id=instance_id, channel=channel, message_id=message)
     elif recorded:
-        yield S.take(instance_id=instance_id, channel=channel, message_id=message)
+        yield S.take(instance_id=instance_id, channel=channel, message_id=message, match_key=key)
     yield waits.S.end(instance_id=instance_id, channel=channel, activity_id=activity)
     return ChannelDeliveryResult(instance_id, name, activity, channel, message if recorded else 0)
 

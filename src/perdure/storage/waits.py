@@ -310,7 +310,10 @@ def _judge(owner: Owner, rows: Sequence[Sequence[Any]]) -> None:
 
 def _channel_waits(instance_id: str) -> Operation[list[ChannelWait]]:
     rows = yield S.channel_waits(instance_id=instance_id)
-    return [ChannelWait(channel, activity_id, utc_or_none(timeout_at)) for channel, activity_id, timeout_at in rows]
+    return [
+        ChannelWait(channel, activity_id, utc_or_none(timeout_at))
+        for _, channel, activity_id, timeout_at in sorted(rows, key=lambda row: row[0])
+    ]
 
 
 def _pending(instance_id: str, waits: Sequence[ChannelWait]) -> Operation[list[str]]:

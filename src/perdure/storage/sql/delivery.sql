@@ -51,7 +51,8 @@ SELECT i.workflow_name, f.activity_id, s.mode, m.id, f.match_key, m.data, m.data
 
 -- take
 -- A subscriber has had a message out of turn.
-INSERT INTO perdure_taken_messages (instance_id, channel, message_id) VALUES (:instance_id, :channel, :message_id)
+INSERT INTO perdure_taken_messages (instance_id, channel, message_id, match_key)
+VALUES (:instance_id, :channel, :message_id, :match_key)
 
 -- deliver
 -- All of a delivery at once; gives what was delivered to whom, and whether it was new to the history. A message of a
@@ -73,7 +74,10 @@ wanted AS (
 found AS (
   SELECT f.*, CASE WHEN f.match_key IS NULL THEN f.next_id ELSE (
            SELECT k.message_id FROM perdure_message_matches k
-            WHERE k.match_key = f.match_key AND k.message_id > f.after_id
+            WHERE k.match_key = f.match_key
+              AND k.message_id > GREATEST(f.after_id, COALESCE(
+                    (SELECT MAX(y.message_id) FROM perdure_taken_messages y
+                      WHERE y.instance_id = f.instance_id AND y.channel = :channel AND y.match_key = f.match_key), 0))
               AND NOT EXISTS (SELECT 1 FROM perdure_taken_messages x
                                WHERE x.instance_id = f.instance_id AND x.channel = :channel
                                  AND x.message_id = k.message_id)
@@ -113,8 +117,8 @@ cursors AS (
   SELECT :channel, instance_id, id, {now} FROM message WHERE id = next_id AND EXISTS (SELECT 1 FROM event)
   ON CONFLICT (channel, instance_id) DO UPDATE SET last_delivered_id = excluded.last_delivered_id, updated_at = {now}),
 had AS (
-  INSERT INTO perdure_taken_messages (instance_id, channel, message_id)
-  SELECT instance_id, :channel, id FROM message WHERE id <> next_id AND EXISTS (SELECT 1 FROM event)
+  INSERT INTO perdure_taken_messages (instance_id, channel, message_id, match_key)
+  SELECT instance_id, :channel, id, match_key FROM message WHERE id <> next_id AND EXISTS (SELECT 1 FROM event)
   ON CONFLICT (instance_id, channel, message_id) DO NOTHING),
 taken AS (
   DELETE FROM channel_messages q USING message m
@@ -178,8 +182,8 @@ DELETE FROM perdure_waits WHERE instance_id = :instance_id AND activity_id = @ac
 INSERT INTO channel_delivery_cursors (channel, instance_id, last_delivered_id, updated_at)
 SELECT :channel, :instance_id, @message, {now} FROM DUAL WHERE @message = @next AND @fresh
 ON DUPLICATE KEY UPDATE last_delivered_id = @message, updated_at = {now};
-INSERT IGNORE INTO perdure_taken_messages (instance_id, channel, message_id)
-SELECT :instance_id, :channel, @message FROM DUAL WHERE @message <> @next AND @fresh;
+INSERT IGNORE INTO perdure_taken_messages (instance_id, channel, message_id, match_key)
+SELECT :instance_id, :channel, @message, @key FROM DUAL WHERE @message <> @next AND @fresh;
 DELETE FROM channel_messages WHERE id = @message AND @mode = 'competing' AND @fresh;
 UPDATE workflow_instances
    SET status = 'running', updated_at = {now}, current_activity_id = @activity,

@@ -75,9 +75,15 @@ COALESCE(s.timeout_at, (SELECT w.timeout_at FROM perdure_waits w {index(idx_perd
           ORDER BY m.channel, m.id LIMIT 1)
 
 -- next_match
--- The next message of a broadcast subscriber `s` that has the key of `of`.
+-- The next message of a broadcast subscriber `s` that has the key of `of`: behind its cursors, and behind the last one
+-- that it took by that key.
 (SELECT k.message_id FROM perdure_message_matches k
-          WHERE k.match_key = of.match_key AND k.message_id > {cursor}
+          WHERE k.match_key = of.match_key
+            AND k.message_id > {greatest(COALESCE(s.cursor_message_id, 0), COALESCE(
+                  (SELECT c.last_delivered_id FROM channel_delivery_cursors c
+                    WHERE c.channel = s.channel AND c.instance_id = s.instance_id), 0), COALESCE(
+                  (SELECT MAX(y.message_id) FROM perdure_taken_messages y
+                    WHERE y.instance_id = s.instance_id AND y.channel = s.channel AND y.match_key = of.match_key), 0))}
             AND NOT EXISTS (SELECT 1 FROM perdure_taken_messages x
                              WHERE x.instance_id = s.instance_id AND x.channel = s.channel
                                AND x.message_id = k.message_id)

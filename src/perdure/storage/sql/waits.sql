@@ -12,8 +12,8 @@ UNION ALL
 SELECT activity_id, channel, match_key FROM perdure_waits WHERE instance_id = :instance_id
 
 -- channel_waits
--- The waits that an instance has, in the order they were made.
-SELECT channel, activity_id, timeout_at FROM perdure_waits WHERE instance_id = :instance_id ORDER BY id
+-- The waits that an instance has; their ids are the order they were made in.
+SELECT id, channel, activity_id, timeout_at FROM perdure_waits WHERE instance_id = :instance_id
 
 -- pending
 -- On which of these channels a subscriber has a message, whatever it says.

@@ -119,7 +119,12 @@ class Delivery(Waits, Archive):
         elif recorded and in_turn:
             self._advance(instance_id, channel, message["id"])
         elif recorded:
-            taken = {"instance_id": instance_id, "channel": channel, "message_id": message["id"]}
+            taken = {
+                "instance_id": instance_id,
+                "channel": channel,
+                "message_id": message["id"],
+                "match_key": match_key,
+            }
             self._tables.perdure_taken_messages[instance_id, channel, message["id"]] = taken
         remove(self._tables.perdure_waits, [(instance_id, activity)])
         number = message["id"] if recorded else 0

@@ -47,14 +47,17 @@ CREATE TABLE IF NOT EXISTS perdure_message_matches (
 CREATE INDEX idx_perdure_message_matches_channel ON perdure_message_matches (channel, message_id);
 CREATE INDEX idx_perdure_message_matches_message ON perdure_message_matches (message_id);
 
--- Messages that a subscriber took out of turn: they lie beyond its cursor.
+-- Messages that a subscriber took out of turn: they lie beyond its cursor. Of one key the lowest is always taken first, so
+-- what comes next for a key is behind the last that was taken by it.
 CREATE TABLE IF NOT EXISTS perdure_taken_messages (
     instance_id VARCHAR(255) NOT NULL,
     channel VARCHAR(255) NOT NULL,
     message_id BIGINT NOT NULL,
+    match_key CHAR(32),
     PRIMARY KEY (instance_id, channel, message_id),
     FOREIGN KEY (instance_id) REFERENCES workflow_instances (instance_id) ON DELETE CASCADE
 ) DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
+CREATE INDEX idx_perdure_taken_messages_key ON perdure_taken_messages (instance_id, channel, match_key, message_id);
 
 -- Up to this message the sweep has found the waits that match.
 ALTER TABLE perdure_channels ADD COLUMN swept_id BIGINT NOT NULL DEFAULT 0;
