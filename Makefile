@@ -48,7 +48,7 @@ planted: $(READY) ## plant bugs one at a time: a test must notice each
 bench-storage: $(READY) ## measure the storage layer
 	$(PY) -m benchmarks.storage
 
-size: $(READY) ## lines of code of the storage layer against their limit
+size: $(READY) ## lines of code of the storage layer
 	$(PY) scripts/size.py
 
 audit: $(READY) ## bandit, and known vulnerabilities of what is installed: this asks PyPI
