@@ -268,6 +268,20 @@ async def get_delivery_cursor(on: Stage) -> Act:
 
 
 @operation
+async def get_channel_waits(on: Stage) -> Act:
+    instance_id = await on.waiting("news", ChannelMode.BROADCAST)
+    return lambda s: s.get_channel_waits(instance_id)
+
+
+@operation
+async def pending_waits(on: Stage) -> Act:
+    lease = await subscribed(on, "news", ChannelMode.BROADCAST)
+    await on.storage.publish_to_channel("news", b'{"n": 1}')
+    waits = [ChannelWait("news", "any"), ChannelWait("news", "one", where={"n": 1})]
+    return lambda s: s.pending_waits(lease.instance_id, waits)
+
+
+@operation
 async def clear_channel_waiting_state(on: Stage) -> Act:
     waiting = await on.waiting("news", ChannelMode.BROADCAST)
     return lambda s: s.clear_channel_waiting_state(waiting, "news")

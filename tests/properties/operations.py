@@ -271,6 +271,7 @@ CHANNELS: Operations = {
     "delete_channel_message": args(message_id=d.seen("message"), lease=d.mostly(d.none, d.held)),
     "update_delivery_cursor": d.on_instance(channel=d.channels, last_message_id=d.seen("message")),
     "get_delivery_cursor": args(instance_id=d.instance_ids, channel=d.channels),
+    "get_channel_waits": args(instance_id=d.instance_ids),
     "cleanup_old_channel_messages": args(older_than=d.ages, force=d.flags, limit=d.limits),
 }
 
