@@ -116,10 +116,12 @@ async def main(url: str) -> None:
     """The story."""
     worker = await hire(url)
     async with Client(url) as client:
-        handles = [await order.start(f"A-{n}", 9.5 + n, id=f"order-A-{n}") for n in range(ORDERS // 2)]
+        handles = [await order.options(id=f"order-A-{n}").start(f"A-{n}", 9.5 + n) for n in range(ORDERS // 2)]
         print(f"{'orders':>24} {len(handles)} started, each durable when start() returned")
         await show(handles, client, len(handles) // 2, "first worker")
-        handles += [await order.start(f"A-{n}", 9.5 + n, id=f"order-A-{n}") for n in range(len(handles), ORDERS)]
+        handles += [
+            await order.options(id=f"order-A-{n}").start(f"A-{n}", 9.5 + n) for n in range(len(handles), ORDERS)
+        ]
         print(f"{'orders':>24} {ORDERS - ORDERS // 2} more started")
         while ledger().count("\n") < 3 * (ORDERS // 2) + 5:  # noqa: ASYNC110 - some of the second half are charged
             await asyncio.sleep(0.005)
@@ -129,7 +131,7 @@ async def main(url: str) -> None:
         worker = await hire(url)
         await show(handles, client, ORDERS, "second worker")
         results = [await handle.result(30) for handle in handles]
-        await watch(await order.start(NOWHERE, 99.0, id=f"order-{NOWHERE}"))
+        await watch(await order.options(id=f"order-{NOWHERE}").start(NOWHERE, 99.0))
         worker.terminate()
         await worker.wait()
         steps = [await steps_of(handle) for handle in handles]

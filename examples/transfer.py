@@ -14,7 +14,7 @@ from datetime import timedelta
 
 import sqlalchemy as sa
 
-from perdure import App, Client, Started, TerminalError, activity, connection, workflow
+from perdure import App, Client, Handle, TerminalError, activity, connection, workflow
 
 LEASE = timedelta(seconds=2)
 TABLES = sa.MetaData()
@@ -57,11 +57,11 @@ async def transfer(source: str, target: str, amount: int) -> int:
     return await move(source, target, amount)
 
 
-def handle_request(engine: sa.Engine, number: int, *, crashes: bool = False) -> Started[int]:
+def handle_request(engine: sa.Engine, number: int, *, crashes: bool = False) -> Handle[int]:
     """A web handler: its own row and the run are in its own transaction, so there are both or neither."""
     with engine.begin() as db:
         db.execute(sa.insert(ORDERS).values(number=number, amount=5))
-        started = transfer.start("ann", "bob", 5, id=f"transfer-{number}", in_transaction=db)
+        started = transfer.options(id=f"transfer-{number}", in_transaction=db).start_sync("ann", "bob", 5)
         if crashes:
             raise ConnectionError("the web server was restarted")
     return started  # the run begins now

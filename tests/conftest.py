@@ -17,6 +17,7 @@ from uuid import uuid4
 import pytest
 
 from perdure.database.backends.base import Executor
+from perdure.engine.definitions import ACTIVITIES
 from perdure.storage.stores import Rooms
 from perdure.testing.servers import MySQLServer, PostgresServer
 from tests.servers.databases import fresh_mysql, fresh_postgres, named_database
@@ -123,3 +124,9 @@ async def peer(storage: Rooms, database: Database) -> Rooms:
 async def sql(storage: Rooms) -> Executor:
     """The tables of the backend under test; the reference has none, so tests that ask for them do not run on it."""
     return storage.db()
+
+
+def pytest_collectstart(collector: pytest.Collector) -> None:
+    """Test modules are programs of their own that share a process: each may define activities of any name."""
+    if isinstance(collector, pytest.Module):
+        ACTIVITIES.clear()

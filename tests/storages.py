@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import cast
 
+from perdure.engine.app import Client
 from perdure.storage.migrations import up_statements
 from perdure.storage.stores import Rooms, open_storage
 from perdure.testing.reference import Reference
@@ -109,3 +110,10 @@ def tables(dialect: str) -> list[str]:
     made = "CREATE TABLE IF NOT EXISTS "
     statements = [statement for migration in up_statements(dialect) for statement in migration.statements]
     return [text.removeprefix(made).split("(")[0].strip() for text in statements if text.startswith(made)]
+
+
+def rooms(app: Client) -> Rooms:
+    """The storage of an app that was opened on a URL."""
+    storage = app._storage
+    assert isinstance(storage, Rooms)
+    return storage

@@ -25,9 +25,10 @@ from perdure.engine.calls import (
     uuid4,
     wait_event,
 )
-from perdure.engine.definitions import Activity, Retry, Workflow, activity, workflow
-from perdure.engine.handles import Handle, Started
+from perdure.engine.definitions import Activity, ConfiguredWorkflow, Workflow, activity, workflow
+from perdure.engine.handles import Handle
 from perdure.engine.retention import Retention, Swept
+from perdure.engine.retries import Retry
 from perdure.engine.source import NotDurableWarning
 from perdure.engine.steps import Event, Message
 from perdure.engine.stuck import StuckRun
@@ -40,6 +41,7 @@ from perdure.errors import (
     NotDurableError,
     OutsideWorkflowError,
     PerdureError,
+    RunExistsError,
     RunNotFoundError,
     SerializationError,
     TerminalError,
@@ -60,6 +62,7 @@ __all__ = [
     "App",
     "Client",
     "ClosedError",
+    "ConfiguredWorkflow",
     "EngineError",
     "Event",
     "Handle",
@@ -74,9 +77,9 @@ __all__ = [
     "Retention",
     "Retry",
     "RunEvicted",
+    "RunExistsError",
     "RunNotFoundError",
     "SerializationError",
-    "Started",
     "StuckRun",
     "Swept",
     "TaskHealth",

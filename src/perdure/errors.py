@@ -10,6 +10,7 @@ PerdureError
 │   ├── CommitUnknownError            the answer to a commit was lost
 │   ├── InstanceNotFoundError
 │   ├── InstanceExistsError
+│   │   └── RunExistsError            another run has the id that was to be started
 │   ├── WorkflowNotCancellableError
 │   ├── InvalidTransitionError
 │   ├── LeaseLostError                another worker owns the instance now
@@ -98,6 +99,12 @@ class InstanceExistsError(StorageError):
     """An instance with this id is already there."""
 
     code = "storage.instance_exists"
+
+
+class RunExistsError(InstanceExistsError):
+    """A run with this id already exists, and is not the one that was to be started."""
+
+    code = "engine.run_exists"
 
 
 class WorkflowNotCancellableError(StorageError):

@@ -57,7 +57,7 @@ class Recorder:
         number = lane
         while not self.load.stopping.is_set():
             run = f"order{number}"
-            handle = await self.load.persist(lambda number=number, run=run: order.start(number, id=run))  # type: ignore[misc]
+            handle = await self.load.persist(lambda number=number, run=run: order.options(id=run).start(number))  # type: ignore[misc]
             self._tell("started", run=run, number=number)
             result = await self.load.persist(lambda handle=handle: handle.result(60))  # type: ignore[misc]
             self._tell("result", run=run, result=result)

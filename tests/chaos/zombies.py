@@ -130,7 +130,7 @@ class Episode:
         first, second = self._gates
         for run, kind in self._runs.items():
             gates = [first, second] if kind == "twice" else [first]
-            self._handles[run] = await detained.start(gates, "alone" if kind == "twice" else kind, id=run)
+            self._handles[run] = await detained.options(id=run).start(gates, "alone" if kind == "twice" else kind)
         for number in range(len(self._probes)):
             await self._hire(max_runs=len(self._kinds), probe=number)
         inside_sec = time.monotonic() + INSIDE_SEC
@@ -216,7 +216,9 @@ class Episode:
 
         And transactions: none of those that were open is, once there is a moment without any.
         """
-        started = [await probe.start(id=f"{self._name}-probe-{number}") for number, probe in enumerate(self._probes)]
+        started = [
+            await probe.options(id=f"{self._name}-probe-{number}").start() for number, probe in enumerate(self._probes)
+        ]
         await asyncio.gather(*(probe.result(SOON) for probe in started))
         in_threads = {line.token for line in before if ":thread_held" in line.step}
         await until(lambda: not in_threads & {line.token for line in self._interrupted()}, "threads to end", SOON)
@@ -235,7 +237,7 @@ class OnSQLite(Episode):
 
     async def play(self) -> list[str]:
         crew, (run,), (gate, _) = self._crew, self._runs, self._gates
-        self._handles[run] = await detained.start([gate], "transaction", id=run)
+        self._handles[run] = await detained.options(id=run).start([gate], "transaction")
         zombie = await crew.hire(max_runs=1, probe=0)
         await until(lambda: run in self._inside(), "the run to begin", SOON)
         await self._stop()
@@ -246,7 +248,7 @@ class OnSQLite(Episode):
         told = Told(expected={run: [*self._kinds["transaction"]]}, started=[run])
         told.results[run] = await self._handles[run].result(SOON)
         told.ended[run] = await self._handles[run].describe()
-        await (await self._probes[0].start(id=f"{self._name}-probe")).result(SOON)
+        await (await self._probes[0].options(id=f"{self._name}-probe").start()).result(SOON)
         return await self._check(told)
 
     async def _is_apart(self) -> bool:

@@ -113,7 +113,7 @@ class Story:
         return await self.do(inner) if patched(name) else "old"
 
     async def _either(self, left: Plan, right: Plan) -> str:
-        return await self.do(left if random() < 0.5 else right)
+        return await self.do(left if random().random() < 0.5 else right)
 
     async def _sequence(self, parts: list[Plan]) -> list[str]:
         return [await self.do(part) for part in parts]

@@ -10,7 +10,7 @@ from perdure import App, Handle, WorkflowStatus, activity, now, sleep_until, wai
 from perdure.engine.digests import SIZE, Call, stamp, stamped
 from perdure.storage.stores import shift_clock
 from tests.engine.waiting import until, waiting
-from tests.storages import Database
+from tests.storages import Database, rooms
 
 HOUR = timedelta(hours=1)
 SOON = timedelta(minutes=5)  # a loaded machine is not off by that
@@ -27,10 +27,10 @@ async def sleeper(until: datetime) -> datetime:
 async def test_now_and_sleep_until_go_by_the_databases_clock(database: Database, ahead: timedelta) -> None:
     """B6: on a worker an hour ahead, a sleep of 30 minutes was over at once."""
     async with App(database.url) as app:
-        shift_clock(app._storage, -ahead)  # the same as a worker's clock that is off by `ahead`
+        shift_clock(rooms(app), -ahead)  # the same as a worker's clock that is off by `ahead`
         await app._worker._set_clock()
         time = datetime.now(UTC) - ahead
-        later = await sleeper.start(time + HOUR / 2, id="later")
+        later = await sleeper.options(id="later").start(time + HOUR / 2)
         assert await waiting(app, later.id) is WorkflowStatus.WAITING_FOR_TIMER
         timers = await app._storage.db().fetch("SELECT timer_id FROM workflow_timer_subscriptions")
         assert len(timers) == 1
@@ -81,10 +81,10 @@ async def test_deadlines_of_the_loops_time_are_met_though_activities_take_time(
 ) -> None:
     """B7: time stood still during activities."""
     passed.clear()
-    async with App(database.url, resident=0) as app:
+    async with App(database.url, max_cached_runs=0) as app:
         now = app._worker.now
         monkeypatch.setattr(app._worker, "now", lambda: sum(passed, now()))
-        handle = await deadline.start(kind, id="deadline")
+        handle = await deadline.options(id="deadline").start(kind)
         await waiting(app, handle.id)
         ((due, made),) = await app._storage.db().fetch(
             "SELECT expires_at, created_at FROM workflow_timer_subscriptions WHERE instance_id = 'deadline'"

@@ -15,11 +15,11 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from perdure import App, Retry, WorkflowFailedError, activity, activity_info, connection, workflow
 from perdure.errors import TransactionError
 from perdure.storage.stores import Rooms
-from tests.storages import Database
+from tests.storages import Database, rooms
 
 SOON = timedelta(seconds=20)
 ONCE = Retry(attempts=1)
-TWICE = Retry(attempts=2, first=timedelta(milliseconds=5))
+TWICE = Retry(attempts=2, initial=timedelta(milliseconds=5))
 
 
 class Base(DeclarativeBase):
@@ -237,7 +237,7 @@ async def notes(storage: Rooms) -> list[str]:
 async def test_meaning_connection_of_sqlalchemy_shares_the_very_transaction(database: Database, name: str) -> None:
     async with App(database.url) as app:
         assert await (await one.start(name, [10, 1])).result(SOON) == 10
-        assert await balances(app._storage) == {"ann": 90, "bob": 10}
+        assert await balances(rooms(app)) == {"ann": 90, "bob": 10}
 
 
 @everywhere
@@ -246,7 +246,7 @@ async def test_what_fails_leaves_nothing(database: Database, name: str) -> None:
     async with App(database.url) as app:
         with pytest.raises(WorkflowFailedError):
             await (await one.start(name, [10, 9])).result(SOON)
-        assert await balances(app._storage) == {"ann": 100}
+        assert await balances(rooms(app)) == {"ann": 100}
 
 
 @everywhere
@@ -254,7 +254,7 @@ async def test_the_orm_works_on_it(database: Database) -> None:
     async with App(database.url) as app:
         assert await (await one.start("map_objects", [])).result(SOON) == [f"{n} %s ? $1 :x" for n in range(3)]
         assert await (await one.start("map_objects_plainly", [])).result(SOON) == 5
-        assert len(await notes(app._storage)) == 5
+        assert len(await notes(rooms(app))) == 5
 
 
 ENDINGS = {
@@ -274,7 +274,7 @@ ENDINGS = {
 async def test_nothing_ends_the_transaction(database: Database, how: str) -> None:
     async with App(database.url) as app:
         assert await (await one.start("end_it", [how])).result(SOON) == how
-        assert await notes(app._storage) == ENDINGS[how]
+        assert await notes(rooms(app)) == ENDINGS[how]
 
 
 @everywhere
@@ -282,14 +282,14 @@ async def test_meaning_connection_of_sqlalchemy_refuses_commit(database: Databas
     async with App(database.url) as app:
         with pytest.raises(WorkflowFailedError, match="the engine commits"):
             await (await one.start("end_it", ["fail"])).result(SOON)
-        assert await notes(app._storage) == []
+        assert await notes(rooms(app)) == []
 
 
 @everywhere
 async def test_errors_are_sqlalchemys(database: Database) -> None:
     async with App(database.url) as app:
         assert await (await one.start("stumble", [])).result(SOON) == "done"
-        assert await notes(app._storage) == ["still here"]
+        assert await notes(rooms(app)) == ["still here"]
 
 
 @everywhere
@@ -299,7 +299,7 @@ async def test_afterwards_it_is_of_no_use(database: Database) -> None:
         await (await one.start("keep", [])).result(SOON)
         with pytest.raises(sa.exc.InvalidRequestError):
             await KEPT[0].execute(sa.insert(Entry).values(note="late"))
-        assert await notes(app._storage) == ["in time"]
+        assert await notes(rooms(app)) == ["in time"]
 
 
 @everywhere
@@ -312,7 +312,7 @@ async def test_tables_can_be_looked_at(database: Database) -> None:
 async def test_many_at_a_time(database: Database) -> None:
     async with App(database.url) as app:
         assert await (await many.start()).result(SOON) == 12
-        assert len(await notes(app._storage)) == 24
+        assert len(await notes(rooms(app))) == 24
 
 
 @pytest.mark.parametrize("database", ["postgresql", "mysql"], indirect=True)
@@ -324,7 +324,7 @@ async def test_a_deadlock_cannot_be_overlooked(database: Database) -> None:
         ends = await asyncio.gather(*(handle.result(SOON) for handle in handles), return_exceptions=True)
         assert {type(end) for end in ends} == {str, WorkflowFailedError}
         assert "done" in ends
-        assert await balances(app._storage) == {"ann": 101, "bob": 101}
+        assert await balances(rooms(app)) == {"ann": 101, "bob": 101}
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)

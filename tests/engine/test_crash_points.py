@@ -105,7 +105,7 @@ class Case:
 
     async def live(self, ward: Ward, client: Client, fate: Fate) -> None:
         """Let a worker die of the run, and another one end it."""
-        await self.scenario.workflow.start(self.run, id=self.run)
+        await self.scenario.workflow.options(id=self.run).start(self.run)
         number, after = self.fate
         pid = await ward.raise_worker(replace(fate, dies_at=number, after=after))
         async with asyncio.TaskGroup() as group:

@@ -65,7 +65,7 @@ async def test_row_limits_cron_of_missed_ticks_the_last_one(database: Database, 
         return len(await ids()) == 2
 
     async with App(database.url, workflows=[daily]) as app:
-        await daily.start(id=tick_id(daily.name, last - 5 * DAY))
+        await daily.options(id=tick_id(daily.name, last - 5 * DAY)).start()
         await until(both)
         for id in (
             f"cron.daily@{last - 5 * DAY:%Y-%m-%dT00:00:00Z}",

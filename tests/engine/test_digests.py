@@ -146,7 +146,7 @@ STEPS: dict[str, Callable[[], Awaitable[Any]]] = {
     "child's workflow": lambda: either(child, other_child)("ann"),
     "swapped children": _swapped,
     "start": lambda: child.start(either("ann", "bob")),
-    "id of a start": lambda: child.start("ann", id=either("digests.a", "digests.b")),
+    "id of a start": lambda: child.options(id=either("digests.a", "digests.b")).start("ann"),
     "publish": lambda: publish("digests.news", either(1, 2)),
     "channel": lambda: publish(either("digests.news", "digests.olds"), 1),
     "send_to": lambda: send_to(either("someone", "anyone"), "digests.news", 1),
@@ -183,7 +183,7 @@ def replay(history: list[HistoryEvent], input_data: bytes, id: str = "digests.ru
 
 async def recorded(database: Database, kind: str) -> list[HistoryEvent]:
     async with App(database.url):
-        handle = await steps.start(kind, id="digests.run")
+        handle = await steps.options(id="digests.run").start(kind)
         await handle.result(20)
         return [row async for row in handle.history()]
 
@@ -223,7 +223,7 @@ async def timers() -> str:
 
 
 async def test_a_changed_delay_is_no_mismatch(memory: Database) -> None:
-    async with App(memory.url, resident=0) as app:
+    async with App(memory.url, max_cached_runs=0) as app:
         handle = await timers.start()
         await waiting(app, handle.id)
         CODE["new"] = True
@@ -251,7 +251,7 @@ async def main() -> None:
     names = ["ann", "bob", "cem", "dan", "eve"]
     print(list(set(names)))
     async with App(sys.argv[1]) as app:
-        handle = await greetings.start(names, id="greetings")
+        handle = await greetings.options(id="greetings").start(names)
         async with asyncio.timeout(30):
             if sys.argv[2] == "first":
                 while not str(await handle.status()).startswith("waiting"):

@@ -29,7 +29,7 @@ from perdure import (
 from perdure.model.records import HistoryEventType
 from perdure.storage.stores import shift_clock
 from tests.engine.waiting import status_of, until
-from tests.storages import Database
+from tests.storages import Database, rooms
 
 SOON = timedelta(seconds=20)
 done: list[str] = []
@@ -106,7 +106,7 @@ async def _start_and_forget() -> None:
 
 @workflow(name="families.starter")
 async def starter(count: int) -> list[str]:
-    return [(await child.start(f"n{number}", id=f"started-{number}")).id for number in range(count)]
+    return [(await child.options(id=f"started-{number}").start(f"n{number}")).id for number in range(count)]
 
 
 @workflow(name="families.countdown")
@@ -146,7 +146,7 @@ async def caller(group: str) -> int:
 
 async def test_row_compose_a_workflow_called_in_a_body_is_a_child(database: Database) -> None:
     async with App(database.url) as app:
-        handle = await parent.start(["a", "b", "c"], id="family")
+        handle = await parent.options(id="family").start(["a", "b", "c"])
         assert await handle.result(SOON) == ["A", "B", "C"]
         assert sorted(done) == ["a", "b", "c"]
         ids = sorted(each.instance_id for each in (await app.list(workflow="families.child")).instances)
@@ -160,7 +160,7 @@ async def test_meaning_children_errors_reach_the_parent(database: Database) -> N
 
 async def test_meaning_children_of_a_dropped_branch_are_cancelled_and_undone(database: Database) -> None:
     async with App(database.url) as app:
-        handle = await impatient.start(id="parent")
+        handle = await impatient.options(id="parent").start()
         await until(lambda: done == ["long"])
         await app.send_event("families.enough", None, to="parent")
         assert await handle.result(SOON) == "gave up"
@@ -198,8 +198,8 @@ async def test_row_compose_start_in_a_body_is_an_independent_run(database: Datab
 
 
 async def test_row_long_life_recur_keeps_the_id_and_begins_anew(database: Database) -> None:
-    async with App(database.url, resident=0) as app:
-        handle = await countdown.start(3, [], id="countdown")
+    async with App(database.url, max_cached_runs=0) as app:
+        handle = await countdown.options(id="countdown").start(3, [])
         assert await handle.result(SOON) == ["AT 3", "AT 2", "AT 1", "AT 0"]
         assert [event.activity_id async for event in handle.history()] == ["1:note!", "1:note"]
         generations = [f"countdown~{number}" for number in (1, 2, 3)]
@@ -238,7 +238,7 @@ async def twice(price: int) -> int:
 
 async def test_meaning_retry_is_a_new_run_from_the_start_or_a_step(database: Database) -> None:
     async with App(database.url) as app:
-        handle = await twice.start(7, id="again")
+        handle = await twice.options(id="again").start(7)
         with pytest.raises(WorkflowFailedError):
             await handle.result(SOON)
         done[:] = ["mended"]
@@ -293,14 +293,14 @@ async def late_failure() -> None:
 
 async def test_a_child_is_undone_although_retention_has_removed_it(database: Database) -> None:
     async with App(database.url) as app:
-        handle = await late_failure.start(id="parent")
+        handle = await late_failure.options(id="parent").start()
         async with asyncio.timeout(20):
             while HistoryEventType.CHANNEL_MESSAGE_RECEIVED not in [row.event_type async for row in handle.history()]:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         await status_of(handle, WorkflowStatus.WAITING_FOR_MESSAGE)
-        shift_clock(app._storage, timedelta(days=2))
+        shift_clock(rooms(app), timedelta(days=2))
         assert (await app.sweep(Retention(finished=timedelta(days=1)))).finished == 1
-        shift_clock(app._storage, timedelta(0))
+        shift_clock(rooms(app), timedelta(0))
         await app.send_event("families.fail", None)
         with pytest.raises(WorkflowFailedError):
             await handle.result(SOON)
@@ -357,6 +357,6 @@ async def dynasty(left: int, heard: list[str]) -> list[str]:
 
 async def test_every_generation_has_children_of_its_own(database: Database) -> None:
     async with App(database.url) as app:
-        assert await (await dynasty.start(2, [], id="house")).result(SOON) == ["OF 2", "OF 1", "OF 0"]
+        assert await (await dynasty.options(id="house").start(2, [])).result(SOON) == ["OF 2", "OF 1", "OF 0"]
         ids = {each.instance_id for each in (await app.list(workflow="families.child")).instances}
         assert ids == {"house/1", "house~1/1", "house~2/1"}

@@ -101,7 +101,7 @@ def leave_plain_in_transaction(how: str) -> None:
     leave(how)
 
 
-@activity
+@activity(name="guard.work")
 async def work(label: str) -> str:
     seen.append(label)
     return label
@@ -141,7 +141,7 @@ async def gated(gate: str) -> str:
 async def beside(url: str, **options: Any) -> AsyncIterator[App]:
     """An app with a run that has begun before whatever happens, and must still come to its end after it."""
     async with App(url, **options) as app:
-        other = await gated.start("other", id="other")
+        other = await gated.options(id="other").start("other")
         await waiting(app, "other")
         yield app
         await app.send_event("go", "on", to="other")
@@ -161,7 +161,7 @@ async def test_whatever_an_activity_raises_is_a_failed_attempt_with_its_type(dat
 async def test_whatever_a_body_raises_fails_its_run_with_its_type(database: Database, how: str) -> None:
     """A3, A4."""
     async with beside(database.url) as app:
-        handle = await leaves.start(how, id="bad")
+        handle = await leaves.options(id="bad").start(how)
         with pytest.raises(WorkflowFailedError):
             await handle.result(SOON)
         (failure,) = [json.loads(event.event_data or b"") async for event in app.history("bad") if _is_failure(event)]
@@ -251,7 +251,7 @@ async def test_whatever_a_compensation_or_a_handler_raises_the_others_still_run(
     """A3, A4."""
     ways = list(WAYS)
     async with beside(database.url) as app:
-        handle = await undone.start(ways, id="bad")
+        handle = await undone.options(id="bad").start(ways)
         with pytest.raises(WorkflowFailedError, match="undo all of that"):
             await handle.result(SOON)
         rows = [event async for event in app.history("bad")]
@@ -370,14 +370,14 @@ async def _fail(count: int) -> None:
 async def test_recur_in_a_task_group_begins_the_next_generation(database: Database) -> None:
     """A3."""
     async with beside(database.url):
-        assert await (await recurs.start(0, id="again")).result(SOON) == "third"
+        assert await (await recurs.options(id="again").start(0)).result(SOON) == "third"
     assert seen == ["other", "generation 0", "generation 1", "generation 2"]
 
 
 async def test_errors_beside_recur_in_a_task_group_fail_the_run(database: Database) -> None:
     """A3."""
     async with beside(database.url):
-        handle = await recurs.start(0, True, id="again")
+        handle = await recurs.options(id="again").start(0, True)
         with pytest.raises(WorkflowFailedError) as caught:
             await handle.result(SOON)
         assert "ValueError: of 0" in getattr(caught.value.__cause__, "stack_trace", "")
@@ -408,9 +408,9 @@ async def spins(how: str) -> None:
 async def test_a_body_that_spins_is_stuck_with_its_place_and_holds_nobody_up(database: Database, how: str) -> None:
     """A12."""
     async with App(database.url) as app:
-        other = await gated.start("other", id="other")
+        other = await gated.options(id="other").start("other")
         await waiting(app, "other")
-        await spins.start(how, id="bad")
+        await spins.options(id="bad").start(how)
 
         async def is_stuck() -> bool:
             return [each.id for each in await app.stuck()] == ["bad"]
@@ -555,7 +555,7 @@ async def test_a_run_that_swallows_its_eviction_does_not_keep_the_app_from_closi
 ) -> None:
     """A13."""
     async with App(shared.url) as app:
-        await stubborn.start(id="stubborn")
+        await stubborn.options(id="stubborn").start()
         await waiting(app, "stubborn")
         async with asyncio.timeout(10):
             await app.__aexit__(None, None, None)
@@ -579,12 +579,12 @@ async def test_a_copy_that_is_of_no_use_any_more_is_evicted(
 
     monkeypatch.setattr(Body, "evict", counted)
     async with App(database.url) as app:
-        await gated.start("one", id="one")
+        await gated.options(id="one").start("one")
         await until(lambda: "one" in app._worker._parked)
         parked = app._worker._parked["one"].body
         await app.cancel("one")
         await until(lambda: parked in evicted)
-        await gated.start("two", id="two")
+        await gated.options(id="two").start("two")
         await until(lambda: "two" in app._worker._parked)
         parked = app._worker._parked["two"].body
         row = await app.describe("two")
@@ -600,7 +600,7 @@ async def test_a_run_that_is_cancelled_as_it_is_claimed_is_no_mismatch(
 ) -> None:
     """28."""
     async with Client(shared.url) as client:
-        await gated.start("other", id="a")
+        await gated.options(id="a").start("other")
         async with App(shared.url, workflows=[]) as app:
             pages = app._storage.get_history_paginated
 

@@ -39,7 +39,7 @@ async def test_use_on_another_loop_is_refused(database: Database, use: str) -> N
             await USES[use](app)
 
     async with App(database.url) as app:
-        await (await greet.start("a", id="known")).result(20)
+        await (await greet.options(id="known").start("a")).result(20)
         await asyncio.to_thread(asyncio.run, elsewhere(app))
         await (await greet.start("b")).result(20)
 
@@ -112,7 +112,7 @@ async def greet(name: str) -> str:
 
 async def own(url: str) -> None:
     async with Client(url):
-        await greet.start("own", id="own")
+        await greet.options(id="own").start("own")
 
 asyncio.run(own(sys.argv[1]))
 """
@@ -150,7 +150,7 @@ async def main(url: str, own: str) -> None:
                 await asyncio.sleep(0.01)
         assert gone[1] == 0, gone
         print(await (await greet.start("after")).result(20), flush=True)
-        print(await (await greet.start("own", id="own")).result(20), flush=True)
+        print(await (await greet.options(id="own").start("own")).result(20), flush=True)
 
 asyncio.run(main(sys.argv[1], sys.argv[2]))
 """

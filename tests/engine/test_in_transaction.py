@@ -2,10 +2,10 @@
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal
+from typing import Any, Literal, ParamSpec, TypeVar
 from urllib.parse import urlsplit
 
 import aiomysql
@@ -24,6 +24,7 @@ from sqlalchemy.orm import Session
 from perdure import (
     App,
     Client,
+    ConfiguredWorkflow,
     EngineError,
     Handle,
     WorkflowCancelledError,
@@ -34,11 +35,13 @@ from perdure import (
     workflow,
 )
 from perdure.errors import ConfigurationError, InstanceExistsError, NotDurableError, TerminalError, TransactionError
-from perdure.integrations.foreign import settled
+from perdure.integrations.foreign import recognised, settled
 from perdure.storage.stores import Rooms
 from tests.storages import Database
 
 SOON = timedelta(seconds=20)
+P = ParamSpec("P")
+R = TypeVar("R")
 TEXT = "Grüße, 世界 🎉 \\ ' \" % %s $1 ?"  # what a driver could take for something else
 
 
@@ -55,6 +58,13 @@ async def other(name: str) -> str:
 @workflow(name="in_transaction.long")
 async def long() -> None:
     await sleep(timedelta(hours=1))
+
+
+async def start(configured: ConfiguredWorkflow[P, R], *args: P.args, **kwargs: P.kwargs) -> Handle[R]:
+    """Start with the method that is for this kind of connection."""
+    if recognised(configured._options.in_transaction).blocking:
+        return configured.start_sync(*args, **kwargs)
+    return await configured.start(*args, **kwargs)
 
 
 Do = Callable[[str], Any]
@@ -273,7 +283,7 @@ async def test_meaning_in_transaction_the_run_begins_after_the_commit(database: 
     storage = await database.storage()
     await caller.begin()
     await caller.execute("INSERT INTO orders (name) VALUES ('a')")
-    handle = await greet.start(TEXT, id="run ü", in_transaction=caller.connection)
+    handle = await start(greet.options(id="run ü", in_transaction=caller.connection), TEXT)
     assert await storage.get_instance("run ü") is None
     await caller.commit()
     assert await orders(storage) == ["a"]
@@ -286,7 +296,7 @@ async def test_meaning_in_transaction_after_a_rollback_nothing_is_there(database
     storage = await database.storage()
     await caller.begin()
     await caller.execute("INSERT INTO orders (name) VALUES ('a')")
-    handle = await greet.start("a", timeout=SOON, after=SOON, in_transaction=caller.connection)
+    handle = await start(greet.options(timeout=SOON, after=SOON, in_transaction=caller.connection), "a")
     await caller.rollback()
     assert await ids(storage) == await orders(storage) == []
     assert await storage.get_instance(handle.id) is None
@@ -298,12 +308,12 @@ async def test_meaning_in_transaction_without_an_open_transaction_is_refused(
     database: Database, caller: Caller
 ) -> None:
     with pytest.raises(TransactionError, match="no open transaction"):
-        await greet.start("a", in_transaction=caller.connection)
+        await start(greet.options(in_transaction=caller.connection), "a")
     await caller.begin()
     await caller.execute("INSERT INTO orders (name) VALUES ('a')")
     await caller.commit()
     with pytest.raises(TransactionError, match="no open transaction"):
-        await greet.start("a", in_transaction=caller.connection)
+        await start(greet.options(in_transaction=caller.connection), "a")
     assert await ids(await database.storage()) == []
 
 
@@ -312,18 +322,18 @@ async def test_an_id_that_is_there(database: Database, caller: Caller) -> None:
     """In the same transaction or before it; the transaction goes on either way."""
     storage = await database.storage()
     async with Client(database.url):
-        await greet.start("a", id="early")
+        await greet.options(id="early").start("a")
     await caller.begin()
     connection = caller.connection
-    assert (await greet.start("a", id="early", in_transaction=connection)).id == "early"
+    assert (await start(greet.options(id="early", in_transaction=connection), "a")).id == "early"
     for given in ("early", "late"):
-        await greet.start("a", id=given, in_transaction=connection)
+        await start(greet.options(id=given, in_transaction=connection), "a")
         with pytest.raises(InstanceExistsError):
-            await greet.start("b", id=given, in_transaction=connection)
+            await start(greet.options(id=given, in_transaction=connection), "b")
         with pytest.raises(InstanceExistsError):
-            await other.start("a", id=given, in_transaction=connection)
+            await start(other.options(id=given, in_transaction=connection), "a")
         with pytest.raises(InstanceExistsError):
-            await greet.start("a", id=given, if_exists="error", in_transaction=connection)
+            await start(greet.options(id=given, if_exists="error", in_transaction=connection), "a")
     await caller.execute("INSERT INTO orders (name) VALUES ('a')")
     await caller.commit()
     assert sorted(await ids(storage)) == ["early", "late"]
@@ -334,9 +344,9 @@ async def test_an_id_that_is_there(database: Database, caller: Caller) -> None:
 async def test_beginning_later_and_with_a_deadline(database: Database, caller: Caller) -> None:
     await caller.begin()
     past = datetime.now(UTC) - timedelta(seconds=1)
-    first = await greet.start("a", at=past, in_transaction=caller.connection)
-    second = await greet.start("b", after=timedelta(hours=1), in_transaction=caller.connection)
-    third = await long.start(timeout=timedelta(milliseconds=1), in_transaction=caller.connection)
+    first = await start(greet.options(at=past, in_transaction=caller.connection), "a")
+    second = await start(greet.options(after=timedelta(hours=1), in_transaction=caller.connection), "b")
+    third = await start(long.options(timeout=timedelta(milliseconds=1), in_transaction=caller.connection))
     await caller.commit()
     storage = await database.storage()
     ((due,),) = await storage.db().fetch(
@@ -356,14 +366,30 @@ async def test_meaning_in_transaction_a_blocking_connection_is_written_to_at_the
     database: Database, caller: Caller
 ) -> None:
     await caller.begin()
-    started = greet.start("a", in_transaction=caller.connection)
-    task = asyncio.create_task(greet.start("b", in_transaction=caller.connection))
+    started = greet.options(in_transaction=caller.connection).start_sync("a")
     await caller.commit()
-    handle = await task
-    async with App(database.url) as app:
+    async with App(database.url):
         assert await started.result(SOON) == "hello a"
-        assert await handle.result(SOON) == "hello b"
-        assert await app.get((await started).id).result(SOON) == "hello a"
+
+
+async def test_meaning_in_transaction_each_kind_of_connection_has_its_method(
+    database: Database, caller: Caller
+) -> None:
+    configured = greet.options(in_transaction=caller.connection)
+    await caller.begin()
+    if recognised(caller.connection).blocking:
+        with pytest.raises(TypeError, match=r"is a blocking connection: use start_sync\(…\) with it"):
+            await configured.start("a")
+    else:
+        with pytest.raises(TypeError, match=r"is an async connection: use `await start\(…\)` with it"):
+            configured.start_sync("a")
+    await caller.commit()
+    assert await ids(await database.storage()) == []
+
+
+def test_start_sync_without_a_connection_says_what_it_needs() -> None:
+    with pytest.raises(TypeError, match=r"options\(in_transaction=connection\)\.start_sync"):
+        greet.start_sync("a")
 
 
 @each(["sqlite3", "psycopg", "pymysql"])
@@ -381,7 +407,7 @@ async def test_no_event_loop_is_needed(database: Database, caller: Caller) -> No
     def program() -> str:
         db = opened()
         db.cursor().execute("INSERT INTO orders (name) VALUES ('a')")
-        started: str = greet.start("a", in_transaction=db).id
+        started: str = greet.options(in_transaction=db).start_sync("a").id
         db.commit()
         db.close()
         return started
@@ -394,7 +420,7 @@ async def test_no_event_loop_is_needed(database: Database, caller: Caller) -> No
 @each(ONE_EACH)
 async def test_a_handle_without_an_app_says_what_is_missing(database: Database, caller: Caller) -> None:
     await caller.begin()
-    handle = await greet.start("a", in_transaction=caller.connection)
+    handle = await start(greet.options(in_transaction=caller.connection), "a")
     await caller.commit()
     with pytest.raises(EngineError, match="no App or Client is open"):
         await handle.result(SOON)
@@ -404,7 +430,7 @@ async def test_a_handle_without_an_app_says_what_is_missing(database: Database, 
 async def test_an_app_that_is_open_picks_it_up(database: Database, caller: Caller) -> None:
     async with App(database.url):
         await caller.begin()
-        handle = await greet.start("a", in_transaction=caller.connection)
+        handle = await start(greet.options(in_transaction=caller.connection), "a")
         await caller.commit()
         assert await handle.result(SOON) == "hello a"
 
@@ -415,7 +441,7 @@ async def test_postgresql_tells_the_workers_at_the_commit(database: Database, ca
     heard: asyncio.Queue[str] = asyncio.Queue()
     await listener.add_listener("workflow_resumable", lambda *args: heard.put_nowait(args[3]))
     await caller.begin()
-    handle = await greet.start("a", in_transaction=caller.connection)
+    handle = await start(greet.options(in_transaction=caller.connection), "a")
     await listener.fetchval("SELECT 1")
     assert heard.empty()
     await caller.commit()
@@ -428,7 +454,7 @@ async def test_the_database_must_be_the_apps(database: Database, caller: Caller,
     async with Client(fresh_postgres_db):
         await caller.begin()
         with pytest.raises(EngineError, match=r"one of sqlite, but the app's database is postgresql"):
-            await greet.start("a", in_transaction=caller.connection)
+            await start(greet.options(in_transaction=caller.connection), "a")
 
 
 async def test_what_is_no_connection_is_refused() -> None:
@@ -436,7 +462,7 @@ async def test_what_is_no_connection_is_refused() -> None:
     with sqlite3.connect(":memory:") as db:
         for thing in ("sqlite:///a.db", db.cursor(), engine):
             with pytest.raises(ConfigurationError, match="in_transaction= knows no connection of type"):
-                await greet.start("a", in_transaction=thing)
+                await greet.options(in_transaction=thing).start("a")
     db.close()
     engine.dispose()
 
@@ -444,7 +470,7 @@ async def test_what_is_no_connection_is_refused() -> None:
 @workflow(name="in_transaction.body")
 async def body() -> str:
     try:
-        await greet.start("a", in_transaction=sqlite3)
+        await greet.options(in_transaction=sqlite3).start("a")
     except NotDurableError:
         return "refused"
     return "taken"
@@ -488,9 +514,11 @@ async def test_meaning_in_transaction_depends_on_no_session_setting(
     await caller.execute(setting)
     await caller.commit()
     await caller.begin()
-    await greet.start(TEXT, id="a", in_transaction=caller.connection)
-    await greet.start(TEXT, id="a", in_transaction=caller.connection)
-    await greet.start(TEXT, at=datetime(2020, 1, 1, tzinfo=UTC), timeout=SOON, id="b", in_transaction=caller.connection)
+    await start(greet.options(id="a", in_transaction=caller.connection), TEXT)
+    await start(greet.options(id="a", in_transaction=caller.connection), TEXT)
+    await start(
+        greet.options(at=datetime(2020, 1, 1, tzinfo=UTC), timeout=SOON, id="b", in_transaction=caller.connection), TEXT
+    )
     await caller.commit()
     storage = await database.storage()
     for name in "ab":
@@ -526,9 +554,9 @@ async def test_rows_of_any_kind_will_do(database: Database, caller: Caller, chan
     change(caller.connection)
     await caller.begin()
     for _ in range(2):
-        await greet.start("ü", id="a", timeout=SOON, in_transaction=caller.connection)
+        await start(greet.options(id="a", timeout=SOON, in_transaction=caller.connection), "ü")
     with pytest.raises(InstanceExistsError):
-        await greet.start("b", id="a", in_transaction=caller.connection)
+        await start(greet.options(id="a", in_transaction=caller.connection), "b")
     await caller.commit()
     assert await ids(await database.storage()) == ["a"]
 
@@ -544,13 +572,13 @@ async def test_two_transactions_with_one_id(database: Database, caller: Caller) 
         await caller.begin()
         await caller.execute("SELECT * FROM orders")
         await rival.begin()
-        await greet.start("a", id="one", in_transaction=rival.connection)
-        same = asyncio.create_task(settled(greet.start("a", id="one", in_transaction=caller.connection)))
+        await start(greet.options(id="one", in_transaction=rival.connection), "a")
+        same = asyncio.create_task(start(greet.options(id="one", in_transaction=caller.connection), "a"))
         await blocked(database)
         await rival.commit()
         assert (await same).id == "one"
         with pytest.raises(InstanceExistsError):
-            await greet.start("b", id="one", in_transaction=caller.connection)
+            await start(greet.options(id="one", in_transaction=caller.connection), "b")
         await caller.execute("INSERT INTO orders (name) VALUES ('a')")
         await caller.commit()
     storage = await database.storage()
@@ -563,9 +591,9 @@ async def test_a_start_that_is_given_up_leaves_nothing(database: Database, calle
     """It is cancelled while it waits for the definition that another transaction writes; the transaction goes on."""
     async with with_asyncpg(database.url) as rival:
         await rival.begin()
-        await greet.start("a", in_transaction=rival.connection)
+        await start(greet.options(in_transaction=rival.connection), "a")
         await caller.begin()
-        task = asyncio.create_task(settled(greet.start("a", id="one", after=SOON, in_transaction=caller.connection)))
+        task = asyncio.create_task(start(greet.options(id="one", after=SOON, in_transaction=caller.connection), "a"))
         await blocked(database)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -583,7 +611,7 @@ async def test_a_first_start_in_an_open_transaction_stalls_nobody(database: Data
     """Nobody waits for a definition that it wrote: the app has written them all."""
     async with App(database.url):
         await caller.begin()
-        first = await greet.start("a", in_transaction=caller.connection)
+        first = await start(greet.options(in_transaction=caller.connection), "a")
         assert await (await greet.start("b")).result(SOON) == "hello b"
         assert await (await other.start("c")).result(SOON) == "c"
         await caller.commit()
@@ -593,7 +621,7 @@ async def test_a_first_start_in_an_open_transaction_stalls_nobody(database: Data
 @each(["asyncpg", "aiomysql"])
 async def test_an_app_opens_beside_a_transaction_with_a_first_start(database: Database, caller: Caller) -> None:
     await caller.begin()
-    first = await greet.start("a", in_transaction=caller.connection)
+    first = await start(greet.options(in_transaction=caller.connection), "a")
     async with asyncio.timeout(10), App(database.url):
         await caller.commit()
         assert await first.result(SOON) == "hello a"
@@ -616,10 +644,10 @@ async def test_first_starts_of_two_workflows_do_not_wait_for_each_other(database
     """On MySQL in its own isolation level, where a look for a definition that is not there locks the gap."""
     async with with_aiomysql(database.url) as rival:
         await caller.begin()
-        await greet.start("a", in_transaction=caller.connection)
+        await start(greet.options(in_transaction=caller.connection), "a")
         await rival.begin()
         async with asyncio.timeout(10):
-            await other.start("a", in_transaction=rival.connection)
+            await start(other.options(in_transaction=rival.connection), "a")
         await rival.commit()
         await caller.commit()
     assert len(await ids(await database.storage())) == 2
@@ -631,9 +659,9 @@ async def test_what_fails_leaves_the_transaction_as_it_was(database: Database, c
     await caller.begin()
     await caller.execute("SET LOCAL search_path = pg_catalog")
     with pytest.raises(Exception, match="workflow_instances"):
-        await greet.start("a", id="a", in_transaction=caller.connection)
+        await start(greet.options(id="a", in_transaction=caller.connection), "a")
     await caller.execute("SET LOCAL search_path = public")
-    await greet.start("a", id="a", in_transaction=caller.connection)
+    await start(greet.options(id="a", in_transaction=caller.connection), "a")
     await caller.commit()
     assert await ids(await database.storage()) == ["a"]
 
@@ -643,7 +671,7 @@ async def test_autocommit_of_sqlalchemy_is_no_transaction(database: Database, ca
     caller.connection.execution_options(isolation_level="AUTOCOMMIT")
     await caller.begin()
     with pytest.raises(TransactionError, match="AUTOCOMMIT"):
-        await greet.start("a", in_transaction=caller.connection)
+        await start(greet.options(in_transaction=caller.connection), "a")
     assert await ids(await database.storage()) == []
 
 
@@ -651,9 +679,9 @@ async def test_autocommit_of_sqlalchemy_is_no_transaction(database: Database, ca
 async def test_without_autocommit_mysql_is_always_in_a_transaction(database: Database, caller: Caller) -> None:
     """It begins with whatever comes first, and be it the start."""
     await settled(caller.connection.autocommit(False))
-    await greet.start("a", id="undone", in_transaction=caller.connection)
+    await start(greet.options(id="undone", in_transaction=caller.connection), "a")
     await caller.rollback()
-    await greet.start("a", id="kept", in_transaction=caller.connection)
+    await start(greet.options(id="kept", in_transaction=caller.connection), "a")
     assert await ids(await database.storage()) == []
     await caller.commit()
     assert await ids(await database.storage()) == ["kept"]
@@ -662,9 +690,9 @@ async def test_without_autocommit_mysql_is_always_in_a_transaction(database: Dat
 @each(["sqlite3", "pymysql"])
 async def test_a_caller_may_be_in_a_savepoint_of_its_own(database: Database, caller: Caller) -> None:
     await caller.begin()
-    await greet.start("a", id="kept", in_transaction=caller.connection)
+    await start(greet.options(id="kept", in_transaction=caller.connection), "a")
     await caller.execute("SAVEPOINT mine")
-    await greet.start("a", id="undone", in_transaction=caller.connection)
+    await start(greet.options(id="undone", in_transaction=caller.connection), "a")
     await caller.execute("ROLLBACK TO SAVEPOINT mine")
     await caller.commit()
     assert await ids(await database.storage()) == ["kept"]
@@ -672,7 +700,7 @@ async def test_a_caller_may_be_in_a_savepoint_of_its_own(database: Database, cal
 
 @activity(transactional=True)
 async def start_within(kind: Literal["native", "sqlalchemy"], fails: bool) -> str:
-    handle: Handle[str] = await greet.start("a", id="inner", timeout=SOON, in_transaction=connection(kind))
+    handle: Handle[str] = await start(greet.options(id="inner", timeout=SOON, in_transaction=connection(kind)), "a")
     if fails:
         raise TerminalError("no")
     return handle.id
@@ -681,7 +709,7 @@ async def start_within(kind: Literal["native", "sqlalchemy"], fails: bool) -> st
 @activity(transactional=True)
 def start_plainly(kind: Literal["native", "sqlalchemy"], fails: bool) -> str:
     for _ in range(2):
-        handle: Handle[str] = greet.start("a", id="inner", timeout=SOON, in_transaction=connection(kind))
+        handle: Handle[str] = greet.options(id="inner", timeout=SOON, in_transaction=connection(kind)).start_sync("a")
     if fails:
         raise TerminalError("no")
     return handle.id
@@ -699,7 +727,9 @@ async def nested(plain: bool, kind: Literal["native", "sqlalchemy"], fails: bool
 @pytest.mark.parametrize("plain", [False, True])
 @pytest.mark.parametrize("kind", ["native", "sqlalchemy"])
 @pytest.mark.parametrize("fails", [False, True])
-async def test_in_a_transactional_activity(database: Database, plain: bool, kind: str, fails: bool) -> None:
+async def test_in_a_transactional_activity(
+    database: Database, plain: bool, kind: Literal["native", "sqlalchemy"], fails: bool
+) -> None:
     """Its connection is one as any other, in all its forms."""
     async with App(database.url) as app:
         outer = await nested.start(plain, kind, fails)
@@ -707,11 +737,6 @@ async def test_in_a_transactional_activity(database: Database, plain: bool, kind
         if not fails:
             assert await app.get("inner").result(SOON) == "hello a"
     assert ("inner" in await ids(await database.storage())) is not fails
-
-
-def check_types(connection: sqlite3.Connection, awaited: aiosqlite.Connection) -> tuple[str, Awaitable[object]]:
-    """Nothing to run: mypy knows what must be awaited."""
-    return greet.start("a", in_transaction=connection).id, greet.start("a", in_transaction=awaited)
 
 
 @workflow(name="in_transaction.loop")
@@ -725,10 +750,10 @@ async def again(number: int) -> str:
 async def test_a_run_that_has_recurred_is_the_one_that_it_began_as(database: Database, caller: Caller) -> None:
     """B2."""
     async with App(database.url):
-        assert await (await again.start(1, id="loop")).result(SOON) == "done"
+        assert await (await again.options(id="loop").start(1)).result(SOON) == "done"
     await caller.begin()
-    assert (await again.start(1, id="loop", in_transaction=caller.connection)).id == "loop"
-    assert (await again.start(3, id="loop", in_transaction=caller.connection)).id == "loop"
+    assert (await start(again.options(id="loop", in_transaction=caller.connection), 1)).id == "loop"
+    assert (await start(again.options(id="loop", in_transaction=caller.connection), 3)).id == "loop"
     with pytest.raises(InstanceExistsError):
-        await again.start(7, id="loop", in_transaction=caller.connection)
+        await start(again.options(id="loop", in_transaction=caller.connection), 7)
     await caller.rollback()

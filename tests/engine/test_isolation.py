@@ -33,7 +33,7 @@ from perdure.errors import InstanceExistsError, LimitError
 from perdure.storage.stores import shift_clock
 from tests.conftest import BackendDatabase
 from tests.engine.waiting import until, waiting
-from tests.storages import Database
+from tests.storages import Database, rooms
 
 gates: dict[str, asyncio.Event] = {}
 
@@ -121,7 +121,7 @@ async def test_reserved_names_are_refused_in_a_body(memory: Database) -> None:
 async def test_a_childs_end_cannot_be_forged(database: Database) -> None:
     """B4."""
     async with App(database.url) as app:
-        handle = await parent.start("right", id="P")
+        handle = await parent.options(id="P").start("right")
         await until(lambda: "right" in gates)
         forged = {"status": "completed", "output": "forged"}
         for send in PUBLIC.values():
@@ -148,8 +148,8 @@ async def receiver(channel: str, mode: str) -> list[Any]:
 async def test_a_public_message_is_never_one_to_a_single_run(database: Database) -> None:
     """B4: `publish("approved:T")` passed as an event sent to T."""
     async with App(database.url) as app:
-        handle = await waiter.start("approved", id="T")
-        other = await receiver.start("orders", "direct", id="R")
+        handle = await waiter.options(id="T").start("approved")
+        other = await receiver.options(id="R").start("orders", "direct")
         await waiting(app, "T", "R")
         await app.publish("approved:T", "published")
         await app.send_event("approved:T", "sent")
@@ -184,8 +184,8 @@ async def test_the_same_event_id_with_another_type_or_receiver_is_another_event(
 ) -> None:
     """A10: the second was dropped silently."""
     async with App(database.url) as app:
-        handle = await collector.start(id="C")
-        others = [await waiter.start("order.paid", id=each) for each in ("A", "B")]
+        handle = await collector.options(id="C").start()
+        others = [await waiter.options(id=each).start("order.paid") for each in ("A", "B")]
         await waiting(app, "C", "A", "B")
         for _ in range(2):  # the same again is stored once
             for to in ("A", "B"):
@@ -203,7 +203,7 @@ async def test_the_same_event_id_with_another_type_or_receiver_is_another_event(
 async def test_an_event_cannot_take_the_place_of_a_childs_end(database: Database) -> None:
     """A10, B4: the end of a child has an id and a source too, which are easy to guess."""
     async with App(database.url) as app:
-        handle = await parent.start("right", id="P")
+        handle = await parent.options(id="P").start("right")
         await until(lambda: "right" in gates)
         await app.send_event("isolation.any", {}, id="P/1:end", source="perdure")
         gates["right"].set()
@@ -228,10 +228,10 @@ async def test_the_same_id_for_another_event_of_the_outbox_is_refused(memory: Da
 async def test_colons_in_public_names_work(memory: Database, name: str) -> None:
     async with App(memory.url) as app:
         runs = [
-            await waiter.start(name, id="T:1"),
-            await waiter.start(name, id="T"),
-            await receiver.start(name, "broadcast", id="R"),
-            await receiver.start(name, "direct", id="R:1"),
+            await waiter.options(id="T:1").start(name),
+            await waiter.options(id="T").start(name),
+            await receiver.options(id="R").start(name, "broadcast"),
+            await receiver.options(id="R:1").start(name, "direct"),
         ]
         await waiting(app, "T:1", "T", "R", "R:1")
         await app.send_event(name, "first", to="T:1")
@@ -249,7 +249,7 @@ async def typed(kind: str) -> str:
 
 async def test_an_event_has_the_type_it_was_sent_with(memory: Database) -> None:
     async with App(memory.url) as app:
-        handle = await typed.start("com.example:paid", id="T")
+        handle = await typed.options(id="T").start("com.example:paid")
         await waiting(app, "T")
         await app.send_event("com.example:paid", 1)
         assert await handle.result(20) == "com.example:paid"
@@ -269,7 +269,7 @@ async def test_ids_that_the_engine_makes_are_refused(memory: Database, id: str) 
     """B1, B4."""
     async with App(memory.url):
         with pytest.raises(LimitError, match="is reserved"):
-            await child.start("a", id=id)
+            await child.options(id=id).start("a")
 
 
 @pytest.mark.parametrize("id", ["order~", "order~rest", "a/1", "a:1", "a@b", "x~r", "x~1a"])
@@ -277,7 +277,7 @@ async def test_other_ids_are_the_users_own(memory: Database, id: str) -> None:
     async with App(memory.url):
         gates["a"] = asyncio.Event()
         gates["a"].set()
-        assert await (await child.start("a", id=id)).result(20) == "a"
+        assert await (await child.options(id=id).start("a")).result(20) == "a"
 
 
 # Ids that are taken.
@@ -288,8 +288,8 @@ async def test_a_users_run_with_a_childs_id_is_not_in_its_way(database: Database
     async with App(database.url) as app:
         for name in ("mine", "theirs"):
             gates.setdefault(name, asyncio.Event()).set()
-        assert await (await child.start("mine", id="P/1")).result(20) == "mine"
-        handle = await parent.start("theirs", id="P")
+        assert await (await child.options(id="P/1").start("mine")).result(20) == "mine"
+        handle = await parent.options(id="P").start("theirs")
         assert await handle.result(20) == "theirs"
         assert [row.event_data async for row in handle.history() if row.activity_id == "1:child"] == [b'"P/1~c1"']
         assert await app.get("P/1").result(20) == "mine"
@@ -301,10 +301,10 @@ async def test_children_of_an_earlier_run_with_the_parents_id_are_not_in_the_way
     async with App(database.url) as app:
         for name in ("first", "second"):
             gates.setdefault(name, asyncio.Event()).set()
-        assert await (await parent.start("first", id="P")).result(20) == "first"
+        assert await (await parent.options(id="P").start("first")).result(20) == "first"
         await app._storage.db().execute("DELETE FROM workflow_history WHERE instance_id = 'P'")
         await app._storage.db().execute("DELETE FROM workflow_instances WHERE instance_id = 'P'")
-        assert await (await parent.start("second", id="P")).result(20) == "second"
+        assert await (await parent.options(id="P").start("second")).result(20) == "second"
 
 
 @workflow(name="isolation.failing")
@@ -317,7 +317,7 @@ async def test_a_run_is_tried_again_under_its_own_id(database: Database) -> None
     async with App(database.url) as app:
         for id, expected in (("X~rest", "X~rest~r1"), ("X", "X~r1")):
             with pytest.raises(WorkflowFailedError):
-                await (await failing.start(id=id)).result(20)
+                await (await failing.options(id=id).start()).result(20)
             again = await app.retry(id)
             assert again.id == expected
             with pytest.raises(WorkflowFailedError):
@@ -342,7 +342,7 @@ async def test_a_run_of_another_workflow_with_a_ticks_id_is_not_in_its_way(
     assert yearly.schedule is not None
     id = tick_id(yearly.name, yearly.schedule.last_before(datetime.now(UTC)))
     async with Client(shared.url):
-        await failing.start(id=id)
+        await failing.options(id=id).start()
     async with App(shared.url, workflows=[yearly]) as app:
 
         async def is_there() -> bool:
@@ -365,15 +365,15 @@ async def forever(number: int) -> None:
 async def test_the_same_start_after_recur_is_the_same_run(database: Database) -> None:
     """B2: "make sure it runs" at boot worked once."""
     async with App(database.url) as app:
-        handle = await forever.start(1, id="F")
+        handle = await forever.options(id="F").start(1)
         await waiting(app, "F")
         for number in (1, 3):  # what it began with, and what it has now
-            assert (await forever.start(number, id="F")).id == handle.id
+            assert (await forever.options(id="F").start(number)).id == handle.id
         with pytest.raises(InstanceExistsError):
-            await forever.start(7, id="F")
+            await forever.options(id="F").start(7)
         with pytest.raises(InstanceExistsError):
-            await forever.start(1, id="F", if_exists="error")
-        shift_clock(app._storage, timedelta(days=2))
+            await forever.options(id="F", if_exists="error").start(1)
+        shift_clock(rooms(app), timedelta(days=2))
         await app.sweep(Retention(finished=timedelta(days=1)))
-        shift_clock(app._storage, timedelta(0))
-        assert (await forever.start(1, id="F")).id == handle.id  # when the first generation is gone
+        shift_clock(rooms(app), timedelta(0))
+        assert (await forever.options(id="F").start(1)).id == handle.id  # when the first generation is gone

@@ -39,13 +39,13 @@ async def test_a_worker_keeps_what_it_took_over(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/perdure.db"
     async with Client(url), Crew(WorkerSpec(url, str(tmp_path)), random.Random(SEED)) as crew:
         GATES.folder = tmp_path
-        first = await detained.start(["gate"], "alone", id="first")
+        first = await detained.options(id="first").start(["gate"], "alone")
         killed = await crew.hire()
         await crew.seen(lambda line: line.step == "2:held", "the first run to be inside")
         await crew.kill(killed)
         heir = await crew.hire()
         await crew.seen(lambda line: (line.pid, line.step) == (heir, "2:held"), "the first run to be inside again")
-        second = await detained.start(["gate"], "alone", id="second")
+        second = await detained.options(id="second").start(["gate"], "alone")
         await crew.seen(lambda line: (line.run, line.step) == ("second", "2:held"), "the second run to be inside")
         rows = [await handle.describe() for handle in (first, second)]
 

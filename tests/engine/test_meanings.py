@@ -34,7 +34,7 @@ from perdure import (
 from perdure.engine import driven, starting
 from perdure.storage.stores import shift_clock
 from tests.engine.waiting import status_of, until, waiting
-from tests.storages import Database
+from tests.storages import Database, rooms
 
 SOON = timedelta(seconds=20)
 DAY = timedelta(days=1)
@@ -73,13 +73,13 @@ def test_meaning_same_id_twice_generated_ids_are_time_ordered(monkeypatch: pytes
 
 async def test_meaning_same_id_twice_after_retention_the_id_is_free(database: Database) -> None:
     async with App(database.url) as app:
-        assert await (await noter.start("first", id="same")).result(SOON) == "first"
+        assert await (await noter.options(id="same").start("first")).result(SOON) == "first"
         with pytest.raises(errors.InstanceExistsError):
-            await noter.start("second", id="same")
-        shift_clock(app._storage, 2 * DAY)
+            await noter.options(id="same").start("second")
+        shift_clock(rooms(app), 2 * DAY)
         assert (await app.sweep(Retention(finished=DAY))).finished == 1
-        shift_clock(app._storage, timedelta(0))
-        assert await (await noter.start("second", id="same")).result(SOON) == "second"
+        shift_clock(rooms(app), timedelta(0))
+        assert await (await noter.options(id="same").start("second")).result(SOON) == "second"
 
 
 # Errors.
@@ -229,7 +229,7 @@ async def test_meaning_cancel_of_an_undo_does_not_hold_up_the_shutdown(
     monkeypatch.setattr(driven, "STUBBORN_SEC", 0.1)
     gates["forever"] = asyncio.Event()
     async with asyncio.timeout(20):
-        async with App(database.url, grace=timedelta(seconds=0.1)):
+        async with App(database.url, drain_timeout=timedelta(seconds=0.1)):
             await stubborn.start()
             await until(lambda: done == ["undo"])
     gates["forever"].set()

@@ -27,7 +27,7 @@ from perdure.model.records import WorkflowInstance
 from perdure.storage.stores import Rooms
 from tests.engine.bodies import version
 from tests.engine.waiting import until, waiting
-from tests.storages import Database
+from tests.storages import Database, rooms
 
 SOON = timedelta(seconds=30)
 SHORT = timedelta(seconds=1)
@@ -139,14 +139,14 @@ async def test_w51_nothing_is_locked_after_a_shutdown_and_what_finished_is_recor
 
 async def test_w5_a_message_sent_while_a_run_is_about_to_wait_is_not_lost(database: Database) -> None:
     async with App(database.url) as app:
-        handles = await asyncio.gather(*(waits_for.start("ready", id=f"w{n}") for n in range(30)))
+        handles = await asyncio.gather(*(waits_for.options(id=f"w{n}").start("ready") for n in range(30)))
         await asyncio.gather(*(app.send_event("ready", n, to=f"w{n}") for n in range(30)))
         assert await asyncio.gather(*(handle.result(SOON) for handle in handles)) == list(range(30))
 
 
 async def test_w6_many_publishers_at_once_and_no_message_is_skipped(database: Database) -> None:
     async with App(database.url) as app:
-        handles = [await listening.start("news", 30, id=f"l{n}") for n in range(3)]
+        handles = [await listening.options(id=f"l{n}").start("news", 30) for n in range(3)]
         await waiting(app, *(handle.id for handle in handles))
         await asyncio.gather(*(app.publish("news", number) for number in range(30)))
         found = [await handle.result(SOON) for handle in handles]
@@ -156,7 +156,7 @@ async def test_w6_many_publishers_at_once_and_no_message_is_skipped(database: Da
 
 async def test_w9_a_message_of_another_process_wakes_its_receiver(shared: Database) -> None:
     async with App(shared.url) as app:
-        handle = await waits_for.start("call", id="a")
+        handle = await waits_for.options(id="a").start("call")
         await waiting(app, "a")
         async with Client(shared.url) as other:
             sent = time.monotonic()
@@ -167,7 +167,7 @@ async def test_w9_a_message_of_another_process_wakes_its_receiver(shared: Databa
 
 async def test_w16_a_message_for_a_run_that_has_ended_changes_nothing(database: Database) -> None:
     async with App(database.url) as app:
-        await waits_for.start("once", id="a")
+        await waits_for.options(id="a").start("once")
         await app.send_event("once", 1, to="a")
         assert await app.get("a").result(SOON) == 1
         before = await app.describe("a")
@@ -191,19 +191,19 @@ async def sending() -> str:
 
 
 async def test_w19_no_side_effect_is_repeated_by_a_replay(database: Database) -> None:
-    async with App(database.url, resident=0) as app:
-        handle = await sending.start(id="a")
+    async with App(database.url, max_cached_runs=0) as app:
+        handle = await sending.options(id="a").start()
         await waiting(app, "a")
         await app.send_event("first", None, to="a")
         await app.send_event("second", None, to="a")
         assert await handle.result(SOON) == "done"
-        assert [await messages(app._storage, each) for each in ("out", "mail:somebody", "told")] == [2, 1, 1]
+        assert [await messages(rooms(app), each) for each in ("out", "mail:somebody", "told")] == [2, 1, 1]
 
 
 async def test_w22_an_event_sent_to_one_run_is_seen_by_no_other(database: Database) -> None:
     async with App(database.url) as app:
-        await waits_for.start("for.one", id="a")
-        await waits_for.start("for.one", id="b")
+        await waits_for.options(id="a").start("for.one")
+        await waits_for.options(id="b").start("for.one")
         await waiting(app, "a", "b")
         await app.send_event("for.one", "a's", to="a")
         assert await app.get("a").result(SOON) == "a's"
@@ -221,8 +221,8 @@ async def anything(count: int) -> list[str]:
 
 
 async def test_w41_bytes_lists_and_scalars_arrive_as_they_are_and_poison_no_replay(database: Database) -> None:
-    async with App(database.url, resident=0) as app:
-        await anything.start(5, id="a")
+    async with App(database.url, max_cached_runs=0) as app:
+        await anything.options(id="a").start(5)
         await waiting(app, "a")
         await app._storage.publish_to_channel("mixed", b"\x00\xff{", binary=True)
         for data in ([1, 2], 7, None, "text"):
@@ -239,7 +239,7 @@ async def stamped() -> datetime | None:
 
 async def test_w49_a_message_says_when_it_was_published(database: Database) -> None:
     async with App(database.url) as app:
-        await stamped.start(id="a")
+        await stamped.options(id="a").start()
         await waiting(app, "a")
         await app.publish("stamps", 1)
         found = await app.get("a").result(SOON)
@@ -261,7 +261,7 @@ async def test_w39_activities_that_send_do_not_wait_for_each_others_connections(
     async with App(shared.url) as app:
         handles = await asyncio.gather(*(shouted.start(n) for n in range(60)))
         assert await asyncio.gather(*(handle.result(SOON) for handle in handles)) == list(range(60))
-        assert await messages(app._storage, "shouts") == 60
+        assert await messages(rooms(app), "shouts") == 60
 
 
 # Timers.
@@ -270,7 +270,7 @@ async def test_w39_activities_that_send_do_not_wait_for_each_others_connections(
 async def _slept(database: Database) -> None:
     """A run whose timer is due, and no worker anywhere."""
     async with App(database.url, workflows=[sleeping]) as app:
-        await sleeping.start(1.1, id="a")
+        await sleeping.options(id="a").start(1.1)
         await waiting(app, "a")
     storage = await database.storage()
 
@@ -344,7 +344,7 @@ async def test_w47_changed_code_is_run_by_no_way_of_resuming(shared: Database) -
     """Neither by a timer, nor by a lease that ran out, nor by looking again."""
     old, new = (version(function, "pitfalls.versions") for function in (_before, _after))
     async with App(shared.url, workflows=[old]) as app:
-        await old.start(id="a")
+        await old.options(id="a").start()
         await waiting(app, "a")
     async with App(shared.url, workflows=[new], lease=SHORT) as app:
 
@@ -383,8 +383,8 @@ async def typed() -> list[Any]:
 
 
 async def test_w50_results_have_their_types_after_a_suspension(database: Database) -> None:
-    async with App(database.url, resident=0) as app:
-        await typed.start(id="a")
+    async with App(database.url, max_cached_runs=0) as app:
+        await typed.options(id="a").start()
         await waiting(app, "a")
         await app.send_event("go", None)
         assert await app.get("a").result(SOON) == ["Receipt", 5.5, "int"]
@@ -393,9 +393,9 @@ async def test_w50_results_have_their_types_after_a_suspension(database: Databas
 
 async def test_w14_a_finished_run_is_never_taken_up_again(database: Database) -> None:
     async with App(database.url) as app:
-        assert await (await simple.start("once", id="a")).result(SOON) == "once"
+        assert await (await simple.options(id="a").start("once")).result(SOON) == "once"
         assert await app._storage.acquire_locks(["a"], "anybody", 5) == [None]
         app._worker._wake.set()
-        assert await (await simple.start("twice", id="b")).result(SOON) == "twice"
-        assert await (await simple.start("once", id="a")).result(SOON) == "once"
+        assert await (await simple.options(id="b").start("twice")).result(SOON) == "twice"
+        assert await (await simple.options(id="a").start("once")).result(SOON) == "once"
     assert seen == ["once", "twice"]

@@ -48,13 +48,13 @@ from perdure.storage.stores import Rooms
 from tests.conftest import BackendDatabase
 from tests.engine.bodies import version
 from tests.engine.waiting import until, waiting
-from tests.storages import Database
+from tests.storages import Database, rooms
 
 ROOT = Path(__file__).parents[2]
 SOON = timedelta(seconds=30)
 SHORT = timedelta(seconds=1)
-LONG = Retry(attempts=3, first=timedelta(seconds=1.3), factor=1, jitter=0)
-BRIEF = Retry(attempts=3, first=timedelta(seconds=0.9), factor=1, jitter=0)
+LONG = Retry(attempts=3, initial=timedelta(seconds=1.3), factor=1, jitter=0)
+BRIEF = Retry(attempts=3, initial=timedelta(seconds=0.9), factor=1, jitter=0)
 
 seen: list[Any] = []
 gates: dict[str, asyncio.Event] = defaultdict(asyncio.Event)
@@ -153,18 +153,18 @@ async def retried_soon() -> int:
 
 
 async def test_p1_a_recorded_activity_never_runs_again(shared: Database) -> None:
-    async with App(shared.url, resident=0) as app:
-        await approved.start("once", id="a")
+    async with App(shared.url, max_cached_runs=0) as app:
+        await approved.options(id="a").start("once")
         assert await waiting(app, "a") is WorkflowStatus.WAITING_FOR_MESSAGE
-    async with App(shared.url, resident=0) as app:
+    async with App(shared.url, max_cached_runs=0) as app:
         await app.send_event("go", "on")
         assert await app.get("a").result(SOON) == "once on after"
     assert seen == ["once", "after"]
 
 
 async def test_p1_an_interrupted_activity_runs_again_under_the_same_key(shared: Database) -> None:
-    async with App(shared.url, grace=timedelta(0)) as app:
-        await two_gates.start("one", "two", id="a")
+    async with App(shared.url, drain_timeout=timedelta(0)) as app:
+        await two_gates.options(id="a").start("one", "two")
         await until(entered("one"))
     let("one", "two")
     async with App(shared.url) as app:
@@ -175,7 +175,7 @@ async def test_p1_an_interrupted_activity_runs_again_under_the_same_key(shared: 
 
 async def test_p1_attempts_are_counted_across_workers_and_a_long_back_off_frees_them(shared: Database) -> None:
     async with App(shared.url) as app:
-        await retried_late.start(id="a")
+        await retried_late.options(id="a").start()
         assert await waiting(app, "a") is WorkflowStatus.WAITING_FOR_TIMER
         assert (await app.describe("a")).locked_by is None
         assert await rows(app, "a") == ["1:late#1"]
@@ -187,7 +187,7 @@ async def test_p1_attempts_are_counted_across_workers_and_a_long_back_off_frees_
 
 async def test_p1_an_attempt_before_a_short_back_off_is_counted_as_well(shared: Database) -> None:
     async with App(shared.url) as app:
-        await retried_soon.start(id="a")
+        await retried_soon.options(id="a").start()
 
         async def recorded() -> bool:
             return await rows(app, "a") == ["1:soon#1"]
@@ -200,7 +200,7 @@ async def test_p1_an_attempt_before_a_short_back_off_is_counted_as_well(shared: 
 
 
 def test_p1_the_back_off_grows_and_varies() -> None:
-    retry = Retry(attempts=9, first=timedelta(seconds=1), longest=timedelta(seconds=20))
+    retry = Retry(attempts=9, initial=timedelta(seconds=1), maximum=timedelta(seconds=20))
     pauses = [retry.pause(attempt, ValueError()) or 0 for attempt in range(1, 9)]
     assert all(2 ** (n - 1) * 0.8 <= pause <= 2 ** (n - 1) for n, pause in enumerate(pauses[:5], 1))
     assert all(16 <= pause <= 20 for pause in pauses[5:])
@@ -256,9 +256,9 @@ async def test_p2_an_activity_that_blocks_the_loop_loses_no_lease(shared: Databa
 
 
 async def test_p2_no_activity_starts_after_the_local_deadline(database: Database) -> None:
-    async with App(database.url, resident=0) as app:
+    async with App(database.url, max_cached_runs=0) as app:
         gates["two"].set()
-        await two_gates.start("one", "two", id="a")
+        await two_gates.options(id="a").start("one", "two")
         await until(entered("one"))
         app._worker._runs["a"].deadline = time.monotonic()
         gates["one"].set()
@@ -298,10 +298,10 @@ async def test_p2_the_local_deadline_is_counted_from_before_the_renewal(
 
 
 async def test_p2_a_lost_lease_ends_the_runs_tasks_and_the_loser_writes_nothing(database: Database) -> None:
-    async with App(database.url, lease=SHORT, resident=0) as app:
-        await two_gates.start("one", "two", id="a")
+    async with App(database.url, lease=SHORT, max_cached_runs=0) as app:
+        await two_gates.options(id="a").start("one", "two")
         await until(entered("one"))
-        lease = await steal(app._storage, "a")
+        lease = await steal(rooms(app), "a")
         await until(entered("one cancelled"), 2)
         await until(lambda: "a" not in app._worker._driven)
         assert await rows(app, "a") == []
@@ -314,11 +314,11 @@ async def test_p2_a_lost_lease_ends_the_runs_tasks_and_the_loser_writes_nothing(
 
 async def test_p2_a_worker_cut_off_learns_it_from_its_refused_write(database: Database) -> None:
     """The heartbeat did not tell it yet: what its activity found is dropped, what the other recorded counts."""
-    async with App(database.url, resident=0) as app:
+    async with App(database.url, max_cached_runs=0) as app:
         gates["two"].set()
-        await two_gates.start("one", "two", id="a")
+        await two_gates.options(id="a").start("one", "two")
         await until(entered("one"))
-        lease = await steal(app._storage, "a")
+        lease = await steal(rooms(app), "a")
         gates["one"].set()
         await until(lambda: "a" not in app._worker._runs)
         assert await rows(app, "a") == []
@@ -348,7 +348,7 @@ async def crashing() -> str:
 
 async def _crash(url: str) -> None:
     async with App(url, lease=SHORT):
-        await (await crashing.start(id="a")).result()
+        await (await crashing.options(id="a").start()).result()
 
 
 async def test_p3_a_killed_process_loses_nothing_and_costs_a_lease(shared: Database) -> None:
@@ -368,7 +368,7 @@ async def test_p3_a_killed_process_loses_nothing_and_costs_a_lease(shared: Datab
 # 4. No doubles on replay.
 
 
-@activity(retry=Retry(attempts=2, first=timedelta(milliseconds=1)))
+@activity(retry=Retry(attempts=2, initial=timedelta(milliseconds=1)))
 async def announcing(good_from: int) -> int:
     attempt = activity_info().attempt
     await publish("told", attempt)
@@ -415,7 +415,7 @@ async def test_p4_what_an_activity_sends_commits_with_its_result(database: Datab
     async with App(database.url) as app:
         assert await (await announced.start(2)).result(SOON) == 2
         for channel in ("told", "told.event", "told.direct:listener"):
-            assert await _told(app._storage, channel) == [b"2"], channel
+            assert await _told(rooms(app), channel) == [b"2"], channel
 
 
 async def test_p4_an_activity_that_fails_sends_nothing(database: Database) -> None:
@@ -423,7 +423,7 @@ async def test_p4_an_activity_that_fails_sends_nothing(database: Database) -> No
         with pytest.raises(WorkflowFailedError):
             await (await announced.start(9)).result(SOON)
         for channel in ("told", "told.event", "told.direct:listener"):
-            assert await _told(app._storage, channel) == [], channel
+            assert await _told(rooms(app), channel) == [], channel
 
 
 async def test_p4_waits_in_an_activity_are_refused(database: Database) -> None:
@@ -434,12 +434,12 @@ async def test_p4_waits_in_an_activity_are_refused(database: Database) -> None:
 
 
 async def test_p4_a_body_publishes_once_however_often_it_is_replayed(database: Database) -> None:
-    async with App(database.url, resident=0) as app:
-        await publishing.start(id="a")
+    async with App(database.url, max_cached_runs=0) as app:
+        await publishing.options(id="a").start()
         assert await waiting(app, "a") is WorkflowStatus.WAITING_FOR_MESSAGE
         await app.send_event("go", None)
         assert await app.get("a").result(SOON) == "done"
-        assert await _told(app._storage, "told") == [b'"from the body"']
+        assert await _told(rooms(app), "told") == [b'"from the body"']
 
 
 # 5. Waiting is a row.
@@ -480,8 +480,8 @@ async def tidy() -> str:
 
 @pytest.mark.parametrize("resident", [0, 100])
 async def test_p5_of_several_waits_each_is_served_when_it_comes(database: Database, resident: int) -> None:
-    async with App(database.url, resident=resident) as app:
-        handle = await several.start(id="a")
+    async with App(database.url, max_cached_runs=resident) as app:
+        handle = await several.options(id="a").start()
         await waiting(app, "a")
         await app.publish("right", 1)
 
@@ -510,8 +510,8 @@ async def impatient() -> str:
 
 
 async def test_p5_the_time_of_a_wait_beside_a_working_branch_outlives_its_worker(shared: Database) -> None:
-    async with App(shared.url, grace=timedelta(0)) as app:
-        handle = await impatient.start(id="impatient")
+    async with App(shared.url, drain_timeout=timedelta(0)) as app:
+        handle = await impatient.options(id="impatient").start()
 
         async def noted() -> bool:
             return any(id.startswith("~until:") for id in await rows(app, "impatient"))
@@ -525,11 +525,11 @@ async def test_p5_the_time_of_a_wait_beside_a_working_branch_outlives_its_worker
 
 @pytest.mark.parametrize("resident", [0, 100])
 async def test_p5_a_body_put_away_has_no_durable_effect(shared: Database, resident: int) -> None:
-    async with App(shared.url, resident=resident) as app:
-        await tidy.start(id="a")
+    async with App(shared.url, max_cached_runs=resident) as app:
+        await tidy.options(id="a").start()
         await waiting(app, "a")
     assert seen == ["CancelledError", "RunEvicted"]
-    async with App(shared.url, resident=resident) as app:
+    async with App(shared.url, max_cached_runs=resident) as app:
         assert await rows(app, "a") == []
         await app.send_event("go", None, to="a")
         assert await app.get("a").result(SOON) == "done"
@@ -539,7 +539,7 @@ async def test_p5_a_body_put_away_has_no_durable_effect(shared: Database, reside
 async def test_p5_a_copy_in_memory_that_another_worker_overtook_catches_up(shared: Database) -> None:
     """Parked here, driven on by a second app to its next wait, and taken up here again with the rows in between."""
     async with App(shared.url) as here:
-        await several.start(id="a")
+        await several.options(id="a").start()
         await waiting(here, "a")
         parked = here._worker._parked["a"]
         here._worker._slots.most = 0  # takes nothing for a while
@@ -576,7 +576,7 @@ async def looking_back() -> list[int]:
 
 async def test_p6_an_activity_starts_when_all_before_it_is_stored(database: Database) -> None:
     async with App(database.url) as app:
-        gates_storage[:] = [app._storage if database.backend == "memory" else await database.storage()]
+        gates_storage[:] = [rooms(app) if database.backend == "memory" else await database.storage()]
         for run in [await looking_back.start() for _ in range(20)]:
             first, left, right, *rest = await run.result(SOON)
             assert first == 0
@@ -682,7 +682,7 @@ async def test_p8_an_idle_app_hardly_asks(backend_database: BackendDatabase, mon
         databases = [await stack.enter_async_context(backend_database(backend)) for backend in limits]
         for database in databases:
             app = await stack.enter_async_context(App(database.url))
-            await approved.start("parked", id="a")
+            await approved.options(id="a").start("parked")
             await waiting(app, "a")
         await asyncio.sleep(1)  # the hints of the starts have been followed
         before = [await counted.sent(database) for database in databases]
@@ -699,7 +699,7 @@ async def test_p8_one_query_a_second_covers_all_results_that_are_waited_for(
     shared: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with App(shared.url, workflows=[]), Client(shared.url) as client:
-        handles = [await approved.start("nobody runs it", id=f"a{n}") for n in range(30)]
+        handles = [await approved.options(id=f"a{n}").start("nobody runs it") for n in range(30)]
         asked: list[int] = []
         plain = client._storage.get_instances
 
@@ -739,7 +739,7 @@ async def _stuck(app: App) -> list[str]:
 
 async def test_p9_a_run_of_changed_code_waits_for_code_that_fits(shared: Database) -> None:
     async with App(shared.url, workflows=[_version(changing_before)]) as app:
-        await _version(changing_before).start(id="a")
+        await _version(changing_before).options(id="a").start()
         await waiting(app, "a")
     async with App(shared.url, workflows=[_version(changing_after), approved], lease=SHORT) as app:
         await app.send_event("go", "went on")
@@ -776,7 +776,7 @@ async def test_p9_a_row_that_cannot_be_read_puts_its_run_off(database: Database)
         await app._storage.create_instance(WorkflowInstance("bad", looking_back.name, owner_service="perdure"))
         bad = HistoryEvent("bad", "1:look_back", HistoryEventType.ACTIVITY_COMPLETED, b'"not a number"')
         await app._storage.append_history(bad)
-        good = await approved.start("good", id="good")
+        good = await approved.options(id="good").start("good")
 
         async def is_stuck() -> bool:
             return await _stuck(app) == ["bad"]
@@ -790,7 +790,7 @@ async def test_p9_a_row_that_cannot_be_read_puts_its_run_off(database: Database)
 
 async def test_p9_workflows_that_are_unknown_here_are_left_alone(shared: Database) -> None:
     async with App(shared.url, workflows=[two_gates], lease=SHORT) as app:
-        await approved.start("elsewhere", id="a")
+        await approved.options(id="a").start("elsewhere")
         let("one", "two")
         assert await (await two_gates.start("one", "two")).result(SOON) == ["one", "two"]
         row = await app.describe("a")
@@ -814,7 +814,7 @@ async def test_p9_a_worker_that_died_under_a_run_counts_as_a_try(database: Datab
 
 async def test_p10_a_running_activity_finishes_and_the_next_app_goes_on_at_once(shared: Database) -> None:
     async with App(shared.url) as app:
-        await two_gates.start("one", "two", id="a")
+        await two_gates.options(id="a").start("one", "two")
         await until(entered("one"))
         asyncio.get_running_loop().call_later(0.2, gates["one"].set)
     assert not entered("two")()
@@ -830,8 +830,8 @@ async def test_p10_a_running_activity_finishes_and_the_next_app_goes_on_at_once(
 
 async def test_p10_what_does_not_finish_in_time_is_handed_over_at_once(shared: Database) -> None:
     began = time.monotonic()
-    async with App(shared.url, grace=timedelta(seconds=0.3)):
-        await two_gates.start("one", "two", id="a")
+    async with App(shared.url, drain_timeout=timedelta(seconds=0.3)):
+        await two_gates.options(id="a").start("one", "two")
         await until(entered("one"))
     let("one", "two")
     async with App(shared.url) as app:
@@ -842,8 +842,8 @@ async def test_p10_what_does_not_finish_in_time_is_handed_over_at_once(shared: D
 
 async def test_p10_parked_and_short_sleepers_do_not_hold_the_door(shared: Database) -> None:
     async with App(shared.url) as app:
-        await approved.start("parked", id="a")
-        await retried_late.start(id="b")
+        await approved.options(id="a").start("parked")
+        await retried_late.options(id="b").start()
         await waiting(app, "a")
         await waiting(app, "b")
         began = time.monotonic()
@@ -905,7 +905,7 @@ async def test_many_two_apps_share_200_workflows(shared: Database) -> None:
 
 async def test_long_10000_steps_and_their_replay(shared: Database) -> None:
     count = 10_000
-    async with App(shared.url, resident=0) as app:
+    async with App(shared.url, max_cached_runs=0) as app:
         handle = await steps.start(count)
         await until(lambda: len(seen) == count, 100)
         await waiting(app, handle.id)

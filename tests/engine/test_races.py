@@ -105,7 +105,7 @@ async def rivals(backend: str, opened: BackendDatabase) -> AsyncIterator[tuple[C
     async with AsyncExitStack() as stack:
         database = await stack.enter_async_context(opened(backend))
         for resident in (0, 100):
-            app = App(database.url, workflows=SERVED, lease=timedelta(seconds=5), resident=resident)
+            app = App(database.url, workflows=SERVED, lease=timedelta(seconds=5), max_cached_runs=resident)
             await stack.enter_async_context(app)
         one = await stack.enter_async_context(Client(database.url))
         yield one, await stack.enter_async_context(Client(database.url))

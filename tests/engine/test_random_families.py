@@ -22,7 +22,7 @@ from tests.engine.waiting import until
 
 EXAMPLES = int(os.environ.get("PERDURE_FAMILY_EXAMPLES", "15"))
 BOUND_SEC = float(os.environ.get("PERDURE_FAMILY_BOUND_SEC", "60"))
-QUICK = Retry(attempts=4, first=timedelta(milliseconds=20))
+QUICK = Retry(attempts=4, initial=timedelta(milliseconds=20))
 
 pytestmark = pytest.mark.timeout(300 + 10 * EXAMPLES)  # a failure is made smaller first
 
@@ -184,7 +184,7 @@ async def play(backend: str, backend_database: BackendDatabase, story: Story) ->
     most = 0
     async with (
         backend_database(backend) as database,
-        App(database.url, max_runs=story.max_runs, resident=story.residents, workflows=[member]) as app,
+        App(database.url, max_runs=story.max_runs, max_cached_runs=story.residents, workflows=[member]) as app,
     ):
         for plan in story.patient:
             await member.start(plan)

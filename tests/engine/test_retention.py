@@ -29,7 +29,7 @@ from perdure.engine.retention import BATCH, Retention, Swept, sweep, sweep_for_e
 from perdure.errors import DatabaseUnavailableError
 from perdure.model.records import OutboxEvent, WorkflowInstance
 from perdure.storage.stores import Rooms, shift_clock
-from tests.storages import Database
+from tests.storages import Database, rooms
 
 SOON = timedelta(seconds=20)
 DAY = timedelta(days=1)
@@ -104,9 +104,9 @@ def test_there_is_no_sweeping_without_an_interval() -> None:
 
 async def test_nothing_goes_unless_it_is_asked_for(database: Database) -> None:
     async with App(database.url, workflows=[doubled]) as app:
-        await (await doubled.start(4, id="four")).result(SOON)
+        await (await doubled.options(id="four").start(4)).result(SOON)
         await app.publish("news", "old")
-        shift_clock(app._storage, 1000 * DAY)
+        shift_clock(rooms(app), 1000 * DAY)
         for dry_run in (True, False):
             assert await app.sweep(Retention(), dry_run=dry_run) == Swept(0, 0, 0, dry_run)
         assert await app.get("four").result(SOON) == 8
@@ -118,18 +118,18 @@ async def test_nothing_goes_unless_it_is_asked_for(database: Database) -> None:
 
 async def test_runs_go_with_all_that_is_theirs(database: Database) -> None:
     async with App(database.url, workflows=[doubled, counting, patient]) as app:
-        await (await doubled.start(4, id="four")).result(SOON)
+        await (await doubled.options(id="four").start(4)).result(SOON)
         with pytest.raises(WorkflowFailedError):
-            await (await doubled.start(-1, id="failed")).result(SOON)
-        await (await counting.start(2, id="counted")).result(SOON)
-        waiting = await patient.start(id="patient")
+            await (await doubled.options(id="failed").start(-1)).result(SOON)
+        await (await counting.options(id="counted").start(2)).result(SOON)
+        waiting = await patient.options(id="patient").start()
         await until(lambda: _is(app, "patient", WorkflowStatus.WAITING_FOR_MESSAGE))
         assert await app._storage.get_archived_history("counted~1")
 
-        shift_clock(app._storage, 29 * DAY)
+        shift_clock(rooms(app), 29 * DAY)
         assert await app.sweep(MONTH, dry_run=True) == Swept(0, None, 0, dry_run=True)
         assert (await app.sweep(MONTH)).finished == 0
-        shift_clock(app._storage, 31 * DAY)
+        shift_clock(rooms(app), 31 * DAY)
         assert await app.sweep(MONTH, dry_run=True) == Swept(5, None, 0, dry_run=True)
         assert await app.get("four").status() is WorkflowStatus.COMPLETED
         assert (await app.sweep(MONTH)).finished == 5
@@ -140,8 +140,8 @@ async def test_runs_go_with_all_that_is_theirs(database: Database) -> None:
                 await app.get(id).status()
         assert await app._storage.get_archived_history("counted~1") == []
         assert await app._storage.get_history_count("four") == 0
-        shift_clock(app._storage, NOW)
-        assert await (await doubled.start(5, id="four", if_exists="error")).result(SOON) == 10
+        shift_clock(rooms(app), NOW)
+        assert await (await doubled.options(id="four", if_exists="error").start(5)).result(SOON) == 10
         assert await waiting.status() is WorkflowStatus.WAITING_FOR_MESSAGE
 
 
@@ -160,16 +160,16 @@ async def _is(app: App, id: str, status: WorkflowStatus) -> bool:
 
 async def test_messages_go_unless_somebody_needs_them(database: Database) -> None:
     async with App(database.url, workflows=[patient]) as app:
-        handle = await patient.start(id="patient")
+        handle = await patient.options(id="patient").start()
         await until(lambda: _is(app, "patient", WorkflowStatus.WAITING_FOR_MESSAGE))
         await app.publish("news", "you are waited for")
         await app.publish("rumours", "nobody listens")
-        shift_clock(app._storage, 8 * DAY)
+        shift_clock(rooms(app), 8 * DAY)
         assert (await app.sweep(MONTH)).messages == 1
-        shift_clock(app._storage, NOW)
+        shift_clock(rooms(app), NOW)
         await app.send_event("retention.go", None)
         assert await handle.result(SOON) == "you are waited for"
-        shift_clock(app._storage, 8 * DAY)
+        shift_clock(rooms(app), 8 * DAY)
         assert (await app.sweep(MONTH)).messages == 2  # that one and the event: needed no longer
         assert await app._storage.get_pending_channel_messages("news") == []
 
@@ -182,15 +182,15 @@ async def later() -> str:
 
 async def test_what_is_sent_to_a_run_is_kept_until_it_takes_it(database: Database) -> None:
     async with App(database.url, workflows=[later]) as app:
-        handle = await later.start(id="later")
+        handle = await later.options(id="later").start()
         await until(lambda: _is(app, "later", WorkflowStatus.WAITING_FOR_MESSAGE))
         await app.send_event("retention.told", "kept", to="later")
-        shift_clock(app._storage, 8 * DAY)
+        shift_clock(rooms(app), 8 * DAY)
         assert (await app.sweep(MONTH)).messages == 0
-        shift_clock(app._storage, NOW)
+        shift_clock(rooms(app), NOW)
         await app.send_event("retention.go", None)
         assert await handle.result(SOON) == "kept"
-        shift_clock(app._storage, 8 * DAY)
+        shift_clock(rooms(app), 8 * DAY)
         assert (await app.sweep(MONTH)).messages == 2
 
 
@@ -200,11 +200,11 @@ async def test_an_id_of_a_publisher_is_remembered_for_as_long_as_messages(databa
         for _ in range(2):
             await app.send_event("paid", 1, source="bank", id="e-1")
         assert len(await stored("paid")) == 1
-        shift_clock(app._storage, 6 * DAY)
+        shift_clock(rooms(app), 6 * DAY)
         await app.sweep(MONTH)
         await app.send_event("paid", 1, source="bank", id="e-1")
         assert len(await stored("paid")) == 1
-        shift_clock(app._storage, 8 * DAY)
+        shift_clock(rooms(app), 8 * DAY)
         assert (await app.sweep(MONTH)).messages == 1
         await app.send_event("paid", 1, source="bank", id="e-1")
         assert len(await stored("paid")) == 1
@@ -224,7 +224,7 @@ async def test_published_events_go_from_the_outbox(storage: Rooms) -> None:
 
 async def test_what_happened_is_logged_in_one_line(database: Database, caplog: pytest.LogCaptureFixture) -> None:
     async with App(database.url, workflows=[]) as app:
-        await ended(app._storage, 3)
+        await ended(rooms(app), 3)
         with caplog.at_level(logging.INFO, "perdure.engine"):
             await app.sweep(MONTH)
     (line,) = [record for record in caplog.records if record.message == "retention.swept"]
@@ -239,7 +239,7 @@ async def test_it_goes_in_batches_and_others_work_meanwhile(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with App(database.url, workflows=[doubled]) as app:
-        await ended(app._storage, 2 * BATCH + 50)
+        await ended(rooms(app), 2 * BATCH + 50)
         counts: list[int] = []
         between: list[int] = []
         delete = app._storage.delete_instances
@@ -262,7 +262,7 @@ async def test_it_goes_in_batches_and_others_work_meanwhile(
 
 async def test_a_sweep_that_was_cut_off_is_gone_on_with(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     async with App(database.url, workflows=[]) as app:
-        await ended(app._storage, 2 * BATCH)
+        await ended(rooms(app), 2 * BATCH)
         with monkeypatch.context() as patched:
             patched.setattr(retaining, "PAUSE_SEC", 60)
             sweeping = asyncio.create_task(app.sweep(MONTH))
@@ -277,7 +277,7 @@ async def test_a_sweep_that_was_cut_off_is_gone_on_with(database: Database, monk
 async def test_a_worker_sweeps_by_itself(database: Database) -> None:
     async with App(database.url, workflows=[], retention=Retention(30 * DAY, every=timedelta(seconds=0.1))) as app:
         for _ in range(2):
-            await ended(app._storage, 3)
+            await ended(rooms(app), 3)
             await until(lambda: _are_left(app, 0))
 
 

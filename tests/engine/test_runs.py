@@ -32,7 +32,7 @@ from tests.engine.waiting import until, waiting
 from tests.storages import Database
 
 SOON = timedelta(seconds=20)
-QUICK = Retry(attempts=3, first=timedelta(milliseconds=5))
+QUICK = Retry(attempts=3, initial=timedelta(milliseconds=5))
 calls: list[str] = []
 
 
@@ -182,7 +182,7 @@ def forget() -> None:
 
 async def test_row_run_result_status_and_history(database: Database) -> None:
     async with App(database.url):
-        handle = await order.start("A-1", 9.0, id="order-A-1")
+        handle = await order.options(id="order-A-1").start("A-1", 9.0)
         assert await handle.result(SOON) == Receipt("A-1", 4.5)
         assert await handle.status() is WorkflowStatus.COMPLETED
         assert [event.activity_id async for event in handle.history()] == ["1:charge", "2:halve"]
@@ -190,15 +190,15 @@ async def test_row_run_result_status_and_history(database: Database) -> None:
 
 async def test_meaning_same_id_twice_is_the_same_run(database: Database) -> None:
     async with App(database.url):
-        first = await order.start("A-1", 9.0, id="same")
+        first = await order.options(id="same").start("A-1", 9.0)
         await first.result(SOON)
-        again = await order.start("A-1", amount=9.0, id="same")
+        again = await order.options(id="same").start("A-1", amount=9.0)
         assert await again.result(SOON) == Receipt("A-1", 4.5)
         assert calls == ["charge A-1"]
         with pytest.raises(InstanceExistsError):
-            await order.start("A-2", 9.0, id="same")
+            await order.options(id="same").start("A-2", 9.0)
         with pytest.raises(InstanceExistsError):
-            await order.start("A-1", 9.0, id="same", if_exists="error")
+            await order.options(id="same", if_exists="error").start("A-1", 9.0)
 
 
 async def test_p1_failures_are_retried_and_counted(database: Database) -> None:
@@ -229,7 +229,7 @@ async def test_row_compose_task_group(database: Database) -> None:
 
 
 async def test_row_time_values_are_recorded_and_a_long_sleep_is_a_row(database: Database) -> None:
-    async with App(database.url, resident=0) as app:
+    async with App(database.url, max_cached_runs=0) as app:
         handle = await values.start()
         await waiting(app, handle.id)
         assert await handle.status() is WorkflowStatus.WAITING_FOR_TIMER
@@ -253,7 +253,7 @@ async def test_row_events_wait_event_where(database: Database) -> None:
 async def test_meaning_events_sent_to_one_run_are_kept_until_it_takes_them(database: Database) -> None:
     async with App(database.url) as app:
         await app.send_event("decided", {"order": {"id": "A-1"}, "verdict": "kept"}, to="approval-1")
-        assert await (await approval.start("A-1", id="approval-1")).result(SOON) == "kept"
+        assert await (await approval.options(id="approval-1").start("A-1")).result(SOON) == "kept"
 
 
 async def test_row_events_wait_event_timeout(database: Database) -> None:
@@ -281,7 +281,7 @@ async def test_row_channels_competing_runs_share_the_messages(database: Database
 
 async def test_row_channels_send_to_one_run(database: Database) -> None:
     async with App(database.url):
-        one = await direct.start(id="one")
+        one = await direct.options(id="one").start()
         await (await sender.start("one")).result(SOON)
         assert await one.result(SOON) == "hello"
 
@@ -299,7 +299,7 @@ async def test_a_client_starts_what_an_app_runs(database: Database) -> None:
 
 async def test_row_run_start_after(database: Database) -> None:
     async with App(database.url):
-        handle = await order.start("A-1", 2.0, after=timedelta(seconds=0.3))
+        handle = await order.options(after=timedelta(seconds=0.3)).start("A-1", 2.0)
         assert await handle.status() is WorkflowStatus.WAITING_FOR_TIMER
         assert await handle.result(SOON) == Receipt("A-1", 1.0)
 
@@ -308,7 +308,7 @@ async def test_what_one_app_began_another_goes_on_with(database: Database) -> No
     if database.backend == "memory":
         return
     async with App(database.url) as app:
-        handle = await approval.start("A-1", id="moved")
+        handle = await approval.options(id="moved").start("A-1")
         await waiting(app, handle.id)
     async with App(database.url) as app:
         await app.send_event("decided", {"order": {"id": "A-1"}, "verdict": "yes"})

@@ -22,7 +22,7 @@ from tests.engine.waiting import status_of, until
 from tests.storages import Database
 
 SOON = timedelta(seconds=20)
-QUICK = Retry(attempts=3, first=timedelta(milliseconds=5))
+QUICK = Retry(attempts=3, initial=timedelta(milliseconds=5))
 done: list[str] = []
 gates: dict[str, asyncio.Event] = {}
 
@@ -156,7 +156,7 @@ async def test_row_saga_a_failing_undo_is_retried_then_reported_and_the_others_s
 
 async def test_row_run_cancel_with_a_reason_undoes_a_waiting_run(database: Database) -> None:
     async with App(database.url) as app:
-        handle = await trip.start("wait", id="cancelled")
+        handle = await trip.options(id="cancelled").start("wait")
         await status_of(handle, WorkflowStatus.WAITING_FOR_TIMER)
         await handle.cancel("changed my mind")
         with pytest.raises(WorkflowCancelledError):
@@ -221,9 +221,9 @@ async def test_meaning_cancel_an_undo_that_needs_a_result_has_its_activity_run_t
 
 @pytest.mark.parametrize("resident", [0, 10])
 async def test_row_limits_start_timeout_is_a_deadline(database: Database, resident: int) -> None:
-    async with App(database.url, resident=resident):
-        waiting = await trip.start("wait", timeout=timedelta(seconds=1.6))
-        working = await slow_trip.start(timeout=timedelta(seconds=1.2))
+    async with App(database.url, max_cached_runs=resident):
+        waiting = await trip.options(timeout=timedelta(seconds=1.6)).start("wait")
+        working = await slow_trip.options(timeout=timedelta(seconds=1.2)).start()
         for handle in (waiting, working):
             with pytest.raises(WorkflowCancelledError):
                 await handle.result(SOON)
@@ -283,7 +283,7 @@ async def shop(kind: str) -> str:
 async def test_a_retry_does_not_replay_steps_that_were_undone(database: Database, kind: str, step: str) -> None:
     """B5: the run ended "paid" with nothing booked."""
     async with App(database.url) as app:
-        handle = await shop.start(kind, id="shop")
+        handle = await shop.options(id="shop").start(kind)
         with pytest.raises(WorkflowFailedError):
             await handle.result(SOON)
         done[:] = ["mended"]

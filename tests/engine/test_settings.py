@@ -35,7 +35,9 @@ def test_nonsense_is_refused_when_the_app_is_made(name: str) -> None:
 
 
 def test_the_least_that_makes_sense_is_accepted() -> None:
-    App("sqlite:///:memory:", max_runs=1, max_activities=1, threads=1, resident=0, grace=timedelta(0))
+    App(
+        "sqlite:///:memory:", max_runs=1, max_activities=1, max_threads=1, max_cached_runs=0, drain_timeout=timedelta(0)
+    )
 
 
 WAITS: dict[str, Callable[[float], Any]] = {

@@ -92,7 +92,7 @@ async def undone() -> None:
 async def _closed_in(url: str, run: Any, gate: str, *args: str, **options: Any) -> float:
     """Start a run, close the app while it is at work; how long closing took."""
     async with App(url, **options):
-        await run.start(*args, id="a")
+        await run.options(id="a").start(*args)
         await until(lambda: gate in seen)
         began = time.monotonic()
     return time.monotonic() - began
@@ -166,8 +166,8 @@ async def test_a_hook_that_hangs_takes_no_more_than_the_grace_time(
         seen.append(what)
         await asyncio.sleep(60)
 
-    async with App(shared.url, hooks=[hang], grace=BRIEF):
-        await blocked.start("g", id="a")
+    async with App(shared.url, hooks=[hang], drain_timeout=BRIEF):
+        await blocked.options(id="a").start("g")
         await until(lambda: "g" in seen)
         gates["g"].set()
         await until(lambda: "complete" in seen)
@@ -207,7 +207,7 @@ async def _program(url: str, grace_sec: float, signals: int) -> float:
     from tests.engine.bodies import version
 
     async with Client(url) as client:
-        await version(program_blocked, "shutdown.program").start(id="a")
+        await version(program_blocked, "shutdown.program").options(id="a").start()
         environment = {**os.environ, "PYTHONPATH": os.environ.get("PYTHONPATH", str(ROOT / "src"))}
         command = [sys.executable, "-c", PROGRAM, url, str(grace_sec)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as program:

@@ -24,7 +24,7 @@ from perdure import (
 )
 from perdure.engine import body
 from perdure.errors import LimitError
-from perdure.model.limits import PAYLOAD_MAX
+from perdure.model.limits import PAYLOAD_MAX, SPAN_MAX
 from tests.engine.bodies import live, replayed, version
 from tests.engine.waiting import waiting
 from tests.storages import Database
@@ -69,7 +69,7 @@ async def shows(size: int) -> str:
 
 async def test_a_state_that_is_too_large_raises_in_the_body(shared: Database) -> None:
     """B8."""
-    async with App(shared.url, resident=0) as app:
+    async with App(shared.url, max_cached_runs=0) as app:
         told = await (await shows.start(PAYLOAD_MAX)).result(SOON)
         assert "the value of set_state() has 8388610 bytes" in told
         handle = await shows.start(body.STATE_MAX - 2)
@@ -190,7 +190,7 @@ async def patient(which: int) -> str:
 
 async def test_a_timeout_of_more_than_a_hundred_years_is_none(shared: Database) -> None:
     """B8."""
-    async with App(shared.url, resident=0) as app:
+    async with App(shared.url, max_cached_runs=0) as app:
         handles = [await patient.start(which) for which in range(len(PATIENT))]
         await waiting(app, *(handle.id for handle in handles))
         for handle in handles:
@@ -245,15 +245,15 @@ async def test_a_sleep_of_more_than_a_hundred_years_raises_in_the_body(shared: D
 async def test_a_deadline_of_more_than_a_hundred_years_is_refused_at_the_start(shared: Database) -> None:
     """B8."""
     async with App(shared.url) as app:
-        with pytest.raises(LimitError, match=r"timeout= of limits.shows.start\(\) is at most a hundred years"):
-            await shows.start(1, timeout=FOREVER)
-        with pytest.raises(LimitError):
-            await shows.start(1, after=FOREVER)
-        assert await (await shows.start(1, timeout=timedelta(days=36525))).result(SOON) == "shown"
+        with pytest.raises(ValueError, match=r"options\(timeout=\) must be at most 100 years"):
+            shows.options(timeout=FOREVER)
+        with pytest.raises(ValueError, match=r"options\(after=\) must be at most 100 years"):
+            shows.options(after=FOREVER)
+        assert await (await shows.options(timeout=timedelta(days=36525)).start(1)).result(SOON) == "shown"
         assert len((await app.list()).instances) == 1
 
 
-@activity(retry=Retry(attempts=2, first=FOREVER, longest=FOREVER))
+@activity(retry=Retry(attempts=2, initial=SPAN_MAX, maximum=SPAN_MAX))
 async def fails() -> None:
     seen.append("tried")
     raise ValueError("no")

@@ -29,7 +29,7 @@ from tests.engine.waiting import status_of, until
 from tests.storages import Database
 
 SOON = timedelta(seconds=20)
-HOURLY = Retry(attempts=10, first=timedelta(hours=1))
+HOURLY = Retry(attempts=10, initial=timedelta(hours=1))
 seen: list[str] = []
 running = [0, 0]  # now, and at most
 gates: dict[str, asyncio.Event] = {}
@@ -92,7 +92,7 @@ async def touch(what: str) -> None:
     """Done once its compensation was tried often, quickly, and in vain."""
 
 
-@touch.compensation(retry=Retry(attempts=100_000, first=timedelta(milliseconds=1), factor=1.0))
+@touch.compensation(retry=Retry(attempts=100_000, initial=timedelta(milliseconds=1), factor=1.0))
 async def untouch(what: str, *, result: None) -> None:
     await at_work(0.02)
     if not gate("touched").is_set():
@@ -110,7 +110,7 @@ async def hold(name: str) -> None:
     await gate(name).wait()
 
 
-@activity(retry=Retry(attempts=1_000, first=timedelta(seconds=0.1), factor=1.0))
+@activity(retry=Retry(attempts=1_000, initial=timedelta(seconds=0.1), factor=1.0))
 async def insist() -> None:
     seen.append("insist")
     if "done" not in seen:
@@ -343,7 +343,7 @@ async def test_a_dead_service_of_a_compensation_stops_no_other_work(shared: Data
     """A7: `max_runs` sagas are in the pause between two attempts of a compensation."""
     async with App(shared.url, max_runs=3) as app:
         for number in range(3):
-            await saga.start(f"{number}", id=f"saga-{number}")
+            await saga.options(id=f"saga-{number}").start(f"{number}")
         await until(lambda: len(seen) == 3)
         handles = [await plain.start(f"{number}") for number in range(10)]
         assert [await handle.result(SOON) for handle in handles] == [f"{number}" for number in range(10)]
@@ -403,7 +403,7 @@ async def test_a_worker_that_stops_hands_over_runs_that_wait_without_a_slot(shar
     """At once: nothing of them executes that could be waited for. Attempts go on where they were."""
     minute = timedelta(minutes=1)
     async with asyncio.timeout(30):
-        async with App(shared.url, max_runs=2, grace=minute) as app:
+        async with App(shared.url, max_runs=2, drain_timeout=minute) as app:
             parent = await leaving.start("a")
             await until(_all_are(app, "waiting_for_message", 2))
             pausing = await saga.start("b")
@@ -425,7 +425,7 @@ async def test_a_worker_that_stops_hands_over_runs_that_wait_without_a_slot(shar
 
 async def test_a_worker_that_stops_does_not_wait_for_runs_that_wait_for_a_slot(shared: Database) -> None:
     async with asyncio.timeout(30):
-        async with App(shared.url, max_runs=1, grace=timedelta(minutes=1)) as app:
+        async with App(shared.url, max_runs=1, drain_timeout=timedelta(minutes=1)) as app:
             polled = await watching.start()
             await until(lambda: slots(app) == (0, 0, 0) and polled.id in app._worker._driven)
             await holding.start("busy")
@@ -477,7 +477,9 @@ async def test_concurrent_starts_take_no_more_slots_than_there_are(shared: Datab
     async with App(shared.url, max_runs=3) as app:
         handles = await asyncio.gather(*(plain.start(f"{number}") for number in range(50)))
         await asyncio.gather(*(handle.result(SOON) for handle in handles))
-        again = await asyncio.gather(*(plain.start("0", id=handles[0].id) for _ in range(10)), return_exceptions=True)
+        again = await asyncio.gather(
+            *(plain.options(id=handles[0].id).start("0") for _ in range(10)), return_exceptions=True
+        )
         assert {each.id for each in again if not isinstance(each, BaseException)} == {handles[0].id}
         await all_free(app)
     assert running[1] <= 3

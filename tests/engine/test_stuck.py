@@ -22,7 +22,7 @@ from perdure.model.records import HistoryEvent, HistoryEventType, Lease, Workflo
 from perdure.storage.stores import shift_clock
 from tests.engine.bodies import version
 from tests.engine.waiting import until
-from tests.storages import Database
+from tests.storages import Database, rooms
 
 ROOT = Path(__file__).parents[2]
 SOON = timedelta(seconds=60)
@@ -105,7 +105,7 @@ async def test_a_run_that_kills_its_workers_is_backed_off_after_three_deaths(sha
     """A5."""
     deaths = tmp_path / "deaths"
     async with Client(shared.url) as client:
-        bad = await version(killer, "stuck.killer").start(id="bad")
+        bad = await version(killer, "stuck.killer").options(id="bad").start()
         seen: list[StuckRun] = []
         with crew(shared.url, str(deaths), "0") as workers:
 
@@ -137,7 +137,7 @@ async def test_max_tries_fails_a_run_that_kills_its_workers(shared: Database, tm
     """A5."""
     deaths = tmp_path / "deaths"
     async with Client(shared.url) as client:
-        bad = await version(killer, "stuck.killer").start(id="bad")
+        bad = await version(killer, "stuck.killer").options(id="bad").start()
         with crew(shared.url, str(deaths), "2") as workers:
 
             async def has_failed() -> bool:
@@ -250,9 +250,9 @@ async def test_a_run_that_no_worker_serves_is_listed_and_warned_of(
     """B10: its workflow was renamed or deleted."""
     gone, served = version(quiet, "stuck.gone"), version(says, "stuck.says")
     async with App(database.url, workflows=[served]) as app:
-        await gone.start(id="a")
+        await gone.options(id="a").start()
         assert await app.stuck() == []  # a worker may be about to take it
-        shift_clock(app._storage, timedelta(minutes=1))
+        shift_clock(rooms(app), timedelta(minutes=1))
         (found,) = await app.stuck()
         assert (found.id, found.workflow, found.tries, found.next_try_at) == ("a", "stuck.gone", 0, None)
         assert "no worker has taken it for 6" in found.reason
@@ -277,7 +277,7 @@ async def test_a_worker_warns_by_itself_of_runs_that_nobody_takes(
 ) -> None:
     """B10."""
     async with Client(shared.url) as client:
-        await version(quiet, "stuck.gone").start(id="a")
+        await version(quiet, "stuck.gone").options(id="a").start()
         await client._storage.db().execute(_older(shared.backend))
     async with App(shared.url, workflows=[version(says, "stuck.says")]):
         await until(lambda: any("'stuck.gone'" in record.getMessage() for record in caplog.records))

@@ -76,7 +76,7 @@ async def test_the_work_loop_is_restarted(
 ) -> None:
     """A9."""
     async with App(database.url) as app:
-        await waits.start(id="a")
+        await waits.options(id="a").start()
         await waiting(app, "a")
         method, left = failing(app._storage.next_work_at, 3)
         monkeypatch.setattr(app._storage, "next_work_at", method)
@@ -148,7 +148,7 @@ async def test_whoever_asks_for_results_is_restarted(
         await method(results)
 
     async with App(database.url) as app:
-        await waits.start(id="a")
+        await waits.options(id="a").start()
         await waiting(app, "a")
         monkeypatch.setattr(Results, "_look", look)
         monkeypatch.setattr(Results, "ended", lambda *_: asyncio.sleep(0))  # told by nobody: it has to ask
@@ -424,7 +424,7 @@ def _only(signature: Any, instead: Callable[..., bytes]) -> Callable[..., bytes]
 async def test_results_that_are_waited_for_when_it_closes_raise(shared: Database, kind: type[Client]) -> None:
     """B3."""
     async with Client(shared.url) as other:
-        await waits.start(id="a")
+        await waits.options(id="a").start()
         async with kind(shared.url) as app:
             asking: list[Awaitable[Any]] = [asyncio.create_task(app.get("a").result()) for _ in range(3)]
             await until(lambda: len(app._results._waiting.get("a", [])) == 3)

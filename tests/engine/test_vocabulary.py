@@ -36,7 +36,7 @@ from tests.storages import Database
 
 SOON = timedelta(seconds=20)
 DAY = timedelta(days=1)
-TWICE = Retry(attempts=2, first=timedelta(milliseconds=5))
+TWICE = Retry(attempts=2, initial=timedelta(milliseconds=5))
 done: list[str] = []
 gates: dict[str, asyncio.Event] = {}
 
@@ -73,8 +73,8 @@ async def sleeper(what: str) -> None:
 async def test_row_run_get_and_list(database: Database) -> None:
     async with App(database.url) as app:
         for what in ("one", "two", "bad"):
-            await shouter.start(what, id=what)
-        waits = await sleeper.start("long", id="long")
+            await shouter.options(id=what).start(what)
+        waits = await sleeper.options(id="long").start("long")
         assert [await app.get(what).result(SOON) for what in ("one", "two")] == ["ONE", "TWO"]
         with pytest.raises(WorkflowFailedError):
             await app.get("bad").result(SOON)
@@ -97,8 +97,8 @@ async def test_row_run_get_and_list(database: Database) -> None:
 
 async def test_row_run_client_does_the_same_without_running(shared: Database) -> None:
     async with Client(shared.url) as client:
-        good, bad = await shouter.start("good", id="good"), await shouter.start("bad")
-        later = await shouter.start("later", after=DAY)
+        good, bad = await shouter.options(id="good").start("good"), await shouter.start("bad")
+        later = await shouter.options(after=DAY).start("later")
         assert await good.status() is WorkflowStatus.RUNNING
         assert (await good.describe()).locked_by is None
         assert [event async for event in good.history()] == []
@@ -151,7 +151,7 @@ async def _told() -> str:
 
 @pytest.mark.parametrize("resident", [0, 10])
 async def test_row_compose_gather_wait_queues_and_locks(database: Database, resident: int) -> None:
-    async with App(database.url, resident=resident) as app:
+    async with App(database.url, max_cached_runs=resident) as app:
         handle = await composed.start()
         await status_of(handle, WorkflowStatus.WAITING_FOR_MESSAGE)  # for the child
         await until(lambda: len(done) == 6)
@@ -183,7 +183,7 @@ async def times() -> list[str]:
 
 
 async def test_row_time_sleep_until_and_timeout(database: Database) -> None:
-    async with App(database.url, resident=0):
+    async with App(database.url, max_cached_runs=0):
         assert await (await times.start()).result(SOON) == ["on time", "too long", "in which zone?"]
 
 
@@ -206,7 +206,7 @@ async def answerer(to: str) -> None:
 
 async def test_row_events_data_and_attributes_sent_by_a_body_and_by_an_app(database: Database) -> None:
     async with App(database.url) as app:
-        handle = await asker.start(id="asker")
+        handle = await asker.options(id="asker").start()
         await (await answerer.start("asker")).result(SOON)
         await app.send_event("vocabulary.answered", "from outside", to="asker")
         assert await handle.result(SOON) == [
@@ -277,8 +277,8 @@ async def steps() -> None:
 
 
 async def test_row_saga_undoing_goes_on_where_another_worker_stopped(shared: Database) -> None:
-    async with App(shared.url, grace=timedelta(0)):
-        handle = await steps.start(id="steps")
+    async with App(shared.url, drain_timeout=timedelta(0)):
+        handle = await steps.options(id="steps").start()
         await until(lambda: "undo b" in done)
     gates["b"].set()
     async with App(shared.url) as app:
@@ -308,7 +308,7 @@ async def in_threads(count: int) -> list[str]:
 
 async def test_row_limits_threads(database: Database) -> None:
     together[:] = [0, 0]
-    async with App(database.url, threads=2):
+    async with App(database.url, max_threads=2):
         names = await (await in_threads.start(8)).result(SOON)
     assert len(set(names)) == 2
     assert together == [0, 2]
@@ -367,7 +367,7 @@ async def test_row_observe_every_hook_after_its_commit(database: Database, end: 
         if what in ENDS:
             seen.append(await app.get(str(about["instance"])).status())
 
-    async with App(database.url, resident=0, hooks=[hook]) as app:
+    async with App(database.url, max_cached_runs=0, hooks=[hook]) as app:
         handle = await observed.start("bad" if end == "fail" else "good")
         await waiting(app, handle.id)
         if end == "cancel":

@@ -180,7 +180,7 @@ async def timeouts(kind: str, spans: list[float | None]) -> list[str]:
 @pytest.mark.parametrize("parked", [True, False])
 async def test_a_timeout_does_not_depend_on_other_waits(database: Database, kind: str, parked: bool) -> None:
     """A2: a wait without a time-out, or with a longer one, does not hide that of another branch."""
-    async with App(database.url, resident=1000 if parked else 0) as app:
+    async with App(database.url, max_cached_runs=1000 if parked else 0) as app:
         handle = await timeouts.start(kind, [None, 8000, 2000, 5000])
         await waiting(app, handle.id)
         for seconds, count in ((1990, 0), (2010, 1), (5010, 2), (8010, 3)):
@@ -261,10 +261,10 @@ async def _seconds(app: App, start: Callable[[int], Awaitable[Any]], send: Calla
 
 async def test_many_runs_with_their_own_match_cost_little_more_than_events_sent_to_each(shared: Database) -> None:
     """A11: linear in events plus matches. PERDURE_TEST_MATCHES=10000 is the long form."""
-    async with App(shared.url, resident=COUNT, max_runs=1000) as app:
+    async with App(shared.url, max_cached_runs=COUNT, max_runs=1000) as app:
         plain = await _seconds(
             app,
-            lambda n: one_of_many.start(n, False, id=f"to-{n}"),
+            lambda n: one_of_many.options(id=f"to-{n}").start(n, False),
             lambda n: app.send_event("waits.crowd", {"n": n}, to=f"to-{n}"),
         )
         matched = await _seconds(
@@ -288,8 +288,8 @@ CHANGED: dict[str, Any] = {}
 async def test_an_event_that_was_matched_by_other_values_is_a_mismatch(shared: Database, now: Any) -> None:
     """B12: a changed match is found on replay."""
     CHANGED.clear()
-    async with App(shared.url, resident=0) as app:
-        handle = await changed.start({"n": 1}, id="changed")
+    async with App(shared.url, max_cached_runs=0) as app:
+        handle = await changed.options(id="changed").start({"n": 1})
         await waiting(app, handle.id)
         await app.send_event("waits.changed", {"n": 1, "m": 2})
         await until(lambda: "1" in done)

@@ -46,7 +46,7 @@ async def test_a_zombie_begins_nothing(backend: str, backend_database: BackendDa
             assert (await handle.result(SOON)).value == [2]
             before = await dump(storage, [handle.id])
             await crew.nursery.go_on(zombie)
-            await (await PROBE[0].start(id="probe")).result(SOON)
+            await (await PROBE[0].options(id="probe").start()).result(SOON)
             wrong = changes(before, await dump(storage, [handle.id]))
         lines = [line for line in crew.effects.look() if line.run == handle.id]
         all_right([*wrong, *begun_by_zombies(lines, stopped)])
@@ -57,7 +57,7 @@ async def stop_in_pause(crew: Crew, database: Database) -> tuple[Handle[Account]
     storage = await database.storage()
     zombie = await crew.hire(probe=0)
     for number in range(TRIES):
-        handle = await pausing.start(id=f"pausing-{number}")
+        handle = await pausing.options(id=f"pausing-{number}").start()
         told = ("told.step", handle.id, "1:flaky_briefly#1")
         await crew.seen(lambda line, told=told: (line.what, line.run, line.step) == told, "a failure to be recorded")  # type: ignore[misc]
         stopped = {zombie: await crew.nursery.stop(zombie)}

@@ -8,6 +8,7 @@ from typing import Any
 
 from perdure import App, Client, Handle, WorkflowStatus
 from perdure.storage.stores import shift_clock
+from tests.storages import rooms
 
 
 async def until(check: Callable[[], Awaitable[bool] | bool], seconds: float = 20) -> None:
@@ -42,6 +43,6 @@ async def waiting(app: Client, *ids: str) -> WorkflowStatus:
 
 async def move_clock(app: App, span: timedelta) -> None:
     """Set the database's clock so far ahead of the real one, and have the worker look at it."""
-    shift_clock(app._storage, span)
+    shift_clock(rooms(app), span)
     await app._worker._set_clock()
     app._worker.wake()

@@ -89,7 +89,7 @@ class Play:
     async def start(self, client: Client, label: str) -> None:
         """Before any worker looks."""
         for run in self.runs(label):
-            await self.workflow.start(run, id=run)
+            await self.workflow.options(id=run).start(run)
 
     async def end(self, client: Client, label: str) -> None:
         """Do what is to be done, and see the runs to their end."""

@@ -143,7 +143,7 @@ class Lane:
 
     async def _serve(self) -> None:
         """A worker, until it is cancelled."""
-        async with App(self.url, workflows=CAST, lease=LEASE, grace=GRACE, hooks=[EFFECTS.hook]):
+        async with App(self.url, workflows=CAST, lease=LEASE, drain_timeout=GRACE, hooks=[EFFECTS.hook]):
             await asyncio.Event().wait()
 
     async def _check(self, play: Play, label: str) -> list[str]:

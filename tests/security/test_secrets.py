@@ -18,6 +18,7 @@ from perdure.errors import ConfigurationError, DatabaseUnavailableError, Storage
 from perdure.storage.stores import MySQLStorage, PostgresStorage, open_storage
 from perdure.testing.servers import MySQLServer, PostgresServer, Server
 from tests.security import traces
+from tests.storages import rooms
 
 WORD = "Nachtfalter"
 PASSWORD = f"p@ss:/{WORD}?#%é"
@@ -125,8 +126,8 @@ async def test_a_wrong_url_is_refused_without_the_password(form: str) -> None:
 
 
 def test_a_wrong_argument_beside_a_right_url_shows_no_password() -> None:
-    with pytest.raises(ValueError, match="lease") as wrong:
-        App(f"postgresql://guarded:{ENCODED}@h/d", lease=15)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="lease") as wrong:
+        App(f"postgresql://guarded:{ENCODED}@h/d", lease="15")  # type: ignore[arg-type]
     is_kept(wrong.value)
 
 
@@ -206,9 +207,9 @@ async def test_a_server_that_dies_takes_no_password_with_it(
     url = url_of(kind, server, more="?pool_size=3")
     errors: list[BaseException] = []
     try:
-        async with App(url, lease=SHORT, grace=SHORT) as app, Client(url) as client:
+        async with App(url, lease=SHORT, drain_timeout=SHORT) as app, Client(url) as client:
             assert await (await short.start(1)).result() == 2
-            for thing in (app, client, app._storage, app._storage._backend, app._worker):
+            for thing in (app, client, app._storage, rooms(app)._backend, app._worker):
                 assert traces.in_object(thing, WORD) == []
             server.kill()
             for call in (app.describe("x"), client.describe("x"), app.send_event("t", 1), short.start(2)):

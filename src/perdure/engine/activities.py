@@ -122,8 +122,7 @@ class Activities:
             attempt.check()  # a place or a thread may have been waited for
             return activity.function(*args, **kwargs)
 
-        limit = None if activity.timeout is None else activity.timeout.total_seconds()
-        async with asyncio.timeout(limit) as over:
+        async with asyncio.timeout(activity.timeout) as over:
             if activity.plain:
                 return await self._in_thread(lambda: context.run(call), over)
             if own_task:

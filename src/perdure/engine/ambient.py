@@ -108,6 +108,11 @@ def closed(app: "Client") -> None:
     _open.remove(app)
 
 
+def is_open() -> bool:
+    """Return whether an app or client is open in this process."""
+    return bool(_open)
+
+
 def current_app() -> "Client":
     """The app of this task, or the only one of the process."""
     app = APP.get()

@@ -6,11 +6,11 @@ import secrets
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from contextvars import Token
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from perdure.database.secret import Secret
 from perdure.engine import ambient, messages, starting
@@ -18,6 +18,7 @@ from perdure.engine.activities import Activities
 from perdure.engine.clock import steady
 from perdure.engine.codec import decode
 from perdure.engine.definitions import WORKFLOWS, Workflow
+from perdure.engine.durations import Duration, seconds
 from perdure.engine.failures import cancelled, decode_failure
 from perdure.engine.guard import TaskFactory
 from perdure.engine.handles import Handle, StartRequest, plain
@@ -32,13 +33,15 @@ from perdure.engine.stuck import StuckRun, why_stuck
 from perdure.engine.supervision import Health, Supervisor
 from perdure.engine.worker import Worker
 from perdure.errors import (
+    ClosedError,
+    ConfigurationError,
     EngineError,
     RunNotFoundError,
     StorageError,
     WorkflowFailedError,
 )
 from perdure.integrations.starts import define
-from perdure.model.limits import LEASE_MAX_SEC, SPAN_MAX
+from perdure.model.limits import LEASE_MAX_SEC
 from perdure.model.records import (
     HistoryEvent,
     HistoryEventType,
@@ -52,62 +55,102 @@ from perdure.storage.contract import Storage
 from perdure.storage.history import HistoryIterator
 from perdure.storage.stores import Rooms, open_storage
 
-GRACE_SEC = 10.0
+DRAIN_SEC = 10.0
 HEALTH_SEC = 5.0  # a database that does not answer by then is not reachable
 SIGNALS = signal.SIGTERM, signal.SIGINT
 
 
 class Client:
-    """Starts runs and looks at them, without driving any. `async with Client(url):` opens it.
+    """Starts runs and looks at them, without executing any: `async with Client(url):`.
 
-    With `outbox` its events are stored for the publisher of an App as well.
+    `database` is a URL, or a storage that is open already and stays so. With `outbox` the events that are sent here are
+    also stored for the publisher of an App.
     """
 
-    def __init__(self, url: str, *, outbox: bool = False) -> None:
-        self.url: str = Secret(url)
+    def __init__(self, database: str | Storage, *, outbox: bool = False) -> None:
+        _check_database(database, type(self).__name__)
+        self.url: str = Secret(database) if isinstance(database, str) else ""
+        if type(self) is Client and ":memory:" in self.url:
+            raise ConfigurationError(
+                "a Client on sqlite:///:memory: would be alone with that database, as no worker can see it: use a file "
+                "(sqlite:///name.db), or open an App"
+            )
+        self._given_storage = None if isinstance(database, str) else database
         self.told: Callable[[], None] | None = _nothing if outbox else None  # after an event went to the outbox
         self.home: ambient.Home  # where it was opened
-        self._opened: Rooms
+        self._is_open = False
+        self._opened: Storage
+        self._opening: AsyncExitStack
         self._supervisor: Supervisor
         self._results: Results
         self._token: Token[Client | None] | None = None
 
     async def __aenter__(self) -> Self:
-        self._opening = open_storage(self._storage_url())
-        self.home = ambient.Home()
-        self._opened = await self._opening.__aenter__()
-        await define(self._storage, {name: each.source_hash for name, each in WORKFLOWS.items()})
+        if self._is_open:
+            raise EngineError(f"this {type(self).__name__} is open already: open another one, or use this one")
+        async with AsyncExitStack() as opening:
+            self.home = ambient.Home()
+            self._opened = await opening.enter_async_context(self._storage_to_open())
+            await self._enter(opening)
+            self._opening = opening.pop_all()
+        self._is_open = True
         self._token = ambient.APP.set(self)
         ambient.opened(self)
-        self._supervisor = Supervisor()
-        self._results = Results(self._storage, self._supervisor, alone=type(self) is Client)
-        self._starts: Shared[WorkflowInstance, Lease | None] = Shared(self._storage.create_instances)
-        self._starts.supervised = self._supervisor.watch("group commit of starts")
         return self
+
+    async def _enter(self, opening: AsyncExitStack) -> None:
+        """Start what belongs to an open client; `opening` closes it again, also if a later part cannot be started."""
+        if isinstance(self._opened, Rooms):
+            await define(self._opened, {name: each.source_hash for name, each in WORKFLOWS.items()})
+        self._supervisor = Supervisor()
+        self._results = Results(self._opened, self._supervisor, alone=type(self) is Client)
+        opening.push_async_callback(self._results.close)
+        self._starts: Shared[WorkflowInstance, Lease | None] = Shared(self._opened.create_instances)
+        self._starts.supervised = self._supervisor.watch("group commit of starts")
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._is_open = False
         ambient.closed(self)
         if self._token is not None:
             with suppress(ValueError):  # left in another context
                 ambient.APP.reset(self._token)
-        await self._results.close()
         await self._opening.__aexit__(kind, error, trace)
+
+    if not TYPE_CHECKING:  # a type checker reports `with` by itself
+
+        def __enter__(self) -> NoReturn:
+            raise TypeError(f"use `async with {type(self).__name__}(…)`, not `with`: opening a database has to wait")
+
+        def __exit__(self, *_: object) -> None: ...
+
+    def _storage_to_open(self) -> AbstractAsyncContextManager[Storage]:
+        """The storage of the URL, or the one that was given, which its owner closes."""
+        if self._given_storage is not None:
+            return _borrowed(self._given_storage)
+        return open_storage(self._storage_url())
+
+    def dialect(self) -> str | None:
+        """Return which database this is: sqlite, postgresql or mysql; None if the storage does not say."""
+        return self._opened.dialect if isinstance(self._opened, Rooms) else None
 
     def _storage_url(self) -> str:
         return self.url
 
     @property
-    def _storage(self) -> Rooms:
+    def _storage(self) -> Storage:
         """The storage, for use by the loop and the process that opened it."""
         self._check_home()
         return self._opened
 
     def _check_home(self) -> None:
+        name = type(self).__name__
         if not hasattr(self, "_opened"):
-            raise EngineError(f"this {type(self).__name__} is not open: use `async with` around its use")
-        self.home.check(type(self).__name__)
+            raise EngineError(f"this {name} is not open yet: use it inside `async with {name}(…) as {name.lower()}:`")
+        self.home.check(name)
+        if not self._is_open:
+            raise ClosedError(f"this {name} is closed: use it inside its `async with` block")
 
     # Starting.
 
@@ -265,54 +308,57 @@ class App(Client):
 
     def __init__(
         self,
-        url: str,
+        database: str | Storage,
         *,
         workflows: Sequence[Workflow[..., Any]] | None = None,
         max_runs: int = 1000,
         max_activities: int = 200,
-        threads: int = 16,
-        resident: int = 1000,
-        lease: timedelta = timedelta(seconds=15),
-        grace: timedelta = timedelta(seconds=GRACE_SEC),
-        transaction_limit: timedelta = timedelta(seconds=2),
+        max_threads: int = 16,
+        max_cached_runs: int = 1000,
+        lease: Duration = 15,
+        drain_timeout: Duration = DRAIN_SEC,
+        transaction_timeout: Duration = 2,
         retention: Retention | None = None,
         publisher: Publisher | None = None,
         hooks: Sequence[Hook] = (),
         worker_id: str | None = None,
     ) -> None:
-        url = Secret(url)
-        super().__init__(url, outbox=publisher is not None)
-        _check_counts(1, max_runs=max_runs, max_activities=max_activities, threads=threads)
-        _check_counts(0, resident=resident)
-        _check_spans(timedelta(seconds=LEASE_MAX_SEC), lease=lease, transaction_limit=transaction_limit)
-        _check_spans(SPAN_MAX, timedelta(0), grace=grace)
+        super().__init__(database, outbox=publisher is not None)
+        del database  # a traceback shows arguments, and a URL may have a password
+        _check_counts(1, max_runs=max_runs, max_activities=max_activities, max_threads=max_threads)
+        _check_counts(0, max_cached_runs=max_cached_runs)
+        _check_workflows(workflows)
+        longest = timedelta(seconds=LEASE_MAX_SEC)
+        self._lease_sec = seconds(lease, "App(lease=)", positive=True, longest=longest)
+        self._drain_sec = seconds(drain_timeout, "App(drain_timeout=)")
+        self._transaction_sec = seconds(
+            transaction_timeout, "App(transaction_timeout=)", positive=True, longest=longest
+        )
         self._publisher = publisher
         self._given = workflows
-        self._limits = {"max_runs": max_runs, "resident": resident}
-        held = transaction_limit.total_seconds() if url.startswith("sqlite") else None  # there it stops all writers
-        self._lease_sec = lease.total_seconds()
-        self._activities = max_activities, threads, held, self._lease_sec
-        self._grace_sec = grace.total_seconds()
+        self._limits = {"max_runs": max_runs, "resident": max_cached_runs}
+        self._activities = max_activities, max_threads
         self._retention = retention
         self._hooks = Hooks(hooks)
         self.worker_id = worker_id or f"{socket.gethostname()[:60]}:{os.getpid()}:{secrets.token_hex(4)}"
         self._worker: Worker
 
-    async def __aenter__(self) -> Self:
-        await super().__aenter__()
+    async def _enter(self, opening: AsyncExitStack) -> None:
+        await super()._enter(opening)
         self._served = {each.name: each for each in self._given} if self._given is not None else WORKFLOWS
         relay = None
         if self._publisher is not None:
-            relay = Relay(self._storage, self._publisher, self.worker_id)
+            relay = Relay(self._opened, self._publisher, self.worker_id)
             self.told = relay.wake
+        held = self._transaction_sec if self.dialect() == "sqlite" else None  # there a transaction stops all writers
         self._worker = Worker(
-            self._storage,
+            self._opened,
             self._served,
             self._results,
             self._hooks,
             worker_id=self.worker_id,
             lease_sec=self._lease_sec,
-            activities=Activities(*self._activities),
+            activities=Activities(*self._activities, held, self._lease_sec),
             supervisor=self._supervisor,
             heartbeat=self._heartbeat,
             retention=self._retention,
@@ -323,13 +369,12 @@ class App(Client):
         self._leased.supervised = self._supervisor.watch("group commit of starts")
         await self._worker.start()
         self._unguard = TaskFactory.install()
-        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        until = steady() + self._grace_sec
-        await self._worker.stop(self._grace_sec)
+        until = steady() + self._drain_sec
+        await self._worker.stop(self._drain_sec)
         await self._hooks.close(0.0 if self._worker.hurried.is_set() else until - steady())
         self._unguard()
         await super().__aexit__(kind, error, trace)
@@ -349,7 +394,9 @@ class App(Client):
 
     def _own_storage(self) -> AbstractAsyncContextManager[Storage]:
         """A connection for the heartbeat; a database in memory has only the one."""
-        return _borrowed(self._opened) if ":memory:" in self.url else open_storage(self._storage_url())
+        if self._given_storage is not None or ":memory:" in self.url:
+            return _borrowed(self._opened)
+        return open_storage(self._storage_url())
 
     async def _create_leased(
         self, items: Sequence[tuple[WorkflowInstance, Slot]]
@@ -426,8 +473,21 @@ class App(Client):
 
 
 @asynccontextmanager
-async def _borrowed(storage: Rooms) -> AsyncIterator[Storage]:
+async def _borrowed(storage: Storage) -> AsyncIterator[Storage]:
     yield storage
+
+
+def _check_database(database: object, kind: str) -> None:
+    if isinstance(database, str):
+        return
+    if not hasattr(database, "create_instances"):
+        raise TypeError(
+            f"{kind}(…) takes a database URL, such as 'sqlite:///orders.db', or an open storage, not {database!r}"
+        )
+    if isinstance(database, Rooms) and not database.is_open:
+        raise EngineError(
+            f"the storage given to {kind}(…) is not open: use `async with open_storage(url) as storage:` around it"
+        )
 
 
 def _check_counts(least: int, **settings: object) -> None:
@@ -436,12 +496,14 @@ def _check_counts(least: int, **settings: object) -> None:
             raise ValueError(f"App({name}=) must be a whole number of at least {least}, not {value!r}")
 
 
-def _check_spans(most: timedelta, least: timedelta | None = None, **settings: object) -> None:
-    for name, value in settings.items():
-        fits = isinstance(value, timedelta) and value <= most and (value > timedelta(0) or value == least)
-        if not fits:
-            bound = "above 0" if least is None else "of 0 or more"
-            raise ValueError(f"App({name}=) must be a timedelta {bound} and of at most {most.days} days, not {value!r}")
+def _check_workflows(workflows: object) -> None:
+    if workflows is None:
+        return
+    if isinstance(workflows, Workflow) or not isinstance(workflows, Sequence):
+        raise TypeError(f"App(workflows=) must be a list of workflows, not {workflows!r}")
+    for each in workflows:
+        if not isinstance(each, Workflow):
+            raise TypeError(f"App(workflows=) must be a list of workflows, and {each!r} is none: use @workflow")
 
 
 def _nothing() -> None:

@@ -252,19 +252,34 @@ class Body:
 
     # What the function calls.
 
-    def activity(self, activity: Activity[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Awaitable[Any]:
-        """A step that runs an activity."""
-        self._refuse_if_too_many()
+    def activity(
+        self, activity: Activity[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Coroutine[Any, Any, Any]:
+        """Return the coroutine of a step that runs an activity. The call takes the step's place, the await begins it.
+
+        A task that is made of it has the same place, so that it makes no difference to the steps after it whether the
+        call is awaited or wrapped in a task, as `gather()` does, and `wait_for()` in some versions of Python.
+        """
         path = self._step()
         payload = activity.signature.bind(args, kwargs)
         if activity.undo is not None:  # they are recorded before it runs, to undo it
+            if activity.name != activity.compensated_name:
+                raise TypeError(
+                    f"options(name=) is not for an activity with a compensation, such as {activity.compensated_name}: "
+                    "the compensation is found by the activity's name"
+                )
             limits.size(payload, f"the arguments of {activity.name}, which has a compensation,")
         call = Call(*activity.signature.values(args, kwargs), encoded=payload)
-        step = ActivityStep(f"{path}:{activity.name}", activity, payload, call, self._future())
-        self.activities[step.id] = step
+        return self._loop.placed(self._perform(f"{path}:{activity.name}", activity, payload, call), path)
+
+    async def _perform(self, id: str, activity: Activity[..., Any], payload: bytes, call: Call) -> Any:
+        self._refuse_if_evicted()
+        self._refuse_if_too_many()
+        step = ActivityStep(id, activity, payload, call, self._future())
+        self.activities[id] = step
         self._expect_attempt(step)
         self._on_drop(step.future, lambda: self._drop_activity(step))
-        return step.future
+        return await step.future
 
     def child(self, workflow: Workflow[..., Any], data: bytes, call: Call) -> Coroutine[Any, Any, Any]:
         """Another workflow, started and waited for."""

@@ -1,12 +1,11 @@
 """Calls: what a workflow's body uses besides activities. All of them are steps, or made of steps."""
 
 import asyncio
-import math
-import random as _random
 import uuid as _uuid
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
+from random import Random, SystemRandom
 from typing import Any, NoReturn, TypeVar, overload
 
 from perdure.engine import ambient, messages, names
@@ -14,6 +13,7 @@ from perdure.engine.activities import OUTGOING
 from perdure.engine.body import Recur
 from perdure.engine.codec import decode, encode
 from perdure.engine.digests import Call
+from perdure.engine.durations import Duration, any_seconds, moment
 from perdure.engine.steps import Event, Message
 from perdure.errors import OutsideWorkflowError
 from perdure.model.limits import SPAN_MAX
@@ -23,21 +23,12 @@ from perdure.storage.contract import Storage
 
 T = TypeVar("T")
 
-Span = timedelta | float
-
 GLANCE = timedelta(milliseconds=1)
 
 
-def _seconds(span: Span) -> float:
-    seconds = span.total_seconds() if isinstance(span, timedelta) else float(span)
-    if math.isnan(seconds):
-        raise ValueError("a duration must be a number of seconds or a timedelta, not nan")
-    return seconds
-
-
-def _patience(span: Span | None) -> timedelta | None:
-    """How long a wait lasts; with none at all it still takes what is there. Over a hundred years it lasts for ever."""
-    if span is None or (seconds := _seconds(span)) > SPAN_MAX.total_seconds():
+def _patience(timeout: Duration | None, what: str) -> timedelta | None:
+    """How long a wait lasts; with none at all it still takes what is there. Over 100 years it lasts for ever."""
+    if timeout is None or (seconds := any_seconds(timeout, f"{what}(timeout=)")) > SPAN_MAX.total_seconds():
         return None
     return max(timedelta(seconds=seconds), GLANCE)
 
@@ -45,26 +36,24 @@ def _patience(span: Span | None) -> timedelta | None:
 # Time.
 
 
-async def sleep(span: Span) -> None:
-    """Sleep for seconds or a timedelta, of at most a hundred years; a long sleep is a row, and costs nothing."""
+async def sleep(duration: Duration) -> None:
+    """Sleep for at most 100 years. A long sleep is stored in the database and holds no worker."""
     ambient.require_run("sleep()")
-    seconds = _seconds(span)
+    seconds = any_seconds(duration, "sleep()")
     if seconds > SPAN_MAX.total_seconds():
-        raise ValueError(f"sleep() takes at most a hundred years, not {span}: wait for an event instead")
+        raise ValueError(f"sleep() takes at most 100 years, not {duration!r}: wait for an event instead")
     await asyncio.sleep(max(0.0, seconds))
 
 
 async def sleep_until(when: datetime) -> None:
-    """Sleep until a time, which must have a zone."""
-    if when.tzinfo is None:
-        raise ValueError("sleep_until() needs a time with a zone, such as datetime(…, tzinfo=UTC)")
-    await sleep(max(0.0, (when - now()).total_seconds()))
+    """Sleep until a point in time, which must have a time zone."""
+    await sleep(max(0.0, (moment(when, "sleep_until()") - now()).total_seconds()))
 
 
-def timeout(span: Span | None) -> asyncio.Timeout:
+def timeout(duration: Duration | None) -> asyncio.Timeout:
     """`async with timeout(…):` raises `TimeoutError` if the block takes longer."""
     ambient.require_run("timeout()")
-    return asyncio.timeout(None if span is None else _seconds(span))
+    return asyncio.timeout(None if duration is None else any_seconds(duration, "timeout()"))
 
 
 def now() -> datetime:
@@ -73,9 +62,12 @@ def now() -> datetime:
     return datetime.fromisoformat(run.value(lambda: run.clock().isoformat()))
 
 
-def random() -> float:
-    """A random number from 0 to 1; a replay gets the same."""
-    return float(ambient.require_run("random()").value(_random.SystemRandom().random))
+def random() -> Random:
+    """Return a random number generator with a seed of this run and this place: `random().choice(names)`.
+
+    A replay gets one with the same seed. Its numbers are no secrets.
+    """
+    return Random(ambient.require_run("random()").value(SystemRandom().random))  # nosec B311 # seeded on purpose
 
 
 def uuid4() -> _uuid.UUID:
@@ -169,18 +161,18 @@ async def unsubscribe(channel: str) -> None:
 
 
 @overload
-async def receive(channel: str, *, timeout: Span | None = None) -> Message[Any]: ...
+async def receive(channel: str, *, timeout: Duration | None = None) -> Message[Any]: ...
 
 
 @overload
-async def receive(channel: str, *, timeout: Span | None = None, type: type[T]) -> Message[T]: ...
+async def receive(channel: str, *, timeout: Duration | None = None, type: type[T]) -> Message[T]: ...
 
 
-async def receive(channel: str, *, timeout: Span | None = None, type: Any = None) -> Message[Any]:
+async def receive(channel: str, *, timeout: Duration | None = None, type: Any = None) -> Message[Any]:
     """The next message of a channel that is subscribed to; `TimeoutError` if none comes in time."""
     run = ambient.require_run("receive()")
     stored = run.stored_channel(channel)
-    message: Message[Any] = await run.wait(run.new_wait("receive", (stored,), type, _patience(timeout)))
+    message: Message[Any] = await run.wait(run.new_wait("receive", (stored,), type, _patience(timeout, "receive")))
     return message if "%" not in stored else replace(message, channel=names.public(stored))
 
 
@@ -202,18 +194,18 @@ async def send_to(
 
 @overload
 async def wait_event(
-    type: str, *, where: Mapping[str, object] | None = None, timeout: Span | None = None
+    type: str, *, where: Mapping[str, object] | None = None, timeout: Duration | None = None
 ) -> Event[Any]: ...
 
 
 @overload
 async def wait_event(
-    type: str, *, where: Mapping[str, object] | None = None, timeout: Span | None = None, data: type[T]
+    type: str, *, where: Mapping[str, object] | None = None, timeout: Duration | None = None, data: type[T]
 ) -> Event[T]: ...
 
 
 async def wait_event(
-    type: str, *, where: Mapping[str, object] | None = None, timeout: Span | None = None, data: Any = None
+    type: str, *, where: Mapping[str, object] | None = None, timeout: Duration | None = None, data: Any = None
 ) -> Event[Any]:
     """Wait for the next event of a type, with `where` for one whose data has these values at these JSON paths.
 
@@ -227,7 +219,7 @@ async def wait_event(
         check(where)
     name = names.stored(type, "event type")
     channels = (name, f"{name}:{run.instance_id}")
-    patience = _patience(timeout)
+    patience = _patience(timeout, "wait_event")
     whole = patience.total_seconds() if where and patience and patience > GLANCE else None
     async with asyncio.timeout(whole):  # what is passed over must not begin the time anew
         step = run.new_wait("wait_event", channels, data, patience if whole is None else None, where=where, kind=name)

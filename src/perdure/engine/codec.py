@@ -19,6 +19,7 @@ from perdure.engine.unions import ADVICE, Codec, codec, dump_model
 from perdure.errors import SerializationError
 
 SIGNATURES_MAX = 4096
+SHOWN_MAX = 100  # characters of a value in an error
 
 Function = Callable[..., object]
 
@@ -82,6 +83,11 @@ def _check_finite(packed: object) -> None:
         ) from error
 
 
+def _reason(error: SerializationError) -> str:
+    """What exactly did not fit, in the words of whoever read it."""
+    return str(error.__cause__ or error).splitlines()[0]
+
+
 def _name(hint: Any) -> str:
     return f"{hint.__module__}.{hint.__qualname__}" if isinstance(hint, type) else str(hint)
 
@@ -138,6 +144,28 @@ class Signature:
         except Exception:
             self._blame(values)
             raise
+
+    def bind_checked(self, args: Sequence[object], kwargs: Mapping[str, object]) -> bytes:
+        """Return what `bind` does; raise `TypeError` for a value that could not be read back by its hint."""
+        data = self.bind(args, kwargs)
+        try:
+            self.unbind(data)
+        except SerializationError:
+            self._blame_hint(self._bound(args, kwargs))
+            raise
+        return data
+
+    def _blame_hint(self, values: Mapping[str, object]) -> None:
+        """Raise the error of the argument that is not what its hint says, with its name and value."""
+        for name, value in values.items():
+            try:
+                _decode(_encode(value, self._codecs[name]), self._codecs[name], self.hints[name])
+            except SerializationError as error:
+                shown = repr(value)
+                raise TypeError(
+                    f"{self.name}(): argument {name!r} must be {_name(self.hints[name]).removeprefix('builtins.')}, "
+                    f"not {shown if len(shown) <= SHOWN_MAX else shown[:SHOWN_MAX] + '…'} ({_reason(error)})"
+                ) from None
 
     def values(self, args: Sequence[object], kwargs: Mapping[str, object]) -> list[object]:
         """The arguments of a call that `bind` took, in the order of the parameters."""

@@ -1,24 +1,25 @@
-"""Definitions: what a user decorates. They are plain data and callables; nothing runs because of them."""
+"""Definitions: what a program decorates. They are plain data and callables; nothing runs because of them."""
 
 import asyncio
 import hashlib
 import inspect
-import random
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 from functools import cached_property, update_wrapper
-from typing import Any, Generic, ParamSpec, Protocol, TypeVar, overload
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast, get_args, overload
 
-from perdure.engine import ambient
+from perdure.engine import ambient, names
 from perdure.engine.codec import Signature
 from perdure.engine.cron import Schedule
 from perdure.engine.digests import Call
-from perdure.engine.handles import BlockingConnection, Handle, IfExists, Started, StartRequest
+from perdure.engine.durations import Duration, moment, seconds
+from perdure.engine.handles import Handle, IfExists, StartRequest
+from perdure.engine.retries import Retry
 from perdure.engine.source import check_source
 from perdure.engine.starting import IN_BODY, starting
-from perdure.errors import LimitError, NotDurableError, SerializationError, TerminalError
-from perdure.integrations.starts import start_in
+from perdure.errors import NotDurableError, OutsideWorkflowError
+from perdure.integrations.starts import start_in, start_in_sync
 from perdure.model import limits
 
 P = ParamSpec("P")
@@ -26,118 +27,245 @@ R = TypeVar("R")
 
 Undo = Callable[..., Any]
 
-RESERVED = frozenset({"id", "at", "after", "timeout", "in_transaction", "if_exists"})
-
-
-@dataclass(frozen=True, slots=True)
-class Retry:
-    """How often an activity is tried, and how long is waited in between: `first`, then `factor` times as long."""
-
-    attempts: int = 3
-    first: timedelta = timedelta(seconds=0.2)
-    factor: float = 2.0
-    longest: timedelta = timedelta(minutes=5)
-    jitter: float = 0.2
-    never: tuple[type[Exception], ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.attempts < 1 or self.factor < 1 or not 0 <= self.jitter <= 1:
-            raise ValueError("Retry needs attempts >= 1, factor >= 1 and a jitter between 0 and 1")
-
-    def pause(self, attempt: int, error: BaseException) -> float | None:
-        """Seconds to wait after this attempt failed; None to give up."""
-        final = isinstance(error, (TerminalError, SerializationError, *self.never)) or not isinstance(error, Exception)
-        if final or attempt >= self.attempts:
-            return None
-        longest = min(self.longest, limits.SPAN_MAX).total_seconds()
-        try:
-            pause = min(self.first.total_seconds() * self.factor ** (attempt - 1), longest)
-        except OverflowError:
-            pause = longest
-        return pause * random.uniform(1 - self.jitter, 1)  # nosec B311 # a pause
-
-
 UNDO_RETRY = Retry(attempts=10)
 
 
 class Activity(Generic[P, R]):
-    """A function whose result is recorded once. Called in a workflow it is a step; elsewhere it is an ordinary call."""
+    """A function whose result is recorded once.
+
+    Called in a workflow it is a step. Awaited anywhere else it simply runs the function.
+    """
 
     def __init__(
         self,
         function: Callable[P, Any],
         name: str,
         retry: Retry,
-        timeout: timedelta | None,
+        timeout: Duration | None,
         transactional: bool = False,
+        origin: "Activity[P, R] | None" = None,
     ) -> None:
+        if not isinstance(retry, Retry):
+            raise TypeError(f"retry= of activity {name!r} must be a Retry, such as Retry(attempts=3), not {retry!r}")
         self.transactional = transactional
         self.function = function
         self.name = limits.name(name, "activity name", 150)
         self.retry = retry
-        self.timeout = timeout
+        self.timeout = None if timeout is None else seconds(timeout, f"timeout= of activity {name!r}", positive=True)
         self.plain = not inspect.iscoroutinefunction(function)
-        self.undo: Activity[..., Any] | None = None
+        self.signature = Signature.of(function)  # how arguments and result are written
+        self._origin = origin  # what `options()` was called on: compensations belong to it
+        self._undo: Activity[..., Any] | None = None
         update_wrapper(self, function)
 
-    @cached_property
-    def signature(self) -> Signature:
-        """How arguments and result are written."""
-        return Signature.of(self.function)
+    @property
+    def undo(self) -> "Activity[..., Any] | None":
+        """The compensation, if there is one."""
+        return self._undo if self._origin is None else self._origin.undo
+
+    @property
+    def compensated_name(self) -> str:
+        """The name under which the compensation is registered."""
+        return self.name if self._origin is None else self._origin.compensated_name
 
     @overload
     def compensation(self, function: Undo, /) -> "Activity[..., Any]": ...
 
     @overload
     def compensation(
-        self, function: None = None, /, *, retry: Retry = ..., timeout: timedelta | None = None
+        self, function: None = None, /, *, retry: Retry = ..., timeout: Duration | None = None
     ) -> "Callable[[Undo], Activity[..., Any]]": ...
 
     def compensation(
-        self, function: Undo | None = None, /, *, retry: Retry = UNDO_RETRY, timeout: timedelta | None = None
+        self, function: Undo | None = None, /, *, retry: Retry = UNDO_RETRY, timeout: Duration | None = None
     ) -> Any:
-        """Say how to undo this activity, with those of its arguments that the function names, and its `result`.
+        """Register the function that undoes this activity.
 
-        When the workflow fails or is cancelled, what was done is undone in reverse order.
+        It takes those of the activity's arguments that it names, and optionally its `result`. When the workflow fails
+        or is cancelled, the compensations of completed steps run in reverse order.
         """
 
         def define(function: Undo) -> "Activity[..., Any]":
-            self.undo = Activity(function, function.__name__, retry, timeout)
-            _register(COMPENSATIONS, self.name, self)
-            return self.undo
+            _check_function(function, "a compensation")
+            self._undo = Activity(function, function.__name__, retry, timeout)
+            _register("activities with a compensation", COMPENSATIONS, self.name, self)
+            return self._undo
 
         return define if function is None else define(function)
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Awaitable[R]:
+    def options(
+        self, *, retry: Retry | None = None, timeout: Duration | None = None, name: str | None = None
+    ) -> "Activity[P, R]":
+        """Return this activity with other settings, for one call: `await charge.options(timeout=60)(order_id)`."""
+        return Activity(
+            self.function,
+            name or self.name,
+            self.retry if retry is None else retry,
+            self.timeout if timeout is None else timeout,
+            self.transactional,
+            self,
+        )
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[object, None, R]:
         run = ambient.current_run()
         if run is None:
-            return self.function(*args, **kwargs)  # type: ignore[no-any-return]
-        return run.activity(self, args, kwargs)
+            return _named(self._run_here(args, kwargs), self.function)
+        return _named(run.activity(self, args, kwargs), self.function)
+
+    async def _run_here(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> R:
+        result: Any = self.function(*args, **kwargs)
+        return cast(R, result if self.plain else await result)
 
     def __repr__(self) -> str:
         return f"<activity {self.name}>"
 
 
-class Workflow(Generic[P, R]):
-    """An async function that survives crashes. `start` runs it durably; called in another workflow it is a child."""
+@dataclass(frozen=True, slots=True)
+class StartOptions:
+    """How a run is started; see `Workflow.options`."""
+
+    id: str | None = None
+    at: datetime | None = None
+    after: Duration | None = None
+    timeout: Duration | None = None
+    if_exists: IfExists = "return"
+    in_transaction: object = None
+
+    def __post_init__(self) -> None:
+        names.run_id(self.id)
+        if self.at is not None:
+            moment(self.at, "options(at=)")
+        if self.at is not None and self.after is not None:
+            raise TypeError("options() takes at= or after=, not both")
+        if self.if_exists not in get_args(IfExists):
+            raise ValueError(f'options(if_exists=) must be "return" or "error", not {self.if_exists!r}')
+        for name, positive in (("after", False), ("timeout", True)):
+            given = getattr(self, name)
+            if given is not None:
+                span = timedelta(seconds=seconds(given, f"options({name}=)", positive=positive))
+                object.__setattr__(self, name, span)
+
+    def given(self) -> list[str]:
+        """Return the names of the options that differ from their defaults."""
+        return [each.name for each in fields(self) if getattr(self, each.name) != each.default]
+
+
+class Startable(Generic[P, R]):
+    """A workflow, by itself or with options: it can be started, or called."""
+
+    _workflow: "Workflow[P, R]"
+    _options: StartOptions
+
+    async def start(self, *args: P.args, **kwargs: P.kwargs) -> Handle[R]:
+        """Start a run with these arguments and return a handle on it; the run is stored when this returns."""
+        request = self._request(args, kwargs)
+        decode = self._workflow.signature.decode_result
+        run = ambient.current_run()
+        if self._options.in_transaction is not None:
+            if run is not None:
+                raise NotDurableError("in_transaction= is for use outside a workflow: start the run in an activity")
+            return await start_in(self._options.in_transaction, request, decode)
+        if run is not None:
+            call = self._workflow.call(args, kwargs, request.input_data, self._options.id)
+            return Handle((IN_BODY, await run.effect("start", starting(request), call, str)), decode)
+        return Handle(await ambient.current_app().start(request), decode)
+
+    def start_sync(self, *args: P.args, **kwargs: P.kwargs) -> Handle[R]:
+        """Start a run in the transaction of a blocking connection: `options(in_transaction=connection)`.
+
+        The run is written at once, on that connection, and begins if and when its transaction commits.
+        """
+        name = self._workflow.name
+        if self._options.in_transaction is None:
+            raise TypeError(
+                f"{name}.start_sync() needs a blocking connection with an open transaction: "
+                f"{name}.options(in_transaction=connection).start_sync(…); in a coroutine use `await {name}.start(…)`"
+            )
+        if ambient.current_run() is not None:
+            raise NotDurableError("start_sync() is for use outside a workflow: start the run in an activity")
+        request = self._request(args, kwargs)
+        return start_in_sync(self._options.in_transaction, request, self._workflow.signature.decode_result)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[object, None, R]:
+        """Start a run and wait for its result; in a workflow the run is a child of the one that calls."""
+        run = ambient.current_run()
+        if run is None:
+            self._workflow.signature.bind(args, kwargs)  # a call with wrong arguments raises at the call
+            return _named(self._start_and_wait(*args, **kwargs), self._workflow.function)
+        if given := self._options.given():
+            raise TypeError(
+                f"a child takes no options, and {self._workflow.name} was given {', '.join(given)}: use "
+                f"`await {self._workflow.name}.options(…).start(…)` for a run of its own, and asyncio.timeout() or "
+                "sleep() for times"
+            )
+        data = self._workflow.signature.bind_checked(args, kwargs)
+        child = run.child(self._workflow, data, self._workflow.call(args, kwargs, data))
+        return _named(child, self._workflow.function)
+
+    async def _start_and_wait(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        name = self._workflow.name
+        if self._options.in_transaction is not None:
+            raise TypeError(f"in_transaction= is for {name}.options(…).start(…): nothing runs before your commit")
+        if ambient.ATTEMPT.get() is not None:
+            where = "in an activity"
+        elif not ambient.is_open():
+            where = "where no App or Client is open"
+        else:
+            return await (await self.start(*args, **kwargs)).result()
+        raise OutsideWorkflowError(
+            f"workflow {name!r} was called {where}, so nothing would make it durable: use `await {name}.start(…)` "
+            f"inside `async with App(url):`, or `await {name}.function(…)` to run the plain function"
+        )
+
+    def _request(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> StartRequest:
+        workflow, options = self._workflow, self._options
+        return StartRequest(
+            workflow.name,
+            workflow.signature.bind_checked(args, kwargs),
+            options.id,
+            options.at,
+            cast("timedelta | None", options.after),
+            options.if_exists,
+            workflow.source_hash,
+            workflow.source,
+            cast("timedelta | None", options.timeout),
+            workflow.signature.unbind,
+        )
+
+
+class ConfiguredWorkflow(Startable[P, R]):
+    """A workflow with options for starting it."""
+
+    def __init__(self, workflow: "Workflow[P, R]", options: StartOptions) -> None:
+        self._workflow = workflow
+        self._options = options
+
+    def __repr__(self) -> str:
+        given = ", ".join(f"{name}={getattr(self._options, name)!r}" for name in self._options.given())
+        return f"<workflow {self._workflow.name} with {given or 'no options'}>"
+
+
+class Workflow(Startable[P, R]):
+    """An async function that survives crashes.
+
+    `start` starts a run and returns a handle. A call starts a run and waits for its result: as a child of the calling
+    workflow, or from anywhere else with an open App or Client.
+    """
+
+    _options = StartOptions()
 
     def __init__(
         self, function: Callable[P, Coroutine[Any, Any, R]], name: str, max_tries: int | None, schedule: Schedule | None
     ) -> None:
-        if not inspect.iscoroutinefunction(function):
-            raise TypeError(f"a workflow is an `async def`, and {function!r} is not")
+        self._workflow = self
         self.function = function
         self.name = limits.name(name, "workflow name")
         self.max_tries = max_tries
         self.schedule = schedule
+        self.signature = Signature.of(function)  # how arguments and result are written
         self.undo: Activity[..., Any] | None = None
         self.failure_handler: Activity[..., Any] | None = None
         update_wrapper(self, function)
-
-    @cached_property
-    def signature(self) -> Signature:
-        """How arguments and result are written."""
-        return Signature.of(self.function)
 
     @cached_property
     def source(self) -> str:
@@ -152,118 +280,83 @@ class Workflow(Generic[P, R]):
         """Tells versions of the code apart."""
         return hashlib.sha256(self.source.encode()).hexdigest()
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
-        run = ambient.current_run()
-        if run is not None:
-            data = self.signature.bind(args, kwargs)
-            return run.child(self, data, self._call(args, kwargs, data))
-        return self.function(*args, **kwargs)
+    def options(
+        self,
+        *,
+        id: str | None = None,
+        at: datetime | None = None,
+        after: Duration | None = None,
+        timeout: Duration | None = None,
+        if_exists: IfExists = "return",
+        in_transaction: object = None,
+    ) -> ConfiguredWorkflow[P, R]:
+        """Return this workflow with options for starting it: `await order.options(id="order-1").start("A-1")`.
+
+        - `id`: the run's id (default: a new one). With `if_exists="return"`, starting the same workflow with the same
+          input again returns a handle on the existing run, finished or not; anything else that has the id is a
+          `RunExistsError`. With `if_exists="error"` any run that has the id is.
+        - `at` or `after`: when the run begins (default: now).
+        - `timeout`: cancel the run if it has not ended by then, counted from the start.
+        - `in_transaction`: a connection of yours with an open transaction. The run begins if and when you commit.
+          With a blocking connection use `start_sync()`.
+        """
+        return ConfiguredWorkflow(self, StartOptions(id, at, after, timeout, if_exists, in_transaction))
 
     def compensation(self, function: Undo, /) -> Activity[..., Any]:
-        """Say how to undo a child that has completed, for when its parent fails later; it gets its `result`."""
+        """Register the function that undoes a completed child when its parent fails later; it takes its `result`."""
+        _check_function(function, "a compensation")
         self.undo = Activity(function, function.__name__, UNDO_RETRY, None)
-        _register(UNDOABLE_WORKFLOWS, self.name, self)
+        _register("workflows with a compensation", UNDOABLE_WORKFLOWS, self.name, self)
         return self.undo
 
     def on_failure(self, function: Undo, /) -> Activity[..., Any]:
-        """Call this once the run has failed or was cancelled and everything is undone; it gets `error`, a text."""
+        """Register the function to call after the run failed or was cancelled and its compensations ran.
+
+        It takes `error`, a text.
+        """
+        _check_function(function, "a failure handler")
         self.failure_handler = Activity(function, function.__name__, UNDO_RETRY, None)
         return self.failure_handler
 
-    @overload
-    def start(
-        self,
-        *args: object,
-        id: str | None = None,
-        at: datetime | None = None,
-        after: timedelta | None = None,
-        timeout: timedelta | None = None,
-        in_transaction: BlockingConnection,
-        if_exists: IfExists = "same",
-        **kwargs: object,
-    ) -> Started[R]: ...
-
-    @overload
-    def start(
-        self,
-        *args: object,
-        id: str | None = None,
-        at: datetime | None = None,
-        after: timedelta | None = None,
-        timeout: timedelta | None = None,
-        in_transaction: object = None,
-        if_exists: IfExists = "same",
-        **kwargs: object,
-    ) -> Coroutine[Any, Any, Handle[R]]: ...
-
-    def start(
-        self,
-        *args: object,
-        id: str | None = None,
-        at: datetime | None = None,
-        after: timedelta | None = None,
-        timeout: timedelta | None = None,
-        in_transaction: object = None,
-        if_exists: IfExists = "same",
-        **kwargs: object,
-    ) -> Coroutine[Any, Any, Handle[R]]:
-        """Start a run with these arguments; durable when it returns.
-
-        The same id again with the same input gives a handle on the run that is there, finished or not; with another
-        input, or with `if_exists="error"`, it is an `InstanceExistsError`. `at` or `after` put the beginning off. With
-        `timeout` the run is cancelled when it takes longer than that, from now.
-
-        With `in_transaction`, a connection of yours that has a transaction open, the start is part of that
-        transaction: the run begins if and when you commit. A blocking connection is written to at the call, and the
-        start need not be awaited.
-        """
-        if timeout is not None and timeout > limits.SPAN_MAX:
-            raise LimitError(f"timeout= of {self.name}.start() is at most a hundred years, not {timeout}")
-        data = self.signature.bind(args, kwargs)
-        code = self.source_hash, self.source
-        request = StartRequest(self.name, data, id, at, after, if_exists, *code, timeout, self.signature.unbind)
-        if in_transaction is None:
-            run = ambient.current_run()
-            return self._start(request, None if run is None else self._call(args, kwargs, data, id))
-        if ambient.current_run() is not None:
-            raise NotDurableError("in_transaction= is for use outside a workflow: start the run in an activity")
-        return start_in(in_transaction, request, self.signature.decode_result)
-
-    def _call(self, args: Sequence[object], kwargs: Mapping[str, object], data: bytes, *about: object) -> Call:
-        """What tells this start of a run from another one at the same place of a body."""
+    def call(self, args: Sequence[object], kwargs: Mapping[str, object], data: bytes, *about: object) -> Call:
+        """Return what tells this start of a run from another one at the same place of a body."""
         return Call(*about, *self.signature.values(args, kwargs), encoded=data, what=self.name)
-
-    async def _start(self, request: StartRequest, call: Call | None) -> Handle[R]:
-        run = ambient.current_run()
-        if run is not None and call is not None:
-            started = await run.effect("start", starting(request), call, str)
-            return Handle((IN_BODY, started), self.signature.decode_result)
-        return Handle(await ambient.current_app().start(request), self.signature.decode_result)
 
     def __repr__(self) -> str:
         return f"<workflow {self.name}>"
 
 
-def _mark_coroutine(function: Any) -> None:
-    """Have frameworks await what a function gives, though it is no `async def`."""
+def _named(coroutine: Coroutine[Any, Any, R], function: Callable[..., Any]) -> Coroutine[object, None, R]:
+    """Have Python call it like the user's function: "coroutine 'charge' was never awaited"."""
+    named: Any = coroutine
+    named.__name__, named.__qualname__ = function.__name__, function.__qualname__
+    return coroutine  # its type has no Any: with one, mypy gives up on gather() of calls with different results
+
+
+def _mark_coroutine(callable: Any) -> None:
+    """Have frameworks await what instances of a class return when called, though they are no `async def`."""
     if hasattr(inspect, "markcoroutinefunction"):  # since 3.12
-        inspect.markcoroutinefunction(function)
+        inspect.markcoroutinefunction(callable)
     else:
-        function._is_coroutine = asyncio.coroutines._is_coroutine  # type: ignore[attr-defined]
+        callable._is_coroutine = asyncio.coroutines._is_coroutine  # type: ignore[attr-defined]
 
 
-_mark_coroutine(Workflow.start)
+_mark_coroutine(Startable)
+_mark_coroutine(Startable.__call__)
+_mark_coroutine(Activity)
+_mark_coroutine(Activity.__call__)
 
-WORKFLOWS: dict[str, Workflow[..., Any]] = {}  # every one that was defined; an App may serve fewer
-COMPENSATIONS: dict[str, Activity[..., Any]] = {}  # the activities that can be undone, by name
-UNDOABLE_WORKFLOWS: dict[str, Workflow[..., Any]] = {}  # and the children
+WORKFLOWS: dict[str, Workflow[..., Any]] = {}  # all that are defined; an App may serve fewer
+ACTIVITIES: dict[str, Activity[..., Any]] = {}
+COMPENSATIONS: dict[str, Activity[..., Any]] = {}  # the activities that have one, by name
+UNDOABLE_WORKFLOWS: dict[str, Workflow[..., Any]] = {}
 
 
-def _register(known: dict[str, Any], name: str, defined: Any) -> None:
+def _register(kind: str, known: dict[str, Any], name: str, defined: Any) -> None:
     other = known.get(name)
     if other is not None and _home(other.function) != _home(defined.function):
         raise ValueError(
-            f"two of them are called {name!r}, in {_home(other.function)} and {_home(defined.function)}: "
+            f"two {kind} are named {name!r}, in {_home(other.function)} and {_home(defined.function)}: "
             "give one of them another name="
         )
     known[name] = defined
@@ -271,6 +364,29 @@ def _register(known: dict[str, Any], name: str, defined: Any) -> None:
 
 def _home(function: Callable[..., Any]) -> str:
     return f"{function.__module__}.{function.__qualname__}"
+
+
+def _check_function(function: object, what: str, *, asynchronous: bool = False) -> None:
+    """Raise `TypeError` unless this is a function that can be recorded and replayed."""
+    kind = "an `async def` function" if asynchronous else "a function"
+    if isinstance(function, Activity | Workflow):
+        raise TypeError(f"{function!r} is already decorated: a function is a workflow or an activity, not both")
+    if isinstance(function, staticmethod | classmethod):
+        raise TypeError(f"{what} must be {kind} of a module, not a {type(function).__name__}")
+    if not inspect.isfunction(function):
+        raise TypeError(f"{what} must be {kind}, not {function!r}")
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise TypeError(f"{what} must return its result, and {function.__qualname__} is a generator (it has a `yield`)")
+    if asynchronous and not inspect.iscoroutinefunction(function):
+        raise TypeError(f"{what} must be an `async def`, and {function.__qualname__} is a plain function")
+
+
+def _name(given: object, function: Callable[..., Any], what: str) -> str:
+    if given is not None and not isinstance(given, str):
+        raise TypeError(f"name= of {what} must be a text, not {given!r}")
+    if given is None and function.__name__ == "<lambda>":
+        raise TypeError(f"{what} needs a name, and a lambda has none: use def, or name=")
+    return given or function.__name__
 
 
 @overload
@@ -298,24 +414,24 @@ def workflow(
     cron: str | None = None,
     zone: str = "UTC",
 ) -> Any:
-    """Make an `async def` a workflow, called `name` or like the function; with `cron`, one that starts by the clock.
+    """Make an `async def` function a workflow.
 
-    Calls in it that no replay could repeat are warned of, or refused with `strict`. A run that ends this many tries in
-    a row without progress fails; by default it waits for ever for code that fits.
+    - `name`: the name that is stored with each run (default: the function's name).
+    - `max_tries`: fail a run after this many tries in a row without progress (default: retry forever with back-off).
+    - `strict`: raise `NotDurableError` for calls in the body that differ on replay (default: warn).
+    - `cron`, `zone`: start a run on this schedule, such as `"0 9 * * mon-fri"` in `"Europe/Berlin"`.
     """
+    if max_tries is not None and (not isinstance(max_tries, int) or isinstance(max_tries, bool) or max_tries < 1):
+        raise ValueError(f"workflow(max_tries=) must be a whole number of at least 1, not {max_tries!r}")
 
     def define(function: Callable[P, Coroutine[Any, Any, R]]) -> Workflow[P, R]:
+        _check_function(function, "a workflow", asynchronous=True)
         schedule = None if cron is None else Schedule(cron, zone)
         if cron is not None:
             _check_scheduled(function)
-        made = Workflow(function, name or function.__name__, max_tries, schedule)
-        taken = RESERVED.intersection(inspect.signature(function).parameters)
-        if taken:
-            raise TypeError(
-                f"start() needs {', '.join(sorted(taken))} for itself: rename that parameter of {made.name}"
-            )
+        made = Workflow(function, _name(name, function, "a workflow"), max_tries, schedule)
         check_source(function, strict=strict)
-        _register(WORKFLOWS, made.name, made)
+        _register("workflows", WORKFLOWS, made.name, made)
         return made
 
     return define if function is None else define(function)
@@ -331,7 +447,7 @@ def activity(function: Callable[P, R], /) -> Activity[P, R]: ...
 
 @overload
 def activity(
-    *, name: str | None = None, retry: Retry = ..., timeout: timedelta | None = None, transactional: bool = False
+    *, name: str | None = None, retry: Retry = ..., timeout: Duration | None = None, transactional: bool = False
 ) -> "Decorator": ...
 
 
@@ -341,28 +457,41 @@ def activity(
     *,
     name: str | None = None,
     retry: Retry = Retry(),  # noqa: B008 - frozen
-    timeout: timedelta | None = None,
+    timeout: Duration | None = None,
     transactional: bool = False,
 ) -> Any:
     """Make a function an activity: its result is recorded once, its failures are retried.
 
-    `timeout` is for each attempt. A plain function runs in a thread. With `transactional` its SQL on `connection()`,
-    what it sends and its result are one transaction: it takes effect exactly once.
+    - `name`: the name that is stored with each step (default: the function's name).
+    - `retry`: the retry policy (default: `Retry()`, three attempts).
+    - `timeout`: for each attempt (default: none).
+    - `transactional`: the SQL on `connection()`, what the activity sends and its result are one transaction, so that
+      it takes effect exactly once.
+
+    A plain function runs in a thread.
     """
+    if not isinstance(transactional, bool):
+        raise TypeError(f"activity(transactional=) must be True or False, not {transactional!r}")
 
     def define(function: Callable[..., Any]) -> Activity[..., Any]:
-        return Activity(function, name or function.__name__, retry, timeout, transactional)
+        _check_function(function, "an activity")
+        made: Activity[..., Any] = Activity(
+            function, _name(name, function, "an activity"), retry, timeout, transactional
+        )
+        if "<locals>" not in function.__qualname__:  # those of a function are made anew at each call
+            _register("activities", ACTIVITIES, made.name, made)
+        return made
 
     return define if function is None else define(function)
 
 
 def _check_scheduled(function: Callable[..., Any]) -> None:
-    """Refuse a workflow that the clock could not start: nobody gives it arguments."""
+    """Refuse a workflow that a schedule could not start: a tick has no arguments."""
     free = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.default is inspect.Parameter.empty and parameter.kind not in free:
             raise TypeError(
-                f"{function.__qualname__} starts by the clock (cron=), which gives it no arguments: give its parameter "
+                f"{function.__qualname__} is scheduled (cron=), so it is started without arguments: give its parameter "
                 f"{name!r} a default"
             )
 

@@ -1,17 +1,21 @@
 """Handles: how a program looks at a run, wherever it runs."""
 
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Generic, Literal, NoReturn, Protocol, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from perdure.engine.codec import decode
+from perdure.engine.durations import Duration, seconds
+from perdure.errors import RunExistsError
 from perdure.model.records import HistoryEvent, WorkflowInstance
 from perdure.model.states import WorkflowStatus
 
 R = TypeVar("R", covariant=True)
 
-IfExists = Literal["same", "error"]
+SHOWN_MAX = 200  # bytes of an input in an error
+
+IfExists = Literal["return", "error"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,15 +33,25 @@ class StartRequest:
     timeout: timedelta | None
     read: Callable[[bytes], object]  # what the input says, to compare it with another
 
+    def differs_from(self, id: str, workflow_name: str, inputs: Sequence[bytes]) -> RunExistsError | None:
+        """Return the error to raise if a run with this id, this workflow and one of these inputs is another one."""
+        if self.if_exists == "error":
+            return RunExistsError(f'run {id!r} already exists, and if_exists="error" was given: use another id')
+        if workflow_name != self.workflow_name:
+            return RunExistsError(
+                f"run {id!r} already exists, as a run of workflow {workflow_name!r} and not of {self.workflow_name!r}: "
+                "use another id"
+            )
+        if any(map(self.asks_for, inputs)):
+            return None
+        return RunExistsError(
+            f"run {id!r} ({self.workflow_name}) already exists with different input: it has {_shown(inputs[0])}, and "
+            f"this start has {_shown(self.input_data)}; use another id, or get() the existing run"
+        )
+
     def asks_for(self, input_data: bytes) -> bool:
         """Whether a run with this input is the one."""
         return self.read(input_data) == self.read(self.input_data)
-
-
-class BlockingConnection(Protocol):
-    """A connection that is not awaited, of whatever driver."""
-
-    def commit(self) -> None: ...
 
 
 class Runs(Protocol):
@@ -68,12 +82,12 @@ class Handle(Generic[R]):
         self._runs, self.id = started
         self._decode = decode
 
-    async def result(self, timeout: timedelta | float | None = None) -> R:
-        """Wait for the run's end and give what it returned.
+    async def result(self, timeout: Duration | None = None) -> R:
+        """Wait until the run has ended and return its result.
 
         Raises `WorkflowFailedError`, whose cause is the run's error, `WorkflowCancelledError`, or `TimeoutError`.
         """
-        span = timedelta(seconds=timeout) if isinstance(timeout, int | float) else timeout
+        span = None if timeout is None else timedelta(seconds=seconds(timeout, "result(timeout=)"))
         return self._decode(await self._runs.finished(self.id, span))
 
     async def status(self) -> WorkflowStatus:
@@ -100,23 +114,9 @@ class Handle(Generic[R]):
         return f"<handle on {self.id}>"
 
 
-class Started(Handle[R], Coroutine[Any, Any, Handle[R]]):
-    """A handle on a run that is stored already: it may be awaited like any start, and need not be."""
-
-    __slots__ = ()
-
-    def __await__(self) -> Generator[Any, Any, Handle[R]]:
-        yield from ()
-        return self
-
-    def send(self, value: object, /) -> NoReturn:
-        raise StopIteration(self)
-
-    def throw(self, *error: Any) -> NoReturn:
-        raise error[0]
-
-    def close(self) -> None:
-        return
+def _shown(data: bytes) -> str:
+    text = data.decode("utf-8", "replace")
+    return text if len(text) <= SHOWN_MAX else text[:SHOWN_MAX] + "…"
 
 
 def plain(data: bytes) -> Any:

@@ -22,6 +22,7 @@ from itertools import count
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, TypeVarTuple, Unpack
+from weakref import WeakKeyDictionary
 from zlib import crc32
 
 from perdure.engine.guard import came_by_signal
@@ -158,6 +159,7 @@ class BodyLoop(_Refusing):
         self._ready: deque[asyncio.Handle] = deque()
         self._time = 0.0
         self._root = Scope()
+        self._places: WeakKeyDictionary[object, str] = WeakKeyDictionary()
         self._tasks: dict[BodyTask[Any], None] = {}  # kept alive: a forgotten task must not end by collection
         self._ordered: dict[int, asyncio.Task[Any]] = {}
         high = (crc32(seed.encode()) & 0x3FFFFFFF) << 32  # low bits by number, so that small sets are in order
@@ -310,10 +312,15 @@ class BodyLoop(_Refusing):
         self._check_open()
         if (origin := _AsCompleted.calling(sys._getframe(1))) is not None:
             return self._as_ordered(origin, coro)
-        path = self._scope().next()
+        path = self._places.pop(coro, None) or self._scope().next()
         context = copy_context() if context is None else context.copy()
         # asyncio would count all tasks of the process for the name
         return self._task(coro, Scope(path), f"Task-{path}" if name is None else name, context, options)
+
+    def placed(self, coro: Coroutine[Any, Any, T], path: str) -> Coroutine[Any, Any, T]:
+        """Have the task that is made of a coroutine, if one is, take this path and none of its own."""
+        self._places[coro] = path
+        return coro
 
     def _task(self, coro: Any, scope: Scope, name: object, context: Context, options: Any) -> asyncio.Task[Any]:
         enter(context, scope)

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime, timedelta
 
+from perdure.engine.durations import Duration, seconds
 from perdure.engine.supervision import Supervised
 from perdure.errors import StorageError
 from perdure.model.limits import LEASE_MAX_SEC, SPAN_MAX
@@ -34,28 +35,30 @@ CLOCK_SEC = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How long things are kept once they are over; None keeps them for ever.
+    """How long data is kept after it is no longer needed; None (the default) keeps it forever.
 
-    `finished` runs go with their histories and archives, `messages` that no live subscriber waits for with the ids of
-    their publishers, and `outbox` events that were published. It is looked after `every` so often.
+    - `finished`: runs that have ended, with their histories and archives.
+    - `messages`: messages that no live subscriber waits for, with the ids by which they are de-duplicated.
+    - `outbox`: events that were published.
+    - `every`: sweep interval (default: one hour).
     """
 
-    finished: timedelta | None = None
-    messages: timedelta | None = None
-    outbox: timedelta | None = None
-    every: timedelta = timedelta(hours=1)
+    finished: Duration | None = None
+    messages: Duration | None = None
+    outbox: Duration | None = None
+    every: Duration = timedelta(hours=1)
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            span = getattr(self, field.name)
+            given = getattr(self, field.name)
             longest = timedelta(seconds=LEASE_MAX_SEC) if field.name == "every" else SPAN_MAX
-            if span is None and field.name != "every":
-                continue
-            if not isinstance(span, timedelta) or not timedelta(0) < span <= longest:
-                raise ValueError(
-                    f"Retention({field.name}=) must be a timedelta above 0 and of at most {longest.days} days, "
-                    f"not {span!r}"
-                )
+            if given is not None or field.name == "every":
+                seconds(given, f"Retention({field.name}=)", positive=True, longest=longest)
+
+    @staticmethod
+    def span(duration: Duration | None) -> timedelta | None:
+        """Return one of the durations as a timedelta."""
+        return timedelta(seconds=duration) if isinstance(duration, int | float) else duration
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +75,8 @@ async def sweep(storage: Storage, retention: Retention, *, dry_run: bool = False
     """Remove what is older than the policy says, or only count it."""
     began = time.monotonic()
     swept = await (_survey(storage, retention) if dry_run else _sweep(storage, retention))
-    seconds = round(time.monotonic() - began, 3)
-    log.info("retention.swept", extra={**asdict(swept), "seconds": seconds})
+    took = round(time.monotonic() - began, 3)
+    log.info("retention.swept", extra={**asdict(swept), "seconds": took})
     return swept
 
 
@@ -82,7 +85,7 @@ async def sweep_for_ever(
 ) -> None:
     """A worker's duty."""
     task = task or Supervised("retention")
-    every_sec = retention.every.total_seconds()
+    every_sec = seconds(retention.every, "every")
     delay = random.uniform(0, min(SOON_SEC, every_sec))  # nosec B311 # a pause
     while True:
         await asyncio.sleep(delay)
@@ -101,7 +104,7 @@ async def sweep_for_ever(
 
 async def _sweep(storage: Storage, retention: Retention) -> Swept:
     """Runs first: what only they still needed can go in the same sweep."""
-    finished, messages, outbox = retention.finished, retention.messages, retention.outbox
+    finished, messages, outbox = map(Retention.span, (retention.finished, retention.messages, retention.outbox))
     return Swept(
         0 if finished is None else await _all(lambda: storage.delete_instances(finished, BATCH), BATCH),
         0 if messages is None else await _all(lambda: storage.cleanup_old_channel_messages(messages, limit=PAGE), PAGE),
@@ -131,10 +134,11 @@ async def _rest(seconds: float) -> None:
 
 async def _survey(storage: Storage, retention: Retention) -> Swept:
     now = await database_now(storage)
+    finished, outbox = Retention.span(retention.finished), Retention.span(retention.outbox)
     return Swept(
-        0 if retention.finished is None else await _count_finished(storage, now - retention.finished),
+        0 if finished is None else await _count_finished(storage, now - finished),
         0 if retention.messages is None else None,  # who still needs one is known only while its channel is locked
-        0 if retention.outbox is None else await _count_published(storage, now - retention.outbox),
+        0 if outbox is None else await _count_published(storage, now - outbox),
         dry_run=True,
     )
 

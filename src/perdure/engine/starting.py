@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from perdure.engine import names
 from perdure.engine.codec import encode
 from perdure.engine.handles import StartRequest
-from perdure.errors import EngineError, InstanceExistsError, NotDurableError, RunNotFoundError
+from perdure.errors import EngineError, InstanceExistsError, NotDurableError, RunExistsError, RunNotFoundError
 from perdure.model.records import HistoryEvent, HistoryEventType, Lease, TimerSubscription, WorkflowInstance
 from perdure.model.states import WorkflowStatus
 from perdure.storage.contract import Storage
@@ -43,8 +43,7 @@ async def start(storage: Storage, request: StartRequest, create: Create) -> str:
         else:
             await _create_with_times(storage, instance, request)
     except InstanceExistsError:
-        if request.if_exists == "error" or not await _is_same(storage, request, instance.instance_id):
-            raise
+        await _check_existing(storage, request, instance.instance_id)
     return instance.instance_id
 
 
@@ -62,19 +61,20 @@ async def _create_with_times(storage: Storage, instance: WorkflowInstance, reque
             await storage.register_timer_subscription(timer, after=request.after)
 
 
-async def _is_same(storage: Storage, request: StartRequest, instance_id: str) -> bool:
-    """Whether the run with this id is the one that is asked for: it has the input now, or began with it."""
+async def _check_existing(storage: Storage, request: StartRequest, instance_id: str) -> None:
+    """Raise `RunExistsError` unless the run with this id is the one to be started: it has the input, or began so."""
     found = await storage.get_instance(instance_id)
-    if found is None or found.workflow_name != request.workflow_name:
-        return False
-    if request.asks_for(found.input_data):
-        return True
-    if found.continued_from is None:
-        return False
-    first = await storage.get_instance(first_generation(instance_id))
-    if first is None or first.status is not WorkflowStatus.RECURRED:
-        return True  # removed by retention: what it began with is not known any more
-    return request.asks_for(first.input_data)
+    if found is None:
+        raise RunExistsError(f"run {instance_id!r} existed a moment ago and was removed: start it again")
+    inputs = [found.input_data]
+    if found.continued_from is not None:
+        first = await storage.get_instance(first_generation(instance_id))
+        if first is None or first.status is not WorkflowStatus.RECURRED:
+            inputs.append(request.input_data)  # removed by retention: what the run began with is not known any more
+        else:
+            inputs.append(first.input_data)
+    if (error := request.differs_from(instance_id, found.workflow_name, inputs)) is not None:
+        raise error
 
 
 def first_generation(instance_id: str) -> str:

@@ -352,7 +352,7 @@ class Worker:
 
     def _forgets(self, tick: datetime) -> bool:
         """Whether retention may have removed the run of a tick: it must not be started a second time."""
-        kept = self._retention.finished if self._retention else None
+        kept = Retention.span(self._retention.finished) if self._retention else None
         return kept is not None and self.now() - tick >= kept
 
     async def _expire(self) -> int:

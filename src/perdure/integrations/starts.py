@@ -6,17 +6,16 @@ goes on as it was. The driver's own errors come through as they are.
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from perdure.database.dialects import new_driver
 from perdure.database.operation import Operation, Work
 from perdure.database.statements import Call, Room, parse
 from perdure.engine import ambient, names
 from perdure.engine.codec import encode
-from perdure.engine.handles import Handle, Runs, Started, StartRequest
+from perdure.engine.handles import Handle, Runs, StartRequest
 from perdure.engine.starting import BEGIN, DEADLINE, first_generation, new_id
 from perdure.errors import EngineError, InstanceExistsError, StorageError, TransactionError
 from perdure.integrations.foreign import Foreign, at_once, drive, recognised
@@ -85,17 +84,25 @@ VALUES (:workflow_name, :source_hash, :source_code, {now}) {on_conflict_do_nothi
 )
 
 
-def start_in(connection: object, request: StartRequest, decode: Callable[[bytes], R]) -> Coroutine[Any, Any, Handle[R]]:
-    """Write a start into the transaction that the connection has open: at the call if it blocks, else when awaited."""
+async def start_in(connection: object, request: StartRequest, decode: Callable[[bytes], R]) -> Handle[R]:
+    """Write a start into the transaction that an async connection has open."""
     foreign = recognised(connection)
-    runs = _runs(foreign)
     if foreign.blocking:
-        return Started((runs, at_once(_start(foreign, request))), decode)
-    return _awaited(foreign, request, runs, decode)
+        raise TypeError(_use(connection, "a blocking connection", "start_sync(…)"))
+    return Handle((_runs(foreign), await _start(foreign, request)), decode)
 
 
-async def _awaited(foreign: Foreign, request: StartRequest, runs: Runs, decode: Callable[[bytes], R]) -> Handle[R]:
-    return Handle((runs, await _start(foreign, request)), decode)
+def start_in_sync(connection: object, request: StartRequest, decode: Callable[[bytes], R]) -> Handle[R]:
+    """Write a start into the transaction that a blocking connection has open."""
+    foreign = recognised(connection)
+    if not foreign.blocking:
+        raise TypeError(_use(connection, "an async connection", "`await start(…)`"))
+    return Handle((_runs(foreign), at_once(_start(foreign, request))), decode)
+
+
+def _use(connection: object, kind: str, call: str) -> str:
+    name = f"{type(connection).__module__}.{type(connection).__qualname__}"
+    return f"the {name} given as in_transaction= is {kind}: use {call} with it"
 
 
 def _runs(foreign: Foreign) -> Runs:
@@ -104,7 +111,7 @@ def _runs(foreign: Foreign) -> Runs:
         app = ambient.current_app()
     except EngineError:
         return LATER
-    ours, theirs = new_driver(app.url).driver_name(), foreign.driver.name
+    ours, theirs = app.dialect(), foreign.driver.name
     if ours != theirs:
         raise EngineError(
             f"the connection given as in_transaction= is one of {theirs}, but the app's database is {ours}: "
@@ -174,13 +181,13 @@ def _is_there(request: StartRequest, find: Call) -> Operation[bool]:
     rows = yield find
     if not rows or rows[0][0] != request.id:
         return False
-    _, name, data, recurred = rows[0]
-    same = name == request.workflow_name and request.asks_for(data.encode())
-    if not same and recurred is not None and name == request.workflow_name:
+    id, name, data, recurred = rows[0]
+    inputs = [data.encode()]
+    if recurred is not None:
         first = yield S.find_first(instance_id=first_generation(str(request.id)))
-        same = not first or request.asks_for(first[0][0].encode())
-    if request.if_exists == "error" or not same:
-        raise InstanceExistsError(f"an instance {request.id!r} is already there")
+        inputs.append(first[0][0].encode() if first else request.input_data)
+    if (error := request.differs_from(id, name, inputs)) is not None:
+        raise error
     return True
 
 

@@ -10,6 +10,7 @@ from perdure.errors import HistoryConflictError, LimitError, StorageError
 from perdure.model import limits
 from perdure.model.records import HistoryEvent, Lease
 from perdure.storage import transactions
+from perdure.storage.contract import HistoryManager
 from perdure.storage.fences import fence_params, refused
 from perdure.storage.sql import room
 from perdure.storage.transactions import Transactions
@@ -269,7 +270,9 @@ class HistoryIteratorOptions:
 class HistoryIterator:
     """Streams an instance's history in batches, so that a full one never sits in memory."""
 
-    def __init__(self, storage: History, instance_id: str, options: HistoryIteratorOptions | None = None) -> None:
+    def __init__(
+        self, storage: HistoryManager, instance_id: str, options: HistoryIteratorOptions | None = None
+    ) -> None:
         self._storage, self._instance_id = storage, instance_id
         self._batch_size = limits.page((options or HistoryIteratorOptions()).batch_size, PAGE)
         self._batch: list[HistoryEvent] = []

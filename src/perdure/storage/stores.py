@@ -46,7 +46,7 @@ class Rooms(
 
     def __init__(self, backend: Backend) -> None:
         super().__init__(backend)
-        self._opened = False
+        self._opened = self._closed = False
 
     async def initialize(self) -> None:
         """Connect and bring the schema up to date; any number of processes may do it at once."""
@@ -61,7 +61,18 @@ class Rooms(
 
     async def close(self) -> None:
         """Give every connection back."""
+        self._closed = True
         await self._backend.close()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it was opened, and not closed since."""
+        return self._opened and not self._closed
+
+    @property
+    def dialect(self) -> str:
+        """Which database this is: sqlite, postgresql or mysql."""
+        return self._backend.driver.name
 
     def db(self) -> Executor:
         """The database outside any transaction, for migrations and checks."""

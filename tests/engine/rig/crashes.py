@@ -45,7 +45,7 @@ from tests.engine.rig.effects import EFFECTS, Line
 from tests.engine.rig.entries import run_sql
 from tests.engine.rig.workflows import GATES, Executed, Mark
 
-QUICK = Retry(attempts=3, first=timedelta(milliseconds=5))
+QUICK = Retry(attempts=3, initial=timedelta(milliseconds=5))
 DROP_SEC = 0.3
 LEDGER = "crash_ledger"
 MOVED = "crash.moved"
@@ -303,7 +303,7 @@ async def _serve(fate: Fate) -> None:
         apps.__dict__["open_storage"] = Doom(fate.dies_at, fate.after).open
     served = importlib.import_module(fate.cast).CAST
     lease = timedelta(seconds=nursery.LEASE_SEC)
-    await App(fate.url, workflows=served, lease=lease, resident=fate.resident, hooks=[EFFECTS.hook]).serve()
+    await App(fate.url, workflows=served, lease=lease, max_cached_runs=fate.resident, hooks=[EFFECTS.hook]).serve()
 
 
 class Doom:

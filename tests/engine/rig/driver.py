@@ -92,7 +92,7 @@ class Driver:
     ) -> Handle[Account]:
         id = key or self._key()
         self.told.expected[id] = expected
-        handle = await self.persist(lambda: workflow.start(*args, id=id, timeout=LIMIT))
+        handle = await self.persist(lambda: workflow.options(id=id, timeout=LIMIT).start(*args))
         self.told.started.append(id)
         return handle
 

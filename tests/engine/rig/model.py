@@ -35,7 +35,7 @@ from tests.engine.rig.workflows import Executed, Mark
 
 SAID = "model.said"
 CAUGHT, LATE = -1, -2
-QUICK = Retry(attempts=3, first=timedelta(milliseconds=10))
+QUICK = Retry(attempts=3, initial=timedelta(milliseconds=10))
 
 Node = dict[str, Any]
 Plan = list[Node]

@@ -160,7 +160,7 @@ async def _serve(spec: WorkerSpec) -> None:
         spec.url,
         workflows=MIX if spec.probe is None else [*MIX, PROBE[spec.probe]],
         lease=timedelta(seconds=spec.lease_sec),
-        resident=spec.resident,
+        max_cached_runs=spec.resident,
         max_runs=spec.max_runs,
         hooks=[EFFECTS.hook],
     )

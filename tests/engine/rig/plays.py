@@ -36,7 +36,7 @@ class Play:
     async def run(self, client: Client) -> None:
         """Start it, send it what it waits for, early or late, and see its end."""
         await asyncio.sleep(self.chance.uniform(0, 1))
-        handle = await m.play.start(self.plan, [], id=self.id)
+        handle = await m.play.options(id=self.id).start(self.plan, [])
         streams = {label: iter(events) for label, events in self.events.items()}
         for label in self._turns():
             await asyncio.sleep(self.chance.choice((0, 0, 0, 0, 0.1, 0.3)))

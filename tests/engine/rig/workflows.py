@@ -98,17 +98,17 @@ async def slow_step(number: int) -> Mark:
     return executed.mark(number)
 
 
-@activity(retry=Retry(attempts=3, first=timedelta(milliseconds=20)))
+@activity(retry=Retry(attempts=3, initial=timedelta(milliseconds=20)))
 async def flaky() -> Mark:
     return await _second_time()
 
 
-@activity(retry=Retry(attempts=3, first=timedelta(seconds=1.3), jitter=0.1))
+@activity(retry=Retry(attempts=3, initial=timedelta(seconds=1.3), jitter=0.1))
 async def flaky_slowly() -> Mark:
     return await _second_time()
 
 
-@activity(retry=Retry(attempts=3, first=timedelta(seconds=PAUSE_SEC), jitter=0))
+@activity(retry=Retry(attempts=3, initial=timedelta(seconds=PAUSE_SEC), jitter=0))
 async def flaky_briefly() -> Mark:
     return await _second_time()
 
@@ -130,7 +130,7 @@ async def announce(job: str) -> Mark:
     return executed.mark(1)
 
 
-@activity(transactional=True, retry=Retry(attempts=100, first=timedelta(milliseconds=50), factor=1))
+@activity(transactional=True, retry=Retry(attempts=100, initial=timedelta(milliseconds=50), factor=1))
 async def entering(gate: str | None = None) -> Mark:
     """One row, in the transaction that records the result; its connection may break under it.
 

@@ -1,0 +1,147 @@
+"""Calls as users write them. A type checker has to report the lines that say so, and no other."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from random import Random
+from typing import assert_type
+
+from perdure import (
+    App,
+    Client,
+    Event,
+    Handle,
+    Message,
+    Retention,
+    Retry,
+    activity,
+    now,
+    random,
+    receive,
+    sleep,
+    timeout,
+    uuid4,
+    wait_event,
+    workflow,
+)
+
+
+@dataclass
+class Receipt:
+    number: str
+    amount: float
+
+
+@activity(retry=Retry(attempts=5, initial=0.2, maximum=timedelta(minutes=1)), timeout=10)
+async def charge(order_id: str, amount: float) -> Receipt:
+    return Receipt(order_id, amount)
+
+
+@activity
+def pack(order_id: str, *, gift: bool = False) -> int:
+    return len(order_id)
+
+
+@activity(name="shop.ship")
+def ship(order_id: str) -> str:
+    return order_id
+
+
+@workflow
+async def order(order_id: str, amount: float, *, gift: bool = False) -> Receipt:
+    async with asyncio.TaskGroup() as group:
+        paid = group.create_task(charge(order_id, amount))
+        packed = group.create_task(pack.options(timeout=60)(order_id, gift=gift))
+    assert_type(paid.result(), Receipt)
+    assert_type(packed.result(), int)
+    first, second = await asyncio.gather(charge(order_id, 1), ship(order_id))
+    assert_type(first, Receipt)
+    assert_type(second, str)
+    assert_type(await asyncio.wait_for(pack(order_id), 5), int)
+    assert_type(now(), datetime)
+    assert_type(random(), Random)
+    assert_type(uuid4().hex, str)
+    await sleep(1)
+    await sleep(timedelta(days=30))
+    async with timeout(5):
+        event = await wait_event("paid", where={"order": order_id}, timeout=60, data=Receipt)
+    assert_type(event, Event[Receipt])
+    assert_type(await receive("mail", type=str), Message[str])
+    await charge(order_id)  # wrong: an argument is missing
+    await charge(order_id, "9.5")  # wrong: text for a number
+    await charge(order_id, amount=9.5, when=now())  # wrong: no such parameter
+    await pack(order_id, True)  # wrong: by name only
+    await pack.options(timeout="60")(order_id)  # wrong: a text is no duration
+    await pack.options(retries=3)(order_id)  # wrong: no such option
+    await sleep("1")  # wrong: a text is no duration
+    number: int = await charge(order_id, amount)  # wrong: a receipt is no number
+    return number  # wrong: not a receipt
+
+
+@workflow(name="shop.nightly", cron="0 3 * * *", zone="Europe/Berlin", max_tries=3)
+async def nightly(days: int = 1) -> None:
+    receipt = await order("A-1", 1.0)
+    assert_type(receipt, Receipt)
+    await order("A-1")  # wrong: an argument is missing
+    await order("A-1", 1.0, True)  # wrong: by name only
+
+
+@activity(retry=3)  # wrong: not a Retry
+async def three() -> None: ...
+
+
+@activity(timeout="3")  # wrong: a text is no duration
+async def late() -> None: ...
+
+
+@workflow  # wrong: not an `async def`
+def plain() -> None: ...
+
+
+@workflow(nmae="plain")  # wrong: no such setting
+async def misspelt() -> None: ...
+
+
+Retry(attempts="3")  # wrong: text for a number
+Retry(first=1)  # wrong: no such parameter
+Retention(finished="30 days")  # wrong: a text is no duration
+
+
+async def program() -> None:
+    async with App("sqlite:///orders.db", lease=5, drain_timeout=timedelta(seconds=1), max_runs=10) as app:
+        run = await order.start("A-1", 9.5)
+        assert_type(run, Handle[Receipt])
+        assert_type(await run.result(timeout=5), Receipt)
+        assert_type(await order.options(id="order-A-1", after=60).start("A-1", 9.5, gift=True), Handle[Receipt])
+        assert_type(await order("A-1", 9.5), Receipt)
+        assert_type(await order.options(id="order-A-1")("A-1", amount=9.5), Receipt)
+        assert_type(await order.function("A-1", 9.5), Receipt)
+        assert_type(await nightly.options(at=datetime(2030, 1, 1, tzinfo=UTC)).start(), Handle[None])
+        assert_type(order.options(in_transaction=object()).start_sync("A-1", 9.5), Handle[Receipt])
+        await order.start("A-1")  # wrong: an argument is missing
+        await order.start(1, 9.5)  # wrong: a number for a text
+        await order.start("A-1", 9.5, id="order-A-1")  # wrong: options are for options()
+        await order.options(ident="a").start("A-1", 9.5)  # wrong: no such option
+        await order.options(after="60").start("A-1", 9.5)  # wrong: a text is no duration
+        await order.options(if_exists="same").start("A-1", 9.5)  # wrong: neither "return" nor "error"
+        await order.options(id="a").start("A-1", amount="9.5")  # wrong: text for a number
+        await order("A-1")  # wrong: an argument is missing
+        order.start_sync("A-1")  # wrong: an argument is missing
+        text: str = await order("A-1", 9.5)  # wrong: a receipt is no text
+        await run.result(timeout="5")  # wrong: a text is no duration
+        await app.cancel(run)  # wrong: a handle is no id
+        print(run.resutl)  # wrong: misspelt
+        print(text)
+    with App("sqlite:///orders.db"):  # wrong: not `async with`
+        pass
+    async with Client("sqlite:///orders.db", outbox=True):
+        pass
+    App(3)  # wrong: neither a URL nor a storage
+    App("sqlite:///orders.db", lease="5")  # wrong: a text is no duration
+    App("sqlite:///orders.db", workflows=[charge])  # wrong: an activity
+    App("sqlite:///orders.db", thread=3)  # wrong: no such setting
+
+
+def names() -> Sequence[str]:
+    return [order.name, charge.name]
