@@ -23,7 +23,8 @@ PerdureError
 └── EngineError
     ├── NonDeterminismError           the code does not do what its history says
     ├── SerializationError            a value that is not JSON, or not of its hint's type
-    ├── ActivityError                 an activity failed with an error that cannot be made again here
+    ├── RecordedError                 an error whose class is not known here, or cannot be rebuilt
+    │   └── ActivityError             one of an activity
     ├── WorkflowFailedError           the run that was waited for failed
     ├── WorkflowCancelledError        the run that was waited for was cancelled
     ├── RunNotFoundError
@@ -179,15 +180,21 @@ class SerializationError(EngineError):
     code = "engine.serialization"
 
 
-class ActivityError(EngineError):
-    """An activity failed with an error that cannot be made again here: its type, message and traceback as text."""
+class RecordedError(EngineError):
+    """An error whose class is not known here, or cannot be rebuilt: its type, message and traceback as text."""
 
-    code = "engine.activity"
+    code = "engine.recorded"
 
     def __init__(self, message: str, *, error_type: str = "", stack_trace: str = "") -> None:
         super().__init__(message)
         self.error_type = error_type
         self.stack_trace = stack_trace
+
+
+class ActivityError(RecordedError):
+    """An activity failed with an error whose class is not known here, or cannot be rebuilt."""
+
+    code = "engine.activity"
 
 
 class WorkflowFailedError(EngineError):

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from perdure.engine.codec import decode, encode
 from perdure.engine.failures import MESSAGE_MAX, STACK_TRACE_MAX, decode_failure, encode_failure
-from perdure.errors import ActivityError, TerminalError
+from perdure.errors import ActivityError, RecordedError, TerminalError
 
 
 class Refused(Exception):
@@ -132,9 +132,6 @@ def make_local() -> Exception:
 @pytest.mark.parametrize(
     "error",
     [
-        NeedsKeyword("m", status=4),
-        Optional("m", 404),
-        Rephrasing("money"),
         ValueError(Path("/tmp")),
         ValueError((1, 2)),
         ValueError({1: 2}),
@@ -143,7 +140,6 @@ def make_local() -> Exception:
         ValueError("\ud800"),
         ValueError(object()),
         UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"),
-        json.JSONDecodeError("bad", "{", 1),
         ExceptionGroup("many", [ValueError("a"), KeyError("b")]),
         BaseExceptionGroup("many", [Stop("a")]),
         make_local(),
@@ -160,6 +156,41 @@ def test_meaning_errors_that_do_not_round_trip_are_activity_errors(error: BaseEx
     assert type(back) is ActivityError
     assert back.error_type == f"{type(error).__module__}.{type(error).__qualname__}"
     assert type(error).__name__ in back.stack_trace
+
+
+class Answered(Exception):
+    def __init__(self, message: str, *, response: object, status: int) -> None:
+        super().__init__(message)
+        self.response, self.status = response, status
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        NeedsKeyword("m", status=4),
+        Optional("m", 404),
+        Rephrasing("money"),
+        json.JSONDecodeError("bad", "{", 1),
+        Answered("no", response={"code": [1]}, status=404),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_meaning_errors_whose_class_takes_other_arguments_come_back_without_a_call_of_it(error: Exception) -> None:
+    back = there_and_back(error)
+    assert type(back) is type(error)
+    assert (back.args, str(back), vars(back)) == (error.args, str(error), vars(error))
+
+
+def test_attributes_that_are_not_json_are_left_out() -> None:
+    back = there_and_back(Answered("no", response=object(), status=404))
+    assert type(back) is Answered
+    assert vars(back) == {"status": 404}
+
+
+def test_an_error_of_a_body_is_no_activity_error() -> None:
+    failure = {"error_type": "unknown.Error", "error_message": "x", "source": "workflow"}
+    assert type(decode_failure(failure)) is RecordedError
+    assert type(decode_failure({**failure, "source": None})) is ActivityError
 
 
 def test_an_error_that_cannot_say_its_message_is_stored_all_the_same() -> None:
@@ -307,7 +338,7 @@ JSON_VALUES = st.recursive(
 TYPES = st.sampled_from(
     [f"{kind.__module__}.{kind.__qualname__}" for kind in (ValueError, OSError, UnicodeDecodeError, Coded, SystemExit)]
 )
-KEYS = st.sampled_from(["error_type", "error_message", "stack_trace", "args"])
+KEYS = st.sampled_from(["error_type", "error_message", "stack_trace", "args", "attributes", "source"])
 
 
 @settings(max_examples=400, deadline=None)

@@ -9,8 +9,8 @@ from perdure.engine import children
 from perdure.engine.body import Recur
 from perdure.engine.codec import encode
 from perdure.engine.driven import End
-from perdure.engine.failures import encode_failure
-from perdure.errors import EngineError, LimitError, StorageError
+from perdure.engine.failures import BODY, encode_failure
+from perdure.errors import ActivityError, EngineError, LimitError, StorageError
 from perdure.model import limits
 from perdure.model.records import HistoryEvent, HistoryEventType
 from perdure.model.states import WorkflowStatus
@@ -93,7 +93,10 @@ async def _complete_child(run: "Run", parent: dict[str, str], output: bytes) -> 
 async def fail(run: "Run", error: BaseException, status: WorkflowStatus = WorkflowStatus.FAILED) -> None:
     """Record the error the run failed with; it ends so, or is undone first."""
     storage = run.host.storage
-    data = encode(encode_failure(error))
+    failure = encode_failure(error)
+    if not isinstance(error, ActivityError):
+        failure["source"] = BODY
+    data = encode(failure)
     run.ending = status is WorkflowStatus.FAILED
     async with storage.transaction():
         if run.parent is not None and status is WorkflowStatus.FAILED:

@@ -1,8 +1,12 @@
 """Errors as rows and back.
 
-A row never makes this process import a module or run anything but the constructor of an exception class it already
-knows, and only if the class is an `Exception` and the error that comes out is the one that went in. Everything else
-comes back as `ActivityError`, which carries the type, message and traceback as text.
+An error comes back as its own class, so that `except PaymentError` works in a body, if this process knows the class
+and the error rebuilt from the row has the same message. It is made by calling the class with its arguments if that
+gives the same error; otherwise its arguments and attributes are put back without calling the class, and attributes that
+are not JSON are left out. All other errors come back as `RecordedError` or, from an activity, `ActivityError`, with
+type, message and traceback as text.
+
+A row never makes this process import a module, or run anything but the constructor of an exception class.
 """
 
 import sys
@@ -12,39 +16,49 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from perdure.engine.codec import encode
-from perdure.errors import ActivityError, SerializationError, WorkflowCancelledError
+from perdure.errors import ActivityError, RecordedError, SerializationError, WorkflowCancelledError
 
 MESSAGE_MAX = 64 * 1024
 STACK_TRACE_MAX = 16 * 1024
 ARGS_MAX = 64 * 1024
+BODY = "workflow"  # the source of an error that a body raised itself
 
 _CUT = "\n… {} bytes left out …\n"
 
 
 def encode_failure(error: BaseException) -> dict[str, object]:
-    """What a row keeps of an error: JSON's own types, bounded. `args` is there if it can be made again from them."""
+    """Return what a row keeps of an error: JSON, bounded. `args` are there if it can be made again from them."""
     failure: dict[str, object] = {
         "error_type": _type_name(error),
         "error_message": _bounded(_message(error), MESSAGE_MAX),
         "stack_trace": _bounded(_stack_trace(error), STACK_TRACE_MAX),
     }
     args = _args(error)
-    if _is_json(args) and _is_same(error, _made(type(error), args)):
-        failure["args"] = list(args)
+    if not _is_json(args):
+        return failure
+    if _is_same(error, _made(type(error), args)):
+        return failure | {"args": list(args)}
+    attributes = {name: value for name, value in _attributes(error).items() if _is_json([value])}
+    rebuilt = _rebuilt(type(error), args, attributes)
+    if rebuilt is not None and _message(rebuilt) == _message(error):
+        return failure | {"args": list(args), "attributes": attributes}
     return failure
 
 
 def decode_failure(data: Mapping[str, object]) -> Exception:
-    """The error of a row: of its own class if that is known here and gives the same again, else `ActivityError`."""
+    """Return the error of a row: of its own class if that is known here, else a `RecordedError`."""
     fields = data if isinstance(data, Mapping) else {}
     error_type, message, stack_trace = (_text(fields, key) for key in ("error_type", "error_message", "stack_trace"))
     args = fields.get("args")
     known = _known(error_type) if isinstance(args, list) else None
     if known is not None:
-        made = _made(known, args)  # type: ignore[arg-type]
+        attributes = fields.get("attributes")
+        plain = not isinstance(attributes, Mapping)
+        made = _made(known, args) if plain else _rebuilt(known, args, attributes)  # type: ignore[arg-type]
         if made is not None and _message(made) == message:
             return made
-    return ActivityError(message, error_type=error_type, stack_trace=stack_trace)
+    kind = RecordedError if fields.get("source") == BODY else ActivityError
+    return kind(message, error_type=error_type, stack_trace=stack_trace)
 
 
 def cancelled(workflow_name: str, instance_id: str, reason: str) -> WorkflowCancelledError:
@@ -53,7 +67,7 @@ def cancelled(workflow_name: str, instance_id: str, reason: str) -> WorkflowCanc
 
 
 def _type_name(error: BaseException) -> str:
-    if type(error) is ActivityError and error.error_type:
+    if isinstance(error, RecordedError) and error.error_type:
         return error.error_type  # handed on: what failed at first is what people look for
     return _path(type(error))
 
@@ -70,7 +84,7 @@ def _message(error: BaseException) -> str:
 
 
 def _stack_trace(error: BaseException) -> str:
-    if type(error) is ActivityError and error.stack_trace:
+    if isinstance(error, RecordedError) and error.stack_trace:
         return error.stack_trace
     try:
         return "".join(traceback.format_exception(error))
@@ -147,6 +161,18 @@ def _made(kind: type[BaseException], args: Sequence[Any]) -> Exception | None:
     except Exception:
         return None
     return made if same else None
+
+
+def _rebuilt(kind: type[BaseException], args: Sequence[Any], attributes: Mapping[str, Any]) -> Exception | None:
+    """Make the error again without calling its class, which may want other arguments than the error has."""
+    if not issubclass(kind, Exception):
+        return None
+    try:
+        made = Exception.__new__(kind, *args)  # refuses classes with a layout of their own
+        made.__dict__.update(attributes)
+    except Exception:
+        return None
+    return made
 
 
 def _is_same(error: BaseException, made: Exception | None) -> bool:
