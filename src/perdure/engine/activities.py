@@ -5,12 +5,14 @@ import sys
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from contextvars import ContextVar, copy_context
+from dataclasses import replace
 from importlib import import_module
 from typing import Any, Literal
 
 from perdure.database.backends.base import Executor
 from perdure.engine import ambient
 from perdure.engine.body import Effect
+from perdure.engine.clock import steady
 from perdure.engine.driven import Attempt, Done, Record
 from perdure.engine.guard import came_by_signal, is_cancelled, outcome_of
 from perdure.engine.threads import Threads
@@ -42,9 +44,10 @@ class Activities:
         """Run an attempt's code. An error is part of the answer; only a cancellation from outside is raised."""
         async with self._places:
             outgoing: list[Effect] = []
+            began = steady()
             try:
                 result = _written(attempt, await self._call(attempt, outgoing))
-                return Done(result, effects=tuple(outgoing))
+                return Done(result, effects=tuple(outgoing), seconds=steady() - began)
             except LeaseLostError:
                 raise
             except BaseException as error:
@@ -84,7 +87,7 @@ class Activities:
                     task.cancel()  # again, if it is this task that was: the time is up
                 raise
             return Done(error=raised.error if isinstance(raised, _Raised) else raised)
-        return Done(error=error) if done is None else done
+        return Done(error=error) if done is None else replace(done, seconds=loop.time() - began)
 
     async def _transact(self, attempt: Attempt, storage: Storage, record: Record) -> Done:
         outgoing: list[Effect] = []

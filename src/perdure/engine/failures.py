@@ -9,7 +9,7 @@ import sys
 import traceback
 import types
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from perdure.engine.codec import encode
 from perdure.errors import ActivityError, SerializationError, WorkflowCancelledError
@@ -21,9 +21,18 @@ ARGS_MAX = 64 * 1024
 _CUT = "\n… {} bytes left out …\n"
 
 
-def encode_failure(error: BaseException) -> dict[str, object]:
+class Failure(TypedDict):
+    """What a row keeps of an error."""
+
+    error_type: str
+    error_message: str
+    stack_trace: str
+    args: NotRequired[list[Any]]
+
+
+def encode_failure(error: BaseException) -> Failure:
     """What a row keeps of an error: JSON's own types, bounded. `args` is there if it can be made again from them."""
-    failure: dict[str, object] = {
+    failure: Failure = {
         "error_type": _type_name(error),
         "error_message": _bounded(_message(error), MESSAGE_MAX),
         "stack_trace": _bounded(_stack_trace(error), STACK_TRACE_MAX),
