@@ -1,6 +1,7 @@
 """Activities at work: the code of users, on the host's loop or in a thread, so many at a time."""
 
 import asyncio
+import logging
 import sys
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
@@ -22,10 +23,15 @@ from perdure.errors import (
     DatabaseUnavailableError,
     LeaseLostError,
     OutsideWorkflowError,
+    TransactionConflictError,
     TransactionTooLongError,
 )
 from perdure.model import limits
 from perdure.storage.contract import Storage
+
+log = logging.getLogger("perdure.engine")
+
+CONFLICTS_MAX = 10  # how often a transaction that lost a deadlock is run
 
 CONNECTION: "ContextVar[Lent | None]" = ContextVar("perdure_connection", default=None)
 OUTGOING: ContextVar[list[Effect] | None] = ContextVar("perdure_outgoing", default=None)
@@ -59,10 +65,21 @@ class Activities:
         """Run an attempt's code in a transaction of its own, whose last statements record what came of it.
 
         A lost lease is raised, and trouble of the database's own, which is no failure of the attempt; any other error
-        is part of the answer, and nothing was written.
+        is part of the answer, and nothing was written. A transaction that lost a deadlock is run again at once.
         """
         async with self._places:
-            return await self._transact_in_task(attempt, storage, record)
+            for _ in range(CONFLICTS_MAX):
+                done = await self._transact_in_task(attempt, storage, record)
+                if not isinstance(done.error, TransactionConflictError):
+                    break
+                log.debug(
+                    "run %s (%s) executes %s again at once after a conflict: %s",
+                    attempt.info.workflow_id,
+                    attempt.info.workflow_name,
+                    attempt.activity.name,
+                    done.error,
+                )
+            return done
 
     async def _transact_in_task(self, attempt: Attempt, storage: Storage, record: Record) -> Done:
         loop = asyncio.get_running_loop()
