@@ -172,7 +172,7 @@ class Worker:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._driven:
             log.info(
-                "worker %s is draining: %d runs may finish within %s, the others are handed over",
+                "worker %s is draining: %d run(s) have up to %s to finish",
                 self.worker_id,
                 len(self._driven),
                 seconds(grace_sec),
@@ -185,7 +185,7 @@ class Worker:
         await self._wait_for_runs(until - steady())
         if self._driven:
             log.warning(
-                "worker %s hands over %d runs that did not finish within %s",
+                "worker %s hands over %d run(s) that did not finish within %s",
                 self.worker_id,
                 len(self._driven),
                 seconds(grace_sec),
@@ -460,6 +460,8 @@ class Worker:
 
     def _log_takeover(self, orphans: Mapping[str, Sequence[str]]) -> None:
         for worker, runs in orphans.items():
+            if worker == self.worker_id:
+                continue  # it lost the leases, and logged that
             log.warning(
                 "worker %s takes over %d run(s) of worker %s, whose lease expired: %s%s",
                 self.worker_id,
@@ -679,11 +681,11 @@ class Worker:
         was_cancelled = row is not None and row.status in (WorkflowStatus.COMPENSATING, WorkflowStatus.CANCELLED)
         log.log(
             logging.DEBUG if was_cancelled else logging.WARNING,
-            "run %s (%s) %s, worker %s stops executing it",
+            "worker %s lost its lease on run %s (%s) and stops executing it: %s",
+            self.worker_id,
             run.id,
             run.workflow.name,
-            "was cancelled" if was_cancelled else "lost its lease, which expired or is another worker's",
-            self.worker_id,
+            "the run was cancelled" if was_cancelled else "the lease expired, or another worker took the run over",
             extra={**_about(run), "worker": self.worker_id},
         )
 
