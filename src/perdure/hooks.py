@@ -1,6 +1,6 @@
 """What `App(hooks=[…])` functions are called with: one event object for each thing that happened to a run.
 
-Hooks are called after the commit, never on replay, at least once. Events carry no arguments or results.
+Hooks are called after the commit and never on replay. Events carry no arguments or results.
 """
 
 from collections.abc import Awaitable, Callable

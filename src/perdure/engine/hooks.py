@@ -1,7 +1,6 @@
 """Hooks: functions of the program that are called with what happened to its runs, after the commit.
 
-A hook may be called twice for one event after a crash, and never during a replay. Errors in hooks are logged and
-ignored. The log gets the same events; see `log.py`.
+They are not called during a replay. Errors in hooks are logged and ignored. The log gets the same events; see `log.py`.
 """
 
 import asyncio
