@@ -139,6 +139,31 @@ async def test_a_saga_that_fails_tells_each_step_retry_and_compensation(database
     assert end.duration > timedelta(0)
 
 
+@workflow(name="hooks.paying")
+async def paying() -> None:
+    await pay()
+
+
+async def test_a_retry_is_told_after_its_commit(shared: Database) -> None:
+    peer = await shared.storage()
+    counts: list[int] = []
+    pending: list[HookEvent] = []
+
+    async with App(shared.url, hooks=[pending.append]) as app:
+        records = app._storage.append_histories
+
+        async def counted(*args: Any, **options: Any) -> Any:
+            counts.append(len(of(pending, StepRetrying)))  # before this commit
+            return await records(*args, **options)
+
+        app._storage.append_histories = counted  # type: ignore[method-assign]
+        with pytest.raises(WorkflowFailedError):
+            await (await paying.start(id="a")).result(SOON)
+    assert counts == [0, 1]
+    assert len(of(pending, StepRetrying)) == 1
+    assert await peer.get_history_count("a") == 3
+
+
 @workflow(name="hooks.counting")
 async def counting(left: int) -> int:
     if left:

@@ -377,6 +377,14 @@ async def test_an_outage_of_the_database_is_one_warning(lines: Lines) -> None:
     assert [each for each in lines.told() if "the database is" not in each[1] and "lost its lease" not in each[1]] == []
 
 
+async def test_a_worker_that_stops_during_an_outage_does_not_log_its_end(lines: Lines) -> None:
+    with PostgresServer() as server:
+        async with App(server.url, workflows=[order], lease=SHORT, grace=SHORT):
+            server.kill()
+            await until(lambda: bool(lines.of("is unavailable")))
+    assert [level for level, message in lines.told() if "the database is" in message] == ["WARNING"]
+
+
 async def test_terminated_sessions_of_the_database_are_no_error(
     postgres_url: str, fresh_postgres_db: str, lines: Lines
 ) -> None:

@@ -69,14 +69,14 @@ class Outage:
                 "the database is unavailable, retrying until it answers: %s", error, extra={"reason": str(error)}
             )
 
-    def end(self, task: str) -> None:
-        """Say that a task reached the database, or has nothing to ask it any more."""
+    def end(self, task: str, *, reached: bool) -> None:
+        """Say that a task reached the database, or ended without that."""
         if task not in self._noticed:
             return
         with self._lock:
             self._noticed.discard(task)
             last = not self._noticed
-        if last:
+        if last and reached:
             lasted = steady() - self._began
             log.info("the database is available again after %s", seconds(lasted), extra={"duration_sec": lasted})
 
@@ -98,7 +98,7 @@ class Supervised:
     def succeeded(self) -> None:
         """Forget the failures before this: what it does came to a good end."""
         self._failures = 0
-        self._outage.end(self.name)
+        self._outage.end(self.name, reached=True)
 
     def unavailable(self, error: BaseException) -> None:
         """Say that the database does not answer, and that the task tries again. Any thread may call it."""
@@ -107,7 +107,7 @@ class Supervised:
     def end(self) -> None:
         """Say that there is nothing left to do."""
         self.ended = True
-        self._outage.end(self.name)
+        self._outage.end(self.name, reached=False)
 
     def failed(self, error: BaseException) -> float:
         """Log an unexpected error; returns the seconds to wait before it is tried again. Any thread may call it."""
