@@ -173,6 +173,10 @@ class NonDeterminismError(EngineError):
 
     code = "engine.non_determinism"
 
+    def __init__(self, message: str, *, summary: str | None = None) -> None:
+        super().__init__(message)
+        self.summary = message if summary is None else summary  # without the arguments of a call, fit for a log
+
 
 class SerializationError(EngineError):
     """A value cannot be written as JSON, or read back as its type hint says."""

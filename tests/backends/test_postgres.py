@@ -756,7 +756,7 @@ async def test_a_pooler_is_found_out(
     told = await connect(f"{pooled_database}?pooler=transaction")
     assert found.pooled
     assert told.pooled
-    assert [record.message for record in caplog.records].count("postgres.pooler") == 1
+    assert sum("is behind a connection pooler" in record.message for record in caplog.records) == 1
     assert not (await connect(pooler.target)).pooled
 
 
@@ -805,7 +805,7 @@ async def test_a_deaf_listener_polls_and_says_so_once(
     for _ in range(2):
         async with aclosing(backend.wakeups()) as hints, asyncio.timeout(10):
             assert [(await anext(hints)).kind for _ in range(3)] == ["scan"] * 3
-    assert [record.message for record in caplog.records].count("listener.deaf") == 1
+    assert sum("notifications do not arrive" in record.message for record in caplog.records) == 1
 
 
 async def test_behind_a_pooler_that_keeps_sessions_it_listens(own_server: PostgresServer, connect: Connect) -> None:

@@ -97,7 +97,7 @@ async def _replaced(cluster: Cluster, crew: Crew, death: Death, chance: random.R
     early = death is Death.SILENCE and chance.random() < 0.5  # while all wait for its answers; else once nobody does
     if early:
         await asyncio.to_thread(cluster.wake)
-    recorded = await _first_line(crew, "told.", answered)
+    recorded = await _first_line(crew, "hook.", answered)
     begun = await _first_line(crew, "begin", answered)
     if death is not Death.SILENCE:
         return {
@@ -105,7 +105,7 @@ async def _replaced(cluster: Cluster, crew: Crew, death: Death, chance: random.R
             "recorded_max_sec": recorded - answered,
             "resume_max_sec": max(recorded, begun) - answered,
         }
-    last = max([await _first_line(crew, "told.", answered, pid) for pid in crew.alive])
+    last = max([await _first_line(crew, "hook.", answered, pid) for pid in crew.alive])
     if not early:
         await asyncio.to_thread(cluster.wake)
     given_up = max(answered, killed + _url_sec(cluster.url, *GIVE_UP))

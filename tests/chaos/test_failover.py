@@ -51,7 +51,9 @@ async def test_what_an_asynchronous_standby_loses_is_noticed(tmp_path: Path) -> 
             await asyncio.to_thread(pair.fall_behind)
             behind = time.monotonic()
             lost = await driver._start(w.sequence, None, STEPS)
-            await crew.seen(lambda line: line.what == "told.step" and line.run == kept.id and line.at > behind, "it")
+            await crew.seen(
+                lambda line: line.what == "hook.StepCompleted" and line.run == kept.id and line.at > behind, "it"
+            )
             await crew.kill(worker)  # it would go on with what it remembers, and leave a gap in the history
             await asyncio.to_thread(pair.kill_primary, Death.SERVER)
             await asyncio.to_thread(pair.replace)

@@ -159,7 +159,7 @@ MEETING: list[asyncio.Event] = []
 
 @activity(transactional=True, retry=ONCE)
 async def cross(first: str, second: str, mine: int) -> str:
-    """Two of these deadlock; one that overlooks it must not commit what came after."""
+    """Two of these deadlock; one that ignores the error must not commit what came after."""
     db = connection("sqlalchemy")
     for number, name in enumerate((first, second)):
         try:
@@ -321,10 +321,9 @@ async def test_a_deadlock_cannot_be_overlooked(database: Database) -> None:
     async with App(database.url) as app:
         await app._storage.db().execute("INSERT INTO accounts (name, balance) VALUES ('bob', 100)")
         handles = [await one.start("cross", ["ann", "bob", 0]), await one.start("cross", ["bob", "ann", 1])]
-        ends = await asyncio.gather(*(handle.result(SOON) for handle in handles), return_exceptions=True)
-        assert {type(end) for end in ends} == {str, WorkflowFailedError}
-        assert "done" in ends
-        assert await balances(rooms(app)) == {"ann": 101, "bob": 101}
+        ends = await asyncio.gather(*(handle.result(SOON) for handle in handles))
+        assert ends == ["done", "done"]  # the transaction that was given up ran again, within its only attempt
+        assert await balances(rooms(app)) == {"ann": 102, "bob": 102}
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)

@@ -7,7 +7,7 @@ import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -38,6 +38,7 @@ from perdure import (
     workflow,
 )
 from perdure.errors import ConfigurationError, InstanceExistsError, LimitError
+from perdure.hooks import HookEvent, RunCompleted, RunResumed, RunStarted, RunWaiting, StepCompleted
 from tests.conftest import BackendDatabase
 from tests.engine.waiting import waiting
 from tests.storages import Database
@@ -477,29 +478,30 @@ async def test_a_wrong_url_is_told_at_once(url: str) -> None:
 
 
 async def test_row_observe_hooks_are_not_told_on_replay(sqlite: Database) -> None:
-    told: list[tuple[str, object]] = []
+    told: list[tuple[type[HookEvent], object]] = []
 
-    async def slowly(what: str, about: Mapping[str, object]) -> None:
+    async def slowly(event: HookEvent) -> None:
         await asyncio.sleep(0)
-        told.append((what, about.get("step")))
+        told.append((type(event), getattr(event, "step", None)))
 
     async with App(sqlite.url, max_cached_runs=0, hooks=[slowly]) as app:
         handle = await packed.options(id="a").start(PARCEL)
         await waiting(app, handle.id)
         await app.send_event("go", None)
         await handle.result(SOON)
-    assert told[0] == ("start", None)
-    assert Counter(told)["step", "1:pack"] == 1
-    assert [what for what, _ in told if what != "step"] == ["start", "wait", "resume", "complete"]
+    assert told[0] == (RunStarted, None)
+    assert Counter(told)[StepCompleted, "1:pack"] == 1
+    ends = [kind for kind, _ in told if kind is not StepCompleted]
+    assert ends == [RunStarted, RunWaiting, RunResumed, RunCompleted]
 
 
 async def test_row_observe_hooks_are_told_after_the_commit(sqlite: Database) -> None:
     counts: list[int] = []
     peer = await sqlite.storage()
 
-    async def look(what: str, about: Mapping[str, object]) -> None:
-        if what == "step":
-            counts.append(await peer.get_history_count(str(about["instance"])))
+    async def look(event: HookEvent) -> None:
+        if isinstance(event, StepCompleted):
+            counts.append(await peer.get_history_count(event.run_id))
 
     async with App(sqlite.url, hooks=[look]):
         await (await in_a_thread.start()).result(SOON)
@@ -507,10 +509,10 @@ async def test_row_observe_hooks_are_told_after_the_commit(sqlite: Database) -> 
 
 
 async def test_row_observe_a_hook_that_raises_is_logged(memory: Database, caplog: pytest.LogCaptureFixture) -> None:
-    def broken(what: str, about: Mapping[str, object]) -> None:
+    def broken(event: HookEvent) -> None:
         raise ValueError("a hook's own trouble")
 
-    async def broken_later(what: str, about: Mapping[str, object]) -> None:
+    async def broken_later(event: HookEvent) -> None:
         raise ValueError("a hook's own trouble")
 
     async with App(memory.url, hooks=[broken, broken_later]):
@@ -540,9 +542,9 @@ async def test_row_observe_logs_are_structured_and_carry_no_payload(
     async with App(database.url):
         assert await (await keeps_secrets.start("hunter2")).result(SOON) == "hunter2"
     mine = [record for record in caplog.records if record.name.startswith("perdure")]
-    said = {record.message for record in mine}
-    assert {"run.start", "run.retry", "run.step", "run.complete"} <= said
-    assert all("instance" in vars(record) for record in mine if record.message.startswith("run."))
+    events = {vars(record).get("event") for record in mine}
+    assert {"RunStarted", "StepRetrying", "StepFailed", "RunCompleted"} <= events
+    assert all({"run_id", "workflow"} <= vars(record).keys() for record in mine if record.message.startswith("run "))
     assert not [record for record in mine if "hunter2" in repr(vars(record))]
 
 

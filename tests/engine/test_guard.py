@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -35,6 +35,7 @@ from perdure import (
 from perdure.engine import loop as body_loop
 from perdure.engine.body import Body
 from perdure.engine.guard import came_by_signal
+from perdure.hooks import HookEvent
 from perdure.model.records import HistoryEventType
 from tests.engine.bodies import live, version
 from tests.engine.waiting import until, waiting
@@ -266,18 +267,18 @@ async def test_whatever_a_compensation_or_a_handler_raises_the_others_still_run(
 async def test_whatever_a_hook_raises_is_logged(database: Database, how: str, caplog: pytest.LogCaptureFixture) -> None:
     """A3, A4."""
 
-    def plain(what: str, _: Mapping[str, object]) -> None:
+    def plain(event: HookEvent) -> None:
         leave(how)
 
-    async def later(what: str, _: Mapping[str, object]) -> None:
+    async def later(event: HookEvent) -> None:
         await asyncio.sleep(0)
         leave(how)
 
     async with beside(database.url, hooks=[plain, later]):
         assert await (await calls.start("plain", "rude")).result(SOON) == WAYS["rude"]
     told = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
-    assert any("plain" in text and "'start'" in text for text in told)
-    assert any("later" in text and "'start'" in text for text in told)
+    assert any("plain failed on RunStarted" in text for text in told)
+    assert any("later failed on RunStarted" in text for text in told)
 
 
 # Signals.

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
@@ -43,6 +43,7 @@ from perdure.engine.clock import steady
 from perdure.engine.heartbeat import Heartbeat
 from perdure.engine.journal import Entry, Journal, Shared, appending
 from perdure.errors import CommitUnknownError, LeaseLostError, StorageError
+from perdure.hooks import Hook, RunCompleted
 from perdure.model.records import HistoryEvent, HistoryEventType, Lease, WorkflowInstance
 from perdure.storage.stores import Rooms
 from tests.conftest import BackendDatabase
@@ -230,7 +231,7 @@ def _standing_by(url: str, taken: list[object]) -> Iterator[None]:
     loop, stop, ready = asyncio.new_event_loop(), asyncio.Event(), threading.Event()
 
     async def stand_by() -> None:
-        async with App(url, lease=SHORT, workflows=[blocked], hooks=[lambda *told: taken.append(told)]):
+        async with App(url, lease=SHORT, workflows=[blocked], hooks=[taken.append]):
             ready.set()
             await stop.wait()
 
@@ -889,8 +890,8 @@ async def test_many_1000_workflows_at_a_time_on_one_app(database: Database) -> N
 async def test_many_two_apps_share_200_workflows(shared: Database) -> None:
     done: Counter[int] = Counter()
 
-    def counting(app: int) -> Callable[[str, Mapping[str, object]], None]:
-        return lambda what, _: done.update([app] if what == "complete" else [])
+    def counting(app: int) -> Hook:
+        return lambda event: done.update([app] if isinstance(event, RunCompleted) else [])
 
     async with Client(shared.url):
         handles = await asyncio.gather(*(small.start(number) for number in range(200)))

@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 
 from perdure import App, Client, WorkflowStatus, activity, workflow
+from perdure.hooks import HookEvent
 from tests.engine.waiting import until
 from tests.storages import Database
 
@@ -162,18 +162,18 @@ async def test_a_hook_that_hangs_takes_no_more_than_the_grace_time(
 ) -> None:
     """B11."""
 
-    async def hang(what: str, _: Mapping[str, object]) -> None:
-        seen.append(what)
+    async def hang(event: HookEvent) -> None:
+        seen.append(type(event).__name__)
         await asyncio.sleep(60)
 
     async with App(shared.url, hooks=[hang], drain_timeout=BRIEF):
         await blocked.options(id="a").start("g")
         await until(lambda: "g" in seen)
         gates["g"].set()
-        await until(lambda: "complete" in seen)
+        await until(lambda: "RunCompleted" in seen)
         began = time.monotonic()
     assert time.monotonic() - began < 3
-    assert any("hooks had not ended" in record.getMessage() for record in caplog.records)
+    assert any("hooks that had not ended" in record.getMessage() for record in caplog.records)
 
 
 PROGRAM = """

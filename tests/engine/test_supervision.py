@@ -404,7 +404,7 @@ async def test_a_tick_that_cannot_be_started_holds_up_nobody(
         assert (await app.health()).ok
     told = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
     assert len(told) == 1
-    assert "the tick of workflow supervision.bad could not be started" in told[0]
+    assert "the scheduled workflow supervision.bad could not be started" in told[0]
 
 
 def _only(signature: Any, instead: Callable[..., bytes]) -> Callable[..., bytes]:

@@ -3,7 +3,6 @@
 import asyncio
 import threading
 import time
-from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -31,6 +30,18 @@ from perdure import (
     workflow,
 )
 from perdure.errors import NotSubscribedError
+from perdure.hooks import (
+    HookEvent,
+    RunCancelled,
+    RunCompleted,
+    RunFailed,
+    RunResumed,
+    RunStarted,
+    RunWaiting,
+    StepCompleted,
+    StepFailed,
+    StepRetrying,
+)
 from tests.engine.waiting import status_of, until, waiting
 from tests.storages import Database
 
@@ -350,33 +361,33 @@ async def observed(ends: str) -> None:
     await shout(ends)
 
 
-ENDS = {
-    "complete": WorkflowStatus.COMPLETED,
-    "fail": WorkflowStatus.FAILED,
-    "cancel": WorkflowStatus.CANCELLED,
+ENDS: dict[type[HookEvent], WorkflowStatus] = {
+    RunCompleted: WorkflowStatus.COMPLETED,
+    RunFailed: WorkflowStatus.FAILED,
+    RunCancelled: WorkflowStatus.CANCELLED,
 }
 
 
 @pytest.mark.parametrize("end", ENDS)
-async def test_row_observe_every_hook_after_its_commit(database: Database, end: str) -> None:
-    told: list[str] = []
+async def test_row_observe_every_hook_after_its_commit(database: Database, end: type[HookEvent]) -> None:
+    told: list[type[HookEvent]] = []
     seen: list[WorkflowStatus] = []
 
-    async def hook(what: str, about: Mapping[str, object]) -> None:
-        told.append(what)
-        if what in ENDS:
-            seen.append(await app.get(str(about["instance"])).status())
+    async def hook(event: HookEvent) -> None:
+        told.append(type(event))
+        if type(event) in ENDS:
+            seen.append(await app.get(event.run_id).status())
 
     async with App(database.url, max_cached_runs=0, hooks=[hook]) as app:
-        handle = await observed.start("bad" if end == "fail" else "good")
+        handle = await observed.start("bad" if end is RunFailed else "good")
         await waiting(app, handle.id)
-        if end == "cancel":
+        if end is RunCancelled:
             await handle.cancel()
         else:
             await app.send_event("vocabulary.go", None, to=handle.id)
         await until(lambda: end in told)
-    before = ["start", "retry", "wait", "resume"] if end != "cancel" else ["start", "retry", "wait"]
-    assert [what for what in told if what not in ("step", end)] == before
-    assert told.count("step") >= 1
+    before = [RunStarted, StepRetrying, RunWaiting, *([] if end is RunCancelled else [RunResumed])]
+    assert [kind for kind in told if kind not in (StepCompleted, StepFailed, end)] == before
+    assert told.count(StepCompleted) >= 1
     assert told.count(end) == 1
     assert seen == [ENDS[end]]

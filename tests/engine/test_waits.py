@@ -13,6 +13,7 @@ import pytest
 from perdure import App, activity, receive, sleep, subscribe, wait_event, workflow
 from perdure.engine import body
 from perdure.errors import LimitError
+from perdure.hooks import HookEvent, RunResumed
 from tests.engine.waiting import move_clock, until, waiting
 from tests.storages import Database
 
@@ -135,9 +136,8 @@ async def unmoved() -> int:
 
 async def test_events_that_do_not_match_are_not_recorded_and_wake_nobody(database: Database) -> None:
     """A11: a run that waited through many foreign events has one history row."""
-    resumed: list[str] = []
-    hook = lambda what, about: resumed.append(str(what))  # noqa: E731
-    async with App(database.url, hooks=[hook]) as app:
+    resumed: list[HookEvent] = []
+    async with App(database.url, hooks=[resumed.append]) as app:
         handle = await unmoved.start()
         await waiting(app, handle.id)
         resumed.clear()
@@ -146,7 +146,7 @@ async def test_events_that_do_not_match_are_not_recorded_and_wake_nobody(databas
         await app.send_event("waits.noise", {"mine": True, "n": 50})
         assert await handle.result(SOON) == 50
         assert len(await rows_of(app, handle.id)) == 1
-        assert resumed.count("resume") == 1
+        assert [type(event) for event in resumed].count(RunResumed) == 1
 
 
 async def _timed(wait: Awaitable[Any]) -> str:

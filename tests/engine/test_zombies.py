@@ -58,7 +58,7 @@ async def stop_in_pause(crew: Crew, database: Database) -> tuple[Handle[Account]
     zombie = await crew.hire(probe=0)
     for number in range(TRIES):
         handle = await pausing.options(id=f"pausing-{number}").start()
-        told = ("told.step", handle.id, "1:flaky_briefly#1")
+        told = ("hook.StepRetrying", handle.id, "1:flaky_briefly")
         await crew.seen(lambda line, told=told: (line.what, line.run, line.step) == told, "a failure to be recorded")  # type: ignore[misc]
         stopped = {zombie: await crew.nursery.stop(zombie)}
         begun = [line for line in crew.effects.look() if line.what == "begin" and line.run == handle.id]

@@ -217,7 +217,7 @@ async def test_a_server_that_dies_takes_no_password_with_it(
                     await call
                 errors.append(failed.value)
             async with asyncio.timeout(30):
-                await until_logged(caplog, "could not renew its")
+                await until_logged(caplog, "the database is unavailable")
     except StorageError as error:
         errors.append(error)
     finally:

@@ -1,16 +1,19 @@
 """Activities at work: the code of users, on the host's loop or in a thread, so many at a time."""
 
 import asyncio
+import logging
 import sys
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from contextvars import ContextVar, copy_context
+from dataclasses import replace
 from importlib import import_module
 from typing import Any, Literal
 
 from perdure.database.backends.base import Executor
 from perdure.engine import ambient
 from perdure.engine.body import Effect
+from perdure.engine.clock import steady
 from perdure.engine.driven import Attempt, Done, Record
 from perdure.engine.guard import came_by_signal, is_cancelled, outcome_of
 from perdure.engine.threads import Threads
@@ -20,10 +23,15 @@ from perdure.errors import (
     DatabaseUnavailableError,
     LeaseLostError,
     OutsideWorkflowError,
+    TransactionConflictError,
     TransactionTooLongError,
 )
 from perdure.model import limits
 from perdure.storage.contract import Storage
+
+log = logging.getLogger("perdure.engine")
+
+CONFLICTS_MAX = 10  # how often a transaction that lost a deadlock is run
 
 CONNECTION: "ContextVar[Lent | None]" = ContextVar("perdure_connection", default=None)
 OUTGOING: ContextVar[list[Effect] | None] = ContextVar("perdure_outgoing", default=None)
@@ -42,9 +50,10 @@ class Activities:
         """Run an attempt's code. An error is part of the answer; only a cancellation from outside is raised."""
         async with self._places:
             outgoing: list[Effect] = []
+            began = steady()
             try:
                 result = _written(attempt, await self._call(attempt, outgoing))
-                return Done(result, effects=tuple(outgoing))
+                return Done(result, effects=tuple(outgoing), seconds=steady() - began)
             except LeaseLostError:
                 raise
             except BaseException as error:
@@ -56,10 +65,21 @@ class Activities:
         """Run an attempt's code in a transaction of its own, whose last statements record what came of it.
 
         A lost lease is raised, and trouble of the database's own, which is no failure of the attempt; any other error
-        is part of the answer, and nothing was written.
+        is part of the answer, and nothing was written. A transaction that lost a deadlock is run again at once.
         """
         async with self._places:
-            return await self._transact_in_task(attempt, storage, record)
+            for _ in range(CONFLICTS_MAX):
+                done = await self._transact_in_task(attempt, storage, record)
+                if not isinstance(done.error, TransactionConflictError):
+                    break
+                log.debug(
+                    "run %s (%s) executes %s again at once after a conflict: %s",
+                    attempt.info.workflow_id,
+                    attempt.info.workflow_name,
+                    attempt.activity.name,
+                    done.error,
+                )
+            return done
 
     async def _transact_in_task(self, attempt: Attempt, storage: Storage, record: Record) -> Done:
         loop = asyncio.get_running_loop()
@@ -84,7 +104,7 @@ class Activities:
                     task.cancel()  # again, if it is this task that was: the time is up
                 raise
             return Done(error=raised.error if isinstance(raised, _Raised) else raised)
-        return Done(error=error) if done is None else done
+        return Done(error=error) if done is None else replace(done, seconds=loop.time() - began)
 
     async def _transact(self, attempt: Attempt, storage: Storage, record: Record) -> Done:
         outgoing: list[Effect] = []

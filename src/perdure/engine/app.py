@@ -23,7 +23,7 @@ from perdure.engine.failures import cancelled, decode_failure
 from perdure.engine.guard import TaskFactory
 from perdure.engine.handles import Handle, StartRequest, plain
 from perdure.engine.heartbeat import Heartbeat
-from perdure.engine.hooks import Hook, Hooks
+from perdure.engine.hooks import Hooks
 from perdure.engine.journal import Shared
 from perdure.engine.relay import Publisher, Relay
 from perdure.engine.results import Results
@@ -40,6 +40,7 @@ from perdure.errors import (
     StorageError,
     WorkflowFailedError,
 )
+from perdure.hooks import Hook
 from perdure.integrations.starts import define
 from perdure.model.limits import LEASE_MAX_SEC
 from perdure.model.records import (

@@ -103,6 +103,7 @@ class Body:
         self._stamp = ""
         self._broken: NonDeterminismError | None = None
         self.evicted = False
+        self.last_failure: tuple[BaseException, ActivityStep] | None = None  # of an activity, as the body was told
         self._refusals = 0
 
     # Feeding.
@@ -209,9 +210,12 @@ class Body:
             instead = f"the code waits for {', '.join(sorted(self._expected)[:5]) or 'nothing'}"
         self._mismatch(f"the history goes on with {event.activity_id} ({event.event_type}), but {instead}")
 
-    def _mismatch(self, what: str) -> NoReturn:
+    def _mismatch(self, what: str, shown: object = None) -> NoReturn:
+        """Raise the error; `shown` is what the code calls the step with now, which no log may show."""
+        about, advice = f"{self.workflow.name} {self.instance_id}: {what}", "deploy code that fits, or use patched()"
         raise NonDeterminismError(
-            f"{self.workflow.name} {self.instance_id}: {what}; deploy code that fits, or use patched() for the change"
+            f"{about}{'' if shown is None else f': {shown}'}; {advice} for the change",
+            summary=f"{about}; {advice} for the change",
         )
 
     def evict(self) -> None:
@@ -221,11 +225,11 @@ class Body:
         self.evicted = True
         if not self._end_tasks() and not self._loop.abandon(EVICTIONS_MAX):
             log.warning(
-                "run %s (%s) was put away, but its body catches even that (a bare `except:` in a loop?): what is left "
-                "of it stays in memory until this process ends",
+                "run %s (%s) left memory, but its body catches even the cancellation (a bare `except:` in a loop?): "
+                "what is left of it stays in memory until this process ends",
                 self.instance_id,
                 self.workflow.name,
-                extra={"instance": self.instance_id, "workflow": self.workflow.name},
+                extra={"run_id": self.instance_id, "workflow": self.workflow.name},
             )
         self._loop.close()
 
@@ -243,10 +247,17 @@ class Body:
         return False
 
     def _report(self, context: Mapping[str, Any]) -> None:
-        """asyncio complains of the body: a task that failed and was never looked at, for example."""
+        """Log what asyncio reports about the body: a task whose error was never retrieved, for example."""
         log.warning(
-            "workflow.complaint",
-            extra={"workflow": self.workflow.name, "instance": self.instance_id, "complaint": context.get("message")},
+            "run %s (%s): asyncio reports about its body: %s",
+            self.instance_id,
+            self.workflow.name,
+            context.get("message"),
+            extra={
+                "run_id": self.instance_id,
+                "workflow": self.workflow.name,
+                "reason": context.get("message"),
+            },
             exc_info=context.get("exception"),
         )
 
@@ -419,9 +430,7 @@ class Body:
     def _check_call(self, id: str, call: Call, event: HistoryEvent) -> None:
         """Refuse a row of another call: the same step, but with other arguments."""
         if event.data_type == "json" and call.differs(event.event_data_binary):
-            self._mismatch(
-                f"the history has {id} with other arguments than the code calls it with now, which are: {call}"
-            )
+            self._mismatch(f"the history has {id} with other arguments than the code calls it with now", call)
 
     def _check_channel(self, wait: WaitStep, channel: str, event: HistoryEvent) -> None:
         """Refuse a message of another channel, or an event of another type. (A run that is tried again as a new one
@@ -445,7 +454,7 @@ class Body:
         ):
             asked = dict(wait.where) if wait.where else "anything"
             self._mismatch(
-                f"the history has an event at {wait.id} that matched other values than the code asks for now: {asked}"
+                f"the history has an event at {wait.id} that matched other values than the code asks for now", asked
             )
 
     def _begun(self, step: ActivityStep, event: HistoryEvent) -> None:
@@ -457,7 +466,10 @@ class Body:
         self._check_call(step.id, step.call, event)
         self._drop_activity(step)
         self.unsettled.discard(step.id)
-        _settle(step.future, _outcome(event, step.activity.signature.decode_result))
+        outcome = _outcome(event, step.activity.signature.decode_result)
+        if outcome[1] is not None:
+            self.last_failure = outcome[1], step
+        _settle(step.future, outcome)
 
     def _attempt_failed(self, step: ActivityStep, event: HistoryEvent) -> None:
         self._check_call(step.id, step.call, event)

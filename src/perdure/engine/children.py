@@ -177,12 +177,13 @@ async def _cancel(run: "Run | Rollback", children: Sequence[str], reason: str) -
                         await storage.cancel_instance(child, reason, compensate=True)
             return
         except StorageError as error:  # a deadlock, for example: on its own, each is tried again by the storage
-            log.warning(
-                "run %r: %d children could not be cancelled in one commit, so they are cancelled one by one: %s",
+            log.debug(
+                "run %s (%s) cancels its %d children one by one, not in one commit: %s",
                 run.id,
+                run.workflow.name,
                 len(children),
                 error,
-                extra={"instance": run.id},
+                extra={"run_id": run.id, "workflow": run.workflow.name, "reason": str(error)},
             )
     for child in children:
         with suppress(WorkflowNotCancellableError):

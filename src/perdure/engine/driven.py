@@ -14,6 +14,7 @@ from perdure.engine.codec import encode
 from perdure.engine.definitions import Activity, Workflow
 from perdure.engine.journal import Entry, Shared
 from perdure.errors import LeaseLostError
+from perdure.hooks import HookEvent
 from perdure.model.limits import PAYLOAD_MAX
 from perdure.model.records import CompensationEntry, HistoryEvent, Lease, Suspension, WorkflowInstance
 from perdure.storage.contract import Storage, Wait
@@ -59,6 +60,7 @@ class Done:
     result: bytes = b"null"
     error: BaseException | None = None
     effects: tuple[Effect, ...] = ()
+    seconds: float = 0.0  # that the code took
 
 
 Record = Callable[[Storage, bytes, list[Effect]], Awaitable[None]]
@@ -82,9 +84,6 @@ class Driven(Protocol):
 
     async def drive(self, lease: Lease) -> End:
         """Go on until it can go no further. Whatever is raised ends the try."""
-
-    async def fail(self, error: BaseException, lease: Lease) -> None:
-        """End it as failed: it was tried often enough. It may not have been driven under this lease at all."""
 
     def drain(self) -> None:
         """Begin nothing new."""
@@ -122,8 +121,8 @@ class Host(Protocol):
     def execute(self, attempt: Attempt) -> Coroutine[Any, Any, Done]:
         """Run an attempt's code; an error is part of what it gives, only a cancellation is raised."""
 
-    def happened(self, what: str, run: "Driven", **about: object) -> None:
-        """Tell hooks and logs of what is durable."""
+    def happened(self, event: HookEvent) -> None:
+        """Log what is durable by now, and call the hooks with it."""
 
 
 def check_deadline(driven: Driven) -> None:

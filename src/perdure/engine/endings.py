@@ -3,14 +3,17 @@
 Everything before the end is durable by then. A child's end is told to its parent in the same commit.
 """
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
 
 from perdure.engine import children
 from perdure.engine.body import Recur
 from perdure.engine.codec import encode
 from perdure.engine.driven import End
 from perdure.engine.failures import BODY, encode_failure
-from perdure.errors import ActivityError, EngineError, LimitError, StorageError
+from perdure.errors import ActivityError, EngineError, LimitError, NonDeterminismError, StorageError
+from perdure.hooks import RunCompleted, RunFailed, RunRecurred
 from perdure.model import limits
 from perdure.model.records import HistoryEvent, HistoryEventType
 from perdure.model.states import WorkflowStatus
@@ -39,7 +42,7 @@ async def finish(run: "Run") -> End:
     await children.end_all(run, run.body.children, f"{run.id} has ended")
     if error is None:
         await _complete(run, output)
-        run.host.happened("complete", run)
+        run.host.happened(RunCompleted(*run.about(), run.lasted()))
         return End.COMPLETED
     if await _leaves_traces(run):
         await fail(run, error, WorkflowStatus.COMPENSATING)
@@ -65,7 +68,7 @@ async def _recur(run: "Run", input_data: bytes) -> End:
         if run.parent is not None:
             link = HistoryEvent(run.id, children.PARENT, children.LINK, encode(run.parent))
             await storage.append_history(link, lease=run.lease)
-    run.host.happened("recur", run)
+    run.host.happened(RunRecurred(*run.about()))
     return End.RECURRED
 
 
@@ -93,9 +96,11 @@ async def _complete_child(run: "Run", parent: dict[str, str], output: bytes) -> 
 async def fail(run: "Run", error: BaseException, status: WorkflowStatus = WorkflowStatus.FAILED) -> None:
     """Record the error the run failed with; it ends so, or is undone first."""
     storage = run.host.storage
-    failure = encode_failure(error)
+    failure: dict[str, Any] = {**encode_failure(error), **_failed_step(run, error)}
     if not isinstance(error, ActivityError):
         failure["source"] = BODY
+    if isinstance(error, NonDeterminismError):
+        failure["summary"] = error.summary
     data = encode(failure)
     run.ending = status is WorkflowStatus.FAILED
     async with storage.transaction():
@@ -105,4 +110,24 @@ async def fail(run: "Run", error: BaseException, status: WorkflowStatus = Workfl
         await storage.append_history(event, lease=run.lease)
         await storage.update_instance_status(run.id, status, lease=run.lease)
     if status is WorkflowStatus.FAILED:
-        run.host.happened("fail", run, error=str(error))
+        run.host.happened(failed_event(run.about(), failure, run.lasted()))
+
+
+def _failed_step(run: "Run", error: BaseException) -> dict[str, object]:
+    """The step whose error the body did not catch, and how often it was tried; nothing if it is the body's own."""
+    if run.body.last_failure is None or run.body.last_failure[0] is not error:
+        return {}
+    step = run.body.last_failure[1]
+    return {"step": step.id, "attempts": step.attempt}
+
+
+def failed_event(about: tuple[str, str, datetime], failure: Mapping[str, Any], duration: timedelta) -> RunFailed:
+    """Return what hooks and logs get of a failure as it is recorded."""
+    return RunFailed(
+        *about,
+        error_type=str(failure.get("error_type") or "Exception"),
+        error_message=str(failure.get("summary") or failure.get("error_message") or ""),
+        step=failure.get("step"),
+        attempts=int(failure.get("attempts") or 0),
+        duration=duration,
+    )

@@ -13,7 +13,7 @@ import sys
 import traceback
 import types
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from perdure.engine.codec import encode
 from perdure.errors import ActivityError, RecordedError, SerializationError, WorkflowCancelledError
@@ -26,9 +26,19 @@ BODY = "workflow"  # the source of an error that a body raised itself
 _CUT = "\n… {} bytes left out …\n"
 
 
-def encode_failure(error: BaseException) -> dict[str, object]:
+class Failure(TypedDict):
+    """What a row keeps of an error."""
+
+    error_type: str
+    error_message: str
+    stack_trace: str
+    args: NotRequired[list[Any]]
+    attributes: NotRequired[dict[str, Any]]  # of an error that is made again without calling its class
+
+
+def encode_failure(error: BaseException) -> Failure:
     """Return what a row keeps of an error: JSON, bounded. `args` are there if it can be made again from them."""
-    failure: dict[str, object] = {
+    failure: Failure = {
         "error_type": _type_name(error),
         "error_message": _bounded(_message(error), MESSAGE_MAX),
         "stack_trace": _bounded(_stack_trace(error), STACK_TRACE_MAX),
@@ -37,11 +47,12 @@ def encode_failure(error: BaseException) -> dict[str, object]:
     if not _is_json(args):
         return failure
     if _is_same(error, _made(type(error), args)):
-        return failure | {"args": list(args)}
+        failure["args"] = list(args)
+        return failure
     attributes = {name: value for name, value in _attributes(error).items() if _is_json([value])}
     rebuilt = _rebuilt(type(error), args, attributes)
     if rebuilt is not None and _message(rebuilt) == _message(error):
-        return failure | {"args": list(args), "attributes": attributes}
+        failure["args"], failure["attributes"] = list(args), attributes
     return failure
 
 

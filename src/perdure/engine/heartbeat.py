@@ -75,7 +75,12 @@ class Heartbeat:
             async with asyncio.timeout(STOP_SEC):
                 await self._ended.wait()
         except TimeoutError:
-            log.warning("the heartbeat of worker %s did not end within %g s: it is left", self._worker_id, STOP_SEC)
+            log.warning(
+                "the heartbeat of worker %s did not end within %g s, and the worker stops without it",
+                self._worker_id,
+                STOP_SEC,
+                extra={"worker": self._worker_id},
+            )
 
     def nudge(self) -> None:
         """A run of ours may have been cancelled: find out soon."""
@@ -99,7 +104,7 @@ class Heartbeat:
                 try:
                     asyncio.run(self._beat())
                 except StorageError as error:
-                    log.warning("the heartbeat of worker %s cannot reach the database: %s", self._worker_id, error)
+                    self._supervised.unavailable(error)
                     self._lose_overdue()
                     self._stop.wait(1)
                 except BaseException as error:
@@ -107,7 +112,7 @@ class Heartbeat:
                     self._lose_overdue()
                     self._stop.wait(min(pause, self._lease_sec / 3))
         finally:
-            self._supervised.ended = True
+            self._supervised.end()
             with suppress(RuntimeError):  # the host's loop is closed
                 self._host.call_soon_threadsafe(self._ended.set)
 
@@ -122,13 +127,7 @@ class Heartbeat:
                         rested_until = time.monotonic() + self._lease_sec  # an idle one says so less often
                     self._supervised.succeeded()
                 except StorageError as error:
-                    log.warning(
-                        "the heartbeat of worker %s could not renew its %d leases: %s",
-                        self._worker_id,
-                        len(self._held),
-                        error,
-                        extra={"worker": self._worker_id, "leases": len(self._held)},
-                    )
+                    self._supervised.unavailable(error)
                     self._lose_overdue()
             with suppress(StorageError):
                 await storage.beat_worker(self._worker_id, gone=True)

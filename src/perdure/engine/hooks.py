@@ -1,20 +1,20 @@
-"""Hooks: a program's own functions, told of what happened to its runs, after it was committed.
+"""Hooks: functions of the program that are called with what happened to its runs, after the commit.
 
-They may be told twice after a crash, never during a replay. One that raises is logged.
+They are not called during a replay. Errors in hooks are logged and ignored. The log gets the same events; see `log.py`.
 """
 
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Sequence
 
 from perdure.engine.guard import came_by_signal, is_cancelled
+from perdure.engine.log import log_event
+from perdure.hooks import Hook, HookEvent
 
 log = logging.getLogger("perdure.engine")
 
-ENDING_SEC = 0.5  # how long a hook that is cancelled may take to end
-
-Hook = Callable[[str, Mapping[str, object]], Awaitable[None] | None]
+ENDING_SEC = 0.5  # how long a cancelled hook may take to end
 
 
 class Hooks:
@@ -22,53 +22,67 @@ class Hooks:
 
     def __init__(self, hooks: Sequence[Hook]) -> None:
         self._hooks = list(hooks)
+        for hook in self._hooks:
+            if not callable(hook):
+                raise TypeError(f"App(hooks=) takes functions that are called with one event, not {hook!r}")
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def __bool__(self) -> bool:
-        return bool(self._hooks)
-
-    def tell(self, what: str, about: Mapping[str, object]) -> None:
-        """Call every hook; those that are async run by themselves."""
-        log.debug("run.%s", what, extra=dict(about))
+    def call(self, event: HookEvent, worker_id: str) -> None:
+        """Log the event and call every hook with it; async hooks run in tasks of their own."""
+        log_event(event, worker_id)
         for hook in self._hooks:
             try:
-                answer = hook(what, about)
+                answer = hook(event)
             except BaseException as error:
                 if came_by_signal(error):
                     raise
-                _log_failure(hook, what, error)
+                _log_failure(hook, event, error)
                 continue
             if inspect.isawaitable(answer):
-                task = asyncio.ensure_future(self._finish(hook, answer, what))
+                task = asyncio.ensure_future(self._finish(hook, answer, event))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
 
-    async def _finish(self, hook: Hook, answer: Awaitable[None], what: str) -> None:
+    async def _finish(self, hook: Hook, answer: Awaitable[None], event: HookEvent) -> None:
         try:
             await answer
         except BaseException as error:
             if came_by_signal(error) or (isinstance(error, asyncio.CancelledError) and is_cancelled()):
                 raise
-            _log_failure(hook, what, error)
+            _log_failure(hook, event, error)
 
     async def close(self, grace_sec: float) -> None:
-        """Wait for those that still run, as long as there is time; then cancel them."""
+        """Wait for the hooks that still run, as long as there is time; then cancel them."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=max(0.0, grace_sec))
         if self._tasks:
-            log.warning("%d hooks had not ended when the grace time was over, and were cancelled", len(self._tasks))
+            log.warning(
+                "cancelled %d hooks that had not ended when the worker stopped",
+                len(self._tasks),
+                extra={"hooks": len(self._tasks)},
+            )
             for task in self._tasks:
                 task.cancel()
             await asyncio.wait(self._tasks, timeout=ENDING_SEC)
 
 
-def _log_failure(hook: Hook, what: str, error: BaseException) -> None:
+def _log_failure(hook: Hook, event: HookEvent, error: BaseException) -> None:
+    name = getattr(hook, "__qualname__", None) or repr(hook)
     log.error(
-        "hook %r failed when told of %r: %s: %s",
-        hook,
-        what,
+        "hook %s failed on %s of run %s (%s): %s: %s",
+        name,
+        type(event).__name__,
+        event.run_id,
+        event.workflow,
         type(error).__name__,
         error,
-        extra={"hook": repr(hook), "what": what},
+        extra={
+            "hook": name,
+            "event": type(event).__name__,
+            "run_id": event.run_id,
+            "workflow": event.workflow,
+            "error_type": type(error).__name__,
+            "error_message": str(error),
+        },
         exc_info=error,
     )

@@ -101,11 +101,12 @@ class Journal:
         self.refused: StorageError | None = None
         self._last: asyncio.Future[int | StorageError] | None = None
 
-    def record(self, event: HistoryEvent, stored: Callable[[], None]) -> None:
+    def record(self, event: HistoryEvent, stored: Callable[[], None] | None = None) -> None:
         """Write an event after all that were given before; nobody waits. `stored` is called once it is."""
         if self.refused is None:
             self._last = self._records.put(Entry(event, self))
-            self._last.add_done_callback(lambda done: stored() if _is_stored(done) else None)
+            if stored is not None:
+                self._last.add_done_callback(lambda done: stored() if _is_stored(done) else None)
 
     async def durable(self) -> None:
         """Wait until everything recorded so far is stored; raises what a write was refused with."""

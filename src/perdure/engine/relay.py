@@ -69,7 +69,7 @@ class Relay:
                 found, well = await self._look()
                 task.succeeded()
             except StorageError as error:
-                log.warning("the outbox relay cannot reach the database for now: %s", error)
+                task.unavailable(error)
                 found, well = False, False
             if found and well:
                 continue
@@ -104,12 +104,30 @@ class Relay:
 
     async def _parked(self, event: OutboxEvent, error: BaseException) -> bool:
         """What comes of an attempt that failed: in the end, or if it never can succeed, the event is parked."""
-        about = {"event": event.event_id, "event_type": event.event_type, "error": str(error) or type(error).__name__}
+        message = str(error) or type(error).__name__
         attempt = event.retry_count + 1
-        if isinstance(error, TerminalError) or attempt >= ATTEMPTS_MAX:
-            await self._storage.mark_outbox_event_failed(event.event_id, error=about["error"], relay_id=self._relay_id)
-            log.error("outbox.parked", extra={**about, "attempt": attempt})
-            return True
-        await self._storage.increment_outbox_attempts(event.event_id, error=about["error"], relay_id=self._relay_id)
-        log.warning("outbox.failed", extra={**about, "attempt": attempt})
-        return False
+        final = isinstance(error, TerminalError) or attempt >= ATTEMPTS_MAX
+        if final:
+            await self._storage.mark_outbox_event_failed(event.event_id, error=message, relay_id=self._relay_id)
+        else:
+            await self._storage.increment_outbox_attempts(event.event_id, error=message, relay_id=self._relay_id)
+        log.log(
+            logging.ERROR if final else logging.WARNING,
+            "event %s (%s) of the outbox could not be published (attempt %d of %d), %s: %s: %s",
+            event.event_id,
+            event.event_type,
+            attempt,
+            ATTEMPTS_MAX,
+            "and is parked as failed" if final else "retrying with back-off",
+            type(error).__name__,
+            error,
+            extra={
+                "event_id": event.event_id,
+                "event_type": event.event_type,
+                "attempt": attempt,
+                "worker": self._relay_id,
+                "error_type": type(error).__name__,
+                "error_message": str(error),
+            },
+        )
+        return final

@@ -152,7 +152,7 @@ class Results:
                     await self._look()
                     task.succeeded()
                 except StorageError as error:
-                    log.warning("the ends of %d runs cannot be asked for now: %s", len(self._waiting), error)
+                    task.unavailable(error)
                 await asyncio.sleep(asked + ASK_SEC - time.monotonic())
         finally:
             if listener is not None:
@@ -172,7 +172,7 @@ class Results:
                     task.succeeded()
                     self.hint(hint)
             except StorageError as error:
-                log.warning("no hints come for now, and ended runs are asked for every second: %s", error)
+                log.debug("listening for ended runs failed, retrying in %g s: %s", ASK_SEC, error)
             await asyncio.sleep(ASK_SEC)
 
     def _refuse_if_closed(self, instance_id: str) -> None:

@@ -75,8 +75,16 @@ async def sweep(storage: Storage, retention: Retention, *, dry_run: bool = False
     """Remove what is older than the policy says, or only count it."""
     began = time.monotonic()
     swept = await (_survey(storage, retention) if dry_run else _sweep(storage, retention))
-    took = round(time.monotonic() - began, 3)
-    log.info("retention.swept", extra={**asdict(swept), "seconds": took})
+    found = swept.finished or swept.messages or swept.outbox
+    log.log(
+        logging.INFO if found else logging.DEBUG,
+        "the retention sweep %s %d finished runs, %s messages and %d outbox events",
+        "would remove" if dry_run else "removed",
+        swept.finished,
+        "?" if swept.messages is None else swept.messages,
+        swept.outbox,
+        extra={**asdict(swept), "duration_sec": round(time.monotonic() - began, 3)},
+    )
     return swept
 
 
@@ -96,7 +104,12 @@ async def sweep_for_ever(
             delay = every_sec
         except StorageError as error:
             delay = min(AGAIN_SEC, every_sec)
-            log.warning("the retention sweep failed, and is tried again in %g s: %s", delay, error)
+            log.warning(
+                "the retention sweep failed, retrying in %g s: %s",
+                delay,
+                error,
+                extra={"worker": worker_id, "retry_in_sec": delay, "reason": str(error)},
+            )
 
 
 # Doing it.

@@ -10,6 +10,7 @@ it is undone with `result=None` if its compensation can take that, and else firs
 
 import asyncio
 import json
+from datetime import datetime, timedelta
 from typing import Any, get_args
 
 from perdure.engine import children
@@ -29,9 +30,18 @@ from perdure.engine.driven import (
     rows,
     undoing,
 )
+from perdure.engine.endings import failed_event
 from perdure.engine.failures import encode_failure
 from perdure.engine.slots import Slot
 from perdure.errors import EngineError
+from perdure.hooks import (
+    CompensationCompleted,
+    CompensationFailed,
+    RunCancelled,
+    StepCompleted,
+    StepFailed,
+    StepRetrying,
+)
 from perdure.model.records import CompensationEntry, HistoryEvent, HistoryEventType, Lease, WorkflowInstance
 from perdure.model.states import WorkflowStatus
 
@@ -56,6 +66,7 @@ class Rollback:
         self.resumed = False
         self.ending = False
         self._input = instance.input_data
+        self._began = instance.started_at or host.now()
         self._draining = False
         self.slot: Slot
         self._lease: Lease
@@ -100,11 +111,6 @@ class Rollback:
         await self._handle_failure()
         return await self._end()
 
-    async def fail(self, error: BaseException, lease: Lease) -> None:
-        """End it although something could not be undone."""
-        self._lease = lease
-        await self._end()
-
     # What the history says.
 
     async def _catch_up(self) -> None:
@@ -147,12 +153,14 @@ class Rollback:
             return
         done = await self._attempt(activity, step, step, self._begun[step])
         if done.error is not None:
-            await self._record(step, HistoryEventType.ACTIVITY_FAILED, encode(encode_failure(done.error)))
+            await self._record_outcome(step, step, activity, done)
             return
         entry = undoing(self.id, step, activity.name, self._begun[step], done.result)
         async with self.host.storage.transaction():
             await self.host.storage.add_compensation(entry, lease=self._lease)
             await self._record(step, HistoryEventType.ACTIVITY_COMPLETED, done.result)
+        attempt, duration = self._attempts.get(step, 0) + 1, timedelta(seconds=done.seconds)
+        self.host.happened(StepCompleted(*self._about(), step, activity.name, attempt, duration))
 
     async def _undo(self, entry: CompensationEntry) -> None:
         about = json.loads(entry.args)
@@ -199,13 +207,17 @@ class Rollback:
         done = await self._attempt(undo, id, f"undo:{step}", _arguments(undo, given, result))
         name = entry.activity_name if entry else step.partition(":")[2]
         about = {"compensation_id": entry and entry.id, "activity_id": step, "activity_name": name}
+        attempt = self._attempts.get(id, 0) + 1
         if done.error is None:
             await self._record(id, HistoryEventType.COMPENSATION_EXECUTED, encode(about))
-            self.host.happened("undo", self, step=step)
+            duration = timedelta(seconds=done.seconds)
+            self.host.happened(CompensationCompleted(*self._about(), step, undo.name, attempt, duration))
         else:
-            failure = {**about, **encode_failure(done.error), "error": str(done.error)}
-            await self._record(id, HistoryEventType.COMPENSATION_FAILED, encode(failure))
-            self.host.happened("undo_failed", self, step=step, error=str(done.error))
+            failure = encode_failure(done.error)
+            row = {**about, **failure, "error": str(done.error)}
+            await self._record(id, HistoryEventType.COMPENSATION_FAILED, encode(row))
+            kind, message = failure["error_type"], failure["error_message"]
+            self.host.happened(CompensationFailed(*self._about(), step, undo.name, attempt, kind, message))
 
     async def _attempt(self, activity: Activity[..., Any], id: str, step: str, payload: bytes) -> Done:
         """Run it until it succeeds, or has failed as often as it may; failures are counted in the history."""
@@ -220,7 +232,20 @@ class Rollback:
             if done.error is None or pause is None:
                 return done
             self._attempts[id] = attempt
-            await self._record(f"{id}#{attempt}", ATTEMPT_FAILED, encode(encode_failure(done.error)))
+            failure = encode_failure(done.error)
+            await self._record(f"{id}#{attempt}", ATTEMPT_FAILED, encode(failure))
+            self.host.happened(
+                StepRetrying(
+                    *self._about(),
+                    step,
+                    activity.name,
+                    attempt,
+                    max_attempts=activity.retry.attempts,
+                    retry_in=timedelta(seconds=pause),
+                    error_type=failure["error_type"],
+                    error_message=failure["error_message"],
+                )
+            )
             await self.slot.pause(pause)
 
     async def _execute(self, attempt: Attempt) -> Done:
@@ -237,10 +262,20 @@ class Rollback:
             return
         payload = _arguments(handler, self._input, b"null", error=self._error)
         done = await self._attempt(handler, HANDLED, "on_failure", payload)
+        await self._record_outcome(HANDLED, "on_failure", handler, done)
+
+    async def _record_outcome(self, id: str, step: str, activity: Activity[..., Any], done: Done) -> None:
+        """The outcome of an activity that is no compensation."""
+        attempt = self._attempts.get(id, 0) + 1
         if done.error is None:
-            await self._record(HANDLED, HistoryEventType.ACTIVITY_COMPLETED, done.result)
+            await self._record(id, HistoryEventType.ACTIVITY_COMPLETED, done.result)
+            duration = timedelta(seconds=done.seconds)
+            self.host.happened(StepCompleted(*self._about(), step, activity.name, attempt, duration))
         else:
-            await self._record(HANDLED, HistoryEventType.ACTIVITY_FAILED, encode(encode_failure(done.error)))
+            failure = encode_failure(done.error)
+            await self._record(id, HistoryEventType.ACTIVITY_FAILED, encode(failure))
+            kind, message = failure["error_type"], failure["error_message"]
+            self.host.happened(StepFailed(*self._about(), step, activity.name, attempt, kind, message))
 
     async def _record(self, id: str, kind: str, data: bytes) -> None:
         await self.host.storage.append_history(HistoryEvent(self.id, id, kind, data), lease=self._lease)
@@ -259,8 +294,15 @@ class Rollback:
                 end = children.was_cancelled(self._error) if self._cancelled else children.failed(self._failure)
                 await children.tell(storage, self._parent, end, self.id)
             await storage.update_instance_status(self.id, status, lease=self._lease)
-        self.host.happened("cancel" if self._cancelled else "fail", self, error=self._error)
-        return End.CANCELLED if self._cancelled else End.FAILED
+        lasted = max(self.host.now() - self._began, timedelta(0))
+        if self._cancelled:
+            self.host.happened(RunCancelled(*self._about(), self._error, lasted))
+            return End.CANCELLED
+        self.host.happened(failed_event(self._about(), json.loads(self._failure), lasted))
+        return End.FAILED
+
+    def _about(self) -> tuple[str, str, datetime]:
+        return self.id, self.workflow.name, self.host.now()
 
 
 def _known(name: str) -> Activity[..., Any]:

@@ -9,22 +9,23 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from perdure.engine import children, endings
 from perdure.engine.ambient import ActivityInfo
 from perdure.engine.body import ATTEMPT_FAILED, OWN, STARTED, STATE, VALUES, Body, Effect
+from perdure.engine.clock import steady
 from perdure.engine.codec import encode
 from perdure.engine.definitions import Workflow
 from perdure.engine.digests import Call, stamp
 from perdure.engine.driven import Attempt, Done, Drained, End, Host, check_deadline, put_down, rows, undoing
-from perdure.engine.failures import encode_failure
+from perdure.engine.failures import Failure, encode_failure
 from perdure.engine.guard import came_by_signal, is_cancelled
 from perdure.engine.journal import Journal
 from perdure.engine.slots import Slot
 from perdure.engine.starting import DEADLINE
-from perdure.engine.steps import ActivityStep, EffectStep
+from perdure.engine.steps import ActivityStep, EffectStep, name_of
 from perdure.engine.waits import EXPIRED, SHORT_SEC, UNTIL, Waits, nothing
 from perdure.errors import (
     ChannelModeConflictError,
@@ -33,7 +34,9 @@ from perdure.errors import (
     LimitError,
     NotSubscribedError,
 )
+from perdure.hooks import RunResumed, RunStarted, StepCompleted, StepFailed, StepRetrying
 from perdure.model.records import HistoryEvent, HistoryEventType, Lease, WorkflowInstance
+from perdure.model.states import WorkflowStatus
 from perdure.storage.contract import Storage
 
 LOOK_SEC = 1.0  # how often a run that cannot wait, for an activity is under way, looks for its messages
@@ -85,7 +88,8 @@ class Run:
         try:
             await self.catch_up()
             self._began = min(self._began, self.host.now() - timedelta(seconds=self.body.time))  # of a retry: earlier
-            self.host.happened("resume" if begun or self.journal.last_id else "start", self)
+            kind = RunResumed if begun or self.journal.last_id else RunStarted
+            self.host.happened(kind(*self.about()))
             self.waits.watch_deadline()
             while True:
                 self._record_taken()
@@ -140,13 +144,13 @@ class Run:
         activities = any(not step.running and not step.pause_sec for step in self.body.activities.values())
         return activities or any(not step.running for step in self.body.effects.values())
 
-    async def fail(self, error: BaseException, lease: Lease) -> None:
-        """End the run as failed, with this error."""
+    async def give_up(self, error: BaseException, lease: Lease) -> None:
+        """Record that the run failed with this error, and leave the rest to its rollback.
+
+        The rollback goes by the history alone, so it needs no body that can be replayed.
+        """
         self.journal = Journal(self.host.records, lease, self.last_id)
-        if self.parent is None:  # it may not have been read yet
-            link = await self.host.storage.get_last_event(self.id, children.LINK)
-            self.parent = None if link is None else json.loads(link.event_data or b"{}")
-        await endings.fail(self, error)
+        await endings.fail(self, error, WorkflowStatus.COMPENSATING)
 
     async def _cancel(self, reason: str) -> End:
         """Cancel the run itself: it is undone like any that is cancelled, by whoever takes it next."""
@@ -214,10 +218,20 @@ class Run:
         elif event.activity_id.startswith(UNTIL):
             self.waits.remember(event)
 
-    def note(self, id: str, kind: str, data: bytes, call: Call | None = None) -> HistoryEvent:
-        """Record an event, of a call if it is a step's; nobody waits."""
+    def about(self) -> tuple[str, str, datetime]:
+        """What every hook event begins with."""
+        return self.id, self.workflow.name, self.host.now()
+
+    def lasted(self) -> timedelta:
+        """How long ago the run started."""
+        return max(self.host.now() - self._began, timedelta(0))
+
+    def note(
+        self, id: str, kind: str, data: bytes, call: Call | None = None, stored: Callable[[], None] | None = None
+    ) -> HistoryEvent:
+        """Record an event, of a call if it is a step's; nobody waits. `stored` is called once it is durable."""
         event = self._event(id, kind, data, call)
-        self.journal.record(event, lambda: self.host.happened("step", self, step=id, kind=str(kind)))
+        self.journal.record(event, stored)
         self.progressed = True
         return event
 
@@ -232,9 +246,11 @@ class Run:
         if taken is not None:
             self.note(*taken)
 
-    def tell(self, id: str, kind: str, data: bytes, call: Call | None = None) -> None:
+    def tell(
+        self, id: str, kind: str, data: bytes, call: Call | None = None, stored: Callable[[], None] | None = None
+    ) -> None:
         """Record an event and feed it; what the body takes because of it comes right behind."""
-        self.body.feed(self.note(id, kind, data, call), None)
+        self.body.feed(self.note(id, kind, data, call, stored), None)
         self._record_taken()
 
     # Beginning what the body asks for.
@@ -292,23 +308,47 @@ class Run:
             effects = done.effects
             if step.activity.undo is not None:
                 effects = (*effects, _undoing(self.id, step, done.result))
+            stored = self._completion(step.id, step.attempt, done.seconds)
             if effects:
-                await self._commit(step.id, kind, data, effects, step.call)
+                await self._commit(step.id, kind, data, effects, step.call, stored)
                 return
-            self.tell(step.id, kind, data, step.call)
+            self.tell(step.id, kind, data, step.call, stored)
             return
         pause = step.activity.retry.pause(step.attempt, done.error)
         failure = encode_failure(done.error)
         if pause is None:
-            self.tell(step.id, HistoryEventType.ACTIVITY_FAILED, encode(failure), step.call)
+            stored = self._failure(step.id, step.attempt, failure)
+            self.tell(step.id, HistoryEventType.ACTIVITY_FAILED, encode(failure), step.call, stored)
             return
         lasting = pause if pause > SHORT_SEC else 0.0
         about = {**failure, "attempt": step.attempt, "pause_sec": lasting}
-        self.host.happened("retry", self, step=step.id, attempt=step.attempt, pause_sec=round(pause, 3))
-        self.tell(step.attempt_id, ATTEMPT_FAILED, encode(about), step.call)
+        stored = self._retrying(step, step.attempt, pause, failure)
+        self.tell(step.attempt_id, ATTEMPT_FAILED, encode(about), step.call, stored)
         if not lasting and not step.dropped:
             step.running = True
             self._later(pause, lambda: self._begin_again(step))
+
+    def _completion(self, step: str, attempt: int, seconds: float) -> Callable[[], None]:
+        activity, duration = name_of(step), timedelta(seconds=seconds)
+        return lambda: self.host.happened(StepCompleted(*self.about(), step, activity, attempt, duration))
+
+    def _failure(self, step: str, attempt: int, failure: Failure) -> Callable[[], None]:
+        kind, message = failure["error_type"], failure["error_message"]
+        return lambda: self.host.happened(StepFailed(*self.about(), step, name_of(step), attempt, kind, message))
+
+    def _retrying(self, step: ActivityStep, attempt: int, pause: float, failure: Failure) -> Callable[[], None]:
+        return lambda: self.host.happened(
+            StepRetrying(
+                *self.about(),
+                step.id,
+                step.activity.name,
+                attempt,
+                max_attempts=step.activity.retry.attempts,
+                retry_in=timedelta(seconds=pause),
+                error_type=failure["error_type"],
+                error_message=failure["error_message"],
+            )
+        )
 
     async def _begin_again(self, step: ActivityStep) -> None:
         if self._draining or step.dropped:
@@ -350,15 +390,15 @@ class Run:
 
         done = await self.host.transact(self._attempt_of(step), record)
         if done.error is None:
-            self._stored(stored[-1])
+            self._stored(stored[-1], self._completion(step.id, step.attempt, done.seconds))
         else:
             await self._attempted(step, done)
 
-    def _stored(self, event: HistoryEvent) -> None:
+    def _stored(self, event: HistoryEvent, stored: Callable[[], None]) -> None:
         """Feed a row that is stored already."""
         self.journal.last_id = event.id
         self.progressed = True
-        self.host.happened("step", self, step=event.activity_id, kind=event.event_type)
+        stored()
         self.body.feed(event, None)
         self._record_taken()
 
@@ -367,9 +407,16 @@ class Run:
             await self._commit(step.id, HistoryEventType.ACTIVITY_COMPLETED, None, (step.effect,), step.call)
 
     async def _commit(
-        self, id: str, kind: HistoryEventType, data: bytes | None, effects: tuple[Effect, ...], call: Call
+        self,
+        id: str,
+        kind: HistoryEventType,
+        data: bytes | None,
+        effects: tuple[Effect, ...],
+        call: Call,
+        stored: Callable[[], None] | None = None,
     ) -> None:
         """Effects and their record in one transaction; without `data` the effect's answer is recorded."""
+        began = steady()
         await self.journal.durable()
         storage = self.host.storage
         try:
@@ -378,10 +425,12 @@ class Run:
                 event = self._event(id, kind, encode(answers[-1]) if data is None else data, call)
                 event_id = await storage.append_history(event, lease=self.lease)
         except REFUSALS as error:
-            self.tell(id, HistoryEventType.ACTIVITY_FAILED, encode(encode_failure(error)), call)
+            failure = encode_failure(error)
+            failed = self._failure(id, 1, failure)
+            self.tell(id, HistoryEventType.ACTIVITY_FAILED, encode(failure), call, failed)
             return
         self.host.wake()
-        self._stored(replace(event, id=event_id))
+        self._stored(replace(event, id=event_id), stored or self._completion(id, 1, steady() - began))
 
 
 def _undoing(instance_id: str, step: ActivityStep, result: bytes) -> Effect:

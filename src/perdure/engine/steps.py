@@ -71,6 +71,11 @@ class Timed:
         self.registered = False
 
 
+def name_of(step: str) -> str:
+    """Return the name of the activity or call that a step id ends with: `charge` for `3:charge`."""
+    return step.partition(":")[2]
+
+
 class ActivityStep(Timed):
     """An activity: its attempts, and the pauses between them."""
 

@@ -1,19 +1,22 @@
 """Supervision: a background task that fails is logged, restarted with back-off, and shown by `app.health()`.
 
 A task that fails ten times in a row, with no success in between, is given up on: it is still restarted, but `serve()`
-raises, so that whatever runs the process notices and can start a new one. The database being away is no such failure:
-the tasks expect that, say so in the log, and go on when it is back.
+raises, so that whatever runs the process notices and can start a new one. An unavailable database is no such failure:
+the tasks retry until it answers, and the log has one warning for all of them.
 """
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any
 
+from perdure.engine.clock import steady
 from perdure.engine.guard import came_by_signal, is_cancelled
+from perdure.engine.log import seconds
 from perdure.errors import EngineError
 
 log = logging.getLogger("perdure.engine")
@@ -47,10 +50,44 @@ class Health:
         return self.database and all(each.alive and not each.failures for each in self.tasks)
 
 
+class Outage:
+    """Logs that the database is unavailable, once, and that it is available again for every task that noticed."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # the heartbeat is a thread
+        self._noticed: set[str] = set()
+        self._began = 0.0
+
+    def notice(self, task: str, error: BaseException) -> None:
+        """Say that a task cannot reach the database."""
+        with self._lock:
+            first = not self._noticed
+            self._noticed.add(task)
+        if first:
+            self._began = steady()
+            log.warning(
+                "the database is unavailable, retrying until it answers: %s", error, extra={"reason": str(error)}
+            )
+
+    def end(self, task: str, *, reached: bool) -> None:
+        """Say that a task reached the database, or ended without that."""
+        if task not in self._noticed:
+            return
+        with self._lock:
+            self._noticed.discard(task)
+            last = not self._noticed
+        if last and reached:
+            lasted = steady() - self._began
+            log.info("the database is available again after %s", seconds(lasted), extra={"duration_sec": lasted})
+
+
 class Supervised:
     """One background task, as its own code sees it: it says that it succeeded, or that it failed."""
 
-    def __init__(self, name: str, given_up: Callable[[str], None] = lambda why: None) -> None:
+    def __init__(
+        self, name: str, given_up: Callable[[str], None] = lambda why: None, outage: Outage | None = None
+    ) -> None:
+        self._outage = outage or Outage()
         self.name = name
         self.alive = True
         self.ended = False  # as it should: there is nothing left to do
@@ -61,6 +98,16 @@ class Supervised:
     def succeeded(self) -> None:
         """Forget the failures before this: what it does came to a good end."""
         self._failures = 0
+        self._outage.end(self.name, reached=True)
+
+    def unavailable(self, error: BaseException) -> None:
+        """Say that the database does not answer, and that the task tries again. Any thread may call it."""
+        self._outage.notice(self.name, error)
+
+    def end(self) -> None:
+        """Say that there is nothing left to do."""
+        self.ended = True
+        self._outage.end(self.name, reached=False)
 
     def failed(self, error: BaseException) -> float:
         """Log an unexpected error; returns the seconds to wait before it is tried again. Any thread may call it."""
@@ -69,12 +116,18 @@ class Supervised:
         self._last_error = f"{type(error).__name__}: {error}"
         pause = min(LONGEST_SEC, FIRST_SEC * 2.0 ** min(self._failures - 1, 10))
         log.error(
-            "background task %r failed (%d in a row) and is restarted in %g s: %s",
+            "background task %r crashed (%d in a row), restarting it in %s: %s",
             self.name,
             self._failures,
-            pause,
+            seconds(pause),
             self._last_error,
-            extra={"task": self.name, "failures": self._failures, "pause_sec": pause},
+            extra={
+                "task": self.name,
+                "failures": self._failures,
+                "retry_in_sec": pause,
+                "error_type": type(error).__name__,
+                "error_message": str(error),
+            },
             exc_info=error,
         )
         if self._failures >= FAILURES_MAX:
@@ -95,12 +148,13 @@ class Supervisor:
         self._context = copy_context()  # of whoever opened the app: tasks belong to no caller
         self._supervised: dict[str, Supervised] = {}
         self._broken: asyncio.Future[str] = self._loop.create_future()
+        self._outage = Outage()
 
     def watch(self, name: str) -> Supervised:
         """Keep an eye on a task that keeps itself going, such as a thread; the same name gives the same one."""
         found = self._supervised.get(name)
         if found is None:
-            found = self._supervised[name] = Supervised(name, self._give_up)
+            found = self._supervised[name] = Supervised(name, self._give_up, self._outage)
         return found
 
     def start(self, name: str, work: Callable[[Supervised], Coroutine[Any, Any, None]]) -> "asyncio.Task[None]":
@@ -123,7 +177,7 @@ class Supervisor:
                     task.alive = False
                 await asyncio.sleep(pause)
         finally:
-            task.ended = True
+            task.end()
 
     def _give_up(self, why: str) -> None:
         def tell() -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from perdure.engine.codec import encode
 from perdure.engine.starting import DEADLINE
 from perdure.engine.steps import ActivityStep, Timed, TimerStep, WaitStep
+from perdure.hooks import RunWaiting
 from perdure.model.records import (
     ChannelMessage,
     ChannelMode,
@@ -28,6 +29,7 @@ from perdure.storage.contract import Wait
 if TYPE_CHECKING:
     from perdure.engine.run import Run
 
+STEPS_SHOWN = 100  # of those that a run waits for, in a hook event
 SHORT_SEC = 1.0  # a pause up to this is kept in memory; a longer one is a row
 EXPIRED = "~expired"  # the row of a deadline that passed while the run waited
 TIMED_OUT = b'{"error_type": "TimeoutError"}'
@@ -135,7 +137,8 @@ class Waits:
         found = await self._run.host.suspensions((self._run.lease, waits))
         self._run.ending = found.suspended
         if found.suspended:
-            self._run.host.happened("wait", self._run)
+            steps = tuple(wait.activity_id for wait in waits[:STEPS_SHOWN] if wait.activity_id != EXPIRED)
+            self._run.host.happened(RunWaiting(*self._run.about(), steps))
             return True
         ready = set(found.ready)
         for wait in waits:

@@ -28,6 +28,7 @@ from perdure.engine.guard import came_by_signal, is_cancelled
 from perdure.engine.heartbeat import Heartbeat
 from perdure.engine.hooks import Hooks
 from perdure.engine.journal import Entry, Shared, appending
+from perdure.engine.log import reason_of, seconds
 from perdure.engine.relay import Relay
 from perdure.engine.results import Results
 from perdure.engine.retention import Retention, sweep_for_ever
@@ -40,11 +41,13 @@ from perdure.engine.supervision import Supervised, Supervisor
 from perdure.errors import (
     CommitUnknownError,
     DatabaseUnavailableError,
+    EngineError,
     LeaseLostError,
     StorageError,
     TransactionConflictError,
     WorkerDiedError,
 )
+from perdure.hooks import HookEvent, RunStuck
 from perdure.model.limits import PAGE_MAX
 from perdure.model.records import Lease, ResumableWorkflow, Suspension, WorkflowInstance
 from perdure.model.states import WorkflowStatus
@@ -66,6 +69,8 @@ CONFLICTS_MAX = 10  # how often a run whose transaction lost a deadlock is run a
 TICK_AGAIN_SEC = 60.0  # after a scheduled workflow could not be started
 WARN_AGAIN_SEC = 300.0  # until a workflow that no worker serves is mentioned again
 ENDING_SEC = 1.0  # how long what is cancelled at the end of the grace time may take to end
+WORK_LOOP = "work loop"
+NAMES_SHOWN = 5  # of workflows or runs in one log message
 RELEASE_SEC = 3.0  # and how long the database may take to give leases back
 _TRIES = re.compile(r"#(\d+)(?::|$)")
 
@@ -123,6 +128,7 @@ class Worker:
         self._ticked = self.now()
         self._ticks: dict[str, datetime] = {}  # the last one of each workflow that starts by the clock
         self._tick_again_at: dict[str, float] = {}  # of those whose last tick could not be started
+        self._losses: set[asyncio.Task[None]] = set()  # leases that were lost and are about to be logged
         self._died: set[str] = set()  # runs whose last worker died without progress, before they are driven again
         self._warned_at: dict[str, float] = {}  # names of workflows that nobody seems to serve
         self.stopping = False
@@ -135,7 +141,7 @@ class Worker:
         await self._set_clock()
         self._heartbeat.start()
         start = self._supervisor.start
-        self._tasks = [start("listener", self._listen), start("work loop", self._look_for_ever)]
+        self._tasks = [start("listener", self._listen), start(WORK_LOOP, self._look_for_ever)]
         if self._retention is not None:
             policy = self._retention
             self._tasks.append(
@@ -143,6 +149,15 @@ class Worker:
             )
         if self._relay is not None:
             self._relay.start(self._supervisor)
+        names = sorted(self._workflows)
+        log.info(
+            "worker %s started, serving %d workflow%s%s",
+            self.worker_id,
+            len(names),
+            "" if len(names) == 1 else "s",
+            f": {', '.join(names[:NAMES_SHOWN])}{' …' if len(names) > NAMES_SHOWN else ''}" if names else "",
+            extra={"worker": self.worker_id, "workflows": names},
+        )
 
     async def stop(self, grace_sec: float) -> None:
         """Take no more; let activities that run finish within the time, hand the rest over, give leases back.
@@ -155,6 +170,14 @@ class Worker:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._driven:
+            log.info(
+                "worker %s is draining: %d run(s) have up to %s to finish",
+                self.worker_id,
+                len(self._driven),
+                seconds(grace_sec),
+                extra={"worker": self.worker_id, "runs": sorted(self._driven)[:100]},
+            )
         for run in self._runs.values():
             run.drain()
         self._slots.drain()
@@ -162,10 +185,10 @@ class Worker:
         await self._wait_for_runs(until - steady())
         if self._driven:
             log.warning(
-                "worker %s stops: %d runs did not come to a rest within %g s and are handed over",
+                "worker %s hands over %d run(s) that did not finish within %s",
                 self.worker_id,
                 len(self._driven),
-                grace_sec,
+                seconds(grace_sec),
                 extra={"worker": self.worker_id, "runs": sorted(self._driven)[:100]},
             )
         for patience in (ENDING_SEC, RELEASE_SEC, ENDING_SEC):  # end what runs; then leave it, and give leases back
@@ -178,8 +201,11 @@ class Worker:
         self._parked.clear()
         if relaying is not None:
             await relaying
+        if self._losses:
+            await asyncio.wait(self._losses, timeout=ENDING_SEC)
         await self._heartbeat.stop()
         self._activities.close()
+        log.info("worker %s stopped", self.worker_id, extra={"worker": self.worker_id})
 
     async def _wait_for_runs(self, seconds: float) -> None:
         """Wait until no run is driven, or the time is up, or somebody is in a hurry."""
@@ -214,7 +240,8 @@ class Worker:
                         for run in list(self._hearing.values()):
                             run.hint()
             except StorageError as error:
-                log.warning("worker %s gets no hints for now, and looks for work by itself: %s", self.worker_id, error)
+                log.debug("listening for notifications failed, retrying in a second: %s", error)
+                self._unavailable(error)
             await asyncio.sleep(1)
 
     # Looking for work.
@@ -226,11 +253,17 @@ class Worker:
             try:
                 delay = await self._look()
                 task.succeeded()
-            except DatabaseUnavailableError as error:
-                log.warning("worker %s cannot reach the database: %s", self.worker_id, error)
+            except (DatabaseUnavailableError, CommitUnknownError) as error:
+                task.unavailable(error)
                 delay = 1.0
-            except StorageError:
-                log.exception("worker %s could not look for work, and tries again in a second", self.worker_id)
+            except StorageError as error:
+                log.exception(
+                    "worker %s could not look for work, retrying in a second: %s: %s",
+                    self.worker_id,
+                    type(error).__name__,
+                    error,
+                    extra={"worker": self.worker_id, "reason": str(error)},
+                )
                 delay = 1.0
             self._slots.end_search(granted)
             await asyncio.sleep(CALM_SEC)
@@ -301,12 +334,18 @@ class Worker:
 
     def _tick_failed(self, workflow: Workflow[..., Any], error: Exception) -> None:
         log.error(
-            "the tick of workflow %s could not be started, and is tried again in %g s: %s: %s",
+            "the scheduled workflow %s could not be started, retrying in %g s: %s: %s",
             workflow.name,
             TICK_AGAIN_SEC,
             type(error).__name__,
             error,
-            extra={"workflow": workflow.name},
+            extra={
+                "workflow": workflow.name,
+                "worker": self.worker_id,
+                "retry_in_sec": TICK_AGAIN_SEC,
+                "error_type": type(error).__name__,
+                "error_message": str(error),
+            },
             exc_info=error,
         )
         self._tick_again_at[workflow.name] = steady() + TICK_AGAIN_SEC
@@ -341,8 +380,8 @@ class Worker:
             if steady() >= self._warned_at.get(name, 0.0):
                 self._warned_at[name] = steady() + WARN_AGAIN_SEC
                 log.warning(
-                    "%d run(s) of workflow %r wait for a worker that serves it, for example %s: was it renamed or "
-                    "deleted, or is its worker not running? Worker %s does not serve it",
+                    "no worker has taken %d run(s) of workflow %r, for example %s, and worker %s does not serve it: "
+                    "was the workflow renamed or deleted, or is its worker not running?",
                     len(ids),
                     name,
                     ids[0],
@@ -410,12 +449,16 @@ class Worker:
             sent = steady()
             leases = await self.storage.acquire_locks(ids, f"{self.worker_id}#{tries}", self.lease_sec)
             rows = await self.storage.get_instances(ids)
-            for lease, row in zip(leases, rows, strict=True):
+            orphans: dict[str, list[str]] = {}
+            for each, lease, row in zip(some, leases, rows, strict=True):
                 if lease is not None and row is not None:
                     taken += 1
+                    if each.worker_id is not None and _is_death(each.worker_id):
+                        orphans.setdefault(each.worker_id.rpartition("#")[0], []).append(row.instance_id)
                     if row.instance_id in idle:
                         self._died.add(row.instance_id)
                     self.drive(row, lease, sent, slots.pop(), tries)
+            self._log_takeover(orphans)
         return taken
 
     async def _without_progress(self, died: list[ResumableWorkflow]) -> set[str]:
@@ -425,6 +468,20 @@ class Worker:
         rows = await self.storage.get_instances([each.instance_id for each in died])
         pairs = zip(died, rows, strict=True)
         return {each.instance_id for each, row in pairs if row is not None and not _progressed(each, row)}
+
+    def _log_takeover(self, orphans: Mapping[str, Sequence[str]]) -> None:
+        for worker, runs in orphans.items():
+            if worker == self.worker_id:
+                continue  # it lost the leases, and logged that
+            log.warning(
+                "worker %s takes over %d run(s) of worker %s, whose lease expired: %s%s",
+                self.worker_id,
+                len(runs),
+                worker,
+                ", ".join(runs[:NAMES_SHOWN]),
+                " …" if len(runs) > NAMES_SHOWN else "",
+                extra={"worker": self.worker_id, "from_worker": worker, "runs": list(runs)},
+            )
 
     # Driving.
 
@@ -486,16 +543,17 @@ class Worker:
             await self._release(lease)
         except LeaseLostError:
             run = self._runs[run.id]
-            _log_lost(run)
             run.evict()
+            await self._log_lost(run)
         except (DatabaseUnavailableError, CommitUnknownError) as error:
             run = self._runs[run.id]
-            log.warning(
-                "run %s (%s) stops for now, the database is not available: %s",
+            self._unavailable(error)
+            log.debug(
+                "run %s (%s) stops until the database is available: %s",
                 run.id,
                 run.workflow.name,
                 error,
-                extra=_about(run),
+                extra={**_about(run), "reason": str(error)},
             )
             run.evict()
             await self._release(lease)
@@ -505,7 +563,7 @@ class Worker:
             run = self._runs[run.id]
             run.evict()
             if await self._is_lost(lease):
-                _log_lost(run)  # what it found in its history is another worker's, or a cancellation
+                await self._log_lost(run)  # what it found in its history is another worker's, or a cancellation
                 self._wake.set()
             elif run.resumed:
                 await self._release(lease)
@@ -524,7 +582,13 @@ class Worker:
                 conflicts = 1 if run.progressed else conflicts + 1
                 if conflicts > CONFLICTS_MAX:
                     raise
-                log.info("run %s (%s) is run again at once: %s", run.id, run.workflow.name, error, extra=_about(run))
+                log.debug(
+                    "run %s (%s) is replayed at once after a conflict: %s",
+                    run.id,
+                    run.workflow.name,
+                    error,
+                    extra={**_about(run), "reason": str(error)},
+                )
             else:
                 if end not in (End.COMPENSATING, End.RECURRED):
                     return run, end
@@ -575,39 +639,28 @@ class Worker:
         """Back off: no worker takes the run for a while, longer each time from the try that `patience` says."""
         tries += 1
         limit = run.workflow.max_tries
-        if limit is not None and tries >= limit:
-            await run.fail(error, lease)
-            log.error(
-                "run %s (%s) failed: %d tries in a row ended without progress, the last with %s: %s",
-                run.id,
-                run.workflow.name,
-                tries,
-                type(error).__name__,
-                error,
-                extra={**_about(run), "tries": tries},
-                exc_info=error,
-            )
-            await self._results.ended(run.id)
+        if limit is not None and tries >= limit and isinstance(run, Run):
+            try:
+                await run.give_up(error, lease)
+                rollback = await self._next_of(run, lease)
+            except StorageError as refused:
+                log.debug("run %s (%s) could not be failed, and is tried again: %s", *_about(run).values(), refused)
+                await self._release(lease)
+                return
+            await self._try(rollback, lease, 0)
             return
         pause = min(PUT_OFF_MAX_SEC, 2.0 ** min(max(0, tries - patience), 10))
         if patience > 1:
             pause *= random.uniform(0.75, 1.25)  # nosec B311 # those that died together do not meet again
-        log.error(
-            "run %s (%s) is stuck after %d tries without progress, and is tried again in %.3g s: %s: %s",
-            run.id,
-            run.workflow.name,
-            tries,
-            pause,
-            type(error).__name__,
-            error,
-            extra={**_about(run), "tries": tries, "pause_sec": pause},
-            exc_info=error,
-        )
         try:
             await self.storage.release_lock(run.id, lease.worker_id, lease=lease)
             await self.storage.acquire_locks([run.id], stuck_owner(tries, error), pause)
         except StorageError as refused:
-            log.warning("run %s could not be backed off, its lease has to expire: %s", run.id, refused)
+            log.debug("run %s (%s) waits for its lease to expire: %s", *_about(run).values(), refused)
+        again = timedelta(seconds=pause)
+        self.happened(RunStuck(run.id, run.workflow.name, self.now(), reason_of(error), tries, again))
+        if not isinstance(error, EngineError):  # unexpected, so the traceback says where it comes from
+            log.debug("run %s (%s) is stuck because of this error", *_about(run).values(), exc_info=error)
 
     async def _release(self, lease: Lease) -> None:
         with suppress(StorageError):
@@ -624,10 +677,33 @@ class Worker:
     def _lost(self, lease: Lease) -> None:
         """The heartbeat found a lease of ours gone: end the run's tasks at once, unless the run itself gave it back."""
         if self._leases.get(lease.instance_id) is lease and not self._runs[lease.instance_id].ending:
-            _log_lost(self._runs[lease.instance_id])
+            reporting = asyncio.create_task(self._log_lost(self._runs[lease.instance_id]))
+            self._losses.add(reporting)
+            reporting.add_done_callback(self._losses.discard)
             del self._leases[lease.instance_id]  # told once: a second time would disturb its putting down
             self._heartbeat.drop(lease)
             self._driven[lease.instance_id].cancel()
+
+    async def _log_lost(self, run: Driven) -> None:
+        """Log that a lease is gone; to lose it to a cancellation is no reason to worry."""
+        row = None
+        with suppress(StorageError):
+            row = await self.storage.get_instance(run.id)
+        was_cancelled = row is not None and row.status in (WorkflowStatus.COMPENSATING, WorkflowStatus.CANCELLED)
+        log.log(
+            logging.DEBUG if was_cancelled else logging.WARNING,
+            "worker %s lost its lease on run %s (%s) and stops executing it: %s",
+            self.worker_id,
+            run.id,
+            run.workflow.name,
+            "the run was cancelled" if was_cancelled else "the lease expired, or another worker took the run over",
+            extra={**_about(run), "worker": self.worker_id},
+        )
+
+    def _unavailable(self, error: BaseException) -> None:
+        """Note that the database did not answer, and find out whether it does by now."""
+        self._supervisor.watch(WORK_LOOP).unavailable(error)
+        self._wake.set()
 
     # What runs need.
 
@@ -651,9 +727,9 @@ class Worker:
         """Run an attempt's code."""
         return self._activities.execute(attempt)
 
-    def happened(self, what: str, run: Driven, **about: object) -> None:
-        """Tell the hooks."""
-        self._hooks.tell(what, {**_about(run), **about})
+    def happened(self, event: HookEvent) -> None:
+        """Log it and call the hooks."""
+        self._hooks.call(event, self.worker_id)
 
 
 async def _comes(future: "asyncio.Future[None]", seconds: float) -> bool:
@@ -663,16 +739,7 @@ async def _comes(future: "asyncio.Future[None]", seconds: float) -> bool:
 
 
 def _about(run: Driven) -> dict[str, object]:
-    return {"instance": run.id, "workflow": run.workflow.name}
-
-
-def _log_lost(run: Driven) -> None:
-    log.warning(
-        "run %s (%s) was cancelled, or another worker took it over: this one stops working on it",
-        run.id,
-        run.workflow.name,
-        extra=_about(run),
-    )
+    return {"run_id": run.id, "workflow": run.workflow.name}
 
 
 def _tries(owner: str | None) -> int:

@@ -1,5 +1,6 @@
 """The storages: every room on one backend, and the way from a URL to them."""
 
+import logging
 from datetime import timedelta
 from typing import Self
 from urllib.parse import unquote
@@ -24,6 +25,8 @@ from perdure.storage.system_locks import SystemLocks
 from perdure.storage.timers import Timers
 from perdure.storage.wakeups import Wakeups
 from perdure.storage.workers import Workers
+
+log = logging.getLogger("perdure.storage")
 
 
 class Rooms(
@@ -52,7 +55,15 @@ class Rooms(
         """Connect and bring the schema up to date; any number of processes may do it at once."""
         await self._connect()
         async with self._backend.exclusive() as script:
-            await migrate(script, self._backend.driver.name)
+            applied = await migrate(script, self._backend.driver.name)
+        if applied:
+            log.info(
+                "applied %d migrations to the %s database, up to version %s",
+                len(applied),
+                self._backend.driver.name,
+                applied[-1],
+                extra={"versions": applied},
+            )
 
     async def _connect(self) -> None:
         if not self._opened:

@@ -216,8 +216,15 @@ async def _commit(session: Session, callbacks: list[Callback]) -> None:
             answer = callback()
             if inspect.isawaitable(answer):
                 await answer
-        except Exception:
-            log.exception("post_commit_callback.failed", extra={"callback": getattr(callback, "__qualname__", "?")})
+        except Exception as error:
+            name = getattr(callback, "__qualname__", None) or repr(callback)
+            log.exception(
+                "post-commit callback %s failed, the transaction is committed: %s: %s",
+                name,
+                type(error).__name__,
+                error,
+                extra={"callback": name, "error_type": type(error).__name__, "error_message": str(error)},
+            )
 
 
 async def _to_the_end(ending: Awaitable[T]) -> T:

@@ -161,7 +161,7 @@ class Checker:
     def _check_told(self) -> None:
         recorded: set[Step] = set()
         for line in self.lines:
-            if line.what == "told.step" and line.kind.endswith(COMPLETED):
+            if line.what == "hook.StepCompleted":
                 recorded.add((line.run, line.step))
             elif line.what == "begin":
                 self.expect((line.run, line.step) not in recorded, f"{line} began though its result was recorded")

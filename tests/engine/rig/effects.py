@@ -7,20 +7,20 @@ the order of the writes. Who is killed where a page of the file ends may leave h
 import json
 import os
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from perdure import activity_info
+from perdure.hooks import HookEvent
 
 TOKENS = count(1)
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line: a `begin`, `end` or `fail` of an activity, a hook that was told (`told.…`), or a worker's `ready`."""
+    """One line: a `begin`, `end` or `fail` of an activity, a hook event (`hook.…`), or a worker's `ready`."""
 
     what: str
     pid: int
@@ -31,7 +31,6 @@ class Line:
     fence: int = 0
     key: str = ""
     token: str = ""
-    kind: str = ""
 
 
 class Writer:
@@ -55,10 +54,9 @@ class Writer:
         about = {"step": info.step, "attempt": info.attempt, "fence": info.fence, "key": info.idempotency_key}
         self.write(what, run=info.workflow_id, token=token, **about)
 
-    def hook(self, what: str, about: Mapping[str, object]) -> None:
-        """Append a line of what a hook was told."""
-        step, kind = about.get("step", ""), about.get("kind", "")
-        self.write(f"told.{what}", run=about["instance"], step=step, kind=kind)
+    def hook(self, event: HookEvent) -> None:
+        """Append a line of a hook event."""
+        self.write(f"hook.{type(event).__name__}", run=event.run_id, step=getattr(event, "step", None) or "")
 
 
 EFFECTS = Writer()

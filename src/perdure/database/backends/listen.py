@@ -28,6 +28,7 @@ CLOSE_SEC = 1.0  # for what is outstanding at the end
 CHECK_SEC = 10.0  # of silence, after which the connection is asked whether it is still there, and given as long again
 PROOF_SEC = 3.0
 RETRY_MIN_SEC, RETRY_MAX_SEC = 0.05, 1.0  # nobody hears of work in between
+FAILURES_MAX = 60  # in a row, about a minute: then it is no restart of the server
 POLL_MIN_SEC, POLL_MAX_SEC = 0.05, 1.0
 HEARD_MAX = 1000  # hints that wait for a slow consumer; beyond that they are one scan
 
@@ -74,7 +75,7 @@ class Notifier:
         try:
             await self._send(channel, COALESCED)
         except StorageError as error:
-            log.warning("notify.failed", extra={"channel": channel, "code": error.code})
+            log.debug("notifying %s failed, workers find the work by polling: %s", channel, error)
 
     async def close(self) -> None:
         """Send what is outstanding."""
@@ -128,14 +129,23 @@ class Listener:
 
     async def _forever(self) -> AsyncGenerator[WakeUp]:
         pause = RETRY_MIN_SEC
+        failures = 0
         while not self._line.closed:
             try:
                 async with aclosing(self._polled() if self._line.deaf else self._listened()) as hints:
                     async for hint in hints:
-                        pause = RETRY_MIN_SEC
+                        pause, failures = RETRY_MIN_SEC, 0
                         yield hint
             except self._line.errors as error:
-                log.warning("listener.lost", extra={"error": type(error).__name__})
+                failures += 1
+                log.log(
+                    logging.WARNING if failures == FAILURES_MAX else logging.DEBUG,
+                    "listening for notifications failed %d time(s) in a row, retrying; workers poll meanwhile: %s: %s",
+                    failures,
+                    type(error).__name__,
+                    error,
+                    extra={"failures": failures, "error_type": type(error).__name__, "error_message": str(error)},
+                )
             while not self._heard.empty():  # a scan will follow
                 self._heard.get_nowait()
             if not self._line.closed:
@@ -148,7 +158,9 @@ class Listener:
         try:
             if self._line.pooled and not await self._hears(connection):
                 if not self._line.deaf:
-                    log.warning("listener.deaf", extra={"reason": "a pooler in transaction mode", "instead": "polling"})
+                    log.warning(
+                        "notifications do not arrive through the connection pooler (transaction mode?), polling instead"
+                    )
                 self._line.deaf = True
                 return
             connection.add_termination_listener(self.wake)

@@ -147,7 +147,7 @@ class PostgresBackend(ServerBackend[Any]):
     async def connect(self) -> Any:
         connection = await self._dial()
         if not (self.pooled or await self._settled(connection)):
-            log.info("postgres.pooler", extra={"server": self._where})
+            log.info("PostgreSQL at %s is behind a connection pooler", self._where, extra={"server": self._where})
             self.pooled = True
             self.discard(connection)
             connection = await self._dial()

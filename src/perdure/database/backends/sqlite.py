@@ -55,7 +55,11 @@ class SQLiteBackend:
     async def open(self) -> None:
         if sqlite3.sqlite_version_info < _SAFE_VERSION and not _warned:
             _warned.append(sqlite3.sqlite_version)
-            log.info("sqlite.version", extra={"version": sqlite3.sqlite_version, "safe_from": "3.51.3"})
+            log.debug(
+                "SQLite %s has the WAL-reset bug, a rare race that is fixed in 3.51.3",
+                sqlite3.sqlite_version,
+                extra={"version": sqlite3.sqlite_version},
+            )
         await self._writer.start()
         if not self._memory:
             self._reader = self._connect()

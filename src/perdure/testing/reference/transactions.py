@@ -195,7 +195,7 @@ async def _call(callback: Callback) -> None:
         if inspect.isawaitable(answer):
             await answer
     except Exception:
-        log.exception("post_commit_callback.failed")
+        log.exception("a post-commit callback failed, the transaction is committed")
 
 
 def reads(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:

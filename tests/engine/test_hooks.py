@@ -1,0 +1,226 @@
+"""Hooks: each event with its fields, after the commit, and never on replay."""
+
+import asyncio
+from dataclasses import FrozenInstanceError
+from datetime import UTC, timedelta
+from typing import Any, TypeVar
+
+import pytest
+
+from perdure import (
+    App,
+    Retry,
+    WorkflowFailedError,
+    WorkflowStatus,
+    activity,
+    connection,
+    publish,
+    recur,
+    sleep,
+    wait_event,
+    workflow,
+)
+from perdure import hooks as events
+from perdure.hooks import (
+    CompensationCompleted,
+    CompensationFailed,
+    HookEvent,
+    RunCancelled,
+    RunCompleted,
+    RunFailed,
+    RunRecurred,
+    RunResumed,
+    RunStarted,
+    RunStuck,
+    RunWaiting,
+    StepCompleted,
+    StepFailed,
+    StepRetrying,
+)
+from tests.engine.bodies import version
+from tests.engine.waiting import until, waiting
+from tests.storages import Database
+
+SOON = timedelta(seconds=20)
+QUICK = Retry(attempts=2, initial=timedelta(milliseconds=5))
+ONCE = Retry(attempts=1)
+E = TypeVar("E", bound=HookEvent)
+
+
+def of(found: list[HookEvent], kind: type[E]) -> list[E]:
+    return [event for event in found if isinstance(event, kind)]
+
+
+@pytest.mark.parametrize("hook", [None, "print", 3, [print]], ids=repr)
+def test_a_hook_that_is_not_callable_is_refused(hook: Any) -> None:
+    with pytest.raises(TypeError, match="hooks"):
+        App("sqlite:///:memory:", hooks=[hook])
+
+
+def test_every_event_is_a_frozen_class_that_is_exported() -> None:
+    kinds = {kind.__name__ for kind in HookEvent.__subclasses__()}
+    assert {*kinds, "HookEvent", "Hook"} == set(events.__all__)
+    event = RunStarted("a", "order", None)  # type: ignore[arg-type]
+    with pytest.raises(FrozenInstanceError):
+        event.run_id = "b"  # type: ignore[misc]
+
+
+@activity(retry=QUICK)
+async def book(what: str) -> str:
+    return what
+
+
+@book.compensation(retry=QUICK)
+async def unbook(what: str, *, result: str) -> None:
+    if what == "hotel":
+        raise OSError("no answer")
+
+
+@activity(retry=QUICK)
+async def pay() -> None:
+    raise ValueError("card declined")
+
+
+@activity(transactional=True, retry=ONCE)
+async def note() -> None:
+    assert connection() is not None
+
+
+@workflow(name="hooks.trip")
+async def trip() -> None:
+    await book("flight")
+    await book("hotel")
+    await note()
+    await publish("hooks.news", 1)
+    await pay()
+
+
+async def test_a_saga_that_fails_tells_each_step_retry_and_compensation(database: Database) -> None:
+    found: list[HookEvent] = []
+    async with App(database.url, hooks=[found.append]):
+        with pytest.raises(WorkflowFailedError):
+            await (await trip.options(id="a").start()).result(SOON)
+        await until(lambda: bool(of(found, RunFailed)))
+    assert [type(event) for event in found] == [
+        RunStarted,
+        *[StepCompleted] * 4,
+        StepRetrying,
+        StepFailed,
+        StepRetrying,
+        CompensationFailed,
+        CompensationCompleted,
+        RunFailed,
+    ]
+    for event in found:
+        assert (event.run_id, event.workflow, event.at.tzinfo) == ("a", "hooks.trip", UTC)
+    assert [event.at for event in found] == sorted(event.at for event in found)
+    completed = [(each.step, each.activity, each.attempt) for each in of(found, StepCompleted)]
+    assert completed == [
+        ("1:book", "book", 1),
+        ("2:book", "book", 1),
+        ("3:note", "note", 1),
+        ("4:publish", "publish", 1),
+    ]
+    assert all(each.duration > timedelta(0) for each in of(found, StepCompleted))
+    retry, undo_retry = of(found, StepRetrying)
+    assert (retry.step, retry.activity, retry.attempt, retry.max_attempts) == ("5:pay", "pay", 1, 2)
+    assert (retry.error_type, retry.error_message) == ("builtins.ValueError", "card declined")
+    assert timedelta(0) < retry.retry_in < timedelta(seconds=1)
+    assert (undo_retry.step, undo_retry.activity) == ("undo:2:book", "unbook")
+    (failed,) = of(found, StepFailed)
+    assert (failed.step, failed.attempt, failed.error_message) == ("5:pay", 2, "card declined")
+    (undone,) = of(found, CompensationCompleted)
+    assert (undone.step, undone.activity, undone.attempt) == ("1:book", "unbook", 1)
+    (kept,) = of(found, CompensationFailed)
+    assert (kept.step, kept.activity, kept.attempt, kept.error_message) == ("2:book", "unbook", 2, "no answer")
+    (end,) = of(found, RunFailed)
+    assert (end.error_type, end.error_message) == ("builtins.ValueError", "card declined")
+    assert (end.step, end.attempts) == ("5:pay", 2)
+    assert end.duration > timedelta(0)
+
+
+@workflow(name="hooks.paying")
+async def paying() -> None:
+    await pay()
+
+
+async def test_a_retry_is_told_after_its_commit(shared: Database) -> None:
+    peer = await shared.storage()
+    counts: list[int] = []
+    pending: list[HookEvent] = []
+
+    async with App(shared.url, hooks=[pending.append]) as app:
+        records = app._storage.append_histories
+
+        async def counted(*args: Any, **options: Any) -> Any:
+            counts.append(len(of(pending, StepRetrying)))  # before this commit
+            return await records(*args, **options)
+
+        app._storage.append_histories = counted  # type: ignore[method-assign]
+        with pytest.raises(WorkflowFailedError):
+            await (await paying.options(id="a").start()).result(SOON)
+    assert counts == [0, 1]
+    assert len(of(pending, StepRetrying)) == 1
+    assert await peer.get_history_count("a") == 3
+
+
+@workflow(name="hooks.counting")
+async def counting(left: int) -> int:
+    if left:
+        recur(left - 1)
+    await asyncio.gather(wait_event("hooks.go"), sleep(0.01))
+    return left
+
+
+async def test_a_run_that_recurs_waits_and_resumes(shared: Database) -> None:
+    found: list[HookEvent] = []
+    async with App(shared.url, max_cached_runs=0, hooks=[found.append]) as app:
+        handle = await counting.options(id="a").start(1)
+        await waiting(app, "a")
+        await app.send_event("hooks.go", None)
+        await handle.result(SOON)
+    assert [type(event) for event in found] == [
+        RunStarted,
+        RunRecurred,
+        RunStarted,
+        RunWaiting,
+        RunResumed,
+        RunCompleted,
+    ]
+    (waits,) = of(found, RunWaiting)
+    assert any("wait_event" in step for step in waits.steps)
+
+
+async def test_a_cancelled_run_tells_its_reason(shared: Database) -> None:
+    found: list[HookEvent] = []
+    async with App(shared.url, hooks=[found.append]) as app:
+        handle = await counting.options(id="a").start(0)
+        await waiting(app, "a")
+        await handle.cancel("changed my mind")
+        await until(lambda: bool(of(found, RunCancelled)))
+        assert await handle.status() is WorkflowStatus.CANCELLED
+    assert of(found, RunCancelled)[0].reason == "changed my mind"
+
+
+async def before() -> None:
+    await book("flight")
+    await wait_event("hooks.go")
+
+
+async def after() -> None:
+    await wait_event("hooks.go")
+
+
+async def test_a_stuck_run_tells_its_reason_tries_and_pause(shared: Database) -> None:
+    found: list[HookEvent] = []
+    old, new = version(before, "hooks.changing"), version(after, "hooks.changing")
+    async with App(shared.url, workflows=[old]) as app:
+        await old.options(id="a").start()
+        await waiting(app, "a")
+        await app.send_event("hooks.go", None)
+    async with App(shared.url, workflows=[new], hooks=[found.append]) as app:
+        await until(lambda: bool(of(found, RunStuck)))
+        assert [each.id for each in await app.stuck()] == ["a"]  # it was told after the commit
+    stuck = of(found, RunStuck)[0]
+    assert stuck.reason.startswith("NonDeterminismError: hooks.changing a: the history goes on with 1:book")
+    assert (stuck.tries, stuck.retry_in) == (1, timedelta(seconds=1))
