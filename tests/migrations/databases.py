@@ -160,7 +160,7 @@ class Database:
         if self.dialect == "mysql":
             found = []
             async with self.connect() as connection:
-                for table in set(await self.tables()) - {"schema_migrations"}:
+                for table in set(await self.tables()) - {"schema_migrations", "perdure_schema_migrations"}:
                     ((_, text),) = await connection.fetch(f"SHOW CREATE TABLE {table}")
                     text = re.sub(r" AUTO_INCREMENT=\d+", "", text)
                     found += [f"{table}: {line.rstrip(',')}" for line in text.split("\n")]
