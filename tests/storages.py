@@ -7,12 +7,11 @@ SQLite file is a copy of one made once.
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import cache
 from pathlib import Path
 from typing import cast
 
 from perdure.engine.app import Client
-from perdure.storage.migrations import up_statements
+from perdure.storage.migrations import tables
 from perdure.storage.stores import Rooms, open_storage
 from perdure.testing.reference import Reference
 
@@ -96,20 +95,13 @@ async def wipe(storage: Rooms) -> None:
     dialect = storage._backend.driver.name
     async with storage._backend.exclusive() as script:
         if dialect == "postgresql":
-            await script.execute(f"TRUNCATE {', '.join(tables(dialect))}")
+            names = map(storage._backend.driver.qualified, tables(dialect))
+            await script.execute(f"TRUNCATE {', '.join(names)}")
             return
         if dialect == "mysql":
             await script.execute("SET FOREIGN_KEY_CHECKS = 0")
         for table in tables(dialect):
             await script.execute(f"DELETE FROM {table}")
-
-
-@cache
-def tables(dialect: str) -> list[str]:
-    """Every table that a dialect's migrations make."""
-    made = "CREATE TABLE IF NOT EXISTS "
-    statements = [statement for migration in up_statements(dialect) for statement in migration.statements]
-    return [text.removeprefix(made).split("(")[0].strip() for text in statements if text.startswith(made)]
 
 
 def rooms(app: Client) -> Rooms:

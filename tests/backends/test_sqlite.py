@@ -13,10 +13,11 @@ import time
 from asyncio.subprocess import PIPE, Process
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from perdure.database.backends import writer
+from perdure.database.backends import sqlite, writer
 from perdure.database.backends.sqlite import SQLiteBackend
 from perdure.errors import ConfigurationError, DatabaseUnavailableError, SchemaError, StorageError
 from perdure.model.records import ListInstancesOptions, WorkflowInstance
@@ -50,6 +51,38 @@ async def test_pragmas_hold_on_every_connection(url: str) -> None:
     async with open_storage(url) as storage:
         for pragma, wanted in {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1}.items():
             assert await storage.db().fetchval(f"PRAGMA {pragma}") == wanted
+
+
+async def test_opening_waits_for_a_writer_of_a_rollback_journal(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLite refuses to change the journal at once while another program writes, whatever the busy timeout is."""
+    refused = threading.Event()
+
+    class Watched(sqlite3.Connection):
+        def execute(self, *args: Any) -> sqlite3.Cursor:
+            try:
+                return super().execute(*args)
+            except sqlite3.OperationalError:
+                refused.set()
+                raise
+
+    def connect(path: str) -> sqlite3.Connection:
+        return sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False, factory=Watched)
+
+    monkeypatch.setattr(sqlite, "connect", connect)
+    rival = sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)
+    rival.execute("CREATE TABLE theirs (n)")
+    rival.execute("BEGIN IMMEDIATE")
+    rival.execute("INSERT INTO theirs VALUES (1)")
+    storage = open_storage(url)
+    opening = asyncio.create_task(storage.initialize())
+    try:
+        assert await asyncio.to_thread(refused.wait, 10)
+        rival.execute("COMMIT")
+        await opening
+        assert await storage.db().fetchval("PRAGMA journal_mode") == "wal"
+    finally:
+        rival.close()
+        await storage.close()
 
 
 async def test_w37_foreign_keys_act(url: str) -> None:

@@ -21,6 +21,7 @@ from perdure import Client, Workflow, WorkflowStatus
 from perdure.engine.rollback import HANDLED
 from perdure.model.records import HistoryEvent, WorkflowInstance
 from perdure.model.states import TERMINAL, WAITING
+from perdure.storage.migrations import tables
 from perdure.storage.stores import Rooms
 from tests.engine.rig import crashes
 from tests.engine.rig.checker import Checker, Rows, all_right
@@ -28,7 +29,7 @@ from tests.engine.rig.crashes import LEDGER, MOVED, Fate, Ward, all_rows, is_und
 from tests.engine.rig.crew import until
 from tests.engine.rig.effects import Effects
 from tests.servers.databases import fresh_mysql, fresh_postgres
-from tests.storages import Database, server_database, sqlite_database, tables, wipe
+from tests.storages import Database, server_database, sqlite_database, wipe
 
 ALL = os.environ.get("PERDURE_CRASH_POINTS") == "all"
 SEED = int(os.environ.get("PERDURE_SEED", "0")) or secrets.randbelow(1 << 32)

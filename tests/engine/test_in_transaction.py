@@ -657,10 +657,10 @@ async def test_first_starts_of_two_workflows_do_not_wait_for_each_other(database
 async def test_what_fails_leaves_the_transaction_as_it_was(database: Database, caller: Caller) -> None:
     """Even a table that is out of reach does not abort it."""
     await caller.begin()
-    await caller.execute("SET LOCAL search_path = pg_catalog")
+    await caller.execute("ALTER TABLE workflow_instances RENAME TO elsewhere")
     with pytest.raises(Exception, match="workflow_instances"):
         await start(greet.options(id="a", in_transaction=caller.connection), "a")
-    await caller.execute("SET LOCAL search_path = public")
+    await caller.execute("ALTER TABLE elsewhere RENAME TO workflow_instances")
     await start(greet.options(id="a", in_transaction=caller.connection), "a")
     await caller.commit()
     assert await ids(await database.storage()) == ["a"]

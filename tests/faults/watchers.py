@@ -16,8 +16,8 @@ from typing import Any, Protocol
 import asyncmy
 import asyncpg
 
+from perdure.storage.migrations import tables
 from tests.servers.databases import connect_mysql
-from tests.storages import tables
 
 State = tuple[str, ...]
 
@@ -161,7 +161,7 @@ class MySQLWatcher:
 
     async def snapshot(self) -> State:
         begin = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ", "START TRANSACTION WITH CONSISTENT SNAPSHOT"
-        names = tables("mysql")
+        names = list(tables("mysql"))
         _, _, *answers, _ = await self._ask(*begin, *(f"SELECT * FROM {name}" for name in names), "COMMIT")
         return _state(dict(zip(names, answers, strict=True)))
 

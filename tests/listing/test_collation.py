@@ -8,6 +8,7 @@ import pytest
 
 from perdure.storage.stores import Rooms, open_storage
 from perdure.testing.conformance import listing as conformance
+from tests.servers.databases import find_tables_by_plain_names
 
 
 @pytest.fixture
@@ -16,6 +17,7 @@ async def american(postgres_url: str) -> AsyncIterator[Rooms]:
     name = f"listing_{uuid4().hex[:12]}"
     admin = await asyncpg.connect(postgres_url)
     await admin.execute(f"CREATE DATABASE {name} TEMPLATE template0 LOCALE_PROVIDER icu ICU_LOCALE 'en-US'")
+    await find_tables_by_plain_names(postgres_url, name)
     try:
         async with open_storage(postgres_url.rpartition("/")[0] + f"/{name}") as storage:
             yield storage

@@ -160,13 +160,14 @@ class Database:
         if self.dialect == "mysql":
             found = []
             async with self.connect() as connection:
-                for table in set(await self.tables()) - {"schema_migrations"}:
+                for table in set(await self.tables()) - {"schema_migrations", "perdure_schema_migrations"}:
                     ((_, text),) = await connection.fetch(f"SHOW CREATE TABLE {table}")
                     text = re.sub(r" AUTO_INCREMENT=\d+", "", text)
                     found += [f"{table}: {line.rstrip(',')}" for line in text.split("\n")]
             return sorted(found, key=lambda line: line.partition(":")[0])
         found = [str(row) for query in _SCHEMA[self.dialect] for row in await self.fetch(query)]
-        return sorted(row for row in found if "schema_migrations" not in row)
+        plain = [row.replace("public.", "").replace("perdure.", "") for row in found]  # wherever they are
+        return sorted(row for row in plain if "schema_migrations" not in row)
 
     async def rows(self, table: str, columns: Sequence[str]) -> list[Row]:
         return sorted(await self.fetch(f"SELECT {', '.join(columns)} FROM {table}"), key=str)
@@ -174,7 +175,7 @@ class Database:
     async def columns(self, table: str) -> list[str]:
         if self.dialect == "sqlite":
             return [str(row[1]) for row in await self.fetch(f"PRAGMA table_info({table})")]
-        where = "table_schema = DATABASE()" if self.dialect == "mysql" else "table_schema = current_schema()"
+        where = "table_schema = DATABASE()" if self.dialect == "mysql" else "table_schema IN ('public', 'perdure')"
         query = f"SELECT column_name FROM information_schema.columns WHERE {where} AND table_name = '{table}'"
         return sorted(str(name) for (name,) in await self.fetch(query))
 
@@ -183,7 +184,7 @@ _finished: dict[str, list[str]] = {}
 
 TABLES = {
     "sqlite": "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite%' ORDER BY name",
-    "postgresql": "SELECT tablename FROM pg_tables WHERE schemaname = 'public' ORDER BY tablename",
+    "postgresql": "SELECT tablename FROM pg_tables WHERE schemaname IN ('public', 'perdure') ORDER BY tablename",
     "mysql": "SELECT table_name FROM information_schema.tables WHERE table_schema = DATABASE() ORDER BY table_name",
 }
 
@@ -192,11 +193,11 @@ _SCHEMA = {
     "postgresql": (
         """SELECT table_name, ordinal_position, column_name, data_type, is_nullable, column_default,
             generation_expression
-        FROM information_schema.columns WHERE table_schema = 'public'""",
-        "SELECT indexdef FROM pg_indexes WHERE schemaname = 'public'",
+        FROM information_schema.columns WHERE table_schema IN ('public', 'perdure')""",
+        "SELECT indexdef FROM pg_indexes WHERE schemaname IN ('public', 'perdure')",
         """SELECT conrelid::regclass, conname, pg_get_constraintdef(oid) FROM pg_constraint
-        WHERE connamespace = 'public'::regnamespace""",
+        WHERE connamespace::regnamespace::text IN ('public', 'perdure')""",
         "SELECT sequencename, data_type, max_value FROM pg_sequences",
-        "SELECT relname, reloptions FROM pg_class WHERE relnamespace = 'public'::regnamespace",
+        "SELECT relname, reloptions FROM pg_class WHERE relnamespace::regnamespace::text IN ('public', 'perdure')",
     ),
 }

@@ -9,8 +9,8 @@ from perdure.storage.migrations import versions
 from tests.migrations.databases import Database
 
 
-def dbmate(database: Database, command: str) -> str:
-    options = "?sslmode=disable" if database.dialect == "postgresql" else ""
+def dbmate(database: Database, command: str, *, schema: str = "") -> str:
+    options = "?sslmode=disable" + (schema and f"&search_path={schema}") if database.dialect == "postgresql" else ""
     url = database.url.replace("sqlite://", "sqlite:") + options
     folder = files("perdure.storage.migrations") / database.dialect
     program = Path(sysconfig.get_path("scripts")) / "dbmate"
@@ -28,8 +28,8 @@ async def test_dbmate_then_perdure(database: Database) -> None:
 
 async def test_perdure_then_dbmate(database: Database) -> None:
     await database.migrate()
-    assert "Pending: 0" in dbmate(database, "status")
-    assert "Appl" not in dbmate(database, "migrate")
+    assert "Pending: 0" in dbmate(database, "status", schema="perdure")
+    assert "Appl" not in dbmate(database, "migrate", schema="perdure")
 
 
 async def test_dbmate_goes_on_where_the_family_is(database: Database) -> None:

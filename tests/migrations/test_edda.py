@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
-from importlib.resources import files
+from importlib.resources import files as resources
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from perdure.errors import SchemaError
-from perdure.storage.migrations import migrate, runner, versions
+from perdure.storage.migrations import files, migrate, versions
 from tests.migrations.databases import FAMILY, Database
 
 DRIVERS = {"sqlite": "sqlite+aiosqlite:/", "postgresql": "postgresql+asyncpg:", "mysql": "mysql+asyncmy:"}
@@ -146,10 +146,10 @@ async def test_tables_from_before_edda_had_migrations_are_refused(database: Data
 
 
 async def test_the_first_file_is_the_familys(database: Database) -> None:
-    theirs = files("edda") / "migrations" / database.dialect / f"{FAMILY}_initial_schema.sql"
-    up = runner._UP.search(theirs.read_text())
+    theirs = resources("edda") / "migrations" / database.dialect / f"{FAMILY}_initial_schema.sql"
+    up = files._UP.search(theirs.read_text())
     assert up is not None
     await database.make_family()
     async with database.another() as other:
-        await other.execute(*runner.split(up[1]))
+        await other.execute(*files.split(up[1]))
         assert await database.schema() == await other.schema()

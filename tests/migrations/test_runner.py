@@ -9,7 +9,17 @@ import asyncpg
 import pytest
 
 from perdure.errors import SchemaError
-from perdure.storage.migrations import migrate, reset, runner, up_statements, versions
+from perdure.storage.migrations import (
+    Migration,
+    Session,
+    files,
+    migrate,
+    reset,
+    runner,
+    tables,
+    up_statements,
+    versions,
+)
 from perdure.testing.servers import PgBouncer
 from tests.migrations.databases import FAMILY, Database, Postgres, Row
 
@@ -41,7 +51,7 @@ class TestFiles:
         ;; ;
         SELECT 1
         """
-        assert runner.split(script) == [
+        assert files.split(script) == [
             "INSERT INTO a VALUES ('x;--y', 'it''s; /* quoted */')",
             "UPDATE \"b;\" SET `c;` = 1 - 2 / 3 \n        WHERE d = ';'",
             "SELECT 1",
@@ -57,7 +67,9 @@ class TestLedger:
         async with database.connect() as connection:
             session = Counting(connection)
             assert await migrate(session, database.dialect) == []
-        assert session.statements == ["SELECT version FROM schema_migrations"]
+        *looks, ledger = session.statements
+        assert ledger.replace('"perdure".', "") == "SELECT version FROM schema_migrations"
+        assert len(looks) == (1 if database.dialect == "postgresql" else 0)  # for the schema
         assert await database.schema() == before
 
     async def test_a_newer_version_is_left_alone(self, database: Database) -> None:
@@ -81,7 +93,7 @@ class TestLedger:
 
 
 class Counting:
-    def __init__(self, session: runner.Session) -> None:
+    def __init__(self, session: Session) -> None:
         self._session = session
         self.statements: list[str] = []
 
@@ -306,14 +318,16 @@ async def test_behind_a_transaction_pooler(database: Database) -> None:
 class TestFailure:
     async def test_another_error_is_not_skipped(self, database: Database) -> None:
         """Only a column that is there already may be there already, and only on MySQL."""
-        await database.execute("CREATE TABLE outbox_events (event_id VARCHAR(20) PRIMARY KEY)")
+        if database.dialect == "postgresql":
+            await database.execute("CREATE SCHEMA perdure")
+        columns = ", ".join(f"1 AS {column}" for column in tables(database.dialect)["outbox_events"])
+        await database.execute(f"CREATE VIEW outbox_events AS SELECT {columns}")
         with pytest.raises(SchemaError, match="migration 20251217000000: CREATE INDEX") as caught:
             await database.migrate()
         assert caught.value.__cause__ is not None
-        if database.dialect == "mysql":
-            assert await database.fetch("SELECT count(*) FROM schema_migrations") == [(0,)]
-        else:
-            assert await database.tables() == ["outbox_events"]
+        made = await database.tables()
+        assert "schema_migrations" not in made
+        assert database.dialect == "mysql" or not set(made) - {"outbox_events"}
 
     @pytest.mark.parametrize(
         ("statement", "code", "skipped"),
@@ -332,7 +346,7 @@ class TestFailure:
     async def test_each_kind_has_one_number(
         self, monkeypatch: pytest.MonkeyPatch, statement: str, code: int, skipped: bool
     ) -> None:
-        monkeypatch.setattr(runner, "up_statements", lambda _: (runner.Migration("1", (statement,)),))
+        monkeypatch.setattr(runner, "up_statements", lambda _: (Migration("1", (statement,)),))
         session = Failing(statement, code)
         if skipped:
             assert await migrate(session, "mysql") == ["1"]

@@ -11,10 +11,10 @@ from perdure.database.backends.listen import Notifier
 from perdure.database.operation import utc
 from perdure.errors import StorageError
 from perdure.storage.history import HistoryIterator, HistoryIteratorOptions
+from perdure.storage.migrations import tables
 from perdure.storage.stores import PostgresStorage, Rooms, shift_clock
 from tests.properties.memory import QUANTUM, Memory
 from tests.properties.steps import Step, resolved
-from tests.storages import tables
 
 PAUSE_SEC = 0.0011  # between steps: SQLite's clock counts milliseconds, and must tell one step from the next
 MARGIN = timedelta(milliseconds=1)  # no clock shows a time so soon after the beginning that it looks like a given one
@@ -87,7 +87,7 @@ class Lane:
 
     @cached_property
     def _tables(self) -> list[str]:
-        return tables(self.dialect)
+        return list(tables(self.dialect))
 
     async def run(self, steps: Sequence[Step], burst: Sequence[Step] = ()) -> list[str]:
         """The answer to every step and, at the end, what is in every table; the database is emptied before.

@@ -6,13 +6,13 @@ from dataclasses import fields
 from datetime import UTC, datetime
 from typing import Any, cast
 
+from perdure.storage.migrations import tables
 from perdure.storage.stores import Rooms
 from perdure.testing.reference import Reference, Tables
 from perdure.testing.reference.fences import claimable_at, finished_at
 from perdure.testing.reference.tables import change, remove, where
 from tests.properties.lanes import Lane
 from tests.properties.steps import Step
-from tests.storages import tables
 
 
 class ReferenceLane(Lane):

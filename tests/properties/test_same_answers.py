@@ -29,7 +29,7 @@ from tests.properties.model import ReferenceLane
 from tests.properties.operations import ROOMS
 from tests.properties.sequences import WORKERS, sequence
 from tests.properties.steps import Step
-from tests.servers.databases import named_database
+from tests.servers.databases import find_tables_by_plain_names, named_database
 from tests.storages import Database, memory_database, server_database, sqlite_database
 
 EXAMPLES = int(os.environ.get("PERDURE_PROPERTY_EXAMPLES", "40"))
@@ -96,6 +96,7 @@ async def sorting_database(server: str, name: str) -> str:
             await connection.execute(
                 f"CREATE DATABASE {name} TEMPLATE template0 LOCALE 'C' LOCALE_PROVIDER icu ICU_LOCALE 'en-US'"
             )
+            await find_tables_by_plain_names(server, name)
     finally:
         await connection.close()
     return await named_database(server, name)

@@ -24,9 +24,9 @@ from perdure.model.records import (
     WorkflowInstance,
 )
 from perdure.model.states import WorkflowStatus
+from perdure.storage.migrations import tables
 from perdure.storage.stores import Rooms
 from perdure.testing.conformance.tools import leased, new
-from tests.storages import tables
 
 MIB = 1024 * 1024
 ID, NAME, TYPE = "🦋" * 200, "🦋" * 255, "🦋" * 100
@@ -39,7 +39,7 @@ BINARY = bytes(range(256)) * (8 * MIB // 256)
 
 async def rows(storage: Rooms) -> dict[str, int]:
     """How many rows each table has."""
-    names = tables(storage._backend.driver.name)
+    names = list(tables(storage._backend.driver.name))
     return {name: await storage.db().fetchval(f"SELECT COUNT(*) FROM {name}") for name in names}
 
 

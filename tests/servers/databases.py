@@ -14,7 +14,7 @@ import asyncpg
 async def fresh_postgres(server_url: str) -> AsyncIterator[str]:
     """The URL of an empty database, dropped afterwards with whoever is still connected."""
     name = f"perdure_{uuid4().hex}"
-    await _execute_postgres(server_url, f"CREATE DATABASE {name}")
+    await _create_postgres(server_url, name)
     try:
         yield _with_database(server_url, name)
     finally:
@@ -41,8 +41,19 @@ async def named_database(server_url: str, name: str) -> str:
             await fetch_mysql(connection, f"CREATE DATABASE IF NOT EXISTS {name}")
     else:
         with suppress(asyncpg.DuplicateDatabaseError):
-            await _execute_postgres(server_url, f"CREATE DATABASE {name}")
+            await _create_postgres(server_url, name)
     return _with_database(server_url, name)
+
+
+async def _create_postgres(server_url: str, name: str) -> None:
+    """Create a database where tests can name our tables without their schema; our own statements always name it."""
+    await _execute_postgres(server_url, f"CREATE DATABASE {name}")
+    await find_tables_by_plain_names(server_url, name)
+
+
+async def find_tables_by_plain_names(server_url: str, name: str) -> None:
+    """Let a test's own statements name our tables without their schema."""
+    await _execute_postgres(server_url, f"ALTER DATABASE {name} SET search_path = perdure, public")
 
 
 async def _execute_postgres(url: str, statement: str) -> None:

@@ -10,10 +10,10 @@ A file is a list of statements::
     -- name [mysql]
     -- Differs because ...
 
-`:id` is a bound parameter, `{now}` a piece that the dialect's Driver renders. A statement of several parts, split by
-`;` at a line's end, runs in one transaction, on MySQL in one packet; its answer is a tuple with one entry a part. An
-override for one dialect stands under the statement it replaces and says why. A placeholder inside a quoted literal
-would silently not be one, so it is refused.
+`:id` is a bound parameter, `{now}` a piece that the dialect's Driver renders, `{.t}` a table with its schema. A
+statement of several parts, split by `;` at a line's end, runs in one transaction, on MySQL in one packet; its answer is
+a tuple with one entry a part. An override for one dialect stands under the statement it replaces and says why. A
+placeholder inside a quoted literal would silently not be one, so it is refused.
 """
 
 import re

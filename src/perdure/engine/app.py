@@ -139,6 +139,10 @@ class Client:
     def _storage_url(self) -> str:
         return self.url
 
+    def schema(self) -> str:
+        """Return the schema that holds the tables, on PostgreSQL."""
+        return self._opened.schema if isinstance(self._opened, Rooms) else ""
+
     @property
     def _storage(self) -> Storage:
         """The storage, for use by the loop and the process that opened it."""

@@ -10,6 +10,7 @@ import inspect
 from base64 import b64encode
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from importlib import import_module
 from typing import Any, TypeVar
 
@@ -39,6 +40,11 @@ class Pyformat(PostgresDriver):
 POSTGRES, PYFORMAT, SQLITE, MYSQL = PostgresDriver(), Pyformat(), SQLiteDriver(), MySQLDriver()
 
 
+@cache
+def _in_schema(pyformat: bool, schema: str) -> PostgresDriver:
+    return Pyformat(schema=schema) if pyformat else PostgresDriver(schema=schema)
+
+
 class Foreign:
     """A connection of somebody else's: its dialect, whether it blocks, and how a statement runs on it."""
 
@@ -52,6 +58,11 @@ class Foreign:
     def in_transaction(self) -> bool:
         """Whether what is written now waits for the caller's commit."""
         raise NotImplementedError
+
+    def use_schema(self, schema: str) -> None:
+        """PostgreSQL: name the tables with this schema, whatever search_path the session has."""
+        if isinstance(self.driver, PostgresDriver):
+            self.driver = _in_schema(isinstance(self.driver, Pyformat), schema)
 
     async def prepare(self) -> None:
         """Called before the first statement."""
@@ -252,7 +263,7 @@ class SQLAlchemy(Foreign):
         if self.driver is MYSQL:
             return (mysql_text(part, params),)
         values = _values(self.driver, part, params)
-        return part.text, (_named(values) if self.driver is PYFORMAT else tuple(values)) or None
+        return part.text, (_named(values) if isinstance(self.driver, Pyformat) else tuple(values)) or None
 
 
 def _dialect_of(dialect: Any) -> Rendering:

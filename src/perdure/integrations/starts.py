@@ -11,17 +11,19 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any, TypeVar
 
+from perdure.database.dialects import PostgresDriver
 from perdure.database.operation import Operation, Work
-from perdure.database.statements import Call, Room, parse
+from perdure.database.statements import Call
 from perdure.engine import ambient, names
 from perdure.engine.codec import encode
 from perdure.engine.handles import Handle, Runs, StartRequest
 from perdure.engine.starting import BEGIN, DEADLINE, first_generation, new_id
-from perdure.errors import EngineError, InstanceExistsError, StorageError, TransactionError
+from perdure.errors import EngineError, InstanceExistsError, SchemaError, StorageError, TransactionError
 from perdure.integrations.foreign import Foreign, at_once, drive, recognised
 from perdure.model.records import HistoryEvent, TimerSubscription, WorkflowInstance
 from perdure.model.states import WorkflowStatus
 from perdure.storage import history, instances, timers, wakeups
+from perdure.storage.sql import statements
 from perdure.storage.stores import Rooms
 
 T = TypeVar("T")
@@ -29,11 +31,17 @@ R = TypeVar("R")
 
 DEFINE_SEC = 1.0
 
-S = Room(
+S = statements(
     "starts",
-    parse(
-        "starts",
-        """
+    """
+-- schemas
+-- PostgreSQL: the schemas that have our tables, the best first: as `find_schema` chooses, then any other (2).
+SELECT n.nspname::text, CASE WHEN n.nspname = 'perdure' THEN 0
+                             WHEN n.nspname = 'public' OR n.nspname = ANY (current_schemas(false)) THEN 1 ELSE 2 END
+  FROM pg_class t JOIN pg_namespace n ON n.oid = t.relnamespace
+ WHERE t.relname = 'perdure_waits' AND t.relkind IN ('r', 'p')
+ ORDER BY 2, array_position(current_schemas(false), n.nspname), 1
+
 -- mark
 SAVEPOINT perdure_start
 
@@ -80,7 +88,6 @@ SELECT workflow_name, source_hash FROM workflow_definitions WHERE workflow_name 
 INSERT INTO workflow_definitions (workflow_name, source_hash, source_code, created_at)
 VALUES (:workflow_name, :source_hash, :source_code, {now}) {on_conflict_do_nothing(workflow_name, source_hash)}
 """,
-    ),
 )
 
 
@@ -117,6 +124,7 @@ def _runs(foreign: Foreign) -> Runs:
             f"the connection given as in_transaction= is one of {theirs}, but the app's database is {ours}: "
             "a run can only be started in the database that its app works on"
         )
+    foreign.use_schema(app.schema())
     return app
 
 
@@ -128,7 +136,26 @@ async def _start(foreign: Foreign, request: StartRequest) -> str:
         )
     operation = _marked(_beginning(request, foreign.driver.name))
     await foreign.prepare()
+    if isinstance(foreign.driver, PostgresDriver) and not foreign.driver.schema:
+        foreign.use_schema(await _schema(foreign))
     return await drive(foreign, operation)
+
+
+async def _schema(foreign: Foreign) -> str:
+    """PostgreSQL: the schema of our tables, where no app or client is open that knows it."""
+    found = await foreign.run(S.schemas())
+    if not found:
+        raise SchemaError(
+            "the connection given as in_transaction= is to a database without perdure's tables: open an App or Client "
+            "on it once to create them"
+        )
+    if len(found) > 1 and found[0][1] == 2:
+        names = ", ".join(repr(name) for name, _ in found)
+        raise SchemaError(
+            "the connection given as in_transaction= is to a database with perdure's tables in several schemas, "
+            f"{names}: open a Client with ?schema= in its URL to choose one"
+        )
+    return str(found[0][0])
 
 
 def _marked(operation: Operation[T]) -> Operation[T]:

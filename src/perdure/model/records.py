@@ -259,11 +259,15 @@ class ChannelDeliveryCursor:
 
 @dataclass(frozen=True, slots=True)
 class ChannelMessageClaim:
-    """Which instance took a message of a competing channel. The message is named by its text id, as in the table."""
+    """Which instance took a message of a competing channel. The message is named by its text id, as in the table.
+
+    A message has at most one claim, so the claim's `id` is the number of the message.
+    """
 
     message_id: str
     instance_id: str
     claimed_at: datetime
+    id: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,6 +319,7 @@ class OutboxEvent:
     published_at: datetime | None = None
     created_at: datetime | None = None
     sequence: int | None = None
+    updated_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)

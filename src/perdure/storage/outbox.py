@@ -193,11 +193,13 @@ def _fetch(limit: int, relay_id: str, lease_sec: float) -> Operation[list[Outbox
         events += due
         if not due:
             yield from _settle(source)
-    if events:
-        yield S.claim(ids=[event.event_id for event in events], relay_id=relay_id, lease_sec=lease_sec)
-        # after the claims, so that it is not before their end
-        yield S.postpone(sources=sorted({event.event_source for event in events}), lease_sec=lease_sec)
-    return [replace(event, status=OutboxStatus.PROCESSING.value) for event in events]
+    if not events:
+        return []
+    ids, at = [event.event_id for event in events], events[-1].updated_at
+    yield S.claim(ids=ids, relay_id=relay_id, lease_sec=lease_sec, updated_at=at)
+    # after the claims, so that it is not before their end
+    yield S.postpone(sources=sorted({event.event_source for event in events}), lease_sec=lease_sec)
+    return [replace(event, status=OutboxStatus.PROCESSING.value, updated_at=at) for event in events]
 
 
 def _hand_back(source: str, after: int) -> Operation[None]:
@@ -295,8 +297,8 @@ def _list(status: str | None, limit: int, after: str | None) -> Operation[list[O
 
 
 def _from_row(row: Sequence[Any]) -> OutboxEvent:
-    key, data, about, (published_at, created_at, sequence) = row[:3], row[3:5], row[5:10], row[10:]
-    fields = [*key, *map(raw, data), *about, utc_or_none(published_at), utc(created_at), sequence]
+    key, data, about, (published_at, created_at, sequence, updated_at) = row[:3], row[3:5], row[5:10], row[10:]
+    fields = [*key, *map(raw, data), *about, utc_or_none(published_at), utc(created_at), sequence, utc(updated_at)]
     return OutboxEvent(*fields)
 
 

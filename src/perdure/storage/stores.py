@@ -5,7 +5,7 @@ from datetime import timedelta
 from typing import Self
 from urllib.parse import unquote
 
-from perdure.database.backends.base import Backend, Executor
+from perdure.database.backends.base import Backend, Executor, Script
 from perdure.database.backends.sqlite import SQLiteBackend
 from perdure.database.dialects import new_driver
 from perdure.database.secret import Secret
@@ -19,7 +19,7 @@ from perdure.storage.history import History
 from perdure.storage.instances import Instances
 from perdure.storage.listing import Listing
 from perdure.storage.locks import Locks
-from perdure.storage.migrations import migrate, reset
+from perdure.storage.migrations import find_schema, migrate, reset
 from perdure.storage.outbox import Outbox
 from perdure.storage.system_locks import SystemLocks
 from perdure.storage.timers import Timers
@@ -55,7 +55,7 @@ class Rooms(
         """Connect and bring the schema up to date; any number of processes may do it at once."""
         await self._connect()
         async with self._backend.exclusive() as script:
-            applied = await migrate(script, self._backend.driver.name)
+            applied = await migrate(script, self._backend.driver.name, await self._locate(script))
         if applied:
             log.info(
                 "applied %d migrations to the %s database, up to version %s",
@@ -64,6 +64,10 @@ class Rooms(
                 applied[-1],
                 extra={"versions": applied},
             )
+
+    async def _locate(self, script: Script) -> str:
+        """The schema that holds the tables, where a database has several."""
+        return ""
 
     async def _connect(self) -> None:
         if not self._opened:
@@ -92,6 +96,11 @@ class Rooms(
     def _shift_clock(self, shift: timedelta) -> None:
         self._backend.driver.shift_clock(shift)
 
+    @property
+    def schema(self) -> str:
+        """The schema that holds the tables, on PostgreSQL."""
+        return ""
+
     async def __aenter__(self) -> Self:
         await self.initialize()
         return self
@@ -108,13 +117,24 @@ class SQLiteStorage(Rooms):
 
 
 class PostgresStorage(Rooms):
-    """Storage in PostgreSQL 14 or later, also behind PgBouncer."""
+    """Storage in PostgreSQL 14 or later, also behind PgBouncer; in the schema `perdure` or the one the URL names."""
 
     def __init__(self, url: str) -> None:
         from perdure.database.backends.postgres import PostgresBackend  # needs the driver of an extra
 
         self._postgres = PostgresBackend(url := Secret(url))  # a traceback may show `url`
         super().__init__(self._postgres)
+
+    async def _locate(self, script: Script) -> str:
+        driver = self._postgres.driver
+        if not driver.schema:
+            driver.use_schema(await find_schema(script))
+        return driver.schema
+
+    @property
+    def schema(self) -> str:
+        """The schema that holds the tables."""
+        return self._postgres.driver.schema
 
     def set_notify_enabled(self, enabled: bool) -> None:
         """Send NOTIFY with the transactions that make work, or not."""
@@ -159,8 +179,9 @@ async def initialize_test_schema(storage: Rooms) -> None:
     """A fresh schema for a test: everything of ours in the database is dropped first."""
     await storage._connect()
     async with storage._backend.exclusive() as script:
-        await reset(script, storage._backend.driver.name)
-        await migrate(script, storage._backend.driver.name)
+        dialect, schema = storage._backend.driver.name, await storage._locate(script)
+        await reset(script, dialect, schema)
+        await migrate(script, dialect, schema)
 
 
 def shift_clock(storage: Rooms, shift: timedelta) -> None:

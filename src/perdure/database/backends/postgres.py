@@ -114,7 +114,7 @@ class PostgresBackend(ServerBackend[Any]):
         url = Secret(url)
         self._address, options, hosts = parse(url)
         super().__init__(options.get("pool_size", pool_size), options.get("pool_timeout", pool_timeout))
-        self.driver = PostgresDriver()
+        self.driver = PostgresDriver(schema=options.get("schema", ""))
         self.notifier = Notifier(self.notify)
         self.listeners: set[Listener] = set()
         self.errors: tuple[type[Exception], ...] = (

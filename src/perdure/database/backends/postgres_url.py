@@ -5,6 +5,7 @@
   hosts each has as long
 - `idle_transaction_timeout`: after how many seconds without a statement a transaction is ended (never)
 - `pooler=transaction`: a pooler such as PgBouncer stands in between (it is also found out)
+- `schema`: the schema that holds the tables (default: `perdure`, or where the tables of Edda or Romancy already are)
 - `application_name`, `search_path`, `options`: as the server knows them
 - asyncpg's own: `sslmode` and its certificates, `target_session_attrs`, `host`, `port`, `passfile`, `service`, ...
 """
@@ -28,6 +29,7 @@ OPTIONS: dict[str, Callable[[str], Any]] = {
     "idle_transaction_timeout": float,
     "pooler": str,
     "application_name": str,
+    "schema": str,
 }
 PASSED_ON = (
     *("search_path", "options", "target_session_attrs", "host", "port", "dbname", "database", "user", "password"),
@@ -35,6 +37,8 @@ PASSED_ON = (
     *("ssl_min_protocol_version", "ssl_max_protocol_version", "krbsrvname", "gsslib"),
 )
 _NAMES = frozenset({"dbname", "database", "service"})
+_SCHEMA = re.compile(r"(?!pg_|information_schema$)[^\W\d][\w-]*")  # PostgreSQL keeps the two for itself
+_SCHEMA_MAX = 63  # bytes; PostgreSQL would cut off the rest
 _HOST = re.compile(r"(?:\[[0-9a-fA-F:.]+\]|[^:\[\]@\s]*)(?::\d{1,5})?")
 
 
@@ -76,6 +80,13 @@ def parse(url: str) -> tuple[Address, dict[str, Any], str]:
     options = {name: _option(name, value) for name, value in given.items() if name not in PASSED_ON}
     if options.get("pooler", "transaction") != "transaction":
         raise ConfigurationError("the option pooler of the PostgreSQL URL can only be transaction")
+    schema = options.get("schema", "perdure")
+    if not _SCHEMA.fullmatch(schema) or len(schema.encode()) > _SCHEMA_MAX:
+        raise ConfigurationError(
+            "the option schema of the PostgreSQL URL is not a schema name: it must begin with a letter or '_', contain "
+            f"only letters, digits, '_' and '-', be at most {_SCHEMA_MAX} bytes long, and be neither "
+            "information_schema nor begin with pg_"
+        )
     passed = {name: value for name, value in given.items() if name in PASSED_ON}
     for name in ("sslcert", "sslkey", "sslrootcert", "sslcrl"):
         if not Path(passed.get(name, ".")).exists():

@@ -5,6 +5,7 @@ import logging
 import os
 import sqlite3
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -26,6 +27,7 @@ T = TypeVar("T")
 log = logging.getLogger("perdure.storage")
 
 MEMORY = ":memory:"
+BUSY_SEC = 0.02  # between two looks at a file that another program writes to
 _PRAGMAS = {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "busy_timeout": int(WAIT_SEC * 1000)}
 _PLAIN = {NoneType, str, int, float, bytes}  # what needs no binding, that is nearly everything
 _SAFE_VERSION = (3, 51, 3)
@@ -92,7 +94,7 @@ class SQLiteBackend:
 
     def _set_up(self, connection: sqlite3.Connection) -> None:
         for pragma, wanted in _PRAGMAS.items():
-            connection.execute(f"PRAGMA {pragma} = {wanted}")
+            _set(connection, pragma, wanted)
             found = connection.execute(f"PRAGMA {pragma}").fetchone()[0]
             if found != wanted and not (self._memory and pragma == "journal_mode"):
                 raise ConfigurationError(f"SQLite keeps {pragma} at {found} on this file, but {wanted} is needed")
@@ -277,6 +279,20 @@ class SQLiteSession(_Native):
     async def rollback(self) -> None:
         if not self._hold.ended:
             self._hold.commands.put(None)
+
+
+def _set(connection: sqlite3.Connection, pragma: str, wanted: object) -> None:
+    """Set a pragma. SQLite does not wait for a writer before it changes the journal of a file, so this does."""
+    until = time.monotonic() + WAIT_SEC
+    while True:
+        try:
+            connection.execute(f"PRAGMA {pragma} = {wanted}")
+            return
+        except sqlite3.Error as error:
+            busy = getattr(error, "sqlite_errorname", "").startswith("SQLITE_BUSY")
+            if not busy or time.monotonic() > until:
+                raise
+        time.sleep(BUSY_SEC)
 
 
 def _usable(path: str) -> str:

@@ -14,6 +14,7 @@ PATH_KEYS_MAX = 30  # MariaDB reads no deeper
 RENDERED_MAX = 1000  # far above the fixed statements; listing makes some of its own
 
 _PIECE = re.compile(r"\{(\w+)(?:\((.*?)\))?\}", re.DOTALL)
+_TABLE = re.compile(r"\{\.(\w+)\}")
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z_]\w*)")
 _READS = re.compile(r"\s*(SELECT|WITH|VALUES|SHOW)\b|\bRETURNING\b")
 _PATH = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*")
@@ -109,6 +110,7 @@ class Rendering:
         text = _PIECE.sub(lambda found: self._piece(found[1], found[2] or ""), template)
         names: list[str] = []
         text = _PARAMETER.sub(lambda found: self._number(found[1], names), text)
+        text = _TABLE.sub(lambda found: self.qualified(found[1]), text)
         return Part(
             text,
             tuple(names),
@@ -116,6 +118,10 @@ class Rendering:
             inserts="{returning(" in template,
             forgives="{on_conflict_do_nothing(" in template,
         )
+
+    def qualified(self, name: str) -> str:
+        """A table or function of ours as statements name it; with its schema where the database has schemas."""
+        return name
 
     def _piece(self, name: str, argument: str) -> str:
         piece: Callable[[str], str] | None = getattr(self, f"piece_{name}", None)

@@ -2,7 +2,7 @@
 
 import json
 import math
-from datetime import datetime
+from datetime import datetime, timedelta
 from decimal import Decimal
 
 from perdure.database.dialects.base import Rendering, json_keys, naive_utc
@@ -13,6 +13,18 @@ class PostgresDriver(Rendering):
 
     name = "postgresql"
     mark = "${n}"
+
+    def __init__(self, clock_shift: timedelta = timedelta(0), schema: str = "") -> None:
+        super().__init__(clock_shift)
+        self.schema = schema
+
+    def use_schema(self, schema: str) -> None:
+        """Qualify every table with this schema; without one the session's search_path decides."""
+        self.schema = schema
+        self._rendered.clear()
+
+    def qualified(self, name: str) -> str:
+        return f"{quoted(self.schema)}.{name}" if self.schema else name
 
     def _number(self, name: str, names: list[str]) -> str:
         # a name used twice is one parameter, so that its type is settled once
@@ -27,7 +39,10 @@ class PostgresDriver(Rendering):
         return f"({now} + interval '{self.clock_shift.total_seconds():.6f} seconds')"
 
     def json_extract(self, column: str, path: str) -> str:
-        return "(" + " -> ".join([f"perdure_json({column})", *(f"'{key}'" for key in json_keys(path))]) + ")"
+        return "(" + " -> ".join([self._json(column), *(f"'{key}'" for key in json_keys(path))]) + ")"
+
+    def _json(self, column: str) -> str:
+        return f"{self.qualified('perdure_json')}({column})"
 
     def json_compare(self, extract_expr: str, value: object, placeholder_num: int) -> tuple[str, list[object]]:
         first, second = self.placeholder(placeholder_num), self.placeholder(placeholder_num + 1)
@@ -37,7 +52,7 @@ class PostgresDriver(Rendering):
         return f"{extract_expr} = {first}::text::jsonb", [json.dumps(value, ensure_ascii=False)]
 
     def json_doubt(self, column: str, path: str) -> str:
-        return f"perdure_json({column}) IS NULL"  # also what is JSON but not jsonb: \u0000, lone surrogates
+        return f"{self._json(column)} IS NULL"  # also what is JSON but not jsonb: \u0000, lone surrogates
 
     def piece_ordinal(self, column: str) -> str:
         return f'{column} COLLATE "C"'
@@ -63,6 +78,11 @@ class PostgresDriver(Rendering):
 
     def bind(self, value: object) -> object:
         return naive_utc(value) if isinstance(value, datetime) else value
+
+
+def quoted(identifier: str) -> str:
+    """An identifier that PostgreSQL takes as it is written."""
+    return '"' + identifier.replace('"', '""') + '"'
 
 
 def _rounding_to(value: float) -> list[object]:

@@ -1,5 +1,7 @@
 """The tables, as dbmate files a dialect, and what brings a database up to them."""
 
-from perdure.storage.migrations.runner import Migration, Session, migrate, reset, up_statements, versions
+from perdure.storage.migrations.files import Migration, tables, up_statements, versions
+from perdure.storage.migrations.placement import Session, find_schema
+from perdure.storage.migrations.runner import migrate, reset
 
-__all__ = ["Migration", "Session", "migrate", "reset", "up_statements", "versions"]
+__all__ = ["Migration", "Session", "find_schema", "migrate", "reset", "tables", "up_statements", "versions"]

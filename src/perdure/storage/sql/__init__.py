@@ -6,6 +6,9 @@ table is looked up in a scalar subquery: a join or an EXISTS can be turned round
 
 What several statements say in the same words stands in `pieces.sql` and is put in by its name: `{cursor}`, or
 `{waits(t)}`, which has `t.` where the piece has `of.`.
+
+Our tables are written by their plain names and marked here, `{.workflow_instances}`, so that PostgreSQL's dialect can
+qualify them with their schema.
 """
 
 import re
@@ -13,7 +16,9 @@ from functools import cache
 from importlib.resources import files
 
 from perdure.database.statements import Room, Statement, parse
+from perdure.storage.migrations import tables
 
+_TABLE = re.compile(rf"(?<![\w.])(?:{'|'.join(tables('postgresql'))})(?![\w.])")
 _PIECE = re.compile(r"\{(\w+)(?:\((\w+)\))?\}")
 
 
@@ -28,7 +33,12 @@ def room(name: str) -> Room:
         (text,) = pieces[found[1]].parts("")
         return _PIECE.sub(piece, text.replace("of.", f"{found[2]}."))  # pieces may have pieces
 
-    return Room(name, parse(name, _PIECE.sub(piece, _text(name))))
+    return statements(name, _PIECE.sub(piece, _text(name)))
+
+
+def statements(name: str, text: str) -> Room:
+    """The statements of a text, their tables marked."""
+    return Room(name, parse(name, _TABLE.sub(r"{.\g<0>}", text)))
 
 
 @cache

@@ -14,9 +14,9 @@ SELECT last_sequence FROM perdure_outbox_sequences WHERE event_source = :event_s
 -- A new event at the end of its source; nothing if the id is taken.
 INSERT INTO outbox_events
        (event_id, event_type, event_source, data_type, event_data, event_data_binary, content_type, created_at, status,
-        retry_count, sequence)
+        retry_count, sequence, updated_at)
 VALUES (:event_id, :event_type, :event_source, :data_type, :event_data, :event_data_binary, :content_type,
-        COALESCE(:created_at, {now}), 'pending', 0, :sequence)
+        COALESCE(:created_at, {now}), 'pending', 0, :sequence, {now})
 {on_conflict_do_nothing(event_id)}
 
 -- content
@@ -61,18 +61,20 @@ SELECT event_id FROM outbox_events
 
 -- hand_back
 -- Claims end without a result.
-UPDATE outbox_events SET status = 'pending', claimed_by = NULL, claim_expires_at = NULL WHERE event_id {any(:ids)}
+UPDATE outbox_events SET status = 'pending', claimed_by = NULL, claim_expires_at = NULL, updated_at = {now}
+ WHERE event_id {any(:ids)}
 
 -- first
--- A source's next events in order, each with whether it still backs off.
+-- A source's next events in order, each with whether it still backs off. Their time of change is now: they are claimed.
 SELECT event_id, event_type, event_source, event_data, event_data_binary, data_type, content_type, status, retry_count,
-       last_error, published_at, created_at, sequence, CASE WHEN next_attempt_at > {now} THEN 1 ELSE 0 END
+       last_error, published_at, created_at, sequence, {now}, CASE WHEN next_attempt_at > {now} THEN 1 ELSE 0 END
   FROM outbox_events WHERE event_source = :event_source AND status = 'pending' AND sequence > 0
  ORDER BY sequence LIMIT :limit
 
 -- claim
 -- Events go to one relay for a time.
-UPDATE outbox_events SET status = 'processing', claimed_by = :relay_id, claim_expires_at = {after(:lease_sec)}
+UPDATE outbox_events
+   SET status = 'processing', claimed_by = :relay_id, claim_expires_at = {after(:lease_sec)}, updated_at = :updated_at
  WHERE event_id {any(:ids)}
 
 -- postpone
@@ -92,21 +94,22 @@ SELECT event_source, sequence, status, retry_count, claimed_by FROM outbox_event
 -- sent
 -- An event was published.
 UPDATE outbox_events
-   SET status = 'published', published_at = {now}, claimed_by = NULL, claim_expires_at = NULL, next_attempt_at = NULL
+   SET status = 'published', published_at = {now}, claimed_by = NULL, claim_expires_at = NULL, next_attempt_at = NULL,
+       updated_at = {now}
  WHERE event_id = :event_id
 
 -- back_off
 -- An attempt failed; the next one is made later.
 UPDATE outbox_events
    SET status = 'pending', retry_count = retry_count + 1, last_error = COALESCE(:error, last_error),
-       next_attempt_at = {after(:back_off_sec)}, claimed_by = NULL, claim_expires_at = NULL
+       next_attempt_at = {after(:back_off_sec)}, claimed_by = NULL, claim_expires_at = NULL, updated_at = {now}
  WHERE event_id = :event_id
 
 -- park
 -- No more attempts. Edda fetches `failed` again, so that is stored as `invalid`.
 UPDATE outbox_events
    SET status = 'invalid', last_error = COALESCE(:error, last_error), claimed_by = NULL, claim_expires_at = NULL,
-       next_attempt_at = NULL
+       next_attempt_at = NULL, updated_at = {now}
  WHERE event_id = :event_id
 
 -- ahead
@@ -120,7 +123,8 @@ SELECT * FROM (SELECT status, next_attempt_at FROM outbox_events
 
 -- requeue
 -- A parked event starts again at the end of its source.
-UPDATE outbox_events SET status = 'pending', sequence = :sequence, retry_count = 0, last_error = NULL
+UPDATE outbox_events
+   SET status = 'pending', sequence = :sequence, retry_count = 0, last_error = NULL, updated_at = {now}
  WHERE event_id = :event_id AND status = 'invalid'
 
 -- position
@@ -130,7 +134,7 @@ SELECT created_at FROM outbox_events WHERE event_id = :event_id
 -- list
 -- Own events, oldest first.
 SELECT event_id, event_type, event_source, event_data, event_data_binary, data_type, content_type, status, retry_count,
-       last_error, published_at, created_at, sequence
+       last_error, published_at, created_at, sequence, COALESCE(updated_at, published_at, created_at)
   FROM outbox_events
  WHERE sequence IS NOT NULL AND created_at >= :created_at AND (created_at > :created_at OR {ordinal(event_id)} > :after)
  ORDER BY created_at, {ordinal(event_id)} LIMIT :limit
@@ -138,7 +142,7 @@ SELECT event_id, event_type, event_source, event_data, event_data_binary, data_t
 -- list_status
 -- The same in one state, by the index of the states.
 SELECT event_id, event_type, event_source, event_data, event_data_binary, data_type, content_type, status, retry_count,
-       last_error, published_at, created_at, sequence
+       last_error, published_at, created_at, sequence, COALESCE(updated_at, published_at, created_at)
   FROM outbox_events {index(idx_outbox_status)}
  WHERE status = :status AND sequence IS NOT NULL
    AND created_at >= :created_at AND (created_at > :created_at OR {ordinal(event_id)} > :after)

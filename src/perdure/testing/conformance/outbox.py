@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 
 import pytest
 
@@ -52,6 +53,36 @@ async def test_what_was_added_is_handed_out(storage: Rooms) -> None:
     assert first.created_at is not None
     assert abs(datetime.now(UTC) - first.created_at) < timedelta(minutes=1)
     assert (first.published_at, first.last_error) == (None, None)
+
+
+async def test_an_event_tells_when_it_last_changed(storage: Rooms) -> None:
+    async def changed() -> datetime:
+        (event,) = await storage.list_outbox_events()
+        assert event.updated_at is not None
+        assert event.created_at is not None
+        assert event.created_at <= event.updated_at
+        return event.updated_at
+
+    times = []
+    await storage.add_outbox_event(OutboxEvent("e-1", "paid", "shop", created_at=datetime(2020, 1, 1, tzinfo=UTC)))
+    times.append(await changed())
+    assert abs(datetime.now(UTC) - times[0]) < timedelta(minutes=1)
+    (claimed,) = await storage.get_pending_outbox_events()
+    assert claimed.updated_at == await changed()
+    for n, change in enumerate(
+        [
+            lambda: storage.increment_outbox_attempts("e-1", back_off=timedelta(0)),
+            lambda: storage.get_pending_outbox_events(),
+            lambda: storage.mark_outbox_event_failed("e-1"),
+            lambda: storage.requeue_outbox_event("e-1"),
+            lambda: storage.mark_outbox_event_sent("e-1"),
+        ],
+        1,
+    ):
+        shift(storage, n)
+        assert await change()  # type: ignore[no-untyped-call]
+        times.append(await changed())
+    assert all(later - earlier > timedelta(seconds=0.5) for earlier, later in pairwise(times))
 
 
 async def test_w17_an_event_is_there_if_and_only_if_its_transaction_committed(storage: Rooms) -> None:

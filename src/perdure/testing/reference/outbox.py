@@ -42,10 +42,14 @@ class Outbox(Fences):
         if known is None:
             row |= {"created_at": row["created_at"] or self._now, "published_at": None, "status": "pending"}
             row |= {"retry_count": 0, "last_error": None, "sequence": sequence, "next_attempt_at": None, **_UNCLAIMED}
+            row["updated_at"] = self._now
             events[event.event_id] = row
             self._rouse(source)
         elif any(known[name] != row[name] for name in _CONTENT):
             raise HistoryConflictError(f"the outbox has another event under the id {event.event_id!r}")
+
+    def _change(self, event_id: str, **columns: Any) -> None:
+        change(self._tables.outbox_events, event_id, **columns, updated_at=self._now)
 
     def _draw(self, source: str) -> int:
         """The next sequence of a source."""
@@ -85,10 +89,9 @@ class Outbox(Fences):
             if len(claimed) < page:
                 claimed += self._next_of(source, page - len(claimed))
         for row in claimed:
-            claim = {"status": "processing", "claimed_by": relay_id, "claim_expires_at": until}
-            change(self._tables.outbox_events, row["event_id"], **claim)
+            self._change(row["event_id"], status="processing", claimed_by=relay_id, claim_expires_at=until)
             change(sources, row["event_source"], ready_at=until)
-        return [_from_row(row, status="processing") for row in claimed]
+        return [_from_row(row, status="processing", updated_at=self._now) for row in claimed]
 
     def _next_of(self, source: str, most: int) -> list[Row]:
         """The first events of a source that is ready, up to one that backs off; whoever had claimed any is gone."""
@@ -102,7 +105,7 @@ class Outbox(Fences):
     def _hand_back(self, source: str, after: int) -> None:
         for row in self._of(source, OutboxStatus.PROCESSING):
             if row["sequence"] > after:
-                change(self._tables.outbox_events, row["event_id"], status="pending", **_UNCLAIMED)
+                self._change(row["event_id"], status="pending", **_UNCLAIMED)
 
     def _settle(self, source: str) -> None:
         """Say when a source is ready, unless some of its events are still claimed."""
@@ -122,7 +125,7 @@ class Outbox(Fences):
         row = self._event(event_id)
         if row is not None and row["status"] != OutboxStatus.PUBLISHED:
             sent = {"status": "published", "published_at": self._now, "next_attempt_at": None}
-            change(self._tables.outbox_events, event_id, **sent, **_UNCLAIMED)
+            self._change(event_id, **sent, **_UNCLAIMED)
             self._settle(row["event_source"])
         return row is not None
 
@@ -144,7 +147,7 @@ class Outbox(Fences):
             wait_sec = min(2.0 ** min(row["retry_count"], 10), BACK_OFF_MAX_SEC)
         failed = {"status": "pending", "retry_count": row["retry_count"] + 1, "next_attempt_at": self._after(wait_sec)}
         reason = row["last_error"] if message is None else message
-        change(self._tables.outbox_events, event_id, **failed, last_error=reason, **_UNCLAIMED)
+        self._change(event_id, **failed, last_error=reason, **_UNCLAIMED)
         self._hand_back(row["event_source"], row["sequence"])
         self._settle(row["event_source"])
         return True
@@ -157,7 +160,7 @@ class Outbox(Fences):
             return row is not None and row["status"] == OutboxStatus.INVALID
         reason = row["last_error"] if message is None else message
         parked = {"status": OutboxStatus.INVALID.value, "last_error": reason, "next_attempt_at": None}
-        change(self._tables.outbox_events, event_id, **parked, **_UNCLAIMED)
+        self._change(event_id, **parked, **_UNCLAIMED)
         self._settle(row["event_source"])
         return True
 
@@ -168,7 +171,7 @@ class Outbox(Fences):
         if row is None or row["status"] != OutboxStatus.INVALID:
             return False
         again = {"status": "pending", "sequence": self._draw(row["event_source"]), "retry_count": 0, "last_error": None}
-        change(self._tables.outbox_events, event_id, **again)
+        self._change(event_id, **again)
         self._rouse(row["event_source"])
         return True
 

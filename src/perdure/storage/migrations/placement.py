@@ -1,0 +1,174 @@
+"""Where our tables are in a database that others use too: which schema, which ledger, and whose tables. Only reads.
+
+On PostgreSQL the tables live in a schema of their own. Those of Edda or Romancy, and ours of earlier releases, are
+adopted where they are: in a schema of the connection's search_path, or in `public`.
+
+The ledger is `schema_migrations`, as dbmate and the family have it, unless another tool keeps its own under that name:
+Rails, Ecto, golang-migrate, or dbmate for another project. Then it is `perdure_schema_migrations`. A table
+`schema_migrations` is ours if its only column is a text `version` and it has a version of ours, or is empty beside
+tables of ours.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Protocol
+
+from perdure.database.dialects.postgres import quoted
+from perdure.errors import SchemaError
+from perdure.storage.migrations.files import tables, versions
+
+SCHEMA = "perdure"
+LEDGER, OWN_LEDGER = "schema_migrations", "perdure_schema_migrations"
+ANCHOR = "workflow_instances"  # the table by which a schema of ours is known
+
+_TEXT_TYPES = ("char", "text")
+
+Columns = Mapping[str, str]  # by name, their types
+
+
+class Session(Protocol):
+    """One connection of its own, in autocommit mode, to be closed after an error; the driver's errors pass through."""
+
+    async def execute(self, sql: str) -> None: ...
+
+    async def fetch(self, sql: str) -> list[tuple[object, ...]]: ...
+
+
+_EXISTING = {
+    "sqlite": "SELECT m.name, c.name, c.type FROM sqlite_master m, pragma_table_info(m.name) c "
+    "WHERE m.type IN ('table', 'view') AND lower(m.name) IN ({names})",
+    "postgresql": "SELECT t.relname, a.attname, format_type(a.atttypid, a.atttypmod) FROM pg_class t "
+    "JOIN pg_attribute a ON a.attrelid = t.oid AND a.attnum > 0 AND NOT a.attisdropped "
+    "WHERE t.relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = {schema}) "
+    "AND t.relkind IN ('r', 'p', 'v', 'm', 'f') AND t.relname IN ({names})",
+    "mysql": "SELECT table_name, column_name, data_type FROM information_schema.columns "
+    "WHERE table_schema = DATABASE() AND table_name IN ({names})",
+}
+
+_SCHEMAS = """
+SELECT n.nspname FROM pg_class t JOIN pg_namespace n ON n.oid = t.relnamespace
+ WHERE t.relname = {anchor} AND t.relkind IN ('r', 'p')
+   AND (n.nspname IN ({schema}, 'public') OR n.nspname = ANY (current_schemas(false)))
+   AND (SELECT count(*) FROM pg_attribute a
+         WHERE a.attrelid = t.oid AND NOT a.attisdropped AND a.attname IN ({columns})) = {count}
+ ORDER BY n.nspname <> {schema}, array_position(current_schemas(false), n.nspname) LIMIT 1
+"""
+
+_RIGHTS = """
+SELECT current_user::text, current_database()::text, has_database_privilege(current_database(), 'CREATE'),
+       (SELECT has_schema_privilege(oid, 'USAGE') AND has_schema_privilege(oid, 'CREATE')
+          FROM pg_namespace WHERE nspname = {schema})
+"""
+
+
+async def find_schema(session: Session) -> str:
+    """PostgreSQL: the schema that has our tables or shall have them, where the URL names none."""
+    with schema_errors("postgresql"):
+        columns = tables("postgresql")[ANCHOR]
+        query = _SCHEMAS.format(
+            anchor=literal(ANCHOR), schema=literal(SCHEMA), columns=_list(columns), count=len(columns)
+        )
+        rows = await session.fetch(query)
+        return str(rows[0][0]) if rows else SCHEMA
+
+
+async def require_schema(session: Session, schema: str) -> None:
+    """PostgreSQL: create the schema if it does not exist; `SchemaError` if a right is missing."""
+    ((role, database, may_create, may_use),) = await session.fetch(_RIGHTS.format(schema=literal(schema)))
+    name = quoted(schema)
+    if may_use is None and may_create:
+        await session.execute(f"CREATE SCHEMA {name}")
+    elif may_use is None:
+        raise SchemaError(
+            f"the schema {schema!r} does not exist in the database {database!r}, and the role {role!r} lacks the right "
+            f"CREATE on the database to create it: have an administrator run CREATE SCHEMA {name} AUTHORIZATION "
+            f"{quoted(str(role))}, or use ?schema=public in the URL"
+        )
+    elif not may_use:
+        raise SchemaError(
+            f"the role {role!r} lacks the right USAGE or CREATE on the schema {schema!r}: have its owner run GRANT "
+            f"USAGE, CREATE ON SCHEMA {name} TO {quoted(str(role))}, or use another schema with ?schema= in the URL"
+        )
+
+
+async def existing_tables(session: Session, dialect: str, schema: str) -> dict[str, Columns]:
+    """The tables and views there that have one of our names, with their columns."""
+    names = _list([*tables(dialect), LEDGER, OWN_LEDGER])
+    found: dict[str, dict[str, str]] = {}
+    for table, column, kind in await session.fetch(_EXISTING[dialect].format(names=names, schema=literal(schema))):
+        found.setdefault(_plain(table), {})[_plain(column)] = _plain(kind)
+    return dict(found)
+
+
+def check_tables(found: Mapping[str, Columns], dialect: str, schema: str) -> None:
+    """Raise `SchemaError` for a table that has one of our names and lacks columns of ours."""
+    for table, columns in tables(dialect).items():
+        if table in found and (missing := columns - found[table].keys()):
+            where = f" in the schema {schema!r}" if schema else ""
+            other = "another schema with ?schema= in the URL, or another database" if schema else "another database"
+            raise SchemaError(
+                f"the table {table!r}{where} is not perdure's: it has no column {', '.join(sorted(missing))}. Nothing "
+                f"was changed. Use {other}"
+            )
+
+
+async def choose_ledger(session: Session, dialect: str, schema: str, found: Mapping[str, Columns]) -> str:
+    """The name of our ledger, whether it is there or not."""
+    if OWN_LEDGER in found:
+        return OWN_LEDGER
+    if LEDGER not in found:
+        return LEDGER
+    columns = found[LEDGER]
+    if columns.keys() != {"version"} or not any(kind in columns["version"] for kind in _TEXT_TYPES):
+        return OWN_LEDGER
+    recorded = await recorded_versions(session, LEDGER, schema)
+    ours = not recorded.isdisjoint(versions(dialect)) if recorded else _has_tables(found, dialect)
+    return LEDGER if ours else OWN_LEDGER
+
+
+async def misplaced_versions(session: Session, dialect: str, schema: str, found: Mapping[str, Columns]) -> list[str]:
+    """Our versions that an earlier release, or the family, recorded in another tool's ledger."""
+    if "version" not in found.get(LEDGER, ()) or not _has_tables(found, dialect):
+        return []
+    recorded = await recorded_versions(session, LEDGER, schema)
+    return [version for version in versions(dialect) if version in recorded]
+
+
+async def recorded_versions(session: Session, ledger: str, schema: str) -> set[str]:
+    """What a ledger says was applied."""
+    return {str(version) for (version,) in await session.fetch(f"SELECT version FROM {qualified(ledger, schema)}")}  # nosec B608
+
+
+def qualified(table: str, schema: str) -> str:
+    """A table's name in plain statements."""
+    return f"{quoted(schema)}.{table}" if schema else table
+
+
+def literal(text: str) -> str:
+    """A text in plain statements."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+@contextmanager
+def schema_errors(dialect: str) -> Iterator[None]:
+    """Raise a driver's error as the cause of a `SchemaError`."""
+    try:
+        yield
+    except SchemaError:
+        raise
+    except Exception as error:
+        where = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+        raise SchemaError(f"the {dialect} tables could not be brought up to date: {error}{where}") from error
+
+
+def _has_tables(found: Mapping[str, Columns], dialect: str) -> bool:
+    return not tables(dialect).keys().isdisjoint(found)
+
+
+def _list(names: "list[str] | frozenset[str]") -> str:
+    return ", ".join(map(literal, names))
+
+
+def _plain(name: object) -> str:
+    """A name in lower case; MySQL gives some as bytes."""
+    return (name.decode() if isinstance(name, bytes) else str(name)).lower()
