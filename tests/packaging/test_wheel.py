@@ -97,7 +97,7 @@ def test_conformance_suite_without_pytest_names_the_extra(python: str, tmp_path:
     assert "pip install 'perdure[testing]'" in done.stderr
 
 
-def test_type_checker_finds_the_types_of_the_installed_package(python: str, tmp_path: Path) -> None:
+def test_mypy_finds_the_types_of_the_installed_package(python: str, tmp_path: Path) -> None:
     (tmp_path / "orders.py").write_text(USES_PERDURE)
     mypy = (sys.executable, "-m", "mypy", "--strict", "--config-file=", "--python-executable", python)
     done = _done(*mypy, "orders.py", cwd=tmp_path)
@@ -105,6 +105,16 @@ def test_type_checker_finds_the_types_of_the_installed_package(python: str, tmp_
     assert revealed == also_revealed == 'note: Revealed type is "float"'
     assert refused.startswith("error: Argument 1 to")
     assert refused.endswith('"int"; expected "str"  [arg-type]')
+
+
+def test_strict_pyright_finds_the_types_of_the_installed_package(python: str, tmp_path: Path) -> None:
+    (tmp_path / "orders.py").write_text(USES_PERDURE)
+    (tmp_path / "pyrightconfig.json").write_text('{"typeCheckingMode": "strict"}')
+    done = _done(sys.executable, "-m", "pyright", "--pythonpath", python, cwd=tmp_path)
+    revealed, also_revealed, refused = re.findall(r"orders\.py:\d+:\d+ - (.*)$", done.stdout, re.MULTILINE)
+    assert revealed.endswith('is "float"')
+    assert also_revealed.endswith('is "float"')
+    assert refused.startswith('error: Argument of type "Literal[1]" cannot be assigned to parameter "order_id"')
 
 
 def _run(*command: str, cwd: Path | None = None) -> str:

@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import inspect
 import random
+import sys
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -246,7 +247,7 @@ class Workflow(Generic[P, R]):
 
 def _mark_coroutine(function: Any) -> None:
     """Have frameworks await what a function gives, though it is no `async def`."""
-    if hasattr(inspect, "markcoroutinefunction"):  # since 3.12
+    if sys.version_info >= (3, 12):
         inspect.markcoroutinefunction(function)
     else:
         function._is_coroutine = asyncio.coroutines._is_coroutine  # type: ignore[attr-defined]

@@ -81,7 +81,7 @@ class Timer(asyncio.TimerHandle):
         self.waiting = False
 
     # The base compares by time and callback, so that two `sleep(5)` would be one key of a dict.
-    __eq__ = object.__eq__
+    __eq__ = object.__eq__  # pyright: ignore[reportAssignmentType]
     __hash__ = object.__hash__
 
 
