@@ -1,15 +1,16 @@
 #!/bin/sh
-# Makes .venv and installs the package with its extras and the dev group into it: by uv, else by pip.
-# An existing .venv is kept and completed; an argument names one more group. PYTHON names the interpreter, else the first suitable one is taken.
+# Makes .venv and installs the package with its extras and the dev group into it: by uv, else by pip. An argument names
+# one more group; `demo` makes .venv-demo instead, with nothing but the package. An existing environment is kept and
+# completed. PYTHON names the interpreter, else the first suitable one is taken.
 set -eu
 cd "$(dirname "$0")/.."
 
 has_uv() { uv --version >/dev/null 2>&1; }
 
-suits() { "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null; }
+suits() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }
 
 find_python() {
-    for python in ${PYTHON:-python3 python3.13 python3.12 python3.11}; do
+    for python in ${PYTHON:-python3 python3.15 python3.14 python3.13 python3.12 python3.11}; do
         if suits "$python"; then echo "$python" && return; fi
     done
 }
@@ -28,27 +29,39 @@ ensure_pip() {
 make_venv() {
     python=$(find_python)
     if has_uv; then
-        uv venv --quiet --seed --allow-existing --python "${python:->=3.11,<3.14}" .venv
+        uv venv --quiet --seed --allow-existing --python "${python:->=3.11}" "$venv"
     elif [ -n "$python" ]; then
         ensure_pip "$python"
-        "$python" -m venv .venv
+        "$python" -m venv "$venv"
     else
-        echo "perdure needs Python 3.11, 3.12 or 3.13: install python3 and python3-venv, or set PYTHON." >&2
+        echo "perdure needs Python 3.11 or later: install python3 and python3-venv, or set PYTHON." >&2
         return 1
     fi
 }
 
-# uv does not read pip's configuration, which may name the only index this machine can reach: so pip is the last resort.
-install() {
-    if ! has_uv; then
-        PATH=$PWD/.venv/bin:$PATH
-        has_uv || .venv/bin/python -m pip install --quiet uv || true
-    fi
-    if uv pip install --quiet --python .venv/bin/python "$@"; then return; fi
-    echo "uv could not install the packages, trying pip" >&2
-    .venv/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
-    .venv/bin/python -m pip install --quiet "$@"
+# uv is larger than all that a demonstration needs: there, it is used only if the machine has it.
+ensure_uv() {
+    if has_uv || [ "$venv" = .venv-demo ]; then return; fi
+    PATH=$PWD/$venv/bin:$PATH
+    has_uv || "$venv/bin/python" -m pip install --quiet uv || true
 }
 
-suits .venv/bin/python || make_venv
-install --editable '.[postgres,mysql,cron]' --group dev ${1:+--group "$1"}
+# uv does not read pip's configuration, which may name the only index this machine can reach: so pip is the last resort.
+install() {
+    ensure_uv
+    if has_uv; then
+        if uv pip install --quiet --python "$venv/bin/python" "$@"; then return; fi
+        echo "uv could not install the packages, trying pip" >&2
+    fi
+    if [ "$venv" = .venv ]; then "$venv/bin/python" -m pip install --quiet --upgrade 'pip>=25.1'; fi # knows --group
+    "$venv/bin/python" -m pip install --quiet "$@"
+}
+
+venv=.venv
+if [ "${1-}" = demo ]; then venv=.venv-demo; fi
+suits "$venv/bin/python" || make_venv
+if [ "$venv" = .venv-demo ]; then
+    install --editable .
+else
+    install --editable '.[all]' --group dev ${1:+--group "$1"}
+fi

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import inspect
+import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
@@ -335,7 +336,7 @@ def _named(coroutine: Coroutine[Any, Any, R], function: Callable[..., Any]) -> C
 
 def _mark_coroutine(callable: Any) -> None:
     """Have frameworks await what instances of a class return when called, though they are no `async def`."""
-    if hasattr(inspect, "markcoroutinefunction"):  # since 3.12
+    if sys.version_info >= (3, 12):
         inspect.markcoroutinefunction(callable)
     else:
         callable._is_coroutine = asyncio.coroutines._is_coroutine  # type: ignore[attr-defined]

@@ -41,7 +41,7 @@ async def finish(run: "Run") -> End:
     await run.journal.durable()
     await children.end_all(run, run.body.children, f"{run.id} has ended")
     if error is None:
-        await _complete(run, output)
+        await _complete(run, output)  # pyright: ignore[reportPossiblyUnboundVariable]
         run.host.happened(RunCompleted(*run.about(), run.lasted()))
         return End.COMPLETED
     if await _leaves_traces(run):

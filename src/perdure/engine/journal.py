@@ -155,4 +155,4 @@ async def _append(storage: Storage, entries: Sequence[Entry]) -> Sequence[int | 
             return await storage.append_histories(items)
         except CommitUnknownError as error:
             unknown = error
-    raise unknown
+    raise unknown  # pyright: ignore[reportPossiblyUnboundVariable, reportGeneralTypeIssues]

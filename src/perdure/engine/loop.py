@@ -82,7 +82,7 @@ class Timer(asyncio.TimerHandle):
         self.waiting = False
 
     # The base compares by time and callback, so that two `sleep(5)` would be one key of a dict.
-    __eq__ = object.__eq__
+    __eq__ = object.__eq__  # pyright: ignore[reportAssignmentType]
     __hash__ = object.__hash__
 
 
@@ -183,14 +183,19 @@ class BodyLoop(_Refusing):
         assert not self._pumping, "the body is running: pump was called from inside it"
         self._check_open()
         host, hooks, collecting = asyncio._get_running_loop(), sys.get_asyncgen_hooks(), gc.isenabled()
+        task = asyncio.current_task() if host is not None else None
         self._pumping = True
         try:
             gc.disable()
+            if host is not None and task is not None:  # since 3.14 a thread has one current task, not one per loop
+                asyncio.tasks._leave_task(host, task)
             sys.set_asyncgen_hooks(firstiter=None, finalizer=self._abandoned)
             asyncio._set_running_loop(self)
             self._run_ready(budget)
         finally:
             asyncio._set_running_loop(host)
+            if host is not None and task is not None:
+                asyncio.tasks._enter_task(host, task)
             sys.set_asyncgen_hooks(*hooks)
             if collecting:
                 gc.enable()

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, NoReturn, cast
 from weakref import WeakKeyDictionary
 
 import sqlalchemy as sa
+from sqlalchemy import event
 from sqlalchemy.dialects.mysql.asyncmy import MySQLDialect_asyncmy
 from sqlalchemy.dialects.postgresql import JSON, JSONB
 from sqlalchemy.dialects.postgresql.asyncpg import PGDialect_asyncpg
@@ -142,7 +143,7 @@ class Borrowed:
     is_async = True
     perdure_ready = False  # whether it has asked the server what it must know
 
-    def set_isolation_level(self, *_: object) -> NoReturn:
+    def set_isolation_level(self, dbapi_connection: object, level: object) -> NoReturn:
         raise TransactionError("the isolation level cannot be changed: the transaction is open already")
 
 
@@ -244,7 +245,7 @@ class Sharing:
         if isinstance(dialect, SQLiteBorrowed):
             dialect.on_connect()(cast(Any, self._facade))  # functions only: REGEXP and the like
         engine = sa.Engine(pool, dialect, sa.make_url(f"{dialect.name}+{dialect.driver}://"))
-        sa.event.listen(engine, "before_execute", lambda *_: self._ask())
+        event.listen(engine, "before_execute", lambda *_: self._ask())
         self._connection = Shared(engine)
         self._connection.begin()
         self._asks = False

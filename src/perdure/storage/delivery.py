@@ -351,7 +351,7 @@ def _expire(
     rows = yield S.due(instance_id=instance_id, channel=channel, activity_id=activity_id, token=token)
     if not rows:
         return None
-    name, activity_id, timeout_at = rows[0]
+    name, waiting_id, timeout_at = rows[0]
     payload = {
         "_error": True,
         "error_type": "TimeoutError",
@@ -359,6 +359,6 @@ def _expire(
         "channel": channel,
         "timeout_at": utc(timeout_at).isoformat(timespec="microseconds"),
     }
-    yield from waits.wake(instance_id, activity_id, HistoryEventType.MESSAGE_TIMEOUT, waits.text(payload), lease)
-    yield waits.S.end(instance_id=instance_id, channel=channel, activity_id=activity_id)
+    yield from waits.wake(instance_id, waiting_id, HistoryEventType.MESSAGE_TIMEOUT, waits.text(payload), lease)
+    yield waits.S.end(instance_id=instance_id, channel=channel, activity_id=waiting_id)
     return str(name)

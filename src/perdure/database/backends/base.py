@@ -61,10 +61,10 @@ class Session(Executor, Protocol):
 class Notifier(Protocol):
     """Who tells other processes that there may be work, once a transaction has committed."""
 
-    def due(self, kind: str) -> bool:
+    def due(self, kind: str, /) -> bool:
         """Whether the transaction about to run should carry a notification itself."""
 
-    def trail(self, kind: str) -> None:
+    def trail(self, kind: str, /) -> None:
         """Called after the commit of one that did not: wake local listeners, or notify a little later."""
 
 

@@ -296,7 +296,7 @@ class PostgresBackend(ServerBackend[Any]):
         if len(parts) == 1:
             return await self._do(connection, parts[0], params)
         await self.commit_on(connection)
-        return answers
+        return answers  # pyright: ignore[reportPossiblyUnboundVariable]
 
     async def run_within(self, connection: Any, call: Call) -> Any:
         parts = self.driver.parts(call.statement)

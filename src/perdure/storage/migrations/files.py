@@ -26,7 +26,7 @@ def versions(dialect: str) -> list[str]:
 @cache
 def up_statements(dialect: str) -> tuple[Migration, ...]:
     """The files of one dialect, oldest first."""
-    found = sorted(files(__package__).joinpath(dialect).iterdir(), key=lambda file: file.name)
+    found = sorted(files("perdure.storage.migrations").joinpath(dialect).iterdir(), key=lambda file: file.name)
     return tuple(
         Migration(file.name.partition("_")[0], tuple(split(up[1])))
         for file in found

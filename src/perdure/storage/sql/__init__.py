@@ -47,4 +47,4 @@ def _read(name: str) -> dict[str, Statement]:
 
 
 def _text(name: str) -> str:
-    return files(__package__).joinpath(f"{name}.sql").read_text("utf-8")
+    return files(__name__).joinpath(f"{name}.sql").read_text("utf-8")

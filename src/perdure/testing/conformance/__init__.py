@@ -1,0 +1,18 @@
+"""The suite that every storage backend has to pass; the modules hold the tests, one module per aggregate.
+
+To hold a backend of your own to it, import the tests of each module into a test module and provide the fixtures they
+ask for:
+
+    from perdure.testing.conformance.locks import *
+
+They are written for pytest with pytest-asyncio.
+"""
+
+from importlib.util import find_spec
+
+if find_spec("pytest") is None:
+    raise ModuleNotFoundError(
+        "perdure.testing.conformance needs pytest and pytest-asyncio, which are not installed; "
+        "install them with: pip install 'perdure[testing]'",
+        name="pytest",
+    )
