@@ -118,6 +118,7 @@ class ListInstancesOptions:
     started_before: datetime | None = None
     input_filters: Mapping[str, str | bool | int | float | None] = field(default_factory=dict)
     framework: str | None = "perdure"
+    workflow_name: str | None = None  # the whole name, which an index serves; the filter above looks for a part
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,6 +338,27 @@ class WorkerInfo:
     started_at: datetime
     beat_at: datetime
     info: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StuckInstance:
+    """An instance whose tries end without progress, and why."""
+
+    instance_id: str
+    reason: str
+    tries: int
+    since: datetime
+    next_retry_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredWait:
+    """What an instance waits for: a message of a channel, or, without one, a time."""
+
+    instance_id: str
+    activity_id: str
+    channel: str | None = None
+    until: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)

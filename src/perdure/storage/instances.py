@@ -119,6 +119,15 @@ class Instances(Wakeups):
         age, page = limits.span(older_than, "older_than"), limits.page(limit, 100)
         return await self._run(Work(lambda: _delete(age, page)))
 
+    async def delete_ended(self, instance_ids: Sequence[str]) -> list[bool]:
+        """Delete these own instances with all that is theirs, each that has ended: whether it was, in order.
+
+        What a live run continues from stays, as in `delete_instances`.
+        """
+        ids = sorted({limits.name(each, "instance_id") for each in bounded(instance_ids)})
+        deleted = await self._run(Work(lambda: _delete_ended(ids))) if ids else set()
+        return [each in deleted for each in instance_ids]
+
     async def _announce_first(
         self, works: Sequence[Work[T] | StorageError], abouts: Sequence[Payload | None]
     ) -> list[T | StorageError]:
@@ -382,8 +391,17 @@ _named: dict[int, Statement] = {}
 
 def _delete(age_sec: float, limit: int) -> Operation[int]:
     ids = [row[0] for row in (yield S.finished(age_sec=age_sec, limit=limit))]
-    if not ids:
-        return 0
+    return (yield from _remove(ids)) if ids else 0
+
+
+def _delete_ended(ids: list[str]) -> Operation[set[str]]:
+    ended = sorted({row[0] for row in (yield S.ended(ids=ids))}.intersection(ids))
+    if ended:
+        yield from _remove(ended)
+    return set(ended)
+
+
+def _remove(ids: list[str]) -> Operation[int]:
     yield S.unlink(ids=ids)
     deleted: int = yield S.delete(ids=ids)
     return deleted

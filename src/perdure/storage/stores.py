@@ -18,8 +18,9 @@ from perdure.storage.history import History
 from perdure.storage.instances import Instances
 from perdure.storage.listing import Listing
 from perdure.storage.locks import Locks
-from perdure.storage.migrations import migrate, reset
+from perdure.storage.migrations import migrate, missing, reset
 from perdure.storage.outbox import Outbox
+from perdure.storage.stuck import Stuck
 from perdure.storage.system_locks import SystemLocks
 from perdure.storage.timers import Timers
 from perdure.storage.wakeups import Wakeups
@@ -30,6 +31,7 @@ class Rooms(
     Instances,
     Listing,
     Locks,
+    Stuck,
     History,
     Archive,
     Compensations,
@@ -53,6 +55,10 @@ class Rooms(
         await self._connect()
         async with self._backend.exclusive() as script:
             await migrate(script, self._backend.driver.name)
+
+    async def pending_migrations(self) -> list[str]:
+        """The versions of the schema that this release knows and the database lacks."""
+        return await missing(self.db(), self._backend.driver.name)
 
     async def _connect(self) -> None:
         if not self._opened:

@@ -84,6 +84,17 @@ async def migrate(session: Session, dialect: str) -> list[str]:
         raise SchemaError(f"the {dialect} tables could not be brought up to date: {error}{where}") from error
 
 
+class Reader(Protocol):
+    """What can be asked for rows."""
+
+    async def fetch(self, query: str, /) -> Sequence[tuple[object, ...]]: ...
+
+
+async def missing(database: Reader, dialect: str) -> list[str]:
+    """The versions that the database lacks."""
+    return [migration.version for migration in await _missing(database, dialect)]
+
+
 async def reset(session: Session, dialect: str) -> None:
     """Drop the family's tables, ours and the ledger, with every row: for tests."""
     statements = [statement for migration in up_statements(dialect) for statement in migration.statements]
@@ -186,7 +197,7 @@ async def _is_current(session: Session, dialect: str) -> bool:
         raise
 
 
-async def _missing(session: Session, dialect: str) -> list[Migration]:
+async def _missing(session: Reader, dialect: str) -> list[Migration]:
     applied = {str(version) for (version,) in await session.fetch(_APPLIED)}
     return [migration for migration in up_statements(dialect) if migration.version not in applied]
 
