@@ -26,11 +26,13 @@ from perdure.engine.calls import (
     wait_event,
 )
 from perdure.engine.definitions import Activity, Retry, Workflow, activity, workflow
-from perdure.engine.handles import Handle, Started
+from perdure.engine.handles import RunHandle, Started
+from perdure.engine.queries import BulkResult, RunPage, RunQuery
 from perdure.engine.retention import Retention, Swept
+from perdure.engine.run_info import ErrorInfo, RunInfo, StuckInfo, WaitInfo, WaitKind
 from perdure.engine.source import NotDurableWarning
+from perdure.engine.step_info import HistoryEntry, StepInfo, StepKind, StepStatus
 from perdure.engine.steps import Event, Message
-from perdure.engine.stuck import StuckRun
 from perdure.engine.supervision import Health, TaskHealth
 from perdure.errors import (
     ActivityError,
@@ -58,12 +60,14 @@ __all__ = [
     "ActivityError",
     "ActivityInfo",
     "App",
+    "BulkResult",
     "Client",
     "ClosedError",
     "EngineError",
+    "ErrorInfo",
     "Event",
-    "Handle",
     "Health",
+    "HistoryEntry",
     "Message",
     "NonDeterminismError",
     "NotDurableError",
@@ -74,14 +78,23 @@ __all__ = [
     "Retention",
     "Retry",
     "RunEvicted",
+    "RunHandle",
+    "RunInfo",
     "RunNotFoundError",
+    "RunPage",
+    "RunQuery",
     "SerializationError",
     "Started",
-    "StuckRun",
+    "StepInfo",
+    "StepKind",
+    "StepStatus",
+    "StuckInfo",
     "Swept",
     "TaskHealth",
     "TerminalError",
     "TransactionTooLongError",
+    "WaitInfo",
+    "WaitKind",
     "WorkerDiedError",
     "Workflow",
     "WorkflowCancelledError",

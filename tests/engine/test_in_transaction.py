@@ -25,7 +25,7 @@ from perdure import (
     App,
     Client,
     EngineError,
-    Handle,
+    RunHandle,
     WorkflowCancelledError,
     activity,
     connection,
@@ -346,7 +346,7 @@ async def test_beginning_later_and_with_a_deadline(database: Database, caller: C
     assert abs(due - datetime.now(UTC) - timedelta(hours=1)) < timedelta(minutes=1)
     async with App(database.url):
         assert await first.result(SOON) == "hello a"
-        assert await second.status() == "waiting_for_timer"
+        assert (await second.info()).status == "waiting_for_timer"
         with pytest.raises(WorkflowCancelledError):
             await third.result(SOON)
 
@@ -672,7 +672,7 @@ async def test_a_caller_may_be_in_a_savepoint_of_its_own(database: Database, cal
 
 @activity(transactional=True)
 async def start_within(kind: Literal["native", "sqlalchemy"], fails: bool) -> str:
-    handle: Handle[str] = await greet.start("a", id="inner", timeout=SOON, in_transaction=connection(kind))
+    handle: RunHandle[str] = await greet.start("a", id="inner", timeout=SOON, in_transaction=connection(kind))
     if fails:
         raise TerminalError("no")
     return handle.id
@@ -681,7 +681,7 @@ async def start_within(kind: Literal["native", "sqlalchemy"], fails: bool) -> st
 @activity(transactional=True)
 def start_plainly(kind: Literal["native", "sqlalchemy"], fails: bool) -> str:
     for _ in range(2):
-        handle: Handle[str] = greet.start("a", id="inner", timeout=SOON, in_transaction=connection(kind))
+        handle: RunHandle[str] = greet.start("a", id="inner", timeout=SOON, in_transaction=connection(kind))
     if fails:
         raise TerminalError("no")
     return handle.id

@@ -397,7 +397,7 @@ async def test_a_tick_that_cannot_be_started_holds_up_nobody(
     async with App(database.url, workflows=[bad_one, good_one, says]) as app:
 
         async def has_ticked() -> bool:
-            return bool((await app.list(workflow="supervision.good")).instances)
+            return bool([run async for run in app.runs(workflow="supervision.good")])
 
         await until(has_ticked)
         assert await (await says.start("still here")).result(SOON) == "still here"
@@ -434,4 +434,4 @@ async def test_results_that_are_waited_for_when_it_closes_raise(shared: Database
                     await each
         with pytest.raises(ClosedError):
             await app.get("a").result()
-        assert await other.get("a").status()
+        assert (await other.get("a").info()).status

@@ -14,7 +14,7 @@ from perdure.engine import ambient
 from perdure.engine.codec import Signature
 from perdure.engine.cron import Schedule
 from perdure.engine.digests import Call
-from perdure.engine.handles import BlockingConnection, Handle, IfExists, Started, StartRequest
+from perdure.engine.handles import BlockingConnection, IfExists, RunHandle, Started, StartRequest
 from perdure.engine.source import check_source
 from perdure.engine.starting import IN_BODY, starting
 from perdure.errors import LimitError, NotDurableError, SerializationError, TerminalError
@@ -194,7 +194,7 @@ class Workflow(Generic[P, R]):
         in_transaction: object = None,
         if_exists: IfExists = "same",
         **kwargs: object,
-    ) -> Coroutine[Any, Any, Handle[R]]: ...
+    ) -> Coroutine[Any, Any, RunHandle[R]]: ...
 
     def start(
         self,
@@ -206,7 +206,7 @@ class Workflow(Generic[P, R]):
         in_transaction: object = None,
         if_exists: IfExists = "same",
         **kwargs: object,
-    ) -> Coroutine[Any, Any, Handle[R]]:
+    ) -> Coroutine[Any, Any, RunHandle[R]]:
         """Start a run with these arguments; durable when it returns.
 
         The same id again with the same input gives a handle on the run that is there, finished or not; with another
@@ -233,12 +233,12 @@ class Workflow(Generic[P, R]):
         """What tells this start of a run from another one at the same place of a body."""
         return Call(*about, *self.signature.values(args, kwargs), encoded=data, what=self.name)
 
-    async def _start(self, request: StartRequest, call: Call | None) -> Handle[R]:
+    async def _start(self, request: StartRequest, call: Call | None) -> RunHandle[R]:
         run = ambient.current_run()
         if run is not None and call is not None:
             started = await run.effect("start", starting(request), call, str)
-            return Handle((IN_BODY, started), self.signature.decode_result)
-        return Handle(await ambient.current_app().start(request), self.signature.decode_result)
+            return RunHandle((IN_BODY, started), self.signature.decode_result)
+        return RunHandle(await ambient.current_app().start(request), self.signature.decode_result)
 
     def __repr__(self) -> str:
         return f"<workflow {self.name}>"
@@ -255,6 +255,7 @@ def _mark_coroutine(function: Any) -> None:
 _mark_coroutine(Workflow.start)
 
 WORKFLOWS: dict[str, Workflow[..., Any]] = {}  # every one that was defined; an App may serve fewer
+ACTIVITIES: dict[str, Activity[..., Any]] = {}
 COMPENSATIONS: dict[str, Activity[..., Any]] = {}  # the activities that can be undone, by name
 UNDOABLE_WORKFLOWS: dict[str, Workflow[..., Any]] = {}  # and the children
 
@@ -351,7 +352,10 @@ def activity(
     """
 
     def define(function: Callable[..., Any]) -> Activity[..., Any]:
-        return Activity(function, name or function.__name__, retry, timeout, transactional)
+        made: Activity[..., Any] = Activity(function, name or function.__name__, retry, timeout, transactional)
+        if "<locals>" not in function.__qualname__:  # those of a function are made anew at each call
+            ACTIVITIES[made.name] = made
+        return made
 
     return define if function is None else define(function)
 

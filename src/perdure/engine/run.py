@@ -32,13 +32,14 @@ from perdure.errors import (
     InstanceNotFoundError,
     LimitError,
     NotSubscribedError,
+    RunNotFoundError,
 )
 from perdure.model.records import HistoryEvent, HistoryEventType, Lease, WorkflowInstance
 from perdure.storage.contract import Storage
 
 LOOK_SEC = 1.0  # how often a run that cannot wait, for an activity is under way, looks for its messages
 # The caller's mistakes, which the body should hear of; anything else is the database's trouble.
-REFUSALS = (ChannelModeConflictError, InstanceNotFoundError, LimitError, NotSubscribedError)
+REFUSALS = (ChannelModeConflictError, InstanceNotFoundError, LimitError, NotSubscribedError, RunNotFoundError)
 
 
 class Run:

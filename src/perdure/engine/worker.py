@@ -3,14 +3,13 @@
 It is woken, by hints or by the time the next thing is due, and looks for work then: due timers and time-outs, messages
 to deliver, runs to take. Whatever it finds it takes in batches. A hint may be lost, so it looks now and then anyway.
 
-A run that ended a try without progress is put off: it stays leased, to nobody, for a growing while. How often that
-happened stands behind the `#` of the lease's owner.
+A run that ended a try without progress is retried with back-off: it stays leased, to no worker, for a growing while.
+How often that happened stands behind the `#` of the lease's owner, and why, in a row of the storage.
 """
 
 import asyncio
 import logging
 import random
-import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -35,7 +34,7 @@ from perdure.engine.rollback import Rollback
 from perdure.engine.run import Run
 from perdure.engine.slots import Slot, Slots
 from perdure.engine.starting import start_tick
-from perdure.engine.stuck import PUT_OFF, UNSERVED, stuck_owner, unclaimed_for
+from perdure.engine.stuck import UNSERVED, is_backed_off, published, reason_of, tries_of, unclaimed_for
 from perdure.engine.supervision import Supervised, Supervisor
 from perdure.errors import (
     CommitUnknownError,
@@ -67,7 +66,6 @@ TICK_AGAIN_SEC = 60.0  # after a scheduled workflow could not be started
 WARN_AGAIN_SEC = 300.0  # until a workflow that no worker serves is mentioned again
 ENDING_SEC = 1.0  # how long what is cancelled at the end of the grace time may take to end
 RELEASE_SEC = 3.0  # and how long the database may take to give leases back
-_TRIES = re.compile(r"#(\d+)(?::|$)")
 
 
 class Worker:
@@ -192,7 +190,7 @@ class Worker:
         hurry.cancel()
 
     async def _set_clock(self) -> None:
-        await self.storage.beat_worker(self.worker_id)
+        await self.storage.beat_worker(self.worker_id, published(self._workflows, self.lease_sec))
         before = steady()
         for worker in await self.storage.list_workers():
             if worker.worker_id == self.worker_id:
@@ -512,6 +510,9 @@ class Worker:
             else:
                 await self._put_off(run, lease, error, 0 if run.progressed else tries)
         else:
+            if tries:
+                with suppress(StorageError):  # the row is void: the run made progress
+                    await self.storage.clear_stuck([run.id])
             await self._ended(run, end)
 
     async def _drive_on(self, run: Driven, lease: Lease) -> tuple[Driven, End]:
@@ -604,8 +605,7 @@ class Worker:
             exc_info=error,
         )
         try:
-            await self.storage.release_lock(run.id, lease.worker_id, lease=lease)
-            await self.storage.acquire_locks([run.id], stuck_owner(tries, error), pause)
+            await self.storage.back_off(lease, tries, reason_of(error), pause)
         except StorageError as refused:
             log.warning("run %s could not be backed off, its lease has to expire: %s", run.id, refused)
 
@@ -677,16 +677,12 @@ def _log_lost(run: Driven) -> None:
 
 def _tries(owner: str | None) -> int:
     """How many tries in a row had ended without progress, with the one that this owner did not end."""
-    if owner is None:
-        return 0
-    found = _TRIES.search(owner)
-    before = int(found[1]) if found else 0
-    return before + 1 if _is_death(owner) else before
+    return tries_of(owner) + 1 if _is_death(owner) else tries_of(owner)
 
 
 def _is_death(owner: str | None) -> bool:
     """Whether the owner of a lease that ran out is a worker: it died, or lost the database."""
-    return owner is not None and not owner.startswith(PUT_OFF)
+    return owner is not None and not is_backed_off(owner)
 
 
 def _deaths(count: int) -> WorkerDiedError:

@@ -16,8 +16,10 @@ from perdure.database.operation import Operation, Work
 from perdure.database.statements import Call, Room, parse
 from perdure.engine import ambient, names
 from perdure.engine.codec import encode
-from perdure.engine.handles import Handle, Runs, Started, StartRequest
+from perdure.engine.handles import RunHandle, Runs, Started, StartRequest
+from perdure.engine.run_info import RunInfo
 from perdure.engine.starting import BEGIN, DEADLINE, first_generation, new_id
+from perdure.engine.step_info import HistoryEntry, StepInfo
 from perdure.errors import EngineError, InstanceExistsError, StorageError, TransactionError
 from perdure.integrations.foreign import Foreign, at_once, drive, recognised
 from perdure.model.records import HistoryEvent, TimerSubscription, WorkflowInstance
@@ -85,7 +87,9 @@ VALUES (:workflow_name, :source_hash, :source_code, {now}) {on_conflict_do_nothi
 )
 
 
-def start_in(connection: object, request: StartRequest, decode: Callable[[bytes], R]) -> Coroutine[Any, Any, Handle[R]]:
+def start_in(
+    connection: object, request: StartRequest, decode: Callable[[bytes], R]
+) -> Coroutine[Any, Any, RunHandle[R]]:
     """Write a start into the transaction that the connection has open: at the call if it blocks, else when awaited."""
     foreign = recognised(connection)
     runs = _runs(foreign)
@@ -94,8 +98,8 @@ def start_in(connection: object, request: StartRequest, decode: Callable[[bytes]
     return _awaited(foreign, request, runs, decode)
 
 
-async def _awaited(foreign: Foreign, request: StartRequest, runs: Runs, decode: Callable[[bytes], R]) -> Handle[R]:
-    return Handle((runs, await _start(foreign, request)), decode)
+async def _awaited(foreign: Foreign, request: StartRequest, runs: Runs, decode: Callable[[bytes], R]) -> RunHandle[R]:
+    return RunHandle((runs, await _start(foreign, request)), decode)
 
 
 def _runs(foreign: Foreign) -> Runs:
@@ -230,8 +234,11 @@ class Later:
     async def finished(self, instance_id: str, timeout: timedelta | None) -> bytes:
         return await ambient.current_app().finished(instance_id, timeout)
 
-    async def describe(self, instance_id: str) -> WorkflowInstance:
-        return await ambient.current_app().describe(instance_id)
+    async def info(self, instance_id: str) -> RunInfo:
+        return await ambient.current_app().info(instance_id)
+
+    async def steps(self, instance_id: str) -> list[StepInfo]:
+        return await ambient.current_app().steps(instance_id)
 
     async def state(self, instance_id: str) -> Any:
         return await ambient.current_app().state(instance_id)
@@ -239,7 +246,7 @@ class Later:
     async def cancel(self, instance_id: str, reason: str = "") -> None:
         await ambient.current_app().cancel(instance_id, reason)
 
-    def history(self, instance_id: str) -> AsyncIterator[HistoryEvent]:
+    def history(self, instance_id: str) -> AsyncIterator[HistoryEntry]:
         return ambient.current_app().history(instance_id)
 
 

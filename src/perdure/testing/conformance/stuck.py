@@ -1,6 +1,6 @@
 """Stuck instances: what every backend knows of the instances whose tries end without progress."""
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import pytest
 
@@ -79,7 +79,7 @@ async def test_those_that_are_stuck_for_longest_come_first_page_by_page(storage:
     for n, instance_id in enumerate(("c", "a", "b", "é", "Z")):
         shift(storage, n)
         await storage.back_off(await leased(storage, instance_id), 1, "no", 60)
-    found = []
+    found: list[tuple[datetime, str]] = []
     while page := await storage.list_stuck(2, after=found[-1] if found else None):
         found += [(each.since, each.instance_id) for each in page]
     assert [instance_id for _, instance_id in found] == ["c", "a", "b", "é", "Z"]

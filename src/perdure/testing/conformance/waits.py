@@ -417,7 +417,7 @@ async def test_what_many_instances_wait_for(storage: Rooms) -> None:
     for instance_id in ("i-1", "i-2", "i-3"):
         lease = await leased(storage, instance_id)
         await storage.subscribe_to_channel(instance_id, "c", ChannelMode.BROADCAST, lease=lease)
-        waits = [TimerWait("t", "2:timer", after=timedelta(hours=1)), ChannelWait("c", "1:receive")]
+        waits: list[Wait] = [TimerWait("t", "2:timer", after=timedelta(hours=1)), ChannelWait("c", "1:receive")]
         assert (await storage.suspend(lease, waits)).suspended
     found = await storage.get_waits(["i-3", "i-1", "absent"])
     assert [(each.instance_id, each.activity_id, each.channel) for each in found] == [
