@@ -252,8 +252,9 @@ async def test_row_events_wait_event_where(database: Database) -> None:
 
 async def test_meaning_events_sent_to_one_run_are_kept_until_it_takes_them(database: Database) -> None:
     async with App(database.url) as app:
+        handle = await approval.start("A-1", id="approval-1", after=timedelta(milliseconds=300))
         await app.send_event("decided", {"order": {"id": "A-1"}, "verdict": "kept"}, to="approval-1")
-        assert await (await approval.start("A-1", id="approval-1")).result(SOON) == "kept"
+        assert await handle.result(SOON) == "kept"
 
 
 async def test_row_events_wait_event_timeout(database: Database) -> None:

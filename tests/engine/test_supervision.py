@@ -342,14 +342,14 @@ async def test_a_database_that_is_away_is_no_failure_of_a_task(
         raise DatabaseUnavailableError("nobody answers")
 
     async with App(shared.url) as app:
-        asked = app._storage.list_workers
+        asked = app._storage.pending_migrations
         monkeypatch.setattr(app._storage, "next_work_at", away)
-        monkeypatch.setattr(app._storage, "list_workers", away)
+        monkeypatch.setattr(app._storage, "pending_migrations", away)
         app._worker.wake()
         health = await app.health()
         assert (health.database, health.ok) == (False, False)
         assert all(each.alive and not each.restarts for each in health.tasks)
-        monkeypatch.setattr(app._storage, "list_workers", asked)
+        monkeypatch.setattr(app._storage, "pending_migrations", asked)
         assert (await app.health()).ok
 
 

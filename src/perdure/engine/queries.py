@@ -280,7 +280,7 @@ class _Place:
         try:
             since, *rest = json.loads(base64.urlsafe_b64decode(text.encode("ascii")))
             place = _Place(None if since is None else datetime.fromisoformat(since), *rest)
-            fits = all(isinstance(each, str) for each in rest) and (place.since is None or place.since.tzinfo)
+            fits = [type(each) for each in rest] == [str] * 4 and (place.since is None or place.since.tzinfo)
         except (ValueError, TypeError, AttributeError):
             fits = False
         if not fits:

@@ -266,7 +266,10 @@ def _last(instance_id: str, event_type: str) -> Operation[HistoryEvent | None]:
 
 def _events(ids: list[str], activities: list[str]) -> Operation[list[HistoryEvent]]:
     found = [from_row(row) for row in (yield S.of_activities(ids=ids, activities=activities))]
-    return sorted(found, key=lambda event: (event.instance_id, event.id))
+    asked = [
+        event for event in found if event.instance_id in ids and event.activity_id in activities
+    ]  # MySQL finds `a` under `a `
+    return sorted(asked, key=lambda event: (event.instance_id, event.id))
 
 
 @dataclass(frozen=True, slots=True)

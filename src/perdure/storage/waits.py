@@ -330,7 +330,7 @@ def _channel_waits(instance_id: str) -> Operation[list[ChannelWait]]:
 
 
 def _waits_of(ids: list[str]) -> Operation[list[RegisteredWait]]:
-    rows = yield S.waits_of(ids=ids)
+    rows = [row for row in (yield S.waits_of(ids=ids)) if row[0] in ids]  # MySQL finds `a` under `a `
     return [
         RegisteredWait(instance_id, activity_id, channel, utc_or_none(until))
         for instance_id, activity_id, channel, until in sorted(rows, key=lambda row: (row[0], row[1]))

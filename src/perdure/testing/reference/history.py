@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from datetime import datetime
+from operator import itemgetter
 from typing import Any
 
 from perdure.errors import HistoryConflictError, InvalidTransitionError, LimitError, StorageError
@@ -120,9 +121,10 @@ class History(Fences):
     @reads
     def get_events(self, instance_ids: Sequence[str], activity_ids: Sequence[str]) -> list[HistoryEvent]:
         """The events that these instances have of these activities, by instance and in order."""
-        wanted, activities = sorted(set(bounded(instance_ids))), set(bounded(activity_ids))
-        rows = [row for name in wanted for row in self._events(name) if row["activity_id"] in activities]
-        return [_event(row) for row in rows]
+        wanted, activities = set(bounded(instance_ids)), set(bounded(activity_ids))
+        table = self._tables.workflow_history
+        rows = [row for key, row in table.items() if key[0] in wanted and key[1] in activities]
+        return [_event(row) for row in sorted(rows, key=itemgetter("instance_id", "id"))]
 
 
 class Archive(History):
