@@ -266,9 +266,8 @@ def _last(instance_id: str, event_type: str) -> Operation[HistoryEvent | None]:
 
 def _events(ids: list[str], activities: list[str]) -> Operation[list[HistoryEvent]]:
     found = [from_row(row) for row in (yield S.of_activities(ids=ids, activities=activities))]
-    asked = [
-        event for event in found if event.instance_id in ids and event.activity_id in activities
-    ]  # MySQL finds `a` under `a `
+    # MySQL finds `a` under `a `
+    asked = [event for event in found if event.instance_id in ids and event.activity_id in activities]
     return sorted(asked, key=lambda event: (event.instance_id, event.id))
 
 
