@@ -222,7 +222,7 @@ async def _lists(on: Stage) -> None:
             started_before=now - 15 * DAY, status_filter=WorkflowStatus.RUNNING
         ),
         "every framework": ListInstancesOptions(framework=None),
-        "one workflow": ListInstancesOptions(workflow_name="wf"),
+        "one workflow": ListInstancesOptions(workflow_name="wf", limit=5),  # a page of each state is read
         "one workflow, one state": ListInstancesOptions(workflow_name="wf", status_filter=WorkflowStatus.RUNNING),
         "one workflow, a rare state": ListInstancesOptions(
             workflow_name="wf", status_filter=WorkflowStatus.COMPENSATING

@@ -395,7 +395,8 @@ def _delete(age_sec: float, limit: int) -> Operation[int]:
 
 
 def _delete_ended(ids: list[str]) -> Operation[set[str]]:
-    ended = sorted({row[0] for row in (yield S.ended(ids=ids))}.intersection(ids))
+    rows = yield S.ended(ids=ids)  # by their ids: asked for the framework as well, SQLite would read all of it
+    ended = sorted({row[0] for row in rows if row[1] == FRAMEWORK}.intersection(ids))
     if ended:
         yield from _remove(ended)
     return set(ended)
