@@ -11,7 +11,7 @@ import sys
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-from perdure import Activity, App, Handle, Retry, activity, set_state, wait_event, workflow
+from perdure import Activity, App, Retry, RunHandle, activity, set_state, wait_event, workflow
 
 TURNS_MAX = 10
 
@@ -92,7 +92,7 @@ async def use(call: Call) -> str:
     return await TOOLS[call.tool](call.argument)
 
 
-async def question(handle: Handle[str]) -> str:
+async def question(handle: RunHandle[str]) -> str:
     """Where a page for people would look."""
     while not (asked := await handle.state()):  # noqa: ASYNC110
         await asyncio.sleep(0.05)

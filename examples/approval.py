@@ -46,7 +46,7 @@ async def main(url: str) -> None:
             await approval.start("pencil", short),
         ]
         for handle in handles:  # an event reaches those who wait already; one sent `to` a run is kept for it
-            name = (await handle.describe()).input_data.decode()
+            name = str((await handle.info()).input)
             if "pencil" not in name:
                 decision = Decision("lunch" if "lunch" in name else "yacht", "lunch" in name, "Ada")
                 await app.send_event("expense.decided", decision, to=handle.id)

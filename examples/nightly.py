@@ -37,9 +37,9 @@ async def nightly() -> str:
 async def main(url: str) -> None:
     """What a worker does for ever, shown once."""
     async with App(url, workflows=[nightly], retention=KEEP) as app:  # one worker an hour removes what is too old
-        while not (found := (await app.list(workflow="examples.nightly")).instances):  # noqa: ASYNC110
+        while (found := await app.runs(workflow="examples.nightly").first()) is None:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
-        print(found[0].instance_id, "->", await app.get(found[0].instance_id).result(timeout=60))
+        print(found.id, "->", await app.get(found.id).result(timeout=60))
         would_go = await app.sweep(KEEP, dry_run=True)
         print(f"{would_go.finished} runs ended over a month ago and would go")
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from perdure import (
     App,
     Client,
-    Handle,
+    RunHandle,
     TerminalError,
     WorkflowFailedError,
     WorkflowStatus,
@@ -96,12 +96,11 @@ async def hire(url: str) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(sys.executable, "-m", "examples.order_demo", url, "--worker")
 
 
-async def show(handles: Iterable[Handle[str]], client: Client, stop_at: int, title: str) -> int:
+async def show(handles: Iterable[RunHandle[str]], client: Client, stop_at: int, title: str) -> int:
     """A line that moves until so many orders are finished."""
     handles = list(handles)
     while True:
-        page = await client.list(workflow="demo.order", limit=1000)
-        states = Counter(each.status for each in page.instances)
+        states = Counter([run.status async for run in client.runs(workflow="demo.order")])
         done = states[WorkflowStatus.COMPLETED]
         steps = "".join("#" if n < done else "." for n in range(len(handles)))
         end = "\r" if sys.stdout.isatty() and done < stop_at else "\n"
@@ -138,7 +137,7 @@ async def main(url: str) -> None:
     report(results, steps)
 
 
-async def watch(handle: Handle[str]) -> None:
+async def watch(handle: RunHandle[str]) -> None:
     """Show what the world outside sees of one order, as it happens, until it has ended."""
     print(f"{'one more order':>24} {handle.id}, to an address that is not there")
     ended = asyncio.create_task(handle.result(30))
@@ -155,12 +154,12 @@ async def watch(handle: Handle[str]) -> None:
     try:
         await ended
     except WorkflowFailedError as error:
-        print(f"{await handle.status():>24} {error.__cause__}; all that was done for it is undone")
+        print(f"{(await handle.info()).status:>24} {error.__cause__}; all that was done for it is undone")
 
 
-async def steps_of(handle: Handle[str]) -> list[str]:
+async def steps_of(handle: RunHandle[str]) -> list[str]:
     """What a run's history says was done; `…!` rows only say that something was begun."""
-    return [event.activity_id async for event in handle.history() if not event.activity_id.endswith("!")]
+    return [event.step async for event in handle.history() if not event.step.endswith("!")]
 
 
 def ledger() -> str:

@@ -76,7 +76,7 @@ async def main(url: str) -> None:
             try:
                 print(f"  {await handle.result(timeout=60)}")
             except WorkflowFailedError as error:
-                print(f"  {await handle.status()}: {error.__cause__}; nothing is left of it")
+                print(f"  {(await handle.info()).status}: {error.__cause__}; nothing is left of it")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from datetime import timedelta
 
 import sqlalchemy as sa
 
-from perdure import App, Client, Handle, TerminalError, activity, connection, workflow
+from perdure import App, Client, RunHandle, TerminalError, activity, connection, workflow
 
 LEASE = timedelta(seconds=2)
 TABLES = sa.MetaData()
@@ -57,7 +57,7 @@ async def transfer(source: str, target: str, amount: int) -> int:
     return await move(source, target, amount)
 
 
-def handle_request(engine: sa.Engine, number: int, *, crashes: bool = False) -> Handle[int]:
+def handle_request(engine: sa.Engine, number: int, *, crashes: bool = False) -> RunHandle[int]:
     """A web handler: its own row and the run are in its own transaction, so there are both or neither."""
     with engine.begin() as db:
         db.execute(sa.insert(ORDERS).values(number=number, amount=5))

@@ -26,12 +26,14 @@ from perdure.engine.calls import (
     wait_event,
 )
 from perdure.engine.definitions import Activity, ConfiguredWorkflow, Workflow, activity, workflow
-from perdure.engine.handles import Handle
+from perdure.engine.handles import RunHandle
+from perdure.engine.queries import BulkResult, RunPage, RunQuery
 from perdure.engine.retention import Retention, Swept
 from perdure.engine.retries import Retry
+from perdure.engine.run_info import ErrorInfo, RunInfo, StuckInfo, WaitInfo, WaitKind
 from perdure.engine.source import NotDurableWarning
+from perdure.engine.step_info import HistoryEntry, StepInfo, StepKind, StepStatus
 from perdure.engine.steps import Event, Message
-from perdure.engine.stuck import StuckRun
 from perdure.engine.supervision import Health, TaskHealth
 from perdure.errors import (
     ActivityError,
@@ -61,13 +63,15 @@ __all__ = [
     "ActivityError",
     "ActivityInfo",
     "App",
+    "BulkResult",
     "Client",
     "ClosedError",
     "ConfiguredWorkflow",
     "EngineError",
+    "ErrorInfo",
     "Event",
-    "Handle",
     "Health",
+    "HistoryEntry",
     "Message",
     "NonDeterminismError",
     "NotDurableError",
@@ -80,13 +84,22 @@ __all__ = [
     "Retry",
     "RunEvicted",
     "RunExistsError",
+    "RunHandle",
+    "RunInfo",
     "RunNotFoundError",
+    "RunPage",
+    "RunQuery",
     "SerializationError",
-    "StuckRun",
+    "StepInfo",
+    "StepKind",
+    "StepStatus",
+    "StuckInfo",
     "Swept",
     "TaskHealth",
     "TerminalError",
     "TransactionTooLongError",
+    "WaitInfo",
+    "WaitKind",
     "WorkerDiedError",
     "Workflow",
     "WorkflowCancelledError",

@@ -11,7 +11,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import count
 
-from perdure import Client, Handle
+from perdure import Client, RunHandle
 from perdure.storage.stores import Rooms
 from tests.chaos.rigs import Outcome, Rig, Round
 from tests.engine.rig.checker import Checker, read_rows
@@ -24,6 +24,7 @@ from tests.engine.rig.locks import OPEN, SETTLE_SEC, are_held
 from tests.engine.rig.nursery import WorkerSpec
 from tests.engine.rig.places import own_database
 from tests.engine.rig.workflows import GATES, PROBE, PROBES, Account, detained
+from tests.engine.waiting import row_of
 from tests.storages import Database
 
 EXPECTED = {"alone": [2, 7, 4], "threads": [2, 8, 4], "branches": [2, 7, 8, 8, 4], "twice": [2, 7, 4, 7, 4]}
@@ -79,7 +80,7 @@ class Episode:
         self._crew, self._database, self._storage = crew, database, storage
         self._probes, self._name, self._kinds = PROBE[:zombies], name, kinds
         self._runs = {f"{name}-{kind}-{zombie}": kind for zombie in range(zombies) for kind in kinds}
-        self._handles: dict[str, Handle[Account]] = {}
+        self._handles: dict[str, RunHandle[Account]] = {}
         self._gates = f"{name}-first", f"{name}-second"
 
     async def play(self) -> list[str]:
@@ -197,7 +198,7 @@ class Episode:
                 await until(lambda run=run: self._is_second(run), f"{run} to go on", SOON)  # type: ignore[misc]
             else:
                 told.results[run] = await self._handles[run].result(SOON)
-                told.ended[run] = await self._handles[run].describe()
+                told.ended[run] = await row_of(self._handles[run])
         return told
 
     def _is_second(self, run: str) -> bool:
@@ -247,7 +248,7 @@ class OnSQLite(Episode):
         await crew.nursery.go_on(zombie)
         told = Told(expected={run: [*self._kinds["transaction"]]}, started=[run])
         told.results[run] = await self._handles[run].result(SOON)
-        told.ended[run] = await self._handles[run].describe()
+        told.ended[run] = await row_of(self._handles[run])
         await (await self._probes[0].options(id=f"{self._name}-probe").start()).result(SOON)
         return await self._check(told)
 

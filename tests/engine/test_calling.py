@@ -69,7 +69,7 @@ async def test_calls_of_activities_are_coroutines(database: Database) -> None:
     async with App(database.url) as app:
         handle = await ways.options(id="a").start()
         assert await handle.result(SOON) == [2, 4, -3, 8, 10, -6, 14, 16]
-        steps = [event.activity_id async for event in app.history("a") if "calling" in event.activity_id]
+        steps = [event.step async for event in app.history("a") if "calling" in event.step]
     order = sorted(steps, key=lambda step: int(step.partition(":")[0]))
     assert [step.partition(":")[2] for step in order] == [
         f"calling.{name}" for name in "double double plain double double plain double double".split()
@@ -217,7 +217,7 @@ async def through(well: bool) -> int:
 async def test_a_workflow_called_from_a_program_is_a_durable_run(database: Database) -> None:
     async with App(database.url) as app:
         assert await adds.options(id="a")(3, right=4) == 11
-        steps = [event.activity_id async for event in app.history("a")]
+        steps = [event.step async for event in app.history("a")]
         assert "1:calling.double" in steps
         assert await adds.options(id="a")(3, right=4) == 11, "the same run again"
         assert await parent() == 3 + 8
@@ -289,7 +289,7 @@ async def test_arguments_are_checked_before_anything_is_stored(memory: Database,
     async with App(memory.url) as app:
         with pytest.raises(TypeError, match=message):
             await call()
-        assert not (await app.list()).instances
+        assert await app.runs().count() == 0
 
 
 @workflow(name="calling.wrong_child")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from perdure import App, Handle, WorkflowStatus, activity, now, sleep_until, wait_event, workflow
+from perdure import App, RunHandle, WorkflowStatus, activity, now, sleep_until, wait_event, workflow
 from perdure.engine.digests import SIZE, Call, stamp, stamped
 from perdure.storage.stores import shift_clock
 from tests.engine.waiting import until, waiting
@@ -109,8 +109,8 @@ def _moment(value: datetime | str) -> datetime:
     return datetime.fromisoformat(value) if isinstance(value, str) else value
 
 
-async def _has_step(handle: Handle[Any], name: str, count: int) -> bool:
-    steps = [row async for row in handle.history() if row.activity_id.endswith(f":{name}")]
+async def _has_step(handle: RunHandle[Any], name: str, count: int) -> bool:
+    steps = [row async for row in handle.history() if row.step.endswith(f":{name}")]
     return len(steps) == count
 
 

@@ -28,6 +28,7 @@ from tests.engine.rig.checker import Checker, Rows, all_right
 from tests.engine.rig.crashes import LEDGER, MOVED, Fate, Ward, all_rows, is_undo, of_generation
 from tests.engine.rig.crew import until
 from tests.engine.rig.effects import Effects
+from tests.engine.waiting import row_of
 from tests.servers.databases import fresh_mysql, fresh_postgres
 from tests.storages import Database, server_database, sqlite_database, wipe
 
@@ -64,7 +65,7 @@ class Scenario:
     async def _until(self, client: Client, run: str, *wanted: WorkflowStatus) -> None:
         async def found() -> bool:
             await asyncio.sleep(0.02)
-            return (await client.describe(run)).status in wanted
+            return (await row_of(client, run)).status in wanted
 
         await until(found, f"{run} to be {wanted}")
 

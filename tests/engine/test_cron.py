@@ -35,8 +35,7 @@ async def test_row_limits_cron_starts_each_tick_once(database: Database, every_s
         apps = [await stack.enter_async_context(App(database.url, workflows=[every_second])) for _ in range(count)]
         ids: list[str] = []
         while len(ids) < 3:
-            page = await apps[0].list(workflow="cron.every_second")
-            ids = [each.instance_id for each in page.instances]
+            ids = [run.id async for run in apps[0].runs(workflow="cron.every_second")]
             await asyncio.sleep(0.05)
         assert len(set(ids)) == len(ids)
         assert all(id.startswith("cron.every_second@20") and id.endswith("Z") for id in ids)
@@ -59,7 +58,7 @@ async def test_row_limits_cron_of_missed_ticks_the_last_one(database: Database, 
     last = daily.schedule.last_before(datetime.now(UTC))
 
     async def ids() -> set[str]:
-        return {each.instance_id for each in (await app.list(workflow=daily.name)).instances}
+        return {run.id async for run in app.runs(workflow=daily)}
 
     async def both() -> bool:
         return len(await ids()) == 2

@@ -33,6 +33,7 @@ from perdure.engine.codec import encode
 from perdure.engine.digests import WALK_MAX, Call
 from perdure.errors import LimitError
 from perdure.model.records import HistoryEvent
+from perdure.storage.history import HistoryIterator
 from tests.conftest import BackendDatabase
 from tests.engine.waiting import waiting
 from tests.storages import Database
@@ -182,10 +183,9 @@ def replay(history: list[HistoryEvent], input_data: bytes, id: str = "digests.ru
 
 
 async def recorded(database: Database, kind: str) -> list[HistoryEvent]:
-    async with App(database.url):
-        handle = await steps.options(id="digests.run").start(kind)
-        await handle.result(20)
-        return [row async for row in handle.history()]
+    async with App(database.url) as app:
+        await (await steps.options(id="digests.run").start(kind)).result(20)
+        return [row async for row in HistoryIterator(app._storage, "digests.run")]
 
 
 @pytest.mark.parametrize("kind", STEPS)
@@ -254,14 +254,14 @@ async def main() -> None:
         handle = await greetings.options(id="greetings").start(names)
         async with asyncio.timeout(30):
             if sys.argv[2] == "first":
-                while not str(await handle.status()).startswith("waiting"):
+                while not (await handle.info()).status.startswith("waiting"):
                     await asyncio.sleep(0.01)
             else:
                 await app.send_event("go", None, to="greetings")
-                while not (found := await app.stuck()):
-                    assert await handle.status() != "completed", await handle.result()
+                while (found := await app.runs(stuck=True).first()) is None:
+                    assert (await handle.info()).status != "completed", await handle.result()
                     await asyncio.sleep(0.01)
-                print(found[0].locked_by)
+                print(found.stuck.reason)
 
 asyncio.run(main())
 """

@@ -180,7 +180,7 @@ async def test_meaning_own_loop_timers_of_asyncio_are_durable(database: Database
     async with App(database.url):
         handle = await timers.start()
         assert await handle.result(SOON) == ["slept", "timeout", "wait_for", "call_later"]
-        kinds = [event.event_type async for event in handle.history()]
+        kinds = [event.kind async for event in handle.history()]
     assert kinds == ["TimerExpired"] * 4
 
 
@@ -244,7 +244,7 @@ async def test_row_limits_activity_timeout_is_for_each_attempt(memory: Database)
     async with App(memory.url):
         handle = await too_slow.start()
         assert await handle.result(SOON) == "too slow"
-        assert [event.activity_id async for event in handle.history()] == ["1:slow#1", "1:slow"]
+        assert [event.step async for event in handle.history()] == ["1:slow#1", "1:slow"]
     assert seen == [1, 2]
 
 
@@ -388,7 +388,7 @@ async def test_an_input_that_cannot_be_written_or_does_not_fit_is_refused_at_the
             await packed.start(object())  # type: ignore[arg-type]
         with pytest.raises(TypeError):
             await packed.start()  # type: ignore[call-arg]
-        assert not (await app.list()).instances
+        assert await app.runs().count() == 0
 
 
 # Starting.
@@ -404,7 +404,7 @@ async def test_row_run_start_at(database: Database) -> None:
     async with App(database.url):
         at = datetime.now(UTC) + timedelta(seconds=0.5)
         handle = await echo.options(at=at).start(1)
-        assert await handle.status() is WorkflowStatus.WAITING_FOR_TIMER
+        assert (await handle.info()).status is WorkflowStatus.WAITING_FOR_TIMER
         assert seen == []
         assert await handle.result(SOON) == 1
         assert datetime.now(UTC) >= at - timedelta(seconds=0.1)
@@ -459,7 +459,7 @@ async def test_row_run_result_timeout(memory: Database) -> None:
 
 async def test_a_run_that_is_not_there(memory: Database) -> None:
     async with App(memory.url) as app:
-        for ask in (app.get("nobody").result, app.get("nobody").status, app.get("nobody").describe):
+        for ask in (app.get("nobody").result, app.get("nobody").info, app.get("nobody").steps):
             with pytest.raises(RunNotFoundError, match="nobody"):
                 await ask()
 
@@ -551,4 +551,4 @@ async def test_row_observe_logs_are_structured_and_carry_no_payload(
 async def test_every_error_is_perdures(memory: Database) -> None:
     async with App(memory.url) as app:
         with pytest.raises(PerdureError):
-            await app.get("nobody").status()
+            await app.get("nobody").info()

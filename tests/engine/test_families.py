@@ -149,7 +149,7 @@ async def test_row_compose_a_workflow_called_in_a_body_is_a_child(database: Data
         handle = await parent.options(id="family").start(["a", "b", "c"])
         assert await handle.result(SOON) == ["A", "B", "C"]
         assert sorted(done) == ["a", "b", "c"]
-        ids = sorted(each.instance_id for each in (await app.list(workflow="families.child")).instances)
+        ids = sorted([run.id async for run in app.runs(workflow="families.child")])
         assert ids == ["family/1.1", "family/2.1", "family/3.1"]
 
 
@@ -164,7 +164,7 @@ async def test_meaning_children_of_a_dropped_branch_are_cancelled_and_undone(dat
         await until(lambda: done == ["long"])
         await app.send_event("families.enough", None, to="parent")
         assert await handle.result(SOON) == "gave up"
-        (left,) = (await app.list(workflow="families.sleeper")).instances
+        (left,) = [run async for run in app.runs(workflow="families.sleeper")]
         assert left.status is WorkflowStatus.CANCELLED
         assert done == ["long", "undo long"]
 
@@ -178,14 +178,14 @@ async def test_meaning_children_of_a_cancelled_parent_are_cancelled_first(databa
         with pytest.raises(WorkflowCancelledError):
             await handle.result(SOON)
         assert done == ["mine", "theirs", "undo theirs", "undo mine"]
-        (left,) = (await app.list(workflow="families.sleeper")).instances
+        (left,) = [run async for run in app.runs(workflow="families.sleeper")]
         assert left.status is WorkflowStatus.CANCELLED
 
 
 async def test_meaning_children_end_with_their_parent(database: Database) -> None:
     async with App(database.url) as app:
         assert await (await forgetful.start()).result(SOON) == "gone"
-        (left,) = (await app.list(workflow="families.sleeper")).instances
+        (left,) = [run async for run in app.runs(workflow="families.sleeper")]
         assert left.status is WorkflowStatus.CANCELLED
 
 
@@ -201,9 +201,9 @@ async def test_row_long_life_recur_keeps_the_id_and_begins_anew(database: Databa
     async with App(database.url, max_cached_runs=0) as app:
         handle = await countdown.options(id="countdown").start(3, [])
         assert await handle.result(SOON) == ["AT 3", "AT 2", "AT 1", "AT 0"]
-        assert [event.activity_id async for event in handle.history()] == ["1:note!", "1:note"]
+        assert [event.step async for event in handle.history()] == ["1:note!", "1:note"]
         generations = [f"countdown~{number}" for number in (1, 2, 3)]
-        assert [await app.get(id).status() for id in generations] == [WorkflowStatus.RECURRED] * 3
+        assert [(await app.get(id).info()).status for id in generations] == [WorkflowStatus.RECURRED] * 3
 
 
 async def test_row_long_life_a_child_that_recurs_still_answers_its_parent(database: Database) -> None:
@@ -246,7 +246,7 @@ async def test_meaning_retry_is_a_new_run_from_the_start_or_a_step(database: Dat
         assert second.id == "again~r1"
         assert await second.result(SOON) == 7
         assert done == ["mended", "good"]
-        assert await handle.status() is WorkflowStatus.FAILED
+        assert (await handle.info()).status is WorkflowStatus.FAILED
         done[:] = ["mended"]
         with pytest.raises(EngineError, match="no step"):
             await app.retry("again", from_step="9:remark")
@@ -295,7 +295,7 @@ async def test_a_child_is_undone_although_retention_has_removed_it(database: Dat
     async with App(database.url) as app:
         handle = await late_failure.options(id="parent").start()
         async with asyncio.timeout(20):
-            while HistoryEventType.CHANNEL_MESSAGE_RECEIVED not in [row.event_type async for row in handle.history()]:  # noqa: ASYNC110
+            while HistoryEventType.CHANNEL_MESSAGE_RECEIVED not in [row.kind async for row in handle.history()]:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         await status_of(handle, WorkflowStatus.WAITING_FOR_MESSAGE)
         shift_clock(rooms(app), timedelta(days=2))
@@ -358,5 +358,5 @@ async def dynasty(left: int, heard: list[str]) -> list[str]:
 async def test_every_generation_has_children_of_its_own(database: Database) -> None:
     async with App(database.url) as app:
         assert await (await dynasty.options(id="house").start(2, [])).result(SOON) == ["OF 2", "OF 1", "OF 0"]
-        ids = {each.instance_id for each in (await app.list(workflow="families.child")).instances}
+        ids = {run.id async for run in app.runs(workflow="families.child")}
         assert ids == {"house/1", "house~1/1", "house~2/1"}

@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import json
 import logging
 import signal
 import subprocess
@@ -38,7 +37,7 @@ from perdure.engine.guard import came_by_signal
 from perdure.hooks import HookEvent
 from perdure.model.records import HistoryEventType
 from tests.engine.bodies import live, version
-from tests.engine.waiting import until, waiting
+from tests.engine.waiting import row_of, stuck_runs, until, waiting
 from tests.storages import Database
 
 ROOT = Path(__file__).parents[2]
@@ -147,7 +146,7 @@ async def beside(url: str, **options: Any) -> AsyncIterator[App]:
         yield app
         await app.send_event("go", "on", to="other")
         assert await other.result(SOON) == "other on"
-        assert not await app.stuck()
+        assert not await stuck_runs(app)
 
 
 @pytest.mark.parametrize("kind", ACTIVITIES)
@@ -165,10 +164,10 @@ async def test_whatever_a_body_raises_fails_its_run_with_its_type(database: Data
         handle = await leaves.options(id="bad").start(how)
         with pytest.raises(WorkflowFailedError):
             await handle.result(SOON)
-        (failure,) = [json.loads(event.event_data or b"") async for event in app.history("bad") if _is_failure(event)]
+        (failure,) = [event.data async for event in app.history("bad") if _is_failure(event)]
         own = "perdure.errors.WorkflowCancelledError"  # as a task that raises CancelledError is a cancelled one
         assert failure["error_type"] == (own if how == "cancelled" else WAYS[how])
-        assert await handle.status() is WorkflowStatus.FAILED
+        assert (await handle.info()).status is WorkflowStatus.FAILED
     assert seen == ["other", "before"]
 
 
@@ -257,9 +256,9 @@ async def test_whatever_a_compensation_or_a_handler_raises_the_others_still_run(
             await handle.result(SOON)
         rows = [event async for event in app.history("bad")]
     assert seen == ["other", *(f"undo {how}" for how in reversed(ways)), "undo all of that"]
-    failed = [json.loads(row.event_data or b"") for row in rows if row.event_type == "CompensationFailed"]
+    failed = [row.data for row in rows if row.kind == "CompensationFailed"]
     assert [each["error_type"] for each in failed] == list(reversed(WAYS.values()))
-    (handled,) = [json.loads(row.event_data or b"") for row in rows if row.activity_id == "~on_failure"]
+    (handled,) = [row.data for row in rows if row.step == "~on_failure"]
     assert handled["error_type"] == "builtins.SystemExit"
 
 
@@ -414,16 +413,17 @@ async def test_a_body_that_spins_is_stuck_with_its_place_and_holds_nobody_up(dat
         await spins.options(id="bad").start(how)
 
         async def is_stuck() -> bool:
-            return [each.id for each in await app.stuck()] == ["bad"]
+            return [each.id for each in await stuck_runs(app)] == ["bad"]
 
         await until(is_stuck)
-        (stuck,) = await app.stuck()
+        (stuck,) = [run.stuck for run in await stuck_runs(app)]
+        assert stuck is not None
         assert stuck.reason.startswith("NotDurableError: the body spins at ")
         assert "test_guard.py:" in stuck.reason
         assert ("spins" in stuck.reason) or ("ping" in stuck.reason) or ("pong" in stuck.reason)
         await app.send_event("go", "on", to="other")
         assert await other.result(SOON) == "other on"
-        assert (await app.describe("bad")).status is WorkflowStatus.RUNNING
+        assert (await row_of(app, "bad")).status is WorkflowStatus.RUNNING
 
 
 def test_the_error_names_the_line_where_the_body_spins() -> None:
@@ -588,7 +588,7 @@ async def test_a_copy_that_is_of_no_use_any_more_is_evicted(
         await gated.options(id="two").start("two")
         await until(lambda: "two" in app._worker._parked)
         parked = app._worker._parked["two"].body
-        row = await app.describe("two")
+        row = await row_of(app, "two")
         app._worker._taken_up(type(row)("two", gated.name, row.input_data, continued_from="two~1")).evict()
         assert parked in evicted
 
@@ -615,7 +615,7 @@ async def test_a_run_that_is_cancelled_as_it_is_claimed_is_no_mismatch(
             app._worker.wake()
 
             async def is_cancelled() -> bool:
-                return await client.get("a").status() is WorkflowStatus.CANCELLED
+                return (await client.get("a").info()).status is WorkflowStatus.CANCELLED
 
             await until(is_cancelled)
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]

@@ -23,9 +23,9 @@ USES: dict[str, Callable[[App], Awaitable[Any]]] = {
     "app.send_event": lambda app: app.send_event("homes.event", 1),
     "app.publish": lambda app: app.publish("homes.channel", 1),
     "result": lambda app: app.get("known").result(),
-    "status": lambda app: app.get("known").status(),
+    "info": lambda app: app.get("known").info(),
     "cancel": lambda app: app.cancel("known"),
-    "list": lambda app: app.list(),
+    "runs": lambda app: app.runs().first(),
     "retry": lambda app: app.retry("known"),
 }
 
@@ -90,7 +90,7 @@ APPS: list[App] = []
 @workflow(name="homes.body")
 async def body() -> str:
     try:
-        await APPS[-1].get("x").status()
+        await APPS[-1].get("x").info()
     except NotDurableError as error:
         return str(error)
     return ""

@@ -38,7 +38,7 @@ from perdure.hooks import (
     StepRetrying,
 )
 from tests.engine.bodies import version
-from tests.engine.waiting import until, waiting
+from tests.engine.waiting import stuck_runs, until, waiting
 from tests.storages import Database
 
 SOON = timedelta(seconds=20)
@@ -198,7 +198,7 @@ async def test_a_cancelled_run_tells_its_reason(shared: Database) -> None:
         await waiting(app, "a")
         await handle.cancel("changed my mind")
         await until(lambda: bool(of(found, RunCancelled)))
-        assert await handle.status() is WorkflowStatus.CANCELLED
+        assert (await handle.info()).status is WorkflowStatus.CANCELLED
     assert of(found, RunCancelled)[0].reason == "changed my mind"
 
 
@@ -220,7 +220,7 @@ async def test_a_stuck_run_tells_its_reason_tries_and_pause(shared: Database) ->
         await app.send_event("hooks.go", None)
     async with App(shared.url, workflows=[new], hooks=[found.append]) as app:
         await until(lambda: bool(of(found, RunStuck)))
-        assert [each.id for each in await app.stuck()] == ["a"]  # it was told after the commit
+        assert [each.id for each in await stuck_runs(app)] == ["a"]  # it was told after the commit
     stuck = of(found, RunStuck)[0]
     assert stuck.reason.startswith("NonDeterminismError: hooks.changing a: the history goes on with 1:book")
     assert (stuck.tries, stuck.retry_in) == (1, timedelta(seconds=1))

@@ -26,7 +26,7 @@ from perdure import (
     Client,
     ConfiguredWorkflow,
     EngineError,
-    Handle,
+    RunHandle,
     WorkflowCancelledError,
     activity,
     connection,
@@ -60,7 +60,7 @@ async def long() -> None:
     await sleep(timedelta(hours=1))
 
 
-async def start(configured: ConfiguredWorkflow[P, R], *args: P.args, **kwargs: P.kwargs) -> Handle[R]:
+async def start(configured: ConfiguredWorkflow[P, R], *args: P.args, **kwargs: P.kwargs) -> RunHandle[R]:
     """Start with the method that is for this kind of connection."""
     if recognised(configured._options.in_transaction).blocking:
         return configured.start_sync(*args, **kwargs)
@@ -356,7 +356,7 @@ async def test_beginning_later_and_with_a_deadline(database: Database, caller: C
     assert abs(due - datetime.now(UTC) - timedelta(hours=1)) < timedelta(minutes=1)
     async with App(database.url):
         assert await first.result(SOON) == "hello a"
-        assert await second.status() == "waiting_for_timer"
+        assert (await second.info()).status == "waiting_for_timer"
         with pytest.raises(WorkflowCancelledError):
             await third.result(SOON)
 
@@ -700,7 +700,7 @@ async def test_a_caller_may_be_in_a_savepoint_of_its_own(database: Database, cal
 
 @activity(transactional=True)
 async def start_within(kind: Literal["native", "sqlalchemy"], fails: bool) -> str:
-    handle: Handle[str] = await start(greet.options(id="inner", timeout=SOON, in_transaction=connection(kind)), "a")
+    handle: RunHandle[str] = await start(greet.options(id="inner", timeout=SOON, in_transaction=connection(kind)), "a")
     if fails:
         raise TerminalError("no")
     return handle.id
@@ -709,7 +709,9 @@ async def start_within(kind: Literal["native", "sqlalchemy"], fails: bool) -> st
 @activity(transactional=True)
 def start_plainly(kind: Literal["native", "sqlalchemy"], fails: bool) -> str:
     for _ in range(2):
-        handle: Handle[str] = greet.options(id="inner", timeout=SOON, in_transaction=connection(kind)).start_sync("a")
+        handle: RunHandle[str] = greet.options(id="inner", timeout=SOON, in_transaction=connection(kind)).start_sync(
+            "a"
+        )
     if fails:
         raise TerminalError("no")
     return handle.id

@@ -291,7 +291,7 @@ async def test_a_users_run_with_a_childs_id_is_not_in_its_way(database: Database
         assert await (await child.options(id="P/1").start("mine")).result(20) == "mine"
         handle = await parent.options(id="P").start("theirs")
         assert await handle.result(20) == "theirs"
-        assert [row.event_data async for row in handle.history() if row.activity_id == "1:child"] == [b'"P/1~c1"']
+        assert [row.data async for row in handle.history() if row.step == "1:child"] == ["P/1~c1"]
         assert await app.get("P/1").result(20) == "mine"
         assert await app.get("P/1~c1").result(20) == "theirs"
 
@@ -346,13 +346,13 @@ async def test_a_run_of_another_workflow_with_a_ticks_id_is_not_in_its_way(
     async with App(shared.url, workflows=[yearly]) as app:
 
         async def is_there() -> bool:
-            return bool((await app.list(workflow=yearly.name)).instances)
+            return await app.runs(workflow=yearly).first() is not None
 
         await until(is_there)
         assert await app.get(f"{id}~c1").result(20) == "ticked"
     async with App(shared.url, workflows=[yearly]) as app:  # starts no third one
         await app._worker._start_ticks()
-        assert [each.instance_id for each in (await app.list(workflow=yearly.name)).instances] == [f"{id}~c1"]
+        assert [run.id async for run in app.runs(workflow=yearly)] == [f"{id}~c1"]
 
 
 @workflow(name="isolation.forever")

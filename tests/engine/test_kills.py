@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from perdure import Client, Handle
+from perdure import Client, RunHandle
 from perdure.model.records import WorkflowInstance
 from tests.chaos.kills import storm
 from tests.chaos.rigs import Round
@@ -16,6 +16,7 @@ from tests.engine.rig.checker import all_right
 from tests.engine.rig.crew import Crew, until
 from tests.engine.rig.nursery import LEASE_SEC, WorkerSpec
 from tests.engine.rig.workflows import GATES, Account, detained
+from tests.engine.waiting import row_of
 
 KILLS = 50
 SEED = secrets.randbelow(1 << 32)
@@ -47,7 +48,7 @@ async def test_a_worker_keeps_what_it_took_over(tmp_path: Path) -> None:
         await crew.seen(lambda line: (line.pid, line.step) == (heir, "2:held"), "the first run to be inside again")
         second = await detained.options(id="second").start(["gate"], "alone")
         await crew.seen(lambda line: (line.run, line.step) == ("second", "2:held"), "the second run to be inside")
-        rows = [await handle.describe() for handle in (first, second)]
+        rows = [await row_of(handle) for handle in (first, second)]
 
         async def renewed() -> bool:
             return all([await _expiry(handle) > _later(row) for handle, row in zip((first, second), rows, strict=True)])
@@ -61,14 +62,14 @@ async def test_a_worker_keeps_what_it_took_over(tmp_path: Path) -> None:
         assert len(begun) == 2
 
 
-async def _expiry(handle: Handle[Account]) -> datetime:
-    expires_at = (await handle.describe()).lock_expires_at
+async def _expiry(handle: RunHandle[Account]) -> datetime:
+    expires_at = (await row_of(handle)).lock_expires_at
     assert expires_at is not None, "given up"
     return expires_at
 
 
-async def _token(handle: Handle[Account]) -> int:
-    return (await handle.describe()).lock_token
+async def _token(handle: RunHandle[Account]) -> int:
+    return (await row_of(handle)).lock_token
 
 
 def _later(row: WorkflowInstance) -> datetime:

@@ -19,7 +19,7 @@ from perdure import App, Client, Retry, WorkflowFailedError, WorkflowStatus, act
 from perdure.storage.migrations import versions
 from perdure.testing.servers import PostgresServer
 from tests.engine.bodies import version
-from tests.engine.waiting import status_of, until, waiting
+from tests.engine.waiting import row_of, status_of, stuck_runs, until, waiting
 from tests.storages import Database
 
 SOON = timedelta(seconds=20)
@@ -295,8 +295,9 @@ async def test_a_stuck_run_is_a_warning_that_shows_no_arguments(shared: Database
     lines.caplog.clear()
     async with App(shared.url, workflows=[version(two, "logs.changing")], lease=SHORT) as app:
         await until(lambda: bool(lines.told()))
-        (stuck,) = await app.stuck()
-        assert SECRET in stuck.reason  # for those who ask
+        (run,) = await stuck_runs(app)
+        assert run.stuck is not None
+        assert SECRET in run.stuck.reason  # for those who ask
     assert lines.told()[0] == (
         "WARNING",
         "run a (logs.changing) is stuck after 1 try without progress, retrying in N s: NonDeterminismError: "
@@ -311,12 +312,12 @@ async def test_a_lost_lease_is_one_warning(shared: Database, lines: Lines) -> No
         handle = await order.options(id="a").start("gate")
         await until(lambda: "gate" in gates)
         rival = client._storage
-        row = await client.describe("a")
+        row = await row_of(client, "a")
         await rival.release_lock("a", row.locked_by or "")
         assert await rival.try_acquire_lock("a", "rival#0", 30) is not None
         await until(lambda: bool(lines.told()))
         await until(lambda: not app._worker._driven)
-        assert await handle.status() is WorkflowStatus.RUNNING
+        assert (await handle.info()).status is WorkflowStatus.RUNNING
     assert lines.told() == [
         (
             "WARNING",

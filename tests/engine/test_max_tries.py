@@ -9,7 +9,7 @@ from perdure import App, Retry, WorkflowFailedError, WorkflowStatus, activity, s
 from perdure.engine.definitions import COMPENSATIONS
 from perdure.hooks import CompensationCompleted, HookEvent, RunFailed, RunStuck
 from tests.engine.bodies import version
-from tests.engine.waiting import until, waiting
+from tests.engine.waiting import stuck_runs, until, waiting
 from tests.storages import Database
 
 SOON = timedelta(seconds=20)
@@ -68,10 +68,9 @@ async def test_max_tries_runs_compensations_and_ends_children(shared: Database) 
     async with App(shared.url, workflows=served, lease=SHORT, hooks=[events.append]) as app:
         with pytest.raises(WorkflowFailedError, match="1:reserve"):
             await app.get("order-1").result(SOON)
-        assert await app.get("order-1").status() is WorkflowStatus.FAILED
-        children = (await app.list(workflow="max_tries.child")).instances
-        assert [each.status for each in children] == [WorkflowStatus.CANCELLED]
-        assert await app.stuck() == []
+        assert (await app.get("order-1").info()).status is WorkflowStatus.FAILED
+        assert [each.status async for each in app.runs(workflow="max_tries.child")] == [WorkflowStatus.CANCELLED]
+        assert await stuck_runs(app) == []
     assert done == ["reserved parcel", "released parcel"]
     kinds = [type(event) for event in events if event.run_id == "order-1"]
     assert kinds == [CompensationCompleted, RunFailed]
@@ -86,9 +85,10 @@ async def test_max_tries_leaves_a_rollback_that_cannot_run_stuck(
     served = [version(after, NAME, max_tries=1), child]
     async with App(shared.url, workflows=served, lease=SHORT, hooks=[events.append]) as app:
         await until(lambda: sum(isinstance(event, RunStuck) for event in events) >= 2)
-        (found,) = await app.stuck()
+        (found,) = await stuck_runs(app)
         assert (found.id, found.status) == ("order-1", WorkflowStatus.COMPENSATING)
-        assert "reserve" in found.reason
+        assert found.stuck is not None
+        assert "reserve" in found.stuck.reason
     assert not [event for event in events if isinstance(event, RunFailed)]
     monkeypatch.undo()
     async with App(shared.url, workflows=served, lease=SHORT) as app:

@@ -33,7 +33,7 @@ from perdure import (
 )
 from perdure.engine import driven, starting
 from perdure.storage.stores import shift_clock
-from tests.engine.waiting import status_of, until, waiting
+from tests.engine.waiting import row_of, status_of, until, waiting
 from tests.storages import Database, rooms
 
 SOON = timedelta(seconds=20)
@@ -136,17 +136,17 @@ async def test_meaning_cancel_is_one_commit_that_ends_all_waits(database: Databa
     async with Client(database.url) as client:
         if database.backend == "memory":  # it went with the app: here the run is new, and has no waits
             handle = await waiter.start()
-        before = await client.describe(handle.id)
+        before = await row_of(client, handle.id)
         await client.cancel(handle.id, "enough")
-        after = await client.describe(handle.id)
+        after = await row_of(client, handle.id)
         assert after.status is WorkflowStatus.COMPENSATING
         assert after.lock_token > before.lock_token
         storage = client._storage
         for table in ("workflow_timer_subscriptions", "perdure_waits"):
             query = f"SELECT count(*) FROM {table} WHERE instance_id = '{handle.id}'"
             assert await storage.db().fetchval(query) == 0
-        cancelled = [event async for event in client.history(handle.id) if event.event_type == "WorkflowCancelled"]
-        assert b"enough" in (cancelled[0].event_data or b"")
+        cancelled = [event async for event in client.history(handle.id) if event.kind == "WorkflowCancelled"]
+        assert cancelled[0].data["reason"] == "enough"
 
 
 @activity(retry=ONCE)
@@ -305,7 +305,7 @@ async def _raise_child(generation: int) -> None:
 async def test_meaning_children_of_a_generation_end_with_it(database: Database) -> None:
     async with App(database.url) as app:
         assert await (await recurring.start(1)).result(SOON) == "end"
-        (left,) = (await app.list(workflow="meanings.child")).instances
+        (left,) = [run async for run in app.runs(workflow="meanings.child")]
         assert left.status is WorkflowStatus.CANCELLED
         assert done == ["child 1", "undo child 1"]
 

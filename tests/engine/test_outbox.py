@@ -23,7 +23,7 @@ from perdure.errors import LimitError
 from perdure.model.records import OutboxStatus
 from perdure.storage.stores import Rooms, shift_clock
 from tests.engine.rig.entries import run_sql
-from tests.engine.waiting import until
+from tests.engine.waiting import row_of, until
 from tests.storages import Database, rooms
 
 SOON = timedelta(seconds=20)
@@ -122,7 +122,7 @@ async def test_an_event_is_for_the_runs_of_this_database_as_well(database: Datab
 
 
 async def is_waiting(app: Client, id: str) -> bool:
-    return (await app.describe(id)).status.value.startswith("waiting")
+    return (await row_of(app, id)).status.value.startswith("waiting")
 
 
 async def test_an_event_for_one_run_stays_here(database: Database) -> None:

@@ -26,7 +26,7 @@ from perdure import (
 from perdure.model.records import WorkflowInstance
 from perdure.storage.stores import Rooms
 from tests.engine.bodies import version
-from tests.engine.waiting import until, waiting
+from tests.engine.waiting import row_of, stuck_runs, until, waiting
 from tests.storages import Database, rooms
 
 SOON = timedelta(seconds=30)
@@ -126,7 +126,7 @@ async def test_w51_nothing_is_locked_after_a_shutdown_and_what_finished_is_recor
         for gate in "abc":
             asyncio.get_running_loop().call_later(0.1, gates[gate].set)
     async with Client(shared.url) as client:
-        assert all(row.locked_by is None for row in (await client.list()).instances)
+        assert all(run.worker is None for run in [run async for run in client.runs()])
         for handle in handles:
             assert await client._storage.get_history_count(handle.id) == 1
     async with App(shared.url) as app:
@@ -170,12 +170,12 @@ async def test_w16_a_message_for_a_run_that_has_ended_changes_nothing(database: 
         await waits_for.options(id="a").start("once")
         await app.send_event("once", 1, to="a")
         assert await app.get("a").result(SOON) == 1
-        before = await app.describe("a")
+        before = await row_of(app, "a")
         await app.send_event("once", 2, to="a")
         await app.send_event("once", 3)
         await app._storage.deliver_pending()
         assert await app._storage.get_history_count("a") == 1
-        assert await app.describe("a") == before
+        assert await row_of(app, "a") == before
 
 
 @workflow(name="pitfalls.sending")
@@ -207,7 +207,7 @@ async def test_w22_an_event_sent_to_one_run_is_seen_by_no_other(database: Databa
         await waiting(app, "a", "b")
         await app.send_event("for.one", "a's", to="a")
         assert await app.get("a").result(SOON) == "a's"
-        assert await app.get("b").status() is WorkflowStatus.WAITING_FOR_MESSAGE
+        assert (await app.get("b").info()).status is WorkflowStatus.WAITING_FOR_MESSAGE
         await app.send_event("for.one", "everybody's")
         assert await app.get("b").result(SOON) == "everybody's"
 
@@ -287,7 +287,7 @@ async def test_w10_a_crash_after_a_timer_fired_does_not_strand_its_run(shared: D
     assert await storage.try_acquire_lock("a", "dead#0", 0.1) is not None  # took it, and died
     async with App(shared.url, lease=SHORT) as app:
         assert await app.get("a").result(SOON) == "awake"
-        assert [event.activity_id async for event in app.history("a")] == ["1:timer", "2:note"]
+        assert [event.step async for event in app.history("a")] == ["1:timer", "2:note"]
     assert seen == ["awake"]
 
 
@@ -304,7 +304,7 @@ async def test_w32_one_slow_run_delays_no_other(shared: Database) -> None:
         handles = [await behind_a_gate.start("slow"), *[await sleeping.start(1.1) for _ in range(10)]]
         for handle in handles[1:]:
             assert await handle.result(SOON) == "awake"
-        assert await app.get(handles[0].id).status() is WorkflowStatus.RUNNING
+        assert (await app.get(handles[0].id).info()).status is WorkflowStatus.RUNNING
         gates["slow"].set()
         assert await handles[0].result(SOON) == "slow"
 
@@ -322,7 +322,7 @@ async def test_w31_runs_that_nobody_here_knows_block_no_one(shared: Database) ->
     await storage.create_instance(known)
     async with App(shared.url, workflows=[simple]) as app:
         assert await app.get("known").result(timedelta(seconds=5)) == "mine"
-        assert await app.stuck() == []
+        assert await stuck_runs(app) == []
         for id in ("s000", "s149", "f000", "f149"):
             row = await app._storage.get_instance(id)
             assert row is not None
@@ -349,10 +349,10 @@ async def test_w47_changed_code_is_run_by_no_way_of_resuming(shared: Database) -
     async with App(shared.url, workflows=[new], lease=SHORT) as app:
 
         async def tried_twice() -> bool:
-            return "#2:" in ((await app.describe("a")).locked_by or "")
+            return "#2" in ((await row_of(app, "a")).locked_by or "")
 
         await until(tried_twice)
-        assert [each.instance_id for each in await app.stuck()] == ["a"]
+        assert [each.id for each in await stuck_runs(app)] == ["a"]
     assert seen == []
     async with App(shared.url, workflows=[old], lease=SHORT) as app:
         assert await app.get("a").result(SOON) == "old"

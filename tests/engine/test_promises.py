@@ -48,7 +48,7 @@ from perdure.model.records import HistoryEvent, HistoryEventType, Lease, Workflo
 from perdure.storage.stores import Rooms
 from tests.conftest import BackendDatabase
 from tests.engine.bodies import version
-from tests.engine.waiting import until, waiting
+from tests.engine.waiting import row_of, stuck_runs, until, waiting
 from tests.storages import Database, rooms
 
 ROOT = Path(__file__).parents[2]
@@ -68,7 +68,7 @@ def forget() -> None:
 
 
 async def rows(app: Client, id: str) -> list[str]:
-    return [event.activity_id async for event in app.history(id)]
+    return [event.step async for event in app.history(id)]
 
 
 async def steal(storage: Rooms, id: str, seconds: float = 60) -> Lease:
@@ -178,7 +178,7 @@ async def test_p1_attempts_are_counted_across_workers_and_a_long_back_off_frees_
     async with App(shared.url) as app:
         await retried_late.options(id="a").start()
         assert await waiting(app, "a") is WorkflowStatus.WAITING_FOR_TIMER
-        assert (await app.describe("a")).locked_by is None
+        assert (await row_of(app, "a")).locked_by is None
         assert await rows(app, "a") == ["1:late#1"]
     async with App(shared.url) as app:
         assert await app.get("a").result(SOON) == 2
@@ -265,7 +265,7 @@ async def test_p2_no_activity_starts_after_the_local_deadline(database: Database
         gates["one"].set()
         await until(lambda: "a" not in app._worker._runs)
         assert not entered("two")()
-        row = await app.describe("a")
+        row = await row_of(app, "a")
         assert row.locked_by is not None
         await app._storage.release_lock("a", row.locked_by)  # as its expiry would
         assert await app.get("a").result(SOON) == ["one", "two"]
@@ -306,7 +306,7 @@ async def test_p2_a_lost_lease_ends_the_runs_tasks_and_the_loser_writes_nothing(
         await until(entered("one cancelled"), 2)
         await until(lambda: "a" not in app._worker._driven)
         assert await rows(app, "a") == []
-        row = await app.describe("a")
+        row = await row_of(app, "a")
         assert (row.locked_by, row.lock_token) == ("thief", lease.token)
         let("one", "two")
         await app._storage.release_lock("a", "thief", lease=lease)
@@ -735,7 +735,7 @@ def _version(function: Callable[[], Any], max_tries: int | None = None) -> Workf
 
 
 async def _stuck(app: App) -> list[str]:
-    return [each.instance_id for each in await app.stuck()]
+    return [each.id for each in await stuck_runs(app)]
 
 
 async def test_p9_a_run_of_changed_code_waits_for_code_that_fits(shared: Database) -> None:
@@ -749,7 +749,7 @@ async def test_p9_a_run_of_changed_code_waits_for_code_that_fits(shared: Databas
             return await _stuck(app) == ["a"]
 
         await until(is_stuck)
-        row = await app.describe("a")
+        row = await row_of(app, "a")
         assert row.status is WorkflowStatus.RUNNING
         assert (row.locked_by or "").startswith("~put-off#1:NonDeterminismError: promises.changing a: the history")
         other = await approved.start("others go on")
@@ -769,7 +769,7 @@ async def test_p9_each_try_without_progress_is_counted_and_max_tries_ends_it(dat
         await app._storage.append_history(_event("a", 7))
         with pytest.raises(WorkflowFailedError, match="7:step"):
             await app.get("a").result(SOON)
-        assert await app.get("a").status() is WorkflowStatus.FAILED
+        assert (await app.get("a").info()).status is WorkflowStatus.FAILED
 
 
 async def test_p9_a_row_that_cannot_be_read_puts_its_run_off(database: Database) -> None:
@@ -786,7 +786,7 @@ async def test_p9_a_row_that_cannot_be_read_puts_its_run_off(database: Database)
         await waiting(app, "good")
         await app.send_event("go", "on", to="good")
         assert await good.result(SOON) == "good on after"
-        assert await app.get("bad").status() is WorkflowStatus.RUNNING
+        assert (await app.get("bad").info()).status is WorkflowStatus.RUNNING
 
 
 async def test_p9_workflows_that_are_unknown_here_are_left_alone(shared: Database) -> None:
@@ -794,7 +794,7 @@ async def test_p9_workflows_that_are_unknown_here_are_left_alone(shared: Databas
         await approved.options(id="a").start("elsewhere")
         let("one", "two")
         assert await (await two_gates.start("one", "two")).result(SOON) == ["one", "two"]
-        row = await app.describe("a")
+        row = await row_of(app, "a")
         assert (row.status, row.locked_by, row.lock_token) == (WorkflowStatus.RUNNING, None, 0)
         assert await _stuck(app) == []
 
@@ -805,7 +805,7 @@ async def test_p9_a_worker_that_died_under_a_run_counts_as_a_try(database: Datab
         instance = WorkflowInstance("a", two_gates.name, b'{"first":"one","second":"two"}', owner_service="perdure")
         await app._storage.create_instance(instance, worker_id="dead#1", timeout_sec=0.2)
         await until(entered("one"))
-        assert (await app.describe("a")).locked_by == "me#2"
+        assert (await row_of(app, "a")).locked_by == "me#2"
         gates["one"].set()
         assert await app.get("a").result(SOON) == ["one", "two"]
 
@@ -821,7 +821,7 @@ async def test_p10_a_running_activity_finishes_and_the_next_app_goes_on_at_once(
     assert not entered("two")()
     gates["two"].set()
     async with App(shared.url) as app:
-        row = await app.describe("a")
+        row = await row_of(app, "a")
         began = time.monotonic()
         assert await app.get("a").result(SOON) == ["one", "two"]
         assert time.monotonic() - began < 2  # and not when the lease of 15 s is over
@@ -931,4 +931,4 @@ async def test_many_10000_sleepers_all_wake(shared: Database) -> None:
         app._worker.wake()
         found = await asyncio.gather(*(handle.result(SOON * 4) for handle in handles))
         assert found == ["awake"] * count
-        assert not await app.stuck()
+        assert not await stuck_runs(app)

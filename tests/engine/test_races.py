@@ -1,7 +1,6 @@
 """Races with real connections: two apps on one database, and clients that come at the worst moment."""
 
 import asyncio
-import json
 import os
 import random
 import secrets
@@ -16,7 +15,7 @@ import pytest
 from perdure import (
     App,
     Client,
-    Handle,
+    RunHandle,
     Workflow,
     WorkflowCancelledError,
     WorkflowStatus,
@@ -30,6 +29,7 @@ from perdure import (
 )
 from perdure.errors import WorkflowNotCancellableError
 from tests.conftest import BackendDatabase
+from tests.engine.waiting import row_of
 
 SEED = int(os.environ.get("PERDURE_SEED", "0")) or secrets.randbelow(1 << 32)
 SOON = timedelta(seconds=30)
@@ -120,15 +120,15 @@ async def cancelled(client: Client, run: str) -> bool:
     return True
 
 
-async def check_end(handle: Handle[int], was_cancelled: bool, result: int) -> None:
+async def check_end(handle: RunHandle[int], was_cancelled: bool, result: int) -> None:
     """Either it is completed, or it is cancelled and all undone; never both, never neither."""
     events = [event async for event in handle.history()]
-    undone = [json.loads(e.event_data or b"")["activity_id"] for e in events if e.event_type == "CompensationExecuted"]
-    kinds = Counter(event.event_type for event in events)
+    undone = [e.data["activity_id"] for e in events if e.kind == "CompensationExecuted"]
+    kinds = Counter(event.kind for event in events)
     if was_cancelled:
         with pytest.raises(WorkflowCancelledError):
             await handle.result(SOON)
-        begun = [event.activity_id.removesuffix("!") for event in events if event.activity_id.endswith("!")]
+        begun = [event.step.removesuffix("!") for event in events if event.step.endswith("!")]
         assert undone == begun[::-1], events
         assert kinds["WorkflowCancelled"] == 1
     else:
@@ -137,10 +137,10 @@ async def check_end(handle: Handle[int], was_cancelled: bool, result: int) -> No
         assert not kinds["WorkflowCancelled"]
         assert kinds["ActivityCompleted"] == 2
     assert kinds["CompensationFailed"] == 0
-    assert len({event.activity_id for event in events}) == len(events)
+    assert len({event.step for event in events}) == len(events)
 
 
-async def ended(handle: Handle[int]) -> None:
+async def ended(handle: RunHandle[int]) -> None:
     with suppress(WorkflowCancelledError):
         await handle.result(SOON)
 
@@ -154,8 +154,8 @@ async def test_cancel_against_completion(backend: str, backend_database: Backend
         await over.result(SOON)
         handles += [long, over]
 
-        async def cancel(handle: Handle[int], client: Client, delay: float) -> bool:
-            while not (await handle.describe()).lock_token:  # noqa: ASYNC110
+        async def cancel(handle: RunHandle[int], client: Client, delay: float) -> bool:
+            while not (await row_of(handle)).lock_token:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             await asyncio.sleep(delay)
             return await cancelled(client, handle.id)
@@ -175,14 +175,14 @@ async def test_two_who_cancel_and_one_who_resumes(backend: str, backend_database
     async with rivals(backend, backend_database) as (one, other):
         handles = [await resumed.start() for _ in range(30)]
         for handle in handles:
-            while (await handle.status()) is not WorkflowStatus.WAITING_FOR_MESSAGE:  # noqa: ASYNC110
+            while (await handle.info()).status is not WorkflowStatus.WAITING_FOR_MESSAGE:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
 
         async def later(delay: float, act: Awaitable[None] | Awaitable[bool]) -> bool:
             await asyncio.sleep(delay)
             return bool(await act)
 
-        async def race(handle: Handle[int]) -> bool:
+        async def race(handle: RunHandle[int]) -> bool:
             verdicts = await asyncio.gather(
                 later(chance.uniform(0, 0.2), cancelled(one, handle.id)),
                 later(chance.uniform(0, 0.2), cancelled(other, handle.id)),
@@ -206,11 +206,11 @@ async def test_delivery_against_a_time_out(backend: str, backend_database: Backe
         direct = [await impatient.start(True) for _ in range(8)]
         public = [await impatient.start(False) for _ in range(4)]
         for handle in (*direct, *public):
-            while (await handle.status()) is not WorkflowStatus.WAITING_FOR_MESSAGE:  # noqa: ASYNC110
+            while (await handle.info()).status is not WorkflowStatus.WAITING_FOR_MESSAGE:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         sent = [*range(8), END]
 
-        async def send(handle: Handle[list[int]], delays: list[float]) -> None:
+        async def send(handle: RunHandle[list[int]], delays: list[float]) -> None:
             for number, delay in zip(sent, delays, strict=True):
                 await asyncio.sleep(delay)
                 await one.send_event(NEWS, number, to=handle.id)
@@ -227,7 +227,7 @@ async def test_delivery_against_a_time_out(backend: str, backend_database: Backe
         late = 0
         for handle in (*direct, *public):
             assert await handle.result(SOON) == sent
-            late += Counter([event.event_type async for event in handle.history()])["MessageTimeout"]
+            late += Counter([event.kind async for event in handle.history()])["MessageTimeout"]
     print(f"{backend}: {late} waits timed out")
     assert late
 
@@ -240,7 +240,7 @@ async def test_recur_against_messages(backend: str, backend_database: BackendDat
         handles = {events: [await collector.start([], events) for _ in range(4)] for events in (False, True)}
         sent = [*range(15), END]
 
-        async def send(handle: Handle[list[int]], events: bool) -> None:
+        async def send(handle: RunHandle[list[int]], events: bool) -> None:
             for number in sent:
                 client = chance.choice(clients)
                 await asyncio.sleep(chance.choice((0, 0, 0.01, 0.05)))

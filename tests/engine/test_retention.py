@@ -84,7 +84,7 @@ async def ended(storage: Rooms, count: int) -> None:
 
 
 async def left(client: Client) -> int:
-    return len((await client.list(workflow="retention.old", limit=1000)).instances)
+    return await client.runs(workflow="retention.old").count()
 
 
 # The policy.
@@ -131,18 +131,18 @@ async def test_runs_go_with_all_that_is_theirs(database: Database) -> None:
         assert (await app.sweep(MONTH)).finished == 0
         shift_clock(rooms(app), 31 * DAY)
         assert await app.sweep(MONTH, dry_run=True) == Swept(5, None, 0, dry_run=True)
-        assert await app.get("four").status() is WorkflowStatus.COMPLETED
+        assert (await app.get("four").info()).status is WorkflowStatus.COMPLETED
         assert (await app.sweep(MONTH)).finished == 5
         assert await app.sweep(MONTH, dry_run=True) == Swept(0, None, 0, dry_run=True)
 
         for id in ("four", "failed", "counted", "counted~1", "counted~2"):
             with pytest.raises(RunNotFoundError):
-                await app.get(id).status()
+                await app.get(id).info()
         assert await app._storage.get_archived_history("counted~1") == []
         assert await app._storage.get_history_count("four") == 0
         shift_clock(rooms(app), NOW)
         assert await (await doubled.options(id="four", if_exists="error").start(5)).result(SOON) == 10
-        assert await waiting.status() is WorkflowStatus.WAITING_FOR_MESSAGE
+        assert (await waiting.info()).status is WorkflowStatus.WAITING_FOR_MESSAGE
 
 
 async def test_the_time_is_counted_from_the_end(storage: Rooms) -> None:
@@ -155,7 +155,7 @@ async def test_the_time_is_counted_from_the_end(storage: Rooms) -> None:
 
 
 async def _is(app: App, id: str, status: WorkflowStatus) -> bool:
-    return await app.get(id).status() is status
+    return (await app.get(id).info()).status is status
 
 
 async def test_messages_go_unless_somebody_needs_them(database: Database) -> None:
@@ -376,13 +376,13 @@ async def test_a_tick_whose_run_may_have_gone_is_not_started_again(
         await (await doubled.start(1)).result(SOON)
         async with Looks(app) as looks:
             await looks.done()
-        assert (await app.list(workflow="retention.yearly")).instances == []
+        assert [run async for run in app.runs(workflow="retention.yearly")] == []
     async with App(database.url, workflows=[yearly], retention=Retention(finished=400 * DAY)) as app:
         await until(lambda: _ran(app))
 
 
 async def _ran(app: App) -> bool:
-    return len((await app.list(workflow="retention.yearly")).instances) == 1
+    return len([run async for run in app.runs(workflow="retention.yearly")]) == 1
 
 
 class Looks:

@@ -132,8 +132,8 @@ async def test_row_saga_a_failed_run_is_undone_in_reverse_then_on_failure(databa
         assert len(undone) == 3
         assert undone[-1] == "unbook flight flight-1"
         assert done[-1] == "sorry: full"
-        assert await handle.status() is WorkflowStatus.FAILED
-        kinds = [event.event_type async for event in handle.history()]
+        assert (await handle.info()).status is WorkflowStatus.FAILED
+        kinds = [event.kind async for event in handle.history()]
         assert kinds.count("CompensationExecuted") == 3
 
 
@@ -150,7 +150,7 @@ async def test_row_saga_a_failing_undo_is_retried_then_reported_and_the_others_s
             await handle.result(SOON)
         assert done.count("try to undo hotel") == 3
         assert done[-1] == "unbook flight flight-1"
-        kinds = [event.event_type async for event in handle.history()]
+        kinds = [event.kind async for event in handle.history()]
         assert kinds.count("CompensationFailed") == 1
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from perdure import App, Client, WorkflowStatus, activity, workflow
 from perdure.hooks import HookEvent
-from tests.engine.waiting import until
+from tests.engine.waiting import row_of, until
 from tests.storages import Database
 
 ROOT = Path(__file__).parents[2]
@@ -102,7 +102,7 @@ async def test_a_plain_function_does_not_hold_the_door_longer_than_the_grace_tim
     """B11."""
     assert await _closed_in(shared.url, blocked, "g", "g", grace=BRIEF) < 4
     async with Client(shared.url) as client:
-        row = await client.describe("a")
+        row = await row_of(client, "a")
         assert (row.status, row.locked_by) == (WorkflowStatus.RUNNING, None)  # handed over at once
     gates["g"].set()
     async with App(shared.url) as app:
@@ -122,7 +122,7 @@ async def test_a_coroutine_that_will_not_end_does_not_hold_the_door(shared: Data
     """B11."""
     assert await _closed_in(shared.url, stubborn_run, "g", "g", grace=BRIEF) < 6
     async with Client(shared.url) as client:
-        assert (await client.describe("a")).locked_by is None
+        assert (await row_of(client, "a")).locked_by is None
     gates["g"].set()
     await until(lambda: not [task for task in asyncio.all_tasks() if "shutdown" in task.get_name()])
 
@@ -131,13 +131,13 @@ async def test_a_compensation_in_a_thread_does_not_hold_the_door(shared: Databas
     """B11, 19."""
     assert await _closed_in(shared.url, undone, "undo", grace=BRIEF) < 4
     async with Client(shared.url) as client:
-        row = await client.describe("a")
+        row = await row_of(client, "a")
         assert (row.status, row.locked_by) == (WorkflowStatus.COMPENSATING, None)
     gates["undo"].set()
     async with App(shared.url) as app:
 
         async def is_over() -> bool:
-            return await app.get("a").status() is WorkflowStatus.FAILED
+            return (await app.get("a").info()).status is WorkflowStatus.FAILED
 
         await until(is_over)
     assert seen == ["undo", "undo"]
@@ -220,7 +220,7 @@ async def _program(url: str, grace_sec: float, signals: int) -> float:
             began = time.monotonic()
             assert await asyncio.to_thread(program.wait, 50) == 0
             spent = time.monotonic() - began
-        row = await client.describe("a")
+        row = await row_of(client, "a")
         assert (row.status, row.locked_by) == (WorkflowStatus.RUNNING, None)
     return spent
 

@@ -25,7 +25,7 @@ from perdure import (
 )
 from perdure.engine.driven import Drained
 from perdure.engine.slots import Slots
-from tests.engine.waiting import status_of, until
+from tests.engine.waiting import status_of, stuck_runs, until
 from tests.storages import Database
 
 SOON = timedelta(seconds=20)
@@ -299,7 +299,7 @@ async def test_many_parents_cancelled_at_once_all_end(shared: Database) -> None:
         await until(_all_are(app, "cancelled", 2 * count), seconds)
         print(f"{shared.backend}: {count} families cancelled and ended in {time.monotonic() - began:.1f} s")
         await all_free(app)
-        assert not await app.stuck()
+        assert not await stuck_runs(app)
 
 
 def _all_are(app: App, status: str, count: int) -> Callable[[], "asyncio.Future[bool]"]:
@@ -347,7 +347,7 @@ async def test_a_dead_service_of_a_compensation_stops_no_other_work(shared: Data
         await until(lambda: len(seen) == 3)
         handles = [await plain.start(f"{number}") for number in range(10)]
         assert [await handle.result(SOON) for handle in handles] == [f"{number}" for number in range(10)]
-        assert await app.get("saga-0").status() is WorkflowStatus.COMPENSATING
+        assert (await app.get("saga-0").info()).status is WorkflowStatus.COMPENSATING
         await until(lambda: slots(app) == (0, 0, 3))
         assert not any(run.at_work for run in app._worker._runs.values())
     assert sorted(seen) == ["unbook 0 1", "unbook 1 1", "unbook 2 1"]

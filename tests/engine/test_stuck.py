@@ -13,15 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from perdure import App, Client, StuckRun, WorkflowFailedError, WorkflowStatus, activity
+from perdure import App, Client, RunInfo, WorkflowFailedError, WorkflowStatus, activity
 from perdure.engine import stuck
-from perdure.engine.stuck import stuck_owner, why_stuck
-from perdure.errors import LimitError
-from perdure.model import limits
+from perdure.engine.stuck import published, reason_of, served_names, stuck_info
+from perdure.errors import InvalidPageTokenError
 from perdure.model.records import HistoryEvent, HistoryEventType, Lease, WorkflowInstance
 from perdure.storage.stores import shift_clock
 from tests.engine.bodies import version
-from tests.engine.waiting import until
+from tests.engine.waiting import move_clock, row_of, stuck_runs, until
 from tests.storages import Database, rooms
 
 ROOT = Path(__file__).parents[2]
@@ -106,31 +105,31 @@ async def test_a_run_that_kills_its_workers_is_backed_off_after_three_deaths(sha
     deaths = tmp_path / "deaths"
     async with Client(shared.url) as client:
         bad = await version(killer, "stuck.killer").options(id="bad").start()
-        seen: list[StuckRun] = []
+        seen: list[RunInfo] = []
         with crew(shared.url, str(deaths), "0") as workers:
 
             async def is_listed() -> bool:
                 workers.look()
-                seen[:] = await client.stuck()
+                seen[:] = await stuck_runs(client)
                 return [each.id for each in seen] == ["bad"]
 
             await until(is_listed, 100)
             (found,) = seen
-            assert found.tries >= 3
-            assert found.reason.startswith(f"WorkerDiedError: {found.tries} workers in a row died")
-            assert found.next_try_at is not None
+            assert found.attempts >= 3
+            assert found.stuck is not None
+            assert found.stuck.reason.startswith(f"WorkerDiedError: {found.attempts} workers in a row died")
             good = await version(says, "stuck.says").start("others go on")
             assert await good.result(SOON) == "others go on"
 
             async def is_listed_again() -> bool:
                 workers.look()
-                return any(each.tries >= 8 for each in await client.stuck())
+                return any(each.attempts >= 8 for each in await stuck_runs(client))
 
             await until(is_listed_again, 100)
             at = [float(line) for line in deaths.read_text().splitlines()]
             assert len(at) >= 8
             assert at[7] - at[6] > 2 * 0.75 + 1  # the pause, and the lease that has to expire first
-            assert await bad.status() is WorkflowStatus.RUNNING
+            assert (await bad.info()).status is WorkflowStatus.RUNNING
 
 
 async def test_max_tries_fails_a_run_that_kills_its_workers(shared: Database, tmp_path: Path) -> None:
@@ -142,7 +141,7 @@ async def test_max_tries_fails_a_run_that_kills_its_workers(shared: Database, tm
 
             async def has_failed() -> bool:
                 workers.look()
-                return await bad.status() is WorkflowStatus.FAILED
+                return (await bad.info()).status is WorkflowStatus.FAILED
 
             await until(has_failed, 100)
         assert len(deaths.read_text().splitlines()) == 2
@@ -172,7 +171,7 @@ async def test_a_run_that_made_progress_before_its_worker_died_is_not_backed_off
     made = version(quiet, "stuck.quiet")
     async with App(database.url, workflows=[], lease=SHORT) as app:
         await _dead(app, "a", 7, made.name)
-        row = await app.describe("a")
+        row = await row_of(app, "a")
         lease = await app._storage.refresh_lock("a", row.locked_by or "", 1)
         await asyncio.sleep(0.002)  # the clock has to move on
         done = HistoryEvent("a", "1:echo", HistoryEventType.ACTIVITY_COMPLETED, b'"recorded"')
@@ -204,17 +203,18 @@ async def test_deaths_are_counted_on_after_a_back_off(database: Database, caplog
         await _dead(app, "a", 8, made.name)
 
         async def is_stuck() -> bool:
-            return bool(await app.stuck())
+            return bool(await stuck_runs(app))
 
         await until(is_stuck)
-        (found,) = await app.stuck()
-        row = await app.describe("a")
-        assert found.tries == 9
+        (found,) = await stuck_runs(app)
+        row = await row_of(app, "a")
+        assert found.attempts == 9
         assert row.locked_at is not None
-        assert found.next_try_at is not None
-        assert 0.7 * 8 < (found.next_try_at - row.locked_at).total_seconds() < 1.3 * 8
-    told = [record.getMessage() for record in caplog.records if "stuck after" in record.getMessage()]
-    assert [text.partition(" without")[0] for text in told] == ["run a (stuck.quiet) is stuck after 9 tries"]
+        assert found.stuck is not None
+        assert found.stuck.next_retry_at is not None
+        assert 0.7 * 8 < (found.stuck.next_retry_at - row.locked_at).total_seconds() < 1.3 * 8
+    (told,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
+    assert "run a (stuck.quiet) is stuck after 9 tries" in told
 
 
 # What is listed.
@@ -236,12 +236,13 @@ async def test_a_rollback_that_cannot_go_on_is_listed(database: Database) -> Non
             )
 
         async def is_stuck() -> bool:
-            return bool(await app.stuck())
+            return bool(await stuck_runs(app))
 
         await until(is_stuck)
-        (found,) = await app.stuck()
+        (found,) = await stuck_runs(app)
         assert (found.id, found.status) == ("a", WorkflowStatus.COMPENSATING)
-        assert "stuck.unknown" in found.reason
+        assert found.stuck is not None
+        assert "stuck.unknown" in found.stuck.reason
 
 
 async def test_a_run_that_no_worker_serves_is_listed_and_warned_of(
@@ -251,11 +252,14 @@ async def test_a_run_that_no_worker_serves_is_listed_and_warned_of(
     gone, served = version(quiet, "stuck.gone"), version(says, "stuck.says")
     async with App(database.url, workflows=[served]) as app:
         await gone.options(id="a").start()
-        assert await app.stuck() == []  # a worker may be about to take it
+        assert await stuck_runs(app) == []  # a worker may be about to take it
         shift_clock(rooms(app), timedelta(minutes=1))
-        (found,) = await app.stuck()
-        assert (found.id, found.workflow, found.tries, found.next_try_at) == ("a", "stuck.gone", 0, None)
-        assert "no worker has taken it for 6" in found.reason
+        (found,) = await stuck_runs(app)
+        assert (found.id, found.workflow, found.attempts) == ("a", "stuck.gone", 0)
+        assert found.stuck is not None
+        assert found.stuck.next_retry_at is None
+        assert "no worker has taken the run for 6" in found.stuck.reason
+        assert "no live worker serves workflow 'stuck.gone'" in found.stuck.reason
 
         def warnings() -> list[str]:
             found = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
@@ -293,24 +297,88 @@ def _older(backend: str) -> str:
 
 
 def test_a_stuck_run_has_a_reason_to_read() -> None:
+    reason = reason_of(ValueError("two\nlines,\t and\x00 more " + "x" * 5000))
+    assert reason.startswith("ValueError: two lines, and more xxx")
+    assert len(reason) == stuck.REASON_MAX
+    assert reason_of(KeyError()) == "KeyError"
+
+
+def test_a_run_is_stuck_if_no_live_worker_serves_its_workflow() -> None:
     now = datetime.fromisoformat("2026-01-31T12:00:00+00:00")
-    owner = stuck_owner(3, ValueError("two\nlines,\t and\x00 more " + "x" * 500))
-    assert len(owner) == limits.NAME_MAX
-    limits.name(owner)
-    row = WorkflowInstance("a", "wf", framework="perdure", locked_by=owner, lock_expires_at=now)
-    found = why_stuck(row, now, {"wf"})
+    old = WorkflowInstance("a", "wf", updated_at=now - timedelta(hours=1))
+    assert stuck_info(old, None, now, {"wf"}) is None
+    assert stuck_info(old, None, now, None) is None  # some worker may serve anything
+    found = stuck_info(old, None, now, {"other"})
     assert found is not None
-    assert found.reason.startswith("ValueError: two lines, and more xxx")
-    assert (found.id, found.instance_id, found.workflow, found.workflow_name) == ("a", "a", "wf", "wf")
-    assert (found.tries, found.next_try_at, found.locked_by) == (3, now, owner)
-    assert why_stuck(WorkflowInstance("a", "wf", framework="perdure", locked_by="w#1"), now, {"wf"}) is None
-    old = WorkflowInstance("a", "wf", framework="edda", updated_at=now - timedelta(hours=1))
-    assert why_stuck(old, now, set()) is None
-    former = why_stuck(WorkflowInstance("a", "wf", locked_by="~put-off#2:KeyError"), now, {"wf"})  # of the last version
-    assert former == StuckRun("a", "wf", WorkflowStatus.RUNNING, "KeyError", 2, None, "~put-off#2:KeyError")
+    assert (found.since, found.next_retry_at) == (old.updated_at, None)
+    leased = WorkflowInstance("a", "wf", locked_by="w#1", lock_expires_at=now + SHORT)
+    assert stuck_info(leased, None, now, set()) is None
 
 
-def test_a_reason_without_a_message_is_the_error_itself() -> None:
-    assert stuck_owner(1, KeyError()) == "~put-off#1:KeyError"
-    with pytest.raises(LimitError):
-        limits.name("~put-off#1: ")
+async def test_workers_publish_what_they_serve(database: Database) -> None:
+    made = version(quiet, "stuck.quiet")
+    async with App(database.url, workflows=[made]) as app:
+        assert await served_names(app._storage) == {"stuck.quiet"}
+        await app._storage.beat_worker("other", published(["stuck.other"], 15))
+        assert await served_names(app._storage) == {"stuck.quiet", "stuck.other"}
+        shift_clock(rooms(app), timedelta(minutes=10))
+        assert await served_names(app._storage) == set()
+        await app._storage.beat_worker("older", b"{}")  # of a version that publishes nothing
+        assert await served_names(app._storage) is None
+        await app._storage.beat_worker("older", published([f"{n:0200}" for n in range(1000)], 15))
+        assert await served_names(app._storage) is None
+
+
+async def test_a_run_that_makes_progress_is_stuck_no_longer(database: Database) -> None:
+    made = version(quiet, "stuck.quiet")
+    async with App(database.url, workflows=[made], lease=SHORT) as app:
+        await _dead(app, "a", 8, made.name)
+
+        async def is_stuck() -> bool:
+            return (await app.get("a").info()).stuck is not None
+
+        await until(is_stuck)
+        (listed,) = await stuck_runs(app)
+        assert listed.worker is None
+        await move_clock(app, timedelta(minutes=5))
+        assert await app.get("a").result(SOON) == "done"
+        assert await stuck_runs(app) == []
+        info = await app.get("a").info()
+        assert (info.stuck, info.attempts) == (None, 0)
+        if database.backend != "memory":
+            assert await app._storage.db().fetchval("SELECT count(*) FROM perdure_stuck") == 0
+
+
+async def test_stuck_runs_are_paged_and_filtered(database: Database) -> None:
+    one, other = version(quiet, "stuck.quiet"), version(says, "stuck.says")
+    async with Client(database.url) as client:
+        storage = client._storage
+        for n in range(5):
+            lease = await storage.create_instance(
+                WorkflowInstance(f"off-{n}", one.name, b'{"n": %d}' % n), worker_id="w", timeout_sec=30
+            )
+            assert lease is not None
+            await storage.back_off(lease, 1, f"ValueError: {n}", 300)
+        for n in range(5):
+            await other.options(id=f"late-{n}").start("x")
+        shift_clock(rooms(client), timedelta(minutes=1))
+        seen, token = [], None
+        for _ in range(20):
+            page = await client.runs(stuck=True).page(2, token)
+            seen += [run.id for run in page.runs]
+            token = page.next_token
+            if token is None:
+                break
+        assert seen == [*(f"off-{n}" for n in range(5)), *(f"late-{n}" for n in reversed(range(5)))]
+        assert await client.runs(stuck=True).count() == 10
+        assert await client.runs(stuck=True).count(limit=3) == 3
+        assert [run.id async for run in client.runs(stuck=True, workflow=other)] == seen[5:]
+        assert [run.id async for run in client.runs(stuck=True, where={"n": 3})] == ["off-3"]
+        assert [run.id async for run in client.runs(stuck=True, status="failed")] == []
+        first = await client.runs(stuck=True).first()
+        assert first is not None
+        assert first.stuck is not None
+        assert (first.stuck.reason, first.attempts) == ("ValueError: 0", 1)
+        assert first.stuck.next_retry_at is not None
+        with pytest.raises(InvalidPageTokenError, match="give back next_token as it was"):
+            await client.runs(stuck=True).page(2, "rubbish")

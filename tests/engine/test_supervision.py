@@ -342,14 +342,14 @@ async def test_a_database_that_is_away_is_no_failure_of_a_task(
         raise DatabaseUnavailableError("nobody answers")
 
     async with App(shared.url) as app:
-        asked = app._storage.list_workers
+        asked = app._storage.pending_migrations
         monkeypatch.setattr(app._storage, "next_work_at", away)
-        monkeypatch.setattr(app._storage, "list_workers", away)
+        monkeypatch.setattr(app._storage, "pending_migrations", away)
         app._worker.wake()
         health = await app.health()
         assert (health.database, health.ok) == (False, False)
         assert all(each.alive and not each.restarts for each in health.tasks)
-        monkeypatch.setattr(app._storage, "list_workers", asked)
+        monkeypatch.setattr(app._storage, "pending_migrations", asked)
         assert (await app.health()).ok
 
 
@@ -397,7 +397,7 @@ async def test_a_tick_that_cannot_be_started_holds_up_nobody(
     async with App(database.url, workflows=[bad_one, good_one, says]) as app:
 
         async def has_ticked() -> bool:
-            return bool((await app.list(workflow="supervision.good")).instances)
+            return bool([run async for run in app.runs(workflow="supervision.good")])
 
         await until(has_ticked)
         assert await (await says.start("still here")).result(SOON) == "still here"
@@ -434,4 +434,4 @@ async def test_results_that_are_waited_for_when_it_closes_raise(shared: Database
                     await each
         with pytest.raises(ClosedError):
             await app.get("a").result()
-        assert await other.get("a").status()
+        assert (await other.get("a").info()).status

@@ -24,6 +24,7 @@ from perdure import (
 from perdure.errors import OutsideWorkflowError
 from perdure.storage.stores import Rooms
 from tests.engine.rig.entries import run_sql
+from tests.engine.waiting import row_of
 from tests.storages import Database, rooms
 
 SOON = timedelta(seconds=20)
@@ -187,7 +188,7 @@ everywhere = pytest.mark.parametrize("accounts", ["sqlite", "postgresql", "mysql
 async def test_row_transactions_sql_result_and_messages_are_one_commit(accounts: Database) -> None:
     async with App(accounts.url) as app:
         listener = await listening.start()
-        while (await listener.describe()).status.value == "running":  # noqa: ASYNC110
+        while (await row_of(listener)).status.value == "running":  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         assert await (await transfer.start(10, 2)).result(SOON) == 10
         assert await balances(rooms(app)) == {"ann": 90, "bob": 10}

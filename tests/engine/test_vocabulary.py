@@ -42,7 +42,7 @@ from perdure.hooks import (
     StepFailed,
     StepRetrying,
 )
-from tests.engine.waiting import status_of, until, waiting
+from tests.engine.waiting import row_of, status_of, until, waiting
 from tests.storages import Database
 
 SOON = timedelta(seconds=20)
@@ -92,31 +92,31 @@ async def test_row_run_get_and_list(database: Database) -> None:
         await status_of(waits, WorkflowStatus.WAITING_FOR_TIMER)
 
         async def listed(**filters: Any) -> set[str]:
-            return {each.instance_id for each in (await app.list(**filters)).instances}
+            return {run.id async for run in app.runs(**filters)}
 
         assert await listed() == {"one", "two", "bad", "long"}
         assert await listed(workflow="vocabulary.shouter") == {"one", "two", "bad"}
         assert await listed(status=WorkflowStatus.FAILED) == {"bad"}
-        assert await listed(where={"what": "two"}) == {"two"}
+        assert await listed(where={"what": "two"}, workflow=shouter) == {"two"}
         moment = datetime.now(UTC)
         assert await listed(started_before=moment - DAY) == await listed(started_after=moment + DAY) == set()
-        first = await app.list(limit=3)
-        rest = await app.list(limit=3, page_token=first.next_page_token)
-        assert [len(first.instances), len(rest.instances)] == [3, 1]
-        assert rest.next_page_token is None
+        first = await app.runs().page(3)
+        rest = await app.runs().page(3, first.next_token)
+        assert [len(first.runs), len(rest.runs)] == [3, 1]
+        assert rest.next_token is None
 
 
 async def test_row_run_client_does_the_same_without_running(shared: Database) -> None:
     async with Client(shared.url) as client:
         good, bad = await shouter.options(id="good").start("good"), await shouter.start("bad")
         later = await shouter.options(after=DAY).start("later")
-        assert await good.status() is WorkflowStatus.RUNNING
-        assert (await good.describe()).locked_by is None
+        assert (await good.info()).status is WorkflowStatus.RUNNING
+        assert (await row_of(good)).locked_by is None
         assert [event async for event in good.history()] == []
         with pytest.raises(TimeoutError):
             await good.result(0.05)
         await later.cancel("not needed")
-        assert await later.status() is WorkflowStatus.COMPENSATING  # whoever drives it will undo it
+        assert (await later.info()).status is WorkflowStatus.COMPENSATING  # whoever drives it will undo it
         assert done == []
         async with App(shared.url, workflows=[shouter]):
             assert await client.get("good").result(SOON) == "GOOD"
@@ -126,7 +126,7 @@ async def test_row_run_client_does_the_same_without_running(shared: Database) ->
             with pytest.raises(WorkflowFailedError):
                 await bad.result(SOON)
             assert (await client.retry(bad.id)).id == f"{bad.id}~r1"
-            assert len((await client.list(workflow="vocabulary.shouter")).instances) == 4
+            assert len([run async for run in client.runs(workflow="vocabulary.shouter")]) == 4
 
 
 # compose
@@ -376,7 +376,7 @@ async def test_row_observe_every_hook_after_its_commit(database: Database, end: 
     async def hook(event: HookEvent) -> None:
         told.append(type(event))
         if type(event) in ENDS:
-            seen.append(await app.get(event.run_id).status())
+            seen.append((await app.get(event.run_id).info()).status)
 
     async with App(database.url, max_cached_runs=0, hooks=[hook]) as app:
         handle = await observed.start("bad" if end is RunFailed else "good")

@@ -14,7 +14,7 @@ from perdure import App, activity, receive, sleep, subscribe, wait_event, workfl
 from perdure.engine import body
 from perdure.errors import LimitError
 from perdure.hooks import HookEvent, RunResumed
-from tests.engine.waiting import move_clock, until, waiting
+from tests.engine.waiting import move_clock, stuck_runs, until, waiting
 from tests.storages import Database
 
 SOON = timedelta(seconds=100)
@@ -36,7 +36,7 @@ async def busy(name: str) -> None:
 
 async def rows_of(app: App, id: str) -> list[str]:
     """The ids of a run's history rows, without those that are the engine's own."""
-    return [event.activity_id async for event in app.history(id) if not event.activity_id.startswith("~")]
+    return [event.step async for event in app.history(id) if not event.step.startswith("~")]
 
 
 @workflow(name="waits.approvals")
@@ -236,7 +236,7 @@ async def test_too_many_unfinished_steps_are_refused_in_the_body(
         with pytest.raises(Exception, match="at most 20 unfinished steps") as failed:
             await handle.result(SOON)
         assert isinstance(failed.value.__cause__, LimitError)
-        assert await app.stuck() == []
+        assert await stuck_runs(app) == []
 
 
 COUNT = int(os.environ.get("PERDURE_TEST_MATCHES", "300"))
@@ -297,7 +297,7 @@ async def test_an_event_that_was_matched_by_other_values_is_a_mismatch(shared: D
     async with App(shared.url) as app:
 
         async def is_stuck() -> bool:
-            return [run.instance_id for run in await app.stuck()] == ["changed"]
+            return [run.id for run in await stuck_runs(app)] == ["changed"]
 
         await until(is_stuck)
         CHANGED.clear()

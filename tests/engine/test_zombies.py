@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from perdure import Client, Handle
+from perdure import Client, RunHandle
 from tests.chaos.rigs import Round
 from tests.chaos.zombies import SOON, TRIES, begun_by_zombies, rise
 from tests.conftest import BackendDatabase
@@ -52,7 +52,7 @@ async def test_a_zombie_begins_nothing(backend: str, backend_database: BackendDa
         all_right([*wrong, *begun_by_zombies(lines, stopped)])
 
 
-async def stop_in_pause(crew: Crew, database: Database) -> tuple[Handle[Account], dict[int, float]]:
+async def stop_in_pause(crew: Crew, database: Database) -> tuple[RunHandle[Account], dict[int, float]]:
     """A run whose worker was stopped after its first attempt's failure was recorded, and before its second attempt."""
     storage = await database.storage()
     zombie = await crew.hire(probe=0)

@@ -6,7 +6,8 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from perdure import App, Client, Handle, WorkflowStatus
+from perdure import App, Client, RunHandle, RunInfo, WorkflowStatus
+from perdure.model.records import WorkflowInstance
 from perdure.storage.stores import shift_clock
 from tests.storages import rooms
 
@@ -21,11 +22,25 @@ async def until(check: Callable[[], Awaitable[bool] | bool], seconds: float = 20
             await asyncio.sleep(0.005)
 
 
-async def status_of(handle: Handle[Any], wanted: WorkflowStatus) -> None:
+async def row_of(runs: Client | RunHandle[Any], id: str | None = None) -> WorkflowInstance:
+    """The row of a run, by its handle, or by its id."""
+    client, run = (runs._runs, runs.id) if isinstance(runs, RunHandle) else (runs, id)
+    assert isinstance(client, Client)
+    found = await client._storage.get_instance(run or "")
+    assert found is not None, run
+    return found
+
+
+async def stuck_runs(app: Client) -> list[RunInfo]:
+    """The runs that make no progress."""
+    return [run async for run in app.runs(stuck=True)]
+
+
+async def status_of(handle: RunHandle[Any], wanted: WorkflowStatus) -> None:
     """Until a run has this state."""
 
     async def is_there() -> bool:
-        return await handle.status() is wanted
+        return (await handle.info()).status is wanted
 
     await until(is_there)
 
@@ -34,11 +49,11 @@ async def waiting(app: Client, *ids: str) -> WorkflowStatus:
     """Until these runs are given up by their worker; gives the state of the last."""
 
     async def is_waiting(id: str) -> bool:
-        return (await app.describe(id)).status is not WorkflowStatus.RUNNING
+        return (await row_of(app, id)).status is not WorkflowStatus.RUNNING
 
     for id in ids:
         await until(partial(is_waiting, id))
-    return (await app.describe(ids[-1])).status
+    return (await row_of(app, ids[-1])).status
 
 
 async def move_clock(app: App, span: timedelta) -> None:

@@ -274,6 +274,12 @@ async def get_channel_waits(on: Stage) -> Act:
 
 
 @operation
+async def get_waits(on: Stage) -> Act:
+    instance_id = await on.waiting("news", ChannelMode.BROADCAST)
+    return lambda s: s.get_waits([instance_id])
+
+
+@operation
 async def pending_waits(on: Stage) -> Act:
     lease = await subscribed(on, "news", ChannelMode.BROADCAST)
     await on.storage.publish_to_channel("news", b'{"n": 1}')

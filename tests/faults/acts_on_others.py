@@ -148,6 +148,16 @@ async def list_workers(on: Stage) -> Act:
     return lambda s: s.list_workers(alive_within=DAY)
 
 
+@operation
+async def current_time(on: Stage) -> Act:
+    return lambda s: s.current_time()
+
+
+@operation
+async def pending_migrations(on: Stage) -> Act:
+    return lambda s: s.pending_migrations()
+
+
 # What callers do by themselves.
 
 

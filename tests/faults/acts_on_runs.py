@@ -154,6 +154,64 @@ async def delete_instances(on: Stage) -> Act:
     return lambda s: s.delete_instances(DAY)
 
 
+@operation
+async def delete_ended(on: Stage) -> Act:
+    leases = await some_leases(on)
+    for lease in leases:
+        await on.storage.append_history(event_of(lease), lease=lease)
+        await on.storage.complete_and_release(lease, b"{}")
+    return lambda s: s.delete_ended([lease.instance_id for lease in leases])
+
+
+@operation
+async def count_instances(on: Stage) -> Act:
+    await on.free()
+    return lambda s: s.count_instances(ListInstancesOptions(workflow_name="wf"), limit=5)
+
+
+@operation
+async def list_workflow_names(on: Stage) -> Act:
+    await on.free()
+    return lambda s: s.list_workflow_names()
+
+
+@operation
+async def get_events(on: Stage) -> Act:
+    leases = await some_leases(on)
+    for lease in leases:
+        await on.storage.append_history(event_of(lease), lease=lease)
+    return lambda s: s.get_events([lease.instance_id for lease in leases], [event_of(leases[0]).activity_id])
+
+
+# Stuck runs.
+
+
+@operation
+async def back_off(on: Stage) -> Act:
+    lease = await on.leased()
+    return lambda s: s.back_off(lease, 2, "ValueError: no", 60)
+
+
+@operation
+async def get_stuck(on: Stage) -> Act:
+    lease = await on.leased()
+    await on.storage.back_off(lease, 2, "ValueError: no", 60)
+    return lambda s: s.get_stuck([lease.instance_id])
+
+
+@operation
+async def list_stuck(on: Stage) -> Act:
+    await on.storage.back_off(await on.leased(), 2, "ValueError: no", 60)
+    return lambda s: s.list_stuck()
+
+
+@operation
+async def clear_stuck(on: Stage) -> Act:
+    lease = await on.leased()
+    await on.storage.back_off(lease, 2, "ValueError: no", 60)
+    return lambda s: s.clear_stuck([lease.instance_id])
+
+
 # History.
 
 

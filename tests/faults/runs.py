@@ -15,6 +15,7 @@ from tests.engine.rig.checker import Checker
 from tests.engine.rig.crashes import LEDGER, MOVED, book
 from tests.engine.rig.entries import run_sql
 from tests.engine.rig.workflows import Executed, Mark
+from tests.engine.waiting import row_of
 
 SOON = timedelta(milliseconds=100)
 LATE = timedelta(seconds=60)
@@ -96,7 +97,7 @@ class Play:
         if self.act is not None:
             await self.act(client, self.runs(label)[0])
         for run in self.runs(label):
-            while (await client.describe(run)).status not in TERMINAL:  # noqa: ASYNC110 - others end it
+            while (await row_of(client, run)).status not in TERMINAL:  # noqa: ASYNC110 - others end it
                 await asyncio.sleep(0.02)
 
     async def check(self, checker: Checker, storage: Rooms, label: str) -> None:
@@ -147,7 +148,7 @@ async def _hand_out(client: Client, run: str) -> None:
 
 async def _cancel(client: Client, run: str) -> None:
     """Once it has booked, and waits."""
-    while (await client.describe(run)).status is WorkflowStatus.RUNNING:  # noqa: ASYNC110 - others drive it
+    while (await row_of(client, run)).status is WorkflowStatus.RUNNING:  # noqa: ASYNC110 - others drive it
         await asyncio.sleep(0.01)
     await client.cancel(run, "changed my mind")
 

@@ -18,6 +18,7 @@ from perdure.storage.stores import Rooms, open_storage
 from tests.engine.rig.checker import Checker
 from tests.engine.rig.crashes import LEDGER, all_rows, is_undo, of_generation
 from tests.engine.rig.effects import EFFECTS, Effects
+from tests.engine.waiting import row_of
 from tests.faults.calls import Calls, Kind
 from tests.faults.enumerator import attach
 from tests.faults.runs import CAST, PLAYS, Play
@@ -109,7 +110,7 @@ class Lane:
             async with asyncio.timeout(BOUND_SEC):
                 wrong += await self._work(play, label, calls)
         except TimeoutError:
-            statuses = {run: (await self.client.describe(run)).status for run in play.runs(label)}
+            statuses = {run: (await row_of(self.client, run)).status for run in play.runs(label)}
             wrong.append(f"after {BOUND_SEC} s the runs are {statuses}")
         calls.armed = False
         calls.over.set()

@@ -61,7 +61,7 @@ def row(n: int) -> str:
 
 def page(storage: Rooms, options: dict[str, Any]) -> Call:
     search = _search(ListInstancesOptions(**options), storage._backend.driver)
-    return next(_rows(search, search.framework or ""))
+    return next(_rows(search, search.framework or "", search.statuses[0]))
 
 
 async def plan(storage: Rooms, call: Call) -> str:

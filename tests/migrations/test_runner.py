@@ -280,6 +280,7 @@ class TestMySQL:
         own = [key for key in after if key[0].startswith("perdure_")]
         assert [(key[0], key[2], key[4]) for key in own] == [
             ("perdure_message_matches", "channel_messages", "CASCADE"),
+            ("perdure_stuck", "workflow_instances", "CASCADE"),
             ("perdure_taken_messages", "workflow_instances", "CASCADE"),
             ("perdure_waits", "workflow_instances", "CASCADE"),
         ]

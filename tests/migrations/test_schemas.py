@@ -172,7 +172,7 @@ async def test_two_schemas_of_one_database_are_apart(database: Database) -> None
         await (await greet.options(id="same").start("a")).result()
         async with Client(two) as client:
             with pytest.raises(RunNotFoundError):
-                await client.describe("same")
+                await client.get("same").info()
             await greet.options(id="same").start("b")  # whose notification the other app hears
     async with App(two) as app:
         assert await app.get("same").result() == "hello b"

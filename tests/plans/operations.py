@@ -77,7 +77,7 @@ async def run_all(storage: Rooms, meter: Meter) -> None:
     """Every operation, one after the other."""
     stage = Stage(storage, meter)
     for act in (
-        *(_locks, _creations, _moves, _findings, _histories, _archive, _lists, _timers, _publications),
+        *(_locks, _creations, _moves, _findings, _histories, _archive, _lists, _looks, _timers, _publications),
         *(_subscriptions, _pending, _receives, _deliveries, _sweeps, _matching, _outbox, _relays, _others, _removals),
     ):
         await act(stage)
@@ -222,16 +222,56 @@ async def _lists(on: Stage) -> None:
             started_before=now - 15 * DAY, status_filter=WorkflowStatus.RUNNING
         ),
         "every framework": ListInstancesOptions(framework=None),
+        "one workflow": ListInstancesOptions(workflow_name="wf", limit=5),  # a page of each state is read
+        "one workflow, one state": ListInstancesOptions(workflow_name="wf", status_filter=WorkflowStatus.RUNNING),
+        "one workflow, a rare state": ListInstancesOptions(
+            workflow_name="wf", status_filter=WorkflowStatus.COMPENSATING
+        ),
     }
     with m(CONTROL):
         await s.list_instances(ListInstancesOptions(workflow_name_filter="absent"))
     for name, options in searches.items():
         with m(f"list_instances ({name})"):
             page = await s.list_instances(options)
+        with m(f"count_instances ({name})"):
+            assert await s.count_instances(options, limit=MANY) <= MANY
         if page.next_page_token:
             following = {field: getattr(options, field) for field in ListInstancesOptions.__slots__}
             with m(f"list_instances ({name}, next page)"):
                 await s.list_instances(ListInstancesOptions(**following | {"page_token": page.next_page_token}))
+
+
+async def _looks(on: Stage) -> None:
+    """What a page of runs is shown with."""
+    s, m, leases = on.storage, on.measured, await on.leases()
+    ids = [lease.instance_id for lease in leases]
+    for lease in leases:
+        await s.append_history(HistoryEvent(lease.instance_id, "~parent", "Parent", b"{}"), lease=lease)
+        await s.register_timer_subscription(TimerSubscription(lease.instance_id, "t"), after=DAY, lease=lease)
+    with m("get_events"):
+        assert len(await s.get_events(ids, ["~parent", "~deadline"])) == MANY
+    with m("get_waits"):
+        assert len(await s.get_waits(ids)) == MANY
+    with m("list_workflow_names"):
+        await s.list_workflow_names()
+    with m("current_time"):
+        await s.current_time()
+    with m("back_off"):
+        await s.back_off(leases[0], 1, "no", 60)
+    for lease in leases[1:]:
+        await s.back_off(lease, 1, "no", 60)
+    with m("get_stuck"):
+        assert all(await s.get_stuck(ids))
+    with m("list_stuck"):
+        first, *_ = await s.list_stuck(MANY // 2)
+    with m("list_stuck (next page)"):
+        await s.list_stuck(MANY // 2, after=(first.since, first.instance_id))
+    with m("clear_stuck"):
+        await s.clear_stuck(ids)
+    for instance_id in ids:
+        await s.cancel_instance(instance_id)
+    with m("delete_ended"):
+        assert all(await s.delete_ended(ids))
 
 
 async def _timers(on: Stage) -> None:

@@ -83,6 +83,15 @@ INSTANCES: Operations = {
         limit=d.limits, workflow_names=d.maybe(d.some(d.one("order", "Order", "refund", "none")))
     ),
     "delete_instances": args(older_than=d.ages, limit=d.limits),
+    "delete_ended": args(instance_ids=d.some(d.instance_ids, 4)),
+    "list_workflow_names": args(),
+}
+
+STUCK: Operations = {
+    "back_off": args(lease=d.held, tries=d.one(1, 2, 3, -1), reason=d.one("no", "é\n"), pause_sec=d.leases_sec),
+    "clear_stuck": args(instance_ids=d.some(d.instance_ids, 4)),
+    "get_stuck": args(instance_ids=d.some(d.instance_ids, 4)),
+    "list_stuck": args(limit=d.limits),
 }
 
 
@@ -104,8 +113,20 @@ LISTING: Operations = {
             started_before=d.mostly(d.none, d.absolute),
             input_filters=d.either(d.one({}), _filters),
             framework=d.one("perdure", None, "python"),
+            workflow_name=d.mostly(d.none, d.one("order", "Order", "refund", "rd", "order ")),
         )
-    )
+    ),
+    "count_instances": args(
+        options=d.build(
+            ListInstancesOptions,
+            status_filter=d.mostly(d.none, d.statuses),
+            started_after=d.mostly(d.none, d.absolute),
+            input_filters=d.either(d.one({}), _filters),
+            framework=d.one("perdure", None, "python"),
+            workflow_name=d.mostly(d.none, d.one("order", "Order")),
+        ),
+        limit=d.mostly(d.one(1000, 1, 2), d.one(-1)),
+    ),
 }
 
 
@@ -133,6 +154,7 @@ HISTORY: Operations = {
     "get_last_event": args(
         instance_id=d.instance_ids, event_type=d.one("ActivityCompleted", "TimerExpired", "MessageTimeout", "x" * 101)
     ),
+    "get_events": args(instance_ids=d.some(d.instance_ids, 4), activity_ids=d.some(d.activity_ids)),
     "iterate_history": args(instance_id=d.instance_ids, batch_size=d.one(1, 2, 1000)),
 }
 
@@ -272,6 +294,7 @@ CHANNELS: Operations = {
     "update_delivery_cursor": d.on_instance(channel=d.channels, last_message_id=d.seen("message")),
     "get_delivery_cursor": args(instance_id=d.instance_ids, channel=d.channels),
     "get_channel_waits": args(instance_id=d.instance_ids),
+    "get_waits": args(instance_ids=d.some(d.instance_ids, 4)),
     "cleanup_old_channel_messages": args(older_than=d.ages, force=d.flags, limit=d.limits),
 }
 
@@ -376,6 +399,7 @@ ROOMS: dict[str, Operations] = {
     "instances": INSTANCES,
     "listing": LISTING,
     "locks": LOCKS,
+    "stuck": STUCK,
     "history": HISTORY,
     "archive": ARCHIVE,
     "timers": TIMERS,

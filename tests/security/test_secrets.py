@@ -212,7 +212,7 @@ async def test_a_server_that_dies_takes_no_password_with_it(
             for thing in (app, client, app._storage, rooms(app)._backend, app._worker):
                 assert traces.in_object(thing, WORD) == []
             server.kill()
-            for call in (app.describe("x"), client.describe("x"), app.send_event("t", 1), short.start(2)):
+            for call in (app.info("x"), client.info("x"), app.send_event("t", 1), short.start(2)):
                 with pytest.raises(StorageError) as failed:
                     await call
                 errors.append(failed.value)

@@ -5,7 +5,7 @@ import os
 import secrets
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from contextvars import Token
 from datetime import datetime, timedelta
@@ -15,28 +15,32 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 from perdure.database.secret import Secret
 from perdure.engine import ambient, messages, starting
 from perdure.engine.activities import Activities
+from perdure.engine.body import STATE
 from perdure.engine.clock import steady
 from perdure.engine.codec import decode
 from perdure.engine.definitions import WORKFLOWS, Workflow
 from perdure.engine.durations import Duration, seconds
 from perdure.engine.failures import cancelled, decode_failure
 from perdure.engine.guard import TaskFactory
-from perdure.engine.handles import Handle, StartRequest, plain
+from perdure.engine.handles import RunHandle, StartRequest, plain
 from perdure.engine.heartbeat import Heartbeat
 from perdure.engine.hooks import Hooks
 from perdure.engine.journal import Shared
+from perdure.engine.queries import RunQuery
+from perdure.engine.reading import read_history, read_runs, read_steps
 from perdure.engine.relay import Publisher, Relay
 from perdure.engine.results import Results
-from perdure.engine.retention import Retention, Swept, database_now, sweep
+from perdure.engine.retention import Retention, Swept, sweep
+from perdure.engine.run_info import RunInfo
 from perdure.engine.slots import Slot
-from perdure.engine.stuck import StuckRun, why_stuck
+from perdure.engine.step_info import HistoryEntry, StepInfo
+from perdure.engine.stuck import UnservedWarning, oldest_due
 from perdure.engine.supervision import Health, Supervisor
 from perdure.engine.worker import Worker
 from perdure.errors import (
     ClosedError,
     ConfigurationError,
     EngineError,
-    RunNotFoundError,
     StorageError,
     WorkflowFailedError,
 )
@@ -44,16 +48,12 @@ from perdure.hooks import Hook
 from perdure.integrations.starts import define
 from perdure.model.limits import LEASE_MAX_SEC
 from perdure.model.records import (
-    HistoryEvent,
     HistoryEventType,
     Lease,
-    ListInstancesOptions,
-    PaginationResult,
     WorkflowInstance,
 )
-from perdure.model.states import RESUMABLE, WorkflowStatus
+from perdure.model.states import WorkflowStatus
 from perdure.storage.contract import Storage
-from perdure.storage.history import HistoryIterator
 from perdure.storage.stores import Rooms, open_storage
 
 DRAIN_SEC = 10.0
@@ -168,86 +168,85 @@ class Client:
 
     # Looking.
 
-    def get(self, instance_id: str) -> Handle[Any]:
-        """A handle on a run by its id; nothing is asked yet."""
-        return Handle((self, instance_id), plain)
+    def get(self, instance_id: str) -> RunHandle[Any]:
+        """Return a handle on a run by its id; nothing is read yet."""
+        return RunHandle((self, instance_id), plain)
 
-    async def list(
+    def runs(
         self,
         *,
-        workflow: str | None = None,
-        status: WorkflowStatus | None = None,
+        workflow: Workflow[..., Any] | str | None = None,
+        status: WorkflowStatus | str | None = None,
+        stuck: bool = False,
+        where: Mapping[str, str | bool | int | float | None] | None = None,
         started_after: datetime | None = None,
         started_before: datetime | None = None,
-        where: Mapping[str, str | bool | int | float | None] | None = None,
-        limit: int = 0,
-        page_token: str | None = None,
-    ) -> PaginationResult:
-        """A page of runs, newest first; `where` maps JSON paths of the input to values."""
-        options = ListInstancesOptions(
-            limit=limit,
-            page_token=page_token,
-            status_filter=status,
-            workflow_name_filter=workflow,
+    ) -> RunQuery:
+        """Return a query for runs that match every filter given, newest first; with `stuck`, for stuck runs.
+
+        `where` maps JSON paths of the input, such as "order.id", to values. It needs `workflow`, `status`,
+        `started_after` or `stuck` beside it. Iterate over the query with `async for`, or see `RunQuery`.
+        """
+        return RunQuery(
+            self,
+            workflow=workflow.name if isinstance(workflow, Workflow) else workflow,
+            status=status,
+            stuck=stuck,
+            where=where,
             started_after=started_after,
             started_before=started_before,
-            input_filters=where or {},
         )
-        return await self._storage.list_instances(options)
-
-    async def stuck(self) -> Sequence[StuckRun]:
-        """Return the runs that make no progress, each with its reason, newest first.
-
-        These are the runs, and the rollbacks of runs, that are backed off after tries without progress, and those that
-        no worker has taken for some seconds and whose workflow this process does not serve (for a Client: define).
-        """
-        now = await database_now(self._storage)
-        found: list[StuckRun] = []
-        for status in sorted(RESUMABLE):
-            token, more = None, True
-            while more:
-                page = await self.list(status=status, limit=1000, page_token=token)
-                judged = [why_stuck(each, now, self._serving()) for each in page.instances]
-                found += [each for each in judged if each is not None]
-                token, more = page.next_page_token, page.next_page_token is not None
-        return found
-
-    def _serving(self) -> Collection[str]:
-        """The workflows that are expected to be taken up by somebody."""
-        return WORKFLOWS
 
     async def health(self) -> Health:
-        """Return whether the database answers, and how the background tasks of this App or Client are."""
+        """Return whether the database answers and is migrated, how the background tasks are, and how late work is."""
         try:
             async with asyncio.timeout(HEALTH_SEC):
-                await self._storage.list_workers()
+                pending = await self._storage.pending_migrations()
+                oldest = await oldest_due(self._storage)
         except (StorageError, TimeoutError):
             return Health(False, self._supervisor.tasks())
-        return Health(True, self._supervisor.tasks())
+        return Health(True, self._supervisor.tasks(), not pending, None if oldest is None else oldest.total_seconds())
 
-    async def describe(self, instance_id: str) -> WorkflowInstance:
-        """The row of a run."""
-        found = await self._storage.get_instance(instance_id)
-        if found is None:
-            raise RunNotFoundError(f"there is no run {instance_id!r}")
-        return found
+    async def info(self, instance_id: str) -> RunInfo:
+        """Return everything that is known of a run."""
+        (run,) = await read_runs(self._storage, [await self._row(instance_id)], whole=True)
+        return run
+
+    async def steps(self, instance_id: str) -> list[StepInfo]:
+        """Return the steps of a run, as far as its history tells."""
+        await self._row(instance_id)
+        return await read_steps(self._storage, instance_id)
 
     async def state(self, instance_id: str) -> Any:
-        """What a run last gave to `set_state()`."""
-        event = await self._storage.get_last_event(instance_id, "State")
+        """Return what a run last passed to `set_state()`."""
+        event = await self._storage.get_last_event(instance_id, STATE)
         return None if event is None else decode(event.event_data or b"{}")["state"]
 
-    def history(self, instance_id: str) -> AsyncIterator[HistoryEvent]:
-        """The events of a run, in order."""
-        return HistoryIterator(self._storage, instance_id).__aiter__()
+    def history(self, instance_id: str) -> AsyncIterator[HistoryEntry]:
+        """Iterate over the history of a run, in order."""
+        return read_history(self._storage, instance_id)
+
+    async def check_run(self, instance_id: str) -> None:
+        """Raise `RunNotFoundError` if there is no such run."""
+        await self._row(instance_id)
+
+    async def _row(self, instance_id: str) -> WorkflowInstance:
+        found = await self._storage.get_instance(instance_id)
+        if found is None:
+            raise starting.not_found(instance_id)
+        return found
 
     async def finished(self, instance_id: str, timeout: timedelta | None) -> bytes:
-        """The output of a run once it has ended; raises what it ended with."""
+        """Wait for the end of a run and return its result; raise what it ended with."""
         self._check_home()
-        async with asyncio.timeout(None if timeout is None else timeout.total_seconds()):
-            found = await self._results.end_of(instance_id)
+        warning = UnservedWarning(self._storage, instance_id)
+        try:
+            async with asyncio.timeout(None if timeout is None else timeout.total_seconds()):
+                found = await self._results.end_of(instance_id)
+        finally:
+            warning.stop()
         if found is None:
-            raise RunNotFoundError(f"there is no run {instance_id!r}")
+            raise starting.not_found(instance_id)
         if found.status is WorkflowStatus.COMPLETED:
             return found.output_data or b"null"
         if found.status is WorkflowStatus.CANCELLED:
@@ -259,15 +258,17 @@ class Client:
         raise WorkflowFailedError(f"{found.workflow_name} {instance_id} failed: {cause}") from cause
 
     async def cancel(self, instance_id: str, reason: str = "") -> None:
-        """Cancel a run wherever it is: no new step starts, what was done is undone, then it is cancelled.
+        """Cancel a run: no new step starts, completed steps are compensated, then the run is cancelled.
 
-        Returns when that is recorded. `WorkflowNotCancellableError` if the run has ended.
+        Returns when the request is recorded. Raises `WorkflowNotCancellableError` if the run has ended,
+        `RunNotFoundError` if there is none, and `EngineError` if it belongs to another framework.
         """
+        starting.refuse_foreign(await self._row(instance_id), "cancel")
         await self._storage.cancel_instance(instance_id, reason, compensate=True)
 
-    async def retry(self, instance_id: str, *, from_step: str | None = None) -> Handle[Any]:
+    async def retry(self, instance_id: str, *, from_step: str | None = None) -> RunHandle[Any]:
         """Try a failed or cancelled run again, as `<id>~r<n>`: from the start, or with the history before a step."""
-        return Handle((self, await starting.retry(self._storage, instance_id, from_step)), plain)
+        return RunHandle((self, await starting.retry(self._storage, instance_id, from_step)), plain)
 
     async def sweep(self, retention: Retention, *, dry_run: bool = False) -> Swept:
         """Remove at once what is older than a policy says, or with `dry_run` only tell how many that would be."""
@@ -290,7 +291,10 @@ class Client:
     async def send_to(
         self, instance_id: str, channel: str, data: object, *, metadata: Mapping[str, object] | None = None
     ) -> None:
-        """Send a message to one run; it is kept until that run takes it."""
+        """Send a message to one run, which keeps it until it takes it; a run that has ended drops it.
+
+        Raises `RunNotFoundError` if there is no such run.
+        """
         await self.send(messages.message(channel, data, metadata, to=instance_id))
 
     async def send_event(
@@ -383,9 +387,6 @@ class App(Client):
         await self._hooks.close(0.0 if self._worker.hurried.is_set() else until - steady())
         self._unguard()
         await super().__aexit__(kind, error, trace)
-
-    def _serving(self) -> Collection[str]:
-        return self._served
 
     def _storage_url(self) -> str:
         """A worker that freezes in a transaction keeps its rows locked no longer than its leases last."""

@@ -259,6 +259,8 @@ async def _send(name: str, outgoing: messages.Outgoing, what: str, *about: objec
     if run is not None:
         await run.effect(name, outgoing.store, Call(*about, encoded=outgoing.message.data, what=what))
     elif effects is not None:
+        if outgoing.to is not None:  # now, so that it is the call that raises
+            await ambient.current_app().check_run(outgoing.to)
         effects.append(outgoing.store)
     elif ambient.ATTEMPT.get() is not None:
         raise OutsideWorkflowError(f"{name}() was called by an activity that has ended")

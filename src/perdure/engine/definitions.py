@@ -15,7 +15,7 @@ from perdure.engine.codec import Signature
 from perdure.engine.cron import Schedule
 from perdure.engine.digests import Call
 from perdure.engine.durations import Duration, moment, seconds
-from perdure.engine.handles import Handle, IfExists, StartRequest
+from perdure.engine.handles import IfExists, RunHandle, StartRequest
 from perdure.engine.retries import Retry
 from perdure.engine.source import check_source
 from perdure.engine.starting import IN_BODY, starting
@@ -157,7 +157,7 @@ class Startable(Generic[P, R]):
     _workflow: "Workflow[P, R]"
     _options: StartOptions
 
-    async def start(self, *args: P.args, **kwargs: P.kwargs) -> Handle[R]:
+    async def start(self, *args: P.args, **kwargs: P.kwargs) -> RunHandle[R]:
         """Start a run with these arguments and return a handle on it; the run is stored when this returns."""
         request = self._request(args, kwargs)
         decode = self._workflow.signature.decode_result
@@ -168,10 +168,10 @@ class Startable(Generic[P, R]):
             return await start_in(self._options.in_transaction, request, decode)
         if run is not None:
             call = self._workflow.call(args, kwargs, request.input_data, self._options.id)
-            return Handle((IN_BODY, await run.effect("start", starting(request), call, str)), decode)
-        return Handle(await ambient.current_app().start(request), decode)
+            return RunHandle((IN_BODY, await run.effect("start", starting(request), call, str)), decode)
+        return RunHandle(await ambient.current_app().start(request), decode)
 
-    def start_sync(self, *args: P.args, **kwargs: P.kwargs) -> Handle[R]:
+    def start_sync(self, *args: P.args, **kwargs: P.kwargs) -> RunHandle[R]:
         """Start a run in the transaction of a blocking connection: `options(in_transaction=connection)`.
 
         The run is written at once, on that connection, and begins if and when its transaction commits.

@@ -7,9 +7,10 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from perdure.engine.codec import decode
 from perdure.engine.durations import Duration, seconds
+from perdure.engine.run_info import RunInfo
+from perdure.engine.step_info import HistoryEntry, StepInfo
 from perdure.errors import RunExistsError
-from perdure.model.records import HistoryEvent, WorkflowInstance
-from perdure.model.states import WorkflowStatus
+from perdure.model.records import FRAMEWORK
 
 R = TypeVar("R", covariant=True)
 
@@ -33,10 +34,16 @@ class StartRequest:
     timeout: timedelta | None
     read: Callable[[bytes], object]  # what the input says, to compare it with another
 
-    def differs_from(self, id: str, workflow_name: str, inputs: Sequence[bytes]) -> RunExistsError | None:
+    def differs_from(
+        self, id: str, framework: str, workflow_name: str, inputs: Sequence[bytes]
+    ) -> RunExistsError | None:
         """Return the error to raise if a run with this id, this workflow and one of these inputs is another one."""
         if self.if_exists == "error":
             return RunExistsError(f'run {id!r} already exists, and if_exists="error" was given: use another id')
+        if framework != FRAMEWORK:
+            return RunExistsError(
+                f"run {id!r} already exists, and belongs to the framework {framework!r}: use another id"
+            )
         if workflow_name != self.workflow_name:
             return RunExistsError(
                 f"run {id!r} already exists, as a run of workflow {workflow_name!r} and not of {self.workflow_name!r}: "
@@ -58,23 +65,26 @@ class Runs(Protocol):
     """What a handle asks of an app or a client."""
 
     async def finished(self, instance_id: str, timeout: timedelta | None) -> bytes:
-        """The output of a run once it is finished; raises what it ended with."""
+        """Wait for the end of a run and return its result; raise what it ended with."""
 
-    async def describe(self, instance_id: str) -> WorkflowInstance:
-        """The row of a run."""
+    async def info(self, instance_id: str) -> RunInfo:
+        """Return everything that is known of a run."""
+
+    async def steps(self, instance_id: str) -> list[StepInfo]:
+        """Return the steps of a run."""
 
     async def state(self, instance_id: str) -> Any:
-        """What the run last gave to set_state()."""
+        """Return what the run last passed to `set_state()`."""
 
-    def history(self, instance_id: str) -> AsyncIterator[HistoryEvent]:
-        """The events of a run, in order."""
+    def history(self, instance_id: str) -> AsyncIterator[HistoryEntry]:
+        """Iterate over the history of a run, in order."""
 
     async def cancel(self, instance_id: str, reason: str = "") -> None:
         """Cancel a run."""
 
 
-class Handle(Generic[R]):
-    """A run, seen from outside. It holds nothing open: keep it or make it again with `app.get(id)`."""
+class RunHandle(Generic[R]):
+    """A run, seen from outside. It holds nothing open: keep it, or get it again with `app.get(id)`."""
 
     __slots__ = ("_decode", "_runs", "id")
 
@@ -85,33 +95,35 @@ class Handle(Generic[R]):
     async def result(self, timeout: Duration | None = None) -> R:
         """Wait until the run has ended and return its result.
 
-        Raises `WorkflowFailedError`, whose cause is the run's error, `WorkflowCancelledError`, or `TimeoutError`.
+        `timeout` is in seconds, or a timedelta. Raises `WorkflowFailedError`, whose cause is the run's error,
+        `WorkflowCancelledError`, `TimeoutError`, or `RunNotFoundError`. Logs a warning after some seconds if no live
+        worker serves the run's workflow.
         """
         span = None if timeout is None else timedelta(seconds=seconds(timeout, "result(timeout=)"))
         return self._decode(await self._runs.finished(self.id, span))
 
-    async def status(self) -> WorkflowStatus:
-        """Where the run stands."""
-        return (await self._runs.describe(self.id)).status
+    async def info(self) -> RunInfo:
+        """Return everything that is known of the run; its status, input, result and error among it."""
+        return await self._runs.info(self.id)
 
-    async def describe(self) -> WorkflowInstance:
-        """The run's whole row: its input, when it began, who drives it."""
-        return await self._runs.describe(self.id)
+    async def steps(self) -> list[StepInfo]:
+        """Return the steps of the run, as far as its history tells."""
+        return await self._runs.steps(self.id)
 
     async def state(self) -> Any:
-        """What the run last gave to `set_state()`, or None."""
+        """Return what the run last passed to `set_state()`, or None."""
         return await self._runs.state(self.id)
 
-    async def cancel(self, reason: str = "") -> None:
-        """Cancel the run: no new step starts, what was done is undone, then it is cancelled."""
-        await self._runs.cancel(self.id, reason)
-
-    def history(self) -> AsyncIterator[HistoryEvent]:
-        """The run's events, in order, page by page."""
+    def history(self) -> AsyncIterator[HistoryEntry]:
+        """Iterate over the rows of the run's history, in order; they are read page by page."""
         return self._runs.history(self.id)
 
+    async def cancel(self, reason: str = "") -> None:
+        """Cancel the run: no new step starts, completed steps are compensated, then the run is cancelled."""
+        await self._runs.cancel(self.id, reason)
+
     def __repr__(self) -> str:
-        return f"<handle on {self.id}>"
+        return f"<run {self.id}>"
 
 
 def _shown(data: bytes) -> str:

@@ -110,7 +110,7 @@ def seconds(span: timedelta | float) -> str:
     return f"{span.total_seconds() if isinstance(span, timedelta) else span:.3g} s"
 
 
-def reason_of(error: BaseException) -> str:
+def summary_of(error: BaseException) -> str:
     """Return why a run is stuck, without the arguments that a `NonDeterminismError` shows."""
     message = error.summary if isinstance(error, NonDeterminismError) else str(error)
     return f"{type(error).__name__}: {message}" if message else type(error).__name__

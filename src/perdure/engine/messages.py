@@ -1,16 +1,20 @@
 """Messages and events on their way into the database, from a body, an activity or a client."""
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 
 from perdure.engine import names
 from perdure.engine.codec import encode
-from perdure.engine.starting import new_id
+from perdure.engine.starting import new_id, not_found
 from perdure.errors import HistoryConflictError, LimitError
 from perdure.model import limits
 from perdure.model.records import Lease, OutboxEvent, OutgoingMessage
+from perdure.model.states import TERMINAL
 from perdure.storage.contract import Storage
+
+log = logging.getLogger("perdure.engine")
 
 SOURCE = "perdure"  # of events that no workflow sends
 
@@ -22,10 +26,13 @@ class Outgoing:
     message: OutgoingMessage
     event: OutboxEvent | None = None
     stored: Callable[[], None] = lambda: None  # called after the commit, if the world is told
+    to: str | None = None  # the run that it is for alone
 
     async def store(self, storage: Storage, lease: Lease | None = None) -> int:
         """Store it; with an event, in the transaction that is open."""
         message = self.message
+        if self.to is not None and not await is_received(storage, self.to):
+            return 0
         id = await storage.publish_to_channel(
             message.channel,
             message.data,
@@ -46,12 +53,33 @@ class Outgoing:
         return id
 
 
+async def is_received(storage: Storage, instance_id: str) -> bool:
+    """Return whether a run can receive what is sent to it: one that has ended does not, and what is sent is dropped.
+
+    Raises `RunNotFoundError` if there is no such run.
+    """
+    found = await storage.get_instance(instance_id)
+    if found is None:
+        raise not_found(instance_id)
+    if found.status in TERMINAL:
+        log.debug(
+            "a message to run %s (%s) was dropped: the run is %s",
+            instance_id,
+            found.workflow_name,
+            found.status.value,
+            extra={"run_id": instance_id, "workflow": found.workflow_name},
+        )
+        return False
+    return True
+
+
 def message(
     channel: str, data: object, metadata: Mapping[str, object] | None = None, *, to: str | None = None
 ) -> Outgoing:
     """A message to a channel, or on that channel to one run."""
     name = names.stored(channel) if to is None else names.direct(channel, to)
-    return Outgoing(OutgoingMessage(name, encode(data), None if metadata is None else encode(dict(metadata))))
+    about = None if metadata is None else encode(dict(metadata))
+    return Outgoing(OutgoingMessage(name, encode(data), about), to=to)
 
 
 def event(
@@ -78,7 +106,7 @@ def event(
     key = None if id is None else _key(id, channel)
     inside = OutgoingMessage(channel, payload, metadata, message_id=key, source=source)
     if not outside or told is None:
-        return Outgoing(inside)
+        return Outgoing(inside, to=to)
     return Outgoing(inside, OutboxEvent(str(known_as), type, origin, payload), told)
 
 

@@ -33,6 +33,7 @@ from perdure.errors import (
     InstanceNotFoundError,
     LimitError,
     NotSubscribedError,
+    RunNotFoundError,
 )
 from perdure.hooks import RunResumed, RunStarted, StepCompleted, StepFailed, StepRetrying
 from perdure.model.records import HistoryEvent, HistoryEventType, Lease, WorkflowInstance
@@ -41,7 +42,7 @@ from perdure.storage.contract import Storage
 
 LOOK_SEC = 1.0  # how often a run that cannot wait, for an activity is under way, looks for its messages
 # The caller's mistakes, which the body should hear of; anything else is the database's trouble.
-REFUSALS = (ChannelModeConflictError, InstanceNotFoundError, LimitError, NotSubscribedError)
+REFUSALS = (ChannelModeConflictError, InstanceNotFoundError, LimitError, NotSubscribedError, RunNotFoundError)
 
 
 class Run:

@@ -14,8 +14,10 @@ from typing import Any, NoReturn
 from perdure.engine import names
 from perdure.engine.codec import encode
 from perdure.engine.handles import StartRequest
+from perdure.engine.run_info import RunInfo
+from perdure.engine.step_info import HistoryEntry, StepInfo
 from perdure.errors import EngineError, InstanceExistsError, NotDurableError, RunExistsError, RunNotFoundError
-from perdure.model.records import HistoryEvent, HistoryEventType, Lease, TimerSubscription, WorkflowInstance
+from perdure.model.records import FRAMEWORK, HistoryEvent, HistoryEventType, Lease, TimerSubscription, WorkflowInstance
 from perdure.model.states import WorkflowStatus
 from perdure.storage.contract import Storage
 
@@ -73,8 +75,22 @@ async def _check_existing(storage: Storage, request: StartRequest, instance_id: 
             inputs.append(request.input_data)  # removed by retention: what the run began with is not known any more
         else:
             inputs.append(first.input_data)
-    if (error := request.differs_from(instance_id, found.workflow_name, inputs)) is not None:
+    if (error := request.differs_from(instance_id, found.framework, found.workflow_name, inputs)) is not None:
         raise error
+
+
+def not_found(instance_id: str) -> RunNotFoundError:
+    """The error of an id that no run has."""
+    return RunNotFoundError(f"run {instance_id!r} does not exist: check the id, and whether retention has removed it")
+
+
+def refuse_foreign(found: WorkflowInstance, action: str) -> None:
+    """Raise `EngineError` if a run is of another framework: no worker of ours would ever go on with it."""
+    if found.framework != FRAMEWORK:
+        raise EngineError(
+            f"run {found.instance_id!r} ({found.workflow_name}) cannot be changed here: it belongs to the framework "
+            f"{found.framework!r}, so {action} it there"
+        )
 
 
 def first_generation(instance_id: str) -> str:
@@ -100,7 +116,8 @@ async def retry(storage: Storage, instance_id: str, from_step: str | None) -> st
     """Store a new run `<id>~r<n>` with the input of one that ended badly and the history before `from_step`."""
     found = await storage.get_instance(instance_id)
     if found is None:
-        raise RunNotFoundError(f"there is no run {instance_id!r}")
+        raise not_found(instance_id)
+    refuse_foreign(found, "retry")
     if found.status not in (WorkflowStatus.FAILED, WorkflowStatus.CANCELLED):
         raise EngineError(f"{instance_id!r} is {found.status}: only a failed or cancelled run is tried again")
     events = [] if from_step is None else await _history_before(storage, instance_id, from_step)
@@ -188,7 +205,10 @@ class InBody:
     async def finished(self, instance_id: str, timeout: timedelta | None) -> bytes:
         self._refuse()
 
-    async def describe(self, instance_id: str) -> WorkflowInstance:
+    async def info(self, instance_id: str) -> RunInfo:
+        self._refuse()
+
+    async def steps(self, instance_id: str) -> list[StepInfo]:
         self._refuse()
 
     async def state(self, instance_id: str) -> Any:
@@ -197,7 +217,7 @@ class InBody:
     async def cancel(self, instance_id: str, reason: str = "") -> None:
         self._refuse()
 
-    def history(self, instance_id: str) -> AsyncIterator[HistoryEvent]:
+    def history(self, instance_id: str) -> AsyncIterator[HistoryEntry]:
         self._refuse()
 
 

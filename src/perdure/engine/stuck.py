@@ -1,73 +1,154 @@
-"""Stuck runs: those that are backed off after tries without progress, and those that no worker takes.
+"""Stuck runs: those that are retried with back-off after tries without progress, and those that no worker takes.
 
-A run that is backed off stays leased, to no worker, for a growing while. Why, and after how many tries, is part of the
-name that the lease has for its owner.
+The storage keeps why a run is backed off. That no worker serves a workflow is known from what the workers publish.
 """
 
+import asyncio
+import json
+import logging
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
+from contextlib import suppress
 from datetime import datetime, timedelta
 
-from perdure.model.limits import NAME_MAX
-from perdure.model.records import WorkflowInstance
-from perdure.model.states import RESUMABLE, WorkflowStatus
+from perdure.engine.codec import encode
+from perdure.engine.run_info import StuckInfo
+from perdure.errors import StorageError
+from perdure.model.limits import METADATA_MAX
+from perdure.model.records import StuckInstance, WorkerInfo, WorkflowInstance
+from perdure.model.states import RESUMABLE, TERMINAL
+from perdure.storage.contract import Storage
+from perdure.storage.stuck import BACKED_OFF
 
-PUT_OFF = "~put-off"
+log = logging.getLogger("perdure.engine")
+
 UNSERVED = timedelta(seconds=10)  # a run that could be taken for so long is taken by no worker
-_OWNER = re.compile(rf"{PUT_OFF}#(\d+):(.*)", re.DOTALL)
+WARN_SEC = 5.0  # until a caller who waits for a run that no worker serves is warned
+SAMPLE = 100  # due runs that are looked at to find the oldest
+REASON_MAX = 4000
+BEATS = 2.0  # a worker that missed so many heartbeats is not live
+BEAT_GRACE = timedelta(seconds=5)
+LONGEST_BEAT = timedelta(days=1)
+_TRIES = re.compile(r"#(\d+)(?::|$)")
 _SPACE = re.compile(r"[\s\x00-\x1f\x7f-\x9f\ud800-\udfff]+")
 
 
-@dataclass(frozen=True, slots=True)
-class StuckRun:
-    """A run that makes no progress, and why. `next_try_at` is when a worker may take it, None if any may already."""
-
-    id: str
-    workflow: str
-    status: WorkflowStatus
-    reason: str
-    tries: int = 0
-    next_try_at: datetime | None = None
-    locked_by: str | None = None
-
-    @property
-    def instance_id(self) -> str:
-        """The id."""
-        return self.id
-
-    @property
-    def workflow_name(self) -> str:
-        """The workflow's name."""
-        return self.workflow
-
-
-def stuck_owner(tries: int, error: BaseException) -> str:
-    """Whom a run is leased to while it is backed off: what was tried how often, and what came of it, in one line."""
+def reason_of(error: BaseException) -> str:
+    """Return an error as the reason for which a run is stuck, in one line."""
     message = _SPACE.sub(" ", str(error)).strip()
-    text = f"{PUT_OFF}#{tries}:{type(error).__name__}" + (f": {message}" if message else "")
-    return text if len(text) <= NAME_MAX else f"{text[: NAME_MAX - 1].rstrip()}…"
+    text = f"{type(error).__name__}: {message}" if message else type(error).__name__
+    return text if len(text) <= REASON_MAX else f"{text[: REASON_MAX - 1].rstrip()}…"
+
+
+def tries_of(owner: str | None) -> int:
+    """Return how many tries in a row ended without progress before the lease of this owner."""
+    found = _TRIES.search(owner or "")
+    return int(found[1]) if found else 0
+
+
+def is_backed_off(owner: str | None) -> bool:
+    """Return whether the owner of a lease is no worker: the lease keeps workers away."""
+    return owner is not None and owner.startswith(BACKED_OFF)
 
 
 def unclaimed_for(row: WorkflowInstance, now: datetime) -> timedelta:
-    """How long a run could have been taken by any worker; nothing for one that cannot."""
+    """Return for how long any worker could have taken a run; zero for one that cannot be taken."""
     since = row.updated_at if row.locked_by is None else row.lock_expires_at
     if row.status not in RESUMABLE or since is None:
         return timedelta(0)
     return max(now - since, timedelta(0))
 
 
-def why_stuck(row: WorkflowInstance, now: datetime, served: Collection[str]) -> StuckRun | None:
-    """Return what keeps a run from going on; None if nothing does, as far as its row tells."""
-    found = _OWNER.fullmatch(row.locked_by or "")
-    about = row.instance_id, row.workflow_name, row.status
+def stuck_info(
+    row: WorkflowInstance, found: StuckInstance | None, now: datetime, served: Collection[str] | None
+) -> StuckInfo | None:
+    """Return why a run makes no progress; None if it does. `served` are the workflows with a live worker."""
     if found is not None:
-        return StuckRun(*about, found[2], int(found[1]), row.lock_expires_at, row.locked_by)
+        return StuckInfo(found.reason, found.since, found.next_retry_at if is_backed_off(row.locked_by) else None)
     waited = unclaimed_for(row, now)
-    if row.framework != "perdure" or row.workflow_name in served or waited < UNSERVED:
+    if served is None or row.workflow_name in served or waited < UNSERVED:
         return None
     reason = (
-        f"no worker has taken it for {waited.total_seconds():.0f} s, and {row.workflow_name!r} is not served here: was "
-        "the workflow renamed or deleted, or is its worker not running?"
+        f"no worker has taken the run for {waited.total_seconds():.0f} s, and no live worker serves workflow "
+        f"{row.workflow_name!r}: was it renamed or deleted, or is its worker not running?"
     )
-    return StuckRun(*about, reason, locked_by=row.locked_by)
+    return StuckInfo(reason, now - waited)
+
+
+async def oldest_due(storage: Storage) -> timedelta | None:
+    """Return for how long the oldest run that a worker could execute has not been taken; None if there is none."""
+    found = await storage.find_resumable_workflows(SAMPLE)
+    if not found:
+        return None
+    now = await storage.current_time()
+    rows = await storage.get_instances([each.instance_id for each in found])
+    return max((unclaimed_for(row, now) for row in rows if row is not None), default=None)
+
+
+# What workers serve.
+
+
+def published(workflows: Collection[str], lease_sec: float) -> bytes:
+    """Return what a worker says of itself. Too many names are left out: then it counts as one that serves all."""
+    info = encode({"workflows": sorted(workflows), "lease_sec": lease_sec})
+    return info if len(info) <= METADATA_MAX else encode({"lease_sec": lease_sec})
+
+
+async def served_names(storage: Storage) -> Collection[str] | None:
+    """Return the names of the workflows that live workers serve; None if one of them may serve any."""
+    now = await storage.current_time()
+    names: set[str] = set()
+    for worker in await storage.list_workers(alive_within=LONGEST_BEAT):
+        about = _about(worker)
+        if now - worker.beat_at > _patience(about):
+            continue
+        known = about.get("workflows")
+        if not isinstance(known, list):
+            return None
+        names.update(known)
+    return names
+
+
+class UnservedWarning:
+    """Warns a caller that waits for a run whose workflow no live worker serves: once, after some seconds."""
+
+    def __init__(self, storage: Storage, instance_id: str) -> None:
+        self._storage, self._id = storage, instance_id
+        self._task: asyncio.Task[None] | None = None
+        self._timer = asyncio.get_running_loop().call_later(WARN_SEC, self._begin)
+
+    def stop(self) -> None:
+        """The caller waits no longer."""
+        self._timer.cancel()
+        if self._task is not None:
+            self._task.cancel()
+
+    def _begin(self) -> None:
+        self._task = asyncio.create_task(self._warn())
+
+    async def _warn(self) -> None:
+        with suppress(StorageError):
+            row, served = await self._storage.get_instance(self._id), await served_names(self._storage)
+            if row is None or row.status in TERMINAL or served is None or row.workflow_name in served:
+                return
+            log.warning(
+                "run %s (%s) has not ended after %g s, and no live worker serves its workflow: start an App that "
+                "serves it, or check whether the workflow was renamed",
+                self._id,
+                row.workflow_name,
+                WARN_SEC,
+                extra={"run_id": self._id, "workflow": row.workflow_name},
+            )
+
+
+def _about(worker: WorkerInfo) -> dict[str, object]:
+    try:
+        found = json.loads(worker.info or b"{}")
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _patience(about: dict[str, object]) -> timedelta:
+    seconds = about.get("lease_sec")
+    return BEAT_GRACE + timedelta(seconds=BEATS * seconds if isinstance(seconds, int | float) else 60.0)

@@ -39,15 +39,22 @@ class TaskHealth:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """How an App or Client is: whether its database answers, and how its background tasks are."""
+    """How an App or Client is, for readiness probes.
+
+    `database` is whether the database answers, `migrations` whether it has every migration of this release, `tasks` the
+    background tasks, and `oldest_due_sec` for how long the oldest run that a worker could execute has not been taken:
+    None if there is no such run.
+    """
 
     database: bool
     tasks: tuple[TaskHealth, ...] = ()
+    migrations: bool = True
+    oldest_due_sec: float | None = None
 
     @property
     def ok(self) -> bool:
-        """Whether the database answers and every background task runs and has recovered from its last failure."""
-        return self.database and all(each.alive and not each.failures for each in self.tasks)
+        """Whether the database answers and is migrated, and each background task runs and recovered from failures."""
+        return self.database and self.migrations and all(each.alive and not each.failures for each in self.tasks)
 
 
 class Outage:

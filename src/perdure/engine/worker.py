@@ -3,14 +3,13 @@
 It is woken, by hints or by the time the next thing is due, and looks for work then: due timers and time-outs, messages
 to deliver, runs to take. Whatever it finds it takes in batches. A hint may be lost, so it looks now and then anyway.
 
-A run that ended a try without progress is put off: it stays leased, to nobody, for a growing while. How often that
-happened stands behind the `#` of the lease's owner.
+A run that ended a try without progress is retried with back-off: it stays leased, to no worker, for a growing while.
+How often that happened stands behind the `#` of the lease's owner, and why, in a row of the storage.
 """
 
 import asyncio
 import logging
 import random
-import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -28,7 +27,7 @@ from perdure.engine.guard import came_by_signal, is_cancelled
 from perdure.engine.heartbeat import Heartbeat
 from perdure.engine.hooks import Hooks
 from perdure.engine.journal import Entry, Shared, appending
-from perdure.engine.log import reason_of, seconds
+from perdure.engine.log import seconds, summary_of
 from perdure.engine.relay import Relay
 from perdure.engine.results import Results
 from perdure.engine.retention import Retention, sweep_for_ever
@@ -36,7 +35,7 @@ from perdure.engine.rollback import Rollback
 from perdure.engine.run import Run
 from perdure.engine.slots import Slot, Slots
 from perdure.engine.starting import start_tick
-from perdure.engine.stuck import PUT_OFF, UNSERVED, stuck_owner, unclaimed_for
+from perdure.engine.stuck import UNSERVED, is_backed_off, published, reason_of, tries_of, unclaimed_for
 from perdure.engine.supervision import Supervised, Supervisor
 from perdure.errors import (
     CommitUnknownError,
@@ -72,7 +71,6 @@ ENDING_SEC = 1.0  # how long what is cancelled at the end of the grace time may 
 WORK_LOOP = "work loop"
 NAMES_SHOWN = 5  # of workflows or runs in one log message
 RELEASE_SEC = 3.0  # and how long the database may take to give leases back
-_TRIES = re.compile(r"#(\d+)(?::|$)")
 
 
 class Worker:
@@ -218,7 +216,7 @@ class Worker:
         hurry.cancel()
 
     async def _set_clock(self) -> None:
-        await self.storage.beat_worker(self.worker_id)
+        await self.storage.beat_worker(self.worker_id, published(self._workflows, self.lease_sec))
         before = steady()
         for worker in await self.storage.list_workers():
             if worker.worker_id == self.worker_id:
@@ -570,6 +568,9 @@ class Worker:
             else:
                 await self._put_off(run, lease, error, 0 if run.progressed else tries)
         else:
+            if tries:
+                with suppress(StorageError):  # the row is void: the run made progress
+                    await self.storage.clear_stuck([run.id])
             await self._ended(run, end)
 
     async def _drive_on(self, run: Driven, lease: Lease) -> tuple[Driven, End]:
@@ -653,12 +654,11 @@ class Worker:
         if patience > 1:
             pause *= random.uniform(0.75, 1.25)  # nosec B311 # those that died together do not meet again
         try:
-            await self.storage.release_lock(run.id, lease.worker_id, lease=lease)
-            await self.storage.acquire_locks([run.id], stuck_owner(tries, error), pause)
+            await self.storage.back_off(lease, tries, reason_of(error), pause)
         except StorageError as refused:
             log.debug("run %s (%s) waits for its lease to expire: %s", *_about(run).values(), refused)
         again = timedelta(seconds=pause)
-        self.happened(RunStuck(run.id, run.workflow.name, self.now(), reason_of(error), tries, again))
+        self.happened(RunStuck(run.id, run.workflow.name, self.now(), summary_of(error), tries, again))
         if not isinstance(error, EngineError):  # unexpected, so the traceback says where it comes from
             log.debug("run %s (%s) is stuck because of this error", *_about(run).values(), exc_info=error)
 
@@ -744,16 +744,12 @@ def _about(run: Driven) -> dict[str, object]:
 
 def _tries(owner: str | None) -> int:
     """How many tries in a row had ended without progress, with the one that this owner did not end."""
-    if owner is None:
-        return 0
-    found = _TRIES.search(owner)
-    before = int(found[1]) if found else 0
-    return before + 1 if _is_death(owner) else before
+    return tries_of(owner) + 1 if _is_death(owner) else tries_of(owner)
 
 
 def _is_death(owner: str | None) -> bool:
     """Whether the owner of a lease that ran out is a worker: it died, or lost the database."""
-    return owner is not None and not owner.startswith(PUT_OFF)
+    return owner is not None and not is_backed_off(owner)
 
 
 def _deaths(count: int) -> WorkerDiedError:

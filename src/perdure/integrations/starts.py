@@ -16,8 +16,10 @@ from perdure.database.operation import Operation, Work
 from perdure.database.statements import Call
 from perdure.engine import ambient, names
 from perdure.engine.codec import encode
-from perdure.engine.handles import Handle, Runs, StartRequest
+from perdure.engine.handles import RunHandle, Runs, StartRequest
+from perdure.engine.run_info import RunInfo
 from perdure.engine.starting import BEGIN, DEADLINE, first_generation, new_id
+from perdure.engine.step_info import HistoryEntry, StepInfo
 from perdure.errors import EngineError, InstanceExistsError, SchemaError, StorageError, TransactionError
 from perdure.integrations.foreign import Foreign, at_once, drive, recognised
 from perdure.model.records import HistoryEvent, TimerSubscription, WorkflowInstance
@@ -52,21 +54,23 @@ RELEASE SAVEPOINT perdure_start
 ROLLBACK TO SAVEPOINT perdure_start
 
 -- find
-SELECT instance_id, workflow_name, input_data, continued_from FROM workflow_instances WHERE instance_id = :instance_id
+SELECT instance_id, framework, workflow_name, input_data, continued_from
+  FROM workflow_instances WHERE instance_id = :instance_id
 
 -- find [mysql]
 -- Differs because bytes are the same in every character set that a session may read in.
-SELECT CAST(instance_id AS BINARY), CAST(workflow_name AS BINARY), CAST(input_data AS BINARY),
+SELECT CAST(instance_id AS BINARY), framework, CAST(workflow_name AS BINARY), CAST(input_data AS BINARY),
        CAST(continued_from AS BINARY)
   FROM workflow_instances WHERE instance_id = :instance_id
 
 -- find_again
 -- After an insert that met the id.
-SELECT instance_id, workflow_name, input_data, continued_from FROM workflow_instances WHERE instance_id = :instance_id
+SELECT instance_id, framework, workflow_name, input_data, continued_from
+  FROM workflow_instances WHERE instance_id = :instance_id
 
 -- find_again [mysql]
 -- Differs because the transaction's snapshot may be older than the row: only a locking read sees it.
-SELECT CAST(instance_id AS BINARY), CAST(workflow_name AS BINARY), CAST(input_data AS BINARY),
+SELECT CAST(instance_id AS BINARY), framework, CAST(workflow_name AS BINARY), CAST(input_data AS BINARY),
        CAST(continued_from AS BINARY)
   FROM workflow_instances WHERE instance_id = :instance_id LOCK IN SHARE MODE
 
@@ -91,20 +95,20 @@ VALUES (:workflow_name, :source_hash, :source_code, {now}) {on_conflict_do_nothi
 )
 
 
-async def start_in(connection: object, request: StartRequest, decode: Callable[[bytes], R]) -> Handle[R]:
+async def start_in(connection: object, request: StartRequest, decode: Callable[[bytes], R]) -> RunHandle[R]:
     """Write a start into the transaction that an async connection has open."""
     foreign = recognised(connection)
     if foreign.blocking:
         raise TypeError(_use(connection, "a blocking connection", "start_sync(…)"))
-    return Handle((_runs(foreign), await _start(foreign, request)), decode)
+    return RunHandle((_runs(foreign), await _start(foreign, request)), decode)
 
 
-def start_in_sync(connection: object, request: StartRequest, decode: Callable[[bytes], R]) -> Handle[R]:
+def start_in_sync(connection: object, request: StartRequest, decode: Callable[[bytes], R]) -> RunHandle[R]:
     """Write a start into the transaction that a blocking connection has open."""
     foreign = recognised(connection)
     if not foreign.blocking:
         raise TypeError(_use(connection, "an async connection", "`await start(…)`"))
-    return Handle((_runs(foreign), at_once(_start(foreign, request))), decode)
+    return RunHandle((_runs(foreign), at_once(_start(foreign, request))), decode)
 
 
 def _use(connection: object, kind: str, call: str) -> str:
@@ -208,12 +212,12 @@ def _is_there(request: StartRequest, find: Call) -> Operation[bool]:
     rows = yield find
     if not rows or rows[0][0] != request.id:
         return False
-    id, name, data, recurred = rows[0]
+    id, framework, name, data, recurred = rows[0]
     inputs = [data.encode()]
     if recurred is not None:
         first = yield S.find_first(instance_id=first_generation(str(request.id)))
         inputs.append(first[0][0].encode() if first else request.input_data)
-    if (error := request.differs_from(id, name, inputs)) is not None:
+    if (error := request.differs_from(id, framework, name, inputs)) is not None:
         raise error
     return True
 
@@ -264,8 +268,11 @@ class Later:
     async def finished(self, instance_id: str, timeout: timedelta | None) -> bytes:
         return await ambient.current_app().finished(instance_id, timeout)
 
-    async def describe(self, instance_id: str) -> WorkflowInstance:
-        return await ambient.current_app().describe(instance_id)
+    async def info(self, instance_id: str) -> RunInfo:
+        return await ambient.current_app().info(instance_id)
+
+    async def steps(self, instance_id: str) -> list[StepInfo]:
+        return await ambient.current_app().steps(instance_id)
 
     async def state(self, instance_id: str) -> Any:
         return await ambient.current_app().state(instance_id)
@@ -273,7 +280,7 @@ class Later:
     async def cancel(self, instance_id: str, reason: str = "") -> None:
         await ambient.current_app().cancel(instance_id, reason)
 
-    def history(self, instance_id: str) -> AsyncIterator[HistoryEvent]:
+    def history(self, instance_id: str) -> AsyncIterator[HistoryEntry]:
         return ambient.current_app().history(instance_id)
 
 

@@ -13,6 +13,7 @@ EVENT_TYPE_MAX = 100
 PAYLOAD_MAX = 8 * 1024 * 1024
 METADATA_MAX = 64 * 1024
 PAGE_MAX = 1000
+COUNT_MAX = 1_000_000  # that a count goes up to
 WAITS_MAX = 25_000  # of one instance at once; the engine allows 10,000 steps, each with at most two
 EVERYTHING = 2**62
 NUMBER_MAX = 2**63 - 1
@@ -93,6 +94,13 @@ def number(value: int, kind: str, most: int = NUMBER_MAX) -> int:
     """An id, or where to go on from one: 64 bits, as in every database. What is counted on from here has to be less."""
     if not isinstance(value, int) or isinstance(value, bool) or not -most <= value <= most:
         raise LimitError(f"{kind} must be a whole number from -{most} to {most}, not {str(value)[:40]}")
+    return value
+
+
+def count(value: int, kind: str, most: int = EVERYTHING) -> int:
+    """A number of things; `LimitError` if it is none, or above `most`."""
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
+        raise LimitError(f"{kind} must be a whole number from 0 to {most}, not {value!r}")
     return value
 
 

@@ -34,6 +34,9 @@ class ChannelMode(StrEnum):
     DIRECT = "direct"
 
 
+FRAMEWORK = "perdure"  # of our instances; the rest of the family keeps its own in the same table
+
+
 @dataclass(frozen=True, slots=True)
 class WorkflowInstance:
     """One execution of a workflow."""
@@ -118,6 +121,7 @@ class ListInstancesOptions:
     started_before: datetime | None = None
     input_filters: Mapping[str, str | bool | int | float | None] = field(default_factory=dict)
     framework: str | None = "perdure"
+    workflow_name: str | None = None  # the whole name, which an index serves; the filter above looks for a part
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,6 +346,27 @@ class WorkerInfo:
     started_at: datetime
     beat_at: datetime
     info: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StuckInstance:
+    """An instance whose tries end without progress, and why."""
+
+    instance_id: str
+    reason: str
+    tries: int
+    since: datetime
+    next_retry_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredWait:
+    """What an instance waits for: a message of a channel, or, without one, a time."""
+
+    instance_id: str
+    activity_id: str
+    channel: str | None = None
+    until: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)

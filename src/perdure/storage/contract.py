@@ -12,6 +12,7 @@ from typing import Protocol
 
 from perdure.database.backends.base import Executor
 from perdure.errors import StorageError
+from perdure.model.limits import COUNT_MAX
 from perdure.model.records import (
     ArchivedHistoryEvent,
     ChannelDeliveryResult,
@@ -27,8 +28,10 @@ from perdure.model.records import (
     OutboxStatus,
     OutgoingMessage,
     PaginationResult,
+    RegisteredWait,
     ResumableWorkflow,
     StaleWorkflowInfo,
+    StuckInstance,
     Suspension,
     SystemLease,
     TimerSubscription,
@@ -120,6 +123,12 @@ class InstanceManager(Protocol):
     async def list_instances(self, options: ListInstancesOptions | None = None) -> PaginationResult:
         """A page of the instances for which every filter holds, by start time and id, both descending."""
 
+    async def count_instances(self, options: ListInstancesOptions | None = None, *, limit: int = COUNT_MAX) -> int:
+        """The number of instances that a listing with these filters has in all its pages, at most `limit`."""
+
+    async def list_workflow_names(self) -> list[str]:
+        """The names of the workflows that own instances are of, sorted."""
+
     async def find_resumable_workflows(
         self, limit: int = 0, *, workflow_names: Sequence[str] | None = None
     ) -> list[ResumableWorkflow]:
@@ -127,6 +136,9 @@ class InstanceManager(Protocol):
 
     async def delete_instances(self, older_than: timedelta, limit: int = 0) -> int:
         """Delete own instances that ended longer ago than that, with all that is theirs; gives their number."""
+
+    async def delete_ended(self, instance_ids: Sequence[str]) -> list[bool]:
+        """Delete these own instances with all that is theirs, each that has ended: whether it was, in order."""
 
 
 class LockManager(Protocol):
@@ -154,6 +166,18 @@ class LockManager(Protocol):
     async def cleanup_stale_locks(self, timeout_sec: float = 0) -> list[StaleWorkflowInfo]:
         """Clear own leases that expired more than `timeout_sec` ago; gives the running and compensating ones."""
 
+    async def back_off(self, lease: Lease, tries: int, reason: str, pause_sec: float) -> None:
+        """End a lease after so many tries without progress, and let no worker take the instance for a while."""
+
+    async def clear_stuck(self, instance_ids: Sequence[str]) -> None:
+        """Forget that these instances were stuck."""
+
+    async def get_stuck(self, instance_ids: Sequence[str]) -> list[StuckInstance | None]:
+        """Why each of these instances is stuck, in the order of their ids; None for one that is not."""
+
+    async def list_stuck(self, limit: int = 0, *, after: tuple[datetime, str] | None = None) -> list[StuckInstance]:
+        """Stuck instances, those that have been so for longest first; `after` is the last one's `since` and id."""
+
 
 class HistoryManager(Protocol):
     """What an instance has done, in order."""
@@ -174,6 +198,9 @@ class HistoryManager(Protocol):
 
     async def get_last_event(self, instance_id: str, event_type: str) -> HistoryEvent | None:
         """The newest event of a type, or None; the archive does not count."""
+
+    async def get_events(self, instance_ids: Sequence[str], activity_ids: Sequence[str]) -> list[HistoryEvent]:
+        """The events that these instances have of these activities, by instance and in order."""
 
 
 class TimerSubscriptionManager(Protocol):
@@ -212,6 +239,9 @@ class TimerSubscriptionManager(Protocol):
 
     async def suspend_instances(self, items: Sequence[tuple[Lease, Sequence[Wait]]]) -> list[Suspension | StorageError]:
         """Suspend many instances in one commit: a result or an error for each, in order."""
+
+    async def get_waits(self, instance_ids: Sequence[str]) -> list[RegisteredWait]:
+        """What these instances wait for, as far as it is registered: by instance and activity."""
 
     async def next_due_at(self) -> datetime | None:
         """When the first timer, time-out or running lease of an own instance is or was due; None if there is none."""
@@ -424,6 +454,9 @@ class SystemLockManager(Protocol):
     ) -> list[WorkerInfo]:
         """The workers, the longest running first; with `alive_within` only those heard of since then."""
 
+    async def current_time(self) -> datetime:
+        """The database's clock, by which every time is judged."""
+
 
 class HistoryArchiveManager(Protocol):
     """Histories of finished generations."""
@@ -459,6 +492,9 @@ class Storage(
 
     async def initialize(self) -> None:
         """Connect and bring the schema up to date; any number of processes may do it at once."""
+
+    async def pending_migrations(self) -> list[str]:
+        """The versions of the schema that this release knows and the database lacks."""
 
     async def close(self) -> None:
         """Give every connection back."""

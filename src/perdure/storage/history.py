@@ -56,6 +56,11 @@ class History(Transactions):
         kind = str(limits.name(event_type, "event_type", limits.EVENT_TYPE_MAX))
         return await self._read(_last, limits.name(instance_id, "instance_id"), kind)
 
+    async def get_events(self, instance_ids: Sequence[str], activity_ids: Sequence[str]) -> list[HistoryEvent]:
+        """The events that these instances have of these activities, by instance and in order."""
+        ids, activities = list(transactions.bounded(instance_ids)), list(transactions.bounded(activity_ids))
+        return await self._read(_events, ids, activities) if ids and activities else []
+
 
 def event_params(event: HistoryEvent) -> dict[str, object]:
     """An event as the parameters of its insert, checked."""
@@ -258,6 +263,13 @@ def _count(instance_id: str) -> Operation[int]:
 def _last(instance_id: str, event_type: str) -> Operation[HistoryEvent | None]:
     rows = yield S.last(instance_id=instance_id, event_type=event_type)
     return from_row(rows[0]) if rows else None
+
+
+def _events(ids: list[str], activities: list[str]) -> Operation[list[HistoryEvent]]:
+    found = [from_row(row) for row in (yield S.of_activities(ids=ids, activities=activities))]
+    # MySQL finds `a` under `a `
+    asked = [event for event in found if event.instance_id in ids and event.activity_id in activities]
+    return sorted(asked, key=lambda event: (event.instance_id, event.id))
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from perdure.errors import (
     WorkflowNotCancellableError,
 )
 from perdure.model import limits
-from perdure.model.records import HistoryEventType, Lease, ResumableWorkflow, WorkflowInstance
+from perdure.model.records import FRAMEWORK, HistoryEventType, Lease, ResumableWorkflow, WorkflowInstance
 from perdure.model.states import RESUMABLE as CLAIMABLE
 from perdure.model.states import TERMINAL, WAITING, WorkflowStatus, sources_of
 from perdure.storage import channels, fences, history, waits
@@ -29,7 +29,6 @@ T = TypeVar("T")
 S = room("instances")
 WAITS = room("waits")
 
-FRAMEWORK = "perdure"
 FAILED_ACTIVITY = "workflow_failed"
 CANCELLED_ACTIVITY = "workflow_cancelled"
 QUICK_PAGE = 100  # more rows than that are read beside the event loop
@@ -118,6 +117,15 @@ class Instances(Wakeups):
         """Delete own instances that ended longer ago than that, with all that is theirs; gives their number."""
         age, page = limits.span(older_than, "older_than"), limits.page(limit, 100)
         return await self._run(Work(lambda: _delete(age, page)))
+
+    async def delete_ended(self, instance_ids: Sequence[str]) -> list[bool]:
+        """Delete these own instances with all that is theirs, each that has ended: whether it was, in order.
+
+        What a live run continues from stays, as in `delete_instances`.
+        """
+        ids = sorted({limits.name(each, "instance_id") for each in bounded(instance_ids)})
+        deleted = await self._run(Work(lambda: _delete_ended(ids))) if ids else set()
+        return [each in deleted for each in instance_ids]
 
     async def _announce_first(
         self, works: Sequence[Work[T] | StorageError], abouts: Sequence[Payload | None]
@@ -382,8 +390,18 @@ _named: dict[int, Statement] = {}
 
 def _delete(age_sec: float, limit: int) -> Operation[int]:
     ids = [row[0] for row in (yield S.finished(age_sec=age_sec, limit=limit))]
-    if not ids:
-        return 0
+    return (yield from _remove(ids)) if ids else 0
+
+
+def _delete_ended(ids: list[str]) -> Operation[set[str]]:
+    rows = yield S.ended(ids=ids)  # by their ids: asked for the framework as well, SQLite would read all of it
+    ended = sorted({row[0] for row in rows if row[1] == FRAMEWORK}.intersection(ids))
+    if ended:
+        yield from _remove(ended)
+    return set(ended)
+
+
+def _remove(ids: list[str]) -> Operation[int]:
     yield S.unlink(ids=ids)
     deleted: int = yield S.delete(ids=ids)
     return deleted

@@ -49,6 +49,18 @@ class Listing(Transactions):
         search = _search(options or ListInstancesOptions(), self._backend.driver)
         return await (self._scan if search.reads_much else self._read)(_page, search)
 
+    async def count_instances(
+        self, options: ListInstancesOptions | None = None, *, limit: int = limits.COUNT_MAX
+    ) -> int:
+        """The number of instances that a listing with these filters has in all its pages, at most `limit`."""
+        most = limits.count(limit, "limit", limits.COUNT_MAX)
+        search = _search(options or ListInstancesOptions(), self._backend.driver)._replace(place={})
+        return await self._scan(_count, search, most)
+
+    async def list_workflow_names(self) -> list[str]:
+        """The names of the workflows that own instances are of, sorted."""
+        return sorted(await self._scan(_names))
+
 
 class _Search(NamedTuple):
     """Options, checked: fragments with their parameters, and what Python has the last word on."""
@@ -56,6 +68,7 @@ class _Search(NamedTuple):
     dialect: str
     limit: int
     framework: str | None
+    statuses: tuple[str | None, ...]
     fragments: tuple[str, ...]
     conditions: tuple[tuple[str, str], ...]
     params: Mapping[str, object]
@@ -71,6 +84,8 @@ def _search(options: ListInstancesOptions, driver: Rendering) -> _Search:
     if options.framework is not None:
         limits.name(options.framework, "framework", FRAMEWORK_MAX)
     status, before = _status(options.status_filter), limits.moment(options.started_before, "started_before")
+    workflow = options.workflow_name and limits.name(options.workflow_name, "workflow_name")
+    base = "of_one_workflow" if workflow else "in_one_state" if status else "in_any_state"
     given = {
         "started_after": limits.moment(options.started_after, "started_after"),
         "started_before": before,
@@ -88,9 +103,10 @@ def _search(options: ListInstancesOptions, driver: Rendering) -> _Search:
         dialect=driver.name,
         limit=limits.page(options.limit, PAGE),
         framework=options.framework,
-        fragments=("in_one_state" if status else "in_any_state", *params),
+        statuses=tuple(each.value for each in WorkflowStatus) if workflow and not status else (status,),
+        fragments=(base, *params),
         conditions=tuple(zip(inputs, conditions, strict=True)),
-        params={**params, "status": status, **{f"input_{n}": arg for n, arg in enumerate(args, 1)}},
+        params={**params, "workflow": workflow, **{f"input_{n}": arg for n, arg in enumerate(args, 1)}},
         inputs=inputs,
         place=place,
     )
@@ -132,14 +148,50 @@ def _text(at: datetime) -> str:
 
 
 def _page(search: _Search) -> Operation[PaginationResult]:
-    frameworks = [search.framework] if search.framework is not None else (yield from _frameworks())
+    branches = yield from _branches(search)
     rows: list[tuple[Any, ...]] = []
-    for framework in frameworks:
-        rows += yield from _rows(search, framework)
-    if len(frameworks) > 1:
+    for framework, status in branches:
+        rows += yield from _rows(search, framework, status)
+    if len(branches) > 1:
         rows.sort(key=lambda row: (row[_STARTED], row[_ID]), reverse=True)
     page, more = rows[: search.limit], len(rows) > search.limit
     return PaginationResult([from_row(row) for row in page], _token(page[-1]) if more else None, more)
+
+
+def _branches(search: _Search) -> Operation[list[tuple[str, str | None]]]:
+    """What an index has in order, each by itself: a framework, and of one workflow a state."""
+    frameworks = [search.framework] if search.framework is not None else (yield from _frameworks())
+    return [(framework, status) for framework in frameworks for status in search.statuses]
+
+
+def _count(search: _Search, limit: int) -> Operation[int]:
+    found = 0
+    for framework, status in (yield from _branches(search)):
+        if found < limit:
+            found += yield from _count_branch(search, framework, status, limit - found)
+    return found
+
+
+def _count_branch(search: _Search, framework: str, status: str | None, limit: int) -> Operation[int]:
+    if not search.inputs:
+        statement = _statement(search.dialect, search.fragments, (), "counted")
+        ((count,),) = yield statement(**search.params, framework=framework, status=status, limit=limit)
+        return int(count)
+    count, search = 0, search._replace(limit=limits.PAGE_MAX)
+    while True:
+        rows = yield from _rows(search, framework, status)
+        count = min(count + len(rows[: search.limit]), limit)
+        if len(rows) <= search.limit or count == limit:
+            return count
+        search = search._replace(place=_place(_token(rows[search.limit - 1])))
+
+
+def _names() -> Operation[list[str]]:
+    """A step along an index for each name."""
+    found = [""]
+    while rows := (yield S.workflow(workflow=found[-1])):
+        found.append(rows[0][0])
+    return found[1:]
 
 
 def _frameworks() -> Operation[list[str]]:
@@ -150,7 +202,7 @@ def _frameworks() -> Operation[list[str]]:
     return found
 
 
-def _rows(search: _Search, framework: str) -> Operation[list[tuple[Any, ...]]]:
+def _rows(search: _Search, framework: str, status: str | None) -> Operation[list[tuple[Any, ...]]]:
     """The page and, if there is more, one row. What Python turns down is made up for by reading on."""
     wanted = batch = search.limit + 1
     place = search.place
@@ -160,7 +212,7 @@ def _rows(search: _Search, framework: str) -> Operation[list[tuple[Any, ...]]]:
         if place:  # it is the lower of the two bounds, and with two of them SQLite may begin at the wrong one
             fragments = (*(name for name in fragments if name != "started_before"), "after")
         statement = _statement(search.dialect, fragments, search.conditions)
-        rows = yield statement(**search.params, **place, framework=framework, limit=batch)
+        rows = yield statement(**search.params, **place, framework=framework, status=status, limit=batch)
         found += [row for row in rows if filters.matches(row[_INPUT], search.inputs)] if search.inputs else rows
         if len(rows) < batch or len(found) >= wanted:
             return found[:wanted]
@@ -168,8 +220,10 @@ def _rows(search: _Search, framework: str) -> Operation[list[tuple[Any, ...]]]:
 
 
 @lru_cache(256)
-def _statement(dialect: str, fragments: tuple[str, ...], conditions: tuple[tuple[str, str], ...]) -> Statement:
-    """The room's fragments as one statement of a dialect."""
+def _statement(
+    dialect: str, fragments: tuple[str, ...], conditions: tuple[tuple[str, str], ...], what: str = "page"
+) -> Statement:
+    """The room's fragments as one statement of a dialect: for the rows of a page, or their number."""
 
     def fragment(name: str) -> str:
         return getattr(S, name).parts(dialect)[0]  # type: ignore[no-any-return]
@@ -177,7 +231,8 @@ def _statement(dialect: str, fragments: tuple[str, ...], conditions: tuple[tuple
     inputs = [
         fragment("input").replace("path", path).replace(":condition", condition) for path, condition in conditions
     ]
-    statement = Statement("listing.page")
-    texts = [fragment("select"), *map(fragment, fragments), *inputs, fragment("order")]
+    statement = Statement(f"listing.{what}")
+    first, last = ("select", "order") if what == "page" else ("count", "counted")
+    texts = [fragment(first), *map(fragment, fragments), *inputs, fragment(last)]
     statement.texts[dialect] = ("\n".join(texts),)
     return statement

@@ -19,8 +19,9 @@ from perdure.storage.history import History
 from perdure.storage.instances import Instances
 from perdure.storage.listing import Listing
 from perdure.storage.locks import Locks
-from perdure.storage.migrations import find_schema, migrate, reset
+from perdure.storage.migrations import find_schema, migrate, missing, reset
 from perdure.storage.outbox import Outbox
+from perdure.storage.stuck import Stuck
 from perdure.storage.system_locks import SystemLocks
 from perdure.storage.timers import Timers
 from perdure.storage.wakeups import Wakeups
@@ -33,6 +34,7 @@ class Rooms(
     Instances,
     Listing,
     Locks,
+    Stuck,
     History,
     Archive,
     Compensations,
@@ -68,6 +70,10 @@ class Rooms(
     async def _locate(self, script: Script) -> str:
         """The schema that holds the tables, where a database has several."""
         return ""
+
+    async def pending_migrations(self) -> list[str]:
+        """The versions of the schema that this release knows and the database lacks."""
+        return await missing(self.db(), self._backend.driver.name, self.schema)
 
     async def _connect(self) -> None:
         if not self._opened:

@@ -22,7 +22,15 @@ from perdure.errors import (
 )
 from perdure.model import limits
 from perdure.model.matching import Match, match_of
-from perdure.model.records import ChannelMode, ChannelWait, HistoryEventType, Lease, Suspension, TimerWait
+from perdure.model.records import (
+    ChannelMode,
+    ChannelWait,
+    HistoryEventType,
+    Lease,
+    RegisteredWait,
+    Suspension,
+    TimerWait,
+)
 from perdure.model.states import WAITING, WorkflowStatus
 from perdure.storage import channels, fences, matching
 from perdure.storage.sql import room
@@ -106,6 +114,11 @@ class Waits(Wakeups):
     async def get_channel_waits(self, instance_id: str) -> list[ChannelWait]:
         """The waits for messages that an instance has registered, in the order they were made."""
         return await self._read(_channel_waits, limits.name(instance_id, "instance_id"))
+
+    async def get_waits(self, instance_ids: Sequence[str]) -> list[RegisteredWait]:
+        """What these instances wait for, as far as it is registered: by instance and activity."""
+        ids = list(bounded(instance_ids))
+        return await self._read(_waits_of, ids) if ids else []
 
     async def pending_waits(self, instance_id: str, waits: Sequence[ChannelWait]) -> list[str]:
         """Which of these waits, registered or not, may have a message by now: their activities. This only reads."""
@@ -313,6 +326,14 @@ def _channel_waits(instance_id: str) -> Operation[list[ChannelWait]]:
     return [
         ChannelWait(channel, activity_id, utc_or_none(timeout_at))
         for _, channel, activity_id, timeout_at in sorted(rows, key=lambda row: row[0])
+    ]
+
+
+def _waits_of(ids: list[str]) -> Operation[list[RegisteredWait]]:
+    rows = [row for row in (yield S.waits_of(ids=ids)) if row[0] in ids]  # MySQL finds `a` under `a `
+    return [
+        RegisteredWait(instance_id, activity_id, channel, utc_or_none(until))
+        for instance_id, activity_id, channel, until in sorted(rows, key=lambda row: (row[0], row[1]))
     ]
 
 

@@ -1,6 +1,6 @@
 """Workers: who works on this database, and when it was last heard of, by the database's clock."""
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from perdure.database.operation import Operation, Work, raw, utc
 from perdure.model import limits
@@ -29,6 +29,15 @@ class Workers(Transactions):
         """The workers, the longest running first; with `alive_within` only those heard of since then."""
         alive_sec = None if alive_within is None else limits.span(alive_within, "alive_within")
         return await self._scan(_list, alive_sec, limits.some(limit))
+
+    async def current_time(self) -> datetime:
+        """The database's clock, by which every time is judged."""
+        return await self._read(_now)
+
+
+def _now() -> Operation[datetime]:
+    ((now,),) = yield S.now()
+    return utc(now)
 
 
 def _beat(worker_id: str, info: str | None) -> Operation[None]:

@@ -9,15 +9,16 @@ from datetime import timedelta
 from itertools import count
 from typing import TypeVar
 
-from perdure import Client, Handle, Workflow
+from perdure import Client, HistoryEntry, RunHandle, Workflow
 from perdure.engine.codec import encode
 from perdure.engine.messages import Outgoing
 from perdure.errors import CommitUnknownError, DatabaseUnavailableError, TransactionConflictError
-from perdure.model.records import HistoryEvent, OutgoingMessage, WorkflowInstance
+from perdure.model.records import OutgoingMessage, WorkflowInstance
 from perdure.model.states import WAITING
 from tests.engine.rig import workflows as w
 from tests.engine.rig.crew import until
 from tests.engine.rig.workflows import Account
+from tests.engine.waiting import row_of
 
 T = TypeVar("T")
 
@@ -89,20 +90,20 @@ class Driver:
 
     async def _start(
         self, workflow: Workflow[..., Account], expected: list[str | int] | None, *args: object, key: str = ""
-    ) -> Handle[Account]:
+    ) -> RunHandle[Account]:
         id = key or self._key()
         self.told.expected[id] = expected
         handle = await self.persist(lambda: workflow.options(id=id, timeout=LIMIT).start(*args))
         self.told.started.append(id)
         return handle
 
-    async def _finish(self, handle: Handle[Account]) -> None:
+    async def _finish(self, handle: RunHandle[Account]) -> None:
         try:
             self.told.results[handle.id] = await self.persist(lambda: handle.result(RESULT_SEC))
         except TimeoutError:
-            row = await self.persist(handle.describe)
+            row = await self.persist(lambda: row_of(handle))
             raise AssertionError(f"stuck: {handle.id} did not end within {RESULT_SEC} s: {row}") from None
-        self.told.ended[handle.id] = await self.persist(handle.describe)
+        self.told.ended[handle.id] = await self.persist(lambda: row_of(handle))
 
     async def _job(self, job: str) -> None:
         """Publishing twice would be two messages: an unknown outcome stays one."""
@@ -164,7 +165,7 @@ class Driver:
         await self._decide(handle, key, verdict, chance)
         await self._finish(handle)
 
-    async def _decide(self, handle: Handle[Account], key: str, verdict: str, chance: random.Random) -> None:
+    async def _decide(self, handle: RunHandle[Account], key: str, verdict: str, chance: random.Random) -> None:
         """To the run alone, which keeps; or, once the run waits, together with one that is not meant for it."""
         to = key if chance.random() < 0.5 else None
         if to is None or chance.random() < 0.5:
@@ -177,17 +178,17 @@ class Driver:
     async def _event(self, data: dict[str, str], id: str, to: str | None) -> None:
         await self.persist(lambda: self.client.send_event(w.DECIDED, data, to=to, source="driver", id=id))
 
-    async def _waiting(self, handle: Handle[Account]) -> None:
+    async def _waiting(self, handle: RunHandle[Account]) -> None:
         """Until the run's wait is a row: events are seen from then on."""
 
         async def waits() -> bool:
-            return await self.persist(handle.status) in WAITING
+            return (await self.persist(handle.info)).status in WAITING
 
         await until(waits, f"{handle.id} to wait", RESULT_SEC, ASK_SEC)
 
     # Messages to many.
 
-    async def _news(self, listeners: list[Handle[Account]]) -> None:
+    async def _news(self, listeners: list[RunHandle[Account]]) -> None:
         """Some all along, the rest at the end, each once those who listen are subscribed."""
         for handle in listeners:
             await self._subscribed(handle)
@@ -196,8 +197,8 @@ class Driver:
             if not self.stopping.is_set():
                 await asyncio.sleep(0.25)
 
-    async def _subscribed(self, handle: Handle[Account]) -> None:
-        async def events() -> list[HistoryEvent]:
+    async def _subscribed(self, handle: RunHandle[Account]) -> None:
+        async def events() -> list[HistoryEntry]:
             return [event async for event in handle.history()]
 
         async def has_begun() -> bool:

@@ -2,6 +2,6 @@
 
 from perdure.storage.migrations.files import Migration, tables, up_statements, versions
 from perdure.storage.migrations.placement import Session, find_schema
-from perdure.storage.migrations.runner import migrate, reset
+from perdure.storage.migrations.runner import migrate, missing, reset
 
-__all__ = ["Migration", "Session", "find_schema", "migrate", "reset", "tables", "up_statements", "versions"]
+__all__ = ["Migration", "Session", "find_schema", "migrate", "missing", "reset", "tables", "up_statements", "versions"]

@@ -9,7 +9,7 @@ Rails, Ecto, golang-migrate, or dbmate for another project. Then it is `perdure_
 tables of ours.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -26,12 +26,18 @@ _TEXT_TYPES = ("char", "text")
 Columns = Mapping[str, str]  # by name, their types
 
 
+class Reader(Protocol):
+    """What can be asked for rows."""
+
+    async def fetch(self, query: str, /) -> Sequence[tuple[object, ...]]: ...
+
+
 class Session(Protocol):
     """One connection of its own, in autocommit mode, to be closed after an error; the driver's errors pass through."""
 
     async def execute(self, sql: str) -> None: ...
 
-    async def fetch(self, sql: str) -> list[tuple[object, ...]]: ...
+    async def fetch(self, sql: str, /) -> list[tuple[object, ...]]: ...
 
 
 _EXISTING = {
@@ -91,7 +97,7 @@ async def require_schema(session: Session, schema: str) -> None:
         )
 
 
-async def existing_tables(session: Session, dialect: str, schema: str) -> dict[str, Columns]:
+async def existing_tables(session: Reader, dialect: str, schema: str) -> dict[str, Columns]:
     """The tables and views there that have one of our names, with their columns."""
     names = _list([*tables(dialect), LEDGER, OWN_LEDGER])
     found: dict[str, dict[str, str]] = {}
@@ -112,7 +118,7 @@ def check_tables(found: Mapping[str, Columns], dialect: str, schema: str) -> Non
             )
 
 
-async def choose_ledger(session: Session, dialect: str, schema: str, found: Mapping[str, Columns]) -> str:
+async def choose_ledger(session: Reader, dialect: str, schema: str, found: Mapping[str, Columns]) -> str:
     """The name of our ledger, whether it is there or not."""
     if OWN_LEDGER in found:
         return OWN_LEDGER
@@ -134,7 +140,7 @@ async def misplaced_versions(session: Session, dialect: str, schema: str, found:
     return [version for version in versions(dialect) if version in recorded]
 
 
-async def recorded_versions(session: Session, ledger: str, schema: str) -> set[str]:
+async def recorded_versions(session: Reader, ledger: str, schema: str) -> set[str]:
     """What a ledger says was applied."""
     return {str(version) for (version,) in await session.fetch(f"SELECT version FROM {qualified(ledger, schema)}")}  # nosec B608
 

@@ -22,6 +22,7 @@ from perdure.storage.migrations.files import tables, up_statements, versions
 from perdure.storage.migrations.placement import (
     LEDGER,
     OWN_LEDGER,
+    Reader,
     Session,
     check_tables,
     choose_ledger,
@@ -77,6 +78,14 @@ async def migrate(session: Session, dialect: str, schema: str = "") -> list[str]
     run = _migrate_by_statement if dialect == "mysql" else _migrate_at_once
     with schema_errors(dialect):
         return [] if await _is_current(session, dialect, schema) else await run(session, dialect, schema)
+
+
+async def missing(database: Reader, dialect: str, schema: str) -> list[str]:
+    """Return the versions that the database lacks."""
+    found = await existing_tables(database, dialect, schema)
+    ledger = await choose_ledger(database, dialect, schema, found)
+    applied = await recorded_versions(database, ledger, schema) if ledger in found else set()
+    return [version for version in versions(dialect) if version not in applied]
 
 
 async def reset(session: Session, dialect: str, schema: str = "") -> None:

@@ -104,6 +104,11 @@ SELECT id, instance_id, activity_id, event_type, data_type, event_data, event_da
  WHERE instance_id BETWEEN :instance_id AND :instance_id AND event_type = :event_type
  ORDER BY instance_id DESC, id DESC LIMIT 1
 
+-- of_activities
+-- The events of a few activities of many instances, each by its unique key.
+SELECT id, instance_id, activity_id, event_type, data_type, event_data, event_data_binary, created_at
+  FROM workflow_history WHERE instance_id {any(:ids)} AND activity_id {any(:activities)}
+
 -- count
 -- How many events an instance has.
 SELECT count(*) FROM workflow_history WHERE instance_id = :instance_id

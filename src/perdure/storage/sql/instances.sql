@@ -119,6 +119,14 @@ SELECT instance_id FROM workflow_instances {index(idx_instances_finished)}
          WHERE n.continued_from = workflow_instances.instance_id AND n.finished_at IS NULL LIMIT 1) IS NULL
  ORDER BY finished_at, {ordinal(instance_id)} LIMIT :limit {skip_locked}
 
+-- ended
+-- Those of these instances that have ended, of whatever framework, locked for deletion; likewise.
+SELECT instance_id, framework FROM workflow_instances
+ WHERE instance_id {any(:ids)} AND finished_at IS NOT NULL
+   AND (SELECT n.instance_id FROM workflow_instances n {index(idx_instances_continued_from)}
+         WHERE n.continued_from = workflow_instances.instance_id AND n.finished_at IS NULL LIMIT 1) IS NULL
+ {skip_locked}
+
 -- unlink
 -- Later generations forget the ones about to be deleted: the foreign key has no ON DELETE. They keep their time, which
 -- MySQL would set.

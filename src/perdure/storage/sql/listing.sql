@@ -11,6 +11,11 @@ FROM workflow_instances {index(idx_instances_listing)} WHERE framework = :framew
 -- Of one framework in one state.
 FROM workflow_instances {index(idx_instances_listing_status)} WHERE framework = :framework AND status = :status
 
+-- of_one_workflow
+-- Of one framework and one workflow in one state.
+FROM workflow_instances {index(idx_instances_listing_workflow)}
+ WHERE framework = :framework AND workflow_name = :workflow AND status = :status
+
 -- started_after
 -- Later than a time.
 AND started_at > :started_after
@@ -46,6 +51,19 @@ AND (:condition OR {json_doubt(input_data, path)})
 -- order
 -- Ids are ordered by their code points.
 ORDER BY started_at DESC, {ordinal(instance_id)} DESC LIMIT :limit
+
+-- count
+-- How many there are of what a page is of, up to a limit, is this, the same conditions, and `counted`.
+SELECT count(*) FROM (SELECT 1
+
+-- counted
+-- No more than this many.
+LIMIT :limit) found
+
+-- workflow
+-- The next workflow that own instances are of: a step along an index, not a look at every row.
+SELECT workflow_name FROM workflow_instances {index(idx_instances_listing_workflow)}
+ WHERE framework = 'perdure' AND workflow_name > :workflow ORDER BY workflow_name LIMIT 1
 
 -- framework
 -- The next framework that has instances: a step along an index, not a look at every row.

@@ -104,3 +104,8 @@ COALESCE(s.timeout_at, (SELECT w.timeout_at FROM perdure_waits w {index(idx_perd
 -- takeable
 -- That a lease can be taken: nobody's or expired, of an instance that is not over.
 (locked_by IS NULL OR lock_expires_at <= {now}) AND status NOT IN ('completed', 'failed', 'cancelled', 'recurred')
+
+-- unchanged
+-- That nothing has happened to a stuck instance since it was marked.
+(SELECT CASE WHEN i.finished_at IS NULL THEN i.updated_at END
+          FROM workflow_instances i WHERE i.instance_id = of.instance_id) <= of.progressed_at

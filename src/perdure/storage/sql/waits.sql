@@ -11,6 +11,13 @@ SELECT timer_id, NULL, NULL FROM workflow_timer_subscriptions WHERE instance_id 
 UNION ALL
 SELECT activity_id, channel, match_key FROM perdure_waits WHERE instance_id = :instance_id
 
+-- waits_of
+-- The same of many instances, with their times.
+SELECT instance_id, COALESCE(activity_id, timer_id), NULL, {utc(expires_at)} FROM workflow_timer_subscriptions
+ WHERE instance_id {any(:ids)}
+UNION ALL
+SELECT instance_id, activity_id, channel, {utc(timeout_at)} FROM perdure_waits WHERE instance_id {any(:ids)}
+
 -- channel_waits
 -- The waits that an instance has; their ids are the order they were made in.
 SELECT id, channel, activity_id, timeout_at FROM perdure_waits WHERE instance_id = :instance_id

@@ -1,3 +1,7 @@
+-- now
+-- The database's clock.
+SELECT {now}
+
 -- beat
 -- A known worker is alive.
 UPDATE perdure_workers SET beat_at = {now}, info = COALESCE(:info, info) WHERE worker_id = :worker_id

@@ -252,3 +252,19 @@ async def test_the_newest_event_of_a_kind(storage: Rooms) -> None:
     for instance_id, kind in (("", "x"), ("i-1", ""), ("i-1", "x" * 101)):
         with pytest.raises(LimitError):
             await storage.get_last_event(instance_id, kind)
+
+
+async def test_the_events_of_some_activities_of_many_instances(storage: Rooms) -> None:
+    for instance_id in ("b", "a", "c"):
+        await new(storage, instance_id)
+        for activity in ("x", "y", "z"):
+            await storage.append_history(HistoryEvent(instance_id, activity, "ActivityCompleted", b'"' + b'r"'))
+    found = await storage.get_events(["c", "a", "absent"], ["z", "x", "absent"])
+    assert [(event.instance_id, event.activity_id) for event in found] == [
+        ("a", "x"),
+        ("a", "z"),
+        ("c", "x"),
+        ("c", "z"),
+    ]
+    assert found[0].event_data == b'"r"'
+    assert await storage.get_events([], ["x"]) == await storage.get_events(["a"], []) == []

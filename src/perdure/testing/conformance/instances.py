@@ -395,3 +395,26 @@ async def test_errors_have_codes_and_one_root(storage: Rooms) -> None:
     with pytest.raises(StorageError) as caught:
         await storage.update_instance_activity("nobody", "a")
     assert caught.value.code == "storage.instance_not_found"
+
+
+async def test_instances_that_have_ended_are_deleted_by_id(storage: Rooms) -> None:
+    for name in ("done", "live", "i~1"):
+        await new(storage, name)
+        await storage.append_history(HistoryEvent(name, "s", "ActivityCompleted", b"1"))
+    await new(storage, "i", continued_from="i~1")
+    await storage.update_instance_output("done", b"1")
+    await storage.update_instance_output("i~1", b"1")
+    wanted = ["live", "done", "absent", "i~1"]
+    assert await storage.delete_ended(wanted) == [False, True, False, False]
+    assert [each is not None for each in await storage.get_instances(wanted)] == [True, False, False, True]
+    assert [await storage.get_history_count(name) for name in ("done", "live", "i~1")] == [0, 1, 1]
+    await storage.update_instance_output("i", b"1")
+    assert await storage.delete_ended(["i~1", "i~1"]) == [True, True]
+    assert await storage.delete_ended([]) == []
+
+
+async def test_the_names_of_workflows_that_have_instances(storage: Rooms) -> None:
+    assert await storage.list_workflow_names() == []
+    for n, name in enumerate(("b", "a", "B", "b", "é", "a b")):
+        await new(storage, f"i-{n}", name)
+    assert await storage.list_workflow_names() == ["B", "a", "a b", "b", "é"]

@@ -485,3 +485,46 @@ async def test_pages_go_on_past_what_only_looked_like_a_match(storage: Rooms) ->
     await given(storage, *texts)
     for limit in (1, 2, 6, 50):
         assert await all_ids(storage, limit=limit, input_filters={"a": "x"}) == ["0", "10", "20", "30", "40", "50"]
+
+
+async def test_a_whole_name_finds_the_instances_of_one_workflow(storage: Rooms) -> None:
+    states = (WorkflowStatus.RUNNING, WorkflowStatus.FAILED, WorkflowStatus.COMPLETED)
+    await fill(
+        storage,
+        *(
+            WorkflowInstance(f"{name}-{n}", name, status=states[n % 3], started_at=NOON + n // 2 * SECOND)
+            for n in range(12)
+            for name in ("wf", "wf2", "WF")
+        ),
+    )
+    everything = [f"wf-{n}" for n in sorted(range(12), key=lambda n: (n // 2, f"wf-{n}"), reverse=True)]
+    assert await all_ids(storage, workflow_name="wf", limit=5) == everything
+    assert await all_ids(storage, workflow_name="wf", framework=None, limit=5) == everything
+    failed = [each for each in everything if int(each[3:]) % 3 == 1]
+    assert await all_ids(storage, workflow_name="wf", status_filter=WorkflowStatus.FAILED, limit=1) == failed
+    assert await ids(storage, workflow_name="wf", started_after=NOON + 4 * SECOND) == ["wf-11", "wf-10"]
+    assert await ids(storage, workflow_name="w") == []
+
+
+async def test_a_count_is_exact_up_to_its_limit(storage: Rooms) -> None:
+    await fill(
+        storage,
+        *(
+            WorkflowInstance(f"i-{n}", f"wf{n % 2}", json.dumps({"n": n % 5}).encode(), started_at=NOON + n * SECOND)
+            for n in range(1500)
+        ),
+    )
+    asked: dict[int, dict[str, Any]] = {
+        1500: {},
+        750: {"workflow_name": "wf1"},
+        0: {"status_filter": WorkflowStatus.FAILED},
+        300: {"input_filters": {"n": 3}},
+        150: {"input_filters": {"n": 3}, "workflow_name": "wf1", "status_filter": WorkflowStatus.RUNNING},
+        10: {"started_before": NOON + 10 * SECOND, "page_token": (await page(storage)).next_page_token},
+    }
+    for count, options in asked.items():
+        assert await storage.count_instances(ListInstancesOptions(**options)) == count, options
+        assert await storage.count_instances(ListInstancesOptions(**options), limit=7) == min(count, 7), options
+    assert await storage.count_instances() == 1500
+    with pytest.raises(LimitError):
+        await storage.count_instances(limit=-1)

@@ -411,3 +411,21 @@ async def test_a_wait_can_be_ended_by_its_activity(storage: Rooms) -> None:
     assert not await storage.expire_channel_wait("i-1", "c", activity_id="r:9")
     assert await storage.expire_channel_wait("i-1", "c", activity_id="r:2")
     assert [wait.activity_id for wait in await storage.get_channel_waits("i-1")] == ["r:1", "r:3"]
+
+
+async def test_what_many_instances_wait_for(storage: Rooms) -> None:
+    for instance_id in ("i-1", "i-2", "i-3"):
+        lease = await leased(storage, instance_id)
+        await storage.subscribe_to_channel(instance_id, "c", ChannelMode.BROADCAST, lease=lease)
+        waits: list[Wait] = [TimerWait("t", "2:timer", after=timedelta(hours=1)), ChannelWait("c", "1:receive")]
+        assert (await storage.suspend(lease, waits)).suspended
+    found = await storage.get_waits(["i-3", "i-1", "absent"])
+    assert [(each.instance_id, each.activity_id, each.channel) for each in found] == [
+        ("i-1", "1:receive", "c"),
+        ("i-1", "2:timer", None),
+        ("i-3", "1:receive", "c"),
+        ("i-3", "2:timer", None),
+    ]
+    assert found[0].until is None
+    assert found[1].until is not None
+    assert await storage.get_waits([]) == []

@@ -72,3 +72,13 @@ async def test_limits(storage: Rooms) -> None:
     with pytest.raises(LimitError):
         await storage.list_workers(alive_within=-MINUTE)
     assert await storage.list_workers() == []
+
+
+async def test_the_clock_is_the_databases(storage: Rooms) -> None:
+    assert abs(datetime.now(UTC) - await storage.current_time()) < MINUTE
+    shift(storage, 3600)
+    assert timedelta(minutes=59) < await storage.current_time() - datetime.now(UTC) < timedelta(minutes=61)
+
+
+async def test_an_open_storage_lacks_no_migration(storage: Rooms) -> None:
+    assert await storage.pending_migrations() == []

@@ -12,13 +12,14 @@ from perdure.testing.reference.history import Compensations, Groups
 from perdure.testing.reference.instances import Instances
 from perdure.testing.reference.locks import Locks, SystemLocks
 from perdure.testing.reference.outbox import Outbox
+from perdure.testing.reference.stuck import Stuck
 from perdure.testing.reference.tables import Tables, World
 from perdure.testing.reference.waits import Timers
 
 __all__ = ["Reference", "Tables", "World"]
 
 
-class Reference(Instances, Locks, Timers, Delivery, Compensations, Groups, Outbox, SystemLocks):
+class Reference(Instances, Locks, Stuck, Timers, Delivery, Compensations, Groups, Outbox, SystemLocks):
     """All rooms together."""
 
     @property

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from datetime import datetime
+from operator import itemgetter
 from typing import Any
 
 from perdure.errors import HistoryConflictError, InvalidTransitionError, LimitError, StorageError
@@ -16,6 +17,7 @@ from perdure.model.records import (
 )
 from perdure.model.states import WorkflowStatus
 from perdure.storage.history import PAGE, event_params
+from perdure.storage.transactions import bounded
 from perdure.testing.reference.fences import FREE, Fences, instance_from
 from perdure.testing.reference.tables import Row, change, remove, where
 from perdure.testing.reference.transactions import reads, writes
@@ -115,6 +117,14 @@ class History(Fences):
         limits.name(event_type, "event_type", limits.EVENT_TYPE_MAX)
         found = [row for row in self._events(instance_id) if row["event_type"] == event_type]
         return _event(found[-1]) if found else None
+
+    @reads
+    def get_events(self, instance_ids: Sequence[str], activity_ids: Sequence[str]) -> list[HistoryEvent]:
+        """The events that these instances have of these activities, by instance and in order."""
+        wanted, activities = set(bounded(instance_ids)), set(bounded(activity_ids))
+        table = self._tables.workflow_history
+        rows = [row for key, row in table.items() if key[0] in wanted and key[1] in activities]
+        return [_event(row) for row in sorted(rows, key=itemgetter("instance_id", "id"))]
 
 
 class Archive(History):

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 from operator import itemgetter
 from typing import Any
@@ -32,7 +33,7 @@ from perdure.storage.transactions import bounded
 from perdure.testing.reference.fences import OWN, claimable_at, finished_at, instance_from
 from perdure.testing.reference.history import History
 from perdure.testing.reference.messages import Messages
-from perdure.testing.reference.tables import change, remove, where
+from perdure.testing.reference.tables import Row, change, remove, where
 from perdure.testing.reference.transactions import reads, writes
 
 
@@ -178,6 +179,29 @@ class Instances(Messages, History):
     def list_instances(self, options: ListInstancesOptions | None = None) -> PaginationResult:
         """A page of the instances for which every filter holds, by start time and id, both descending."""
         asked = options or ListInstancesOptions()
+        found, limit = self._found(asked), limits.page(asked.limit, PAGE)
+        page, more = found[:limit], len(found) > limit
+        token = (
+            f"{page[-1]['started_at'].isoformat(timespec='microseconds')}||{page[-1]['instance_id']}" if more else None
+        )
+        return PaginationResult([instance_from(row) for row in page], token, more)
+
+    @reads
+    def count_instances(self, options: ListInstancesOptions | None = None, *, limit: int = limits.COUNT_MAX) -> int:
+        """How many instances a listing has in all its pages, at most `limit`."""
+        asked = options or ListInstancesOptions()
+        limits.page(asked.limit, PAGE)
+        most = limits.count(limit, "limit", limits.COUNT_MAX)
+        return min(len(self._found(replace(asked, page_token=None))), most)
+
+    @reads
+    def list_workflow_names(self) -> list[str]:
+        """The names of the workflows that own instances are of, sorted."""
+        rows = self._tables.workflow_instances.values()
+        return sorted({row["workflow_name"] for row in rows if row["framework"] == OWN})
+
+    def _found(self, asked: ListInstancesOptions) -> list[Row]:
+        """The instances for which every filter holds, behind the place of a token, in order."""
         if asked.framework is not None:
             limits.name(asked.framework, "framework", FRAMEWORK_MAX)
         status = _status(asked.status_filter)
@@ -187,12 +211,13 @@ class Instances(Messages, History):
         part = _part(asked.instance_id_filter, "instance_id_filter") or ""
         place = None if asked.page_token is None else _place(asked.page_token)
         inputs = filters.checked(asked.input_filters)
-        limit = limits.page(asked.limit, PAGE)
+        workflow = asked.workflow_name and limits.name(asked.workflow_name, "workflow_name")
         found = [
             row
             for row in self._tables.workflow_instances.values()
             if asked.framework in (None, row["framework"])
             and status in (None, row["status"])
+            and (not workflow or workflow == row["workflow_name"])
             and (before is None or row["started_at"] < before)
             and (after is None or row["started_at"] > after)
             and name in row["workflow_name"].translate(_FOLD)
@@ -200,12 +225,7 @@ class Instances(Messages, History):
             and (not place or (row["started_at"], row["instance_id"]) < (place["last_at"], place["last_id"]))
             and (not inputs or filters.matches(row["input_data"], inputs))
         ]
-        found.sort(key=itemgetter("started_at", "instance_id"), reverse=True)
-        page, more = found[:limit], len(found) > limit
-        token = (
-            f"{page[-1]['started_at'].isoformat(timespec='microseconds')}||{page[-1]['instance_id']}" if more else None
-        )
-        return PaginationResult([instance_from(row) for row in page], token, more)
+        return sorted(found, key=itemgetter("started_at", "instance_id"), reverse=True)
 
     @reads
     def find_resumable_workflows(
@@ -245,6 +265,24 @@ class Instances(Messages, History):
             self._delete(instance_id)
         return len(old[:page])
 
+    @writes
+    def delete_ended(self, instance_ids: Sequence[str]) -> list[bool]:
+        """Delete these own instances, each that has ended and that no live run continues from: whether it was."""
+        ids = [limits.name(each, "instance_id") for each in bounded(instance_ids)]
+        instances = self._tables.workflow_instances
+        needed = {row["continued_from"] for row in instances.values() if row["status"] not in TERMINAL}
+        ended = {
+            each
+            for each in ids
+            if each in instances
+            and each not in needed
+            and instances[each]["framework"] == OWN
+            and instances[each]["status"] in TERMINAL
+        }
+        for each in ended:
+            self._delete(each)
+        return [each in ended for each in ids]
+
     def _delete(self, instance_id: str) -> None:
         """An instance and all that is its own; later generations forget it."""
         tables = self._tables
@@ -264,4 +302,5 @@ class Instances(Messages, History):
             remove(numbered, where(numbered, instance_id=instance_id))
         claims = tables.channel_message_claims
         remove(claims, where(claims, instance_id=instance_id))
+        remove(tables.perdure_stuck, [instance_id])
         del tables.workflow_instances[instance_id]

@@ -164,6 +164,11 @@ class SystemLocks(Fences):
             remove(table, [name for name, row in table.items() if row["beat_at"] < self._after(-FORGET_SEC)])
 
     @reads
+    def current_time(self) -> datetime:
+        """The clock, by which every time is judged."""
+        return self._now
+
+    @reads
     def list_workers(self, *, alive_within: timedelta | None = None, limit: int | None = None) -> list[WorkerInfo]:
         """The workers, the longest running first."""
         since = None if alive_within is None else self._after(-limits.span(alive_within, "alive_within"))

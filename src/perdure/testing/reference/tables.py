@@ -41,6 +41,7 @@ class Tables:
     system_locks: Named = field(default_factory=dict)
     perdure_lock_tokens: Named = field(default_factory=dict)
     perdure_workers: Named = field(default_factory=dict)
+    perdure_stuck: Named = field(default_factory=dict)
 
     def copy(self) -> "Tables":
         """The same rows in dicts of their own."""

@@ -61,6 +61,10 @@ class Transactions:
     async def initialize(self) -> None:
         """There is nothing to connect to."""
 
+    async def pending_migrations(self) -> list[str]:
+        """There is no schema."""
+        return []
+
     async def close(self) -> None:
         """Nothing is held."""
 

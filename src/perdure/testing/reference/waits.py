@@ -20,6 +20,7 @@ from perdure.model.records import (
     ChannelWait,
     HistoryEventType,
     Lease,
+    RegisteredWait,
     Suspension,
     TimerSubscription,
     TimerWait,
@@ -232,6 +233,22 @@ class Waits(Messages, History):
         rows = [table[key] for key in where(table, instance_id=limits.name(instance_id, "instance_id"))]
         rows.sort(key=itemgetter("id"))
         return [ChannelWait(row["channel"], row["activity_id"], row["timeout_at"]) for row in rows]
+
+    @reads
+    def get_waits(self, instance_ids: Sequence[str]) -> list[RegisteredWait]:
+        """What these instances wait for, as far as it is registered: by instance and activity."""
+        wanted = set(bounded(instance_ids))
+        found = [
+            RegisteredWait(row["instance_id"], row["activity_id"] or row["timer_id"], None, row["expires_at"])
+            for row in self._tables.workflow_timer_subscriptions.values()
+            if row["instance_id"] in wanted
+        ]
+        found += [
+            RegisteredWait(row["instance_id"], row["activity_id"], row["channel"], row["timeout_at"])
+            for row in self._tables.perdure_waits.values()
+            if row["instance_id"] in wanted
+        ]
+        return sorted(found, key=lambda wait: (wait.instance_id, wait.activity_id))
 
     @reads
     def pending_waits(self, instance_id: str, waits: Sequence[ChannelWait]) -> list[str]:

@@ -1,0 +1,3 @@
+"""The room `stuck` on every backend."""
+
+from perdure.testing.conformance.stuck import *  # noqa: F403
