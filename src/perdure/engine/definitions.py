@@ -16,6 +16,7 @@ from perdure.engine.codec import Signature
 from perdure.engine.cron import Schedule
 from perdure.engine.digests import Call
 from perdure.engine.handles import BlockingConnection, Handle, IfExists, Started, StartRequest
+from perdure.engine.hints import signature
 from perdure.engine.source import check_source
 from perdure.engine.starting import IN_BODY, starting
 from perdure.errors import LimitError, NotDurableError, SerializationError, TerminalError
@@ -310,7 +311,7 @@ def workflow(
         if cron is not None:
             _check_scheduled(function)
         made = Workflow(function, name or function.__name__, max_tries, schedule)
-        taken = RESERVED.intersection(inspect.signature(function).parameters)
+        taken = RESERVED.intersection(signature(function).parameters)
         if taken:
             raise TypeError(
                 f"start() needs {', '.join(sorted(taken))} for itself: rename that parameter of {made.name}"
@@ -360,7 +361,7 @@ def activity(
 def _check_scheduled(function: Callable[..., Any]) -> None:
     """Refuse a workflow that the clock could not start: nobody gives it arguments."""
     free = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    for name, parameter in inspect.signature(function).parameters.items():
+    for name, parameter in signature(function).parameters.items():
         if parameter.default is inspect.Parameter.empty and parameter.kind not in free:
             raise TypeError(
                 f"{function.__qualname__} starts by the clock (cron=), which gives it no arguments: give its parameter "
