@@ -101,7 +101,7 @@ class Signature:
 
     def __init__(self, function: Function) -> None:
         self._function = function
-        self._signature = inspect.signature(function)
+        self._signature = hints.signature(function)
         self._parameters = list(self._signature.parameters.values())
         kinds = {parameter.kind for parameter in self._parameters}
         self._simple = kinds <= {inspect.Parameter.POSITIONAL_OR_KEYWORD}
@@ -273,7 +273,7 @@ def _resolved(function: Function) -> dict[str, Any]:
     try:
         return typing.get_type_hints(target, localns=names, include_extras=True)
     except Exception:
-        return {name: _resolved_alone(target, hint, names) for name, hint in target.__annotations__.items()}
+        return {name: _resolved_alone(target, hint, names) for name, hint in hints.annotations(target).items()}
 
 
 def _resolved_alone(target: Any, hint: object, names: dict[str, Any]) -> Any:

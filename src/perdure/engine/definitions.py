@@ -16,6 +16,7 @@ from perdure.engine.cron import Schedule
 from perdure.engine.digests import Call
 from perdure.engine.durations import Duration, moment, seconds
 from perdure.engine.handles import IfExists, RunHandle, StartRequest
+from perdure.engine.hints import signature
 from perdure.engine.retries import Retry
 from perdure.engine.source import check_source
 from perdure.engine.starting import IN_BODY, starting
@@ -489,7 +490,7 @@ def activity(
 def _check_scheduled(function: Callable[..., Any]) -> None:
     """Refuse a workflow that a schedule could not start: a tick has no arguments."""
     free = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    for name, parameter in inspect.signature(function).parameters.items():
+    for name, parameter in signature(function).parameters.items():
         if parameter.default is inspect.Parameter.empty and parameter.kind not in free:
             raise TypeError(
                 f"{function.__qualname__} is scheduled (cron=), so it is started without arguments: give its parameter "

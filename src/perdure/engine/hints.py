@@ -4,6 +4,8 @@ import collections.abc
 import dataclasses
 import datetime
 import enum
+import inspect
+import sys
 import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -274,6 +276,27 @@ _FORMS: dict[str, Callable[[Any], bool]] = {
     "array": _is_array,
     "object": _is_object,
 }
+
+
+if sys.version_info >= (3, 14):
+    import annotationlib
+
+    def signature(function: Callable[..., Any]) -> inspect.Signature:
+        """Return the signature of a function whose hints may name what is not defined yet."""
+        return inspect.signature(function, annotation_format=annotationlib.Format.FORWARDREF)
+
+    def annotations(function: Callable[..., Any]) -> dict[str, Any]:
+        """Return the hints as they are written; what is not defined is a forward reference."""
+        return annotationlib.get_annotations(function, format=annotationlib.Format.FORWARDREF)
+else:  # before, such hints are texts
+
+    def signature(function: Callable[..., Any]) -> inspect.Signature:
+        """Return the signature of a function whose hints may name what is not defined yet."""
+        return inspect.signature(function)
+
+    def annotations(function: Callable[..., Any]) -> dict[str, Any]:
+        """Return the hints as they are written."""
+        return inspect.get_annotations(function)
 
 
 def closure(function: types.FunctionType) -> dict[str, Any]:
