@@ -192,6 +192,7 @@ async def sending() -> str:
 
 async def test_w19_no_side_effect_is_repeated_by_a_replay(database: Database) -> None:
     async with App(database.url, max_cached_runs=0) as app:
+        await app._storage.create_instance(WorkflowInstance("somebody", "pitfalls.somebody"))
         handle = await sending.options(id="a").start()
         await waiting(app, "a")
         await app.send_event("first", None, to="a")

@@ -414,6 +414,7 @@ async def _told(storage: Rooms, channel: str) -> list[bytes | None]:
 
 async def test_p4_what_an_activity_sends_commits_with_its_result(database: Database) -> None:
     async with App(database.url) as app:
+        await app._storage.create_instance(WorkflowInstance("listener", "promises.listener"))
         assert await (await announced.start(2)).result(SOON) == 2
         for channel in ("told", "told.event", "told.direct:listener"):
             assert await _told(rooms(app), channel) == [b"2"], channel
@@ -421,7 +422,8 @@ async def test_p4_what_an_activity_sends_commits_with_its_result(database: Datab
 
 async def test_p4_an_activity_that_fails_sends_nothing(database: Database) -> None:
     async with App(database.url) as app:
-        with pytest.raises(WorkflowFailedError):
+        await app._storage.create_instance(WorkflowInstance("listener", "promises.listener"))
+        with pytest.raises(WorkflowFailedError, match="after the publish"):
             await (await announced.start(9)).result(SOON)
         for channel in ("told", "told.event", "told.direct:listener"):
             assert await _told(rooms(app), channel) == [], channel
