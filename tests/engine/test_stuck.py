@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -18,7 +18,7 @@ from perdure.engine import stuck
 from perdure.engine.stuck import stuck_owner, why_stuck
 from perdure.errors import LimitError
 from perdure.model import limits
-from perdure.model.records import WorkflowInstance
+from perdure.model.records import HistoryEvent, HistoryEventType, Lease, WorkflowInstance
 from perdure.storage.stores import shift_clock
 from tests.engine.bodies import version
 from tests.engine.waiting import until
@@ -174,14 +174,27 @@ async def test_a_run_that_made_progress_before_its_worker_died_is_not_backed_off
         await _dead(app, "a", 7, made.name)
         row = await app.describe("a")
         lease = await app._storage.refresh_lock("a", row.locked_by or "", 1)
-        from perdure.model.records import HistoryEvent, HistoryEventType
-
         await asyncio.sleep(0.002)  # the clock has to move on
         done = HistoryEvent("a", "1:echo", HistoryEventType.ACTIVITY_COMPLETED, b'"recorded"')
         await app._storage.append_history(done, lease=lease)
+        claims = _owners_of_claims(app)
         app._served[made.name] = made
         assert await app.get("a").result(SOON) == "recorded"
+    assert claims == [f"{app.worker_id}#0"]  # the next death is the first one again
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+def _owners_of_claims(app: App) -> list[str]:
+    """Collect, from now on, under which names this app acquires leases."""
+    owners: list[str] = []
+    acquire = app._storage.acquire_locks
+
+    async def collecting(ids: Sequence[str], owner: str, timeout_sec: float) -> list[Lease | None]:
+        owners.append(owner)
+        return await acquire(ids, owner, timeout_sec)
+
+    app._storage.acquire_locks = collecting  # type: ignore[method-assign, assignment]
+    return owners
 
 
 async def test_deaths_are_counted_on_after_a_back_off(database: Database, caplog: pytest.LogCaptureFixture) -> None:

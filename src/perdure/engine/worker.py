@@ -434,29 +434,40 @@ class Worker:
     async def _take(self, found: list[ResumableWorkflow], slots: list[Slot]) -> int:
         """Acquire what was found, those with equal numbers of tries together; each run takes one of the slots."""
         taken = 0
-        by_tries: dict[int, list[ResumableWorkflow]] = {}
         for each in found:
             if each.instance_id in self._driven:
                 self._awaited.add(each.instance_id)  # its last try is not put down yet: a thread may be at work
                 self._check_lease(each.instance_id)
-        for each in [each for each in found if each.instance_id not in self._driven][: len(slots)]:
-            by_tries.setdefault(_tries(each.worker_id), []).append(each)
+        free = [each for each in found if each.instance_id not in self._driven][: len(slots)]
+        idle = await self._without_progress([each for each in free if _is_death(each.worker_id)])
+        by_tries: dict[int, list[ResumableWorkflow]] = {}
+        orphans: dict[str, list[str]] = {}
+        for each in free:
+            counts = each.instance_id in idle or not _is_death(each.worker_id)
+            by_tries.setdefault(_tries(each.worker_id) if counts else 0, []).append(each)
         for tries, some in by_tries.items():
             ids = [each.instance_id for each in some]
             sent = steady()
             leases = await self.storage.acquire_locks(ids, f"{self.worker_id}#{tries}", self.lease_sec)
             rows = await self.storage.get_instances(ids)
-            orphans: dict[str, list[str]] = {}
             for each, lease, row in zip(some, leases, rows, strict=True):
                 if lease is not None and row is not None:
                     taken += 1
                     if each.worker_id is not None and _is_death(each.worker_id):
                         orphans.setdefault(each.worker_id.rpartition("#")[0], []).append(row.instance_id)
-                    if _is_death(each.worker_id) and not _progressed(each, row):
+                    if row.instance_id in idle:
                         self._died.add(row.instance_id)
-                    self.drive(row, lease, sent, slots.pop(), 0 if _progressed(each, row) else tries)
-            self._log_takeover(orphans)
+                    self.drive(row, lease, sent, slots.pop(), tries)
+        self._log_takeover(orphans)
         return taken
+
+    async def _without_progress(self, died: list[ResumableWorkflow]) -> set[str]:
+        """Return those runs, of some whose worker died, for which nothing was recorded under the expired lease."""
+        if not died:
+            return set()
+        rows = await self.storage.get_instances([each.instance_id for each in died])
+        pairs = zip(died, rows, strict=True)
+        return {each.instance_id for each, row in pairs if row is not None and not _progressed(each, row)}
 
     def _log_takeover(self, orphans: Mapping[str, Sequence[str]]) -> None:
         for worker, runs in orphans.items():
