@@ -439,6 +439,7 @@ class Worker:
         free = [each for each in found if each.instance_id not in self._driven][: len(slots)]
         idle = await self._without_progress([each for each in free if _is_death(each.worker_id)])
         by_tries: dict[int, list[ResumableWorkflow]] = {}
+        orphans: dict[str, list[str]] = {}
         for each in free:
             counts = each.instance_id in idle or not _is_death(each.worker_id)
             by_tries.setdefault(_tries(each.worker_id) if counts else 0, []).append(each)
@@ -447,7 +448,6 @@ class Worker:
             sent = steady()
             leases = await self.storage.acquire_locks(ids, f"{self.worker_id}#{tries}", self.lease_sec)
             rows = await self.storage.get_instances(ids)
-            orphans: dict[str, list[str]] = {}
             for each, lease, row in zip(some, leases, rows, strict=True):
                 if lease is not None and row is not None:
                     taken += 1
@@ -456,7 +456,7 @@ class Worker:
                     if row.instance_id in idle:
                         self._died.add(row.instance_id)
                     self.drive(row, lease, sent, slots.pop(), tries)
-            self._log_takeover(orphans)
+        self._log_takeover(orphans)
         return taken
 
     async def _without_progress(self, died: list[ResumableWorkflow]) -> set[str]:
