@@ -32,7 +32,7 @@ from perdure.engine.body import Body
 from perdure.engine.codec import encode
 from perdure.engine.digests import WALK_MAX, Call
 from perdure.errors import LimitError
-from perdure.model.records import HistoryEvent
+from perdure.model.records import HistoryEvent, WorkflowInstance
 from perdure.storage.history import HistoryIterator
 from tests.conftest import BackendDatabase
 from tests.engine.waiting import waiting
@@ -184,6 +184,7 @@ def replay(history: list[HistoryEvent], input_data: bytes, id: str = "digests.ru
 
 async def recorded(database: Database, kind: str) -> list[HistoryEvent]:
     async with App(database.url) as app:
+        await app._storage.create_instance(WorkflowInstance("someone", "digests.someone"))
         await (await steps.options(id="digests.run").start(kind)).result(20)
         return [row async for row in HistoryIterator(app._storage, "digests.run")]
 

@@ -19,6 +19,7 @@ from perdure import (
     ActivityError,
     App,
     Client,
+    HistoryEntry,
     NotDurableError,
     Retry,
     WorkflowFailedError,
@@ -171,8 +172,8 @@ async def test_whatever_a_body_raises_fails_its_run_with_its_type(database: Data
     assert seen == ["other", "before"]
 
 
-def _is_failure(event: Any) -> bool:
-    return bool(event.event_type == HistoryEventType.WORKFLOW_FAILED)
+def _is_failure(entry: HistoryEntry) -> bool:
+    return entry.kind == HistoryEventType.WORKFLOW_FAILED
 
 
 @activity(retry=ONCE)

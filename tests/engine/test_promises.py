@@ -753,7 +753,10 @@ async def test_p9_a_run_of_changed_code_waits_for_code_that_fits(shared: Databas
         await until(is_stuck)
         row = await row_of(app, "a")
         assert row.status is WorkflowStatus.RUNNING
-        assert (row.locked_by or "").startswith("~put-off#1:NonDeterminismError: promises.changing a: the history")
+        assert row.locked_by == "~put-off#1"
+        why = (await app.get("a").info()).stuck
+        assert why is not None
+        assert why.reason.startswith("NonDeterminismError: promises.changing a: the history")
         other = await approved.start("others go on")
         await waiting(app, other.id)
         await app.send_event("go", "too", to=other.id)
