@@ -175,7 +175,7 @@ class Answered(Exception):
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_meaning_errors_whose_class_takes_other_arguments_come_back_without_a_call_of_it(error: Exception) -> None:
+def test_errors_whose_class_takes_other_arguments_come_back_without_a_call_of_it(error: Exception) -> None:
     back = there_and_back(error)
     assert type(back) is type(error)
     assert (back.args, str(back), vars(back)) == (error.args, str(error), vars(error))

@@ -65,7 +65,7 @@ def test_every_event_is_a_frozen_class_that_is_exported() -> None:
         event.run_id = "b"  # type: ignore[misc]
 
 
-@activity(retry=QUICK)
+@activity(name="hooks.book", retry=QUICK)
 async def book(what: str) -> str:
     return what
 
@@ -116,8 +116,8 @@ async def test_a_saga_that_fails_tells_each_step_retry_and_compensation(database
     assert [event.at for event in found] == sorted(event.at for event in found)
     completed = [(each.step, each.activity, each.attempt) for each in of(found, StepCompleted)]
     assert completed == [
-        ("1:book", "book", 1),
-        ("2:book", "book", 1),
+        ("1:hooks.book", "hooks.book", 1),
+        ("2:hooks.book", "hooks.book", 1),
         ("3:note", "note", 1),
         ("4:publish", "publish", 1),
     ]
@@ -126,13 +126,13 @@ async def test_a_saga_that_fails_tells_each_step_retry_and_compensation(database
     assert (retry.step, retry.activity, retry.attempt, retry.max_attempts) == ("5:pay", "pay", 1, 2)
     assert (retry.error_type, retry.error_message) == ("builtins.ValueError", "card declined")
     assert timedelta(0) < retry.retry_in < timedelta(seconds=1)
-    assert (undo_retry.step, undo_retry.activity) == ("undo:2:book", "unbook")
+    assert (undo_retry.step, undo_retry.activity) == ("undo:2:hooks.book", "unbook")
     (failed,) = of(found, StepFailed)
     assert (failed.step, failed.attempt, failed.error_message) == ("5:pay", 2, "card declined")
     (undone,) = of(found, CompensationCompleted)
-    assert (undone.step, undone.activity, undone.attempt) == ("1:book", "unbook", 1)
+    assert (undone.step, undone.activity, undone.attempt) == ("1:hooks.book", "unbook", 1)
     (kept,) = of(found, CompensationFailed)
-    assert (kept.step, kept.activity, kept.attempt, kept.error_message) == ("2:book", "unbook", 2, "no answer")
+    assert (kept.step, kept.activity, kept.attempt, kept.error_message) == ("2:hooks.book", "unbook", 2, "no answer")
     (end,) = of(found, RunFailed)
     assert (end.error_type, end.error_message) == ("builtins.ValueError", "card declined")
     assert (end.step, end.attempts) == ("5:pay", 2)
@@ -222,5 +222,5 @@ async def test_a_stuck_run_tells_its_reason_tries_and_pause(shared: Database) ->
         await until(lambda: bool(of(found, RunStuck)))
         assert [each.id for each in await stuck_runs(app)] == ["a"]  # it was told after the commit
     stuck = of(found, RunStuck)[0]
-    assert stuck.reason.startswith("NonDeterminismError: hooks.changing a: the history goes on with 1:book")
+    assert stuck.reason.startswith("NonDeterminismError: hooks.changing a: the history goes on with 1:hooks.book")
     assert (stuck.tries, stuck.retry_in) == (1, timedelta(seconds=1))

@@ -12,7 +12,6 @@ import pytest
 
 from perdure import (
     App,
-    Client,
     EngineError,
     Retry,
     RunHandle,
@@ -234,13 +233,13 @@ async def test_a_run_that_is_executed_names_its_worker(database: Database) -> No
 
 
 async def test_a_run_that_starts_later_waits_for_its_start(database: Database) -> None:
-    async with Client(database.url):
+    async with App(database.url, workflows=[]):
         (only,) = (await (await simple.options(after=DAY).start("x")).info()).waiting_for
         assert (only.kind, only.name) == (WaitKind.START, "start")
 
 
 async def test_result_takes_seconds_or_a_timedelta(database: Database) -> None:
-    async with Client(database.url):
+    async with App(database.url, workflows=[]):
         handle = await simple.options(after=DAY).start("x")
         for span in (0.01, timedelta(milliseconds=10)):
             with pytest.raises(TimeoutError):
@@ -364,7 +363,7 @@ async def test_ten_thousand_runs_are_paged_counted_and_read_with_few_statements(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     total = 10_500
-    async with Client(database.url) as client:
+    async with App(database.url, workflows=[]) as client:
         storage = rooms(client)
         await fill(storage, total, status=WorkflowStatus.WAITING_FOR_EVENT)
         assert await client.runs().count() == 10_000
@@ -417,7 +416,7 @@ class _nothing:
 
 
 async def test_what_a_query_refuses(database: Database) -> None:
-    async with Client(database.url) as client:
+    async with App(database.url, workflows=[]) as client:
         with pytest.raises(ValueError, match=r"runs\(status=\) is one of 'running', .*, not 'finished'"):
             client.runs(status="finished")
         naive = datetime(2026, 1, 1)
@@ -486,7 +485,7 @@ async def test_all_ended_runs_of_a_query_are_deleted_with_their_histories(databa
 
 
 async def test_what_failed_is_named_with_its_reason(database: Database) -> None:
-    async with Client(database.url) as client:
+    async with App(database.url, workflows=[]) as client:
         storage = client._storage
         await storage.create_instance(WorkflowInstance("a~1", "looking.looped", status=WorkflowStatus.RECURRED))
         await storage.create_instance(WorkflowInstance("a", "looking.looped", continued_from="a~1"))
@@ -613,7 +612,7 @@ async def test_health_tells_how_late_work_is(database: Database) -> None:
 
 
 async def test_health_tells_of_missing_migrations(database: Database) -> None:
-    async with Client(database.url) as client:
+    async with App(database.url, workflows=[]) as client:
         ledger = "schema_migrations WHERE version = '20261117000000'"
         await client._storage.db().execute(f"DELETE FROM {ledger}")
         try:

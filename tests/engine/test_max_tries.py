@@ -23,7 +23,7 @@ def forget() -> None:
     done.clear()
 
 
-@activity
+@activity(name="max_tries.reserve")
 async def reserve(item: str) -> str:
     done.append(f"reserved {item}")
     return item
@@ -66,7 +66,7 @@ async def test_max_tries_runs_compensations_and_ends_children(shared: Database) 
     events: list[HookEvent] = []
     served = [version(after, NAME, max_tries=1), child]
     async with App(shared.url, workflows=served, lease=SHORT, hooks=[events.append]) as app:
-        with pytest.raises(WorkflowFailedError, match="1:reserve"):
+        with pytest.raises(WorkflowFailedError, match=r"1:max_tries\.reserve"):
             await app.get("order-1").result(SOON)
         assert (await app.get("order-1").info()).status is WorkflowStatus.FAILED
         assert [each.status async for each in app.runs(workflow="max_tries.child")] == [WorkflowStatus.CANCELLED]
@@ -81,7 +81,7 @@ async def test_max_tries_leaves_a_rollback_that_cannot_run_stuck(
 ) -> None:
     await _start_and_resume(shared.url)
     events: list[HookEvent] = []
-    monkeypatch.delitem(COMPENSATIONS, "reserve")
+    monkeypatch.delitem(COMPENSATIONS, "max_tries.reserve")
     served = [version(after, NAME, max_tries=1), child]
     async with App(shared.url, workflows=served, lease=SHORT, hooks=[events.append]) as app:
         await until(lambda: sum(isinstance(event, RunStuck) for event in events) >= 2)
@@ -92,6 +92,6 @@ async def test_max_tries_leaves_a_rollback_that_cannot_run_stuck(
     assert not [event for event in events if isinstance(event, RunFailed)]
     monkeypatch.undo()
     async with App(shared.url, workflows=served, lease=SHORT) as app:
-        with pytest.raises(WorkflowFailedError, match="1:reserve"):
+        with pytest.raises(WorkflowFailedError, match=r"1:max_tries\.reserve"):
             await app.get("order-1").result(SOON)
     assert done[-1] == "released parcel"

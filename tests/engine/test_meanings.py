@@ -133,7 +133,7 @@ async def test_meaning_cancel_is_one_commit_that_ends_all_waits(database: Databa
     async with App(database.url) as app:
         handle = await waiter.start()
         await waiting(app, handle.id)
-    async with Client(database.url) as client:
+    async with App(database.url, workflows=[]) as client:
         if database.backend == "memory":  # it went with the app: here the run is new, and has no waits
             handle = await waiter.start()
         before = await row_of(client, handle.id)

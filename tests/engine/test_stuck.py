@@ -351,7 +351,7 @@ async def test_a_run_that_makes_progress_is_stuck_no_longer(database: Database) 
 
 async def test_stuck_runs_are_paged_and_filtered(database: Database) -> None:
     one, other = version(quiet, "stuck.quiet"), version(says, "stuck.says")
-    async with Client(database.url) as client:
+    async with App(database.url, workflows=[]) as client:
         storage = client._storage
         for n in range(5):
             lease = await storage.create_instance(

@@ -84,7 +84,6 @@ class Client:
         self._opening: AsyncExitStack
         self._supervisor: Supervisor
         self._results: Results
-        self._token: Token[Client | None] | None = None
 
     async def __aenter__(self) -> Self:
         if self._is_open:
@@ -92,10 +91,11 @@ class Client:
         async with AsyncExitStack() as opening:
             self.home = ambient.Home()
             self._opened = await opening.enter_async_context(self._storage_to_open())
+            token = ambient.APP.set(self)  # before the worker starts: activities send through it
+            opening.callback(_reset, token)
             await self._enter(opening)
             self._opening = opening.pop_all()
         self._is_open = True
-        self._token = ambient.APP.set(self)
         ambient.opened(self)
         return self
 
@@ -114,9 +114,6 @@ class Client:
     ) -> None:
         self._is_open = False
         ambient.closed(self)
-        if self._token is not None:
-            with suppress(ValueError):  # left in another context
-                ambient.APP.reset(self._token)
         await self._opening.__aexit__(kind, error, trace)
 
     if not TYPE_CHECKING:  # a type checker reports `with` by itself
@@ -476,6 +473,11 @@ class App(Client):
         finally:
             stopped.cancel()
             broken.cancel()
+
+
+def _reset(token: "Token[Client | None]") -> None:
+    with suppress(ValueError):  # left in another context
+        ambient.APP.reset(token)
 
 
 @asynccontextmanager

@@ -20,7 +20,7 @@ from contextvars import Context, copy_context
 from functools import partial
 from itertools import count
 from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType, CoroutineType, FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, TypeVarTuple, Unpack
 from weakref import WeakKeyDictionary
 from zlib import crc32
@@ -317,7 +317,7 @@ class BodyLoop(_Refusing):
         self._check_open()
         if (origin := _AsCompleted.calling(sys._getframe(1))) is not None:
             return self._as_ordered(origin, coro)
-        path = self._places.pop(coro, None) or self._scope().next()
+        path = (self._places.pop(coro, None) if type(coro) is CoroutineType else None) or self._scope().next()
         context = copy_context() if context is None else context.copy()
         # asyncio would count all tasks of the process for the name
         return self._task(coro, Scope(path), f"Task-{path}" if name is None else name, context, options)
