@@ -1,4 +1,4 @@
-"""Check that docs/guarantees.md names existing tests, and all tests of a public call (`row`) or a behavior (`meaning`)."""
+"""Check that docs/guarantees.md names existing tests, and every test of a call (`row`) or a behaviour (`meaning`)."""
 
 import re
 from pathlib import Path
@@ -20,7 +20,7 @@ def test_every_named_test_exists() -> None:
         assert name in _DEFINED.findall((ROOT / path).read_text("utf-8")), f"{path}::{name}"
 
 
-def test_every_call_behavior_and_numbered_guarantee_names_a_test() -> None:
+def test_every_call_behaviour_and_numbered_guarantee_names_a_test() -> None:
     names = [name for _, name in NAMED]
     wanted = [f"test_row_{row}_" for row in ROWS.split()] + [f"test_meaning_{which}_" for which in MEANINGS.split()]
     wanted += [f"test_p{number}_" for number in range(1, 11)]
@@ -34,7 +34,7 @@ def test_every_invariant_and_every_rig_names_its_tests() -> None:
         assert "::test_" in rows.get(name, ""), name
 
 
-def test_every_test_of_a_call_or_behavior_is_on_the_page() -> None:
+def test_every_test_of_a_call_or_behaviour_is_on_the_page() -> None:
     names = {name for _, name in NAMED}
     for path in sorted((ROOT / "tests" / "engine").glob("test_*.py")):
         for name in _DEFINED.findall(path.read_text("utf-8")):
