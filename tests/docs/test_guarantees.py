@@ -1,4 +1,4 @@
-"""The page of guarantees: it names tests that exist, and every test that is named after a call or a meaning."""
+"""Check that docs/guarantees.md names existing tests, and every test of a call (`row`) or a behaviour (`meaning`)."""
 
 import re
 from pathlib import Path
@@ -14,13 +14,13 @@ MEANINGS = "own_loop order same_id_twice errors events cancel children retry in_
 _DEFINED = re.compile(r"^(?:async )?def (test_\w+)\(", re.MULTILINE)
 
 
-def test_every_promise_names_tests_that_exist() -> None:
+def test_every_named_test_exists() -> None:
     assert len(NAMED) > 100
     for path, name in NAMED:
         assert name in _DEFINED.findall((ROOT / path).read_text("utf-8")), f"{path}::{name}"
 
 
-def test_every_row_and_meaning_has_tests_that_are_named_after_it() -> None:
+def test_every_call_behaviour_and_numbered_guarantee_names_a_test() -> None:
     names = [name for _, name in NAMED]
     wanted = [f"test_row_{row}_" for row in ROWS.split()] + [f"test_meaning_{which}_" for which in MEANINGS.split()]
     wanted += [f"test_p{number}_" for number in range(1, 11)]
@@ -34,7 +34,7 @@ def test_every_invariant_and_every_rig_names_its_tests() -> None:
         assert "::test_" in rows.get(name, ""), name
 
 
-def test_every_test_that_is_named_after_a_row_or_a_meaning_is_on_the_page() -> None:
+def test_every_test_of_a_call_or_behaviour_is_on_the_page() -> None:
     names = {name for _, name in NAMED}
     for path in sorted((ROOT / "tests" / "engine").glob("test_*.py")):
         for name in _DEFINED.findall(path.read_text("utf-8")):
