@@ -1,9 +1,9 @@
-"""An agent: a model that is asked what to do next until it has an answer. A crash repeats no call that was paid for.
+"""An AI agent: a model chooses tools until it has an answer. A crash repeats no model call that is recorded.
 
     python -m examples.agent [url]
 
-The model's replies and the tools' results are recorded like any step. A tool that spends money waits for a person: for
-days, if need be, without holding a worker. The model here is a fake that needs no key.
+The model's replies and the tools' results are recorded steps. A tool that spends money waits for a person's approval,
+for days if necessary, without holding a worker. The model in this example is a fake that needs no API key.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ TURNS_MAX = 10
 
 @dataclass
 class Call:
-    """A tool that the model wants to use."""
+    """A tool call that the model asks for."""
 
     tool: str
     argument: str
@@ -26,16 +26,16 @@ class Call:
 
 @dataclass
 class Reply:
-    """What the model says: calls, or an answer."""
+    """The model's reply: tool calls, or an answer."""
 
     calls: list[Call] = field(default_factory=list)
     answer: str = ""
 
 
-@activity(retry=Retry(attempts=6), timeout=timedelta(minutes=2))
-async def think(talk: list[str]) -> Reply:
-    """Would send the talk to a model."""
-    said = "\n".join(talk)
+@activity(retry=Retry(attempts=6), timeout=120)
+async def think(messages: list[str]) -> Reply:
+    """Stand in for a request to a language model."""
+    said = "\n".join(messages)
     if "weather:" not in said:
         return Reply([Call("weather", "Rome"), Call("trains", "Rome")])
     if "book" not in said:
@@ -47,19 +47,19 @@ async def think(talk: list[str]) -> Reply:
 
 @activity
 async def weather(city: str) -> str:
-    """Any code can be a tool."""
+    """Return the weather. Any activity can be a tool."""
     return f"weather: sunny in {city}"
 
 
 @activity
 def trains(city: str) -> str:
-    """A plain function runs in a thread."""
+    """Return the trains. A plain function runs in a thread."""
     return f"trains: 8:10 and 11:40 to {city}"
 
 
 @activity
 async def book(train: str) -> str:
-    """Spends money, so somebody is asked first."""
+    """Book a train. This spends money, so a person must approve it."""
     return f"booked: {train}"
 
 
@@ -69,44 +69,44 @@ NEEDS_APPROVAL = {"book"}
 
 @workflow(name="examples.agent")
 async def agent(task: str) -> str:
-    """The loop."""
-    talk = [f"task: {task}"]
+    """Ask the model and call its tools until there is an answer."""
+    messages = [f"task: {task}"]
     for _ in range(TURNS_MAX):
-        reply = await think(talk)
+        reply = await think(messages)
         if reply.answer:
             return reply.answer
-        talk += await asyncio.gather(*(use(call) for call in reply.calls))
-    return "I give up."
+        messages += await asyncio.gather(*(use(call) for call in reply.calls))
+    return "no answer"
 
 
 async def use(call: Call) -> str:
-    """A helper of the body: its steps are the run's steps."""
+    """Call a tool. A helper function of a workflow may contain steps."""
     if call.tool in NEEDS_APPROVAL:
-        set_state(f"asks: may I {call.tool} {call.argument}?")
+        set_state(f"May I {call.tool} {call.argument}?")
         try:
             event = await wait_event("agent.decision", timeout=timedelta(days=2))
         except TimeoutError:
-            return f"{call.tool}: not allowed, nobody answered"
+            return f"{call.tool}: not allowed, no answer in time"
         if not event.data["allowed"]:
             return f"{call.tool}: not allowed"
     return await TOOLS[call.tool](call.argument)
 
 
-async def question(handle: RunHandle[str]) -> str:
-    """Where a page for people would look."""
-    while not (asked := await handle.state()):  # noqa: ASYNC110
+async def question(run: RunHandle[str]) -> str:
+    """Wait for the question that the agent asks. A web page would show it."""
+    while not (asked := await run.state()):  # noqa: ASYNC110
         await asyncio.sleep(0.05)
     return str(asked)
 
 
 async def main(url: str) -> None:
-    """The same task twice; one person says yes, one says no."""
+    """Run the same task twice: once approved, once refused."""
     async with App(url, workflows=[agent]) as app:
         for allowed in (True, False):
-            handle = await agent.start("bring me to Rome")
-            print(await question(handle), "yes" if allowed else "no")
-            await app.send_event("agent.decision", {"allowed": allowed}, to=handle.id)
-            print("  ", await handle.result(timeout=60))
+            run = await agent.start("take me to Rome")
+            print(await question(run), "yes" if allowed else "no")
+            await app.send_event("agent.decision", {"allowed": allowed}, to=run.id)
+            print("  ", await run.result(timeout=60))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Approval: a run waits for a person's decision, and goes on without one when the time is up.
+"""Approval: a run waits for a person's decision, with a timeout.
 
 python -m examples.approval [url]
 """
@@ -13,7 +13,7 @@ from perdure import App, activity, wait_event, workflow
 
 @dataclass
 class Decision:
-    """What the person sends."""
+    """The data of the event."""
 
     expense: str
     approved: bool
@@ -22,36 +22,31 @@ class Decision:
 
 @activity
 async def pay(expense: str, by: str) -> str:
-    """Would move money."""
+    """Stand in for a payment."""
     return f"{expense} paid, approved by {by}"
 
 
 @workflow(name="examples.approval")
-async def approval(expense: str, patience: timedelta) -> str:
-    """Pay what is approved in time."""
+async def approval(expense: str, wait: timedelta) -> str:
+    """Pay the expense if it is approved in time."""
     try:
-        event = await wait_event("expense.decided", where={"expense": expense}, timeout=patience, data=Decision)
+        event = await wait_event("expense.decided", where={"expense": expense}, timeout=wait, data=Decision)
     except TimeoutError:
         return f"{expense} was not decided in time"
     return await pay(expense, event.data.by) if event.data.approved else f"{expense} refused by {event.data.by}"
 
 
 async def main(url: str) -> None:
-    """Three expenses: one approved, one refused, one forgotten."""
+    """Submit three expenses: one is approved, one refused, one not decided."""
     async with App(url, workflows=[approval]) as app:
-        long, short = timedelta(days=3), timedelta(seconds=1.2)
-        handles = [
-            await approval.start("lunch", long),
-            await approval.start("yacht", long),
-            await approval.start("pencil", short),
-        ]
-        for handle in handles:  # an event reaches those who wait already; one sent `to` a run is kept for it
-            name = str((await handle.info()).input)
-            if "pencil" not in name:
-                decision = Decision("lunch" if "lunch" in name else "yacht", "lunch" in name, "Ada")
-                await app.send_event("expense.decided", decision, to=handle.id)
-        for handle in handles:
-            print(await handle.result(timeout=60))
+        lunch = await approval.start("lunch", timedelta(days=3))
+        yacht = await approval.start("yacht", timedelta(days=3))
+        pencil = await approval.start("pencil", timedelta(seconds=1.2))
+        # An event sent `to` a run is kept until the run waits for it.
+        await app.send_event("expense.decided", Decision("lunch", True, "Ada"), to=lunch.id)
+        await app.send_event("expense.decided", Decision("yacht", False, "Ada"), to=yacht.id)
+        for run in (lunch, yacht, pencil):
+            print(await run.result(timeout=60))
 
 
 if __name__ == "__main__":

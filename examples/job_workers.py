@@ -1,4 +1,4 @@
-"""Job workers: runs that share the messages of a channel, each message for exactly one of them.
+"""Job workers: competing runs, where exactly one of them takes each message of a channel.
 
 python -m examples.job_workers [url]
 """
@@ -13,13 +13,13 @@ JOBS, WORKERS = 12, 3
 
 @activity
 def thumbnail(picture: str) -> str:
-    """Work for a thread."""
+    """Stand in for work that blocks. A plain function runs in a thread."""
     return f"{picture}.small"
 
 
 @workflow(name="examples.job_worker")
 async def job_worker(name: str) -> dict[str, list[str]]:
-    """Take jobs until told to stop."""
+    """Process jobs until a stop message arrives."""
     await subscribe("pictures", "competing")
     done: list[str] = []
     while (job := (await receive("pictures")).data) != "stop":
@@ -28,7 +28,7 @@ async def job_worker(name: str) -> dict[str, list[str]]:
 
 
 async def main(url: str) -> None:
-    """Publish jobs, then a stop for each worker."""
+    """Publish jobs, and then a stop message for each worker."""
     async with App(url, workflows=[job_worker]) as app:
         workers = [await job_worker.start(f"worker {number}") for number in range(1, WORKERS + 1)]
         for number in range(JOBS):
@@ -36,7 +36,7 @@ async def main(url: str) -> None:
         for _ in workers:
             await app.publish("pictures", "stop")
         done = [await worker.result(timeout=60) for worker in workers]
-        print(sum(len(some) for each in done for some in each.values()), "pictures, each made small once")
+        print(sum(len(some) for each in done for some in each.values()), "pictures, each processed once")
 
 
 if __name__ == "__main__":

@@ -1,39 +1,38 @@
-"""Onboarding: a run that sleeps for days. While it sleeps it is a row in the database, and no worker holds it.
+"""Onboarding: a run that sleeps for days. A long sleep is stored in the database and holds no worker.
 
     python -m examples.onboarding [url]
 
-A day takes 1.1 seconds here, so that you see the end of it.
+In this example a day takes 1.1 seconds.
 """
 
 import asyncio
 import sys
-from datetime import timedelta
 
 from perdure import App, activity, set_state, sleep, workflow
 
-DAY = timedelta(seconds=1.1)
+DAY = 1.1  # seconds
 
 
 @activity
 async def send_mail(address: str, subject: str) -> str:
-    """Would call a mail service, with the idempotency key of `activity_info()`."""
+    """Stand in for a mail service, which would get the idempotency key of `activity_info()`."""
     return f"{subject} -> {address}"
 
 
 @activity
 async def is_active(address: str) -> bool:
-    """Would ask the product."""
+    """Stand in for a query on the product's database."""
     return address.startswith("a")
 
 
 @workflow(name="examples.onboarding")
 async def onboarding(address: str) -> list[str]:
-    """Welcome, a tip after a day, a reminder after two more for those who did nothing."""
+    """Send a welcome, a tip after a day and, two days later, a reminder to inactive users."""
     sent = [await send_mail(address, "Welcome")]
-    set_state("welcomed")
+    set_state("welcome sent")
     await sleep(DAY)
     sent.append(await send_mail(address, "A tip"))
-    set_state("had the tip")
+    set_state("tip sent")
     await sleep(2 * DAY)
     if not await is_active(address):
         sent.append(await send_mail(address, "We miss you"))
@@ -41,11 +40,11 @@ async def onboarding(address: str) -> list[str]:
 
 
 async def main(url: str) -> None:
-    """Two people join."""
+    """Onboard two users."""
     async with App(url, workflows=[onboarding]):
-        handles = [await onboarding.start(name) for name in ("ann@example.org", "bob@example.org")]
-        for handle in handles:
-            print(await handle.result(timeout=60))
+        runs = [await onboarding.start(address) for address in ("ann@example.org", "bob@example.org")]
+        for run in runs:
+            print(await run.result(timeout=60))
 
 
 if __name__ == "__main__":

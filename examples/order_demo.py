@@ -1,6 +1,6 @@
-"""Orders that survive a crash: a worker is killed in the middle, another goes on, and every order is done once.
+"""Orders that survive a crash: one worker is killed, another resumes, and each order is completed exactly once.
 
-Then one that cannot be shipped: what was done for it is undone, the last step first.
+Then an order that cannot be shipped: its completed steps are compensated in reverse order.
 
 Run it with `make demo`, or on another database: `python -m examples.order_demo postgresql://localhost/test`.
 """
@@ -12,7 +12,6 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterable
-from datetime import timedelta
 from pathlib import Path
 
 from perdure import (
@@ -29,20 +28,20 @@ from perdure import (
 )
 
 ORDERS = 30
-LEASE = timedelta(seconds=1)
+LEASE_SEC = 1
 LEDGER = "PERDURE_DEMO_LEDGER"
 NOWHERE = "A-nowhere"
 
 
 def note(what: str) -> None:
-    """What the world outside saw: one line for each time an activity's code ran."""
+    """Record an effect outside the database: one line for each execution of an activity."""
     with Path(os.environ[LEDGER]).open("a") as ledger:
         ledger.write(f"{activity_info().idempotency_key} {what}\n")
 
 
 @activity
 async def charge(order_id: str, amount: float) -> str:
-    """Take the money."""
+    """Charge the customer."""
     await asyncio.sleep(0.05)
     note("charged")
     return f"receipt of {amount:.2f} for {order_id}"
@@ -50,54 +49,54 @@ async def charge(order_id: str, amount: float) -> str:
 
 @charge.compensation
 async def refund(order_id: str, amount: float, *, result: str | None) -> None:
-    """Give the money back."""
+    """Refund the customer."""
     note(f"refunded {amount:.2f}")
 
 
 @activity
 def pack(order_id: str) -> int:
-    """A plain function runs in a thread."""
+    """Pack the order. A plain function runs in a thread."""
     note("packed")
     return 1 + len(order_id) % 3
 
 
 @pack.compensation
 def unpack(order_id: str, *, result: int | None) -> None:
-    """Back on the shelf."""
+    """Put the goods back."""
     note("unpacked")
 
 
 @activity
 async def ship(order_id: str, parcels: int) -> str:
-    """Hand it over."""
+    """Ship the order."""
     await asyncio.sleep(0.05)
     if order_id == NOWHERE:
         note("refused")
-        raise TerminalError("there is no such address")
+        raise TerminalError("unknown address")
     note("shipped")
     return f"{order_id} in {parcels} parcels"
 
 
 @workflow(name="demo.order")
 async def order(order_id: str, amount: float) -> str:
-    """One order: an ordinary async function."""
+    """Process an order."""
     receipt, parcels = await asyncio.gather(charge(order_id, amount), pack(order_id))
-    await sleep(timedelta(seconds=1.5))  # the customer may change their mind; the worker is free meanwhile
+    await sleep(1.5)  # time to cancel the order; the run holds no worker meanwhile
     return f"{await ship(order_id, parcels)}, {receipt}"
 
 
 async def work(url: str) -> None:
-    """What a worker process does."""
-    await App(url, workflows=[order], lease=LEASE).serve()
+    """Run a worker process."""
+    await App(url, workflows=[order], lease=LEASE_SEC).serve()
 
 
-async def hire(url: str) -> asyncio.subprocess.Process:
+async def start_worker(url: str) -> asyncio.subprocess.Process:
     """Start a worker process."""
     return await asyncio.create_subprocess_exec(sys.executable, "-m", "examples.order_demo", url, "--worker")
 
 
 async def show(handles: Iterable[RunHandle[str]], client: Client, stop_at: int, title: str) -> int:
-    """A line that moves until so many orders are finished."""
+    """Show a progress bar until `stop_at` orders are completed."""
     handles = list(handles)
     while True:
         states = Counter([run.status async for run in client.runs(workflow="demo.order")])
@@ -112,22 +111,22 @@ async def show(handles: Iterable[RunHandle[str]], client: Client, stop_at: int, 
 
 
 async def main(url: str) -> None:
-    """The story."""
-    worker = await hire(url)
+    """Start orders, kill the worker, start another one, and check the results."""
+    worker = await start_worker(url)
     async with Client(url) as client:
         handles = [await order.options(id=f"order-A-{n}").start(f"A-{n}", 9.5 + n) for n in range(ORDERS // 2)]
-        print(f"{'orders':>24} {len(handles)} started, each durable when start() returned")
+        print(f"{'orders':>24} {len(handles)} started, each durable once start() returned")
         await show(handles, client, len(handles) // 2, "first worker")
         handles += [
             await order.options(id=f"order-A-{n}").start(f"A-{n}", 9.5 + n) for n in range(len(handles), ORDERS)
         ]
         print(f"{'orders':>24} {ORDERS - ORDERS // 2} more started")
-        while ledger().count("\n") < 3 * (ORDERS // 2) + 5:  # noqa: ASYNC110 - some of the second half are charged
+        while ledger().count("\n") < 3 * (ORDERS // 2) + 5:  # noqa: ASYNC110 - until some of the second half are charged
             await asyncio.sleep(0.005)
         worker.send_signal(signal.SIGKILL)
         await worker.wait()
-        print(f"{'kill -9':>24} the worker is dead, in the middle of what it did")
-        worker = await hire(url)
+        print(f"{'kill -9':>24} the worker is dead, in the middle of its work")
+        worker = await start_worker(url)
         await show(handles, client, ORDERS, "second worker")
         results = [await handle.result(30) for handle in handles]
         await watch(await order.options(id=f"order-{NOWHERE}").start(NOWHERE, 99.0))
@@ -138,8 +137,8 @@ async def main(url: str) -> None:
 
 
 async def watch(handle: RunHandle[str]) -> None:
-    """Show what the world outside sees of one order, as it happens, until it has ended."""
-    print(f"{'one more order':>24} {handle.id}, to an address that is not there")
+    """Show the effects of one order as they happen, until the run has ended."""
+    print(f"{'one more order':>24} {handle.id}, to an unknown address")
     ended = asyncio.create_task(handle.result(30))
     shown = 0
     while True:
@@ -154,28 +153,28 @@ async def watch(handle: RunHandle[str]) -> None:
     try:
         await ended
     except WorkflowFailedError as error:
-        print(f"{(await handle.info()).status:>24} {error.__cause__}; all that was done for it is undone")
+        print(f"{(await handle.info()).status:>24} {error.__cause__}; all steps are compensated")
 
 
 async def steps_of(handle: RunHandle[str]) -> list[str]:
-    """What a run's history says was done; `…!` rows only say that something was begun."""
+    """Return the completed steps in a run's history; rows with `…!` only say that a step has started."""
     return [event.step async for event in handle.history() if not event.step.endswith("!")]
 
 
 def ledger() -> str:
-    """All that the world outside saw."""
+    """Return all recorded effects."""
     path = Path(os.environ[LEDGER])
     return path.read_text() if path.exists() else ""
 
 
 def report(results: list[str], steps: list[list[str]]) -> None:
-    """What was promised, and what the world saw."""
+    """Compare the results and the histories with the effects."""
     once = sum(sorted(each) == ["1:charge", "2:pack", "3:timer", "4:ship"] for each in steps)
     lines = Counter(line for line in ledger().splitlines() if NOWHERE not in line)
     again = sum(times > 1 for times in lines.values())
-    print(f"{'results':>24} {len(set(results))} of {ORDERS} orders, each finished exactly once")
+    print(f"{'results':>24} {len(set(results))} of {ORDERS} orders, each completed exactly once")
     print(f"{'history':>24} {once} of {ORDERS} orders have every step recorded exactly once")
-    print(f"{'code that ran again':>24} {again} of {len(lines)} steps: those under way at the kill, with the same key")
+    print(f"{'executed again':>24} {again} of {len(lines)} steps: those interrupted by the kill, with the same key")
 
 
 if __name__ == "__main__":

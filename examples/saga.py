@@ -1,4 +1,4 @@
-"""A saga: each step of an order says how it is undone, and an order that fails is undone in reverse.
+"""A saga: each step of an order has a compensation, and a failed order is compensated in reverse order.
 
 python -m examples.saga [url]
 """
@@ -12,7 +12,7 @@ from perdure import App, Retry, TerminalError, WorkflowFailedError, activity, wo
 
 @dataclass
 class Receipt:
-    """What the bank gives."""
+    """The bank's confirmation."""
 
     number: str
     amount: float
@@ -20,33 +20,33 @@ class Receipt:
 
 @activity
 async def reserve(item: str) -> str:
-    """Would ask the warehouse."""
+    """Stand in for a request to the warehouse."""
     print(f"  reserve  {item}")
     return f"shelf of {item}"
 
 
 @reserve.compensation
 async def release(item: str, *, result: str | None) -> None:
-    """Gets the arguments that it names, and the result; None if nobody knows whether the step was done."""
+    """Take the arguments that it names, and the result: None if it is unknown whether the step took effect."""
     print(f"  release  {result}")
 
 
 @activity(retry=Retry(attempts=5))
 async def charge(customer: str, amount: float) -> Receipt:
-    """Would call the bank, with the idempotency key of `activity_info()`."""
+    """Stand in for a request to the bank, which would get the idempotency key of `activity_info()`."""
     print(f"  charge   {customer} {amount:.2f}")
     return Receipt(f"R-{customer}", amount)
 
 
 @charge.compensation(retry=Retry(attempts=20))
 async def refund(customer: str, *, result: Receipt) -> None:
-    """An undo is tried again too, and more patiently."""
+    """Compensations are retried too, by default ten times."""
     print(f"  refund   {customer} {result.amount:.2f} of {result.number}")
 
 
 @activity
 async def ship(customer: str, item: str) -> str:
-    """A `TerminalError` is not tried again."""
+    """Stand in for a request to the carrier. A `TerminalError` is not retried."""
     if item == "piano":
         raise TerminalError("no van is large enough")
     print(f"  ship     {item}")
@@ -55,7 +55,7 @@ async def ship(customer: str, item: str) -> str:
 
 @workflow(name="examples.saga")
 async def order(customer: str, item: str, price: float) -> str:
-    """Nothing here says what happens on failure: the steps know."""
+    """Process an order. The body needs no error handling: each activity has its compensation."""
     await reserve(item)
     await charge(customer, price)
     return await ship(customer, item)
@@ -63,20 +63,20 @@ async def order(customer: str, item: str, price: float) -> str:
 
 @order.on_failure
 async def apologise(customer: str, *, error: str) -> None:
-    """Once everything is undone."""
+    """Send an apology, after the compensations."""
     print(f"  mail     Dear {customer}, we are sorry: {error}")
 
 
 async def main(url: str) -> None:
-    """Two orders."""
+    """Place two orders, of which the second fails."""
     async with App(url, workflows=[order]):
         for customer, item, price in [("Ann", "flute", 90.0), ("Bob", "piano", 9000.0)]:
             print(f"{customer} orders a {item}")
-            handle = await order.start(customer, item, price)
+            run = await order.start(customer, item, price)
             try:
-                print(f"  {await handle.result(timeout=60)}")
+                print(f"  {await run.result(timeout=60)}")
             except WorkflowFailedError as error:
-                print(f"  {(await handle.info()).status}: {error.__cause__}; nothing is left of it")
+                print(f"  {(await run.info()).status}: {error.__cause__}; all steps are compensated")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Money that is moved exactly once, with SQLAlchemy: a worker dies between the halves of a transfer, and all is well.
+"""Exactly-once money transfers with SQLAlchemy: a worker is killed in the middle of a transfer, and no money is lost.
 
     python -m examples.transfer [url]
 
-Needs `sqlalchemy[asyncio]`, and for a server also psycopg or PyMySQL, which the web handler's engine uses.
+Needs `sqlalchemy[asyncio]`. On PostgreSQL or MySQL it also needs psycopg or PyMySQL, for the web handler's engine.
 """
 
 import asyncio
@@ -10,13 +10,12 @@ import os
 import signal
 import sys
 import tempfile
-from datetime import timedelta
 
 import sqlalchemy as sa
 
 from perdure import App, Client, RunHandle, TerminalError, activity, connection, workflow
 
-LEASE = timedelta(seconds=2)
+LEASE_SEC = 2
 TABLES = sa.MetaData()
 ACCOUNTS = sa.Table(
     "example_accounts",
@@ -34,15 +33,15 @@ ORDERS = sa.Table(
 
 @activity(transactional=True)
 def move(source: str, target: str, amount: int) -> int:
-    """Both halves and the recorded result are one commit, which is not made here: return, and the engine commits."""
+    """Move money. Both updates and the recorded result are one transaction, which commits when this returns."""
     db: sa.Connection = connection("sqlalchemy")
     balance = sa.select(ACCOUNTS.c.balance).where(ACCOUNTS.c.name == source)
     db.execute(_change(source, -amount))
     left = int(db.execute(balance).scalar_one())
     if left < 0:
-        raise TerminalError(f"{source} has not that much")  # rolls back what was done
+        raise TerminalError(f"{source} has too little money")  # rolls back
     if left == 70 and "--dies" in sys.argv:
-        os.kill(os.getpid(), signal.SIGKILL)  # taken from the one, and not yet given to the other
+        os.kill(os.getpid(), signal.SIGKILL)  # after the first update and before the second
     db.execute(_change(target, amount))
     return left
 
@@ -53,22 +52,22 @@ def _change(name: str, amount: int) -> sa.Update:
 
 @workflow(name="examples.transfer")
 async def transfer(source: str, target: str, amount: int) -> int:
-    """One transfer."""
+    """Transfer money."""
     return await move(source, target, amount)
 
 
 def handle_request(engine: sa.Engine, number: int, *, crashes: bool = False) -> RunHandle[int]:
-    """A web handler: its own row and the run are in its own transaction, so there are both or neither."""
+    """Handle a web request: insert a row and start a run in the same transaction, so both exist or neither."""
     with engine.begin() as db:
         db.execute(sa.insert(ORDERS).values(number=number, amount=5))
-        started = transfer.options(id=f"transfer-{number}", in_transaction=db).start_sync("ann", "bob", 5)
+        run = transfer.options(id=f"transfer-{number}", in_transaction=db).start_sync("ann", "bob", 5)
         if crashes:
             raise ConnectionError("the web server was restarted")
-    return started  # the run begins now
+    return run  # the transaction is committed, so the run begins now
 
 
 def set_up(engine: sa.Engine) -> None:
-    """Two accounts."""
+    """Create two accounts."""
     TABLES.drop_all(engine)
     TABLES.create_all(engine)
     with engine.begin() as db:
@@ -76,7 +75,7 @@ def set_up(engine: sa.Engine) -> None:
 
 
 def show(engine: sa.Engine, when: str) -> None:
-    """What is in the accounts."""
+    """Print the balances."""
     with engine.connect() as db:
         accounts = {row.name: row.balance for row in db.execute(sa.select(ACCOUNTS))}
         orders = db.scalar(sa.select(sa.func.count()).select_from(ORDERS))
@@ -85,39 +84,39 @@ def show(engine: sa.Engine, when: str) -> None:
     )
 
 
-async def hire(url: str, *how: str) -> asyncio.subprocess.Process:
+async def start_worker(url: str, *how: str) -> asyncio.subprocess.Process:
     """Start a worker process."""
     return await asyncio.create_subprocess_exec(sys.executable, "-m", "examples.transfer", url, "--worker", *how)
 
 
 async def main(url: str) -> None:
-    """The story."""
+    """Handle eleven requests, kill a worker, and let another one finish."""
     kinds = {"postgresql": "postgresql+psycopg", "mysql": "mysql+pymysql"}
     kind, _, where = url.partition("://")
     engine = sa.create_engine(f"{kinds.get(kind, kind)}://{where}")
     async with Client(url):
         set_up(engine)
-        handles = [handle_request(engine, number) for number in range(10)]
+        runs = [handle_request(engine, number) for number in range(10)]
         try:
             handle_request(engine, 10, crashes=True)
         except ConnectionError as error:
-            print(f"{'the eleventh request':>24} {error}: no order, and no run")
-        show(engine, "ten requests")
-        worker = await hire(url, "--dies")
+            print(f"{'eleventh request':>24} {error}: no order and no run")
+        show(engine, "after ten requests")
+        worker = await start_worker(url, "--dies")
         await worker.wait()
-        show(engine, "the worker was killed")
-        worker = await hire(url)
-        results = [await handle.result(timeout=60) for handle in handles]
+        show(engine, "worker killed")
+        worker = await start_worker(url)
+        results = [await run.result(timeout=60) for run in runs]
         worker.terminate()
         await worker.wait()
-        print(f"{'what was left each time':>24} {sorted(results, reverse=True)}")
-        show(engine, "another worker went on")
+        print(f"{'balances of ann':>24} {sorted(results, reverse=True)}")
+        show(engine, "another worker resumed")
     engine.dispose()
 
 
 if __name__ == "__main__":
     if "--worker" in sys.argv:
-        asyncio.run(App(sys.argv[1], workflows=[transfer], lease=LEASE).serve())
+        asyncio.run(App(sys.argv[1], workflows=[transfer], lease=LEASE_SEC).serve())
     else:
         with tempfile.TemporaryDirectory(prefix="perdure-transfer-") as folder:
             asyncio.run(main(sys.argv[1] if len(sys.argv) > 1 else f"sqlite:///{folder}/bank.db"))

@@ -42,7 +42,7 @@ def test_every_test_of_a_call_or_behaviour_is_on_the_page() -> None:
 
 
 def test_every_call_is_documented() -> None:
-    page = (ROOT / "docs" / "engine.md").read_text("utf-8")
+    page = (ROOT / "docs" / "guide.md").read_text("utf-8")
     for name in perdure.__all__:
         if name.islower():
             assert re.search(rf"`[^`\n]*\b{name}\b|^from perdure import .*\b{name}\b", page, re.MULTILINE), name
