@@ -10,7 +10,6 @@ PerdureError
 │   ├── CommitUnknownError            the answer to a commit was lost
 │   ├── InstanceNotFoundError
 │   ├── InstanceExistsError
-│   │   └── RunExistsError            another run has the id that was to be started
 │   ├── WorkflowNotCancellableError
 │   ├── InvalidTransitionError
 │   ├── LeaseLostError                another worker owns the instance now
@@ -27,6 +26,7 @@ PerdureError
     │   └── ActivityError             one of an activity
     ├── WorkflowFailedError           the run that was waited for failed
     ├── WorkflowCancelledError        the run that was waited for was cancelled
+    ├── RunExistsError                another run has the id
     ├── RunNotFoundError
     ├── ClosedError                   the App or Client that was waited on was closed
     ├── WorkerDiedError               workers die, one after the other, under a run
@@ -100,12 +100,6 @@ class InstanceExistsError(StorageError):
     """An instance with this id is already there."""
 
     code = "storage.instance_exists"
-
-
-class RunExistsError(InstanceExistsError):
-    """A run with this id already exists, and is not the one that was to be started."""
-
-    code = "engine.run_exists"
 
 
 class WorkflowNotCancellableError(StorageError):
@@ -211,6 +205,12 @@ class WorkflowCancelledError(EngineError):
     """The run that was waited for was cancelled."""
 
     code = "engine.workflow_cancelled"
+
+
+class RunExistsError(EngineError):
+    """A run with this id already exists, and is not the one that was to be started."""
+
+    code = "engine.run_exists"
 
 
 class RunNotFoundError(EngineError):

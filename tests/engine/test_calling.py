@@ -318,6 +318,21 @@ async def test_an_id_that_is_taken_says_what_differs(database: Database) -> None
             await adds.options(id="a", if_exists="error").start(1)
 
 
+@workflow(name="calling.starts_taken")
+async def starts_taken() -> str:
+    try:
+        await adds.options(id="a").start(2)
+    except RunExistsError as error:
+        return str(error)
+    return "nothing"
+
+
+async def test_an_id_that_is_taken_raises_in_a_body(database: Database) -> None:
+    async with App(database.url):
+        await adds.options(id="a").start(1)
+        assert "run 'a' (calling.adds) already exists with different input" in await starts_taken()
+
+
 def test_wrong_options_are_refused_where_they_are_given() -> None:
     wrong: list[tuple[dict[str, Any], type[Exception], str]] = [
         ({"timeout": "3"}, TypeError, r"options\(timeout=\) must be a number of seconds or a timedelta, not '3'"),

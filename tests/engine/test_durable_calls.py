@@ -37,7 +37,7 @@ from perdure import (
     wait_event,
     workflow,
 )
-from perdure.errors import ConfigurationError, InstanceExistsError, LimitError
+from perdure.errors import ConfigurationError, LimitError, RunExistsError
 from perdure.hooks import HookEvent, RunCompleted, RunResumed, RunStarted, RunWaiting, StepCompleted
 from tests.conftest import BackendDatabase
 from tests.engine.waiting import waiting
@@ -426,7 +426,7 @@ async def test_what_ids_may_be(memory: Database) -> None:
 async def test_meaning_same_id_twice_of_another_workflow_is_refused(memory: Database) -> None:
     async with App(memory.url):
         await echo.options(id="same").start(1)
-        with pytest.raises(InstanceExistsError):
+        with pytest.raises(RunExistsError):
             await too_slow.options(id="same").start()
 
 

@@ -34,7 +34,7 @@ from perdure import (
     sleep,
     workflow,
 )
-from perdure.errors import ConfigurationError, InstanceExistsError, NotDurableError, TerminalError, TransactionError
+from perdure.errors import ConfigurationError, NotDurableError, RunExistsError, TerminalError, TransactionError
 from perdure.integrations.foreign import recognised, settled
 from perdure.storage.stores import Rooms
 from tests.storages import Database
@@ -328,11 +328,11 @@ async def test_an_id_that_is_there(database: Database, caller: Caller) -> None:
     assert (await start(greet.options(id="early", in_transaction=connection), "a")).id == "early"
     for given in ("early", "late"):
         await start(greet.options(id=given, in_transaction=connection), "a")
-        with pytest.raises(InstanceExistsError):
+        with pytest.raises(RunExistsError):
             await start(greet.options(id=given, in_transaction=connection), "b")
-        with pytest.raises(InstanceExistsError):
+        with pytest.raises(RunExistsError):
             await start(other.options(id=given, in_transaction=connection), "a")
-        with pytest.raises(InstanceExistsError):
+        with pytest.raises(RunExistsError):
             await start(greet.options(id=given, if_exists="error", in_transaction=connection), "a")
     await caller.execute("INSERT INTO orders (name) VALUES ('a')")
     await caller.commit()
@@ -553,7 +553,7 @@ async def test_rows_of_any_kind_will_do(database: Database, caller: Caller, chan
     await caller.begin()
     for _ in range(2):
         await start(greet.options(id="a", timeout=SOON, in_transaction=caller.connection), "ü")
-    with pytest.raises(InstanceExistsError):
+    with pytest.raises(RunExistsError):
         await start(greet.options(id="a", in_transaction=caller.connection), "b")
     await caller.commit()
     assert await ids(await database.storage()) == ["a"]
@@ -575,7 +575,7 @@ async def test_two_transactions_with_one_id(database: Database, caller: Caller) 
         await blocked(database)
         await rival.commit()
         assert (await same).id == "one"
-        with pytest.raises(InstanceExistsError):
+        with pytest.raises(RunExistsError):
             await start(greet.options(id="one", in_transaction=caller.connection), "b")
         await caller.execute("INSERT INTO orders (name) VALUES ('a')")
         await caller.commit()
@@ -754,6 +754,6 @@ async def test_a_run_that_has_recurred_is_the_one_that_it_began_as(database: Dat
     await caller.begin()
     assert (await start(again.options(id="loop", in_transaction=caller.connection), 1)).id == "loop"
     assert (await start(again.options(id="loop", in_transaction=caller.connection), 3)).id == "loop"
-    with pytest.raises(InstanceExistsError):
+    with pytest.raises(RunExistsError):
         await start(again.options(id="loop", in_transaction=caller.connection), 7)
     await caller.rollback()

@@ -29,7 +29,7 @@ from perdure import (
 from perdure.engine import names
 from perdure.engine.cron import tick_id
 from perdure.engine.definitions import WORKFLOWS
-from perdure.errors import InstanceExistsError, LimitError
+from perdure.errors import LimitError, RunExistsError
 from perdure.storage.stores import shift_clock
 from tests.conftest import BackendDatabase
 from tests.engine.waiting import until, waiting
@@ -369,9 +369,9 @@ async def test_the_same_start_after_recur_is_the_same_run(database: Database) ->
         await waiting(app, "F")
         for number in (1, 3):  # what it began with, and what it has now
             assert (await forever.options(id="F").start(number)).id == handle.id
-        with pytest.raises(InstanceExistsError):
+        with pytest.raises(RunExistsError):
             await forever.options(id="F").start(7)
-        with pytest.raises(InstanceExistsError):
+        with pytest.raises(RunExistsError):
             await forever.options(id="F", if_exists="error").start(1)
         shift_clock(rooms(app), timedelta(days=2))
         await app.sweep(Retention(finished=timedelta(days=1)))

@@ -39,7 +39,7 @@ from perdure import (
 )
 from perdure.engine import stuck
 from perdure.engine.definitions import WORKFLOWS
-from perdure.errors import InstanceExistsError, InvalidPageTokenError, LimitError, WorkflowNotCancellableError
+from perdure.errors import InvalidPageTokenError, LimitError, RunExistsError, WorkflowNotCancellableError
 from perdure.model.records import WorkflowInstance
 from perdure.storage.stores import Rooms, shift_clock
 from tests.engine.waiting import until, waiting
@@ -507,7 +507,7 @@ async def test_runs_of_another_framework_cannot_be_changed_here(database: Databa
         for change in (app.cancel("theirs"), app.retry("failed")):
             with pytest.raises(EngineError, match="belongs to the framework 'python'"):
                 await change
-        with pytest.raises(InstanceExistsError):
+        with pytest.raises(RunExistsError):
             await simple.options(id="theirs").start("x")
         assert (await app.get("theirs").info()).status is WorkflowStatus.RUNNING
         assert [run async for run in app.runs()] == []

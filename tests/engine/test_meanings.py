@@ -74,7 +74,7 @@ def test_meaning_same_id_twice_generated_ids_are_time_ordered(monkeypatch: pytes
 async def test_meaning_same_id_twice_after_retention_the_id_is_free(database: Database) -> None:
     async with App(database.url) as app:
         assert await (await noter.options(id="same").start("first")).result(SOON) == "first"
-        with pytest.raises(errors.InstanceExistsError):
+        with pytest.raises(errors.RunExistsError):
             await noter.options(id="same").start("second")
         shift_clock(rooms(app), 2 * DAY)
         assert (await app.sweep(Retention(finished=DAY))).finished == 1

@@ -27,7 +27,7 @@ from perdure import (
     wait_event,
     workflow,
 )
-from perdure.errors import InstanceExistsError
+from perdure.errors import RunExistsError
 from tests.engine.waiting import stuck_runs, until, waiting
 from tests.storages import Database
 
@@ -195,9 +195,9 @@ async def test_meaning_same_id_twice_is_the_same_run(database: Database) -> None
         again = await order.options(id="same").start("A-1", amount=9.0)
         assert await again.result(SOON) == Receipt("A-1", 4.5)
         assert calls == ["charge A-1"]
-        with pytest.raises(InstanceExistsError):
+        with pytest.raises(RunExistsError):
             await order.options(id="same").start("A-2", 9.0)
-        with pytest.raises(InstanceExistsError):
+        with pytest.raises(RunExistsError):
             await order.options(id="same", if_exists="error").start("A-1", 9.0)
 
 

@@ -33,6 +33,7 @@ from perdure.errors import (
     InstanceNotFoundError,
     LimitError,
     NotSubscribedError,
+    RunExistsError,
     RunNotFoundError,
 )
 from perdure.hooks import RunResumed, RunStarted, StepCompleted, StepFailed, StepRetrying
@@ -42,7 +43,14 @@ from perdure.storage.contract import Storage
 
 LOOK_SEC = 1.0  # how often a run that cannot wait, for an activity is under way, looks for its messages
 # The caller's mistakes, which the body should hear of; anything else is the database's trouble.
-REFUSALS = (ChannelModeConflictError, InstanceNotFoundError, LimitError, NotSubscribedError, RunNotFoundError)
+REFUSALS = (
+    ChannelModeConflictError,
+    InstanceNotFoundError,
+    LimitError,
+    NotSubscribedError,
+    RunExistsError,
+    RunNotFoundError,
+)
 
 
 class Run:
