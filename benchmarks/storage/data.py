@@ -6,7 +6,7 @@ from typing import Literal
 
 from benchmarks.storage.sides import WORKER, Place, Step
 from perdure.model.records import ChannelMessage, HistoryEvent, Lease, WorkflowInstance
-from perdure.storage.stores import Rooms
+from perdure.storage.stores import SQLStorage
 
 INSTANCES = 5000
 PAYLOAD = json.dumps({"order": 4711, "note": "x" * 173}).encode()  # 200 bytes
@@ -63,7 +63,7 @@ def place(n: int) -> Place:
     return Place(_START + timedelta(seconds=n), instance_id(n))
 
 
-async def fill(storage: Rooms) -> None:
+async def fill(storage: SQLStorage) -> None:
     """Create the instances and their inboxes."""
     for start in range(0, INSTANCES, 500):
         await storage.create_instances(
@@ -77,7 +77,7 @@ async def fill(storage: Rooms) -> None:
             await script.execute(statement)
 
 
-async def reset(storage: Rooms, state: State) -> None:
+async def reset(storage: SQLStorage, state: State) -> None:
     """No history, and every instance in the state."""
     dialect = storage._backend.driver.name
     async with storage._backend.exclusive() as script:

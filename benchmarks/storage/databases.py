@@ -14,7 +14,7 @@ from benchmarks.storage.raw_mysql import RawMySQL
 from benchmarks.storage.raw_postgres import RawPostgres
 from benchmarks.storage.raw_sqlite import RawSQLite
 from benchmarks.storage.sides import POOL_SIZE, Side
-from perdure.storage.stores import Rooms, open_storage
+from perdure.storage.stores import SQLStorage, open_storage
 from perdure.testing.servers import MySQLServer, PostgresServer
 from tests.servers.databases import fresh_mysql, fresh_postgres
 
@@ -22,7 +22,7 @@ DATABASES = ("sqlite", "postgresql", "mysql")
 
 
 @asynccontextmanager
-async def opened(database: str) -> AsyncIterator[tuple[Rooms, Side]]:
+async def opened(database: str) -> AsyncIterator[tuple[SQLStorage, Side]]:
     """A migrated storage on an empty database, and the same by hand."""
     async with AsyncExitStack() as stack:
         if database == "sqlite":

@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.storage import data
 from benchmarks.storage.cases import Case
 from benchmarks.storage.sides import Side
-from perdure.storage.stores import Rooms
+from perdure.storage.stores import SQLStorage
 
 WARM_UP_SEC = 0.03  # before each round: connections, prepared statements, caches
 
@@ -56,7 +56,7 @@ def middle(speeds: Sequence[Speed]) -> Speed:
     return Speed(median(speed.per_second for speed in speeds), median(speed.cpu_us for speed in speeds))
 
 
-async def measure(result: Result, storage: Rooms, raw: Side, ours: Side, rounds: int, seconds: float) -> None:
+async def measure(result: Result, storage: SQLStorage, raw: Side, ours: Side, rounds: int, seconds: float) -> None:
     """Run the rounds of one case."""
     case = result.case
     inputs = case.prepare(result.callers, WARM_UP_SEC + seconds)

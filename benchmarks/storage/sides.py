@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from perdure.model.records import ChannelMessage, HistoryEvent, Lease, ListInstancesOptions
-from perdure.storage.stores import Rooms
+from perdure.storage.stores import SQLStorage
 
 C = TypeVar("C")
 
@@ -70,7 +70,7 @@ class Ours:
 
     sequential = False
 
-    def __init__(self, storage: Rooms) -> None:
+    def __init__(self, storage: SQLStorage) -> None:
         self._storage = storage
 
     async def step(self, step: Step) -> Any:

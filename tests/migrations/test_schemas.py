@@ -17,13 +17,13 @@ from perdure.errors import ConfigurationError, RunNotFoundError, SchemaError
 from perdure.integrations import starts
 from perdure.model.records import ListInstancesOptions, WorkflowInstance
 from perdure.storage.migrations import migrate, runner, tables, up_statements, versions
-from perdure.storage.sql import room
+from perdure.storage.sql import load_statements
 from perdure.storage.stores import open_storage
 from tests.migrations.databases import Database
 
 pytestmark = pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 
-ROOMS = [file.name[:-4] for file in files("perdure.storage.sql").iterdir() if file.name.endswith(".sql")]
+AGGREGATES = [file.name[:-4] for file in files("perdure.storage.sql").iterdir() if file.name.endswith(".sql")]
 OURS = {*tables("postgresql"), "schema_migrations"}
 
 
@@ -192,11 +192,11 @@ async def test_a_migration_of_another_schema_is_not_waited_for(
         assert await migrate(connection, "postgresql", "two") == versions("postgresql")
 
 
-@pytest.mark.parametrize("name", [*ROOMS, "starts"])
+@pytest.mark.parametrize("name", [*AGGREGATES, "starts"])
 def test_every_statement_names_the_schema(database: Database, name: str) -> None:
     driver = PostgresDriver(schema="apart")
     bare = re.compile(rf"(?<![\w.])(?:{'|'.join(tables('postgresql'))}|perdure_json)(?![\w.])")
-    for statement in starts.S if name == "starts" else room(name):
+    for statement in starts.S if name == "starts" else load_statements(name):
         for part in driver.parts(statement):
             text = part.text.replace("relname = 'perdure_waits'", "")  # in the catalog a name has no schema
             assert not bare.search(text), part.text

@@ -59,7 +59,7 @@ class Call(NamedTuple):
     each: Sequence[Mapping[str, object]] = ()  # SQLite: parts that write run for each of these, those that read once
 
 
-class Room:
+class StatementSet:
     """The statements of one room, as attributes."""
 
     def __init__(self, name: str, statements: Mapping[str, Statement]) -> None:
@@ -76,7 +76,7 @@ class Room:
         return iter(self._statements.values())
 
 
-def parse(room_name: str, text: str) -> dict[str, Statement]:
+def parse(file_name: str, text: str) -> dict[str, Statement]:
     """Read a file of statements."""
     statements: dict[str, Statement] = {}
     current: Statement | None = None
@@ -99,7 +99,7 @@ def parse(room_name: str, text: str) -> dict[str, Statement]:
         fresh = not line.strip()
         if header:
             finish()
-            name, dialect = f"{room_name}.{header[1]}", header[2] or ""
+            name, dialect = f"{file_name}.{header[1]}", header[2] or ""
             if dialect and dialect not in DIALECTS:
                 raise ValueError(f"{name}: unknown dialect {dialect!r}")
             current = statements.setdefault(header[1], Statement(name))

@@ -26,7 +26,7 @@ from perdure.model.records import HistoryEvent, TimerSubscription, WorkflowInsta
 from perdure.model.states import WorkflowStatus
 from perdure.storage import history, instances, timers, wakeups
 from perdure.storage.sql import statements
-from perdure.storage.stores import Rooms
+from perdure.storage.stores import SQLStorage
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -245,7 +245,7 @@ def _news(instance: WorkflowInstance, later: bool) -> Call:
     return wakeups.S.notify(kind=kind, payload=json.dumps(about, ensure_ascii=False))
 
 
-async def define(storage: Rooms, versions: Mapping[str, str]) -> None:
+async def define(storage: SQLStorage, versions: Mapping[str, str]) -> None:
     """Make workflows known, by name and hash, before anybody starts them in a transaction of his own.
 
     What that one would write first, everybody else who starts the workflow would wait for, until its commit.

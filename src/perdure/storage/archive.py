@@ -11,10 +11,10 @@ from perdure.model.records import ArchivedHistoryEvent, Lease, WorkflowInstance
 from perdure.model.states import WorkflowStatus
 from perdure.storage import channels, instances
 from perdure.storage.fences import fence
-from perdure.storage.sql import room
+from perdure.storage.sql import load_statements
 from perdure.storage.wakeups import RESUMABLE, Wakeups, resumable
 
-S = room("archive")
+S = load_statements("archive")
 
 
 class Archive(Wakeups):

@@ -21,12 +21,12 @@ from perdure.errors import ChannelModeConflictError, LimitError, NotSubscribedEr
 from perdure.model import limits
 from perdure.model.records import ChannelMessage, ChannelMode, ChannelSubscription, Lease, OutgoingMessage
 from perdure.storage.fences import changing, fence
-from perdure.storage.sql import room
+from perdure.storage.sql import load_statements
 from perdure.storage.transactions import prepared, together
 from perdure.storage.wakeups import MESSAGE, Payload, Wakeups
 
 T = TypeVar("T")
-S = room("channels")
+S = load_statements("channels")
 
 _OTHER = {ChannelMode.BROADCAST: ChannelMode.COMPETING, ChannelMode.COMPETING: ChannelMode.BROADCAST}
 _START = (datetime(1970, 1, 1, tzinfo=UTC), 0)

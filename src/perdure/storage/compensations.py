@@ -4,10 +4,10 @@ from perdure.database.operation import Operation, Work, raw, utc
 from perdure.model import limits
 from perdure.model.records import CompensationEntry, Lease
 from perdure.storage.fences import fence
-from perdure.storage.sql import room
+from perdure.storage.sql import load_statements
 from perdure.storage.transactions import Transactions
 
-S = room("compensations")
+S = load_statements("compensations")
 
 
 class Compensations(Transactions):

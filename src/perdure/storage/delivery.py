@@ -25,10 +25,10 @@ from perdure.model.records import (
 from perdure.storage import channels, matching, waits
 from perdure.storage.channels import pair
 from perdure.storage.fences import fence
-from perdure.storage.sql import room
+from perdure.storage.sql import load_statements
 from perdure.storage.wakeups import RESUMABLE, Payload, first_of, resumable
 
-S = room("delivery")
+S = load_statements("delivery")
 
 ADOPTED_MAX = 1000  # messages of the rest of the family noted in one sweep
 SPARE = 100  # candidates looked at beyond those needed, so that their order is the same on every database

@@ -6,9 +6,9 @@ from perdure.errors import InstanceNotFoundError, InvalidTransitionError, LeaseL
 from perdure.model import limits
 from perdure.model.records import Lease
 from perdure.model.states import WorkflowStatus, sources_of
-from perdure.storage.sql import room
+from perdure.storage.sql import load_statements
 
-S = room("fences")
+S = load_statements("fences")
 
 
 def fence_params(instance_id: str, lease: Lease | None) -> dict[str, object]:

@@ -4,10 +4,10 @@ from perdure.database.operation import Operation
 from perdure.model import limits
 from perdure.model.records import Lease
 from perdure.storage.fences import changing
-from perdure.storage.sql import room
+from perdure.storage.sql import load_statements
 from perdure.storage.transactions import Transactions
 
-S = room("groups")
+S = load_statements("groups")
 
 
 class Groups(Transactions):

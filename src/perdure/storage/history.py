@@ -12,10 +12,10 @@ from perdure.model.records import HistoryEvent, Lease
 from perdure.storage import transactions
 from perdure.storage.contract import HistoryManager
 from perdure.storage.fences import fence_params, refused
-from perdure.storage.sql import room
+from perdure.storage.sql import load_statements
 from perdure.storage.transactions import Transactions
 
-S = room("history")
+S = load_statements("history")
 
 PAGE = 1000
 SET_MAX, SET_MAX_BYTES = 500, 2 * 1024 * 1024  # events of a batch in one statement

@@ -21,13 +21,13 @@ from perdure.model.states import RESUMABLE as CLAIMABLE
 from perdure.model.states import TERMINAL, WAITING, WorkflowStatus, sources_of
 from perdure.storage import channels, fences, history, waits
 from perdure.storage.fences import fence_params, refused
-from perdure.storage.sql import room
+from perdure.storage.sql import load_statements
 from perdure.storage.transactions import bounded, prepared, together
 from perdure.storage.wakeups import RESUMABLE, Payload, Say, Wakeups, first_of, resumable
 
 T = TypeVar("T")
-S = room("instances")
-WAITS = room("waits")
+S = load_statements("instances")
+WAITS = load_statements("waits")
 
 FAILED_ACTIVITY = "workflow_failed"
 CANCELLED_ACTIVITY = "workflow_cancelled"

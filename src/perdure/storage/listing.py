@@ -20,10 +20,10 @@ from perdure.model.records import ListInstancesOptions, PaginationResult
 from perdure.model.states import WorkflowStatus
 from perdure.storage import filters
 from perdure.storage.instances import QUICK_PAGE, from_row
-from perdure.storage.sql import room
+from perdure.storage.sql import load_statements
 from perdure.storage.transactions import Transactions
 
-S = room("listing")
+S = load_statements("listing")
 
 PAGE = 50
 FRAMEWORK_MAX = 50

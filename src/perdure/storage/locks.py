@@ -16,11 +16,11 @@ from perdure.model import limits
 from perdure.model.records import Lease, StaleWorkflowInfo
 from perdure.model.states import RESUMABLE as CLAIMABLE
 from perdure.model.states import WorkflowStatus
-from perdure.storage.sql import room
+from perdure.storage.sql import load_statements
 from perdure.storage.transactions import bounded
 from perdure.storage.wakeups import RESUMABLE, Wakeups, resumable
 
-S = room("locks")
+S = load_statements("locks")
 
 SWEEP_MAX = 1000
 

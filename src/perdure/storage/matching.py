@@ -15,9 +15,9 @@ from perdure.database.operation import Operation
 from perdure.errors import LimitError
 from perdure.model.limits import EVERYTHING
 from perdure.model.matching import Match, data_of, key_of
-from perdure.storage.sql import room
+from perdure.storage.sql import load_statements
 
-S = room("matching")
+S = load_statements("matching")
 
 PAGE = 1000
 

@@ -18,10 +18,10 @@ from perdure.errors import HistoryConflictError, InvalidPageTokenError, LimitErr
 from perdure.model import limits
 from perdure.model.records import Lease, OutboxEvent, OutboxStatus
 from perdure.storage.fences import fence
-from perdure.storage.sql import room
+from perdure.storage.sql import load_statements
 from perdure.storage.wakeups import OUTBOX, Wakeups
 
-S = room("outbox")
+S = load_statements("outbox")
 
 PAGE = 100
 BACK_OFF_MAX_SEC = 300.0

@@ -30,7 +30,7 @@ from perdure.storage.workers import Workers
 log = logging.getLogger("perdure.storage")
 
 
-class Rooms(
+class SQLStorage(
     Instances,
     Listing,
     Locks,
@@ -115,14 +115,14 @@ class Rooms(
         await self.close()
 
 
-class SQLiteStorage(Rooms):
+class SQLiteStorage(SQLStorage):
     """Storage in one SQLite file that any number of processes share, or in memory (`:memory:`), private."""
 
     def __init__(self, path: str) -> None:
         super().__init__(SQLiteBackend(path))
 
 
-class PostgresStorage(Rooms):
+class PostgresStorage(SQLStorage):
     """Storage in PostgreSQL 14 or later, also behind PgBouncer; in the schema `perdure` or the one the URL names."""
 
     def __init__(self, url: str) -> None:
@@ -151,7 +151,7 @@ class PostgresStorage(Rooms):
         return self._postgres.notifier.enabled
 
 
-class MySQLStorage(Rooms):
+class MySQLStorage(SQLStorage):
     """Storage in MySQL 8.0, MariaDB 10.6 or later."""
 
     def __init__(self, url: str) -> None:
@@ -181,7 +181,7 @@ def _sqlite_path(url: Secret) -> str:
     return unquote(place[len("sqlite:///") :])
 
 
-async def initialize_test_schema(storage: Rooms) -> None:
+async def initialize_test_schema(storage: SQLStorage) -> None:
     """A fresh schema for a test: everything of ours in the database is dropped first."""
     await storage._connect()
     async with storage._backend.exclusive() as script:
@@ -190,6 +190,6 @@ async def initialize_test_schema(storage: Rooms) -> None:
         await migrate(script, dialect, schema)
 
 
-def shift_clock(storage: Rooms, shift: timedelta) -> None:
+def shift_clock(storage: SQLStorage, shift: timedelta) -> None:
     """Move the clock that this storage's statements judge by; for tests."""
     storage._shift_clock(shift)

@@ -12,10 +12,10 @@ from perdure.database.operation import Operation, Work, utc
 from perdure.model import limits
 from perdure.model.records import Lease, StuckInstance
 from perdure.storage.fences import refused
-from perdure.storage.sql import room
+from perdure.storage.sql import load_statements
 from perdure.storage.transactions import Transactions, bounded
 
-S = room("stuck")
+S = load_statements("stuck")
 
 BACKED_OFF = "~put-off"  # the owner of a lease that keeps workers away, before `#` and the number of tries
 PAGE = 100

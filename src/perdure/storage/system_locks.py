@@ -7,10 +7,10 @@ It lives in a table of its own: the rest of the family deletes rows of `system_l
 from perdure.database.operation import Operation, Work, utc
 from perdure.model import limits
 from perdure.model.records import SystemLease
-from perdure.storage.sql import room
+from perdure.storage.sql import load_statements
 from perdure.storage.transactions import Transactions
 
-S = room("system_locks")
+S = load_statements("system_locks")
 
 
 class SystemLocks(Transactions):

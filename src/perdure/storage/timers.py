@@ -11,9 +11,9 @@ from perdure.model.records import HistoryEventType, Lease, Suspension, TimerSubs
 from perdure.model.states import TERMINAL
 from perdure.storage import fences, waits, wakeups
 from perdure.storage.fences import fence
-from perdure.storage.sql import room
+from perdure.storage.sql import load_statements
 
-S = room("timers")
+S = load_statements("timers")
 
 
 class Timers(waits.Waits):

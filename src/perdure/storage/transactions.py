@@ -17,12 +17,12 @@ from perdure.database.backends.base import Backend, Executor, Session
 from perdure.database.operation import Operation, Work
 from perdure.errors import LimitError, StorageError, TransactionError
 from perdure.model import limits
-from perdure.storage.sql import room
+from perdure.storage.sql import load_statements
 
 T = TypeVar("T")
 P = ParamSpec("P")
 Item = TypeVar("Item")
-S = room("transactions")
+S = load_statements("transactions")
 log = logging.getLogger("perdure.storage")
 
 Callback = Callable[[], Awaitable[object] | object]

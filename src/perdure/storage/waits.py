@@ -33,12 +33,12 @@ from perdure.model.records import (
 )
 from perdure.model.states import WAITING, WorkflowStatus
 from perdure.storage import channels, fences, matching
-from perdure.storage.sql import room
+from perdure.storage.sql import load_statements
 from perdure.storage.transactions import bounded, prepared, together
 from perdure.storage.wakeups import RESUMABLE, TIMER, Payload, Wakeups, first_of, resumable
 
-S = room("waits")
-TIMERS = room("timers")
+S = load_statements("waits")
+TIMERS = load_statements("timers")
 MAYBE = 2  # of a look at a wait: there is a message, which may match
 
 Wait = TimerWait | ChannelWait

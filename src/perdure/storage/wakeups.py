@@ -9,11 +9,11 @@ from perdure.database.backends.base import Silent
 from perdure.database.operation import Operation, Work
 from perdure.errors import CommitUnknownError, StorageError
 from perdure.model.records import WakeUp
-from perdure.storage.sql import room
+from perdure.storage.sql import load_statements
 from perdure.storage.transactions import Transactions
 
 T = TypeVar("T")
-S = room("wakeups")
+S = load_statements("wakeups")
 
 RESUMABLE = "workflow_resumable"
 MESSAGE = "workflow_channel_message"

@@ -5,10 +5,10 @@ from datetime import datetime, timedelta
 from perdure.database.operation import Operation, Work, raw, utc
 from perdure.model import limits
 from perdure.model.records import WorkerInfo
-from perdure.storage.sql import room
+from perdure.storage.sql import load_statements
 from perdure.storage.transactions import Transactions
 
-S = room("workers")
+S = load_statements("workers")
 
 FORGET_SEC = 7 * 24 * 3600.0  # a worker that died without a word is listed for a week
 

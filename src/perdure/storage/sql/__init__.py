@@ -15,7 +15,7 @@ import re
 from functools import cache
 from importlib.resources import files
 
-from perdure.database.statements import Room, Statement, parse
+from perdure.database.statements import Statement, StatementSet, parse
 from perdure.storage.migrations import tables
 
 _TABLE = re.compile(rf"(?<![\w.])(?:{'|'.join(tables('postgresql'))})(?![\w.])")
@@ -23,7 +23,7 @@ _PIECE = re.compile(r"\{(\w+)(?:\((\w+)\))?\}")
 
 
 @cache
-def room(name: str) -> Room:
+def load_statements(name: str) -> StatementSet:
     """The statements of `<name>.sql`."""
     pieces = _read("pieces")
 
@@ -36,9 +36,9 @@ def room(name: str) -> Room:
     return statements(name, _PIECE.sub(piece, _text(name)))
 
 
-def statements(name: str, text: str) -> Room:
+def statements(name: str, text: str) -> StatementSet:
     """The statements of a text, their tables marked."""
-    return Room(name, parse(name, _TABLE.sub(r"{.\g<0>}", text)))
+    return StatementSet(name, parse(name, _TABLE.sub(r"{.\g<0>}", text)))
 
 
 @cache

@@ -5,15 +5,15 @@ from typing import Any
 
 from perdure.model.records import ChannelMode, ChannelWait, Lease, WorkflowInstance
 from perdure.model.states import WorkflowStatus
-from perdure.storage.stores import Rooms, shift_clock
+from perdure.storage.stores import SQLStorage, shift_clock
 
 
-async def new(storage: Rooms, instance_id: str, workflow_name: str = "wf", **fields: Any) -> None:
+async def new(storage: SQLStorage, instance_id: str, workflow_name: str = "wf", **fields: Any) -> None:
     """A new instance."""
     await storage.create_instance(WorkflowInstance(instance_id, workflow_name, **fields))
 
 
-async def leased(storage: Rooms, instance_id: str, *, worker_id: str = "w1", timeout_sec: float = 30) -> Lease:
+async def leased(storage: SQLStorage, instance_id: str, *, worker_id: str = "w1", timeout_sec: float = 30) -> Lease:
     """A new instance with its first lease."""
     lease = await storage.create_instance(
         WorkflowInstance(instance_id, "wf"), worker_id=worker_id, timeout_sec=timeout_sec
@@ -22,13 +22,13 @@ async def leased(storage: Rooms, instance_id: str, *, worker_id: str = "w1", tim
     return lease
 
 
-def shift(storage: Rooms, seconds: float) -> None:
+def shift(storage: SQLStorage, seconds: float) -> None:
     """Move the storage's clock ahead of the database's real one."""
     shift_clock(storage, timedelta(seconds=seconds))
 
 
 async def listening(
-    storage: Rooms,
+    storage: SQLStorage,
     instance_id: str,
     channel: str = "c",
     mode: ChannelMode = ChannelMode.BROADCAST,
@@ -42,7 +42,7 @@ async def listening(
     assert (await storage.suspend(lease, [ChannelWait(name, activity_id, after=after)])).suspended
 
 
-async def again(storage: Rooms, instance_id: str, channel: str = "c", *, activity_id: str) -> bool:
+async def again(storage: SQLStorage, instance_id: str, channel: str = "c", *, activity_id: str) -> bool:
     """Resume an instance and let it wait for the channel's next message; False if one is there already."""
     lease = await storage.try_acquire_lock(instance_id, "w1", 30)
     assert lease is not None
@@ -52,14 +52,14 @@ async def again(storage: Rooms, instance_id: str, channel: str = "c", *, activit
     return found.suspended
 
 
-async def status(storage: Rooms, instance_id: str) -> WorkflowStatus:
+async def status(storage: SQLStorage, instance_id: str) -> WorkflowStatus:
     """The state of an instance."""
     found = await storage.get_instance(instance_id)
     assert found is not None
     return found.status
 
 
-async def recorded(storage: Rooms, instance_id: str) -> list[tuple[str, str]]:
+async def recorded(storage: SQLStorage, instance_id: str) -> list[tuple[str, str]]:
     """What an instance's history has: activities and kinds of event."""
     events, _ = await storage.get_history_paginated(instance_id)
     return [(event.activity_id, event.event_type) for event in events]
