@@ -461,7 +461,7 @@ async def test_what_is_no_connection_is_refused() -> None:
     engine = sa.create_engine("sqlite://")
     with sqlite3.connect(":memory:") as db:
         for thing in ("sqlite:///a.db", db.cursor(), engine):
-            with pytest.raises(ConfigurationError, match="in_transaction= knows no connection of type"):
+            with pytest.raises(ConfigurationError, match="in_transaction= does not support connections of type"):
                 await greet.options(in_transaction=thing).start("a")
     db.close()
     engine.dispose()

@@ -27,7 +27,7 @@ class Delivery(Waits, Archive):
 
     @reads
     def get_channel_subscribers_waiting(self, channel: str, *, limit: int | None = None) -> list[ChannelSubscription]:
-        """Subscribers of any framework that wait for a message of this channel."""
+        """Return the subscribers of any framework that wait for a message of this channel."""
         rows = self._waiting_on(limits.name(channel, "channel"))
         return [self._subscription(row) for row in rows[: limits.some(limit)]]
 
@@ -38,7 +38,7 @@ class Delivery(Waits, Archive):
 
     @reads
     def find_expired_channel_subscriptions(self, limit: int = 0) -> list[ChannelSubscription]:
-        """Own waits whose time is up, of waiting instances, the oldest first."""
+        """Return own waits of waiting instances that have timed out, the oldest first."""
         page = limits.page(limit, 100)
         waits = [wait for wait in self._tables.perdure_waits.values() if self._is_waiting(wait["instance_id"])]
         table = self._tables.channel_subscriptions
@@ -141,7 +141,7 @@ class Delivery(Waits, Archive):
     async def deliver_pending(
         self, limit: int = 0, *, channels: Sequence[str] | None = None
     ) -> list[ChannelDeliveryResult]:
-        """Sweep the channels where something was published, or these: deliver what is pending, at most a page."""
+        """Deliver pending messages of channels that were published to, or of these channels, at most a page."""
         page = limits.page(limit, 100)
         await self._adopt()
         return await self._sweep(page, channels)

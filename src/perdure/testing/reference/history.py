@@ -100,7 +100,7 @@ class History(Fences):
     def get_history_paginated(
         self, instance_id: str, after_id: int = 0, limit: int = 0
     ) -> tuple[list[HistoryEvent], bool]:
-        """The events after an id, in order, and whether there are more."""
+        """Return the events after an id, in order, and whether there are more."""
         limits.number(after_id, "after_id")
         page = limits.page(limit, PAGE)
         rows = [row for row in self._events(instance_id) if row["id"] > after_id]
@@ -108,7 +108,7 @@ class History(Fences):
 
     @reads
     def get_history_count(self, instance_id: str) -> int:
-        """How many events the instance has."""
+        """Return the number of events of an instance."""
         return len(self._events(instance_id))
 
     @reads
@@ -120,7 +120,7 @@ class History(Fences):
 
     @reads
     def get_events(self, instance_ids: Sequence[str], activity_ids: Sequence[str]) -> list[HistoryEvent]:
-        """The events that these instances have of these activities, by instance and in order."""
+        """Return the events of these activities of these instances, by instance and in order."""
         wanted, activities = set(bounded(instance_ids)), set(bounded(activity_ids))
         table = self._tables.workflow_history
         rows = [row for key, row in table.items() if key[0] in wanted and key[1] in activities]
@@ -151,7 +151,7 @@ class Archive(History):
 
     @reads
     def get_archived_history(self, instance_id: str, *, limit: int | None = None) -> list[ArchivedHistoryEvent]:
-        """The archived events in the order they were recorded in, with the ids and times they had."""
+        """Return the archived events in the order they were recorded in, with their original ids and times."""
         table = self._tables.workflow_history_archive
         found = where(table, instance_id=limits.name(instance_id, "instance_id"))
         rows = sorted((table[number] for number in found), key=lambda row: (row["original_id"] or 0, row["id"]))
@@ -224,7 +224,7 @@ class Compensations(Fences):
 
     @reads
     def get_compensations(self, instance_id: str, *, limit: int | None = None) -> list[CompensationEntry]:
-        """What is registered, strictly last in, first out."""
+        """Return the registered compensations, strictly last in, first out."""
         table = self._tables.workflow_compensations
         found = sorted(where(table, instance_id=limits.name(instance_id, "instance_id")), reverse=True)
         rows = [table[number] for number in found[: limits.some(limit)]]
@@ -236,7 +236,7 @@ class Groups(Fences):
 
     @writes
     def join_group(self, instance_id: str, group_name: str, *, lease: Lease | None = None) -> None:
-        """Add an instance to a group; a member keeps its place."""
+        """Add an instance to a group; a member keeps its position."""
         limits.name(group_name, "group_name")
         self._fence(instance_id, lease)
         self._tables.workflow_group_memberships.setdefault(
@@ -251,7 +251,7 @@ class Groups(Fences):
 
     @writes
     def leave_group(self, instance_id: str, group_name: str, *, lease: Lease | None = None) -> None:
-        """Remove an instance from a group, if it is in it."""
+        """Remove an instance from a group if it is a member."""
         limits.name(group_name, "group_name")
         self._fence(instance_id, lease)
         remove(self._tables.workflow_group_memberships, [(instance_id, group_name)])
@@ -265,7 +265,7 @@ class Groups(Fences):
 
     @reads
     def get_group_members(self, group_name: str, *, limit: int | None = None) -> list[str]:
-        """The instances in a group, in the order of joining."""
+        """Return the instances in a group, in the order of joining."""
         table = self._tables.workflow_group_memberships
         rows = [table[key] for key in where(table, group_name=limits.name(group_name, "group_name"))]
         return [row["instance_id"] for row in sorted(rows, key=lambda row: int(row["id"]))][: limits.some(limit)]

@@ -119,14 +119,14 @@ class Instances(Messages, History):
 
     @writes
     def update_instance_activity(self, instance_id: str, activity_id: str, *, lease: Lease | None = None) -> None:
-        """Note the step the instance is at."""
+        """Record the step that the instance has reached."""
         limits.name(activity_id, "activity_id")
         self._hold(instance_id, lease)
         change(self._tables.workflow_instances, instance_id, current_activity_id=activity_id, updated_at=self._now)
 
     @writes
     def update_instance_output(self, instance_id: str, output_data: bytes, *, lease: Lease | None = None) -> None:
-        """Store the output and complete the instance, together."""
+        """Store the output and complete the instance in one transaction."""
         self._complete(instance_id, output_data, lease)
 
     @writes
@@ -151,7 +151,7 @@ class Instances(Messages, History):
     def cancel_instance(
         self, instance_id: str, reason: str = "", *, compensate: bool = False, lease: Lease | None = None
     ) -> None:
-        """Cancel from any state that is not final, fencing off whoever runs it, and record why.
+        """Cancel an instance in any state that is not final, fence off its worker, and record why.
 
         With `compensate` it moves to compensating instead; one that compensates already only gets the event.
         """
@@ -177,7 +177,7 @@ class Instances(Messages, History):
 
     @reads
     def list_instances(self, options: ListInstancesOptions | None = None) -> PaginationResult:
-        """A page of the instances for which every filter holds, by start time and id, both descending."""
+        """Return a page of the instances for which every filter holds, by start time and id, both descending."""
         asked = options or ListInstancesOptions()
         found, limit = self._found(asked), limits.page(asked.limit, PAGE)
         page, more = found[:limit], len(found) > limit
@@ -196,7 +196,7 @@ class Instances(Messages, History):
 
     @reads
     def list_workflow_names(self) -> list[str]:
-        """The names of the workflows that own instances are of, sorted."""
+        """Return the names of the workflows of own instances, sorted."""
         rows = self._tables.workflow_instances.values()
         return sorted({row["workflow_name"] for row in rows if row["framework"] == OWN})
 
@@ -231,7 +231,7 @@ class Instances(Messages, History):
     def find_resumable_workflows(
         self, limit: int = 0, *, workflow_names: Sequence[str] | None = None
     ) -> list[ResumableWorkflow]:
-        """Own instances, running or compensating, that no live lease covers; the longest waiting first."""
+        """Return own instances, running or compensating, without a live lease; the longest waiting first."""
         page = limits.page(limit, 100)
         found = [
             (at, row["instance_id"], row)

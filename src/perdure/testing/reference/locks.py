@@ -50,7 +50,7 @@ class Locks(Fences):
 
     @writes
     def release_lock(self, instance_id: str, worker_id: str, *, lease: Lease | None = None) -> None:
-        """Give a lease back; whoever does not hold it changes nothing."""
+        """Release a lease; do nothing if this worker does not hold it."""
         if self._holds(instance_id, worker_id, lease):
             change(self._tables.workflow_instances, instance_id, **FREE, updated_at=self._now)
 
@@ -91,7 +91,7 @@ class Locks(Fences):
 
     @writes
     def cleanup_stale_locks(self, timeout_sec: float = 0) -> list[StaleWorkflowInfo]:
-        """Clear own leases that expired more than `timeout_sec` ago; gives the running and compensating ones."""
+        """Clear own leases that expired more than `timeout_sec` ago; return the running and compensating ones."""
         until = self._after(-limits.seconds(timeout_sec) if timeout_sec else 0)
         stale = sorted(
             (row["lock_expires_at"], instance_id, row)

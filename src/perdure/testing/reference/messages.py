@@ -143,7 +143,7 @@ class Messages(Fences):
 
     @writes
     def unsubscribe_from_channel(self, instance_id: str, channel: str, *, lease: Lease | None = None) -> None:
-        """Remove a subscription and its cursors, if it is there."""
+        """Remove a subscription and its cursors if it exists."""
         tables, key = self._tables, self._own(instance_id, channel, lease)
         remove(tables.channel_subscriptions, [key])
         remove(tables.channel_delivery_cursors, [key])
@@ -153,7 +153,7 @@ class Messages(Fences):
 
     @writes
     def clear_channel_waiting_state(self, instance_id: str, channel: str, *, lease: Lease | None = None) -> None:
-        """Stop waiting on a channel; the subscription stays."""
+        """Stop waiting on a channel and keep the subscription."""
         self._own(instance_id, channel, lease)
         remove(self._tables.perdure_waits, where(self._tables.perdure_waits, instance_id=instance_id, channel=channel))
 
@@ -191,7 +191,7 @@ class Messages(Fences):
 
     @reads
     def get_delivery_cursor(self, instance_id: str, channel: str) -> int:
-        """The last message that a subscriber has had; 0 for none."""
+        """Return the last message that a subscriber received; 0 for none."""
         pair(instance_id, channel)
         row = self._tables.channel_subscriptions.get((instance_id, channel))
         return self._cursor(row) if row else 0
@@ -204,7 +204,7 @@ class Messages(Fences):
 
     @reads
     def get_pending_channel_messages(self, channel: str, after_id: int = 0, limit: int = 0) -> list[ChannelMessage]:
-        """The messages of a channel after an id, in order."""
+        """Return the messages of a channel after an id, in order."""
         limits.name(channel, "channel")
         limits.number(after_id, "after_id")
         rows = self._after_id(channel, after_id)
@@ -239,7 +239,7 @@ class Messages(Fences):
 
     @writes
     def claim_channel_message(self, message_id: int, instance_id: str, *, lease: Lease | None = None) -> bool:
-        """Take a message of a competing channel; False if it is taken or gone."""
+        """Claim a message of a competing channel; return False if it is claimed or removed."""
         limits.number(message_id, "message_id")
         self._fence(instance_id, lease)
         row, claims = self._tables.channel_messages.get(message_id), self._tables.channel_message_claims

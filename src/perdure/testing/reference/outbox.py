@@ -74,7 +74,7 @@ class Outbox(Fences):
     def get_pending_outbox_events(
         self, limit: int = 0, *, relay_id: str = "", lease_sec: float = 30
     ) -> list[OutboxEvent]:
-        """Claim events for a while: no other call gets them, or later ones of their sources, until they are marked."""
+        """Claim events for a while: until they are marked, no other call gets them or later events of their sources."""
         page, until = limits.page(limit, PAGE), self._after(limits.seconds(lease_sec, "lease_sec"))
         if relay_id:
             limits.name(relay_id, "relay_id")
@@ -121,7 +121,7 @@ class Outbox(Fences):
 
     @writes
     def mark_outbox_event_sent(self, event_id: str) -> bool:
-        """The event was published, whoever has claimed it meanwhile."""
+        """Mark an event as published, even if another relay has claimed it since."""
         row = self._event(event_id)
         if row is not None and row["status"] != OutboxStatus.PUBLISHED:
             sent = {"status": "published", "published_at": self._now, "next_attempt_at": None}
@@ -138,7 +138,7 @@ class Outbox(Fences):
         back_off: timedelta | None = None,
         relay_id: str | None = None,
     ) -> bool:
-        """An attempt failed: the event waits (1, 2, 4 … 300 s if not said), and its source's later ones behind it."""
+        """Record a failed attempt; the event and later events of its source wait (default: 1, 2, 4 … 300 s)."""
         row, message = self._event(event_id), limits.text(error, "error")
         wait_sec = None if back_off is None else limits.span(back_off, "back_off")
         if row is None or not _is_open(row, relay_id):

@@ -19,7 +19,7 @@ class Stuck(Fences):
 
     @writes
     def back_off(self, lease: Lease, tries: int, reason: str, pause_sec: float) -> None:
-        """End a lease after so many tries without progress, and let no worker take the instance for a while."""
+        """End a lease after so many attempts without progress, and let no worker take the instance for a while."""
         limits.count(tries, "tries")
         limits.text(reason, "reason", limits.METADATA_MAX)
         until = self._after(limits.seconds(pause_sec, "pause_sec"))
@@ -44,7 +44,7 @@ class Stuck(Fences):
 
     @writes
     def clear_stuck(self, instance_ids: Sequence[str]) -> None:
-        """Forget that these instances were stuck."""
+        """Mark these instances as no longer stuck."""
         ids = [limits.name(each, "instance_id") for each in bounded(instance_ids)]
         remove(self._tables.perdure_stuck, ids)
 

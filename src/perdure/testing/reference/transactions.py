@@ -121,7 +121,7 @@ class Transactions:
             await _call(callback)
 
     async def rollback_transaction(self) -> None:
-        """Undo the innermost level and forget its callbacks; without a transaction nothing happens."""
+        """Undo the innermost level and discard its callbacks; do nothing without a transaction."""
         tx = self._current()
         if tx is None:
             return
@@ -135,7 +135,7 @@ class Transactions:
 
     @contextlib.asynccontextmanager
     async def transaction(self) -> AsyncIterator[Executor]:
-        """Commit what the block did, or undo it if the block raises or is cancelled."""
+        """Commit what the block wrote, or undo it if the block raises or is cancelled."""
         await self.begin_transaction()
         try:
             yield self.conn()
@@ -145,7 +145,7 @@ class Transactions:
         await self.commit_transaction()
 
     def in_transaction(self) -> bool:
-        """True exactly while this task has a transaction open."""
+        """Return True exactly while this task has a transaction open."""
         tx = self._open.get()
         return tx is not None and bool(tx.levels) and tx.task is asyncio.current_task()
 
@@ -158,7 +158,7 @@ class Transactions:
         return cast(Executor, _NoSQL())
 
     def register_post_commit_callback(self, callback: Callback) -> None:
-        """Call it once after the outermost commit; a rollback of this level forgets it."""
+        """Call the callback once after the outermost commit; a rollback of this level discards it."""
         tx = self._current()
         if tx is None:
             raise TransactionError("a post-commit callback needs an open transaction")
@@ -166,7 +166,7 @@ class Transactions:
 
     @contextlib.contextmanager
     def detached(self) -> Iterator[None]:
-        """Work outside the transaction that this task was spawned in (or has open)."""
+        """Work outside the transaction that this task has open or was spawned in."""
         token = self._open.set(None)
         try:
             yield

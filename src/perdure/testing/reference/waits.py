@@ -228,7 +228,7 @@ class Waits(Messages, History):
 
     @reads
     def get_channel_waits(self, instance_id: str) -> list[ChannelWait]:
-        """The waits for messages that an instance has registered, in the order they were made."""
+        """Return the waits for messages that an instance has registered, in the order of registration."""
         table = self._tables.perdure_waits
         rows = [table[key] for key in where(table, instance_id=limits.name(instance_id, "instance_id"))]
         rows.sort(key=itemgetter("id"))
@@ -236,7 +236,7 @@ class Waits(Messages, History):
 
     @reads
     def get_waits(self, instance_ids: Sequence[str]) -> list[RegisteredWait]:
-        """What these instances wait for, as far as it is registered: by instance and activity."""
+        """Return the registered waits of these instances, by instance and activity."""
         wanted = set(bounded(instance_ids))
         found = [
             RegisteredWait(row["instance_id"], row["activity_id"] or row["timer_id"], None, row["expires_at"])
@@ -308,7 +308,7 @@ class Timers(Waits):
 
     @writes
     def remove_timer_subscription(self, instance_id: str, timer_id: str, *, lease: Lease | None = None) -> None:
-        """Remove a timer, if it is there."""
+        """Remove a timer if it exists."""
         key = _key(instance_id, timer_id)
         if lease is not None:
             self._fence(instance_id, lease)
@@ -316,7 +316,7 @@ class Timers(Waits):
 
     @reads
     def find_expired_timers(self, limit: int = 0) -> list[TimerSubscription]:
-        """Own timers that are due, of waiting instances, the oldest first."""
+        """Return own timers of waiting instances that are due, the oldest first."""
         page = limits.page(limit, 100)
         rows = [
             row
