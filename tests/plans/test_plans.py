@@ -38,7 +38,7 @@ PLANS = {  # that look at all of something, or sort it
     ("delivery.target", "USE TEMP B-TREE FOR ORDER BY"): "the waits of one instance on one channel",
     ("matching.found", "SCAN w"): "a subquery of one row",
     ("matching.may_find", "SCAN w"): "a subquery of one row",
-    ("delivery.strange", "SCAN channel_messages USING INDEX idx_channel_messages_family"): "an index of them only",
+    ("delivery.unseen", "SCAN channel_messages USING INDEX idx_channel_messages_family"): "an index of them only",
     ("delivery.waiting", "USE TEMP B-TREE FOR ORDER BY"): "the subscribers of one channel",
     ("listing.counted", "SCAN found"): "a subquery of as many as are counted",
     ("locks.sweep", "SCAN stale"): "a subquery of one page",

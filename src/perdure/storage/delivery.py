@@ -327,7 +327,7 @@ def _dirty(limit: int) -> Operation[list[str]]:
 
 
 def _strange(limit: int) -> Operation[list[tuple[str, str, int]]]:
-    return [(message_id, channel, number) for message_id, channel, number in (yield S.strange(limit=limit))]
+    return [(message_id, channel, number) for message_id, channel, number in (yield S.unseen(limit=limit))]
 
 
 def _adopt() -> Operation[None]:

@@ -154,7 +154,7 @@ async def test_a_callback_that_raises_stops_no_other(storage: SQLStorage, caplog
             storage.register_post_commit_callback(broken)
             storage.register_post_commit_callback(lambda: seen.append(1))
     assert seen == [1]
-    assert "the transaction is committed" in caplog.text
+    assert "the transaction was committed" in caplog.text
 
 
 async def test_a_callback_needs_a_transaction(storage: SQLStorage) -> None:
