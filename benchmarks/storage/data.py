@@ -1,4 +1,4 @@
-"""The data that every round starts from: 5,000 instances, brought back to the same state outside the timed part."""
+"""Create the data that every round starts from: 5,000 instances, reset to the same state outside the timed part."""
 
 import json
 from datetime import UTC, datetime, timedelta
@@ -25,7 +25,7 @@ _SETTLE = {
 }
 State = Literal["leased", "free", "waiting"]
 
-# Every instance has an inbox, a channel named like it, with a message in it.
+# Every instance has an inbox, a channel with its id as the name, which contains a message.
 _INBOXES = (
     """INSERT INTO channel_subscriptions (instance_id, channel, mode, cursor_message_id, subscribed_at, framework)
        SELECT instance_id, instance_id, 'broadcast', 0, started_at, 'perdure' FROM workflow_instances""",
@@ -54,12 +54,12 @@ _STATES: dict[State, tuple[str, ...]] = {"leased": (_LEASED,), "free": (_FREE,),
 
 
 def instance_id(n: int) -> str:
-    """The id of the nth instance."""
+    """Return the id of the nth instance."""
     return f"order-{n:06d}"
 
 
 def place(n: int) -> Place:
-    """Where the list comes to the nth instance: newest first, so those before it follow."""
+    """Return the position of the nth instance in the list: newest first, so those before it follow."""
     return Place(_START + timedelta(seconds=n), instance_id(n))
 
 
@@ -78,7 +78,7 @@ async def fill(storage: SQLStorage) -> None:
 
 
 async def reset(storage: SQLStorage, state: State) -> None:
-    """No history, and every instance in the state."""
+    """Remove the history and set every instance to the state."""
     dialect = storage._backend.driver.name
     async with storage._backend.exclusive() as script:
         for statement in (_EMPTY[dialect], *_STATES[state], _SETTLE[dialect]):
@@ -86,15 +86,15 @@ async def reset(storage: SQLStorage, state: State) -> None:
 
 
 def message(n: int) -> ChannelMessage:
-    """What is in the inbox of the nth instance."""
+    """Return the message in the inbox of the nth instance."""
     return ChannelMessage(n + 1, instance_id(n), instance_id(n), data=PAYLOAD, published_at=place(n).started_at)
 
 
 def lease(n: int) -> Lease:
-    """The lease on the nth instance after a reset."""
+    """Return the lease on the nth instance after a reset."""
     return Lease(instance_id(n), WORKER, 1, _FAR)
 
 
 def step(n: int, activity: int) -> Step:
-    """A step of the nth instance."""
+    """Return a step of the nth instance."""
     return HistoryEvent(instance_id(n), f"charge:{activity}", "ActivityCompleted", PAYLOAD), lease(n)

@@ -1,8 +1,8 @@
-"""The databases measured: fresh, durable, with the library and the bare driver side by side on each.
+"""Open the databases to measure: fresh, durable, with the library and the bare driver side by side on each.
 
 They are on throwaway servers that sync every commit, or on those that PERDURE_TEST_POSTGRES_URL and
 PERDURE_TEST_MYSQL_URL name. SQLite's file and the servers' data are in the folder for temporary files: set TMPDIR if
-that is not on a disk, else there is nothing to sync.
+that is not on a disk, because otherwise nothing is synced.
 """
 
 import os
@@ -23,7 +23,7 @@ DATABASES = ("sqlite", "postgresql", "mysql")
 
 @asynccontextmanager
 async def opened(database: str) -> AsyncIterator[tuple[SQLStorage, Side]]:
-    """A migrated storage on an empty database, and the same by hand."""
+    """Open a migrated storage on an empty database, and the bare driver on it."""
     async with AsyncExitStack() as stack:
         if database == "sqlite":
             path = stack.enter_context(tempfile.TemporaryDirectory(prefix="perdure-bench-")) + "/bench.db"

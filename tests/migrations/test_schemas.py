@@ -129,7 +129,7 @@ async def test_the_search_path_of_a_role_does_not_matter(database: Database) -> 
 async def test_a_role_without_the_right_to_create_schemas_hears_what_to_do(database: Database) -> None:
     async with role(database) as url:
         name = urlsplit(url).username
-        with pytest.raises(SchemaError, match=r"does not exist .* lacks the right CREATE on the data") as caught:
+        with pytest.raises(SchemaError, match=r"does not exist .* lacks the privilege CREATE on the data") as caught:
             await use(url)
         (advice,) = re.findall(r"run (CREATE SCHEMA .*?), or use \?schema=public", str(caught.value))
         assert advice == f'CREATE SCHEMA "perdure" AUTHORIZATION "{name}"'
@@ -142,7 +142,7 @@ async def test_a_role_without_the_right_to_create_schemas_hears_what_to_do(datab
 async def test_a_role_without_rights_in_the_schema_hears_what_to_do(database: Database) -> None:
     await database.execute("CREATE SCHEMA perdure")
     async with role(database) as url:
-        with pytest.raises(SchemaError, match="lacks the right USAGE or CREATE on the schema 'perdure'") as caught:
+        with pytest.raises(SchemaError, match="lacks the privilege USAGE or CREATE on the schema 'perdure'") as caught:
             await use(url)
         (advice,) = re.findall(r"run (GRANT .*?), or use another", str(caught.value))
         await database.execute(advice)

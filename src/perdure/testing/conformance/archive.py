@@ -1,4 +1,4 @@
-"""Archive: what every backend does with finished generations."""
+"""Test how a backend archives finished generations."""
 
 import asyncio
 from datetime import timedelta
@@ -31,7 +31,7 @@ async def count(sql: Executor, table: str, where: str = "1 = 1") -> int:
 
 
 async def give_everything(storage: SQLStorage, sql: Executor, instance_id: str) -> None:
-    """A timer, a wait, a cursor, a message taken out of turn, a claimed and an unread direct one, and a group."""
+    """Add a timer, a wait, a cursor, a message taken out of turn, a claimed and an unread direct one, and a group."""
     direct = f"inbox:{instance_id}"
     for statement in (
         "INSERT INTO workflow_timer_subscriptions (instance_id, timer_id, expires_at) "

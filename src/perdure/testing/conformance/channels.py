@@ -1,4 +1,4 @@
-"""Channels: what every backend does with messages and subscriptions."""
+"""Test how a backend handles messages and subscriptions."""
 
 import asyncio
 from collections.abc import Sequence
@@ -25,28 +25,28 @@ DAY = timedelta(days=1)
 
 
 async def subscriber(storage: SQLStorage, instance_id: str, channel: str = "c", mode: ChannelMode = BROADCAST) -> None:
-    """A new instance that is subscribed."""
+    """Create an instance that is subscribed."""
     await new(storage, instance_id)
     await storage.subscribe_to_channel(instance_id, channel, mode)
 
 
 async def publish(storage: SQLStorage, *data: bytes, channel: str = "c") -> list[int]:
-    """Publish messages one by one; gives their ids."""
+    """Publish messages one by one; return their ids."""
     return [await storage.publish_to_channel(channel, each) for each in data]
 
 
 async def pending(storage: SQLStorage, instance_id: str, channel: str = "c") -> list[int]:
-    """The ids of what a subscriber has not had."""
+    """Return the ids of the messages that a subscriber has not received."""
     return [message.id for message in await storage.get_pending_channel_messages_for_instance(instance_id, channel)]
 
 
 async def remaining(storage: SQLStorage, channel: str = "c") -> list[int]:
-    """The ids of what is in a channel."""
+    """Return the ids of the messages in a channel."""
     return [message.id for message in await storage.get_pending_channel_messages(channel)]
 
 
 async def family_message(sql: Executor, message_id: str, channel: str = "c") -> None:
-    """A message as the rest of the family publishes it: without the channel's lock, and in columns it knows."""
+    """Publish a message as Edda and Romancy do: without the channel's lock, and in the columns they know."""
     await sql.execute(
         "INSERT INTO channel_messages (channel, message_id, data_type, data, published_at) "
         f"VALUES ('{channel}', '{message_id}', 'json', '{{\"by\": \"family\"}}', '2026-01-01 00:00:00')"
@@ -393,7 +393,7 @@ async def test_w21_what_is_rolled_back_was_never_published(storage: SQLStorage) 
 
 
 async def old(storage: SQLStorage, *data: bytes) -> list[int]:
-    """Messages that are two days old from now on."""
+    """Publish messages, and move the clock so that they are two days old."""
     ids = await publish(storage, *data)
     shift(storage, 2 * 86400)
     return ids
@@ -422,7 +422,7 @@ async def test_w54_what_a_live_subscriber_needs_stays(storage: SQLStorage) -> No
 
 
 async def test_w54_what_was_sent_to_an_instance_stays_while_it_lives(storage: SQLStorage) -> None:
-    """Before it has ever subscribed; ids and channels may have colons themselves."""
+    """Before it has ever subscribed; ids and channels may contain colons themselves."""
     await storage.create_instance(WorkflowInstance("to:i-1", "wf"))
     for channel in ("a:b:to:i-1", "a:b", "a:nobody", "plain"):
         await storage.publish_to_channel(channel, b"1")
@@ -480,7 +480,7 @@ async def test_unused_channels_are_forgotten(storage: SQLStorage, sql: Executor)
 
 
 async def channels(sql: Executor) -> Sequence[str]:
-    """The channels that have a lock."""
+    """Return the channels that have a lock."""
     return sorted(row[0] for row in await sql.fetch("SELECT channel FROM perdure_channels"))
 
 
@@ -496,7 +496,7 @@ async def test_deleting_an_instance_takes_its_subscriptions(storage: SQLStorage,
 
 @pytest.mark.parametrize("wrong", ["", "c ", " c", "c\x00", "c" * 256])
 async def test_what_is_not_a_name_is_not_looked_up(storage: SQLStorage, wrong: str) -> None:
-    """To MySQL `c ` is `c`."""
+    """MySQL finds `c` when asked for `c `."""
     await listening(storage, "c", "c")
     await publish(storage, b"1")
     (message,) = await storage.get_pending_channel_messages("c")

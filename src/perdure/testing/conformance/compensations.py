@@ -1,4 +1,4 @@
-"""Compensations: what every backend does with the actions that undo a saga."""
+"""Test how a backend handles compensations."""
 
 from datetime import UTC, datetime, timedelta
 

@@ -1,4 +1,4 @@
-"""Delivery: what every backend does to bring messages to who waits for them."""
+"""Test how a backend delivers messages to instances that wait for them."""
 
 import asyncio
 import json
@@ -26,20 +26,20 @@ RECEIVED = "ChannelMessageReceived"
 
 
 async def message(storage: SQLStorage, message_id: int, channel: str = "c") -> ChannelMessage:
-    """A message by its id."""
+    """Return a message by its id."""
     (found,) = await storage.get_pending_channel_messages(channel, message_id - 1, 1)
     return found
 
 
 async def payload(storage: SQLStorage, instance_id: str) -> dict[str, object]:
-    """The payload of an instance's last event."""
+    """Return the payload of an instance's last event."""
     events, _ = await storage.get_history_paginated(instance_id)
     found: dict[str, object] = json.loads(events[-1].event_data or b"null")
     return found
 
 
 async def delivered(storage: SQLStorage, limit: int = 0) -> list[tuple[str, int]]:
-    """What a sweep delivers: instances and messages."""
+    """Return what a sweep delivers: instances and messages."""
     return [(found.instance_id, found.message_id) for found in await storage.deliver_pending(limit)]
 
 
@@ -101,7 +101,7 @@ async def test_w6_the_lowest_pending_message_is_delivered_whichever_is_offered(
         assert found is not None
         assert found.message_id == expected
         assert await again(storage, "i-1", activity_id=f"r:{n}") is (expected == ids[2])
-        if expected != ids[2]:  # it was told that there is more, and waits without looking
+        if expected != ids[2]:  # it knows that there is more, and waits without checking
             await sql.execute(f"UPDATE channel_subscriptions SET activity_id = 'r:{n}'")
             await storage.update_instance_status("i-1", WorkflowStatus.WAITING_FOR_MESSAGE)
     assert [name for name, _ in await recorded(storage, "i-1")] == ["r:1", "r:2", "r:3"]
@@ -190,7 +190,7 @@ async def test_w16_who_does_not_wait_gets_nothing(storage: SQLStorage) -> None:
 
 
 async def test_w16_a_step_recorded_already_takes_no_message_and_strands_nobody(storage: SQLStorage) -> None:
-    """As Romancy leaves it when it dies in the midst of a delivery."""
+    """As Romancy leaves it when it dies during a delivery."""
     for mode, channel in ((BROADCAST, "b"), (COMPETING, "c")):
         await listening(storage, channel, channel, mode)
         await storage.append_history(HistoryEvent(channel, "r:1", RECEIVED, b'{"id": 0}'))
@@ -239,7 +239,7 @@ async def test_the_holder_takes_messages_for_itself_and_keeps_the_lease(storage:
     await storage.subscribe_to_channel("i-1", "c", BROADCAST, lease=lease)
     ids = await publish(storage, b"1", b"2")
     offered = await message(storage, ids[1])
-    assert await storage.deliver_channel_message("i-1", offered, lease=lease) is None  # for which step?
+    assert await storage.deliver_channel_message("i-1", offered, lease=lease) is None  # the step is not named
     for n in range(2):
         found = await storage.deliver_channel_message("i-1", offered, lease=lease, activity_id=f"r:{n}")
         assert found == ChannelDeliveryResult("i-1", "wf", f"r:{n}", "c", ids[n])
@@ -303,7 +303,7 @@ async def test_a_sweep_delivers_what_the_family_published(storage: SQLStorage, s
 
 
 async def test_messages_go_to_waiting_instances_of_any_framework(storage: SQLStorage, sql: Executor) -> None:
-    """The rest of the family keeps its one wait on a channel in the subscription."""
+    """Edda and Romancy keep their one wait on a channel in the subscription."""
     await listening(storage, "i-1", after=timedelta(seconds=5))
     for table in ("workflow_instances", "channel_subscriptions"):
         await sql.execute(f"UPDATE {table} SET framework = 'python'")
@@ -411,7 +411,7 @@ async def test_the_holder_ends_its_own_wait_while_it_runs(storage: SQLStorage) -
     shift(storage, 6)
     lease = await storage.try_acquire_lock("i-1", "w1", 30)
     assert lease is not None
-    assert not await storage.expire_channel_wait("i-1", "c")  # somebody holds it
+    assert not await storage.expire_channel_wait("i-1", "c")  # it is leased
     assert await storage.expire_channel_wait("i-1", "c", lease=lease)
     assert not await storage.expire_channel_wait("i-1", "c", lease=lease)
     await storage.append_history(HistoryEvent("i-1", "s", "ActivityCompleted", b"1"), lease=lease)

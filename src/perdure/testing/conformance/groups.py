@@ -1,4 +1,4 @@
-"""Groups: what every backend does with named sets of instances."""
+"""Test how a backend handles named sets of instances."""
 
 import asyncio
 
@@ -93,7 +93,7 @@ async def test_a_membership_is_part_of_the_callers_transaction(storage: SQLStora
 
 
 async def test_a_finished_instance_keeps_the_time_of_its_end(storage: SQLStorage) -> None:
-    """Retention counts from it, so leaving a group later must not move it."""
+    """Retention counts from that time, so leaving a group later must not change it."""
     await new(storage, "a")
     await storage.join_group("a", "g")
     await storage.update_instance_output("a", b"1")

@@ -1,4 +1,4 @@
-"""History: what every backend does with recorded events."""
+"""Test how a backend records events."""
 
 import asyncio
 
@@ -59,7 +59,7 @@ async def test_w1_a_stale_lease_writes_nothing(storage: SQLStorage, peer: SQLSto
     recorded = await storage.append_history(event(0), lease=lease)
     shift(peer, 11)
     taken = await peer.try_acquire_lock("i-1", "w2", 10)
-    for again in (event(0), event(1), event(0, b"2")):  # the fence is judged before the event
+    for again in (event(0), event(1), event(0, b"2")):  # the fence is checked before the event
         with pytest.raises(LeaseLostError):
             await storage.append_history(again, lease=lease)
     assert await peer.append_history(event(0), lease=taken) == recorded

@@ -1,4 +1,4 @@
-"""Instances: what every backend does when they are created, moved, cancelled, found and deleted."""
+"""Test how a backend creates, changes, cancels, finds and deletes instances."""
 
 import asyncio
 import json
@@ -297,7 +297,7 @@ async def test_w45_cancel_with_compensation_survives_as_an_event(storage: SQLSto
         await storage.append_history(HistoryEvent("i-1", "late", "ActivityCompleted", b"1"), lease=lease)
     mine = await storage.try_acquire_lock("i-1", "w2", 10)
     assert mine is not None
-    await storage.cancel_instance("i-1", "second", compensate=True)  # only records, and the first reason stands
+    await storage.cancel_instance("i-1", "second", compensate=True)  # only recorded, and the first reason is kept
     await storage.append_history(HistoryEvent("i-1", "undo", "CompensationExecuted", b"1"), lease=mine)
     await storage.update_instance_status("i-1", S.CANCELLED, lease=mine)
     events, _ = await storage.get_history_paginated("i-1")
@@ -385,7 +385,7 @@ async def test_deletion_is_not_stopped_by_later_generations(storage: SQLStorage)
     assert await storage.delete_instances(timedelta(seconds=5)) == 1
     found = await storage.get_instance("i")
     assert found is not None
-    assert found.continued_from == "i~2"  # the one before it tells which generation a live run is
+    assert found.continued_from == "i~2"  # it determines the generation of a live run
     await storage.update_instance_output("i", b"1")
     shift(storage, 20)
     assert await storage.delete_instances(timedelta(seconds=5)) == 2

@@ -1,4 +1,4 @@
-"""Listing: what every backend finds, in which order, page by page."""
+"""Test which instances a backend lists, in which order, page by page."""
 
 import json
 from dataclasses import replace
@@ -18,18 +18,18 @@ NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
 MICROSECOND = timedelta(microseconds=1)
 
-# Case, accents and alphabets that collations fold or sort their own way; the last two sort differently in UTF-16.
+# Case, accents and alphabets that collations fold or sort in their own way; the last two sort differently in UTF-16.
 IDS = ["B", "a", "Z", "é", "É", "e\u0301", "e", "zz", "ß", "ss", "a b", "a-b", "ab", "a||b", "||", "_", "~", "｡", "😀"]
 
 
 async def fill(storage: SQLStorage, *instances: WorkflowInstance) -> None:
-    """Create instances, all or the test fails."""
+    """Create instances; fail if one cannot be created."""
     for start in range(0, len(instances), 1000):
         assert set(await storage.create_instances(instances[start : start + 1000])) == {None}
 
 
 async def given(storage: SQLStorage, *inputs: str) -> None:
-    """One instance an input, with ids 0, 1, … in the order of the list."""
+    """Create one instance per input, with ids 0, 1, … in the order of the list."""
     instances = [
         WorkflowInstance(str(n), "wf", text.encode(), started_at=NOON - n * SECOND) for n, text in enumerate(inputs)
     ]
@@ -37,17 +37,17 @@ async def given(storage: SQLStorage, *inputs: str) -> None:
 
 
 async def page(storage: SQLStorage, **options: Any) -> PaginationResult:
-    """One page."""
+    """Return one page."""
     return await storage.list_instances(ListInstancesOptions(**options))
 
 
 async def ids(storage: SQLStorage, **options: Any) -> list[str]:
-    """The ids of one page."""
+    """Return the ids of one page."""
     return [instance.instance_id for instance in (await page(storage, **options)).instances]
 
 
 async def all_ids(storage: SQLStorage, **options: Any) -> list[str]:
-    """The ids of every page, one after the other."""
+    """Return the ids of every page, one after the other."""
     result = await page(storage, **options)
     found = result.instances
     while result.has_more:
@@ -59,7 +59,7 @@ async def all_ids(storage: SQLStorage, **options: Any) -> list[str]:
 
 
 async def as_framework(sql: Executor, framework: str, *instance_ids: str) -> None:
-    """Make it look as if the rest of the family had created them."""
+    """Make the rows look as if another framework had created them."""
     for instance_id in instance_ids:
         await sql.execute(
             f"UPDATE workflow_instances SET framework = '{framework}' WHERE instance_id = '{instance_id}'"

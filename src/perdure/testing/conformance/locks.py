@@ -1,4 +1,4 @@
-"""Locks: what every backend does with leases."""
+"""Test how a backend handles leases."""
 
 import asyncio
 from dataclasses import replace
@@ -111,7 +111,7 @@ async def test_of_many_that_want_many_leases_each_is_one_workers(storage: SQLSto
     )
     taken = [lease.instance_id for leases in found for lease in leases if lease]
     assert len(taken) == len(set(taken))
-    rest = await storage.acquire_locks(ids, "last", 30)  # who met a row that another one was taking passed it over
+    rest = await storage.acquire_locks(ids, "last", 30)  # a caller that found a row locked by another one skipped it
     assert sorted(taken + [lease.instance_id for lease in rest if lease]) == sorted(ids)
 
 
@@ -147,7 +147,7 @@ async def test_w28_leases_have_fractions_of_a_second(storage: SQLStorage) -> Non
 
 
 async def test_w8_writing_the_same_again_within_a_second_is_not_a_lost_lease(storage: SQLStorage) -> None:
-    """A database that counts changed rows instead of found ones would see no row."""
+    """A database that counts changed rows instead of matched ones would report no row."""
     lease = await leased(storage, "i-1", worker_id="w1", timeout_sec=30)
     for _ in range(3):
         assert (await storage.refresh_lock("i-1", "w1", 30, lease=lease)).token == lease.token
@@ -209,7 +209,7 @@ async def test_all_leases_of_a_worker_are_renewed_at_once(storage: SQLStorage) -
 
 
 async def test_leases_of_several_owners_are_renewed_at_once(storage: SQLStorage) -> None:
-    """A worker holds some runs as their second owner, and says so in its name."""
+    """A worker holds some runs as their second owner, and its name shows that."""
     fresh = [await leased(storage, f"i-{n}", worker_id="w1#0", timeout_sec=10) for n in range(3)]
     taken = await leased(storage, "i-3", worker_id="w1#1", timeout_sec=10)
     stranger = await leased(storage, "i-4", worker_id="w2#0", timeout_sec=10)
@@ -228,7 +228,7 @@ async def test_leases_of_several_owners_are_renewed_at_once(storage: SQLStorage)
         found = await storage.get_instance(lease.instance_id)
         assert found is not None
         assert found.lock_expires_at == lease.expires_at
-    shift(storage, 12)  # those that were not renewed are free by now
+    shift(storage, 12)  # leases that were not renewed are free by now
     again = await storage.acquire_locks([f"i-{n}" for n in range(5)], "w3", 10)
     assert [lease is not None for lease in again] == [False, True, False, False, True]
 
@@ -259,7 +259,7 @@ async def test_a_thousand_leases_are_renewed_at_once(storage: SQLStorage) -> Non
 
 
 async def test_a_lease_taken_beside_one_already_held_is_told_apart(storage: SQLStorage, peer: SQLStorage) -> None:
-    """The same worker asks from many sides at once: what one got the others did not."""
+    """The same worker asks many times at once: each instance goes to one call only."""
     ids = [f"i-{n}" for n in range(10)]
     for instance_id in ids:
         await new(storage, instance_id)

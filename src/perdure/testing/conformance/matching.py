@@ -1,4 +1,4 @@
-"""Matching: what every backend does with waits that ask for values, several of them on one channel."""
+"""Test how a backend handles waits that ask for values, several of them on one channel."""
 
 import json
 from collections.abc import Sequence
@@ -37,34 +37,34 @@ def sec(seconds: float) -> timedelta:
 
 
 def wait(activity_id: str, channel: str = "c", *, after: float | None = None, **where: Any) -> ChannelWait:
-    """A wait for these values of the message's data."""
+    """Return a wait for these values of the message's data."""
     return ChannelWait(channel, activity_id, after=None if after is None else sec(after), where=where or None)
 
 
 async def subscribed(
     storage: SQLStorage, instance_id: str = "i-1", channel: str = "c", mode: ChannelMode = BROADCAST
 ) -> Lease:
-    """A new leased instance that listens to a channel."""
+    """Create a leased instance that is subscribed to a channel."""
     lease = await leased(storage, instance_id)
     await storage.subscribe_to_channel(instance_id, channel, mode, lease=lease)
     return lease
 
 
 async def waiting(storage: SQLStorage, *waits: Wait, instance_id: str = "i-1") -> None:
-    """A new instance that listens to the channel `c` and waits."""
+    """Create an instance that is subscribed to the channel `c` and waits."""
     lease = await subscribed(storage, instance_id)
     assert await storage.suspend(lease, waits) == Suspension(True)
 
 
 async def resumed(storage: SQLStorage, instance_id: str = "i-1") -> Lease:
-    """An instance taken again."""
+    """Return the new lease of an instance."""
     lease = await storage.try_acquire_lock(instance_id, "w1", 30)
     assert lease is not None
     return lease
 
 
 async def waiting_again(storage: SQLStorage, *waits: Wait, instance_id: str = "i-1") -> tuple[str, ...]:
-    """Let an instance wait for these, and for nothing else; what is ready instead, and then it is released."""
+    """Let an instance wait for these and nothing else; return what is ready instead, after which it is released."""
     lease = await resumed(storage, instance_id)
     found = await storage.suspend(lease, waits)
     if not found.suspended:
@@ -73,12 +73,12 @@ async def waiting_again(storage: SQLStorage, *waits: Wait, instance_id: str = "i
 
 
 async def publish(storage: SQLStorage, *data: object, channel: str = "c") -> list[int]:
-    """Messages with these data."""
+    """Publish messages with these data."""
     return [await storage.publish_to_channel(channel, json.dumps(each).encode()) for each in data]
 
 
 async def publish_many(storage: SQLStorage, data: Sequence[object], channel: str = "c") -> list[int]:
-    """The same for many."""
+    """Publish many messages with these data."""
     messages = [OutgoingMessage(channel, json.dumps(each).encode()) for each in data]
     found: list[int] = []
     for start in range(0, len(messages), 1000):
@@ -89,14 +89,14 @@ async def publish_many(storage: SQLStorage, data: Sequence[object], channel: str
 
 
 async def delivered(storage: SQLStorage, limit: int = 0) -> list[tuple[str, str, int]]:
-    """What a sweep delivers: instances, their steps and messages."""
+    """Return what a sweep delivers: instances, their steps and messages."""
     return [(each.instance_id, each.activity_id, each.message_id) for each in await storage.deliver_pending(limit)]
 
 
 async def take(
     storage: SQLStorage, lease: Lease, activity_id: str, channel: str = "c", **where: Any
 ) -> ChannelDeliveryResult | None:
-    """The holder takes a message."""
+    """Take a message as the holder of the lease."""
     offered = ChannelMessage(0, channel, "")
     return await storage.deliver_channel_message(
         lease.instance_id, offered, lease=lease, activity_id=activity_id, where=where or None
@@ -126,9 +126,9 @@ async def test_of_the_waits_that_a_message_matches_the_first_that_was_made_gets_
     await waiting(storage, wait("z", n=1), wait("a", n=1), wait("m"))
     first, second, third = await publish(storage, {"n": 1}, {"n": 1}, {"n": 1})
     assert await delivered(storage) == [("i-1", "z", first)]
-    assert await delivered(storage) == []  # it runs; one message, one wait
+    assert await delivered(storage) == []  # it is running; one message wakes one wait
     assert await recorded(storage, "i-1") == [("z", RECEIVED)]
-    assert await waiting_again(storage, wait("m"), wait("a", n=1)) == ("m", "a")  # in the order they are asked in
+    assert await waiting_again(storage, wait("m"), wait("a", n=1)) == ("m", "a")  # in the order of the waits
     lease = await resumed(storage)
     for activity_id, message in (("a", second), ("m", third)):
         found = await storage.deliver_channel_message("i-1", ChannelMessage(0, "c", ""), lease=lease)
@@ -207,7 +207,7 @@ async def test_the_cursor_moves_over_messages_taken_in_turn_only(storage: SQLSto
 async def test_waits_for_any_message_and_for_values_are_mixed(storage: SQLStorage) -> None:
     await waiting(storage, wait("n", n=1), wait("any"), wait("m", m=1))
     first, second, third = await publish(storage, {"m": 1}, {"n": 1}, {"n": 1})
-    assert await delivered(storage) == [("i-1", "any", first)]  # made before the one for `m`
+    assert await delivered(storage) == [("i-1", "any", first)]  # registered before the one for `m`
     lease = await resumed(storage)
     assert await storage.suspend(lease, [wait("n", n=1), wait("m", m=1)]) == Suspension(False, ("n",))
     for activity_id, expected in (("n", second), ("rest", third)):
@@ -244,7 +244,7 @@ async def test_a_sweep_goes_on_where_it_stopped(storage: SQLStorage) -> None:
     await publish(storage, {"n": 0}, {"n": 1})
     pages = [[instance_id for instance_id, _, _ in await delivered(storage, 2)] for _ in range(4)]
     assert pages == [["i-0", "i-1"], ["i-2", "i-3"], ["i-4"], []]
-    assert await storage.next_work_at() is not None  # they run
+    assert await storage.next_work_at() is not None  # they are running
     assert {await status(storage, f"i-{n}") for n in range(5)} == {RUNNING}
 
 
@@ -278,7 +278,7 @@ async def test_waits_that_are_over_end_one_after_the_other_the_earliest_first(st
     await waiting(storage, *waits)
     shift(storage, 30)
     assert [each.activity_id for each in await storage.find_expired_channel_subscriptions()] == ["a", "b"]
-    assert await storage.expire_channel_waits([("i-1", "c"), ("i-1", "c")]) == [True, False]  # it runs
+    assert await storage.expire_channel_waits([("i-1", "c"), ("i-1", "c")]) == [True, False]  # it is running
     lease = await resumed(storage)
     assert await storage.suspend(lease, waits[::2]) == Suspension(False, ("b",))
     assert await storage.expire_channel_wait("i-1", "c", lease=lease)
@@ -373,9 +373,9 @@ async def test_a_message_that_came_while_it_ran_is_seen_by_a_wait_that_it_kept(s
     await waiting(storage, wait("a", n=1), wait("b", n=2))
     await publish(storage, {"n": 2})
     assert len(await delivered(storage)) == 1
-    (message,) = await publish(storage, {"n": 1})  # no sweep has looked at it
+    (message,) = await publish(storage, {"n": 1})  # no sweep has seen it
     assert await waiting_again(storage, wait("a", n=1)) == ("a",)
-    assert await delivered(storage) == []  # now one has, and it runs
+    assert await delivered(storage) == []  # now one has, and it is running
     assert await waiting_again(storage, wait("a", n=1)) == ("a",)
     lease = await resumed(storage)
     found = await storage.deliver_channel_message("i-1", ChannelMessage(0, "c", ""), lease=lease)
@@ -396,7 +396,7 @@ async def test_a_wait_that_stays_beside_another_gets_what_came_while_it_did_not_
     shift(storage, 2)
     assert await storage.fire_timers([("i-1", "t"), ("i-2", "t"), ("i-3", "t")]) == [True] * 3
     (message,) = await publish(storage, {"n": 1})
-    assert await delivered(storage) == []  # they run
+    assert await delivered(storage) == []  # they are running
     assert await storage.next_work_at() != await storage.next_due_at()  # they can be taken
     for instance_id in ("i-1", "i-2"):
         lease = await resumed(storage, instance_id)
@@ -409,7 +409,7 @@ async def test_a_wait_that_stays_beside_another_gets_what_came_while_it_did_not_
             await storage.update_instance_status("i-2", WAITING, lease=lease)
             await storage.release_lock("i-2", "w1", lease=lease)
         assert await delivered(storage) == [(instance_id, "a", message)]
-    assert await delivered(storage) == []  # the third runs
+    assert await delivered(storage) == []  # the third is running
 
 
 async def test_nothing_is_delivered_to_who_is_held_and_the_sweep_makes_up_for_it(storage: SQLStorage) -> None:
@@ -598,7 +598,7 @@ async def test_waits_go_with_what_they_belong_to(storage: SQLStorage, sql: Execu
     assert await storage.suspend(lease, [wait("a", after=10, n=1), wait("d", n=4)]) == Suspension(True)
     lease = await resumed(storage)
     ids = await publish(storage, {"n": 4})
-    assert (await take(storage, lease, "d", n=4)) is not None  # out of turn, and it runs again
+    assert (await take(storage, lease, "d", n=4)) is not None  # out of turn, and it is running again
     assert [await rows(sql, table) for table in ("perdure_waits", "perdure_taken_messages")] == [1, 1]
     if end == "unsubscribe":
         await storage.unsubscribe_from_channel("i-1", "c", lease=lease)
@@ -695,14 +695,14 @@ async def test_an_instance_waits_for_1500_things(storage: SQLStorage) -> None:
 
 @pytest.mark.timeout(180)
 async def test_values_are_found_among_thousands_of_messages(storage: SQLStorage) -> None:
-    """A set of paths that nobody asked for yet, and one whose messages were looked at for a later subscriber only."""
+    """A set of paths that is not in use yet, and one whose keys exist for a later subscriber only."""
     early = await subscribed(storage, "early")
     ids = await publish_many(storage, [{"n": n, "m": -n} for n in range(2500)])
     late = await subscribed(storage, "late")
     assert await storage.suspend(late, [wait("a", n=2600)]) == Suspension(True)
     more = await publish_many(storage, [{"n": n, "m": -n} for n in range(2500, 2700)])
     assert await delivered(storage) == [("late", "a", more[100])]
-    for n in (3, 2499, 2650, 0):  # before, at the end of, and after what the other's wait had looked at
+    for n in (3, 2499, 2650, 0):  # before, at the end of, and after the messages that have keys for the other's wait
         found = await take(storage, early, f"n:{n}", n=n)
         assert found is not None
         assert found.message_id == (ids + more)[n]

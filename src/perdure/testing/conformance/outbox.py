@@ -1,4 +1,4 @@
-"""Outbox: what every backend does with events to be sent."""
+"""Test how a backend handles events to be sent."""
 
 import asyncio
 from collections import Counter
@@ -26,7 +26,7 @@ async def fetch(storage: SQLStorage, limit: int = 0, **options: object) -> list[
 
 
 async def send_all(storage: SQLStorage) -> list[str]:
-    """What a relay sends before it finds nothing more."""
+    """Return what a relay sends until there is nothing more."""
     sent: list[str] = []
     while found := await fetch(storage):
         for event_id in found:
@@ -342,7 +342,7 @@ async def test_a_late_relay_does_not_touch_anothers_claim(storage: SQLStorage) -
     assert await fetch(storage, relay_id="next", lease_sec=100) == ["e-1", "e-2"]
     assert not await storage.increment_outbox_attempts("e-1", relay_id="slow")
     assert not await storage.mark_outbox_event_failed("e-1", relay_id="slow")
-    assert await storage.mark_outbox_event_sent("e-1")  # it was sent, whoever says so
+    assert await storage.mark_outbox_event_sent("e-1")  # it was sent, whichever relay reports it
     assert await fetch(storage) == []
     assert await storage.increment_outbox_attempts("e-2", relay_id="next", back_off=timedelta(0))
     assert not await storage.increment_outbox_attempts("e-2", relay_id="next")

@@ -1,4 +1,4 @@
-"""Stuck instances: what every backend knows of the instances whose tries end without progress."""
+"""Test how a backend records instances whose attempts end without progress."""
 
 from datetime import datetime, timedelta
 
@@ -11,7 +11,7 @@ from perdure.testing.conformance.tools import leased, new, shift
 
 
 async def again(storage: SQLStorage, instance_id: str, seconds: float) -> Lease:
-    """The lease of the next try, so much later."""
+    """Return the lease of the next attempt, so many seconds later."""
     shift(storage, seconds)
     lease = await storage.try_acquire_lock(instance_id, "w1", 30)
     assert lease is not None
@@ -38,7 +38,7 @@ async def test_an_instance_that_is_backed_off_is_taken_by_no_worker_until_its_ti
     assert found.next_retry_at == row.lock_expires_at
     assert await storage.get_stuck(["absent", "i-1"]) == [None, found]
     await again(storage, "i-1", 61)
-    assert await storage.get_stuck(["i-1"]) == [found]  # taken, and no further yet
+    assert await storage.get_stuck(["i-1"]) == [found]  # taken, but without progress yet
 
 
 async def test_only_the_holder_of_the_lease_backs_off(storage: SQLStorage) -> None:
@@ -70,7 +70,7 @@ async def test_it_has_been_stuck_since_the_first_of_its_tries(storage: SQLStorag
     (second,) = await storage.list_stuck()
     assert (second.since, second.tries, second.reason) == (first.since, 2, "still no")
     assert second.next_retry_at > first.next_retry_at
-    await storage.back_off(await again(storage, "i-1", 20), 1, "new", 1)  # it had progressed
+    await storage.back_off(await again(storage, "i-1", 20), 1, "new", 1)  # it had made progress
     (third,) = await storage.list_stuck()
     assert third.since > first.since
 

@@ -1,4 +1,4 @@
-"""System locks: what every backend does with the locks of background duties."""
+"""Test how a backend handles the locks of background tasks."""
 
 import asyncio
 from datetime import UTC, datetime, timedelta
@@ -38,7 +38,7 @@ async def test_the_owners_renewal_keeps_its_token(storage: SQLStorage) -> None:
     assert second.token == first.token
     assert second.expires_at > first.expires_at
     shift(storage, 60)
-    assert (await take(storage, "w1")).token == first.token  # expired, but nobody took it
+    assert (await take(storage, "w1")).token == first.token  # expired, but not taken by another worker
 
 
 async def test_every_change_of_owner_raises_the_token(storage: SQLStorage) -> None:
@@ -56,7 +56,7 @@ async def test_every_change_of_owner_raises_the_token(storage: SQLStorage) -> No
 
 async def test_tokens_never_restart(storage: SQLStorage, sql: Executor) -> None:
     await take(storage, "w1")
-    await sql.execute("DELETE FROM system_locks")  # as the rest of the family releases
+    await sql.execute("DELETE FROM system_locks")  # as Edda and Romancy release
     assert (await take(storage, "w1")).token == 2
     shift(storage, 11)
     assert await storage.cleanup_expired_system_locks() == 1
@@ -75,7 +75,7 @@ async def test_w33_only_its_owner_releases(storage: SQLStorage) -> None:
 
 
 async def test_w33_a_released_lock_can_be_taken_by_the_whole_family(storage: SQLStorage, sql: Executor) -> None:
-    """Edda takes a row without an owner, Romancy one whose time has passed, in whatever zone it reads the time."""
+    """Edda takes a row without an owner, Romancy one whose time has passed, in whichever zone it reads the time."""
     await take(storage, "w1", 1000)
     await storage.release_system_lock("leader", "w1")
     found = await row(sql)

@@ -1,4 +1,4 @@
-"""Timers: what every backend does with waits for a time."""
+"""Test how a backend handles waits for a time."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ SOON = timedelta(seconds=10)
 
 
 async def sleeping(storage: SQLStorage, instance_id: str, after: timedelta = SOON, timer_id: str = "t") -> Lease:
-    """A new instance that waits for a timer, and the lease it gave up."""
+    """Create an instance that waits for a timer, and return the lease it released."""
     lease = await leased(storage, instance_id)
     assert (await storage.suspend(lease, [TimerWait(timer_id, f"{timer_id}:1", after=after)])).suspended
     return lease
@@ -106,7 +106,7 @@ async def test_a_timer_fires_once(storage: SQLStorage) -> None:
     assert await storage.find_resumable_workflows() == [ResumableWorkflow("i-1", "wf")]
     assert await storage.next_due_at() is None
     await storage.update_instance_status("i-1", WorkflowStatus.WAITING_FOR_MESSAGE)
-    assert await storage.find_expired_timers() == []  # it is gone, not only at rest
+    assert await storage.find_expired_timers() == []  # it is removed, not only inactive
 
 
 async def test_many_timers_fire_in_one_commit(storage: SQLStorage) -> None:
@@ -119,7 +119,7 @@ async def test_many_timers_fire_in_one_commit(storage: SQLStorage) -> None:
     timers = [("i-2", "t"), ("nobody", "t"), ("i-0", "t"), ("i-3", "t"), ("later", "t"), ("i-2", "u"), ("i-0", "t")]
     assert await storage.fire_timers(timers) == [True, False, True, False, False, False, False]
     assert await recorded(storage, "i-0") == [("t:1", "TimerExpired")]
-    assert await recorded(storage, "i-2") == [("t:1", "TimerExpired")]  # its other timer is its own now
+    assert await recorded(storage, "i-2") == [("t:1", "TimerExpired")]  # its other timer is not affected
     assert sorted(it.instance_id for it in await storage.find_resumable_workflows()) == ["i-0", "i-2"]
     assert [await status(storage, f"i-{n}") for n in (1, 3)] == [WorkflowStatus.WAITING_FOR_TIMER] * 2
     assert await storage.fire_timers([]) == []
@@ -149,7 +149,7 @@ async def test_two_batches_fire_each_timer_once(storage: SQLStorage, peer: SQLSt
     shift(storage, 11)
     shift(peer, 11)
     found = await asyncio.gather(storage.fire_timers(timers), peer.fire_timers(timers[::-1]))
-    rest = await storage.fire_timers(timers)  # who met a row that another one was firing passed it over
+    rest = await storage.fire_timers(timers)  # a caller that found a row locked by another one skipped it
     assert sum(map(sum, (*found, rest))) == len(timers)
     assert [await storage.get_history_count(instance_id) for instance_id, _ in timers] == [1] * len(timers)
 
@@ -173,7 +173,9 @@ async def test_a_timer_does_not_fire_early_nor_while_somebody_holds_the_instance
     assert not await storage.fire_timer("i-1", "other")
     assert not await storage.fire_timer("nobody", "t")
     shift(storage, 22)
-    assert await storage.fire_timer("i-1", "t")  # that lease has expired: it is taken, and fenced off
+    assert await storage.fire_timer(
+        "i-1", "t"
+    )  # that lease has expired: the instance is taken, and the holder fenced off
     with pytest.raises(LeaseLostError):
         await storage.append_history(HistoryEvent("i-1", "late", "ActivityCompleted", b"1"), lease=held)
 

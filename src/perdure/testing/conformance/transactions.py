@@ -1,4 +1,4 @@
-"""Transactions: what every backend does with begin, commit, rollback, levels, tasks and cancellation."""
+"""Test how a backend handles begin, commit, rollback, levels, tasks and cancellation."""
 
 import asyncio
 import logging
@@ -214,7 +214,7 @@ async def test_two_tasks_have_two_transactions(storage: SQLStorage) -> None:
 
 
 async def test_w39_operations_need_no_second_connection(storage: SQLStorage) -> None:
-    """Twenty transactions, each with several operations, on a pool of ten: none waits for another's second one."""
+    """Twenty transactions, each with several operations, on a pool of ten: none waits for the second of another."""
     leases = [await leased(storage, f"i-{n}") for n in range(20)]
 
     async def one(lease: Lease) -> None:
@@ -246,7 +246,7 @@ async def test_a_cancelled_block_leaves_nothing(storage: SQLStorage) -> None:
 
 
 async def test_time_goes_on_in_a_transaction(storage: SQLStorage) -> None:
-    """Else a long one would judge leases and timers by a clock that stands still."""
+    """Otherwise a long transaction would evaluate leases and timers by a clock that stands still."""
     await new(storage, "i-1")
     async with storage.transaction():
         await storage.append_history(event(0))
@@ -259,7 +259,7 @@ async def test_time_goes_on_in_a_transaction(storage: SQLStorage) -> None:
 
 
 async def test_cancelled_at_every_await(storage: SQLStorage) -> None:
-    """Cancel after 0, 1, 2, … turns of the loop: whole or not at all, and the storage goes on working."""
+    """Cancel after 0, 1, 2, … iterations of the loop: all or nothing, and the storage keeps working."""
     lease = await leased(storage, "i-1")
     for turns in range(60):
         task = asyncio.create_task(_three_writes(storage, lease, turns))
@@ -271,7 +271,7 @@ async def test_cancelled_at_every_await(storage: SQLStorage) -> None:
         except asyncio.CancelledError:
             assert not storage.in_transaction()
             ending = [each for each in asyncio.all_tasks() if "commit" in str(each.get_coro())]
-            assert not ending, "its end is still under way"
+            assert not ending, "its end is still in progress"
         events, _ = await storage.get_history_paginated("i-1")
         written = [found.activity_id for found in events if found.activity_id.startswith(f"{turns}:")]
         assert len(written) in (0, 3)

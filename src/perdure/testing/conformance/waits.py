@@ -1,4 +1,4 @@
-"""Waits: what every backend does with an instance that waits for several things."""
+"""Test how a backend handles an instance that waits for several things."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -35,7 +35,7 @@ def sec(seconds: float) -> timedelta:
 
 
 def nested(depth: int) -> list[object]:
-    """A list in a list, so many of them."""
+    """Return a list in a list, nested so many times."""
     found: list[object] = []
     for _ in range(depth):
         found = [found]
@@ -43,7 +43,7 @@ def nested(depth: int) -> list[object]:
 
 
 async def subscribed(storage: SQLStorage, instance_id: str, *channels: str) -> Lease:
-    """A new leased instance that listens to channels."""
+    """Create a leased instance that is subscribed to channels."""
     lease = await leased(storage, instance_id)
     for channel in channels:
         await storage.subscribe_to_channel(instance_id, channel, ChannelMode.BROADCAST, lease=lease)
@@ -84,7 +84,7 @@ async def test_whatever_comes_first_wakes_whatever_the_status(storage: SQLStorag
     assert [found.instance_id for found in await storage.deliver_pending()] == ["by-message"]
     shift(storage, 11)
     assert await storage.expire_channel_wait("by-time-out", "c")
-    assert not await storage.expire_channel_wait("by-message", "c")  # it runs
+    assert not await storage.expire_channel_wait("by-message", "c")  # it is running
     shift(storage, 21)
     assert await storage.fire_timer("by-timer", "t")
     assert not await storage.fire_timer("by-message", "t")
@@ -110,7 +110,7 @@ async def test_what_is_ready_is_not_waited_for(storage: SQLStorage) -> None:
     )
     assert found == Suspension(False, ("r:2", "t:1", "v:1"))
     assert await status(storage, "i-1") is WorkflowStatus.RUNNING
-    assert await storage.next_due_at() == lease.expires_at  # no wait is there
+    assert await storage.next_due_at() == lease.expires_at  # there is no wait
     subscription = await storage.get_channel_subscription("i-1", "c")
     assert subscription is not None
     assert subscription.activity_id is None
@@ -131,7 +131,7 @@ async def test_a_wait_keeps_its_time_over_a_wake_up(storage: SQLStorage) -> None
     first = await storage.next_due_at()
     await storage.publish_to_channel("d", b"1")
     assert len(await storage.deliver_pending()) == 1
-    assert await storage.next_due_at() is None  # it runs, and takes its own
+    assert await storage.next_due_at() is None  # it is running, and takes its own
     shift(storage, 10)
     taken = await storage.try_acquire_lock("i-1", "w1", 30)
     assert taken is not None
@@ -170,7 +170,7 @@ async def test_what_is_no_longer_asked_for_is_dropped(storage: SQLStorage) -> No
     assert await again(storage, "i-1", "d", activity_id="r:3")
     assert await storage.next_due_at() is None
     await storage.publish_to_channel("c", b"1")
-    assert await storage.deliver_pending() == []  # nobody waits for it, and it is not lost
+    assert await storage.deliver_pending() == []  # no wait for it, and it is not lost
     shift(storage, 6)
     assert await storage.find_expired_timers() == []
     assert len(await storage.get_pending_channel_messages_for_instance("i-1", "c")) == 1
@@ -224,7 +224,7 @@ async def test_waiting_needs_a_current_lease_a_subscription_and_a_state_that_may
         await storage.suspend(lease, [ChannelWait("c", "r:1")])
     with pytest.raises(InvalidTransitionError):
         await storage.suspend(lease, [TimerWait("t", "t:1", after=sec(5))])
-    assert await storage.next_due_at() == lease.expires_at  # no wait is there
+    assert await storage.next_due_at() == lease.expires_at  # there is no wait
     await storage.update_instance_status("i-1", WorkflowStatus.FAILED, lease=lease)
     with pytest.raises(LeaseLostError):
         await storage.suspend(lease, [TimerWait("t", "t:1", after=sec(5))])
@@ -335,7 +335,7 @@ async def test_the_next_due_time_is_the_earliest_of_timers_and_time_outs(storage
 
 
 async def test_the_end_of_a_lease_is_due_too(storage: SQLStorage) -> None:
-    """Whoever sleeps until then takes over what a dead worker left."""
+    """A worker that sleeps until then takes over the instance of a dead worker."""
     lease = await leased(storage, "i-1", timeout_sec=20)
     assert await storage.next_due_at() == lease.expires_at
     later = await leased(storage, "i-2", timeout_sec=30)
@@ -398,7 +398,7 @@ async def test_waits_that_have_a_message_are_found_by_reading(storage: SQLStorag
     assert (
         {"two", "any"} <= set(await storage.pending_waits("i-1", waits)) <= {"one", "two", "any"}
     )  # keys may be missing
-    assert await storage.suspend(lease, [waits[1]]) == Suspension(False, ("two",))  # makes the keys
+    assert await storage.suspend(lease, [waits[1]]) == Suspension(False, ("two",))  # creates the keys
     assert await storage.pending_waits("i-1", waits) == ["two", "any"]
 
 

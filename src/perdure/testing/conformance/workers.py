@@ -1,4 +1,4 @@
-"""Workers: what every backend knows of the workers on it."""
+"""Test what a backend knows about its workers."""
 
 import asyncio
 from datetime import UTC, datetime, timedelta
