@@ -94,7 +94,7 @@ class Asyncpg(Foreign):
         return int(count) if count.isdigit() else 0
 
 
-class Lent(Foreign):
+class ActivityConnection(Foreign):
     """Wrap what `connection()` returns to a plain function in a transactional activity."""
 
     blocking = True
@@ -291,7 +291,7 @@ _KINDS: dict[str, Callable[[Any, str], Foreign]] = {
     "sqlite3": lambda native, _: SQLite(native),
     "aiosqlite": lambda native, _: Aiosqlite(native),
     "sqlalchemy": lambda native, _: SQLAlchemy(native),
-    "perdure.engine.activities": lambda native, _: Lent(native),
+    "perdure.engine.activities": lambda native, _: ActivityConnection(native),
     **dict.fromkeys(("pymysql", "MySQLdb", "aiomysql", "asyncmy"), MySQL),
 }
 

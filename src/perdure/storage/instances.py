@@ -133,8 +133,8 @@ class Instances(Wakeups):
         """Run a batch, and announce the first of its items that had an effect."""
 
         def first(found: list[T | StorageError]) -> Payload | None:
-            told = zip(abouts, found, strict=True)
-            return first_of([about for about, result in told if about and not isinstance(result, StorageError)])
+            announced = zip(abouts, found, strict=True)
+            return first_of([about for about, result in announced if about and not isinstance(result, StorageError)])
 
         work = Work(lambda: together(works))
         return await self._announce(RESUMABLE, work, first if any(abouts) else None) if works else []

@@ -1,7 +1,7 @@
 """Manage system locks, which allow one worker at a time for each background task.
 
-The token grows with every change of owner, so that writes of a late owner can be told from those of its successor. It
-is in a table of its own, because Edda and Romancy delete rows of `system_locks`.
+The token grows with every change of owner, so that writes of a late owner can be distinguished from those of its
+successor. It is in a table of its own, because Edda and Romancy delete rows of `system_locks`.
 """
 
 from perdure.database.operation import Operation, Work, utc

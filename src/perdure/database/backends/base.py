@@ -37,7 +37,7 @@ class Executor(Protocol):
 
 
 class Session(Executor, Protocol):
-    """One open transaction on one connection. After an error of the connection only `rollback` is possible."""
+    """Hold one open transaction on one connection. After a connection error only `rollback` is possible."""
 
     async def operate(self, work: Work[T]) -> T:
         """Run an operation; if it raises an error of its own, the transaction is as it was before the operation."""
