@@ -1,1 +1,1 @@
-"""Measurements, run by hand: `make bench-storage`."""
+"""Measure performance, by hand: `make bench-storage`."""

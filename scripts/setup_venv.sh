@@ -1,7 +1,7 @@
 #!/bin/sh
-# Makes .venv and installs the package with its extras and the dev group into it: by uv, else by pip. An argument names
-# one more group; `demo` makes .venv-demo instead, with nothing but the package. An existing environment is kept and
-# completed. PYTHON names the interpreter, else the first suitable one is taken.
+# Creates .venv and installs the package with its extras and the dev group into it, with uv or else pip. An argument
+# names one more group; `demo` creates .venv-demo instead, with the package alone. An existing environment is kept and
+# completed. PYTHON names the interpreter (default: the first suitable one).
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -39,14 +39,14 @@ make_venv() {
     fi
 }
 
-# uv is larger than all that a demonstration needs: there, it is used only if the machine has it.
+# uv is larger than everything a demonstration needs: there it is used only if it is installed.
 ensure_uv() {
     if has_uv || [ "$venv" = .venv-demo ]; then return; fi
     PATH=$PWD/$venv/bin:$PATH
     has_uv || "$venv/bin/python" -m pip install --quiet uv || true
 }
 
-# uv does not read pip's configuration, which may name the only index this machine can reach: so pip is the last resort.
+# uv does not read pip's configuration, which may name the only index this machine can reach: so pip is the fallback.
 install() {
     ensure_uv
     if has_uv; then

@@ -1,7 +1,7 @@
-"""Lines of code of the storage package, and of the database layer underneath it.
+"""Count the lines of code of the storage package, and of the database layer underneath it.
 
-Counted are lines of Python and SQL that hold code: no blank lines, no comments, no docstrings, no migrations. What is
-left out is printed below the total.
+Lines of Python and SQL with code are counted: no blank lines, comments, docstrings or migrations. What is not counted
+is printed below the total.
 """
 
 import ast
@@ -18,7 +18,7 @@ LAYOUT = {tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, token
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Lines with code, and lines that hold nothing but a docstring."""
+    """Count lines with code, and lines that hold only a docstring."""
 
     code: int = 0
     docs: int = 0
@@ -56,7 +56,7 @@ def _measure_sql(text: str) -> Size:
 
 
 def measure_all(files: list[Path]) -> dict[str, Size]:
-    """Size by path below the storage folder, and by folder; folders end in a slash."""
+    """Return the size by path below the storage folder, and by folder; folders end with a slash."""
     sizes: dict[str, Size] = {}
     for path in files:
         size, relative = measure(path), path.relative_to(STORAGE)

@@ -18,7 +18,7 @@ import pytest
 
 from perdure.database.backends.base import Executor
 from perdure.engine.definitions import ACTIVITIES
-from perdure.storage.stores import Rooms
+from perdure.storage.stores import SQLStorage
 from perdure.testing.servers import MySQLServer, PostgresServer
 from tests.servers.databases import fresh_mysql, fresh_postgres, named_database
 from tests.storages import BACKENDS, Database, memory_database, reference_database, server_database, sqlite_database
@@ -109,19 +109,19 @@ async def database(request: pytest.FixtureRequest, backend_database: BackendData
 
 
 @pytest.fixture
-async def storage(database: Database) -> Rooms:
+async def storage(database: Database) -> SQLStorage:
     """A fresh storage of the backend under test."""
     return await database.storage()
 
 
 @pytest.fixture
-async def peer(storage: Rooms, database: Database) -> Rooms:
+async def peer(storage: SQLStorage, database: Database) -> SQLStorage:
     """A second storage on the same database, as another process would have it."""
     return await database.storage()
 
 
 @pytest.fixture
-async def sql(storage: Rooms) -> Executor:
+async def sql(storage: SQLStorage) -> Executor:
     """The tables of the backend under test; the reference has none, so tests that ask for them do not run on it."""
     return storage.db()
 

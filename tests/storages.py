@@ -12,7 +12,7 @@ from typing import cast
 
 from perdure.engine.app import Client
 from perdure.storage.migrations import tables
-from perdure.storage.stores import Rooms, open_storage
+from perdure.storage.stores import SQLStorage, open_storage
 from perdure.testing.reference import Reference
 
 BACKENDS = ("sqlite", "memory", "postgresql", "mysql")
@@ -23,9 +23,9 @@ class Database:
 
     def __init__(self, backend: str, url: str) -> None:
         self.backend, self.url = backend, url
-        self._storages: list[Rooms] = []
+        self._storages: list[SQLStorage] = []
 
-    async def storage(self) -> Rooms:
+    async def storage(self) -> SQLStorage:
         """A new storage on the database, as another process would have it; in memory there is but one."""
         if self.backend == "memory" and self._storages:
             return self._storages[0]
@@ -70,8 +70,8 @@ class ReferenceDatabase(Database):
         super().__init__("reference", "")
         self._first = Reference()
 
-    async def storage(self) -> Rooms:
-        return cast(Rooms, Reference(self._first.world))  # tests ask for no more than the contract
+    async def storage(self) -> SQLStorage:
+        return cast(SQLStorage, Reference(self._first.world))  # tests ask for no more than the contract
 
 
 @asynccontextmanager
@@ -90,7 +90,7 @@ async def server_database(backend: str, url: str) -> AsyncIterator[Database]:
         await database.close()
 
 
-async def wipe(storage: Rooms) -> None:
+async def wipe(storage: SQLStorage) -> None:
     """Empty every table but the ledger."""
     dialect = storage._backend.driver.name
     async with storage._backend.exclusive() as script:
@@ -104,8 +104,8 @@ async def wipe(storage: Rooms) -> None:
             await script.execute(f"DELETE FROM {table}")
 
 
-def rooms(app: Client) -> Rooms:
+def storage_of(app: Client) -> SQLStorage:
     """The storage of an app that was opened on a URL."""
     storage = app._storage
-    assert isinstance(storage, Rooms)
+    assert isinstance(storage, SQLStorage)
     return storage

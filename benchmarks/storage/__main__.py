@@ -1,7 +1,8 @@
-"""`python -m benchmarks.storage`: how much of each driver's own speed the storage layer keeps.
+"""Measure how much of each driver's own speed the storage layer keeps: `python -m benchmarks.storage`.
 
-Every case is done by the library and by hand on the bare driver: same data, same durability, same number of
-connections, rounds in turns. The ratio is that of the medians. A miss is printed; with --strict it is the exit code.
+Every case runs through the library and by hand on the bare driver: same data, same durability, same number of
+connections, alternating rounds. The ratio is that of the medians. Missed targets are printed, and with --strict they
+set the exit code.
 """
 
 import argparse
@@ -20,11 +21,11 @@ from benchmarks.storage.sides import Ours
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, print, and give the exit code."""
+    """Measure, print, and return the exit code."""
     parser = _parser()
     options = parser.parse_args(arguments)
     if not 0 < min(options.callers) <= max(options.callers) <= CALLERS_MAX:
-        parser.error(f"there can be 1 to {CALLERS_MAX} callers: there are no more instances")
+        parser.error(f"--callers must be 1 to {CALLERS_MAX}, because each needs instances of its own")
     with asyncio.Runner(loop_factory=_loop_factory(options.uvloop)) as runner:
         results = runner.run(_measure_all(options))
     for database, gain in report.gains(results):
@@ -40,10 +41,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--database", nargs="+", choices=DATABASES, default=DATABASES, metavar="NAME")
     parser.add_argument("--case", nargs="+", choices=names, default=names, metavar="NAME", help=", ".join(names))
     parser.add_argument("--callers", nargs="+", type=int, default=[1, 16, 64], metavar="N")
-    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="of each side (5)")
-    parser.add_argument("--seconds", type=float, default=0.25, metavar="S", help="that a round takes (0.25)")
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="rounds of each side (default: 5)")
+    parser.add_argument("--seconds", type=float, default=0.25, metavar="S", help="duration of a round (default: 0.25)")
     parser.add_argument("--uvloop", action="store_true", help="run both sides on uvloop")
-    parser.add_argument("--json", metavar="FILE", help="write every round there")
+    parser.add_argument("--json", metavar="FILE", help="write every round to this file")
     parser.add_argument("--strict", action="store_true", help="exit with 1 if a target was missed")
     return parser
 
@@ -76,7 +77,7 @@ async def _measure_all(options: argparse.Namespace) -> list[Result]:
 
 
 def _progress(text: str) -> None:
-    """A line that the next one overwrites; in a log, lines of their own."""
+    """Print a line that the next one overwrites; in a log, a line of its own."""
     if sys.stderr.isatty():
         print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
     elif text:

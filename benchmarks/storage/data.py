@@ -1,4 +1,4 @@
-"""The data that every round starts from: 5,000 instances, brought back to the same state outside the timed part."""
+"""Create the data that every round starts from: 5,000 instances, reset to the same state outside the timed part."""
 
 import json
 from datetime import UTC, datetime, timedelta
@@ -6,7 +6,7 @@ from typing import Literal
 
 from benchmarks.storage.sides import WORKER, Place, Step
 from perdure.model.records import ChannelMessage, HistoryEvent, Lease, WorkflowInstance
-from perdure.storage.stores import Rooms
+from perdure.storage.stores import SQLStorage
 
 INSTANCES = 5000
 PAYLOAD = json.dumps({"order": 4711, "note": "x" * 173}).encode()  # 200 bytes
@@ -25,7 +25,7 @@ _SETTLE = {
 }
 State = Literal["leased", "free", "waiting"]
 
-# Every instance has an inbox, a channel named like it, with a message in it.
+# Every instance has an inbox, a channel with its id as the name, which contains a message.
 _INBOXES = (
     """INSERT INTO channel_subscriptions (instance_id, channel, mode, cursor_message_id, subscribed_at, framework)
        SELECT instance_id, instance_id, 'broadcast', 0, started_at, 'perdure' FROM workflow_instances""",
@@ -54,16 +54,16 @@ _STATES: dict[State, tuple[str, ...]] = {"leased": (_LEASED,), "free": (_FREE,),
 
 
 def instance_id(n: int) -> str:
-    """The id of the nth instance."""
+    """Return the id of the nth instance."""
     return f"order-{n:06d}"
 
 
 def place(n: int) -> Place:
-    """Where the list comes to the nth instance: newest first, so those before it follow."""
+    """Return the position of the nth instance in the list: newest first, so those before it follow."""
     return Place(_START + timedelta(seconds=n), instance_id(n))
 
 
-async def fill(storage: Rooms) -> None:
+async def fill(storage: SQLStorage) -> None:
     """Create the instances and their inboxes."""
     for start in range(0, INSTANCES, 500):
         await storage.create_instances(
@@ -77,8 +77,8 @@ async def fill(storage: Rooms) -> None:
             await script.execute(statement)
 
 
-async def reset(storage: Rooms, state: State) -> None:
-    """No history, and every instance in the state."""
+async def reset(storage: SQLStorage, state: State) -> None:
+    """Remove the history and set every instance to the state."""
     dialect = storage._backend.driver.name
     async with storage._backend.exclusive() as script:
         for statement in (_EMPTY[dialect], *_STATES[state], _SETTLE[dialect]):
@@ -86,15 +86,15 @@ async def reset(storage: Rooms, state: State) -> None:
 
 
 def message(n: int) -> ChannelMessage:
-    """What is in the inbox of the nth instance."""
+    """Return the message in the inbox of the nth instance."""
     return ChannelMessage(n + 1, instance_id(n), instance_id(n), data=PAYLOAD, published_at=place(n).started_at)
 
 
 def lease(n: int) -> Lease:
-    """The lease on the nth instance after a reset."""
+    """Return the lease on the nth instance after a reset."""
     return Lease(instance_id(n), WORKER, 1, _FAR)
 
 
 def step(n: int, activity: int) -> Step:
-    """A step of the nth instance."""
+    """Return a step of the nth instance."""
     return HistoryEvent(instance_id(n), f"charge:{activity}", "ActivityCompleted", PAYLOAD), lease(n)

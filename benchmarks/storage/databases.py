@@ -1,8 +1,8 @@
-"""The databases measured: fresh, durable, with the library and the bare driver side by side on each.
+"""Open the databases to measure: fresh, durable, with the library and the bare driver side by side on each.
 
 They are on throwaway servers that sync every commit, or on those that PERDURE_TEST_POSTGRES_URL and
 PERDURE_TEST_MYSQL_URL name. SQLite's file and the servers' data are in the folder for temporary files: set TMPDIR if
-that is not on a disk, else there is nothing to sync.
+that is not on a disk, because otherwise nothing is synced.
 """
 
 import os
@@ -14,7 +14,7 @@ from benchmarks.storage.raw_mysql import RawMySQL
 from benchmarks.storage.raw_postgres import RawPostgres
 from benchmarks.storage.raw_sqlite import RawSQLite
 from benchmarks.storage.sides import POOL_SIZE, Side
-from perdure.storage.stores import Rooms, open_storage
+from perdure.storage.stores import SQLStorage, open_storage
 from perdure.testing.servers import MySQLServer, PostgresServer
 from tests.servers.databases import fresh_mysql, fresh_postgres
 
@@ -22,8 +22,8 @@ DATABASES = ("sqlite", "postgresql", "mysql")
 
 
 @asynccontextmanager
-async def opened(database: str) -> AsyncIterator[tuple[Rooms, Side]]:
-    """A migrated storage on an empty database, and the same by hand."""
+async def opened(database: str) -> AsyncIterator[tuple[SQLStorage, Side]]:
+    """Open a migrated storage on an empty database, and the bare driver on it."""
     async with AsyncExitStack() as stack:
         if database == "sqlite":
             path = stack.enter_context(tempfile.TemporaryDirectory(prefix="perdure-bench-")) + "/bench.db"

@@ -1,4 +1,4 @@
-"""By hand on asyncmy: one packet an act, `BEGIN; …; COMMIT` in it, on connections that are never reset."""
+"""Do the work by hand on asyncmy: one packet per call, `BEGIN; …; COMMIT` in it, on connections never reset."""
 
 import json
 from collections.abc import Sequence
@@ -84,7 +84,7 @@ _PAGE = f"""SELECT {COLUMNS} FROM workflow_instances FORCE INDEX (idx_instances_
 
 
 class RawMySQL:
-    """As many connections as the library has, at the same isolation level."""
+    """Use as many connections as the library, at the same isolation level."""
 
     sequential = False
 
@@ -141,7 +141,7 @@ class RawMySQL:
             _, inserted, _ = await _packet(connection, _BATCH % (names, activities, names, values))
         finally:
             self._connections.give(connection)
-        return list(range(inserted.insert_id, inserted.insert_id + len(steps)))  # of one insert, they are consecutive
+        return list(range(inserted.insert_id, inserted.insert_id + len(steps)))  # consecutive, because of one insert
 
     async def acquire(self, instance_id: str) -> Any:
         connection = await self._connections.take()
@@ -179,7 +179,7 @@ class RawMySQL:
 
 
 async def _packet(connection: Any, text: str) -> list[Any]:
-    """The results of the statements of one packet."""
+    """Return the results of the statements of one packet."""
     await connection.query(text)
     results = [connection._result]
     while connection._result.has_next:

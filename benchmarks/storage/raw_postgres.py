@@ -1,4 +1,4 @@
-"""By hand on asyncpg: one prepared statement an act, which commits by itself, on connections that are never reset."""
+"""Do the work by hand on asyncpg: one prepared, self-committing statement per call, on connections never reset."""
 
 import json
 from collections.abc import Sequence
@@ -91,7 +91,7 @@ _STATEMENTS = {"step": _STEP, "batch": _BATCH, "acquire": _ACQUIRE, "deliver": _
 
 
 class _Session:
-    """A connection and its statements, prepared."""
+    """Hold a connection and its prepared statements."""
 
     def __init__(self, connection: Any, statements: dict[str, Any]) -> None:
         self.connection = connection
@@ -100,7 +100,7 @@ class _Session:
 
 
 class RawPostgres:
-    """As many connections as the library has."""
+    """Use as many connections as the library."""
 
     sequential = False
 

@@ -1,4 +1,4 @@
-"""By hand on sqlite3: plain synchronous calls on one connection, as fast as the driver goes with one commit an act."""
+"""Do the work by hand on sqlite3: plain synchronous calls on one connection, one commit per call."""
 
 import json
 import sqlite3
@@ -53,7 +53,7 @@ _PAGE = f"""SELECT {COLUMNS} FROM workflow_instances WHERE framework = 'perdure'
 
 
 class RawSQLite:
-    """One connection, synchronous = FULL, a write-ahead log, foreign keys on."""
+    """Use one connection, synchronous = FULL, a write-ahead log, foreign keys on."""
 
     sequential = True
 

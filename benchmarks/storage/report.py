@@ -1,11 +1,11 @@
-"""The results as a table and as JSON, with what is asked of each ratio beside it."""
+"""Report the results as a table and as JSON, with the target of each ratio."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.storage.rounds import Result, middle
 
-GAIN = 4.0  # batched steps against single ones, at the most callers
+GAIN = 4.0  # target for batched steps compared with single ones, at the maximum of callers
 GAIN_CALLERS = 64
 
 HEADER = (
@@ -15,7 +15,7 @@ HEADER = (
 
 
 def line(result: Result) -> str:
-    """One line of the table. The µs are this process's CPU time for one; the server's is not in them."""
+    """Return one line of the table. The µs are this process's CPU time per item, without the server's."""
     raw, ours, (low, high) = middle(result.raw), middle(result.ours), result.spread
     return (
         f"{result.database:10}  {result.case.title:26}  {result.callers:>7}  {raw.per_second:>8,.0f}  "
@@ -25,7 +25,7 @@ def line(result: Result) -> str:
 
 
 def gains(results: Sequence[Result]) -> list[tuple[str, float]]:
-    """For each database how many times faster batched steps are than single ones."""
+    """Return for each database how many times faster batched steps are than single ones."""
     found = {(result.database, result.case.name): result for result in results if result.callers == GAIN_CALLERS}
     databases = dict.fromkeys(result.database for result in results)
     return [
@@ -36,17 +36,17 @@ def gains(results: Sequence[Result]) -> list[tuple[str, float]]:
 
 
 def gain_line(database: str, gain: float) -> str:
-    """One line below the table."""
+    """Return one line below the table."""
     return f"{database:10}  batched / single steps at {GAIN_CALLERS} callers: {gain:.1f} x  {_verdict(gain, GAIN)}"
 
 
 def missed(results: Sequence[Result]) -> bool:
-    """Whether any target was missed."""
+    """Return whether any target was missed."""
     return any(result.ratio < result.target for result in results) or any(gain < GAIN for _, gain in gains(results))
 
 
 def as_json(results: Sequence[Result]) -> dict[str, Any]:
-    """Everything measured, round by round."""
+    """Return all measurements, round by round."""
     return {
         "results": [
             {

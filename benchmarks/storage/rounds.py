@@ -1,4 +1,4 @@
-"""Rounds: raw, ours, raw, ours, … so that whatever else the machine does hits both."""
+"""Run the rounds: raw, ours, raw, ours, … so that other load on the machine affects both."""
 
 import asyncio
 import gc
@@ -12,22 +12,22 @@ from typing import Any
 from benchmarks.storage import data
 from benchmarks.storage.cases import Case
 from benchmarks.storage.sides import Side
-from perdure.storage.stores import Rooms
+from perdure.storage.stores import SQLStorage
 
 WARM_UP_SEC = 0.03  # before each round: connections, prepared statements, caches
 
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """What one round came to."""
+    """Hold the result of one round."""
 
     per_second: float
-    cpu_us: float  # of this process, for one; a server's is not in it
+    cpu_us: float  # of this process, per item; without the server's
 
 
 @dataclass(slots=True)
 class Result:
-    """All rounds of one case with so many callers."""
+    """Hold all rounds of one case with so many callers."""
 
     database: str
     case: Case
@@ -41,22 +41,22 @@ class Result:
 
     @property
     def ratio(self) -> float:
-        """Ours against raw, median against median."""
+        """Return the ratio of ours to raw, median to median."""
         return middle(self.ours).per_second / middle(self.raw).per_second
 
     @property
     def spread(self) -> tuple[float, float]:
-        """The least and the greatest ratio of two neighbouring rounds."""
+        """Return the minimum and the maximum ratio of two neighbouring rounds."""
         ratios = [ours.per_second / raw.per_second for raw, ours in zip(self.raw, self.ours, strict=True)]
         return min(ratios), max(ratios)
 
 
 def middle(speeds: Sequence[Speed]) -> Speed:
-    """The medians."""
+    """Return the medians."""
     return Speed(median(speed.per_second for speed in speeds), median(speed.cpu_us for speed in speeds))
 
 
-async def measure(result: Result, storage: Rooms, raw: Side, ours: Side, rounds: int, seconds: float) -> None:
+async def measure(result: Result, storage: SQLStorage, raw: Side, ours: Side, rounds: int, seconds: float) -> None:
     """Run the rounds of one case."""
     case = result.case
     inputs = case.prepare(result.callers, WARM_UP_SEC + seconds)
@@ -81,7 +81,7 @@ async def _run(
         nonlocal done
         for given in inputs:
             if not await call(given):
-                raise RuntimeError(f"{getattr(call, '__qualname__', call)} was refused: the measurement is void")
+                raise RuntimeError(f"{getattr(call, '__qualname__', call)} had no effect: the measurement is invalid")
             done += size
             if time.perf_counter() >= end:
                 return

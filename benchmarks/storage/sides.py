@@ -1,4 +1,4 @@
-"""What is measured: five acts, done by the library and by hand, with the same inputs and the same effect."""
+"""Define what is measured: five kinds of work, done by the library and by hand, with the same inputs and effects."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from perdure.model.records import ChannelMessage, HistoryEvent, Lease, ListInstancesOptions
-from perdure.storage.stores import Rooms
+from perdure.storage.stores import SQLStorage
 
 C = TypeVar("C")
 
@@ -23,54 +23,54 @@ Step = tuple[HistoryEvent, Lease]
 
 
 class Place(NamedTuple):
-    """Where a page ended: the start and the id of its last instance."""
+    """Hold the end of a page: the start time and the id of its last instance."""
 
     started_at: datetime
     instance_id: str
 
     @property
     def token(self) -> str:
-        """The same as the library writes it."""
+        """Return the library's page token for it."""
         return f"{self.started_at.isoformat(timespec='microseconds')}||{self.instance_id}"
 
 
 def columns(event: HistoryEvent) -> tuple[str, str, str, str, str | None, bytes | None]:
-    """What is stored of an event."""
+    """Return what is stored of an event."""
     data = event.event_data
     text = None if data is None else data.decode()
     return event.instance_id, event.activity_id, event.event_type, event.data_type, text, event.event_data_binary
 
 
 class Side(Protocol):
-    """One way to do the acts. Each gives something true, or the measurement is void."""
+    """Do the work in one way. Each method returns a true value, or the measurement is invalid."""
 
-    sequential: bool  # the driver has no concurrency: many callers are one after the other
+    sequential: bool  # the driver has no concurrency: the callers run one after the other
 
     async def step(self, step: Step) -> Any:
-        """Record an event under a current lease; gives its id."""
+        """Record an event under a current lease; return its id."""
 
     async def batch(self, steps: Sequence[Step]) -> Any:
-        """Record many events, each under its lease, in one commit; gives their ids."""
+        """Record many events, each under its lease, in one commit; return their ids."""
 
     async def acquire(self, instance_id: str) -> Any:
-        """Take a free lease; gives its token and expiry."""
+        """Take a free lease; return its token and expiry."""
 
     async def deliver(self, message: ChannelMessage) -> Any:
         """Take the lease of the instance that waits on the message's channel, record the message, set it running."""
 
     async def page(self, after: Place) -> Any:
-        """The page of instances after a place, newest first, every column; gives its rows and the next place."""
+        """Return the rows of the page after a position, newest first, with every column, and the next position."""
 
     async def close(self) -> None:
         """Close the connections."""
 
 
 class Ours:
-    """The library."""
+    """Do the work with the library."""
 
     sequential = False
 
-    def __init__(self, storage: Rooms) -> None:
+    def __init__(self, storage: SQLStorage) -> None:
         self._storage = storage
 
     async def step(self, step: Step) -> Any:
@@ -99,22 +99,22 @@ class Ours:
 
 
 class Connections(Generic[C]):
-    """The smallest pool there is: no reset, no check, the last used first."""
+    """Pool connections in the simplest way: no reset, no check, the last used first."""
 
     def __init__(self) -> None:
         self.all: list[C] = []
         self._free: asyncio.LifoQueue[C] = asyncio.LifoQueue()
 
     async def open(self, connect: Callable[[], Awaitable[C]]) -> None:
-        """Make the connections."""
+        """Open the connections."""
         self.all = [await connect() for _ in range(POOL_SIZE)]
         for connection in self.all:
             self._free.put_nowait(connection)
 
     async def take(self) -> C:
-        """A connection, as soon as one is free."""
+        """Return a connection, as soon as one is free."""
         return await self._free.get()
 
     def give(self, connection: C) -> None:
-        """Put it back."""
+        """Return a connection to the pool."""
         self._free.put_nowait(connection)

@@ -7,7 +7,7 @@ import asyncio
 import sys
 
 from perdure.model.records import Lease, WorkflowInstance
-from perdure.storage.stores import Rooms, open_storage
+from perdure.storage.stores import SQLStorage, open_storage
 from perdure.testing.conformance.tools import shift
 
 FREE = 20
@@ -24,7 +24,7 @@ async def main(url: str, count: str) -> None:
             await _turn(storage, later, held, free)
 
 
-async def _held(storage: Rooms, count: int) -> list[Lease]:
+async def _held(storage: SQLStorage, count: int) -> list[Lease]:
     """Leases of two owners, for longer than anybody sweeps."""
     ids = [f"held-{n}" for n in range(count)]
     await storage.create_instances([WorkflowInstance(instance_id, "wf") for instance_id in ids])
@@ -35,7 +35,7 @@ async def _held(storage: Rooms, count: int) -> list[Lease]:
     return [lease for lease in leases if lease]
 
 
-async def _turn(storage: Rooms, later: Rooms, held: list[Lease], free: list[str]) -> None:
+async def _turn(storage: SQLStorage, later: SQLStorage, held: list[Lease], free: list[str]) -> None:
     assert all(await storage.refresh_locks(held, 86400))
     taken = await storage.acquire_locks(free, "w#0", 30)
     one = next(lease for lease in taken if lease)

@@ -10,14 +10,14 @@ import pytest
 from perdure.database.backends.base import Silent
 from perdure.model.records import TimerWait, WorkflowInstance
 from perdure.model.states import WorkflowStatus
-from perdure.storage.stores import Rooms, open_storage
+from perdure.storage.stores import SQLStorage, open_storage
 from perdure.testing.conformance.tools import leased, new, shift
 from tests.backends.test_wakeups import Ear
 from tests.conftest import BackendDatabase
 from tests.storages import Database
 
 RESUMABLE = "workflow_resumable"
-Act = Callable[[Rooms], Awaitable[object]]
+Act = Callable[[SQLStorage], Awaitable[object]]
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ async def database(backend_database: BackendDatabase) -> AsyncIterator[Database]
         yield database
 
 
-async def told(storage: Rooms, peer: Rooms, act: Act) -> list[Mapping[str, object]]:
+async def told(storage: SQLStorage, peer: SQLStorage, act: Act) -> list[Mapping[str, object]]:
     """The payloads about instances that an act of the peer announces, each with its own commit."""
     notifier: Any = peer._backend.notifier
     ear = Ear(storage)
@@ -46,11 +46,11 @@ def about(reason: str, name: str | None = None, instance_id: str = "i-1") -> dic
     return {"instance_id": instance_id, "wf_id": instance_id, "reason": reason, **named}
 
 
-async def test_a_creation_is_told(storage: Rooms, peer: Rooms) -> None:
+async def test_a_creation_is_told(storage: SQLStorage, peer: SQLStorage) -> None:
     assert await told(storage, peer, lambda on: new(on, "i-1")) == [about("created", "wf")]
 
 
-async def test_the_longest_names_can_be_told(storage: Rooms, peer: Rooms) -> None:
+async def test_the_longest_names_can_be_told(storage: SQLStorage, peer: SQLStorage) -> None:
     instance_id, name = "\N{OCTOPUS}" * 200, "\N{CRAB}" * 255
     payloads = await told(storage, peer, lambda on: new(on, instance_id, name))
     assert payloads == [about("created", name, instance_id)]
@@ -67,11 +67,11 @@ async def test_the_longest_names_can_be_told(storage: Rooms, peer: Rooms) -> Non
         pytest.param(lambda on: on.acquire_locks(["i-1", "i-2"], "w1", 30), id="acquired"),
     ],
 )
-async def test_what_nobody_can_take_is_not_told(storage: Rooms, peer: Rooms, act: Act) -> None:
+async def test_what_nobody_can_take_is_not_told(storage: SQLStorage, peer: SQLStorage, act: Act) -> None:
     assert await told(storage, peer, act) == []
 
 
-async def test_a_batch_is_told_once(storage: Rooms, peer: Rooms) -> None:
+async def test_a_batch_is_told_once(storage: SQLStorage, peer: SQLStorage) -> None:
     many = [WorkflowInstance(f"i-{n}", "wf") for n in (1, 1, 2, 3)]
     payloads = await told(storage, peer, lambda on: on.create_instances(many))
     assert payloads == [about("created")]  # of several no workflow is named: they may differ
@@ -80,7 +80,7 @@ async def test_a_batch_is_told_once(storage: Rooms, peer: Rooms) -> None:
     assert payloads == [about("completed", instance_id="i-2")]
 
 
-async def test_timers_are_told_once(storage: Rooms, peer: Rooms) -> None:
+async def test_timers_are_told_once(storage: SQLStorage, peer: SQLStorage) -> None:
     for n in range(3):
         lease = await leased(storage, f"i-{n}")
         await storage.suspend(lease, [TimerWait("t", "t:1", after=timedelta(seconds=5))])
@@ -89,7 +89,7 @@ async def test_timers_are_told_once(storage: Rooms, peer: Rooms) -> None:
     assert payloads == [{"instance_id": "i-0", "wf_id": "i-0"}]
 
 
-async def test_the_end_of_a_lease_or_an_instance_is_told(storage: Rooms, peer: Rooms) -> None:
+async def test_the_end_of_a_lease_or_an_instance_is_told(storage: SQLStorage, peer: SQLStorage) -> None:
     lease = await leased(storage, "i-1")
     acts: list[tuple[Act, dict[str, object]]] = [
         (lambda on: on.recur_instance("i-1", b"2", lease=lease), about("recurred", "wf")),
@@ -104,13 +104,13 @@ async def test_the_end_of_a_lease_or_an_instance_is_told(storage: Rooms, peer: R
     assert payloads == [about("completed", instance_id="i-2")]
 
 
-async def test_it_is_told_if_and_when_it_is_committed(storage: Rooms, peer: Rooms) -> None:
-    async def undone(on: Rooms) -> None:
+async def test_it_is_told_if_and_when_it_is_committed(storage: SQLStorage, peer: SQLStorage) -> None:
+    async def undone(on: SQLStorage) -> None:
         await on.begin_transaction()
         await new(on, "i-1")
         await on.rollback_transaction()
 
-    async def done(on: Rooms) -> None:
+    async def done(on: SQLStorage) -> None:
         async with on.transaction():
             await new(on, "i-1")
 
@@ -118,7 +118,7 @@ async def test_it_is_told_if_and_when_it_is_committed(storage: Rooms, peer: Room
     assert await told(storage, peer, done) == [about("created", "wf")]
 
 
-async def test_soon_after_another_it_costs_no_transaction(storage: Rooms, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_soon_after_another_it_costs_no_transaction(storage: SQLStorage, monkeypatch: pytest.MonkeyPatch) -> None:
     """One statement, one round trip; the notification follows by itself."""
     backend: Any = storage._backend
     sent = list[tuple[str, str]]()

@@ -17,7 +17,7 @@ from perdure.database.operation import Operation, Work
 from perdure.errors import ConfigurationError, DatabaseUnavailableError
 from perdure.model.records import HistoryEvent, Lease
 from perdure.storage.history import S
-from perdure.storage.stores import Rooms, open_storage
+from perdure.storage.stores import SQLStorage, open_storage
 from perdure.testing.conformance.tools import leased, shift
 from perdure.testing.servers import MySQLServer, PgBouncer, PostgresServer
 from tests.servers.databases import named_database
@@ -56,7 +56,7 @@ async def place(request: pytest.FixtureRequest, shared_database_name: str) -> As
 
 
 @pytest.fixture
-async def storage(place: Place) -> AsyncIterator[Rooms]:
+async def storage(place: Place) -> AsyncIterator[SQLStorage]:
     """With a net, and one connection: whoever lost it would be noticed."""
     url = f"{place.url}?pool_size=1&pool_timeout=5&idle_transaction_timeout={place.seconds}"
     async with open_storage(url) as storage:
@@ -64,14 +64,14 @@ async def storage(place: Place) -> AsyncIterator[Rooms]:
 
 
 @pytest.fixture
-async def peer(place: Place) -> AsyncIterator[Rooms]:
+async def peer(place: Place) -> AsyncIterator[SQLStorage]:
     """Without a net, at a time when leases are over."""
     async with open_storage(place.url) as peer:
         shift(peer, 3600)
         yield peer
 
 
-async def taken_over(peer: Rooms) -> Lease:
+async def taken_over(peer: SQLStorage) -> Lease:
     """Return once the row is free, and taken."""
     async with asyncio.timeout(20):
         while True:
@@ -81,7 +81,7 @@ async def taken_over(peer: Rooms) -> Lease:
             await asyncio.sleep(0.05)
 
 
-async def works_again(storage: Rooms, lease: Lease) -> None:
+async def works_again(storage: SQLStorage, lease: Lease) -> None:
     """Nothing of the transaction is there, and the only connection serves."""
     assert await storage.get_history_count("i-1") == 0
     async with storage.transaction():
@@ -89,15 +89,15 @@ async def works_again(storage: Rooms, lease: Lease) -> None:
     assert await storage.get_history_count("i-1") == 1
 
 
-async def step_again(storage: Rooms) -> None:
+async def step_again(storage: SQLStorage) -> None:
     await storage.append_history(HistoryEvent("i-1", "s:2", "ActivityCompleted", b"1"))
 
 
-async def own_sql(storage: Rooms) -> None:
+async def own_sql(storage: SQLStorage) -> None:
     await storage.conn().fetchval("SELECT 1")
 
 
-NEXT: dict[str, Callable[[Rooms], Awaitable[object]]] = {
+NEXT: dict[str, Callable[[SQLStorage], Awaitable[object]]] = {
     "commit": lambda storage: storage.commit_transaction(),
     "operation": step_again,
     "own SQL": own_sql,
@@ -107,7 +107,7 @@ NEXT: dict[str, Callable[[Rooms], Awaitable[object]]] = {
 
 @pytest.mark.parametrize("then", NEXT.values(), ids=NEXT.keys())
 async def test_an_idle_transaction_is_ended_and_its_row_free(
-    storage: Rooms, peer: Rooms, then: Callable[[Rooms], Awaitable[object]]
+    storage: SQLStorage, peer: SQLStorage, then: Callable[[SQLStorage], Awaitable[object]]
 ) -> None:
     lease = await leased(storage, "i-1")
     await storage.begin_transaction()
@@ -120,7 +120,7 @@ async def test_an_idle_transaction_is_ended_and_its_row_free(
     await works_again(storage, successor)
 
 
-async def test_a_frozen_transaction_is_told_why_it_ended(storage: Rooms, place: Place, peer: Rooms) -> None:
+async def test_a_frozen_transaction_is_told_why_it_ended(storage: SQLStorage, place: Place, peer: SQLStorage) -> None:
     lease = await leased(storage, "i-1")
     with pytest.raises(DatabaseUnavailableError, match=r"idle_transaction_timeout.* nothing was written"):
         async with storage.transaction():
@@ -129,7 +129,9 @@ async def test_a_frozen_transaction_is_told_why_it_ended(storage: Rooms, place: 
     await works_again(storage, await taken_over(peer))
 
 
-async def test_who_works_on_the_native_connection_is_not_given_up_by_the_clock(storage: Rooms, place: Place) -> None:
+async def test_who_works_on_the_native_connection_is_not_given_up_by_the_clock(
+    storage: SQLStorage, place: Place
+) -> None:
     """What is done there is not seen here, and the server knows better."""
     lease = await leased(storage, "i-1")
     async with storage.transaction() as conn:
@@ -142,7 +144,7 @@ async def test_who_works_on_the_native_connection_is_not_given_up_by_the_clock(s
 
 
 @pytest.mark.parametrize("frozen_after", [1, 2])
-async def test_an_operation_of_its_own_is_run_again(storage: Rooms, place: Place, frozen_after: int) -> None:
+async def test_an_operation_of_its_own_is_run_again(storage: SQLStorage, place: Place, frozen_after: int) -> None:
     """Frozen between two statements, or between the last one and the commit."""
     lease = await leased(storage, "i-1")
     runs = 0
@@ -164,7 +166,7 @@ async def test_an_operation_of_its_own_is_run_again(storage: Rooms, place: Place
     assert found.current_activity_id == "s:2"
 
 
-async def test_the_net_is_the_sessions_own(storage: Rooms, peer: Rooms, place: Place) -> None:
+async def test_the_net_is_the_sessions_own(storage: SQLStorage, peer: SQLStorage, place: Place) -> None:
     """Nobody else's: neither another storage's nor, behind a pooler, that of whoever gets the session next."""
     async with storage.transaction() as conn:
         ours = await conn.fetchval(place.shown)

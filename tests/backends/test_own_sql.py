@@ -6,14 +6,14 @@ import pytest
 
 from perdure.errors import TransactionError
 from perdure.model.records import WorkflowInstance
-from perdure.storage.stores import Rooms
+from perdure.storage.stores import SQLStorage
 from tests.servers.databases import run_natively
 from tests.storages import Database
 
 BEFORE, AFTER = WorkflowInstance("before", "wf"), WorkflowInstance("after", "wf")
 
 
-async def check(storage: Rooms) -> None:
+async def check(storage: SQLStorage) -> None:
     """Nothing of it is there, and the storage goes on."""
     assert await storage.get_instances(["before", "after"]) == [None, None]
     await storage.create_instance(AFTER)

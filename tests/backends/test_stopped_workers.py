@@ -8,7 +8,7 @@ from asyncio.subprocess import PIPE
 
 import pytest
 
-from perdure.storage.stores import Rooms, open_storage
+from perdure.storage.stores import SQLStorage, open_storage
 from tests.conftest import BackendDatabase
 
 STOPS = 40
@@ -41,7 +41,7 @@ async def test_a_stopped_worker_holds_no_locks(backend: str, backend_database: B
             await worker.wait()
 
 
-async def nothing_is_open(storage: Rooms, backend: str) -> None:
+async def nothing_is_open(storage: SQLStorage, backend: str) -> None:
     """Return once the server has done what it was sent before, and holds nothing of it."""
     async with asyncio.timeout(5):
         while True:

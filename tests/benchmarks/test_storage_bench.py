@@ -11,7 +11,7 @@ from benchmarks.storage.__main__ import main
 from benchmarks.storage.cases import CASES, Case
 from benchmarks.storage.databases import opened
 from benchmarks.storage.sides import Ours, Side
-from perdure.storage.stores import Rooms
+from perdure.storage.stores import SQLStorage
 
 TABLES = ("workflow_instances", "workflow_history", "channel_subscriptions", "channel_delivery_cursors")
 
@@ -46,7 +46,7 @@ async def test_both_sides_do_the_same() -> None:
             assert left[0] == left[1], case.name
 
 
-async def _left_by(side: Side, case: Case, storage: Rooms) -> list[Any]:
+async def _left_by(side: Side, case: Case, storage: SQLStorage) -> list[Any]:
     """What is in the tables after a few calls, but for generated ids and times, which differ."""
     await data.reset(storage, case.state)
     for given in case.prepare(1, 0.001)[0][:3]:

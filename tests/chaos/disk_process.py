@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict
 
 from perdure.errors import StorageError
-from perdure.storage.stores import Rooms, open_storage
+from perdure.storage.stores import SQLStorage, open_storage
 from tests.chaos.disk_engine import engine
 from tests.chaos.disk_servers import FailingMySQL, FailingPostgres, FailingServer
 from tests.chaos.disk_space import MIB, Space, small_space
@@ -45,7 +45,7 @@ class Episodes:
         self.load = Load(self.told.tell, chance, pad_max=40_000)
 
     async def play(
-        self, storage: Rooms, count: int, harm: Callable[[], Awaitable[None]], mend: Callable[[], None]
+        self, storage: SQLStorage, count: int, harm: Callable[[], Awaitable[None]], mend: Callable[[], None]
     ) -> None:
         """Do harm under load until it is felt, mend it, and see work go on."""
         async with asyncio.TaskGroup() as lanes:
@@ -81,7 +81,7 @@ class Episodes:
         if not told and self.outcome.figures.get("restarts", 0) < self.outcome.done:
             self.outcome.wrong.append(f"nobody was told that the disk is full: {list(self.load.troubles)}")
 
-    async def check(self, storage: Rooms) -> None:
+    async def check(self, storage: SQLStorage) -> None:
         rows = {sql: await storage.conn().fetch(sql) for sql in QUERIES}
         self.outcome.wrong += violations(self.told, rows.__getitem__)
         self.outcome.figures |= {"acknowledged": self.told.acknowledged, "troubles": self.load.troubles.total()}

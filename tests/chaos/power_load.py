@@ -18,7 +18,7 @@ from perdure.errors import (
 )
 from perdure.model.records import HistoryEvent, Lease, OutboxEvent, WorkflowInstance
 from perdure.model.states import WorkflowStatus
-from perdure.storage.stores import Rooms
+from perdure.storage.stores import SQLStorage
 
 T = TypeVar("T")
 
@@ -48,14 +48,14 @@ class Load:
         self._left_alone: set[str] = set()
         self._numbers = count(1)
 
-    async def lane(self, storage: Rooms, name: str, steps: int) -> None:
+    async def lane(self, storage: SQLStorage, name: str, steps: int) -> None:
         """One instance after the other, until it is time to stop."""
         for life in count(1):
             if self.stopping.is_set():
                 return
             await self._live(storage, f"{name}-{life}", steps)
 
-    async def _live(self, storage: Rooms, run: str, steps: int) -> None:
+    async def _live(self, storage: SQLStorage, run: str, steps: int) -> None:
         lease = await self._leased(storage, run)
         done = 0
         while done < steps and not self.stopping.is_set() and run not in self._left_alone:
@@ -72,7 +72,7 @@ class Load:
 
     # Of an instance.
 
-    async def _leased(self, storage: Rooms, run: str) -> Lease:
+    async def _leased(self, storage: SQLStorage, run: str) -> Lease:
         async def create() -> None:
             with suppress(InstanceExistsError):
                 await storage.create_instance(WorkflowInstance(run, "lane"))
@@ -80,7 +80,7 @@ class Load:
         await self.persist(create)
         return await self._again(storage, run)
 
-    async def _again(self, storage: Rooms, run: str) -> Lease:
+    async def _again(self, storage: SQLStorage, run: str) -> Lease:
         """Give the lease back, if it is held, and take it: the token grows."""
 
         async def acquire() -> Lease | None:
@@ -92,7 +92,7 @@ class Load:
         self.tell("token", run=run, token=lease.token)
         return lease
 
-    async def _complete(self, storage: Rooms, lease: Lease) -> None:
+    async def _complete(self, storage: SQLStorage, lease: Lease) -> None:
         async def complete() -> None:
             found = await storage.get_instance(lease.instance_id)
             if found is None or found.status is not WorkflowStatus.COMPLETED:
@@ -101,7 +101,7 @@ class Load:
         await self.persist(complete)
         self.tell("done", run=lease.instance_id)
 
-    async def _steps_in(self, storage: Rooms, run: str) -> int:
+    async def _steps_in(self, storage: SQLStorage, run: str) -> int:
         """After trouble: how far the history has come."""
 
         async def last() -> int:
@@ -113,32 +113,32 @@ class Load:
 
     # Writes of one commit each.
 
-    async def _step(self, storage: Rooms, lease: Lease, number: int) -> bool:
+    async def _step(self, storage: SQLStorage, lease: Lease, number: int) -> bool:
         return await self._try(self.chance.choice((self._alone, self._whole, self._batch)), storage, lease, number)
 
-    async def _alone(self, storage: Rooms, lease: Lease, number: int, nonce: str) -> None:
+    async def _alone(self, storage: SQLStorage, lease: Lease, number: int, nonce: str) -> None:
         await storage.append_history(self._event(lease, f"{number}", nonce, "alone"), lease=lease)
 
-    async def _whole(self, storage: Rooms, lease: Lease, number: int, nonce: str) -> None:
+    async def _whole(self, storage: SQLStorage, lease: Lease, number: int, nonce: str) -> None:
         """Rows of three tables in one transaction."""
         async with storage.transaction() as connection:
             await storage.append_history(self._event(lease, f"{number}", nonce, "whole"), lease=lease)
             await connection.execute(f"INSERT INTO effects (nonce, run) VALUES ('{nonce}', '{lease.instance_id}')")
             await storage.add_outbox_event(OutboxEvent(nonce, "stepped", "lane", b"{}"), lease=lease)
 
-    async def _batch(self, storage: Rooms, lease: Lease, number: int, nonce: str) -> None:
+    async def _batch(self, storage: SQLStorage, lease: Lease, number: int, nonce: str) -> None:
         parts = [self._event(lease, f"{number}.{part}", nonce, "batch") for part in range(BATCH)]
         for answer in await storage.append_histories([(part, lease) for part in parts]):
             if isinstance(answer, StorageError):
                 raise answer
 
-    async def _message(self, storage: Rooms, lease: Lease) -> None:
-        async def publish(storage: Rooms, lease: Lease, number: int, nonce: str) -> None:
+    async def _message(self, storage: SQLStorage, lease: Lease) -> None:
+        async def publish(storage: SQLStorage, lease: Lease, number: int, nonce: str) -> None:
             await storage.publish_to_channel(f"news {number}", self._data(nonce, "message"), message_id=nonce)
 
         await self._try(publish, storage, lease, self.chance.randrange(3), "message")
 
-    async def _undone(self, storage: Rooms, lease: Lease) -> None:
+    async def _undone(self, storage: SQLStorage, lease: Lease) -> None:
         nonce = self._nonce(lease)
         try:
             async with storage.transaction() as connection:
@@ -152,8 +152,8 @@ class Load:
 
     async def _try(
         self,
-        act: Callable[[Rooms, Lease, int, str], Awaitable[None]],
-        storage: Rooms,
+        act: Callable[[SQLStorage, Lease, int, str], Awaitable[None]],
+        storage: SQLStorage,
         lease: Lease,
         number: int,
         what: str = "step",

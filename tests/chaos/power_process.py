@@ -14,7 +14,7 @@ from pathlib import Path
 
 from perdure import App
 from perdure.database.backends import sqlite
-from perdure.storage.stores import Rooms, open_storage
+from perdure.storage.stores import SQLStorage, open_storage
 from tests.chaos.power_load import EFFECTS, Load
 from tests.chaos.power_log import Log
 from tests.chaos.power_orders import order
@@ -69,7 +69,7 @@ class Recorder:
         self.load.stopping.set()
 
 
-async def _pragmas(storage: Rooms) -> dict[str, object]:
+async def _pragmas(storage: SQLStorage) -> dict[str, object]:
     names = ("journal_mode", "synchronous", "foreign_keys")
     return {name: (await storage.conn().fetch(f"PRAGMA {name}"))[0][0] for name in names}
 

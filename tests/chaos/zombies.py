@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from itertools import count
 
 from perdure import Client, RunHandle
-from perdure.storage.stores import Rooms
+from perdure.storage.stores import SQLStorage
 from tests.chaos.rigs import Outcome, Rig, Round
 from tests.engine.rig.checker import Checker, read_rows
 from tests.engine.rig.crew import Crew, until
@@ -75,7 +75,7 @@ class Episode:
     """
 
     def __init__(
-        self, crew: Crew, database: Database, storage: Rooms, kinds: dict[str, list[int]], zombies: int, name: str
+        self, crew: Crew, database: Database, storage: SQLStorage, kinds: dict[str, list[int]], zombies: int, name: str
     ) -> None:
         self._crew, self._database, self._storage = crew, database, storage
         self._probes, self._name, self._kinds = PROBE[:zombies], name, kinds

@@ -1,3 +1,3 @@
-"""The room `archive` on every backend."""
+"""The aggregate `archive` on every backend."""
 
 from perdure.testing.conformance.archive import *  # noqa: F403

@@ -1,3 +1,3 @@
-"""The room `channels` on every backend."""
+"""The aggregate `channels` on every backend."""
 
 from perdure.testing.conformance.channels import *  # noqa: F403

@@ -1,3 +1,3 @@
-"""The room `compensations` on every backend."""
+"""The aggregate `compensations` on every backend."""
 
 from perdure.testing.conformance.compensations import *  # noqa: F403

@@ -1,3 +1,3 @@
-"""The room `delivery` on every backend."""
+"""The aggregate `delivery` on every backend."""
 
 from perdure.testing.conformance.delivery import *  # noqa: F403

@@ -1,3 +1,3 @@
-"""The room `groups` on every backend."""
+"""The aggregate `groups` on every backend."""
 
 from perdure.testing.conformance.groups import *  # noqa: F403

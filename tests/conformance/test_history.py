@@ -1,3 +1,3 @@
-"""The room `history` on every backend."""
+"""The aggregate `history` on every backend."""
 
 from perdure.testing.conformance.history import *  # noqa: F403

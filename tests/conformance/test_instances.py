@@ -1,3 +1,3 @@
-"""The room `instances` on every backend."""
+"""The aggregate `instances` on every backend."""
 
 from perdure.testing.conformance.instances import *  # noqa: F403

@@ -1,3 +1,3 @@
-"""The room `listing` on every backend."""
+"""The aggregate `listing` on every backend."""
 
 from perdure.testing.conformance.listing import *  # noqa: F403

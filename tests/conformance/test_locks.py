@@ -1,3 +1,3 @@
-"""The room `locks` on every backend."""
+"""The aggregate `locks` on every backend."""
 
 from perdure.testing.conformance.locks import *  # noqa: F403

@@ -1,3 +1,3 @@
-"""The room `matching` on every backend."""
+"""The aggregate `matching` on every backend."""
 
 from perdure.testing.conformance.matching import *  # noqa: F403

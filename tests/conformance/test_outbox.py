@@ -1,3 +1,3 @@
-"""The room `outbox` on every backend."""
+"""The aggregate `outbox` on every backend."""
 
 from perdure.testing.conformance.outbox import *  # noqa: F403

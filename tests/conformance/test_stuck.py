@@ -1,3 +1,3 @@
-"""The room `stuck` on every backend."""
+"""The aggregate `stuck` on every backend."""
 
 from perdure.testing.conformance.stuck import *  # noqa: F403

@@ -1,3 +1,3 @@
-"""The room `system_locks` on every backend."""
+"""The aggregate `system_locks` on every backend."""
 
 from perdure.testing.conformance.system_locks import *  # noqa: F403

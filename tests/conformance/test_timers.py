@@ -1,3 +1,3 @@
-"""The room `timers` on every backend."""
+"""The aggregate `timers` on every backend."""
 
 from perdure.testing.conformance.timers import *  # noqa: F403

@@ -1,3 +1,3 @@
-"""The room `transactions` on every backend."""
+"""The aggregate `transactions` on every backend."""
 
 from perdure.testing.conformance.transactions import *  # noqa: F403

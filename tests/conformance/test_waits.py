@@ -1,3 +1,3 @@
-"""The room `waits` on every backend."""
+"""The aggregate `waits` on every backend."""
 
 from perdure.testing.conformance.waits import *  # noqa: F403

@@ -1,3 +1,3 @@
-"""The room `workers` on every backend."""
+"""The aggregate `workers` on every backend."""
 
 from perdure.testing.conformance.workers import *  # noqa: F403

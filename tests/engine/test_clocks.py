@@ -10,7 +10,7 @@ from perdure import App, RunHandle, WorkflowStatus, activity, now, sleep_until, 
 from perdure.engine.digests import SIZE, Call, stamp, stamped
 from perdure.storage.stores import shift_clock
 from tests.engine.waiting import until, waiting
-from tests.storages import Database, rooms
+from tests.storages import Database, storage_of
 
 HOUR = timedelta(hours=1)
 SOON = timedelta(minutes=5)  # a loaded machine is not off by that
@@ -27,7 +27,7 @@ async def sleeper(until: datetime) -> datetime:
 async def test_now_and_sleep_until_go_by_the_databases_clock(database: Database, ahead: timedelta) -> None:
     """B6: on a worker an hour ahead, a sleep of 30 minutes was over at once."""
     async with App(database.url) as app:
-        shift_clock(rooms(app), -ahead)  # the same as a worker's clock that is off by `ahead`
+        shift_clock(storage_of(app), -ahead)  # the same as a worker's clock that is off by `ahead`
         await app._worker._set_clock()
         time = datetime.now(UTC) - ahead
         later = await sleeper.options(id="later").start(time + HOUR / 2)

@@ -14,8 +14,8 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from perdure import App, Retry, WorkflowFailedError, activity, activity_info, connection, workflow
 from perdure.errors import TransactionError
-from perdure.storage.stores import Rooms
-from tests.storages import Database, rooms
+from perdure.storage.stores import SQLStorage
+from tests.storages import Database, storage_of
 
 SOON = timedelta(seconds=20)
 ONCE = Retry(attempts=1)
@@ -224,11 +224,11 @@ async def database(request: pytest.FixtureRequest, backend_database: Any) -> Asy
 everywhere = pytest.mark.parametrize("database", ["sqlite", "postgresql", "mysql"], indirect=True)
 
 
-async def balances(storage: Rooms) -> dict[str, int]:
+async def balances(storage: SQLStorage) -> dict[str, int]:
     return dict(await storage.db().fetch("SELECT name, balance FROM accounts"))
 
 
-async def notes(storage: Rooms) -> list[str]:
+async def notes(storage: SQLStorage) -> list[str]:
     return [row[0] for row in await storage.db().fetch("SELECT note FROM entries ORDER BY id")]
 
 
@@ -237,7 +237,7 @@ async def notes(storage: Rooms) -> list[str]:
 async def test_meaning_connection_of_sqlalchemy_shares_the_very_transaction(database: Database, name: str) -> None:
     async with App(database.url) as app:
         assert await (await one.start(name, [10, 1])).result(SOON) == 10
-        assert await balances(rooms(app)) == {"ann": 90, "bob": 10}
+        assert await balances(storage_of(app)) == {"ann": 90, "bob": 10}
 
 
 @everywhere
@@ -246,7 +246,7 @@ async def test_what_fails_leaves_nothing(database: Database, name: str) -> None:
     async with App(database.url) as app:
         with pytest.raises(WorkflowFailedError):
             await (await one.start(name, [10, 9])).result(SOON)
-        assert await balances(rooms(app)) == {"ann": 100}
+        assert await balances(storage_of(app)) == {"ann": 100}
 
 
 @everywhere
@@ -254,7 +254,7 @@ async def test_the_orm_works_on_it(database: Database) -> None:
     async with App(database.url) as app:
         assert await (await one.start("map_objects", [])).result(SOON) == [f"{n} %s ? $1 :x" for n in range(3)]
         assert await (await one.start("map_objects_plainly", [])).result(SOON) == 5
-        assert len(await notes(rooms(app))) == 5
+        assert len(await notes(storage_of(app))) == 5
 
 
 ENDINGS = {
@@ -274,7 +274,7 @@ ENDINGS = {
 async def test_nothing_ends_the_transaction(database: Database, how: str) -> None:
     async with App(database.url) as app:
         assert await (await one.start("end_it", [how])).result(SOON) == how
-        assert await notes(rooms(app)) == ENDINGS[how]
+        assert await notes(storage_of(app)) == ENDINGS[how]
 
 
 @everywhere
@@ -282,14 +282,14 @@ async def test_meaning_connection_of_sqlalchemy_refuses_commit(database: Databas
     async with App(database.url) as app:
         with pytest.raises(WorkflowFailedError, match="the engine commits"):
             await (await one.start("end_it", ["fail"])).result(SOON)
-        assert await notes(rooms(app)) == []
+        assert await notes(storage_of(app)) == []
 
 
 @everywhere
 async def test_errors_are_sqlalchemys(database: Database) -> None:
     async with App(database.url) as app:
         assert await (await one.start("stumble", [])).result(SOON) == "done"
-        assert await notes(rooms(app)) == ["still here"]
+        assert await notes(storage_of(app)) == ["still here"]
 
 
 @everywhere
@@ -299,7 +299,7 @@ async def test_afterwards_it_is_of_no_use(database: Database) -> None:
         await (await one.start("keep", [])).result(SOON)
         with pytest.raises(sa.exc.InvalidRequestError):
             await KEPT[0].execute(sa.insert(Entry).values(note="late"))
-        assert await notes(rooms(app)) == ["in time"]
+        assert await notes(storage_of(app)) == ["in time"]
 
 
 @everywhere
@@ -312,7 +312,7 @@ async def test_tables_can_be_looked_at(database: Database) -> None:
 async def test_many_at_a_time(database: Database) -> None:
     async with App(database.url) as app:
         assert await (await many.start()).result(SOON) == 12
-        assert len(await notes(rooms(app))) == 24
+        assert len(await notes(storage_of(app))) == 24
 
 
 @pytest.mark.parametrize("database", ["postgresql", "mysql"], indirect=True)
@@ -323,7 +323,7 @@ async def test_a_deadlock_cannot_be_overlooked(database: Database) -> None:
         handles = [await one.start("cross", ["ann", "bob", 0]), await one.start("cross", ["bob", "ann", 1])]
         ends = await asyncio.gather(*(handle.result(SOON) for handle in handles))
         assert ends == ["done", "done"]  # the transaction that was given up ran again, within its only attempt
-        assert await balances(rooms(app)) == {"ann": 102, "bob": 102}
+        assert await balances(storage_of(app)) == {"ann": 102, "bob": 102}
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)

@@ -22,7 +22,7 @@ from perdure.engine.rollback import HANDLED
 from perdure.model.records import HistoryEvent, WorkflowInstance
 from perdure.model.states import TERMINAL, WAITING
 from perdure.storage.migrations import tables
-from perdure.storage.stores import Rooms
+from perdure.storage.stores import SQLStorage
 from tests.engine.rig import crashes
 from tests.engine.rig.checker import Checker, Rows, all_right
 from tests.engine.rig.crashes import LEDGER, MOVED, Fate, Ward, all_rows, is_undo, of_generation
@@ -91,7 +91,7 @@ class Case:
     scenario: Scenario
     point: int
     effects: Effects
-    storage: Rooms
+    storage: SQLStorage
     run: str = field(init=False)
     died: bool = False
     known: Rows = field(default_factory=lambda: Rows({}, {}))  # when the worker had died
@@ -227,7 +227,7 @@ class Lane:
 
     database: Database
     client: Client
-    storage: Rooms
+    storage: SQLStorage
     folder: Path
 
     async def run(self, ward: Ward, cases: Iterator[tuple[Scenario, int]]) -> list[str]:

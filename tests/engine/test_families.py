@@ -29,7 +29,7 @@ from perdure import (
 from perdure.model.records import HistoryEventType
 from perdure.storage.stores import shift_clock
 from tests.engine.waiting import status_of, until
-from tests.storages import Database, rooms
+from tests.storages import Database, storage_of
 
 SOON = timedelta(seconds=20)
 done: list[str] = []
@@ -298,9 +298,9 @@ async def test_a_child_is_undone_although_retention_has_removed_it(database: Dat
             while HistoryEventType.CHANNEL_MESSAGE_RECEIVED not in [row.kind async for row in handle.history()]:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         await status_of(handle, WorkflowStatus.WAITING_FOR_MESSAGE)
-        shift_clock(rooms(app), timedelta(days=2))
+        shift_clock(storage_of(app), timedelta(days=2))
         assert (await app.sweep(Retention(finished=timedelta(days=1)))).finished == 1
-        shift_clock(rooms(app), timedelta(0))
+        shift_clock(storage_of(app), timedelta(0))
         await app.send_event("families.fail", None)
         with pytest.raises(WorkflowFailedError):
             await handle.result(SOON)

@@ -641,7 +641,7 @@ async def test_a_deadlock_in_a_runs_transaction_is_run_again_at_once(
         async def unlucky(*args: Any, **options: Any) -> Any:
             if left:
                 left.pop()
-                raise TransactionConflictError("the database gave this transaction up")
+                raise TransactionConflictError("the database aborted this transaction")
             return await plain(*args, **options)
 
         monkeypatch.setattr(app._storage, "publish_to_channel", unlucky)

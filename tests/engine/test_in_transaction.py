@@ -36,7 +36,7 @@ from perdure import (
 )
 from perdure.errors import ConfigurationError, NotDurableError, RunExistsError, TerminalError, TransactionError
 from perdure.integrations.foreign import recognised, settled
-from perdure.storage.stores import Rooms
+from perdure.storage.stores import SQLStorage
 from tests.storages import Database
 
 SOON = timedelta(seconds=20)
@@ -270,11 +270,11 @@ def each(names: Iterable[str] = KINDS) -> pytest.MarkDecorator:
 ONE_EACH = ["sqlite3", "psycopg", "pymysql", "asyncpg", "sqlalchemy-aiosqlite-async-session"]
 
 
-async def ids(storage: Rooms) -> list[str]:
+async def ids(storage: SQLStorage) -> list[str]:
     return [row[0] for row in await storage.db().fetch("SELECT instance_id FROM workflow_instances")]
 
 
-async def orders(storage: Rooms) -> list[str]:
+async def orders(storage: SQLStorage) -> list[str]:
     return [row[0] for row in await storage.db().fetch("SELECT name FROM orders")]
 
 
@@ -459,7 +459,7 @@ async def test_what_is_no_connection_is_refused() -> None:
     engine = sa.create_engine("sqlite://")
     with sqlite3.connect(":memory:") as db:
         for thing in ("sqlite:///a.db", db.cursor(), engine):
-            with pytest.raises(ConfigurationError, match="in_transaction= knows no connection of type"):
+            with pytest.raises(ConfigurationError, match="in_transaction= does not support connections of type"):
                 await greet.options(in_transaction=thing).start("a")
     db.close()
     engine.dispose()

@@ -33,7 +33,7 @@ from perdure.errors import LimitError, RunExistsError
 from perdure.storage.stores import shift_clock
 from tests.conftest import BackendDatabase
 from tests.engine.waiting import until, waiting
-from tests.storages import Database, rooms
+from tests.storages import Database, storage_of
 
 gates: dict[str, asyncio.Event] = {}
 
@@ -373,7 +373,7 @@ async def test_the_same_start_after_recur_is_the_same_run(database: Database) ->
             await forever.options(id="F").start(7)
         with pytest.raises(RunExistsError):
             await forever.options(id="F", if_exists="error").start(1)
-        shift_clock(rooms(app), timedelta(days=2))
+        shift_clock(storage_of(app), timedelta(days=2))
         await app.sweep(Retention(finished=timedelta(days=1)))
-        shift_clock(rooms(app), timedelta(0))
+        shift_clock(storage_of(app), timedelta(0))
         assert (await forever.options(id="F").start(1)).id == handle.id  # when the first generation is gone

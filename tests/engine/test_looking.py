@@ -41,9 +41,9 @@ from perdure.engine import stuck
 from perdure.engine.definitions import WORKFLOWS
 from perdure.errors import InvalidPageTokenError, LimitError, RunExistsError, WorkflowNotCancellableError
 from perdure.model.records import WorkflowInstance
-from perdure.storage.stores import Rooms, shift_clock
+from perdure.storage.stores import SQLStorage, shift_clock
 from tests.engine.waiting import until, waiting
-from tests.storages import Database, rooms
+from tests.storages import Database, storage_of
 
 SOON = 20
 DAY = timedelta(days=1)
@@ -343,7 +343,7 @@ async def test_history_is_decoded(database: Database) -> None:
 # Queries.
 
 
-async def fill(storage: Rooms, count: int, **fields: Any) -> None:
+async def fill(storage: SQLStorage, count: int, **fields: Any) -> None:
     start = datetime.now(UTC) - DAY
     for first in range(0, count, 1000):
         rows = [
@@ -364,7 +364,7 @@ async def test_ten_thousand_runs_are_paged_counted_and_read_with_few_statements(
 ) -> None:
     total = 10_500
     async with App(database.url, workflows=[]) as client:
-        storage = rooms(client)
+        storage = storage_of(client)
         await fill(storage, total, status=WorkflowStatus.WAITING_FOR_EVENT)
         assert await client.runs().count() == 10_000
         assert await client.runs().count(limit=20_000) == total
@@ -471,7 +471,7 @@ async def test_all_runs_of_a_query_are_retried(database: Database) -> None:
 
 async def test_all_ended_runs_of_a_query_are_deleted_with_their_histories(database: Database) -> None:
     async with App(database.url) as app:
-        await fill(rooms(app), 250, status=WorkflowStatus.COMPLETED)
+        await fill(storage_of(app), 250, status=WorkflowStatus.COMPLETED)
         await (await child.options(id="o").start(Order("o", Decimal(1)))).result(SOON)
         await simple.options(id="waits").start("wait")
         dry = await app.runs().delete(dry_run=True)
@@ -605,7 +605,7 @@ async def test_health_tells_how_late_work_is(database: Database) -> None:
         assert (health.ok, health.database, health.migrations, health.oldest_due_sec) == (True, True, True, None)
         assert health.tasks
         await simple.start("x")
-        shift_clock(rooms(app), timedelta(seconds=90))
+        shift_clock(storage_of(app), timedelta(seconds=90))
         oldest = (await app.health()).oldest_due_sec
         assert oldest is not None
         assert 80 < oldest < 120

@@ -34,7 +34,7 @@ from perdure import (
 from perdure.engine import driven, starting
 from perdure.storage.stores import shift_clock
 from tests.engine.waiting import row_of, status_of, until, waiting
-from tests.storages import Database, rooms
+from tests.storages import Database, storage_of
 
 SOON = timedelta(seconds=20)
 DAY = timedelta(days=1)
@@ -76,9 +76,9 @@ async def test_meaning_same_id_twice_after_retention_the_id_is_free(database: Da
         assert await (await noter.options(id="same").start("first")).result(SOON) == "first"
         with pytest.raises(errors.RunExistsError):
             await noter.options(id="same").start("second")
-        shift_clock(rooms(app), 2 * DAY)
+        shift_clock(storage_of(app), 2 * DAY)
         assert (await app.sweep(Retention(finished=DAY))).finished == 1
-        shift_clock(rooms(app), timedelta(0))
+        shift_clock(storage_of(app), timedelta(0))
         assert await (await noter.options(id="same").start("second")).result(SOON) == "second"
 
 

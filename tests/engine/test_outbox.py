@@ -21,10 +21,10 @@ from perdure import (
 from perdure.engine import relay
 from perdure.errors import LimitError
 from perdure.model.records import OutboxStatus
-from perdure.storage.stores import Rooms, shift_clock
+from perdure.storage.stores import SQLStorage, shift_clock
 from tests.engine.rig.entries import run_sql
 from tests.engine.waiting import row_of, until
-from tests.storages import Database, rooms
+from tests.storages import Database, storage_of
 
 SOON = timedelta(seconds=20)
 ONCE = Retry(attempts=1)
@@ -48,7 +48,7 @@ def types() -> list[str]:
     return [event.event_type for event in sent]
 
 
-async def states(storage: Rooms) -> dict[str, str]:
+async def states(storage: SQLStorage) -> dict[str, str]:
     return {event.event_type: event.status for event in await storage.list_outbox_events()}
 
 
@@ -98,7 +98,7 @@ async def test_meaning_events_go_to_the_outbox_where_a_publisher_is_configured(d
         assert by_type["paid"].event_id
 
         async def all_published() -> bool:
-            return set((await states(rooms(app))).values()) == {OutboxStatus.PUBLISHED}
+            return set((await states(storage_of(app))).values()) == {OutboxStatus.PUBLISHED}
 
         await until(all_published)
 
@@ -108,7 +108,7 @@ async def test_row_transactions_outbox_events_commit_with_the_result(database: D
         await empty_table(app)
         with pytest.raises(WorkflowFailedError, match="no money"):
             await (await order.start(True)).result(SOON)
-        assert list(await states(rooms(app))) == ["ordered"]
+        assert list(await states(storage_of(app))) == ["ordered"]
         assert await app._storage.db().fetch("SELECT amount FROM payments") == []
 
 
@@ -130,13 +130,13 @@ async def test_an_event_for_one_run_stays_here(database: Database) -> None:
         handle = await waiting.start()
         await app.send_event("news", 6, to=handle.id)
         assert (await handle.result(SOON)).endswith("6")
-        assert await states(rooms(app)) == {}
+        assert await states(storage_of(app)) == {}
 
 
 async def test_without_a_publisher_the_outbox_stays_empty(database: Database) -> None:
     async with App(database.url) as app:
         await app.send_event("news", 7)
-        assert await states(rooms(app)) == {}
+        assert await states(storage_of(app)) == {}
 
 
 async def test_the_same_event_again_is_published_once_and_another_under_its_id_is_refused(database: Database) -> None:
@@ -175,7 +175,7 @@ async def test_in_the_end_an_event_is_parked_and_no_longer_in_the_way(
         await until(lambda: types() == ["good"])
 
         async def all_settled() -> bool:
-            return await states(rooms(app)) == {"bad": "invalid", "worse": "invalid", "good": "published"}
+            return await states(storage_of(app)) == {"bad": "invalid", "worse": "invalid", "good": "published"}
 
         await until(all_settled)
 
@@ -183,7 +183,7 @@ async def test_in_the_end_an_event_is_parked_and_no_longer_in_the_way(
 async def test_a_client_leaves_its_events_to_an_app(shared: Database) -> None:
     async with Client(shared.url, outbox=True) as client:
         await client.send_event("from a client", 1)
-        assert await states(rooms(client)) == {"from a client": "pending"}
+        assert await states(storage_of(client)) == {"from a client": "pending"}
     async with App(shared.url, publisher=publish):
         await until(lambda: types() == ["from a client"])
 
@@ -196,7 +196,7 @@ async def test_what_a_worker_had_claimed_when_it_was_gone_is_published_by_anothe
         async with App(shared.url, publisher=publish) as app:
             await client.send_event("later", 2, source="elsewhere")
             await until(lambda: types() == ["later"])
-            shift_clock(rooms(app), timedelta(seconds=relay.CLAIM_SEC + 1))
+            shift_clock(storage_of(app), timedelta(seconds=relay.CLAIM_SEC + 1))
             app._worker._relay.wake()  # type: ignore[union-attr]
             await until(lambda: types() == ["later", "kept"])
 
@@ -214,5 +214,5 @@ async def test_p10_a_publisher_that_is_at_work_may_finish(shared: Database) -> N
         await inside.wait()
         asyncio.get_running_loop().call_later(0.1, gate.set)
     async with Client(shared.url) as client:
-        assert await states(rooms(client)) == {"slow": "published"}
+        assert await states(storage_of(client)) == {"slow": "published"}
     assert types() == ["slow"]

@@ -24,10 +24,10 @@ from perdure import (
     workflow,
 )
 from perdure.model.records import WorkflowInstance
-from perdure.storage.stores import Rooms
+from perdure.storage.stores import SQLStorage
 from tests.engine.bodies import version
 from tests.engine.waiting import row_of, stuck_runs, until, waiting
-from tests.storages import Database, rooms
+from tests.storages import Database, storage_of
 
 SOON = timedelta(seconds=30)
 SHORT = timedelta(seconds=1)
@@ -42,7 +42,7 @@ def forget() -> None:
     gates.clear()
 
 
-async def messages(storage: Rooms, channel: str) -> int:
+async def messages(storage: SQLStorage, channel: str) -> int:
     return len(await storage.get_pending_channel_messages(channel))
 
 
@@ -198,7 +198,7 @@ async def test_w19_no_side_effect_is_repeated_by_a_replay(database: Database) ->
         await app.send_event("first", None, to="a")
         await app.send_event("second", None, to="a")
         assert await handle.result(SOON) == "done"
-        assert [await messages(rooms(app), each) for each in ("out", "mail:somebody", "told")] == [2, 1, 1]
+        assert [await messages(storage_of(app), each) for each in ("out", "mail:somebody", "told")] == [2, 1, 1]
 
 
 async def test_w22_an_event_sent_to_one_run_is_seen_by_no_other(database: Database) -> None:
@@ -262,7 +262,7 @@ async def test_w39_activities_that_send_do_not_wait_for_each_others_connections(
     async with App(shared.url) as app:
         handles = await asyncio.gather(*(shouted.start(n) for n in range(60)))
         assert await asyncio.gather(*(handle.result(SOON) for handle in handles)) == list(range(60))
-        assert await messages(rooms(app), "shouts") == 60
+        assert await messages(storage_of(app), "shouts") == 60
 
 
 # Timers.

@@ -45,11 +45,11 @@ from perdure.engine.journal import Entry, Journal, Shared, appending
 from perdure.errors import CommitUnknownError, LeaseLostError, StorageError
 from perdure.hooks import Hook, RunCompleted
 from perdure.model.records import HistoryEvent, HistoryEventType, Lease, WorkflowInstance
-from perdure.storage.stores import Rooms
+from perdure.storage.stores import SQLStorage
 from tests.conftest import BackendDatabase
 from tests.engine.bodies import version
 from tests.engine.waiting import row_of, stuck_runs, until, waiting
-from tests.storages import Database, rooms
+from tests.storages import Database, storage_of
 
 ROOT = Path(__file__).parents[2]
 SOON = timedelta(seconds=30)
@@ -71,7 +71,7 @@ async def rows(app: Client, id: str) -> list[str]:
     return [event.step async for event in app.history(id)]
 
 
-async def steal(storage: Rooms, id: str, seconds: float = 60) -> Lease:
+async def steal(storage: SQLStorage, id: str, seconds: float = 60) -> Lease:
     """What happens to a worker that was stopped for too long."""
     row = await storage.get_instance(id)
     assert row is not None
@@ -302,7 +302,7 @@ async def test_p2_a_lost_lease_ends_the_runs_tasks_and_the_loser_writes_nothing(
     async with App(database.url, lease=SHORT, max_cached_runs=0) as app:
         await two_gates.options(id="a").start("one", "two")
         await until(entered("one"))
-        lease = await steal(rooms(app), "a")
+        lease = await steal(storage_of(app), "a")
         await until(entered("one cancelled"), 2)
         await until(lambda: "a" not in app._worker._driven)
         assert await rows(app, "a") == []
@@ -319,7 +319,7 @@ async def test_p2_a_worker_cut_off_learns_it_from_its_refused_write(database: Da
         gates["two"].set()
         await two_gates.options(id="a").start("one", "two")
         await until(entered("one"))
-        lease = await steal(rooms(app), "a")
+        lease = await steal(storage_of(app), "a")
         gates["one"].set()
         await until(lambda: "a" not in app._worker._runs)
         assert await rows(app, "a") == []
@@ -408,7 +408,7 @@ async def publishing() -> str:
     return "done"
 
 
-async def _told(storage: Rooms, channel: str) -> list[bytes | None]:
+async def _told(storage: SQLStorage, channel: str) -> list[bytes | None]:
     return [message.data for message in await storage.get_pending_channel_messages(channel)]
 
 
@@ -417,7 +417,7 @@ async def test_p4_what_an_activity_sends_commits_with_its_result(database: Datab
         await app._storage.create_instance(WorkflowInstance("listener", "promises.listener"))
         assert await (await announced.start(2)).result(SOON) == 2
         for channel in ("told", "told.event", "told.direct:listener"):
-            assert await _told(rooms(app), channel) == [b"2"], channel
+            assert await _told(storage_of(app), channel) == [b"2"], channel
 
 
 async def test_p4_an_activity_that_fails_sends_nothing(database: Database) -> None:
@@ -426,7 +426,7 @@ async def test_p4_an_activity_that_fails_sends_nothing(database: Database) -> No
         with pytest.raises(WorkflowFailedError, match="after the publish"):
             await (await announced.start(9)).result(SOON)
         for channel in ("told", "told.event", "told.direct:listener"):
-            assert await _told(rooms(app), channel) == [], channel
+            assert await _told(storage_of(app), channel) == [], channel
 
 
 async def test_p4_waits_in_an_activity_are_refused(database: Database) -> None:
@@ -442,7 +442,7 @@ async def test_p4_a_body_publishes_once_however_often_it_is_replayed(database: D
         assert await waiting(app, "a") is WorkflowStatus.WAITING_FOR_MESSAGE
         await app.send_event("go", None)
         assert await app.get("a").result(SOON) == "done"
-        assert await _told(rooms(app), "told") == [b'"from the body"']
+        assert await _told(storage_of(app), "told") == [b'"from the body"']
 
 
 # 5. Waiting is a row.
@@ -562,11 +562,11 @@ async def test_p5_a_copy_in_memory_that_another_worker_overtook_catches_up(share
 @activity
 async def look_back() -> int:
     """How much of this run another connection sees."""
-    storage: Rooms = gates_storage[0]
+    storage: SQLStorage = gates_storage[0]
     return await storage.get_history_count(activity_info().workflow_id)
 
 
-gates_storage: list[Rooms] = []
+gates_storage: list[SQLStorage] = []
 
 
 @workflow(name="promises.looking_back")
@@ -579,7 +579,7 @@ async def looking_back() -> list[int]:
 
 async def test_p6_an_activity_starts_when_all_before_it_is_stored(database: Database) -> None:
     async with App(database.url) as app:
-        gates_storage[:] = [rooms(app) if database.backend == "memory" else await database.storage()]
+        gates_storage[:] = [storage_of(app) if database.backend == "memory" else await database.storage()]
         for run in [await looking_back.start() for _ in range(20)]:
             first, left, right, *rest = await run.result(SOON)
             assert first == 0
@@ -587,7 +587,7 @@ async def test_p6_an_activity_starts_when_all_before_it_is_stored(database: Data
             assert rest == [3, 4, 5]
 
 
-async def _leased(storage: Rooms, id: str) -> Lease:
+async def _leased(storage: SQLStorage, id: str) -> Lease:
     lease = await storage.create_instance(WorkflowInstance(id, "wf"), worker_id="w", timeout_sec=60)
     assert lease is not None
     return lease
@@ -597,11 +597,11 @@ def _event(id: str, number: int) -> HistoryEvent:
     return HistoryEvent(id, f"{number}:step", HistoryEventType.ACTIVITY_COMPLETED, b"1")
 
 
-async def _stored(storage: Rooms, id: str) -> list[str]:
+async def _stored(storage: SQLStorage, id: str) -> list[str]:
     return [event.activity_id for event in (await storage.get_history_paginated(id))[0]]
 
 
-async def test_p6_a_refused_write_drops_all_later_ones_of_its_run_and_of_no_other(storage: Rooms) -> None:
+async def test_p6_a_refused_write_drops_all_later_ones_of_its_run_and_of_no_other(storage: SQLStorage) -> None:
     records: Shared[Entry, int] = Shared(appending(storage))
     lost, kept = [Journal(records, await _leased(storage, id), 0) for id in ("lost", "kept")]
     stored: list[str] = []
@@ -623,7 +623,7 @@ async def test_p6_a_refused_write_drops_all_later_ones_of_its_run_and_of_no_othe
     assert stored == ["lost 1", *["kept"] * 4]
 
 
-async def test_p6_after_a_lost_answer_nothing_later_is_sent_until_it_is_known(storage: Rooms) -> None:
+async def test_p6_after_a_lost_answer_nothing_later_is_sent_until_it_is_known(storage: SQLStorage) -> None:
     sent: list[list[str]] = []
     plain = storage.append_histories
 

@@ -28,8 +28,8 @@ from perdure.engine.definitions import WORKFLOWS
 from perdure.engine.retention import BATCH, Retention, Swept, sweep, sweep_for_ever
 from perdure.errors import DatabaseUnavailableError
 from perdure.model.records import OutboxEvent, WorkflowInstance
-from perdure.storage.stores import Rooms, shift_clock
-from tests.storages import Database, rooms
+from perdure.storage.stores import SQLStorage, shift_clock
+from tests.storages import Database, storage_of
 
 SOON = timedelta(seconds=20)
 DAY = timedelta(days=1)
@@ -70,7 +70,7 @@ async def patient() -> str:
     return str((await receive("news")).data)
 
 
-async def ended(storage: Rooms, count: int) -> None:
+async def ended(storage: SQLStorage, count: int) -> None:
     """Runs that ended two months ago."""
     then = datetime.now(UTC) - 60 * DAY
     for first in range(0, count, 100):
@@ -106,7 +106,7 @@ async def test_nothing_goes_unless_it_is_asked_for(database: Database) -> None:
     async with App(database.url, workflows=[doubled]) as app:
         await (await doubled.options(id="four").start(4)).result(SOON)
         await app.publish("news", "old")
-        shift_clock(rooms(app), 1000 * DAY)
+        shift_clock(storage_of(app), 1000 * DAY)
         for dry_run in (True, False):
             assert await app.sweep(Retention(), dry_run=dry_run) == Swept(0, 0, 0, dry_run)
         assert await app.get("four").result(SOON) == 8
@@ -126,10 +126,10 @@ async def test_runs_go_with_all_that_is_theirs(database: Database) -> None:
         await until(lambda: _is(app, "patient", WorkflowStatus.WAITING_FOR_MESSAGE))
         assert await app._storage.get_archived_history("counted~1")
 
-        shift_clock(rooms(app), 29 * DAY)
+        shift_clock(storage_of(app), 29 * DAY)
         assert await app.sweep(MONTH, dry_run=True) == Swept(0, None, 0, dry_run=True)
         assert (await app.sweep(MONTH)).finished == 0
-        shift_clock(rooms(app), 31 * DAY)
+        shift_clock(storage_of(app), 31 * DAY)
         assert await app.sweep(MONTH, dry_run=True) == Swept(5, None, 0, dry_run=True)
         assert (await app.get("four").info()).status is WorkflowStatus.COMPLETED
         assert (await app.sweep(MONTH)).finished == 5
@@ -140,12 +140,12 @@ async def test_runs_go_with_all_that_is_theirs(database: Database) -> None:
                 await app.get(id).info()
         assert await app._storage.get_archived_history("counted~1") == []
         assert await app._storage.get_history_count("four") == 0
-        shift_clock(rooms(app), NOW)
+        shift_clock(storage_of(app), NOW)
         assert await (await doubled.options(id="four", if_exists="error").start(5)).result(SOON) == 10
         assert (await waiting.info()).status is WorkflowStatus.WAITING_FOR_MESSAGE
 
 
-async def test_the_time_is_counted_from_the_end(storage: Rooms) -> None:
+async def test_the_time_is_counted_from_the_end(storage: SQLStorage) -> None:
     await ended(storage, 1)
     long = WorkflowInstance("long", "w", status=WorkflowStatus.FAILED, started_at=datetime.now(UTC) - 60 * DAY)
     await storage.create_instance(long)
@@ -164,12 +164,12 @@ async def test_messages_go_unless_somebody_needs_them(database: Database) -> Non
         await until(lambda: _is(app, "patient", WorkflowStatus.WAITING_FOR_MESSAGE))
         await app.publish("news", "you are waited for")
         await app.publish("rumours", "nobody listens")
-        shift_clock(rooms(app), 8 * DAY)
+        shift_clock(storage_of(app), 8 * DAY)
         assert (await app.sweep(MONTH)).messages == 1
-        shift_clock(rooms(app), NOW)
+        shift_clock(storage_of(app), NOW)
         await app.send_event("retention.go", None)
         assert await handle.result(SOON) == "you are waited for"
-        shift_clock(rooms(app), 8 * DAY)
+        shift_clock(storage_of(app), 8 * DAY)
         assert (await app.sweep(MONTH)).messages == 2  # that one and the event: needed no longer
         assert await app._storage.get_pending_channel_messages("news") == []
 
@@ -185,12 +185,12 @@ async def test_what_is_sent_to_a_run_is_kept_until_it_takes_it(database: Databas
         handle = await later.options(id="later").start()
         await until(lambda: _is(app, "later", WorkflowStatus.WAITING_FOR_MESSAGE))
         await app.send_event("retention.told", "kept", to="later")
-        shift_clock(rooms(app), 8 * DAY)
+        shift_clock(storage_of(app), 8 * DAY)
         assert (await app.sweep(MONTH)).messages == 0
-        shift_clock(rooms(app), NOW)
+        shift_clock(storage_of(app), NOW)
         await app.send_event("retention.go", None)
         assert await handle.result(SOON) == "kept"
-        shift_clock(rooms(app), 8 * DAY)
+        shift_clock(storage_of(app), 8 * DAY)
         assert (await app.sweep(MONTH)).messages == 2
 
 
@@ -200,17 +200,17 @@ async def test_an_id_of_a_publisher_is_remembered_for_as_long_as_messages(databa
         for _ in range(2):
             await app.send_event("paid", 1, source="bank", id="e-1")
         assert len(await stored("paid")) == 1
-        shift_clock(rooms(app), 6 * DAY)
+        shift_clock(storage_of(app), 6 * DAY)
         await app.sweep(MONTH)
         await app.send_event("paid", 1, source="bank", id="e-1")
         assert len(await stored("paid")) == 1
-        shift_clock(rooms(app), 8 * DAY)
+        shift_clock(storage_of(app), 8 * DAY)
         assert (await app.sweep(MONTH)).messages == 1
         await app.send_event("paid", 1, source="bank", id="e-1")
         assert len(await stored("paid")) == 1
 
 
-async def test_published_events_go_from_the_outbox(storage: Rooms) -> None:
+async def test_published_events_go_from_the_outbox(storage: SQLStorage) -> None:
     for number in range(BATCH + 3):
         await storage.add_outbox_event(OutboxEvent(f"e-{number}", "paid", "bank", b"{}"))
     for number in range(BATCH + 1):
@@ -224,7 +224,7 @@ async def test_published_events_go_from_the_outbox(storage: Rooms) -> None:
 
 async def test_what_happened_is_logged_in_one_line(database: Database, caplog: pytest.LogCaptureFixture) -> None:
     async with App(database.url, workflows=[]) as app:
-        await ended(rooms(app), 3)
+        await ended(storage_of(app), 3)
         with caplog.at_level(logging.INFO, "perdure.engine"):
             await app.sweep(MONTH)
     (line,) = [record for record in caplog.records if record.message.startswith("the retention sweep removed")]
@@ -240,7 +240,7 @@ async def test_it_goes_in_batches_and_others_work_meanwhile(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with App(database.url, workflows=[doubled]) as app:
-        await ended(rooms(app), 2 * BATCH + 50)
+        await ended(storage_of(app), 2 * BATCH + 50)
         counts: list[int] = []
         between: list[int] = []
         delete = app._storage.delete_instances
@@ -263,7 +263,7 @@ async def test_it_goes_in_batches_and_others_work_meanwhile(
 
 async def test_a_sweep_that_was_cut_off_is_gone_on_with(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     async with App(database.url, workflows=[]) as app:
-        await ended(rooms(app), 2 * BATCH)
+        await ended(storage_of(app), 2 * BATCH)
         with monkeypatch.context() as patched:
             patched.setattr(retaining, "PAUSE_SEC", 60)
             sweeping = asyncio.create_task(app.sweep(MONTH))
@@ -278,7 +278,7 @@ async def test_a_sweep_that_was_cut_off_is_gone_on_with(database: Database, monk
 async def test_a_worker_sweeps_by_itself(database: Database) -> None:
     async with App(database.url, workflows=[], retention=Retention(30 * DAY, every=timedelta(seconds=0.1))) as app:
         for _ in range(2):
-            await ended(rooms(app), 3)
+            await ended(storage_of(app), 3)
             await until(lambda: _are_left(app, 0))
 
 
@@ -315,7 +315,7 @@ async def test_of_many_workers_one_sweeps(backend: str, backend_database: Any, m
 
 
 def watch(
-    storage: Rooms, name: str, swept: list[str], asked: dict[str, asyncio.Event], monkeypatch: pytest.MonkeyPatch
+    storage: SQLStorage, name: str, swept: list[str], asked: dict[str, asyncio.Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Note who got the lock, and that it was asked for."""
     acquire = type(storage).try_acquire_system_lock
@@ -330,7 +330,7 @@ def watch(
 
 
 async def test_trouble_with_the_database_does_not_end_it(
-    storage: Rooms, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    storage: SQLStorage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(retaining, "SOON_SEC", 0.01)
     monkeypatch.setattr(retaining, "AGAIN_SEC", 0.01)
@@ -348,7 +348,7 @@ async def test_trouble_with_the_database_does_not_end_it(
     assert [record.message for record in caplog.records if "the retention sweep failed" in record.message]
 
 
-async def _gone(storage: Rooms) -> bool:
+async def _gone(storage: SQLStorage) -> bool:
     return await storage.get_instance("old-0") is None
 
 

@@ -21,7 +21,7 @@ from perdure.model.records import HistoryEvent, HistoryEventType, Lease, Workflo
 from perdure.storage.stores import shift_clock
 from tests.engine.bodies import version
 from tests.engine.waiting import move_clock, row_of, stuck_runs, until
-from tests.storages import Database, rooms
+from tests.storages import Database, storage_of
 
 ROOT = Path(__file__).parents[2]
 SOON = timedelta(seconds=60)
@@ -253,7 +253,7 @@ async def test_a_run_that_no_worker_serves_is_listed_and_warned_of(
     async with App(database.url, workflows=[served]) as app:
         await gone.options(id="a").start()
         assert await stuck_runs(app) == []  # a worker may be about to take it
-        shift_clock(rooms(app), timedelta(minutes=1))
+        shift_clock(storage_of(app), timedelta(minutes=1))
         (found,) = await stuck_runs(app)
         assert (found.id, found.workflow, found.attempts) == ("a", "stuck.gone", 0)
         assert found.stuck is not None
@@ -321,7 +321,7 @@ async def test_workers_publish_what_they_serve(database: Database) -> None:
         assert await served_names(app._storage) == {"stuck.quiet"}
         await app._storage.beat_worker("other", published(["stuck.other"], 15))
         assert await served_names(app._storage) == {"stuck.quiet", "stuck.other"}
-        shift_clock(rooms(app), timedelta(minutes=10))
+        shift_clock(storage_of(app), timedelta(minutes=10))
         assert await served_names(app._storage) == set()
         await app._storage.beat_worker("older", b"{}")  # of a version that publishes nothing
         assert await served_names(app._storage) is None
@@ -361,7 +361,7 @@ async def test_stuck_runs_are_paged_and_filtered(database: Database) -> None:
             await storage.back_off(lease, 1, f"ValueError: {n}", 300)
         for n in range(5):
             await other.options(id=f"late-{n}").start("x")
-        shift_clock(rooms(client), timedelta(minutes=1))
+        shift_clock(storage_of(client), timedelta(minutes=1))
         seen, token = [], None
         for _ in range(20):
             page = await client.runs(stuck=True).page(2, token)

@@ -172,9 +172,9 @@ async def test_retention_and_the_relay_are_restarted(
         published.append(event.event_type)
 
     policy = Retention(finished=timedelta(days=1))
-    from perdure.storage.stores import Rooms
+    from perdure.storage.stores import SQLStorage
 
-    acquire, claim = Rooms.try_acquire_system_lock, Rooms.get_pending_outbox_events
+    acquire, claim = SQLStorage.try_acquire_system_lock, SQLStorage.get_pending_outbox_events
     left = {"lock": 2, "claim": 2}
 
     async def broken_acquire(self: Any, *args: Any) -> Any:
@@ -189,8 +189,8 @@ async def test_retention_and_the_relay_are_restarted(
             raise Broken("on purpose")
         return await claim(self, *args, **options)
 
-    monkeypatch.setattr(Rooms, "try_acquire_system_lock", broken_acquire)
-    monkeypatch.setattr(Rooms, "get_pending_outbox_events", broken_claim)
+    monkeypatch.setattr(SQLStorage, "try_acquire_system_lock", broken_acquire)
+    monkeypatch.setattr(SQLStorage, "get_pending_outbox_events", broken_claim)
     async with App(shared.url, retention=policy, publisher=publisher) as app:
         await app.send_event("news", 1)
         await until(lambda: published == ["news"])

@@ -22,10 +22,10 @@ from perdure import (
     workflow,
 )
 from perdure.errors import OutsideWorkflowError
-from perdure.storage.stores import Rooms
+from perdure.storage.stores import SQLStorage
 from tests.engine.rig.entries import run_sql
 from tests.engine.waiting import row_of
-from tests.storages import Database, rooms
+from tests.storages import Database, storage_of
 
 SOON = timedelta(seconds=20)
 QUICK = Retry(attempts=3, initial=timedelta(milliseconds=5))
@@ -63,7 +63,7 @@ class Harm:
     full disk, and the result that is to be recorded has no room.
     """
 
-    def __init__(self, backend: str, storage: Rooms) -> None:
+    def __init__(self, backend: str, storage: SQLStorage) -> None:
         self._backend, self._storage = backend, storage
         self._loop = asyncio.get_running_loop()
         self.attempts: list[int] = []
@@ -166,7 +166,7 @@ async def listening() -> int:
     return int((await receive("moved")).data)
 
 
-async def balances(storage: Rooms) -> dict[str, int]:
+async def balances(storage: SQLStorage) -> dict[str, int]:
     return dict(await storage.db().fetch("SELECT name, balance FROM accounts"))
 
 
@@ -191,7 +191,7 @@ async def test_row_transactions_sql_result_and_messages_are_one_commit(accounts:
         while (await row_of(listener)).status.value == "running":  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         assert await (await transfer.start(10, 2)).result(SOON) == 10
-        assert await balances(rooms(app)) == {"ann": 90, "bob": 10}
+        assert await balances(storage_of(app)) == {"ann": 90, "bob": 10}
         assert await listener.result(SOON) == 10
         messages = await app._storage.get_pending_channel_messages("moved")
         assert len(messages) == 1  # the attempts that failed sent nothing
@@ -202,7 +202,7 @@ async def test_row_transactions_what_fails_leaves_nothing(accounts: Database) ->
     async with App(accounts.url) as app:
         with pytest.raises(WorkflowFailedError):
             await (await transfer.start(10, 99)).result(SOON)
-        assert await balances(rooms(app)) == {"ann": 100, "bob": 0}
+        assert await balances(storage_of(app)) == {"ann": 100, "bob": 0}
         assert await app._storage.get_pending_channel_messages("moved") == []
 
 
@@ -219,7 +219,7 @@ async def test_trouble_of_the_database_is_no_attempt(accounts: Database, plainly
         history, _ = await app._storage.get_history_paginated(handle.id)
         steps = [event.event_type for event in history if ":meet_harm" in event.activity_id]
         assert steps == ["ActivityCompleted"]
-        assert await balances(rooms(app)) == {"ann": 100 - plainly, "bob": 1}
+        assert await balances(storage_of(app)) == {"ann": 100 - plainly, "bob": 1}
 
 
 @everywhere
@@ -231,14 +231,14 @@ async def test_a_transaction_that_its_code_has_ended_records_nothing(accounts: D
         history, _ = await app._storage.get_history_paginated(handle.id)
         assert "ActivityCompleted" not in {event.event_type for event in history}
         assert await (await transfer.start(10, 0)).result(SOON) == 10  # others go on
-        assert await balances(rooms(app)) == {"ann": 90, "bob": 10}
+        assert await balances(storage_of(app)) == {"ann": 90, "bob": 10}
 
 
 @everywhere
 async def test_meaning_connection_is_a_blocking_facade_in_a_plain_function(accounts: Database) -> None:
     async with App(accounts.url) as app:
         assert await (await plain_transfer.start(7)).result(SOON) == 7
-        assert await balances(rooms(app)) == {"ann": 93, "bob": 7}
+        assert await balances(storage_of(app)) == {"ann": 93, "bob": 7}
 
 
 @everywhere
@@ -247,7 +247,7 @@ async def test_p7_transactions_of_one_run_side_by_side(accounts: Database) -> No
         handles = [await many.start() for _ in range(3)]
         for handle in handles:
             await handle.result(SOON)
-        assert await balances(rooms(app)) == {"ann": 70, "bob": 30}
+        assert await balances(storage_of(app)) == {"ann": 70, "bob": 30}
 
 
 @pytest.mark.parametrize("accounts", ["sqlite"], indirect=True)
@@ -258,7 +258,7 @@ async def test_p7_on_sqlite_a_transaction_has_a_limit(accounts: Database) -> Non
             await (await dawdling.start()).result(SOON)
         assert isinstance(caught.value.__cause__, TransactionTooLongError)
         assert time.monotonic() - began < 4
-        assert await balances(rooms(app)) == {"ann": 100, "bob": 0}
+        assert await balances(storage_of(app)) == {"ann": 100, "bob": 0}
 
 
 def test_there_is_no_connection_elsewhere() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from perdure import App, Client, RunHandle, RunInfo, WorkflowStatus
 from perdure.model.records import WorkflowInstance
 from perdure.storage.stores import shift_clock
-from tests.storages import rooms
+from tests.storages import storage_of
 
 
 async def until(check: Callable[[], Awaitable[bool] | bool], seconds: float = 20) -> None:
@@ -58,6 +58,6 @@ async def waiting(app: Client, *ids: str) -> WorkflowStatus:
 
 async def move_clock(app: App, span: timedelta) -> None:
     """Set the database's clock so far ahead of the real one, and have the worker look at it."""
-    shift_clock(rooms(app), span)
+    shift_clock(storage_of(app), span)
     await app._worker._set_clock()
     app._worker.wake()

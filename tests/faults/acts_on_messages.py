@@ -11,7 +11,7 @@ from perdure.model.records import (
     TimerWait,
 )
 from perdure.model.states import WorkflowStatus
-from perdure.storage.stores import Rooms
+from perdure.storage.stores import SQLStorage
 from tests.faults.operations import DAY, MANY, OLD, Act, operation, published, subscribed
 from tests.plans.operations import Stage
 
@@ -385,7 +385,7 @@ async def cleanup_old_channel_messages(on: Stage) -> Act:
         await on.storage.publish_to_channel("gone", b"{}")
     await on.storage.db().execute(f"UPDATE channel_messages SET published_at = {OLD}")
 
-    async def act(s: Rooms) -> int:
+    async def act(s: SQLStorage) -> int:
         s._swept_to = ""
         return await s.cleanup_old_channel_messages(DAY, force=True)
 

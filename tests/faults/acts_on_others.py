@@ -3,7 +3,7 @@
 from datetime import timedelta
 
 from perdure.model.records import CompensationEntry, OutboxEvent, WorkflowInstance
-from perdure.storage.stores import Rooms
+from perdure.storage.stores import SQLStorage
 from tests.faults.operations import DAY, OLD, Act, operation
 from tests.plans.operations import Stage
 
@@ -163,7 +163,7 @@ async def pending_migrations(on: Stage) -> Act:
 
 @operation
 async def transaction__nested(on: Stage) -> Act:
-    async def act(s: Rooms) -> None:
+    async def act(s: SQLStorage) -> None:
         async with s.transaction():
             await s.create_instance(WorkflowInstance("outer", "wf"))
             async with s.transaction():
@@ -174,7 +174,7 @@ async def transaction__nested(on: Stage) -> Act:
 
 @operation
 async def transaction__of_own_statements(on: Stage) -> Act:
-    async def act(s: Rooms) -> list[object]:
+    async def act(s: SQLStorage) -> list[object]:
         async with s.transaction() as conn:
             await conn.execute("INSERT INTO system_locks (lock_name) VALUES ('own')")
             await conn.execute("INSERT INTO system_locks (lock_name) VALUES ('other')")

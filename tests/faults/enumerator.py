@@ -26,7 +26,7 @@ from perdure.errors import (
     TransactionError,
 )
 from perdure.model.records import WorkflowInstance
-from perdure.storage.stores import PostgresStorage, Rooms, open_storage
+from perdure.storage.stores import PostgresStorage, SQLStorage, open_storage
 from tests.faults import acts_on_messages, acts_on_others, acts_on_runs  # noqa: F401 - they fill the table
 from tests.faults.calls import Calls, Kind
 from tests.faults.mysql_calls import watch_mysql
@@ -75,7 +75,7 @@ class Baseline:
     without: State  # after a caller's transaction that went on without it
 
 
-def attach(storage: Rooms, calls: Calls) -> None:
+def attach(storage: SQLStorage, calls: Calls) -> None:
     """Count the calls of a storage that is not open yet."""
     ways = {"sqlite": watch_sqlite, "postgresql": watch_postgres, "mysql": watch_mysql}
     ways[storage._backend.driver.name](storage._backend, calls)
@@ -90,7 +90,7 @@ def all_pairs() -> list[tuple[str, str]]:
 class Enumerator:
     """Plays cases, one after the other, on one database."""
 
-    def __init__(self, database: Database, hands: Rooms, watcher: Watcher) -> None:
+    def __init__(self, database: Database, hands: SQLStorage, watcher: Watcher) -> None:
         self._hands, self._watcher = hands, watcher
         names = {"sqlite": "", "postgresql": f"application_name={SESSION}&pool_size=2", "mysql": "pool_size=2"}
         options = names[database.backend]
@@ -153,7 +153,7 @@ class Enumerator:
         return {ALONE: act, INSIDE: _inside(act), CAUGHT: _caught(act)}[way]
 
     @asynccontextmanager
-    async def _victim(self, calls: Calls) -> AsyncIterator[Rooms]:
+    async def _victim(self, calls: Calls) -> AsyncIterator[SQLStorage]:
         """A storage with one connection, on which nothing was done yet."""
         storage = open_storage(self._url)
         attach(storage, calls)
@@ -188,7 +188,7 @@ def _call(calls: Calls, case: Case) -> str:
 def _inside(act: Act) -> Act:
     """In a caller's transaction that writes something else as well."""
 
-    async def act_inside(storage: Rooms) -> object:
+    async def act_inside(storage: SQLStorage) -> object:
         async with storage.transaction() as conn:
             await conn.execute("INSERT INTO system_locks (lock_name) VALUES ('beside')")
             return await act(storage)
@@ -203,7 +203,7 @@ class Refused:
 def _caught(act: Act) -> Act:
     """In a caller's transaction that does something else before, and is not stopped by an error."""
 
-    async def act_caught(storage: Rooms) -> object:
+    async def act_caught(storage: SQLStorage) -> object:
         async with storage.transaction():
             await _beside(storage)
             try:
@@ -214,11 +214,11 @@ def _caught(act: Act) -> Act:
     return act_caught
 
 
-async def _beside(storage: Rooms) -> None:
+async def _beside(storage: SQLStorage) -> None:
     await storage.create_instance(WorkflowInstance("beside", "wf"))
 
 
-async def _run(act: Act, victim: Rooms, calls: Calls) -> object:
+async def _run(act: Act, victim: SQLStorage, calls: Calls) -> object:
     """The answer of a call, or the error it ended with."""
 
     async def called() -> object:
@@ -240,7 +240,7 @@ async def _run(act: Act, victim: Rooms, calls: Calls) -> object:
 class _Judge:
     """Looks at what a case left."""
 
-    def __init__(self, case: Case, baseline: Baseline, calls: Calls, victim: Rooms, watcher: Watcher) -> None:
+    def __init__(self, case: Case, baseline: Baseline, calls: Calls, victim: SQLStorage, watcher: Watcher) -> None:
         self.wrong: list[str] = []
         self._case, self._baseline, self._calls = case, baseline, calls
         self._victim, self._watcher = victim, watcher
@@ -355,7 +355,7 @@ def _is_something(answer: object) -> bool:
     return any(answer) if isinstance(answer, list) else bool(answer)
 
 
-async def _call_on(act: Act, storage: Rooms) -> object:
+async def _call_on(act: Act, storage: SQLStorage) -> object:
     return await act(storage)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from datetime import timedelta
 
 from perdure.model.records import ChannelMessage, ChannelMode, HistoryEvent, Lease
-from perdure.storage.stores import Rooms
+from perdure.storage.stores import SQLStorage
 from tests.plans.meters import Meter
 from tests.plans.operations import Stage
 
@@ -16,12 +16,12 @@ DAY = timedelta(days=1)
 MANY = 3
 OLD = "'2020-01-01 00:00:00.000000'"
 
-Act = Callable[[Rooms], Awaitable[object]]
+Act = Callable[[SQLStorage], Awaitable[object]]
 Scenario = Callable[[Stage], Awaitable[Act]]
 OPERATIONS: dict[str, Scenario] = {}
 
 
-def stage(storage: Rooms) -> Stage:
+def stage(storage: SQLStorage) -> Stage:
     """Subjects that have the same names in every run."""
     made = Stage(storage, Meter())
     made.tag = 0

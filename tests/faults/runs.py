@@ -9,7 +9,7 @@ from datetime import timedelta
 
 from perdure import Client, Workflow, WorkflowStatus, activity, publish, receive, subscribe, wait_event, workflow
 from perdure.model.states import TERMINAL
-from perdure.storage.stores import Rooms
+from perdure.storage.stores import SQLStorage
 from tests.engine.rig import crashes
 from tests.engine.rig.checker import Checker
 from tests.engine.rig.crashes import LEDGER, MOVED, book
@@ -100,7 +100,7 @@ class Play:
             while (await row_of(client, run)).status not in TERMINAL:  # noqa: ASYNC110 - others end it
                 await asyncio.sleep(0.02)
 
-    async def check(self, checker: Checker, storage: Rooms, label: str) -> None:
+    async def check(self, checker: Checker, storage: SQLStorage, label: str) -> None:
         """How they ended, and what they did that must be done once."""
         rows = checker.rows
         for id, row in rows.instances.items():

@@ -7,7 +7,7 @@ import pytest
 
 from perdure.errors import CommitUnknownError, DatabaseUnavailableError, TransactionConflictError
 from perdure.model.records import HistoryEvent, Lease
-from perdure.storage.stores import Rooms
+from perdure.storage.stores import SQLStorage
 from perdure.testing.conformance.tools import leased
 from perdure.testing.servers import MySQLServer, PostgresServer, Server
 from tests.servers.databases import named_database
@@ -24,7 +24,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[tuple[str, Server]]:
 
 
 @pytest.fixture
-async def storage(server: tuple[str, Server]) -> AsyncIterator[Rooms]:
+async def storage(server: tuple[str, Server]) -> AsyncIterator[SQLStorage]:
     kind, running = server
     async with server_database(kind, await named_database(running.url, "restarted")) as database:
         yield await database.storage()
@@ -39,7 +39,7 @@ class Log:
         self.progress = asyncio.Event()
 
 
-async def write(storage: Rooms, lease: Lease, log: Log, stop: asyncio.Event) -> None:
+async def write(storage: SQLStorage, lease: Lease, log: Log, stop: asyncio.Event) -> None:
     n = 0
     while not stop.is_set():
         step, n = f"{lease.instance_id}:{n}", n + 1
@@ -61,7 +61,7 @@ async def progress(log: Log) -> None:
 
 
 @pytest.mark.parametrize("how", ["stop", "kill"])
-async def test_a_restart_under_load_loses_nothing(server: tuple[str, Server], storage: Rooms, how: str) -> None:
+async def test_a_restart_under_load_loses_nothing(server: tuple[str, Server], storage: SQLStorage, how: str) -> None:
     log, stop = Log(), asyncio.Event()
     leases = [await leased(storage, f"i-{n}", timeout_sec=600) for n in range(WRITERS)]
     writers = [asyncio.create_task(write(storage, lease, log, stop)) for lease in leases]
@@ -90,7 +90,9 @@ async def test_a_restart_under_load_loses_nothing(server: tuple[str, Server], st
     assert len(log.acknowledged) == len(set(log.acknowledged))
 
 
-async def test_a_callers_transaction_hears_of_it_and_leaves_nothing(server: tuple[str, Server], storage: Rooms) -> None:
+async def test_a_callers_transaction_hears_of_it_and_leaves_nothing(
+    server: tuple[str, Server], storage: SQLStorage
+) -> None:
     lease = await leased(storage, "i-1", timeout_sec=600)
     with pytest.raises((DatabaseUnavailableError, TransactionConflictError)):
         async with storage.transaction():
@@ -104,7 +106,7 @@ async def test_a_callers_transaction_hears_of_it_and_leaves_nothing(server: tupl
 
 
 async def test_a_server_that_stays_away_is_told_in_one_sentence(
-    server: tuple[str, Server], storage: Rooms, monkeypatch: pytest.MonkeyPatch
+    server: tuple[str, Server], storage: SQLStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("perdure.database.backends.server.RETRY_SEC", 0.5)
     await asyncio.to_thread(server[1].kill)

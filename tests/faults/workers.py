@@ -14,7 +14,7 @@ from pathlib import Path
 from perdure import App, Client
 from perdure.engine import app as apps
 from perdure.errors import PerdureError
-from perdure.storage.stores import Rooms, open_storage
+from perdure.storage.stores import SQLStorage, open_storage
 from tests.engine.rig.checker import Checker
 from tests.engine.rig.crashes import LEDGER, all_rows, is_undo, of_generation
 from tests.engine.rig.effects import EFFECTS, Effects
@@ -76,7 +76,7 @@ class Openings:
         finally:
             apps.__dict__["open_storage"] = before
 
-    def _open(self, url: str) -> Rooms:
+    def _open(self, url: str) -> SQLStorage:
         storage = open_storage(url)
         calls = self._expected.pop(url.partition("?")[0], None)
         if calls is not None:
@@ -90,7 +90,7 @@ class Lane:
 
     url: str  # of the workers
     client: Client
-    storage: Rooms
+    storage: SQLStorage
     watcher: Watcher
     openings: Openings
     effects: Effects

@@ -11,7 +11,7 @@ from perdure.database.dialects import MySQLDriver, PostgresDriver, SQLiteDriver,
 from perdure.errors import ConfigurationError, InvalidJSONPathError, LimitError
 from perdure.model.records import ListInstancesOptions, WorkflowInstance
 from perdure.storage.filters import InputFilterBuilder, checked, matches, validate_json_path
-from perdure.storage.stores import Rooms, open_storage
+from perdure.storage.stores import SQLStorage, open_storage
 from tests.filters import reference
 
 Case = tuple[list[str], reference.Filters]
@@ -24,7 +24,7 @@ many = settings(
 )
 
 
-async def store(storage: Rooms, texts: list[str]) -> str:
+async def store(storage: SQLStorage, texts: list[str]) -> str:
     """One instance a text, of a workflow of their own, whose name is given back."""
     name = f"wf-{next(example)}"
     instances = [WorkflowInstance(f"{name}:{n}", name, text.encode()) for n, text in enumerate(texts)]
@@ -38,7 +38,7 @@ def expected(name: str, texts: list[str], filters: reference.Filters) -> set[str
 
 @many
 @given(reference.cases(reference.ordinary | reference.strange | reference.garbage))
-async def test_w42_a_listing_finds_what_the_reference_finds(storage: Rooms, case: Case) -> None:
+async def test_w42_a_listing_finds_what_the_reference_finds(storage: SQLStorage, case: Case) -> None:
     texts, filters = case
     name = await store(storage, texts)
     page = await storage.list_instances(ListInstancesOptions(workflow_name_filter=name, input_filters=filters))
@@ -49,7 +49,7 @@ async def test_w42_a_listing_finds_what_the_reference_finds(storage: Rooms, case
 
 @many
 @given(reference.cases(reference.ordinary))
-async def test_w42_the_conditions_alone_are_exact_for_ordinary_json(storage: Rooms, case: Case) -> None:
+async def test_w42_the_conditions_alone_are_exact_for_ordinary_json(storage: SQLStorage, case: Case) -> None:
     texts, filters = case
     name = await store(storage, [*texts, "no JSON"])
     conditions, args = InputFilterBuilder(storage._backend.driver).build_filter_query(filters, 1)
@@ -69,7 +69,9 @@ def test_the_last_word_is_the_references(case: Case) -> None:
     max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 @given(st.lists(reference.paths, min_size=4, max_size=12), st.sampled_from(reference.TEXTS))
-async def test_a_path_is_answered_like_the_reference_or_refused(storage: Rooms, drawn: list[str], value: str) -> None:
+async def test_a_path_is_answered_like_the_reference_or_refused(
+    storage: SQLStorage, drawn: list[str], value: str
+) -> None:
     paths = [path for path in drawn if reference.is_path(path)]
     texts = [reference.at(path, json.dumps(each)) for path in paths for each in (value, value + "'", 1)]
     name = await store(storage, [*texts, "no JSON"])

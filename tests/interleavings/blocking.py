@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import TypeVar
 
 from perdure.errors import StorageError
-from perdure.storage.stores import Rooms
+from perdure.storage.stores import SQLStorage
 
 T = TypeVar("T")
 
@@ -18,7 +18,7 @@ _WAITERS = {
 }
 
 
-async def blocked(storage: Rooms, rival: "asyncio.Task[object]") -> None:
+async def blocked(storage: SQLStorage, rival: "asyncio.Task[object]") -> None:
     """Return once the database says that somebody waits for a lock; fail if the rival ends instead."""
     query = _WAITERS.get(storage._backend.driver.name)
     async with asyncio.timeout(20):

@@ -7,7 +7,7 @@ import pytest
 
 from perdure.model.records import ChannelMode, ChannelWait, TimerWait
 from perdure.model.states import WorkflowStatus
-from perdure.storage.stores import Rooms
+from perdure.storage.stores import SQLStorage
 from perdure.testing.conformance.tools import leased, new, recorded, shift
 from tests.interleavings.blocking import at_once
 
@@ -15,7 +15,7 @@ SOON = timedelta(seconds=5)
 IDS = ["i-0", "i-1", "i-2"]
 
 
-async def locked(storage: Rooms) -> bool:
+async def locked(storage: SQLStorage) -> bool:
     """Lock the row of the second one in the open transaction; False where that would lock out everybody."""
     if storage._backend.driver.name == "sqlite":
         return False
@@ -23,7 +23,7 @@ async def locked(storage: Rooms) -> bool:
     return True
 
 
-async def test_who_takes_many_leases_waits_for_no_row(storage: Rooms, peer: Rooms) -> None:
+async def test_who_takes_many_leases_waits_for_no_row(storage: SQLStorage, peer: SQLStorage) -> None:
     for instance_id in IDS:
         await new(storage, instance_id)
     async with peer.transaction():
@@ -34,7 +34,7 @@ async def test_who_takes_many_leases_waits_for_no_row(storage: Rooms, peer: Room
     assert [lease and lease.token for lease in await storage.acquire_locks(IDS, "w1", 30)] == [None, 1, None]
 
 
-async def test_a_takeover_in_flight_is_not_taken_over(storage: Rooms, peer: Rooms) -> None:
+async def test_a_takeover_in_flight_is_not_taken_over(storage: SQLStorage, peer: SQLStorage) -> None:
     """The lease has run out, and its owner has renewed it and not committed yet."""
     for instance_id in IDS:
         await leased(storage, instance_id, timeout_sec=10)
@@ -49,7 +49,7 @@ async def test_a_takeover_in_flight_is_not_taken_over(storage: Rooms, peer: Room
     assert await storage.acquire_locks(IDS, "w3", 30) == [None] * 3
 
 
-Batch = Callable[[Rooms], Awaitable[list[bool]]]
+Batch = Callable[[SQLStorage], Awaitable[list[bool]]]
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ Batch = Callable[[Rooms], Awaitable[list[bool]]]
         pytest.param(lambda on: on.expire_channel_waits([(instance_id, "c") for instance_id in IDS]), id="waits"),
     ],
 )
-async def test_who_wakes_many_waits_for_no_row(storage: Rooms, peer: Rooms, batch: Batch) -> None:
+async def test_who_wakes_many_waits_for_no_row(storage: SQLStorage, peer: SQLStorage, batch: Batch) -> None:
     for instance_id in IDS:
         lease = await leased(storage, instance_id)
         await storage.subscribe_to_channel(instance_id, "c", ChannelMode.BROADCAST, lease=lease)

@@ -21,7 +21,7 @@ from perdure.model.records import (
 )
 from perdure.model.states import WorkflowStatus
 from perdure.storage.channels import _forget
-from perdure.storage.stores import Rooms
+from perdure.storage.stores import SQLStorage
 from perdure.testing.conformance.channels import family_message, pending, publish, remaining, subscriber
 from perdure.testing.conformance.delivery import delivered, message
 from perdure.testing.conformance.timers import sleeping
@@ -34,7 +34,7 @@ BROADCAST, COMPETING = ChannelMode.BROADCAST, ChannelMode.COMPETING
 servers = pytest.mark.parametrize("database", ["postgresql", "mysql"], indirect=True)
 
 
-async def test_w6_a_lower_id_never_appears_after_a_higher_one(storage: Rooms, peer: Rooms) -> None:
+async def test_w6_a_lower_id_never_appears_after_a_higher_one(storage: SQLStorage, peer: SQLStorage) -> None:
     await subscriber(storage, "i-1")
     async with storage.transaction():
         (first,) = await publish(storage, b"1")
@@ -45,7 +45,7 @@ async def test_w6_a_lower_id_never_appears_after_a_higher_one(storage: Rooms, pe
     assert (await second)[0] > first
 
 
-async def test_w6_nor_that_of_a_publisher_under_a_lease_or_a_key(storage: Rooms, peer: Rooms) -> None:
+async def test_w6_nor_that_of_a_publisher_under_a_lease_or_a_key(storage: SQLStorage, peer: SQLStorage) -> None:
     await subscriber(storage, "i-1")
     lease = await leased(storage, "publisher")
     calls: list[Callable[[], Coroutine[Any, Any, object]]] = [
@@ -69,26 +69,26 @@ def for_value(value: int, activity_id: str = "r:1") -> ChannelWait:
     return ChannelWait("c", activity_id, where={"n": value})
 
 
-async def picky(storage: Rooms, instance_id: str) -> Lease:
+async def picky(storage: SQLStorage, instance_id: str) -> Lease:
     """A new leased subscriber."""
     lease = await leased(storage, instance_id)
     await storage.subscribe_to_channel(instance_id, "c", BROADCAST, lease=lease)
     return lease
 
 
-async def marked(storage: Rooms) -> bool:
+async def marked(storage: SQLStorage) -> bool:
     """Whether the channel is still to be swept."""
     return bool(await storage.db().fetchval("SELECT count(*) FROM perdure_channels WHERE dirty_at IS NOT NULL"))
 
 
 @servers
-async def test_publishers_of_other_channels_do_not_wait(storage: Rooms, peer: Rooms) -> None:
+async def test_publishers_of_other_channels_do_not_wait(storage: SQLStorage, peer: SQLStorage) -> None:
     async with storage.transaction():
         await publish(storage, b"1", channel="a")
         await at_once(publish(peer, b"1", channel="b"))
 
 
-async def test_w5_who_starts_to_wait_sees_the_message_in_flight(storage: Rooms, peer: Rooms) -> None:
+async def test_w5_who_starts_to_wait_sees_the_message_in_flight(storage: SQLStorage, peer: SQLStorage) -> None:
     lease = await leased(storage, "i-1")
     await storage.subscribe_to_channel("i-1", "c", BROADCAST, lease=lease)
     await storage.subscribe_to_channel("i-1", "d", BROADCAST, lease=lease)
@@ -101,7 +101,7 @@ async def test_w5_who_starts_to_wait_sees_the_message_in_flight(storage: Rooms, 
     assert await status(storage, "i-1") is WorkflowStatus.RUNNING
 
 
-async def test_w5_who_publishes_finds_the_waiter_in_flight(storage: Rooms, peer: Rooms) -> None:
+async def test_w5_who_publishes_finds_the_waiter_in_flight(storage: SQLStorage, peer: SQLStorage) -> None:
     lease = await leased(storage, "i-1")
     await storage.subscribe_to_channel("i-1", "c", BROADCAST, lease=lease)
     async with storage.transaction():
@@ -114,7 +114,7 @@ async def test_w5_who_publishes_finds_the_waiter_in_flight(storage: Rooms, peer:
 
 @pytest.mark.parametrize("used", [False, True], ids=["paths of the first wait", "paths in use"])
 async def test_w5_who_starts_to_wait_for_values_sees_the_message_in_flight(
-    storage: Rooms, peer: Rooms, used: bool
+    storage: SQLStorage, peer: SQLStorage, used: bool
 ) -> None:
     """The waiter is really blocked by the publisher, and looks after it."""
     lease = await picky(storage, "i-1")
@@ -135,7 +135,9 @@ async def test_w5_who_starts_to_wait_for_values_sees_the_message_in_flight(
 
 
 @pytest.mark.parametrize("used", [False, True], ids=["paths of the first wait", "paths in use"])
-async def test_w5_who_publishes_finds_the_waiter_for_values_in_flight(storage: Rooms, peer: Rooms, used: bool) -> None:
+async def test_w5_who_publishes_finds_the_waiter_for_values_in_flight(
+    storage: SQLStorage, peer: SQLStorage, used: bool
+) -> None:
     """The publisher is really blocked by the waiter; the next sweep brings the two together."""
     lease = await picky(storage, "i-1")
     if used:
@@ -150,7 +152,7 @@ async def test_w5_who_publishes_finds_the_waiter_for_values_in_flight(storage: R
 
 
 @servers
-async def test_a_sweep_while_a_waiter_has_the_channel_leaves_it_marked(storage: Rooms, peer: Rooms) -> None:
+async def test_a_sweep_while_a_waiter_has_the_channel_leaves_it_marked(storage: SQLStorage, peer: SQLStorage) -> None:
     assert (await storage.suspend(await picky(storage, "other"), [for_value(9)])).suspended
     lease = await picky(storage, "i-1")
     (message,) = await publish(storage, b'{"n": 8}')
@@ -164,7 +166,9 @@ async def test_a_sweep_while_a_waiter_has_the_channel_leaves_it_marked(storage: 
 
 
 @servers
-async def test_a_sweep_while_a_publisher_has_the_channel_leaves_it_marked(storage: Rooms, peer: Rooms) -> None:
+async def test_a_sweep_while_a_publisher_has_the_channel_leaves_it_marked(
+    storage: SQLStorage, peer: SQLStorage
+) -> None:
     assert (await storage.suspend(await picky(storage, "i-1"), [for_value(1)])).suspended
     (first,) = await publish(storage, b'{"n": 2}')
     async with storage.transaction():
@@ -177,7 +181,7 @@ async def test_a_sweep_while_a_publisher_has_the_channel_leaves_it_marked(storag
 
 
 @servers
-async def test_two_sweeps_at_once_deliver_each_message_for_values_once(storage: Rooms, peer: Rooms) -> None:
+async def test_two_sweeps_at_once_deliver_each_message_for_values_once(storage: SQLStorage, peer: SQLStorage) -> None:
     for n in range(20):
         assert (await storage.suspend(await picky(storage, f"i-{n}"), [for_value(n % 5)])).suspended
     ids = await publish(storage, *(b'{"n": %d}' % n for n in range(5)))
@@ -193,7 +197,7 @@ async def test_two_sweeps_at_once_deliver_each_message_for_values_once(storage: 
         assert await storage.get_history_count(f"i-{n}") == 1
 
 
-async def test_sweeps_in_parallel_deliver_each_message_for_values_once(storage: Rooms, peer: Rooms) -> None:
+async def test_sweeps_in_parallel_deliver_each_message_for_values_once(storage: SQLStorage, peer: SQLStorage) -> None:
     for n in range(30):
         assert (await storage.suspend(await picky(storage, f"i-{n}"), [for_value(n), for_value(-1, "r:2")])).suspended
     await publish(storage, *(b'{"n": %d}' % n for n in range(30)))
@@ -206,7 +210,9 @@ async def test_sweeps_in_parallel_deliver_each_message_for_values_once(storage: 
 
 
 @servers
-async def test_a_channel_that_is_used_again_while_it_is_forgotten_finds_its_waiter(storage: Rooms, peer: Rooms) -> None:
+async def test_a_channel_that_is_used_again_while_it_is_forgotten_finds_its_waiter(
+    storage: SQLStorage, peer: SQLStorage
+) -> None:
     """The clean-up has seen that nobody used it; the subscriber comes before its removal, or after."""
     await picky(storage, "before")
     await storage.unsubscribe_from_channel("before", "c")
@@ -230,7 +236,7 @@ async def test_a_channel_that_is_used_again_while_it_is_forgotten_finds_its_wait
     assert await delivered(storage) == [("i-2", message)]
 
 
-async def test_who_subscribes_gets_all_that_comes_after(storage: Rooms, peer: Rooms) -> None:
+async def test_who_subscribes_gets_all_that_comes_after(storage: SQLStorage, peer: SQLStorage) -> None:
     await leased(storage, "i-1")
     async with storage.transaction():
         await publish(storage, b"1")
@@ -241,7 +247,7 @@ async def test_who_subscribes_gets_all_that_comes_after(storage: Rooms, peer: Ro
     assert await publish(storage, b"2") == await pending(peer, "i-1")
 
 
-async def test_w38_two_modes_at_once_are_a_conflict(storage: Rooms, peer: Rooms) -> None:
+async def test_w38_two_modes_at_once_are_a_conflict(storage: SQLStorage, peer: SQLStorage) -> None:
     for instance_id in ("i-1", "i-2"):
         await leased(storage, instance_id)
     async with storage.transaction():
@@ -253,7 +259,7 @@ async def test_w38_two_modes_at_once_are_a_conflict(storage: Rooms, peer: Rooms)
 
 
 @servers
-async def test_a_sweep_does_not_wait_for_publishers_nor_forget_them(storage: Rooms, peer: Rooms) -> None:
+async def test_a_sweep_does_not_wait_for_publishers_nor_forget_them(storage: SQLStorage, peer: SQLStorage) -> None:
     """It finds nothing while the message is in flight; if it unmarked the channel then, nobody would look again."""
     await listening(storage, "i-1")
     await listening(storage, "i-2", "d")
@@ -268,7 +274,9 @@ async def test_a_sweep_does_not_wait_for_publishers_nor_forget_them(storage: Roo
 
 
 @servers
-async def test_a_message_published_while_its_channel_is_swept_is_not_forgotten(storage: Rooms, peer: Rooms) -> None:
+async def test_a_message_published_while_its_channel_is_swept_is_not_forgotten(
+    storage: SQLStorage, peer: SQLStorage
+) -> None:
     await listening(storage, "i-1")
     await listening(storage, "i-2")
     await publish(storage, b"1")
@@ -283,7 +291,7 @@ async def test_a_message_published_while_its_channel_is_swept_is_not_forgotten(s
 
 
 @servers
-async def test_w16_a_delivery_passes_over_who_is_being_served(storage: Rooms, peer: Rooms) -> None:
+async def test_w16_a_delivery_passes_over_who_is_being_served(storage: SQLStorage, peer: SQLStorage) -> None:
     await listening(storage, "i-1")
     (first,) = await publish(storage, b"1")
     offered = await message(storage, first)
@@ -296,7 +304,7 @@ async def test_w16_a_delivery_passes_over_who_is_being_served(storage: Rooms, pe
 
 
 @servers
-async def test_w4_a_competing_message_in_flight_goes_to_nobody_else(storage: Rooms, peer: Rooms) -> None:
+async def test_w4_a_competing_message_in_flight_goes_to_nobody_else(storage: SQLStorage, peer: SQLStorage) -> None:
     for n in range(3):
         await listening(storage, f"i-{n}", mode=COMPETING)
     first, second = await publish(storage, b"1", b"2")
@@ -308,7 +316,9 @@ async def test_w4_a_competing_message_in_flight_goes_to_nobody_else(storage: Roo
 
 
 @servers
-async def test_w6_a_broadcast_message_in_flight_to_one_is_not_skipped_for_another(storage: Rooms, peer: Rooms) -> None:
+async def test_w6_a_broadcast_message_in_flight_to_one_is_not_skipped_for_another(
+    storage: SQLStorage, peer: SQLStorage
+) -> None:
     for n in range(2):
         await listening(storage, f"i-{n}")
     first, _ = await publish(storage, b"1", b"2")
@@ -318,7 +328,7 @@ async def test_w6_a_broadcast_message_in_flight_to_one_is_not_skipped_for_anothe
 
 
 @servers
-async def test_a_timer_in_flight_fires_once(storage: Rooms, peer: Rooms) -> None:
+async def test_a_timer_in_flight_fires_once(storage: SQLStorage, peer: SQLStorage) -> None:
     await sleeping(storage, "i-1")
     shift(storage, 11)
     shift(peer, 11)
@@ -331,7 +341,7 @@ async def test_a_timer_in_flight_fires_once(storage: Rooms, peer: Rooms) -> None
 
 
 @servers
-async def test_a_time_out_and_a_message_take_turns(storage: Rooms, peer: Rooms) -> None:
+async def test_a_time_out_and_a_message_take_turns(storage: SQLStorage, peer: SQLStorage) -> None:
     await listening(storage, "i-1", after=timedelta(seconds=5))
     (first,) = await publish(storage, b"1")
     shift(storage, 6)
@@ -343,7 +353,9 @@ async def test_a_time_out_and_a_message_take_turns(storage: Rooms, peer: Rooms) 
     assert await pending(peer, "i-1") == [first]
 
 
-async def test_w1_a_takeover_in_flight_does_not_slip_past_publishing_or_waiting(storage: Rooms, peer: Rooms) -> None:
+async def test_w1_a_takeover_in_flight_does_not_slip_past_publishing_or_waiting(
+    storage: SQLStorage, peer: SQLStorage
+) -> None:
     soon = timedelta(seconds=5)
     calls: list[Callable[[Lease], Coroutine[Any, Any, object]]] = [
         lambda lease: storage.publish_to_channel("c", b"1", lease=lease),
@@ -368,7 +380,9 @@ async def test_w1_a_takeover_in_flight_does_not_slip_past_publishing_or_waiting(
     assert await storage.db().fetchval("SELECT count(*) FROM workflow_timer_subscriptions") == 0
 
 
-async def test_an_id_in_flight_to_another_channel_is_known_once_it_is_there(storage: Rooms, peer: Rooms) -> None:
+async def test_an_id_in_flight_to_another_channel_is_known_once_it_is_there(
+    storage: SQLStorage, peer: SQLStorage
+) -> None:
     for end in (storage.rollback_transaction, storage.commit_transaction):
         await storage.begin_transaction()
         first = await storage.publish_to_channel("a", b"1", message_id=end.__name__, source="s")
@@ -380,7 +394,7 @@ async def test_an_id_in_flight_to_another_channel_is_known_once_it_is_there(stor
     assert await again == first
 
 
-async def test_w54_a_subscriber_in_flight_keeps_the_backlog(storage: Rooms, peer: Rooms) -> None:
+async def test_w54_a_subscriber_in_flight_keeps_the_backlog(storage: SQLStorage, peer: SQLStorage) -> None:
     await leased(storage, "i-1")
     ids = await publish(storage, b"1")
     shift(peer, 3600)
@@ -393,7 +407,9 @@ async def test_w54_a_subscriber_in_flight_keeps_the_backlog(storage: Rooms, peer
 
 
 @servers
-async def test_what_the_family_publishes_in_flight_is_found_later_whatever_its_id(storage: Rooms, peer: Rooms) -> None:
+async def test_what_the_family_publishes_in_flight_is_found_later_whatever_its_id(
+    storage: SQLStorage, peer: SQLStorage
+) -> None:
     """The rest of the family takes no lock: a lower id may appear after a higher one was seen."""
     await listening(storage, "i-1")
     insert = (
@@ -407,13 +423,13 @@ async def test_what_the_family_publishes_in_flight_is_found_later_whatever_its_i
     assert len(await delivered(peer)) == 1
 
 
-async def test_batches_in_opposite_order_do_not_deadlock(storage: Rooms, peer: Rooms) -> None:
+async def test_batches_in_opposite_order_do_not_deadlock(storage: SQLStorage, peer: SQLStorage) -> None:
     leases = [await leased(storage, f"i-{n}") for n in range(4)]
     for lease in leases:
         for channel in "abcd":
             await storage.subscribe_to_channel(lease.instance_id, channel, BROADCAST)
 
-    async def work(side: Rooms, n: int) -> list[object]:
+    async def work(side: SQLStorage, n: int) -> list[object]:
         order = random.Random(n).sample("abcd", 4)
         published = await side.publish_messages([OutgoingMessage(channel, b"1") for channel in order])
         waits = [ChannelWait(channel, f"r:{channel}") for channel in order]
@@ -429,18 +445,18 @@ async def test_batches_in_opposite_order_do_not_deadlock(storage: Rooms, peer: R
 
 
 @pytest.mark.parametrize("mode", [BROADCAST, COMPETING])
-async def test_no_message_is_lost_skipped_or_doubled(storage: Rooms, peer: Rooms, mode: ChannelMode) -> None:
+async def test_no_message_is_lost_skipped_or_doubled(storage: SQLStorage, peer: SQLStorage, mode: ChannelMode) -> None:
     """Publishers, sweepers and receivers on both sides at once; every receiver waits, is woken, and waits again."""
     receivers, each = ("i-0", "i-1", "i-2"), 12
     for instance_id in receivers:
         await listening(storage, instance_id, mode=mode)
     total, done, offered = 2 * each, asyncio.Event(), ChannelMessage(0, "c", "")
 
-    async def publisher(side: Rooms) -> None:
+    async def publisher(side: SQLStorage) -> None:
         for n in range(each):
             await side.publish_to_channel("c", str(n).encode())
 
-    async def sweeper(side: Rooms) -> None:
+    async def sweeper(side: SQLStorage) -> None:
         while not done.is_set():
             await side.deliver_pending(2)
             await asyncio.sleep(0)
@@ -448,7 +464,7 @@ async def test_no_message_is_lost_skipped_or_doubled(storage: Rooms, peer: Rooms
     async def received() -> int:
         return sum([await storage.get_history_count(instance_id) for instance_id in receivers])
 
-    async def receiver(side: Rooms, instance_id: str) -> None:
+    async def receiver(side: SQLStorage, instance_id: str) -> None:
         while not done.is_set():
             lease = await side.try_acquire_lock(instance_id, "w1", 60)
             if lease is not None:
@@ -473,13 +489,13 @@ async def test_no_message_is_lost_skipped_or_doubled(storage: Rooms, peer: Rooms
         assert len({message for ids in found for message in ids}) == sum(map(len, found)) == total
 
 
-async def _received(storage: Rooms, instance_id: str) -> list[int]:
+async def _received(storage: SQLStorage, instance_id: str) -> list[int]:
     events, _ = await storage.get_history_paginated(instance_id)
     return [json.loads(event.event_data or b"")["id"] for event in events]
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
-async def test_w9_notifications_have_the_keys_of_both_readers(storage: Rooms) -> None:
+async def test_w9_notifications_have_the_keys_of_both_readers(storage: SQLStorage) -> None:
     heard: dict[str, dict[str, object]] = {}
     all_heard = asyncio.Event()
 

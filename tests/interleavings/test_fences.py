@@ -13,7 +13,7 @@ from perdure.model.states import WorkflowStatus
 from perdure.storage import fences
 from perdure.storage.fences import fence
 from perdure.storage.instances import finish
-from perdure.storage.stores import Rooms
+from perdure.storage.stores import SQLStorage
 from perdure.testing.conformance.tools import leased, new, shift, status
 from tests.interleavings.blocking import blocked
 
@@ -22,12 +22,12 @@ def step(n: object, instance_id: str = "i-1") -> HistoryEvent:
     return HistoryEvent(instance_id, f"s:{n}", "ActivityCompleted", b"1")
 
 
-def one_writer(storage: Rooms) -> bool:
+def one_writer(storage: SQLStorage) -> bool:
     """On SQLite even asking has to wait for the file."""
     return storage._backend.driver.name == "sqlite"
 
 
-async def test_w1_a_takeover_in_flight_does_not_slip_past_the_fence(storage: Rooms, peer: Rooms) -> None:
+async def test_w1_a_takeover_in_flight_does_not_slip_past_the_fence(storage: SQLStorage, peer: SQLStorage) -> None:
     """The successor has taken the row and not committed yet; the old owner's write waits, and then is refused."""
     lease = await leased(storage, "i-1", timeout_sec=10)
     shift(peer, 20)
@@ -41,7 +41,7 @@ async def test_w1_a_takeover_in_flight_does_not_slip_past_the_fence(storage: Roo
     assert await storage.get_history_count("i-1") == 0
 
 
-async def test_w1_a_batch_does_not_slip_past_either(storage: Rooms, peer: Rooms) -> None:
+async def test_w1_a_batch_does_not_slip_past_either(storage: SQLStorage, peer: SQLStorage) -> None:
     lease, other = await leased(storage, "i-1", timeout_sec=10), await leased(storage, "i-2")
     shift(peer, 20)
     async with peer.transaction():
@@ -51,7 +51,7 @@ async def test_w1_a_batch_does_not_slip_past_either(storage: Rooms, peer: Rooms)
     assert [type(answer) for answer in await batch] == [LeaseLostError, int]
 
 
-async def test_a_fenced_write_in_flight_holds_off_the_takeover(storage: Rooms, peer: Rooms) -> None:
+async def test_a_fenced_write_in_flight_holds_off_the_takeover(storage: SQLStorage, peer: SQLStorage) -> None:
     """The old owner has written and not committed; an acquirer does not wait, and gets nothing until it is over."""
     lease = await leased(storage, "i-1", timeout_sec=10)
     shift(peer, 20)
@@ -64,7 +64,9 @@ async def test_a_fenced_write_in_flight_holds_off_the_takeover(storage: Rooms, p
 
 
 @pytest.mark.parametrize("ended", ["completed", "failed"])
-async def test_an_end_takes_what_was_registered_while_it_waited(storage: Rooms, peer: Rooms, ended: str) -> None:
+async def test_an_end_takes_what_was_registered_while_it_waited(
+    storage: SQLStorage, peer: SQLStorage, ended: str
+) -> None:
     """A statement sees what was there when it began: not the timer of the transaction that it then waited for."""
     lease = await leased(storage, "i-1")
     async with peer.transaction():
@@ -81,7 +83,7 @@ async def test_an_end_takes_what_was_registered_while_it_waited(storage: Rooms, 
 
 @pytest.mark.parametrize("on_message", [False, True], ids=["timer", "message"])
 async def test_a_wait_alone_takes_what_was_registered_while_it_waited(
-    storage: Rooms, peer: Rooms, on_message: bool
+    storage: SQLStorage, peer: SQLStorage, on_message: bool
 ) -> None:
     lease = await leased(storage, "i-1")
     await storage.subscribe_to_channel("i-1", "news", ChannelMode.BROADCAST)
@@ -97,7 +99,9 @@ async def test_a_wait_alone_takes_what_was_registered_while_it_waited(
 
 
 @pytest.mark.parametrize("database", ["postgresql", "mysql"], indirect=True)
-async def test_what_was_claimed_while_a_clean_up_waited_is_there_for_others_again(storage: Rooms, peer: Rooms) -> None:
+async def test_what_was_claimed_while_a_clean_up_waited_is_there_for_others_again(
+    storage: SQLStorage, peer: SQLStorage
+) -> None:
     lease = await leased(storage, "i-1")
     message = await storage.publish_to_channel("jobs", b"1")
     await storage.deliver_pending()  # nobody is there: the channel's mark is gone
@@ -122,7 +126,7 @@ def test_a_move_that_would_find_its_row_by_now_is_made_again() -> None:
 
 @pytest.mark.parametrize("inside", [False, True], ids=["alone", "inside"])
 @pytest.mark.parametrize("database", ["postgresql", "mysql"], indirect=True)
-async def test_what_has_to_be_made_again_is(storage: Rooms, inside: bool) -> None:
+async def test_what_has_to_be_made_again_is(storage: SQLStorage, inside: bool) -> None:
     runs = 0
 
     def look_twice() -> Operation[int]:
@@ -148,7 +152,7 @@ def test_an_instance_that_appears_after_the_fence_looked_was_not_there() -> None
         write.send([("running", 1, "w1", "wf")])
 
 
-async def test_w45_completion_and_cancel_take_turns(storage: Rooms, peer: Rooms) -> None:
+async def test_w45_completion_and_cancel_take_turns(storage: SQLStorage, peer: SQLStorage) -> None:
     lease = await leased(storage, "i-1")
     async with peer.transaction():
         await peer.cancel_instance("i-1", "too late?")
@@ -162,7 +166,9 @@ async def test_w45_completion_and_cancel_take_turns(storage: Rooms, peer: Rooms)
 
 
 @pytest.mark.parametrize("compensate", [False, True])
-async def test_w45_a_cancel_sees_the_end_that_it_waited_for(storage: Rooms, peer: Rooms, compensate: bool) -> None:
+async def test_w45_a_cancel_sees_the_end_that_it_waited_for(
+    storage: SQLStorage, peer: SQLStorage, compensate: bool
+) -> None:
     lease = await leased(storage, "i-1")
     async with peer.transaction():
         await peer.complete_and_release(lease, b"1")
@@ -173,7 +179,7 @@ async def test_w45_a_cancel_sees_the_end_that_it_waited_for(storage: Rooms, peer
     assert await storage.get_history_count("i-1") == 0
 
 
-async def test_an_administrators_move_sees_the_state_it_waited_for(storage: Rooms, peer: Rooms) -> None:
+async def test_an_administrators_move_sees_the_state_it_waited_for(storage: SQLStorage, peer: SQLStorage) -> None:
     await new(storage, "i-1")
     async with peer.transaction():
         await peer.update_instance_output("i-1", b"1")
@@ -183,7 +189,7 @@ async def test_an_administrators_move_sees_the_state_it_waited_for(storage: Room
         await late
 
 
-async def test_the_same_step_from_two_sides_is_recorded_once(storage: Rooms, peer: Rooms) -> None:
+async def test_the_same_step_from_two_sides_is_recorded_once(storage: SQLStorage, peer: SQLStorage) -> None:
     lease = await leased(storage, "i-1")
     async with peer.transaction():
         first = await peer.append_history(step(1), lease=lease)
@@ -193,7 +199,9 @@ async def test_the_same_step_from_two_sides_is_recorded_once(storage: Rooms, pee
     assert await storage.get_history_count("i-1") == 1
 
 
-async def test_a_heartbeat_that_meets_its_runs_own_transaction_loses_nothing(storage: Rooms, peer: Rooms) -> None:
+async def test_a_heartbeat_that_meets_its_runs_own_transaction_loses_nothing(
+    storage: SQLStorage, peer: SQLStorage
+) -> None:
     lease, other = await leased(storage, "i-1"), await leased(storage, "i-2")
     async with peer.transaction():
         await peer.append_history(step(1), lease=lease)
@@ -208,7 +216,7 @@ async def test_a_heartbeat_that_meets_its_runs_own_transaction_loses_nothing(sto
     assert None not in await beat
 
 
-async def test_w27_a_renewal_in_flight_is_not_swept(storage: Rooms, peer: Rooms) -> None:
+async def test_w27_a_renewal_in_flight_is_not_swept(storage: SQLStorage, peer: SQLStorage) -> None:
     lease = await leased(storage, "i-1", timeout_sec=10)
     shift(storage, 20)
     shift(peer, 20)
@@ -223,7 +231,7 @@ async def test_w27_a_renewal_in_flight_is_not_swept(storage: Rooms, peer: Rooms)
     await storage.append_history(step(1), lease=lease)
 
 
-async def test_a_deadlock_is_told_to_a_callers_transaction(storage: Rooms, peer: Rooms) -> None:
+async def test_a_deadlock_is_told_to_a_callers_transaction(storage: SQLStorage, peer: SQLStorage) -> None:
     """Two transactions lock two rows in opposite order: one goes through, the other hears of the conflict."""
     if one_writer(storage):
         return  # the second transaction begins after the first
@@ -239,7 +247,7 @@ async def test_a_deadlock_is_told_to_a_callers_transaction(storage: Rooms, peer:
 
 
 async def _cross(
-    side: Rooms, leases: dict[str, Lease], order: list[str], done: asyncio.Event, wait: asyncio.Event
+    side: SQLStorage, leases: dict[str, Lease], order: list[str], done: asyncio.Event, wait: asyncio.Event
 ) -> None:
     async with side.transaction():
         for instance_id in order:
@@ -248,11 +256,11 @@ async def _cross(
             await wait.wait()
 
 
-async def test_a_deadlock_between_own_operations_is_retried_inside(storage: Rooms, peer: Rooms) -> None:
+async def test_a_deadlock_between_own_operations_is_retried_inside(storage: SQLStorage, peer: SQLStorage) -> None:
     """Batches over the same rows in opposite order, again and again: no caller hears of a deadlock."""
     leases = [await leased(storage, f"i-{n}") for n in range(6)]
 
-    async def batch(side: Rooms, n: int) -> list[object]:
+    async def batch(side: SQLStorage, n: int) -> list[object]:
         order = leases if n % 2 else leases[::-1]
         items = [(HistoryEvent(lease.instance_id, f"b:{n}", "ActivityCompleted", b"1"), lease) for lease in order]
         return list(await side.append_histories([*items, *items[:1]]))  # a step twice takes the way one by one

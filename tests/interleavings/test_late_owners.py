@@ -7,11 +7,11 @@ import pytest
 
 from perdure.errors import LeaseLostError
 from perdure.model.records import CompensationEntry, Lease, OutboxEvent
-from perdure.storage.stores import Rooms
+from perdure.storage.stores import SQLStorage
 from perdure.testing.conformance.tools import leased, shift
 from tests.interleavings.blocking import blocked
 
-WRITES: dict[str, Callable[[Rooms, Lease], Awaitable[object]]] = {
+WRITES: dict[str, Callable[[SQLStorage, Lease], Awaitable[object]]] = {
     "archive_history": lambda s, lease: s.archive_history("i-1", lease=lease),
     "cleanup_instance_subscriptions": lambda s, lease: s.cleanup_instance_subscriptions("i-1", lease=lease),
     "recur_instance": lambda s, lease: s.recur_instance("i-1", b"2", lease=lease),
@@ -25,7 +25,7 @@ WRITES: dict[str, Callable[[Rooms, Lease], Awaitable[object]]] = {
 
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES.keys())
 async def test_w1_a_takeover_in_flight_fences_the_late_owner_off(
-    storage: Rooms, peer: Rooms, write: Callable[[Rooms, Lease], Awaitable[object]]
+    storage: SQLStorage, peer: SQLStorage, write: Callable[[SQLStorage, Lease], Awaitable[object]]
 ) -> None:
     lease = await leased(storage, "i-1", timeout_sec=10)
     for side in (storage, peer):

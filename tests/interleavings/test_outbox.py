@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 
 from perdure.model.records import OutboxEvent
-from perdure.storage.stores import Rooms
+from perdure.storage.stores import SQLStorage
 from perdure.testing.conformance.outbox import add, fetch
 from tests.interleavings.blocking import at_once, blocked
 
@@ -14,7 +14,7 @@ from tests.interleavings.blocking import at_once, blocked
 pytestmark = pytest.mark.parametrize("database", ["postgresql", "mysql"], indirect=True)
 
 
-async def test_a_lower_sequence_never_appears_after_a_higher_one(storage: Rooms, peer: Rooms) -> None:
+async def test_a_lower_sequence_never_appears_after_a_higher_one(storage: SQLStorage, peer: SQLStorage) -> None:
     async with storage.transaction():
         await add(storage, "e-1")
         second = asyncio.create_task(add(peer, "e-2"))
@@ -25,7 +25,7 @@ async def test_a_lower_sequence_never_appears_after_a_higher_one(storage: Rooms,
     assert await fetch(peer) == ["e-1", "e-2"]
 
 
-async def test_a_relay_does_not_wait_for_who_adds(storage: Rooms, peer: Rooms) -> None:
+async def test_a_relay_does_not_wait_for_who_adds(storage: SQLStorage, peer: SQLStorage) -> None:
     await add(storage, "e-1", "e-2")
     async with storage.transaction():
         await add(storage, "e-3")
@@ -38,7 +38,9 @@ async def test_a_relay_does_not_wait_for_who_adds(storage: Rooms, peer: Rooms) -
     assert await fetch(peer) == ["e-3"]
 
 
-async def test_an_event_added_while_its_source_falls_asleep_is_not_stranded(storage: Rooms, peer: Rooms) -> None:
+async def test_an_event_added_while_its_source_falls_asleep_is_not_stranded(
+    storage: SQLStorage, peer: SQLStorage
+) -> None:
     await add(storage, "e-1")
     async with storage.transaction():
         assert await fetch(storage) == ["e-1"]
@@ -49,7 +51,9 @@ async def test_an_event_added_while_its_source_falls_asleep_is_not_stranded(stor
     assert await fetch(peer) == ["e-2"]
 
 
-async def test_an_event_added_while_its_source_is_forgotten_is_not_stranded(storage: Rooms, peer: Rooms) -> None:
+async def test_an_event_added_while_its_source_is_forgotten_is_not_stranded(
+    storage: SQLStorage, peer: SQLStorage
+) -> None:
     await add(storage, "e-1")
     await storage.mark_outbox_event_sent("e-1")
     async with storage.transaction():
@@ -60,7 +64,7 @@ async def test_an_event_added_while_its_source_is_forgotten_is_not_stranded(stor
     assert await fetch(peer) == ["e-2"]
 
 
-async def test_w30_a_relay_passes_over_what_another_is_fetching(storage: Rooms, peer: Rooms) -> None:
+async def test_w30_a_relay_passes_over_what_another_is_fetching(storage: SQLStorage, peer: SQLStorage) -> None:
     await add(storage, "a", source="a")
     async with storage.transaction():
         assert await fetch(storage) == ["a"]
@@ -69,7 +73,7 @@ async def test_w30_a_relay_passes_over_what_another_is_fetching(storage: Rooms, 
     assert await fetch(peer) == []
 
 
-async def test_a_fetch_rolled_back_claimed_nothing(storage: Rooms, peer: Rooms) -> None:
+async def test_a_fetch_rolled_back_claimed_nothing(storage: SQLStorage, peer: SQLStorage) -> None:
     await add(storage, "e-1")
     await storage.begin_transaction()
     assert await fetch(storage) == ["e-1"]
@@ -78,7 +82,7 @@ async def test_a_fetch_rolled_back_claimed_nothing(storage: Rooms, peer: Rooms) 
     assert await fetch(peer) == ["e-1"]
 
 
-async def test_marks_of_one_source_take_turns(storage: Rooms, peer: Rooms) -> None:
+async def test_marks_of_one_source_take_turns(storage: SQLStorage, peer: SQLStorage) -> None:
     """Each must see what the other did, or both would leave the source to the other."""
     await add(storage, "e-1", "e-2", "e-3")
     assert await fetch(storage, 2) == ["e-1", "e-2"]
@@ -90,7 +94,7 @@ async def test_marks_of_one_source_take_turns(storage: Rooms, peer: Rooms) -> No
     assert await fetch(peer) == ["e-3"]
 
 
-async def test_the_same_event_from_two_transactions_is_one(storage: Rooms, peer: Rooms) -> None:
+async def test_the_same_event_from_two_transactions_is_one(storage: SQLStorage, peer: SQLStorage) -> None:
     event = OutboxEvent("e-1", "paid", "shop", b"1")
     async with storage.transaction():
         await storage.add_outbox_event(event)

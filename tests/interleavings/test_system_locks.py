@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from perdure.storage.stores import Rooms
+from perdure.storage.stores import SQLStorage
 from perdure.testing.conformance.system_locks import take
 from perdure.testing.conformance.tools import shift
 from tests.interleavings.blocking import at_once, blocked
@@ -13,7 +13,7 @@ from tests.interleavings.blocking import at_once, blocked
 pytestmark = pytest.mark.parametrize("database", ["postgresql", "mysql"], indirect=True)
 
 
-async def test_a_lock_being_taken_is_not_waited_for(storage: Rooms, peer: Rooms) -> None:
+async def test_a_lock_being_taken_is_not_waited_for(storage: SQLStorage, peer: SQLStorage) -> None:
     await take(storage, "w1")
     for side in (storage, peer):
         shift(side, 11)
@@ -23,14 +23,14 @@ async def test_a_lock_being_taken_is_not_waited_for(storage: Rooms, peer: Rooms)
     assert await peer.try_acquire_system_lock("leader", "w3", 10) is None
 
 
-async def test_a_contender_does_not_get_in_the_owners_way(storage: Rooms, peer: Rooms) -> None:
+async def test_a_contender_does_not_get_in_the_owners_way(storage: SQLStorage, peer: SQLStorage) -> None:
     first = await take(storage, "w1")
     async with peer.transaction():
         assert await peer.try_acquire_system_lock("leader", "w2", 10) is None
         assert (await at_once(take(storage, "w1"))).token == first.token
 
 
-async def test_of_two_first_acquirers_the_second_gets_nothing(storage: Rooms, peer: Rooms) -> None:
+async def test_of_two_first_acquirers_the_second_gets_nothing(storage: SQLStorage, peer: SQLStorage) -> None:
     async with storage.transaction():
         await take(storage, "w1")
         second = asyncio.create_task(peer.try_acquire_system_lock("leader", "w2", 10))
@@ -38,7 +38,9 @@ async def test_of_two_first_acquirers_the_second_gets_nothing(storage: Rooms, pe
     assert await second is None
 
 
-async def test_of_two_first_acquirers_the_second_wins_if_the_first_rolls_back(storage: Rooms, peer: Rooms) -> None:
+async def test_of_two_first_acquirers_the_second_wins_if_the_first_rolls_back(
+    storage: SQLStorage, peer: SQLStorage
+) -> None:
     await storage.begin_transaction()
     await take(storage, "w1")
     second = asyncio.create_task(peer.try_acquire_system_lock("leader", "w2", 10))
@@ -49,7 +51,7 @@ async def test_of_two_first_acquirers_the_second_wins_if_the_first_rolls_back(st
     assert lease.token == 1
 
 
-async def test_a_renewal_that_meets_a_release_is_lost(storage: Rooms, peer: Rooms) -> None:
+async def test_a_renewal_that_meets_a_release_is_lost(storage: SQLStorage, peer: SQLStorage) -> None:
     """Else the lock would be taken again under a token that somebody else may have had meanwhile."""
     await take(storage, "w1")
     async with storage.transaction():

@@ -2,11 +2,11 @@
 
 import asyncio
 
-from perdure.storage.stores import Rooms
+from perdure.storage.stores import SQLStorage
 from tests.interleavings.blocking import blocked
 
 
-async def test_of_two_first_beats_neither_is_lost(storage: Rooms, peer: Rooms) -> None:
+async def test_of_two_first_beats_neither_is_lost(storage: SQLStorage, peer: SQLStorage) -> None:
     async with peer.transaction():
         await peer.beat_worker("w1")
         beat = asyncio.create_task(storage.beat_worker("w1", b'{"n": 1}'))

@@ -10,7 +10,7 @@ from perdure.database.statements import Call
 from perdure.model.records import ListInstancesOptions
 from perdure.model.states import WorkflowStatus
 from perdure.storage.listing import S, _rows, _search
-from perdure.storage.stores import Rooms
+from perdure.storage.stores import SQLStorage
 
 ROWS = 2000
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -37,7 +37,7 @@ PAGES: dict[str, dict[str, Any]] = {
 }
 
 
-async def seed(storage: Rooms) -> None:
+async def seed(storage: SQLStorage) -> None:
     """Ten rows a second; a hundredth failed, and long ago; a tenth is another framework's."""
     await storage.db().execute(
         "INSERT INTO workflow_definitions (workflow_name, source_hash, source_code) VALUES ('wf', '', '')"
@@ -59,12 +59,12 @@ def row(n: int) -> str:
     return f"('i-{n}', 'wf', '', '', '{'perdure' if n % 10 else 'go'}', '{status}', '{at}', '{{}}')"
 
 
-def page(storage: Rooms, options: dict[str, Any]) -> Call:
+def page(storage: SQLStorage, options: dict[str, Any]) -> Call:
     search = _search(ListInstancesOptions(**options), storage._backend.driver)
     return next(_rows(search, search.framework or "", search.statuses[0]))
 
 
-async def plan(storage: Rooms, call: Call) -> str:
+async def plan(storage: SQLStorage, call: Call) -> str:
     """How the database goes about it; for MySQL what it has read, because its plans do not say."""
     driver = storage._backend.driver
     (part,) = driver.parts(call.statement)
@@ -91,7 +91,7 @@ async def plan(storage: Rooms, call: Call) -> str:
     return f"{'SEARCH' if served else 'SCAN'} {read}"
 
 
-async def test_w35_pages_are_served_by_an_index(storage: Rooms) -> None:
+async def test_w35_pages_are_served_by_an_index(storage: SQLStorage) -> None:
     await seed(storage)
     for name, options in PAGES.items():
         found = await plan(storage, page(storage, options))
@@ -108,14 +108,14 @@ async def test_w35_pages_are_served_by_an_index(storage: Rooms) -> None:
             assert found.startswith("SEARCH"), f"{name}: {found}"
 
 
-async def test_w35_frameworks_are_found_without_reading_their_rows(storage: Rooms) -> None:
+async def test_w35_frameworks_are_found_without_reading_their_rows(storage: SQLStorage) -> None:
     await seed(storage)
     found = await plan(storage, Call(S.framework, {"framework": "go", "limit": 1}))
     assert "Index Only Scan" in found or found.startswith("SEARCH"), found
 
 
 @pytest.mark.parametrize("options", PAGES.values(), ids=PAGES)
-async def test_the_page_is_the_one_asked_for(storage: Rooms, options: dict[str, Any]) -> None:
+async def test_the_page_is_the_one_asked_for(storage: SQLStorage, options: dict[str, Any]) -> None:
     await seed(storage)
     result = await storage.list_instances(ListInstancesOptions(limit=7, **options))
     assert [found.instance_id for found in result.instances] == expected(options)[:7]

@@ -17,13 +17,13 @@ from perdure.errors import ConfigurationError, RunNotFoundError, SchemaError
 from perdure.integrations import starts
 from perdure.model.records import ListInstancesOptions, WorkflowInstance
 from perdure.storage.migrations import migrate, runner, tables, up_statements, versions
-from perdure.storage.sql import room
+from perdure.storage.sql import load_statements
 from perdure.storage.stores import open_storage
 from tests.migrations.databases import Database
 
 pytestmark = pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 
-ROOMS = [file.name[:-4] for file in files("perdure.storage.sql").iterdir() if file.name.endswith(".sql")]
+AGGREGATES = [file.name[:-4] for file in files("perdure.storage.sql").iterdir() if file.name.endswith(".sql")]
 OURS = {*tables("postgresql"), "schema_migrations"}
 
 
@@ -129,7 +129,7 @@ async def test_the_search_path_of_a_role_does_not_matter(database: Database) -> 
 async def test_a_role_without_the_right_to_create_schemas_hears_what_to_do(database: Database) -> None:
     async with role(database) as url:
         name = urlsplit(url).username
-        with pytest.raises(SchemaError, match=r"does not exist .* lacks the right CREATE on the data") as caught:
+        with pytest.raises(SchemaError, match=r"does not exist .* lacks the privilege CREATE on the data") as caught:
             await use(url)
         (advice,) = re.findall(r"run (CREATE SCHEMA .*?), or use \?schema=public", str(caught.value))
         assert advice == f'CREATE SCHEMA "perdure" AUTHORIZATION "{name}"'
@@ -142,7 +142,7 @@ async def test_a_role_without_the_right_to_create_schemas_hears_what_to_do(datab
 async def test_a_role_without_rights_in_the_schema_hears_what_to_do(database: Database) -> None:
     await database.execute("CREATE SCHEMA perdure")
     async with role(database) as url:
-        with pytest.raises(SchemaError, match="lacks the right USAGE or CREATE on the schema 'perdure'") as caught:
+        with pytest.raises(SchemaError, match="lacks the privilege USAGE or CREATE on the schema 'perdure'") as caught:
             await use(url)
         (advice,) = re.findall(r"run (GRANT .*?), or use another", str(caught.value))
         await database.execute(advice)
@@ -192,11 +192,11 @@ async def test_a_migration_of_another_schema_is_not_waited_for(
         assert await migrate(connection, "postgresql", "two") == versions("postgresql")
 
 
-@pytest.mark.parametrize("name", [*ROOMS, "starts"])
+@pytest.mark.parametrize("name", [*AGGREGATES, "starts"])
 def test_every_statement_names_the_schema(database: Database, name: str) -> None:
     driver = PostgresDriver(schema="apart")
     bare = re.compile(rf"(?<![\w.])(?:{'|'.join(tables('postgresql'))}|perdure_json)(?![\w.])")
-    for statement in starts.S if name == "starts" else room(name):
+    for statement in starts.S if name == "starts" else load_statements(name):
         for part in driver.parts(statement):
             text = part.text.replace("relname = 'perdure_waits'", "")  # in the catalog a name has no schema
             assert not bare.search(text), part.text

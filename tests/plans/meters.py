@@ -12,7 +12,7 @@ from typing import Any
 
 from perdure.database.dialects.base import Part
 from perdure.database.statements import Call
-from perdure.storage.stores import Rooms
+from perdure.storage.stores import SQLStorage
 
 Costs = dict[tuple[str, str], Counter[str]]
 
@@ -44,7 +44,7 @@ class Meter:
             self.costs[self._operation, statement].update(counts)
             self.plans |= {(statement, line): None for line in plan}
 
-    def attach(self, storage: Rooms) -> None:
+    def attach(self, storage: SQLStorage) -> None:
         """Look over the shoulder of this storage from now on."""
         raise NotImplementedError
 
@@ -52,7 +52,7 @@ class Meter:
 class SQLiteMeter(Meter):
     """Counts with the progress handler, and explains every statement before it runs."""
 
-    def attach(self, storage: Rooms) -> None:
+    def attach(self, storage: SQLStorage) -> None:
         backend: Any = storage._backend
         plain = backend._run
         explainer = backend._connect()  # one of its own: an explained write counts as one, and some ask changes()
@@ -99,7 +99,7 @@ SET auto_explain.log_level = notice
 class PostgresMeter(Meter):
     """Has the server explain each statement after it ran, in a notice."""
 
-    def attach(self, storage: Rooms) -> None:
+    def attach(self, storage: SQLStorage) -> None:
         backend: Any = storage._backend
         plain, known = backend._do, set[Any]()
 
@@ -152,7 +152,7 @@ class MySQLMeter(Meter):
     _SHOWING = "SHOW SESSION STATUS LIKE 'Handler\\_read%'"
     _COUNT_ALL = "SET SESSION optimizer_switch = 'index_condition_pushdown=off'"
 
-    def attach(self, storage: Rooms) -> None:
+    def attach(self, storage: SQLStorage) -> None:
         backend: Any = storage._backend
         plain, known = backend._run, dict[Any, int]()
 

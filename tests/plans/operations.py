@@ -23,7 +23,7 @@ from perdure.model.records import (
     WorkflowInstance,
 )
 from perdure.model.states import WorkflowStatus
-from perdure.storage.stores import Rooms
+from perdure.storage.stores import SQLStorage
 from tests.plans.meters import Meter
 
 DAY = timedelta(days=1)
@@ -37,7 +37,7 @@ _tags = count(1)
 class Stage:
     """A storage with an instrument on it, and new subjects."""
 
-    def __init__(self, storage: Rooms, meter: Meter) -> None:
+    def __init__(self, storage: SQLStorage, meter: Meter) -> None:
         self.storage, self.measured = storage, meter
         self.tag = next(_tags)
         self._numbers = count(1)
@@ -73,7 +73,7 @@ class Stage:
         return lease.instance_id
 
 
-async def run_all(storage: Rooms, meter: Meter) -> None:
+async def run_all(storage: SQLStorage, meter: Meter) -> None:
     """Every operation, one after the other."""
     stage = Stage(storage, meter)
     for act in (
@@ -83,7 +83,7 @@ async def run_all(storage: Rooms, meter: Meter) -> None:
         await act(stage)
 
 
-async def run_writes(storage: Rooms, meter: Meter) -> None:
+async def run_writes(storage: SQLStorage, meter: Meter) -> None:
     """What a workflow's own transaction has in it."""
     stage = Stage(storage, meter)
     async with storage.transaction():

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from typing import NamedTuple
 
-from perdure.storage.stores import Rooms
+from perdure.storage.stores import SQLStorage
 
 GONE = {
     *("idx_history_instance", "idx_channel_messages_id", "idx_definitions_name", "idx_instances_status"),
@@ -21,7 +21,7 @@ class Index(NamedTuple):
     key: bool
 
 
-async def test_w35_no_index_is_the_beginning_of_another(storage: Rooms) -> None:
+async def test_w35_no_index_is_the_beginning_of_another(storage: SQLStorage) -> None:
     indexes = await of(storage)
     assert not {index.name for index in indexes} & GONE
     doubles = [
@@ -37,7 +37,7 @@ def begins(long: Index, short: Index) -> bool:
     return long.columns[: len(short.columns)] == short.columns
 
 
-async def of(storage: Rooms) -> list[Index]:
+async def of(storage: SQLStorage) -> list[Index]:
     """Every index on whole columns of whole tables: one on some of the rows serves no other's purpose."""
     columns = defaultdict[tuple[str, str, bool], list[str]](list)
     for table, name, key, column in await storage.db().fetch(_QUERIES[storage._backend.driver.name]):

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import pytest
 
-from perdure.storage.sql import room
-from perdure.storage.stores import Rooms, open_storage
+from perdure.storage.sql import load_statements
+from perdure.storage.stores import SQLStorage, open_storage
 from tests.plans.meters import Costs, Meter, MySQLMeter, PostgresMeter, SQLiteMeter
 from tests.plans.operations import CONTROL, run_all, run_writes
 from tests.plans.seeds import Growth, seed_mysql, seed_postgres, seed_sqlite
@@ -38,7 +38,7 @@ PLANS = {  # that look at all of something, or sort it
     ("delivery.target", "USE TEMP B-TREE FOR ORDER BY"): "the waits of one instance on one channel",
     ("matching.found", "SCAN w"): "a subquery of one row",
     ("matching.may_find", "SCAN w"): "a subquery of one row",
-    ("delivery.strange", "SCAN channel_messages USING INDEX idx_channel_messages_family"): "an index of them only",
+    ("delivery.unseen", "SCAN channel_messages USING INDEX idx_channel_messages_family"): "an index of them only",
     ("delivery.waiting", "USE TEMP B-TREE FOR ORDER BY"): "the subscribers of one channel",
     ("listing.counted", "SCAN found"): "a subquery of as many as are counted",
     ("locks.sweep", "SCAN stale"): "a subquery of one page",
@@ -75,7 +75,7 @@ ONLY_ON = {  # where the others need more statements, or fewer
 
 UNRUN = {"transactions", "pieces"}  # they read nothing; pieces are measured with what they are in
 
-ROOMS = [
+FILES = [
     path.name.removesuffix(".sql") for path in files("perdure.storage.sql").iterdir() if path.name.endswith(".sql")
 ]
 
@@ -144,14 +144,14 @@ async def measure(busy: Busy) -> dict[str, Costs]:
     return readings
 
 
-async def leave_unanalyzed(storage: Rooms) -> None:
+async def leave_unanalyzed(storage: SQLStorage) -> None:
     """See to it that PostgreSQL does not look at the tables by itself."""
     if storage._backend.driver.name == "postgresql":
         for (table,) in await storage.db().fetch("SELECT tablename FROM pg_tables WHERE schemaname = 'perdure'"):
             await storage.db().execute(f"ALTER TABLE {table} SET (autovacuum_enabled = off)")
 
 
-async def analyze(storage: Rooms) -> None:
+async def analyze(storage: SQLStorage) -> None:
     if storage._backend.driver.name == "mysql":
         tables = [name for (name,) in await storage.db().fetch("SHOW TABLES")]
         await storage.db().fetch(f"ANALYZE TABLE {', '.join(tables)}")
@@ -172,7 +172,7 @@ def growing(kind: str, readings: dict[str, Costs]) -> Iterator[str]:
 
 def unmeasured(kind: str, readings: dict[str, Costs]) -> set[str]:
     """Statements that no operation has run."""
-    every = {statement.name for name in ROOMS for statement in room(name) if name not in UNRUN}
+    every = {statement.name for name in FILES for statement in load_statements(name) if name not in UNRUN}
     measured = {statement for costs in readings.values() for _, statement in costs}
     elsewhere = {name for name, kinds in ONLY_ON.items() if kind not in kinds}
     return every - measured - FRAGMENTS - RARE - elsewhere

@@ -27,7 +27,7 @@ def test_a_bug_can_be_planted_and_names_tests_that_exist(bug: Bug) -> None:
 
 
 def _text(path: Path) -> str:
-    """What a test file has, with the rooms of the conformance suite that it runs."""
+    """What a test file has, with the modules of the conformance suite that it runs."""
     if path.is_dir():
         return ""
     suite = ROOT / "src/perdure/testing/conformance" / path.name.removeprefix("test_")

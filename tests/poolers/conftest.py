@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from perdure.storage.stores import Rooms
+from perdure.storage.stores import SQLStorage
 from perdure.testing.servers import PgBouncer, PostgresServer
 from tests.storages import Database, server_database
 
@@ -23,10 +23,10 @@ async def database(pooled_url: str) -> AsyncIterator[Database]:
 
 
 @pytest.fixture
-async def storage(database: Database) -> Rooms:
+async def storage(database: Database) -> SQLStorage:
     return await database.storage()
 
 
 @pytest.fixture
-async def peer(storage: Rooms, database: Database) -> Rooms:
+async def peer(storage: SQLStorage, database: Database) -> SQLStorage:
     return await database.storage()

@@ -12,7 +12,7 @@ from perdure.database.operation import utc
 from perdure.errors import StorageError
 from perdure.storage.history import HistoryIterator, HistoryIteratorOptions
 from perdure.storage.migrations import tables
-from perdure.storage.stores import PostgresStorage, Rooms, shift_clock
+from perdure.storage.stores import PostgresStorage, SQLStorage, shift_clock
 from tests.properties.memory import QUANTUM, Memory
 from tests.properties.steps import Step, resolved
 
@@ -72,7 +72,7 @@ _TABLE_COLUMNS = {
 class Lane:
     """One database: what runs on it, and what it remembers of the sequence under way."""
 
-    def __init__(self, name: str, sides: Sequence[Rooms]) -> None:
+    def __init__(self, name: str, sides: Sequence[SQLStorage]) -> None:
         self.name, self.sides = name, sides
         self.storage = sides[0]  # of the worker whose turn it is
         self.memory: Memory

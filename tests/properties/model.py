@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any, cast
 
 from perdure.storage.migrations import tables
-from perdure.storage.stores import Rooms
+from perdure.storage.stores import SQLStorage
 from perdure.testing.reference import Reference, Tables
 from perdure.testing.reference.fences import claimable_at, finished_at
 from perdure.testing.reference.tables import change, remove, where
@@ -22,7 +22,7 @@ class ReferenceLane(Lane):
         first = Reference()
         self.world = first.world
         sides = [first, *(Reference(self.world) for _ in range(workers - 1))]
-        super().__init__("reference", cast(list[Rooms], sides))
+        super().__init__("reference", cast(list[SQLStorage], sides))
         self._order: Sequence[int] = ()  # of the steps of a burst
 
     async def explain(self, steps: Sequence[Step], burst: Sequence[Step], seen: list[str]) -> str:

@@ -1,4 +1,4 @@
-"""Every operation of every room, with the arguments it is called with."""
+"""Every operation of every aggregate, with the arguments it is called with."""
 
 from collections.abc import Mapping
 from random import Random
@@ -395,7 +395,7 @@ TRANSACTIONS: Operations = {
 
 CLOCK: Operations = {"advance_clock": args(quanta=d.one(2, 2, 4, 10, 10, -2, 11_520))}  # the last one is eight days
 
-ROOMS: dict[str, Operations] = {
+AGGREGATES: dict[str, Operations] = {
     "instances": INSTANCES,
     "listing": LISTING,
     "locks": LOCKS,

@@ -1,4 +1,4 @@
-"""Sequences of steps, at random but about something: rooms that have to do with each other, and scenes in them."""
+"""Sequences of steps, at random but about something: aggregates that have to do with each other, and scenes in them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass, replace
@@ -15,13 +15,13 @@ from perdure.model.records import (
 )
 from perdure.storage.channels import direct_channel
 from tests.properties import domains as d
-from tests.properties.operations import FRESH, ROOMS, Operations, args
+from tests.properties.operations import AGGREGATES, FRESH, Operations, args
 from tests.properties.steps import Held, Step, in_turn, is_harmless
 
 WORKERS = 3
 LONGEST, BEFORE_BURST = 30, 8  # acts, of which some are scenes of several steps
 
-OPERATIONS = {name: make for room in ROOMS.values() for name, make in room.items()}
+OPERATIONS = {name: make for aggregate in AGGREGATES.values() for name, make in aggregate.items()}
 
 THEMES = (
     ("instances", "locks", "history"),
@@ -55,9 +55,9 @@ BORN = [
 
 
 def sequence(rng: Random, longest: int = LONGEST) -> list[Step]:
-    """Steps in the rooms of a theme and another one."""
-    names = {*rng.choice(THEMES), rng.choice(sorted(ROOMS))}
-    rooms = [*(ROOMS[name] for name in sorted(names) for _ in range(2)), COMMON]
+    """Steps in the aggregates of a theme and another one."""
+    names = {*rng.choice(THEMES), rng.choice(sorted(AGGREGATES))}
+    aggregates = [*(AGGREGATES[name] for name in sorted(names) for _ in range(2)), COMMON]
     scenes = [SCENES[name] for name in sorted(names) if name in SCENES]
     steps = [
         Step("notify", {"loud": d.flags(rng)}),
@@ -67,7 +67,7 @@ def sequence(rng: Random, longest: int = LONGEST) -> list[Step]:
         if scenes and not rng.randrange(5):
             steps += [step for step in rng.choice(scenes)(rng) if rng.randrange(10)]  # now and then one is left out
         else:
-            operation, make = rng.choice(list(rng.choice(rooms).items()))
+            operation, make = rng.choice(list(rng.choice(aggregates).items()))
             steps.append(Step(operation, make(rng)))
     workers = rng.randint(1, WORKERS)
     return in_turn([_by_somebody(rng, step, workers) for step in steps])

@@ -22,11 +22,11 @@ import pytest
 from hypothesis import HealthCheck, Phase, event, given, settings
 from hypothesis import strategies as st
 
-from perdure.storage.stores import Rooms
+from perdure.storage.stores import SQLStorage
 from tests.properties.comparison import disagreement
 from tests.properties.lanes import Lane
 from tests.properties.model import ReferenceLane
-from tests.properties.operations import ROOMS
+from tests.properties.operations import AGGREGATES
 from tests.properties.sequences import WORKERS, sequence
 from tests.properties.steps import Step
 from tests.servers.databases import find_tables_by_plain_names, named_database
@@ -121,6 +121,6 @@ def test_every_database_gives_the_same_answers(lanes: Lanes, seed: bytes) -> Non
 
 
 def test_every_operation_is_compared() -> None:
-    public = {name for name, _ in inspect.getmembers(Rooms, inspect.isfunction) if not name.startswith("_")}
-    compared = {name for room in ROOMS.values() for name in room}
+    public = {name for name, _ in inspect.getmembers(SQLStorage, inspect.isfunction) if not name.startswith("_")}
+    compared = {name for aggregate in AGGREGATES.values() for name in aggregate}
     assert public - NOT_COMPARED - compared == set()

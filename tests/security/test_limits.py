@@ -25,7 +25,7 @@ from perdure.model.records import (
 )
 from perdure.model.states import WorkflowStatus
 from perdure.storage.migrations import tables
-from perdure.storage.stores import Rooms
+from perdure.storage.stores import SQLStorage
 from perdure.testing.conformance.tools import leased, new
 
 MIB = 1024 * 1024
@@ -37,13 +37,13 @@ JSON = b'"' + "é".encode() * (4 * MIB - 1) + b'"'
 BINARY = bytes(range(256)) * (8 * MIB // 256)
 
 
-async def rows(storage: Rooms) -> dict[str, int]:
+async def rows(storage: SQLStorage) -> dict[str, int]:
     """How many rows each table has."""
     names = list(tables(storage._backend.driver.name))
     return {name: await storage.db().fetchval(f"SELECT COUNT(*) FROM {name}") for name in names}
 
 
-async def refused(storage: Rooms, calls: Sequence[Callable[[], Awaitable[Any]]]) -> None:
+async def refused(storage: SQLStorage, calls: Sequence[Callable[[], Awaitable[Any]]]) -> None:
     """Each call is refused, and no table has a row more or less for it."""
     before = await rows(storage)
     for n, call in enumerate(calls):
@@ -53,7 +53,7 @@ async def refused(storage: Rooms, calls: Sequence[Callable[[], Awaitable[Any]]])
     assert await rows(storage) == before
 
 
-async def test_instances(storage: Rooms) -> None:
+async def test_instances(storage: SQLStorage) -> None:
     full = WorkflowInstance(
         ID,
         NAME,
@@ -105,7 +105,7 @@ async def test_instances(storage: Rooms) -> None:
     assert [done.output_data == JSON, done.lock_token > 2**62] == [True, True]
 
 
-async def test_history_and_compensations(storage: Rooms) -> None:
+async def test_history_and_compensations(storage: SQLStorage) -> None:
     lease = await leased(storage, ID)
     text = HistoryEvent(ID, NAME, TYPE, b"1")
     await storage.append_history(text, lease=lease)
@@ -133,7 +133,7 @@ async def test_history_and_compensations(storage: Rooms) -> None:
     assert [event.activity_id for event in await storage.get_archived_history(ID)] == [NAME, "b"]
 
 
-async def test_channels(storage: Rooms) -> None:
+async def test_channels(storage: SQLStorage) -> None:
     await new(storage, ID)
     metadata = b'"' + b"m" * (64 * 1024 - 2) + b'"'
     await storage.subscribe_to_channel(ID, NAME, ChannelMode.BROADCAST)
@@ -162,7 +162,7 @@ async def test_channels(storage: Rooms) -> None:
     assert len(await storage.get_pending_channel_messages(NAME, -(2**63 - 1))) == 2
 
 
-async def test_timers_and_times(storage: Rooms) -> None:
+async def test_timers_and_times(storage: SQLStorage) -> None:
     for n, (timer_id, at, after) in enumerate([
         (NAME, LAST, None), ("first", FIRST, None), ("far", None, SPAN_MAX), ("now", None, timedelta(0))
     ]):  # fmt: skip
@@ -192,7 +192,7 @@ async def test_timers_and_times(storage: Rooms) -> None:
     )
 
 
-async def test_outbox_groups_locks_and_workers(storage: Rooms) -> None:
+async def test_outbox_groups_locks_and_workers(storage: SQLStorage) -> None:
     full = OutboxEvent(NAME, TYPE, NAME, JSON, content_type="c" * 100)
     await storage.add_outbox_event(full)
     await storage.add_outbox_event(OutboxEvent("b", TYPE, NAME, None, BINARY, "binary"))
@@ -233,7 +233,7 @@ async def test_outbox_groups_locks_and_workers(storage: Rooms) -> None:
     )
 
 
-async def test_pages_and_batches(storage: Rooms) -> None:
+async def test_pages_and_batches(storage: SQLStorage) -> None:
     ids = [f"i-{n:04}" for n in range(1001)]
     await storage.create_instances([WorkflowInstance(id, "wf", b'{"n": 1}') for id in ids])
     page = await storage.list_instances(ListInstancesOptions(limit=1000, input_filters={"n": 1}))

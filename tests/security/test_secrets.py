@@ -18,7 +18,7 @@ from perdure.errors import ConfigurationError, DatabaseUnavailableError, Storage
 from perdure.storage.stores import MySQLStorage, PostgresStorage, open_storage
 from perdure.testing.servers import MySQLServer, PostgresServer, Server
 from tests.security import traces
-from tests.storages import rooms
+from tests.storages import storage_of
 
 WORD = "Nachtfalter"
 PASSWORD = f"p@ss:/{WORD}?#%é"
@@ -209,7 +209,7 @@ async def test_a_server_that_dies_takes_no_password_with_it(
     try:
         async with App(url, lease=SHORT, drain_timeout=SHORT) as app, Client(url) as client:
             assert await (await short.start(1)).result() == 2
-            for thing in (app, client, app._storage, rooms(app)._backend, app._worker):
+            for thing in (app, client, app._storage, storage_of(app)._backend, app._worker):
                 assert traces.in_object(thing, WORD) == []
             server.kill()
             for call in (app.info("x"), client.info("x"), app.send_event("t", 1), short.start(2)):

@@ -21,7 +21,7 @@ from perdure.model.records import (
     WorkflowInstance,
 )
 from perdure.model.states import WorkflowStatus
-from perdure.storage.stores import Rooms, open_storage
+from perdure.storage.stores import SQLStorage, open_storage
 
 PIECES = [
     *("'", '"', "`", "\\", "\\'", "''", ";", "--", "-- ", "#", "/*", "*/", "/*!", "%", "_", "%%", "%s", "%(id)s", "?"),
@@ -58,7 +58,7 @@ async def told(call: Awaitable[Any]) -> Any:
 
 @settings(max_examples=6, **SAFE)  # type: ignore[arg-type]
 @given(st.lists(text, min_size=10, max_size=14))
-async def test_every_text_is_a_value(storage: Rooms, texts: list[str]) -> None:
+async def test_every_text_is_a_value(storage: SQLStorage, texts: list[str]) -> None:
     anchor = f"anchor-{next(number)}"
     await storage.create_instance(WorkflowInstance(anchor, "anchor"))
     for value in texts:
@@ -78,7 +78,7 @@ async def test_every_text_is_a_value(storage: Rooms, texts: list[str]) -> None:
     assert found.status == "running"
 
 
-async def as_names(storage: Rooms, anchor: str, value: str) -> None:
+async def as_names(storage: SQLStorage, anchor: str, value: str) -> None:
     """In every place for a name: there as it was given, or refused."""
     own, ok = f"{next(number)}:{value}", is_name(value, 240)
     told_all = [
@@ -106,7 +106,7 @@ async def as_names(storage: Rooms, anchor: str, value: str) -> None:
     assert own in {event.event_id for event in await storage.list_outbox_events(limit=1000)}
 
 
-async def as_payloads(storage: Rooms, anchor: str, value: str) -> None:
+async def as_payloads(storage: SQLStorage, anchor: str, value: str) -> None:
     """In payloads everything comes back but what no JSON text can hold."""
     channel = f"payload-{next(number)}"
     fits = not any(0xD800 <= ord(char) < 0xE000 for char in value)
@@ -125,7 +125,7 @@ async def as_payloads(storage: Rooms, anchor: str, value: str) -> None:
         assert last.event_data == data
 
 
-async def as_questions(storage: Rooms, anchor: str, value: str) -> None:
+async def as_questions(storage: SQLStorage, anchor: str, value: str) -> None:
     """What asks for something that is not there hears so, or of a limit."""
     doomed = f"doomed-{next(number)}"
     await storage.create_instance(WorkflowInstance(doomed, "wf"))
@@ -158,7 +158,9 @@ _FOLD = {n: n + 32 for n in range(ord("A"), ord("Z") + 1)}
 
 @settings(max_examples=6, **SAFE)  # type: ignore[arg-type]
 @given(st.lists(text, min_size=6, max_size=10), st.lists(text, min_size=4, max_size=6))
-async def test_a_part_of_a_name_is_found_letter_by_letter(storage: Rooms, names: list[str], parts: list[str]) -> None:
+async def test_a_part_of_a_name_is_found_letter_by_letter(
+    storage: SQLStorage, names: list[str], parts: list[str]
+) -> None:
     """No wildcard, no folding but of ASCII letters, no pattern."""
     framework = f"n{next(number)}:"
     stored = [f"{framework}{name}" for name in dict.fromkeys(names) if is_name(f"{framework}{name}", 200)]
@@ -188,7 +190,7 @@ token = (
 
 @settings(max_examples=8, **SAFE)  # type: ignore[arg-type]
 @given(st.lists(token, min_size=10, max_size=20))
-async def test_a_forged_page_token_is_a_place_or_refused(storage: Rooms, tokens: list[str]) -> None:
+async def test_a_forged_page_token_is_a_place_or_refused(storage: SQLStorage, tokens: list[str]) -> None:
     await storage.create_instances([WorkflowInstance(f"i-{next(number)}", "wf") for _ in range(3)])
     real = (await storage.list_instances(ListInstancesOptions(limit=1))).next_page_token or ""
     for each in [*tokens, *(real[:n] for n in range(0, len(real), 4)), f"{real}'", f"'{real}"]:

@@ -13,7 +13,7 @@ import perdure.storage
 from perdure import errors
 from perdure.database.statements import DIALECTS, parse
 from perdure.storage import MySQLStorage, PostgresStorage, SQLiteStorage, Storage, StorageError, open_storage
-from perdure.storage.sql import room
+from perdure.storage.sql import load_statements
 
 SOURCE = Path(perdure.storage.__file__).parent
 
@@ -90,14 +90,14 @@ def test_every_public_thing_says_what_it_is() -> None:
         assert inspect.getdoc(getattr(Storage, name)), name
 
 
-ROOMS = [file for file in sorted((SOURCE / "sql").glob("*.sql")) if file.stem != "pieces"]
+FILES = [file for file in sorted((SOURCE / "sql").glob("*.sql")) if file.stem != "pieces"]
 
 
-@pytest.mark.parametrize("file", ROOMS, ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_every_statement_is_used_described_and_renders(file: Path) -> None:
     code = "\n".join(path.read_text("utf-8") for path in SOURCE.glob("*.py"))
     text = file.read_text("utf-8")
-    for statement in room(file.stem):
+    for statement in load_statements(file.stem):
         name = statement.name.partition(".")[2]
         assert re.search(rf"\bS\.{name}\b|\b[a-z_]+\.S\.{name}\b|[\"']{name}[\"']|\.{name}\(", code), statement.name
         assert re.search(rf"^-- {name}\n-- \S", text, re.MULTILINE), f"{statement.name} has no description"
@@ -107,8 +107,8 @@ def test_every_statement_is_used_described_and_renders(file: Path) -> None:
 
 
 def test_every_piece_is_described_and_used_by_several() -> None:
-    text, pieces = "\n".join(file.read_text("utf-8") for file in ROOMS), SOURCE / "sql" / "pieces.sql"
-    for piece in room("pieces"):
+    text, pieces = "\n".join(file.read_text("utf-8") for file in FILES), SOURCE / "sql" / "pieces.sql"
+    for piece in load_statements("pieces"):
         name = piece.name.partition(".")[2]
         assert len(re.findall(rf"\{{{name}(?:\(\w\))?\}}", text)) > 1, f"{piece.name} serves no two statements"
         assert re.search(rf"^-- {name}\n-- \S", pieces.read_text("utf-8"), re.MULTILINE), piece.name
@@ -126,11 +126,11 @@ def test_every_piece_is_described_and_used_by_several() -> None:
 )
 def test_a_bad_statement_file_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="a"):
-        parse("room", text)
+        parse("file", text)
 
 
-def test_sql_stands_in_its_drawer() -> None:
-    """No statement text in the rooms; the dialects and backends have pieces, the migrations their own files."""
+def test_sql_stands_in_its_own_files() -> None:
+    """SQL statements stand in .sql files; the dialects and backends have pieces, the migrations their own files."""
     verb = re.compile(r"^\s*(SELECT|INSERT INTO|UPDATE|DELETE FROM)\s", re.IGNORECASE)
     for path in SOURCE.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from perdure.storage.stores import Rooms
+from perdure.storage.stores import SQLStorage
 from perdure.testing.servers import MySQLServer, PostgresServer
 from tests.servers.databases import named_database
 from tests.storages import Database, server_database
@@ -54,10 +54,10 @@ async def database(zoned_server: tuple[str, str]) -> AsyncIterator[Database]:
 
 
 @pytest.fixture
-async def storage(database: Database) -> Rooms:
+async def storage(database: Database) -> SQLStorage:
     return await database.storage()
 
 
 @pytest.fixture
-async def peer(storage: Rooms, database: Database) -> Rooms:
+async def peer(storage: SQLStorage, database: Database) -> SQLStorage:
     return await database.storage()

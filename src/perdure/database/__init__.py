@@ -1,5 +1,4 @@
-"""The databases, underneath the storage layer: connections, pools and transactions, dialects, statements, operations.
+"""Connect to the databases: connections, pools, transactions, dialects, statements and operations.
 
-This is what an ORM or a database interface would be elsewhere. It knows no table and no workflow, and imports nothing
-of `perdure.storage`.
+This layer takes the place of an ORM. It knows no table and no workflow, and imports nothing of `perdure.storage`.
 """

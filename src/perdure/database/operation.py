@@ -1,10 +1,10 @@
-"""An operation is a generator of statements: it yields calls, is sent their answers, and returns its result.
+"""Define operations: generators that yield calls of statements, receive the answers, and return a result.
 
-It does no input or output itself. So one text of it runs on every backend (a thread of SQLite's, a connection of a
+An operation does no I/O itself. So the same code runs on every backend (in SQLite's thread, on a connection to a
 server), inside a caller's transaction or in one of its own, and can be run again from the start after a deadlock.
 
-The answer to a call: rows as tuples where the statement reads or returns, else the number of rows written; for a
-statement of several parts a tuple of such answers.
+The answer to a call is a list of rows as tuples if the statement reads or returns rows, otherwise the number of rows
+written; for a statement of several parts it is a tuple of such answers.
 """
 
 from collections.abc import Callable, Generator
@@ -23,16 +23,16 @@ Operation = Generator[Call, Any, T]
 
 
 class Again(Exception):
-    """Raised by an operation that found nothing to write to, and then saw that by now there is: it is run again."""
+    """Signal that an operation found no row to write to, and then saw that one exists by now: it is run again."""
 
 
 @dataclass(slots=True)
 class Work(Generic[T]):
-    """An operation to run, and how it may be treated.
+    """Describe an operation to run, and how it may be retried.
 
     `single`: its first call writes all or nothing by itself, so on a server it needs no transaction around it.
-    `confirm`: run after the answer to a commit was lost; gives the result if the write is there, else None.
-    `repeat`: doing it again changes nothing more, so after such a loss it may be.
+    `confirm`: run after the answer to a commit was lost; returns the result if the write exists, else None.
+    `repeat`: it is idempotent, so it may be repeated after such a loss.
     `row`: what it locks first; the items of a batch run in that order, so that two batches never wait for each other.
     """
 
@@ -44,7 +44,7 @@ class Work(Generic[T]):
 
 
 def utc(value: Any) -> datetime:
-    """A time as a database gives it (naive, or SQLite's text), aware. Lists are full of times: the quick way first."""
+    """Return a time from a database (naive, or SQLite's text) as an aware one; fast, because lists contain many."""
     if type(value) is datetime and value.tzinfo is UTC:
         return value
     if type(value) is str:
@@ -57,17 +57,17 @@ def utc(value: Any) -> datetime:
 
 
 def utc_or_none(value: Any) -> datetime | None:
-    """Like `utc`, for columns that may be empty."""
+    """Return the same as `utc`, or None for an empty column."""
     return None if value is None else utc(value)
 
 
 def raw(value: str | bytes | None) -> bytes | None:
-    """A text or binary column as bytes."""
+    """Return a text or binary column as bytes."""
     return value.encode() if isinstance(value, str) else value
 
 
 def rows_if(part: int, answer: Any) -> list[tuple[Any, ...]]:
-    """The rows of a statement whose part `part` wrote; one of a single part gives them by itself."""
+    """Return the rows of a statement whose part `part` wrote; a statement of one part returns them by itself."""
     if isinstance(answer, list):
         return answer
     rows: list[tuple[Any, ...]] = answer[-1] if answer[part] else []
@@ -75,7 +75,7 @@ def rows_if(part: int, answer: Any) -> list[tuple[Any, ...]]:
 
 
 def blank(record: type[R]) -> Callable[[], Any]:
-    """Makes empty twins of a frozen record, for rows that come by the hundred.
+    """Return a function that makes empty twins of a frozen record, for rows that come by the hundred.
 
     A frozen dataclass sets each field past its own guard, which takes ten times as long as plain assignments. Here a
     plain twin with the same slots is filled, and then becomes the record: `it.__class__ = Record`.

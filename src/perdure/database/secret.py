@@ -1,5 +1,5 @@
-"""Texts that nobody should see: they work like any other, but a log, a debugger or a traceback that shows the values of
-local variables shows stars."""
+"""Keep texts secret: they work like any other str, but logs, debuggers and tracebacks that show the values of local
+variables show stars."""
 
 from typing import TypeVar
 from urllib.parse import parse_qsl
@@ -8,7 +8,7 @@ E = TypeVar("E", bound=BaseException)
 
 
 class Secret(str):
-    """A URL or a password. What it is cut into is secret, too."""
+    """Hold a URL or a password. Parts of it are secret, too."""
 
     __slots__ = ()
 
@@ -25,7 +25,7 @@ class Secret(str):
 
 
 class SecretBytes(bytes):
-    """A password as a driver wants it."""
+    """Hold a password as bytes, for drivers that need them."""
 
     __slots__ = ()
 
@@ -34,12 +34,12 @@ class SecretBytes(bytes):
 
 
 def options_of(query: str) -> dict[str, Secret]:
-    """The options of a URL; what stands among them may be a piece of a password that was not encoded."""
+    """Return the options of a URL as secrets: one may contain part of a password that was not percent-encoded."""
     return {Secret(name): Secret(value) for name, value in parse_qsl(query, keep_blank_values=True)}
 
 
 def without_traces(error: E) -> E:
-    """The error and all that led to it without their frames, whose local variables somebody may show."""
+    """Remove the frames of an error and its causes, because a log may show their local variables."""
     chain: list[BaseException | None] = [error]
     seen: set[int] = set()
     while chain:

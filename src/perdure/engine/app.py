@@ -54,7 +54,7 @@ from perdure.model.records import (
 )
 from perdure.model.states import WorkflowStatus
 from perdure.storage.contract import Storage
-from perdure.storage.stores import Rooms, open_storage
+from perdure.storage.stores import SQLStorage, open_storage
 
 DRAIN_SEC = 10.0
 HEALTH_SEC = 5.0  # a database that does not answer by then is not reachable
@@ -101,7 +101,7 @@ class Client:
 
     async def _enter(self, opening: AsyncExitStack) -> None:
         """Start what belongs to an open client; `opening` closes it again, also if a later part cannot be started."""
-        if isinstance(self._opened, Rooms):
+        if isinstance(self._opened, SQLStorage):
             await define(self._opened, {name: each.source_hash for name, each in WORKFLOWS.items()})
         self._supervisor = Supervisor()
         self._results = Results(self._opened, self._supervisor, alone=type(self) is Client)
@@ -131,14 +131,14 @@ class Client:
 
     def dialect(self) -> str | None:
         """Return which database this is: sqlite, postgresql or mysql; None if the storage does not say."""
-        return self._opened.dialect if isinstance(self._opened, Rooms) else None
+        return self._opened.dialect if isinstance(self._opened, SQLStorage) else None
 
     def _storage_url(self) -> str:
         return self.url
 
     def schema(self) -> str:
         """Return the schema that holds the tables, on PostgreSQL."""
-        return self._opened.schema if isinstance(self._opened, Rooms) else ""
+        return self._opened.schema if isinstance(self._opened, SQLStorage) else ""
 
     @property
     def _storage(self) -> Storage:
@@ -492,7 +492,7 @@ def _check_database(database: object, kind: str) -> None:
         raise TypeError(
             f"{kind}(…) takes a database URL, such as 'sqlite:///orders.db', or an open storage, not {database!r}"
         )
-    if isinstance(database, Rooms) and not database.is_open:
+    if isinstance(database, SQLStorage) and not database.is_open:
         raise EngineError(
             f"the storage given to {kind}(…) is not open: use `async with open_storage(url) as storage:` around it"
         )

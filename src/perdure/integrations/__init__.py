@@ -1,5 +1,5 @@
-"""Integrations: connections that are not ours, and libraries that want ours.
+"""Integrate connections of the caller, and libraries that use ours.
 
-`foreign` writes on a caller's own connection, `starts` starts a run there, and `shared` lends the transaction of an
-activity to SQLAlchemy. Each library is imported only when one of its connections is there.
+`foreign` writes on a caller's own connection, `starts` starts a run there, and `shared` gives SQLAlchemy access to the
+transaction of an activity. Each library is imported only when one of its connections is used.
 """

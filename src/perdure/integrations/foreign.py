@@ -1,9 +1,9 @@
-"""Foreign connections: a caller's own, of whatever driver, on which the storage layer's statements run.
+"""Run the storage layer's statements on a caller's own connection, of any supported driver.
 
-One text serves blocking and awaited drivers: every answer goes through `settled`, and on a blocking connection nothing
-is ever waited for, so that the coroutine can be run to its end at the call. Of the session nothing is taken for
-granted: rows come through a cursor of the driver's plainest kind, and to MySQL every text goes in hexadecimal digits,
-whatever its character set and its rules of quoting.
+The same code serves blocking and asynchronous drivers: every answer goes through `settled`, and on a blocking
+connection nothing is ever awaited, so that the coroutine can be run to its end in one call. Nothing is assumed about
+the session: rows are read through the driver's plainest cursor, and texts for MySQL are sent as hexadecimal digits,
+independent of the session's character set and quoting rules.
 """
 
 import inspect
@@ -25,11 +25,11 @@ from perdure.errors import ConfigurationError, StorageError, TransactionError
 T = TypeVar("T")
 
 DUPLICATE = 1062
-_OPEN, _AUTOCOMMIT = 1, 2  # of MySQL's status
+_OPEN, _AUTOCOMMIT = 1, 2  # flags of MySQL's status
 
 
 class Pyformat(PostgresDriver):
-    """PostgreSQL with the placeholders of psycopg."""
+    """Render PostgreSQL with the placeholders of psycopg."""
 
     mark = "%(p{n})s"
 
@@ -46,39 +46,39 @@ def _in_schema(pyformat: bool, schema: str) -> PostgresDriver:
 
 
 class Foreign:
-    """A connection of somebody else's: its dialect, whether it blocks, and how a statement runs on it."""
+    """Wrap a caller's connection: its dialect, whether it blocks, and how a statement runs on it."""
 
     driver: Rendering
     blocking = False
-    how = "begin one"  # what the caller should have done
+    how = "begin one"  # what the error tells the caller to do
 
     def __init__(self, native: Any) -> None:
         self.native = native
 
     def in_transaction(self) -> bool:
-        """Whether what is written now waits for the caller's commit."""
+        """Return whether a write now belongs to a transaction that the caller commits."""
         raise NotImplementedError
 
     def use_schema(self, schema: str) -> None:
-        """PostgreSQL: name the tables with this schema, whatever search_path the session has."""
+        """Qualify the tables with this schema on PostgreSQL, whatever search_path the session has."""
         if isinstance(self.driver, PostgresDriver):
             self.driver = _in_schema(isinstance(self.driver, Pyformat), schema)
 
     async def prepare(self) -> None:
-        """Called before the first statement."""
+        """Prepare the connection before the first statement."""
 
     async def do(self, part: Part, params: Mapping[str, object]) -> Any:
-        """Run one part: its rows where it reads, else the number of rows written."""
+        """Run one part; return its rows if it reads, otherwise the number of rows written."""
         raise NotImplementedError
 
     async def run(self, call: Call) -> Any:
-        """Run a call; the answer is as a backend gives it."""
+        """Run a call and return the same answer as a backend."""
         answers = tuple([await self.do(part, call.params) for part in self.driver.parts(call.statement)])
         return answers[0] if len(answers) == 1 else answers
 
 
 class Asyncpg(Foreign):
-    """asyncpg, also from its pool."""
+    """Wrap a connection of asyncpg, also from its pool."""
 
     driver = POSTGRES
     how = "use `async with connection.transaction():`"
@@ -94,8 +94,8 @@ class Asyncpg(Foreign):
         return int(count) if count.isdigit() else 0
 
 
-class Lent(Foreign):
-    """What `connection()` gives a plain function in a transactional activity."""
+class ActivityConnection(Foreign):
+    """Wrap what `connection()` returns to a plain function in a transactional activity."""
 
     blocking = True
 
@@ -122,14 +122,14 @@ class Lent(Foreign):
 
 
 class Cursors(Foreign):
-    """A driver with cursors, blocking or not."""
+    """Wrap a connection of a driver with cursors, blocking or not."""
 
     def cursor(self) -> Any:
-        """A cursor whose rows are tuples."""
+        """Return a cursor whose rows are tuples."""
         raise NotImplementedError
 
     def sent(self, part: Part, params: Mapping[str, object]) -> tuple[Any, ...]:
-        """What `execute` takes."""
+        """Return the arguments of `execute`."""
         return part.text, _values(self.driver, part, params)
 
     async def do(self, part: Part, params: Mapping[str, object]) -> Any:
@@ -146,7 +146,7 @@ class Cursors(Foreign):
 
 
 class SQLite(Cursors):
-    """sqlite3 of the standard library."""
+    """Wrap a connection of the standard library's sqlite3."""
 
     driver = SQLITE
     blocking = True
@@ -162,7 +162,7 @@ class SQLite(Cursors):
 
 
 class Aiosqlite(SQLite):
-    """The same in a thread, awaited."""
+    """Wrap a connection of aiosqlite, which runs sqlite3 in a thread."""
 
     blocking = False
 
@@ -173,7 +173,7 @@ class Aiosqlite(SQLite):
 
 
 class Psycopg(Cursors):
-    """psycopg 3, blocking and awaited."""
+    """Wrap a connection of psycopg 3, blocking or asynchronous."""
 
     driver = PYFORMAT
     how = "use `with connection.transaction():`, or turn autocommit off and run a statement first"
@@ -195,7 +195,7 @@ class Psycopg(Cursors):
 
 
 class MySQL(Cursors):
-    """PyMySQL, MySQLdb and their like; asyncmy and aiomysql."""
+    """Wrap a connection of PyMySQL, MySQLdb or a similar driver, or of asyncmy or aiomysql."""
 
     driver = MYSQL
     how = "call `begin()`, or turn autocommit off"
@@ -206,7 +206,7 @@ class MySQL(Cursors):
         self.blocking = package not in ("asyncmy", "aiomysql")
 
     def in_transaction(self) -> bool:
-        """With autocommit off there always is one: it begins with whatever comes first."""
+        """Return whether a transaction is open; with autocommit off the first statement begins one."""
         status = getattr(self.native, "server_status", None)
         if status is None:
             return not self.native.get_autocommit()
@@ -220,7 +220,7 @@ class MySQL(Cursors):
 
 
 class SQLAlchemy(Foreign):
-    """A connection or session of SQLAlchemy, blocking or awaited, on any of the three databases."""
+    """Wrap a connection or session of SQLAlchemy, blocking or asynchronous, on any of the three databases."""
 
     how = "use `with connection.begin():` or `with session.begin():`"
 
@@ -246,7 +246,7 @@ class SQLAlchemy(Foreign):
         if level == "AUTOCOMMIT":
             raise TransactionError("the connection is in AUTOCOMMIT mode: in_transaction= needs one that you commit")
         if self.driver is SQLITE and not inner.connection.driver_connection.in_transaction:
-            await self._execute("BEGIN")  # SQLAlchemy only says so: a savepoint would be the transaction itself
+            await self._execute("BEGIN")  # SQLAlchemy has not sent it, and a savepoint would become the transaction
 
     async def _execute(self, text: str, args: Any = None) -> Any:
         options = {"no_parameters": True} if args is None else {}
@@ -267,7 +267,7 @@ class SQLAlchemy(Foreign):
 
 
 def _dialect_of(dialect: Any) -> Rendering:
-    """Which of our dialects SQLAlchemy speaks there, in which style of parameters."""
+    """Return our dialect for SQLAlchemy's, with its parameter style."""
     kinds: dict[tuple[str, str | None], Rendering] = {
         ("sqlite", "qmark"): SQLITE,
         ("postgresql", "numeric_dollar"): POSTGRES,
@@ -279,7 +279,7 @@ def _dialect_of(dialect: Any) -> Rendering:
     found = kinds.get((name, style)) or kinds.get((name, None))
     if found is None:
         raise ConfigurationError(
-            f"in_transaction= knows no SQLAlchemy connection of {name}+{dialect.driver}: use sqlite, "
+            f"in_transaction= does not support SQLAlchemy connections of {name}+{dialect.driver}: use sqlite, "
             "postgresql+asyncpg, postgresql+psycopg, or mysql with any driver"
         )
     return found
@@ -291,29 +291,30 @@ _KINDS: dict[str, Callable[[Any, str], Foreign]] = {
     "sqlite3": lambda native, _: SQLite(native),
     "aiosqlite": lambda native, _: Aiosqlite(native),
     "sqlalchemy": lambda native, _: SQLAlchemy(native),
-    "perdure.engine.activities": lambda native, _: Lent(native),
+    "perdure.engine.activities": lambda native, _: ActivityConnection(native),
     **dict.fromkeys(("pymysql", "MySQLdb", "aiomysql", "asyncmy"), MySQL),
 }
 
 
 def recognised(connection: Any) -> Foreign:
-    """The connection by the package that it, or a class it is derived from, comes from."""
+    """Return the wrapper for a connection, by the package that its class or a base class comes from."""
     for kind in type(connection).__mro__:
         package = kind.__module__.partition(".")[0]
         known = _KINDS.get(package) or _KINDS.get(kind.__module__)
         if known is not None:
-            with suppress(AttributeError):  # of something else of that package: a pool, a cursor, an engine
+            with suppress(AttributeError):  # another object of that package: a pool, a cursor, an engine
                 foreign = known(connection, package)
                 foreign.in_transaction()
                 return foreign
     raise ConfigurationError(
-        f"in_transaction= knows no connection of type {type(connection).__module__}.{type(connection).__qualname__}: "
-        "give one of asyncpg, psycopg, sqlite3, aiosqlite, PyMySQL, MySQLdb, aiomysql, asyncmy or SQLAlchemy"
+        f"in_transaction= does not support connections of type {type(connection).__module__}."
+        f"{type(connection).__qualname__}: use one of asyncpg, psycopg, sqlite3, aiosqlite, PyMySQL, MySQLdb, "
+        "aiomysql, asyncmy or SQLAlchemy"
     )
 
 
 async def drive(foreign: Foreign, operation: Operation[T]) -> T:
-    """Run an operation on the connection. The driver's errors are thrown into it, so that it can undo what it did."""
+    """Run an operation on the connection. The driver's errors are thrown into it, so that it can undo its writes."""
     try:
         call = next(operation)
         while True:
@@ -330,22 +331,22 @@ async def drive(foreign: Foreign, operation: Operation[T]) -> T:
 
 
 def at_once(coroutine: Coroutine[Any, Any, T]) -> T:
-    """The result of a coroutine that waits for nothing."""
+    """Return the result of a coroutine that never suspends."""
     try:
         coroutine.send(None)
     except StopIteration as stop:
         return stop.value  # type: ignore[no-any-return]
     coroutine.close()
-    raise AssertionError("a blocking connection was waited for")
+    raise AssertionError("the coroutine of a blocking connection suspended")
 
 
 async def settled(value: Awaitable[T] | T) -> T:
-    """What a driver answers, now or later."""
+    """Return a driver's answer, awaited if necessary."""
     return await value if inspect.isawaitable(value) else value
 
 
 def forgiven(part: Part, error: Exception) -> Any:
-    """MySQL: a duplicate of a row that may be there is no row written; anything else is raised."""
+    """Return the answer for an ignored duplicate on MySQL; raise any other error."""
     own = error.__cause__ if isinstance(error, StorageError) else getattr(error, "orig", error)
     if part.forgives and own is not None and own.args[:1] == (DUPLICATE,):
         return [] if part.inserts else 0
@@ -353,7 +354,7 @@ def forgiven(part: Part, error: Exception) -> Any:
 
 
 def mysql_text(part: Part, params: Mapping[str, object]) -> str:
-    """A text with its values in it, in ASCII throughout."""
+    """Return a text with its values in it, in ASCII throughout."""
     return part.text % {name: _ascii(params[name]) for name in part.names}
 
 
@@ -375,7 +376,7 @@ def _named(values: Sequence[object]) -> dict[str, object]:
 
 
 def _texts(rows: Any) -> list[tuple[Any, ...]]:
-    """Rows as tuples; a session may give texts as bytes."""
+    """Return rows as tuples, with bytes decoded, because a session may return texts as bytes."""
     return [tuple(value.decode() if isinstance(value, bytes) else value for value in row) for row in rows]
 
 

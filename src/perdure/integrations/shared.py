@@ -1,11 +1,11 @@
-"""SQLAlchemy inside a transactional activity: its SQL runs in the very transaction that records the result.
+"""Run SQLAlchemy inside a transactional activity: its SQL runs in the transaction that records the result.
 
-SQLAlchemy gets what it takes for a driver's connection, a `Facade` on the open transaction, in a pool of that one.
-Committing is refused: the engine commits, together with the result. Rolling back goes to where SQLAlchemy's first
-statement began, by a savepoint: the transaction itself goes on. Nothing is set on the session, for others use it next.
+SQLAlchemy gets a `Facade` on the open transaction in place of a driver's connection, in a pool of that one. Commits
+are rejected: the engine commits, together with the result. A rollback goes back to where SQLAlchemy's first statement
+began, by a savepoint, and the transaction continues. Nothing is set on the session, because others use it next.
 
 The facade serves `AsyncConnection`, where it waits in SQLAlchemy's greenlet, and a plain function's `Connection`, whose
-thread waits for the loop.
+thread waits for the event loop.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ Wait = Callable[[Coroutine[Any, Any, Any]], Any]
 
 
 class Answer(NamedTuple):
-    """What a statement gave."""
+    """Hold the answer to a statement."""
 
     rows: Sequence[Any]
     description: Sequence[Sequence[Any]] | None
@@ -49,19 +49,19 @@ class Answer(NamedTuple):
 
 
 class Facade:
-    """What SQLAlchemy takes for a driver's connection."""
+    """Act as a driver's connection for SQLAlchemy."""
 
     def __init__(self, session: Any, dialect: Any, wait: Wait) -> None:
         self._session = session
-        self._connection = session.native  # where the dialects look for the driver's own
+        self._connection = session.native  # where the dialects look for the driver's own connection
         self._dialect = dialect
         self._wait = wait
         self._marked = self._ended = False
 
     def run(self, operation: str, parameters: Any) -> Answer:
-        """Run a statement; before the first one a savepoint is set."""
+        """Run a statement; set a savepoint before the first one."""
         if self._ended:
-            raise TransactionError("the activity's transaction has ended")
+            raise TransactionError("the activity's transaction has ended: use the connection only inside the activity")
         if not self._marked:
             self._do("SAVEPOINT perdure_shared")
             self._marked = True
@@ -78,17 +78,17 @@ class Facade:
         raise TransactionError(COMMITS)
 
     def rollback(self) -> None:
-        """Undo what was done since SQLAlchemy's first statement."""
+        """Undo what was written since SQLAlchemy's first statement."""
         if self._marked and not self._ended:
             self._do("ROLLBACK TO SAVEPOINT perdure_shared")
 
     def close(self) -> None:
-        """Nothing: the connection is lent."""
+        """Do nothing: the activity owns the connection."""
 
     terminate = close
 
     def end(self) -> None:
-        """Refuse everything from now on."""
+        """Reject everything from now on."""
         self._ended = True
 
     def __getattr__(self, name: str) -> Any:
@@ -96,7 +96,7 @@ class Facade:
 
 
 class Cursor:
-    """Runs a statement and holds all of its rows."""
+    """Run a statement and hold all of its rows."""
 
     arraysize = 1
 
@@ -128,23 +128,23 @@ class Cursor:
         return iter(self.fetchall())
 
     def setinputsizes(self, *_: object) -> None:
-        """Nothing: as the drivers do."""
+        """Do nothing, as the drivers do."""
 
     def close(self) -> None:
         self._rows.clear()
 
     async def _async_soft_close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no server-side cursor is open."""
 
 
 class Borrowed:
-    """What all three dialects change: sessions are not theirs to set, and statements go the facade's way."""
+    """Change what all three dialects have in common: leave the session's settings alone, and use the facade."""
 
     is_async = True
-    perdure_ready = False  # whether it has asked the server what it must know
+    perdure_ready = False  # whether it has queried the server's properties
 
     def set_isolation_level(self, dbapi_connection: object, level: object) -> NoReturn:
-        raise TransactionError("the isolation level cannot be changed: the transaction is open already")
+        raise TransactionError("the isolation level cannot be changed: the transaction is already open")
 
 
 class SQLiteBorrowed(Borrowed, SQLiteDialect_pysqlite):
@@ -166,7 +166,7 @@ class SQLiteBorrowed(Borrowed, SQLiteDialect_pysqlite):
 
 class PostgresBorrowed(Borrowed, PGDialect_asyncpg):
     supports_statement_cache = True
-    # as text, for the codecs that SQLAlchemy wants would be those of the connection's next users too
+    # as text: the codecs that SQLAlchemy installs would affect the connection's next users, too
     supports_native_json_deserialization = False
     colspecs = {**PGDialect_asyncpg.colspecs, sa.JSON: JSON, JSONB: JSONB}  # noqa: RUF012 - SQLAlchemy's way
     _json_deserializer = staticmethod(json.loads)
@@ -183,7 +183,7 @@ class PostgresBorrowed(Borrowed, PGDialect_asyncpg):
         return Answer(rows, columns or None, int(count[1]) if count else -1)
 
     def _translated(self, error: Exception) -> Exception:
-        """The error as SQLAlchemy's own adapter has it."""
+        """Return the error as SQLAlchemy's own adapter translates it."""
         known = cast(Any, self.dbapi)._asyncpg_error_translate
         for kind in type(error).__mro__:
             if kind in known:
@@ -204,16 +204,16 @@ class MySQLBorrowed(Borrowed, MySQLDialect_asyncmy):
                 rows = await cursor.fetchall() if cursor.description else ()
                 return Answer(rows, cursor.description, cursor.rowcount, cursor.lastrowid)
         except Exception as error:
-            session._fail(error)  # after a deadlock there is no transaction: what came next would commit by itself
+            session._fail(error)  # after a deadlock the transaction is gone: later statements would autocommit
             raise
 
 
 _KINDS: dict[str, type[Any]] = {"sqlite": SQLiteBorrowed, "postgresql": PostgresBorrowed, "mysql": MySQLBorrowed}
-_dialects: "WeakKeyDictionary[Any, Any]" = WeakKeyDictionary()  # by backend: what it has asked the server stays known
+_dialects: "WeakKeyDictionary[Any, Any]" = WeakKeyDictionary()  # by backend, so that the server is queried once
 
 
 class Shared(sa.Connection):
-    """A connection of SQLAlchemy's inside a transaction that is not its own; closing it does nothing."""
+    """Connect SQLAlchemy to a transaction that is not its own; closing it does nothing."""
 
     def begin(self) -> sa.RootTransaction:
         if self.in_transaction():
@@ -224,26 +224,26 @@ class Shared(sa.Connection):
         raise TransactionError(COMMITS)
 
     def close(self) -> None:
-        """Nothing: the activity's end does it."""
+        """Do nothing: the connection is closed when the activity ends."""
 
 
 class AsyncShared(AsyncConnection):
-    """The same, awaited."""
+    """Provide the same for asynchronous code."""
 
     async def start(self, is_ctxmanager: bool = False) -> AsyncConnection:
         return self
 
 
 class Sharing:
-    """A connection of SQLAlchemy's on an open session of a backend's, until it ends."""
+    """Provide a connection of SQLAlchemy on an open session of a backend, until it ends."""
 
     def __init__(self, session: Any, loop: asyncio.AbstractEventLoop | None) -> None:
-        """With `loop` it is one that blocks, for a thread beside that loop."""
+        """Create a blocking connection if `loop` is given, for a thread beside that loop."""
         dialect = _dialect(session._backend)
         self._facade = Facade(session, dialect, await_only if loop is None else _waiting_for(loop))
         pool = StaticPool(lambda: cast(Any, self._facade), reset_on_return=None, dialect=dialect)
         if isinstance(dialect, SQLiteBorrowed):
-            dialect.on_connect()(cast(Any, self._facade))  # functions only: REGEXP and the like
+            dialect.on_connect()(cast(Any, self._facade))  # registers functions such as REGEXP
         engine = sa.Engine(pool, dialect, sa.make_url(f"{dialect.name}+{dialect.driver}://"))
         event.listen(engine, "before_execute", lambda *_: self._ask())
         self._connection = Shared(engine)
@@ -254,14 +254,14 @@ class Sharing:
         self.connection: Any = self._connection if loop else AsyncShared(AsyncEngine(engine), self._connection)
 
     async def prepare(self) -> None:
-        """Ask now; what goes wrong is undone, and asked again when it is needed."""
+        """Query the server now; after an error, undo it, and query again when needed."""
         try:
             await greenlet_spawn(self._ask)
         except Exception:
             await greenlet_spawn(self._facade.rollback)
 
     def _ask(self) -> None:
-        """What SQLAlchemy does at an engine's first connection, once a backend; its own questions come by here too."""
+        """Do what SQLAlchemy does at an engine's first connection, once per backend."""
         dialect: Any = self._connection.dialect
         if not (dialect.perdure_ready or self._asks):
             self._asks = True
@@ -269,14 +269,14 @@ class Sharing:
             dialect.perdure_ready = True
 
     def end(self) -> None:
-        """The activity's code is done."""
+        """End the sharing, because the activity's code has returned."""
         self._facade.end()
         with suppress(Exception):
             sa.Connection.close(self._connection)
 
 
 async def prepare(session: Any) -> None:
-    """Let the dialect ask the server what it must know, at a backend's first transaction: later it cannot wait."""
+    """Let the dialect query the server's properties in a backend's first transaction: later it cannot wait."""
     if not _dialect(session._backend).perdure_ready:
         sharing = Sharing(session, None)
         await sharing.prepare()

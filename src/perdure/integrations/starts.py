@@ -1,7 +1,7 @@
-"""Starts in a transaction of the caller's: the run begins if and when that transaction commits.
+"""Start a run in the caller's transaction: it begins if and when that transaction commits.
 
-All is written under a savepoint, on the caller's connection and no other: whatever goes wrong, the caller's transaction
-goes on as it was. The driver's own errors come through as they are.
+Everything is written under a savepoint, on the caller's connection alone: after an error the caller's transaction
+continues unchanged. The driver's own errors are not translated.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from perdure.model.records import HistoryEvent, TimerSubscription, WorkflowInsta
 from perdure.model.states import WorkflowStatus
 from perdure.storage import history, instances, timers, wakeups
 from perdure.storage.sql import statements
-from perdure.storage.stores import Rooms
+from perdure.storage.stores import SQLStorage
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -58,13 +58,13 @@ SELECT instance_id, framework, workflow_name, input_data, continued_from
   FROM workflow_instances WHERE instance_id = :instance_id
 
 -- find [mysql]
--- Differs because bytes are the same in every character set that a session may read in.
+-- Differs because bytes are the same in every character set that a session may use.
 SELECT CAST(instance_id AS BINARY), framework, CAST(workflow_name AS BINARY), CAST(input_data AS BINARY),
        CAST(continued_from AS BINARY)
   FROM workflow_instances WHERE instance_id = :instance_id
 
 -- find_again
--- After an insert that met the id.
+-- After an insert that found the id taken.
 SELECT instance_id, framework, workflow_name, input_data, continued_from
   FROM workflow_instances WHERE instance_id = :instance_id
 
@@ -75,7 +75,7 @@ SELECT CAST(instance_id AS BINARY), framework, CAST(workflow_name AS BINARY), CA
   FROM workflow_instances WHERE instance_id = :instance_id LOCK IN SHARE MODE
 
 -- find_first
--- What the first generation of a run began with, while it is kept.
+-- The input of the first generation of a run, while it is kept.
 SELECT input_data FROM workflow_instances WHERE instance_id = :instance_id AND status = 'recurred'
 
 -- find_first [mysql]
@@ -83,12 +83,12 @@ SELECT input_data FROM workflow_instances WHERE instance_id = :instance_id AND s
 SELECT CAST(input_data AS BINARY) FROM workflow_instances WHERE instance_id = :instance_id AND status = 'recurred'
 
 -- defined
--- Which versions of some workflows are known.
+-- The known versions of some workflows.
 SELECT workflow_name, source_hash FROM workflow_definitions WHERE workflow_name {any(:names)}
 
 -- define
--- A definition. On MySQL it comes before the instance: in a session of REPEATABLE READ, looking whether it is there
--- locks the gap where it will be, and others could define nothing there until the commit.
+-- A definition. On MySQL it is inserted before the instance: in a session with REPEATABLE READ, checking whether it
+-- exists locks the gap where it will be, and no other transaction could insert a definition there until the commit.
 INSERT INTO workflow_definitions (workflow_name, source_hash, source_code, created_at)
 VALUES (:workflow_name, :source_hash, :source_code, {now}) {on_conflict_do_nothing(workflow_name, source_hash)}
 """,
@@ -96,7 +96,7 @@ VALUES (:workflow_name, :source_hash, :source_code, {now}) {on_conflict_do_nothi
 
 
 async def start_in(connection: object, request: StartRequest, decode: Callable[[bytes], R]) -> RunHandle[R]:
-    """Write a start into the transaction that an async connection has open."""
+    """Write a start into the open transaction of an asynchronous connection."""
     foreign = recognised(connection)
     if foreign.blocking:
         raise TypeError(_use(connection, "a blocking connection", "start_sync(…)"))
@@ -104,7 +104,7 @@ async def start_in(connection: object, request: StartRequest, decode: Callable[[
 
 
 def start_in_sync(connection: object, request: StartRequest, decode: Callable[[bytes], R]) -> RunHandle[R]:
-    """Write a start into the transaction that a blocking connection has open."""
+    """Write a start into the open transaction of a blocking connection."""
     foreign = recognised(connection)
     if not foreign.blocking:
         raise TypeError(_use(connection, "an async connection", "`await start(…)`"))
@@ -117,7 +117,7 @@ def _use(connection: object, kind: str, call: str) -> str:
 
 
 def _runs(foreign: Foreign) -> Runs:
-    """Who the handle asks: the app that is open here, whose database must be of the connection's kind."""
+    """Return what the handle queries: the open app, whose database must be of the connection's kind."""
     try:
         app = ambient.current_app()
     except EngineError:
@@ -126,7 +126,7 @@ def _runs(foreign: Foreign) -> Runs:
     if ours != theirs:
         raise EngineError(
             f"the connection given as in_transaction= is one of {theirs}, but the app's database is {ours}: "
-            "a run can only be started in the database that its app works on"
+            "start the run in the database that the app uses"
         )
     foreign.use_schema(app.schema())
     return app
@@ -135,8 +135,8 @@ def _runs(foreign: Foreign) -> Runs:
 async def _start(foreign: Foreign, request: StartRequest) -> str:
     if not foreign.in_transaction():
         raise TransactionError(
-            "the connection given as in_transaction= has no open transaction, so nothing would tell when the run "
-            f"begins: {foreign.how}"
+            "the connection given as in_transaction= has no open transaction, so no commit would start the run: "
+            f"{foreign.how}"
         )
     operation = _marked(_beginning(request, foreign.driver.name))
     await foreign.prepare()
@@ -146,7 +146,7 @@ async def _start(foreign: Foreign, request: StartRequest) -> str:
 
 
 async def _schema(foreign: Foreign) -> str:
-    """PostgreSQL: the schema of our tables, where no app or client is open that knows it."""
+    """Return the schema of our tables on PostgreSQL, for a process without an open app or client."""
     found = await foreign.run(S.schemas())
     if not found:
         raise SchemaError(
@@ -163,14 +163,14 @@ async def _schema(foreign: Foreign) -> str:
 
 
 def _marked(operation: Operation[T]) -> Operation[T]:
-    """The operation under a savepoint."""
+    """Run the operation under a savepoint."""
     yield S.mark()
     try:
         result = yield from operation
     except GeneratorExit:
         raise
     except BaseException:
-        with suppress(Exception):  # the transaction may be gone with the savepoint
+        with suppress(Exception):  # the savepoint may have ended with the transaction
             yield S.undo()
             yield S.keep()
         raise
@@ -208,7 +208,7 @@ def _beginning(request: StartRequest, dialect: str) -> Operation[str]:
 
 
 def _is_there(request: StartRequest, find: Call) -> Operation[bool]:
-    """Whether the run is there already; `InstanceExistsError` if it is another one."""
+    """Return whether the run exists; raise `InstanceExistsError` if the id belongs to a different run."""
     rows = yield find
     if not rows or rows[0][0] != request.id:
         return False
@@ -223,7 +223,7 @@ def _is_there(request: StartRequest, find: Call) -> Operation[bool]:
 
 
 def _times(instance_id: str, request: StartRequest) -> Operation[None]:
-    """The rows of a run that begins later, or has a deadline."""
+    """Store the timers of a run that begins later, or has a deadline."""
     if request.timeout is not None:
         event = HistoryEvent(
             instance_id, DEADLINE, "Deadline", encode({"timeout_sec": request.timeout.total_seconds()})
@@ -237,7 +237,7 @@ def _times(instance_id: str, request: StartRequest) -> Operation[None]:
 
 
 def _news(instance: WorkflowInstance, later: bool) -> Call:
-    """PostgreSQL: what listeners hear when the transaction commits."""
+    """Notify PostgreSQL's listeners when the transaction commits."""
     about: wakeups.Payload = {"instance_id": instance.instance_id, "timer_id": BEGIN}
     if not later:
         about = wakeups.resumable(instance.instance_id, instance.workflow_name, "created")
@@ -245,12 +245,13 @@ def _news(instance: WorkflowInstance, later: bool) -> Call:
     return wakeups.S.notify(kind=kind, payload=json.dumps(about, ensure_ascii=False))
 
 
-async def define(storage: Rooms, versions: Mapping[str, str]) -> None:
-    """Make workflows known, by name and hash, before anybody starts them in a transaction of his own.
+async def define(storage: SQLStorage, versions: Mapping[str, str]) -> None:
+    """Store workflow definitions, by name and hash, before a caller starts a run in a transaction of its own.
 
-    What that one would write first, everybody else who starts the workflow would wait for, until its commit.
+    Otherwise that transaction would insert the definition, and every other start of the workflow would wait for its
+    commit.
     """
-    with suppress(TimeoutError, StorageError):  # such a transaction may be open: an app does not wait for it either
+    with suppress(TimeoutError, StorageError):  # such a transaction may be open, and the app does not wait for it
         async with asyncio.timeout(DEFINE_SEC):
             await storage._run(Work(lambda: _define(versions), repeat=True))
 
@@ -263,7 +264,7 @@ def _define(versions: Mapping[str, str]) -> Operation[None]:
 
 
 class Later:
-    """Asks whatever app is open when it is asked; for handles made where none is."""
+    """Query the app that is open at the time of the call; for handles created without one."""
 
     async def finished(self, instance_id: str, timeout: timedelta | None) -> bytes:
         return await ambient.current_app().finished(instance_id, timeout)

@@ -1,1 +1,1 @@
-"""Records, states and limits: pure data, no input or output."""
+"""Define records, states and limits: pure data, without I/O."""

@@ -1,4 +1,4 @@
-"""The limits of the contract, the same on every database, checked before anything is sent."""
+"""Check the limits of the contract, which are the same on every database, before a statement is sent."""
 
 import re
 from datetime import UTC, datetime, timedelta
@@ -8,17 +8,17 @@ from typing import TypeVar
 from perdure.errors import LimitError
 
 NAME_MAX = 255
-INSTANCE_ID_MAX = 200  # leaves room for generations (`~12`) and children (`/step`)
+INSTANCE_ID_MAX = 200  # leaves space for generations (`~12`) and children (`/step`)
 EVENT_TYPE_MAX = 100
 PAYLOAD_MAX = 8 * 1024 * 1024
 METADATA_MAX = 64 * 1024
 PAGE_MAX = 1000
-COUNT_MAX = 1_000_000  # that a count goes up to
-WAITS_MAX = 25_000  # of one instance at once; the engine allows 10,000 steps, each with at most two
+COUNT_MAX = 1_000_000  # the maximum that a count returns
+WAITS_MAX = 25_000  # of one instance at once; the engine allows 10,000 steps with at most two waits each
 EVERYTHING = 2**62
 NUMBER_MAX = 2**63 - 1
 LEASE_MAX_SEC = 366 * 24 * 3600
-SPAN_MAX = timedelta(days=36525)  # no clock's date leaves the range that every database can store
+SPAN_MAX = timedelta(days=36525)  # keeps every date within the range that all databases can store
 
 E = TypeVar("E", bound=StrEnum)
 
@@ -26,39 +26,39 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def name(value: str, kind: str = "name", longest: int = NAME_MAX) -> str:
-    """A name as it may be stored: not empty, no outer white space, no control character, not too long."""
+    """Return the name if it can be stored: not empty, no outer white space, no control characters, not too long."""
     if type(value) is str and 0 < len(value) <= longest and value.isprintable() and value[0] != " " != value[-1]:
-        return value  # as nearly all are; no other white space is printable
+        return value  # the usual case; no other white space is printable
     if not isinstance(value, str):
         raise LimitError(f"{kind} must be a str, not {type(value).__name__}")
     if not value or len(value) > longest:
-        raise LimitError(f"{kind} must have 1 to {longest} characters, this one has {len(value)}")
+        raise LimitError(f"{kind} must have 1 to {longest} characters, but has {len(value)}")
     if value[0].isspace() or value[-1].isspace() or (not value.isprintable() and _CONTROL.search(value)):
-        raise LimitError(f"{kind} {value[:40]!r} has white space at an end, or a control character: remove it")
+        raise LimitError(f"{kind} {value[:40]!r} has outer white space, or a control character: remove it")
     return value
 
 
 def instance_id(value: str) -> str:
-    """An instance id as it may be created. (Reads and writes take longer ones: generations and children.)"""
+    """Return an id that may be created. (Reads and writes accept longer ones: generations and children.)"""
     return name(value, "instance_id", INSTANCE_ID_MAX)
 
 
 def text(value: bytes | str | None, kind: str, longest: int = PAYLOAD_MAX) -> str | None:
-    """A JSON payload as text: UTF-8 without NUL, which PostgreSQL cannot store, and not too large."""
+    """Return a JSON payload as text: UTF-8, not too large, and without NUL, which PostgreSQL cannot store."""
     if value is None:
         return None
     size(value, kind, longest)
     try:
         decoded = value if isinstance(value, str) else value.decode()
     except UnicodeDecodeError as error:
-        raise LimitError(f"{kind} is not UTF-8 text; give binary data in the binary field") from error
+        raise LimitError(f"{kind} is not UTF-8 text; pass binary data in the binary field") from error
     if "\x00" in decoded:
-        raise LimitError(f"{kind} contains a NUL character, which is not JSON; give binary data in the binary field")
+        raise LimitError(f"{kind} contains a NUL character, which is not JSON; pass binary data in the binary field")
     return decoded
 
 
 def size(value: bytes | str | None, kind: str, longest: int = PAYLOAD_MAX) -> None:
-    """Refuse what is not bytes (or text, where text is meant) or is too large."""
+    """Raise `LimitError` if the value is not bytes (or text, where text is expected), or too large."""
     if value is None or (type(value) is bytes and len(value) <= longest):
         return
     if not isinstance(value, bytes | str):
@@ -67,52 +67,52 @@ def size(value: bytes | str | None, kind: str, longest: int = PAYLOAD_MAX) -> No
     if isinstance(value, str) and length * 4 > longest:
         length = len(value.encode("utf-8", "surrogatepass"))
     if length > longest:
-        raise LimitError(f"{kind} has {length} bytes, the limit is {longest}")
+        raise LimitError(f"{kind} has {length} bytes, but at most {longest} are allowed")
 
 
 def page(limit: int, default: int) -> int:
-    """A page size: 0 is the seed's default, else 1 to 1,000."""
+    """Return a page size: the default for 0, otherwise the limit itself, which must be 1 to 1,000."""
     if not isinstance(limit, int) or isinstance(limit, bool) or not 0 <= limit <= PAGE_MAX:
-        raise LimitError(f"a page has 1 to {PAGE_MAX} rows (0 for the default of {default}), not {limit!r}")
+        raise LimitError(f"limit must be 1 to {PAGE_MAX} rows, or 0 for the default ({default}), not {limit!r}")
     return limit or default
 
 
 def some(limit: int | None) -> int:
-    """The size of a list that is given whole unless a limit is asked for."""
+    """Return the maximum length of a list; without a limit the list is complete."""
     return EVERYTHING if limit is None else page(limit, PAGE_MAX)
 
 
 def choice(kinds: type[E], value: str, kind: str) -> E:
-    """A member of an enumeration, by itself or by its value."""
+    """Return a member of an enumeration, given by itself or by its value."""
     try:
         return kinds(value)
     except ValueError as error:
-        raise LimitError(f"{kind} is one of {', '.join(kinds)}, not {str(value)[:40]!r}") from error
+        raise LimitError(f"{kind} must be one of {', '.join(kinds)}, not {str(value)[:40]!r}") from error
 
 
 def number(value: int, kind: str, most: int = NUMBER_MAX) -> int:
-    """An id, or where to go on from one: 64 bits, as in every database. What is counted on from here has to be less."""
+    """Return an id, or a position after one: 64 bits, as in every database. A value to be incremented must be less."""
     if not isinstance(value, int) or isinstance(value, bool) or not -most <= value <= most:
         raise LimitError(f"{kind} must be a whole number from -{most} to {most}, not {str(value)[:40]}")
     return value
 
 
 def count(value: int, kind: str, most: int = EVERYTHING) -> int:
-    """A number of things; `LimitError` if it is none, or above `most`."""
+    """Return a count; raise `LimitError` if it is not a whole number from 0 to `most`."""
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
         raise LimitError(f"{kind} must be a whole number from 0 to {most}, not {value!r}")
     return value
 
 
 def seconds(value: float, kind: str = "timeout_sec") -> float:
-    """A duration in seconds that a lease may have."""
+    """Return a duration in seconds that a lease may have."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= LEASE_MAX_SEC:
-        raise LimitError(f"{kind} must be a number of seconds above 0 and at most {LEASE_MAX_SEC}, not {value!r}")
+        raise LimitError(f"{kind} must be greater than 0 and at most {LEASE_MAX_SEC} seconds, not {value!r}")
     return float(value)
 
 
 def moment(value: datetime | None, kind: str) -> datetime | None:
-    """An aware time in UTC."""
+    """Return an aware time in UTC."""
     if value is None:
         return None
     if not isinstance(value, datetime) or value.tzinfo is None:
@@ -120,11 +120,11 @@ def moment(value: datetime | None, kind: str) -> datetime | None:
     try:
         return value.astimezone(UTC)
     except OverflowError as error:
-        raise LimitError(f"{kind} {value} is beyond the times a database has") from error
+        raise LimitError(f"{kind} {value} is outside the range of times that a database can store") from error
 
 
 def span(value: timedelta, kind: str) -> float:
-    """A duration that is not negative, in seconds."""
+    """Return a duration that is not negative, in seconds."""
     if not isinstance(value, timedelta) or not timedelta(0) <= value <= SPAN_MAX:
-        raise LimitError(f"{kind} must be a timedelta of at most a hundred years that is not negative, not {value!r}")
+        raise LimitError(f"{kind} must be a timedelta from 0 to 100 years, not {value!r}")
     return value.total_seconds()

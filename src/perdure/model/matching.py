@@ -1,8 +1,8 @@
-"""Matching: what a wait asks of a message's data, and the key by which the two find each other.
+"""Match messages with waits: a wait asks for values in a message's data, and a key connects the two.
 
 A wait names JSON paths and the values they must have. Its key is a digest of the channel, the paths and the values. A
 message has a key for each set of paths that waits of its channel use, and matches the waits that have the same key.
-Values are equal if they are of the same JSON type and equal all the way down; 1 and 1.0 are the same number.
+Values are equal if they have the same JSON type and are equal at every level; 1 and 1.0 are the same number.
 """
 
 import json
@@ -19,7 +19,7 @@ _MISSING = object()
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """What a wait asks for, as it is stored."""
+    """Hold what a wait asks for, as it is stored."""
 
     key: str
     paths: tuple[str, ...]
@@ -27,7 +27,7 @@ class Match:
 
 
 class Where(dict[str, object]):
-    """Paths and values of a wait that is registered again and again: its keys are computed once for each channel."""
+    """Hold paths and values of a wait that is registered repeatedly, and compute its keys once per channel."""
 
     def __init__(self, where: Mapping[str, object]) -> None:
         super().__init__(where)
@@ -35,7 +35,7 @@ class Where(dict[str, object]):
 
 
 def match_of(channel: str, where: Mapping[str, object]) -> Match:
-    """Return what a wait on a channel for these values at these paths is found by."""
+    """Return the match by which a wait on a channel for these values at these paths is found."""
     if not isinstance(where, Where):
         return _match_of(channel, where)
     if channel not in where.known:
@@ -52,11 +52,11 @@ def _match_of(channel: str, where: Mapping[str, object]) -> Match:
 def check(where: Mapping[str, object]) -> None:
     """Raise unless these are paths and values that a message can be matched by."""
     if not 0 < len(where) <= PATHS_MAX:
-        raise LimitError(f"a match has 1 to {PATHS_MAX} JSON paths, not {len(where)}")
+        raise LimitError(f"where must have 1 to {PATHS_MAX} JSON paths, not {len(where)}")
     for path, value in where.items():
         if not isinstance(path, str) or len(path) > PATH_MAX or not all(path.split(".")):
             raise InvalidJSONPathError(
-                f"a JSON path is keys joined by dots, of at most {PATH_MAX} characters, not {path!r}"
+                f"the JSON path {path!r} is invalid: write keys joined by dots, at most {PATH_MAX} characters"
             )
         try:
             json.dumps(_canonical(value))
@@ -66,7 +66,7 @@ def check(where: Mapping[str, object]) -> None:
 
 
 def data_of(text: str) -> object:
-    """Return a message's data; None, which has no values, if another framework stored something that is not JSON."""
+    """Return a message's data; None, which matches nothing, if another framework stored something that is not JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -76,7 +76,7 @@ def data_of(text: str) -> object:
 def key_of(channel: str, paths: Sequence[str], data: object) -> str | None:
     """Return the key of a message's data for a set of paths, or None if it has no value at one of them.
 
-    A value too deeply nested to be looked at has no key either: no wait can ask for it.
+    A value that is nested too deeply has no key either: no wait can ask for it.
     """
     values = [value_at(data, path) for path in paths]
     if any(value is _MISSING for value in values):
@@ -88,7 +88,7 @@ def key_of(channel: str, paths: Sequence[str], data: object) -> str | None:
 
 
 def matches(data: object, where: Mapping[str, object]) -> bool:
-    """Return whether the values at these paths are these."""
+    """Return whether the data has these values at these paths."""
     try:
         return all(_same(value_at(data, path), value) for path, value in where.items())
     except RecursionError:
@@ -96,7 +96,7 @@ def matches(data: object, where: Mapping[str, object]) -> bool:
 
 
 def value_at(data: object, path: str) -> object:
-    """Return the value at a dotted path; a mark that equals nothing if there is none."""
+    """Return the value at a dotted path, or a marker that equals nothing if there is none."""
     for name in path.split("."):
         if not isinstance(data, Mapping) or name not in data:
             return _MISSING
@@ -117,10 +117,10 @@ def _digest(text: str) -> str:
 
 
 def _canonical(value: object) -> object:
-    """A form that is equal for equal values only: numbers as text, objects in the order of their keys."""
+    """Return a form that is equal only for equal values: numbers as text, objects in the order of their keys."""
     if isinstance(value, Mapping):
         if not all(isinstance(key, str) for key in value):
-            raise TypeError("the keys of an object are texts")
+            raise TypeError("the keys of an object must be str")
         return {"object": [[key, _canonical(value[key])] for key in sorted(value)]}
     if isinstance(value, list | tuple):
         return [_canonical(each) for each in value]

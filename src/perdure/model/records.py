@@ -1,4 +1,4 @@
-"""The records of the contract: frozen, with the field names that the family uses in JSON.
+"""Define the records of the contract: frozen, with the field names that Edda and Romancy use in JSON.
 
 Payloads are bytes and never parsed. Times are aware and in UTC. A field that the database fills may be left out.
 """
@@ -12,7 +12,7 @@ from perdure.model.states import WorkflowStatus
 
 
 class HistoryEventType(StrEnum):
-    """What a history event says; the values are the family's."""
+    """Name the type of a history event; Edda and Romancy use the same values."""
 
     ACTIVITY_COMPLETED = "ActivityCompleted"
     ACTIVITY_FAILED = "ActivityFailed"
@@ -27,19 +27,19 @@ class HistoryEventType(StrEnum):
 
 
 class ChannelMode(StrEnum):
-    """How subscribers share a channel. Direct is stored as broadcast on `<channel>:<instance id>`."""
+    """Define how subscribers share a channel. Direct is stored as broadcast on `<channel>:<instance id>`."""
 
     BROADCAST = "broadcast"
     COMPETING = "competing"
     DIRECT = "direct"
 
 
-FRAMEWORK = "perdure"  # of our instances; the rest of the family keeps its own in the same table
+FRAMEWORK = "perdure"  # marks our instances; other frameworks that share the tables mark their own
 
 
 @dataclass(frozen=True, slots=True)
 class WorkflowInstance:
-    """One execution of a workflow."""
+    """Describe one execution of a workflow."""
 
     instance_id: str
     workflow_name: str
@@ -62,7 +62,7 @@ class WorkflowInstance:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The right to drive one instance until somebody else takes it; the token grows with every acquisition."""
+    """Grant the right to execute one instance until another worker takes it; the token grows with every acquisition."""
 
     instance_id: str
     worker_id: str
@@ -72,7 +72,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class SystemLease:
-    """The right to do one background duty."""
+    """Grant the right to do one background task."""
 
     lock_name: str
     worker_id: str
@@ -82,7 +82,7 @@ class SystemLease:
 
 @dataclass(frozen=True, slots=True)
 class SystemLock:
-    """A system lock as it stands in its table."""
+    """Describe a system lock as stored in its table."""
 
     lock_name: str
     locked_by: str | None
@@ -92,7 +92,7 @@ class SystemLock:
 
 @dataclass(frozen=True, slots=True)
 class ResumableWorkflow:
-    """An instance that a worker may take now, with whose expired lease, and since when, still stands on it."""
+    """Describe an instance that a worker may take now, with the owner and the expiry of its expired lease, if any."""
 
     instance_id: str
     workflow_name: str
@@ -102,7 +102,7 @@ class ResumableWorkflow:
 
 @dataclass(frozen=True, slots=True)
 class StaleWorkflowInfo:
-    """An instance that a sweep freed from an expired lease."""
+    """Describe an instance that a sweep freed from an expired lease."""
 
     instance_id: str
     workflow_name: str
@@ -110,7 +110,7 @@ class StaleWorkflowInfo:
 
 @dataclass(frozen=True, slots=True)
 class ListInstancesOptions:
-    """What to list: every filter given must hold. `framework=None` lists the rows of every framework."""
+    """Select instances: every filter given must hold. `framework=None` lists the rows of every framework."""
 
     limit: int = 0
     page_token: str | None = None
@@ -121,12 +121,12 @@ class ListInstancesOptions:
     started_before: datetime | None = None
     input_filters: Mapping[str, str | bool | int | float | None] = field(default_factory=dict)
     framework: str | None = "perdure"
-    workflow_name: str | None = None  # the whole name, which an index serves; the filter above looks for a part
+    workflow_name: str | None = None  # the whole name, served by an index; the filter above matches a part of the name
 
 
 @dataclass(frozen=True, slots=True)
 class PaginationResult:
-    """One page of instances, newest first."""
+    """Hold one page of instances, newest first."""
 
     instances: list[WorkflowInstance]
     next_page_token: str | None
@@ -135,7 +135,7 @@ class PaginationResult:
 
 @dataclass(frozen=True, slots=True)
 class HistoryEvent:
-    """One recorded event. JSON is in `event_data`, anything else in `event_data_binary`.
+    """Describe one recorded event. JSON is in `event_data`, anything else in `event_data_binary`.
 
     The engine's own steps have JSON in the first and a digest of the step's call in the second.
     """
@@ -152,7 +152,7 @@ class HistoryEvent:
 
 @dataclass(frozen=True, slots=True)
 class ArchivedHistoryEvent:
-    """An event of a finished generation. Rows archived by the rest of the family have no original id or time."""
+    """Describe an event of a finished generation. Rows archived by Edda or Romancy have no original id or time."""
 
     id: int
     original_id: int | None
@@ -168,7 +168,7 @@ class ArchivedHistoryEvent:
 
 @dataclass(frozen=True, slots=True)
 class TimerSubscription:
-    """A wait for a time. Give `expires_at`, or leave it out and give `after` to the call."""
+    """Describe a wait for a time. Set `expires_at`, or omit it and pass `after` to the call."""
 
     instance_id: str
     timer_id: str
@@ -180,7 +180,7 @@ class TimerSubscription:
 
 @dataclass(frozen=True, slots=True)
 class TimerWait:
-    """One wait of `suspend`: until a time, or for a while by the database's clock."""
+    """Describe one wait of `suspend`: until a time, or for a duration by the database's clock."""
 
     timer_id: str
     activity_id: str
@@ -190,9 +190,9 @@ class TimerWait:
 
 @dataclass(frozen=True, slots=True)
 class ChannelWait:
-    """One wait of `suspend`: for the next message of a channel, for ever or with a time-out.
+    """Describe one wait of `suspend`: for the next message of a channel, with or without a timeout.
 
-    With `where` only a message counts whose data has these values at these JSON paths.
+    With `where` only messages match whose data has these values at these JSON paths.
     """
 
     channel: str
@@ -204,7 +204,7 @@ class ChannelWait:
 
 @dataclass(frozen=True, slots=True)
 class Suspension:
-    """What a request to wait came to: released and waiting, or nothing changed because of what is `ready`."""
+    """Report the result of a suspension: the lease is released, or nothing changed because something is `ready`."""
 
     suspended: bool
     ready: tuple[str, ...] = ()
@@ -212,7 +212,7 @@ class Suspension:
 
 @dataclass(frozen=True, slots=True)
 class ChannelMessage:
-    """A message in a channel."""
+    """Describe a message in a channel."""
 
     id: int
     channel: str
@@ -226,7 +226,7 @@ class ChannelMessage:
 
 @dataclass(frozen=True, slots=True)
 class OutgoingMessage:
-    """A message to publish, for the batch form. `binary=True` keeps `data` as bytes that are not JSON."""
+    """Describe a message to publish, for the batch form. `binary=True` keeps `data` as bytes that are not JSON."""
 
     channel: str
     data: bytes
@@ -238,7 +238,7 @@ class OutgoingMessage:
 
 @dataclass(frozen=True, slots=True)
 class ChannelSubscription:
-    """An instance's subscription; it waits while `activity_id` is set."""
+    """Describe an instance's subscription; it waits while `activity_id` is set."""
 
     instance_id: str
     channel: str
@@ -252,7 +252,7 @@ class ChannelSubscription:
 
 @dataclass(frozen=True, slots=True)
 class ChannelDeliveryCursor:
-    """How far a broadcast subscriber has come."""
+    """Hold the last message that a broadcast subscriber has received."""
 
     id: int
     instance_id: str
@@ -263,7 +263,7 @@ class ChannelDeliveryCursor:
 
 @dataclass(frozen=True, slots=True)
 class ChannelMessageClaim:
-    """Which instance took a message of a competing channel. The message is named by its text id, as in the table.
+    """Record which instance claimed a message of a competing channel, by the message's text id, as in the table.
 
     A message has at most one claim, so the claim's `id` is the number of the message.
     """
@@ -276,7 +276,7 @@ class ChannelMessageClaim:
 
 @dataclass(frozen=True, slots=True)
 class ChannelDeliveryResult:
-    """What was delivered to whom; the message may be an earlier one than the one offered."""
+    """Report which message was delivered to whom; it may be an earlier one than was offered."""
 
     instance_id: str
     workflow_name: str
@@ -287,7 +287,7 @@ class ChannelDeliveryResult:
 
 @dataclass(frozen=True, slots=True)
 class GroupMembership:
-    """An instance in a group."""
+    """Describe an instance's membership of a group."""
 
     id: int
     instance_id: str
@@ -296,7 +296,7 @@ class GroupMembership:
 
 
 class OutboxStatus(StrEnum):
-    """The family's outbox states. A parked event is stored as `invalid`: Edda would fetch `failed` again."""
+    """List the outbox states of Edda and Romancy. A parked event is stored as `invalid`: Edda would retry `failed`."""
 
     PENDING = "pending"
     PROCESSING = "processing"
@@ -308,7 +308,7 @@ class OutboxStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class OutboxEvent:
-    """An event to be sent once its transaction has committed."""
+    """Describe an event to be sent once its transaction has committed."""
 
     event_id: str
     event_type: str
@@ -328,7 +328,7 @@ class OutboxEvent:
 
 @dataclass(frozen=True, slots=True)
 class CompensationEntry:
-    """An action that undoes a step; the last added is undone first."""
+    """Describe a compensation of a step; the last added runs first."""
 
     instance_id: str
     activity_id: str
@@ -340,7 +340,7 @@ class CompensationEntry:
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """A worker and when it was last heard of, by the database's clock."""
+    """Describe a worker and the time of its last heartbeat, by the database's clock."""
 
     worker_id: str
     started_at: datetime
@@ -350,7 +350,7 @@ class WorkerInfo:
 
 @dataclass(frozen=True, slots=True)
 class StuckInstance:
-    """An instance whose tries end without progress, and why."""
+    """Describe an instance whose attempts end without progress, and why."""
 
     instance_id: str
     reason: str
@@ -361,7 +361,7 @@ class StuckInstance:
 
 @dataclass(frozen=True, slots=True)
 class RegisteredWait:
-    """What an instance waits for: a message of a channel, or, without one, a time."""
+    """Describe what an instance waits for: a message of a channel, or, without a channel, a time."""
 
     instance_id: str
     activity_id: str
@@ -371,7 +371,7 @@ class RegisteredWait:
 
 @dataclass(frozen=True, slots=True)
 class WakeUp:
-    """A hint that there may be work: its kind (a family notification channel, or `scan`: look everywhere)."""
+    """Hint that there may be work. `kind` is a notification channel, or `scan`: look everywhere."""
 
     kind: str
     payload: Mapping[str, object] = field(default_factory=dict)

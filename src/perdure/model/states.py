@@ -1,10 +1,10 @@
-"""The states of an instance, and the table along which they move."""
+"""Define the states of an instance and the transitions between them."""
 
 from enum import StrEnum
 
 
 class WorkflowStatus(StrEnum):
-    """Where an instance stands."""
+    """List the states of an instance."""
 
     RUNNING = "running"
     COMPLETED = "completed"
@@ -23,8 +23,8 @@ WAITING = frozenset({_S.WAITING_FOR_EVENT, _S.WAITING_FOR_TIMER, _S.WAITING_FOR_
 TERMINAL = frozenset({_S.COMPLETED, _S.FAILED, _S.CANCELLED, _S.RECURRED})
 RESUMABLE = frozenset({_S.RUNNING, _S.COMPENSATING})
 
-# From each state to those it may move to. A state to itself is no move and always allowed while not terminal;
-# `recurred` is only ever inserted.
+# The states that each state may change to. Staying in a state is always allowed unless it is final; `recurred` is only
+# ever inserted.
 _MOVES: dict[WorkflowStatus, frozenset[WorkflowStatus]] = {
     _S.RUNNING: WAITING | {_S.COMPENSATING, _S.COMPLETED, _S.FAILED, _S.CANCELLED},
     **{waiting: frozenset({_S.RUNNING, _S.COMPENSATING, _S.FAILED, _S.CANCELLED}) for waiting in WAITING},
@@ -33,6 +33,6 @@ _MOVES: dict[WorkflowStatus, frozenset[WorkflowStatus]] = {
 
 
 def sources_of(target: WorkflowStatus) -> frozenset[WorkflowStatus]:
-    """The states from which an instance may come to `target`."""
+    """Return the states from which an instance may change to `target`."""
     stay = frozenset() if target in TERMINAL else frozenset({target})
     return stay | {source for source, targets in _MOVES.items() if target in targets}

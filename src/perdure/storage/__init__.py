@@ -1,7 +1,7 @@
-"""The storage layer: one contract on SQLite, PostgreSQL and MySQL.
+"""Provide the storage layer: one contract on SQLite, PostgreSQL and MySQL.
 
-`open_storage(url)` gives a `Storage`; everything it takes and gives is here, and everything else in this package is
-private.
+`open_storage(url)` returns a `Storage`. This module exports all types of its arguments and results; everything else in
+this package is private.
 """
 
 from perdure.database.backends.base import Executor

@@ -1,4 +1,4 @@
-"""Archive: histories of finished generations, and how a run goes on as its next generation."""
+"""Archive the histories of finished generations, and begin the next generation of a run."""
 
 import re
 from collections.abc import Sequence
@@ -11,21 +11,21 @@ from perdure.model.records import ArchivedHistoryEvent, Lease, WorkflowInstance
 from perdure.model.states import WorkflowStatus
 from perdure.storage import channels, instances
 from perdure.storage.fences import fence
-from perdure.storage.sql import room
+from perdure.storage.sql import load_statements
 from perdure.storage.wakeups import RESUMABLE, Wakeups, resumable
 
-S = room("archive")
+S = load_statements("archive")
 
 
 class Archive(Wakeups):
-    """The seed's HistoryArchiveManager, and recurring in one step."""
+    """Implement HistoryArchiveManager, and recurring in one step."""
 
     async def archive_history(self, instance_id: str, *, lease: Lease | None = None) -> None:
         """Move the whole history to the archive, all or nothing."""
         await self._run(Work(lambda: _archive(instance_id, lease), repeat=True))
 
     async def get_archived_history(self, instance_id: str, *, limit: int | None = None) -> list[ArchivedHistoryEvent]:
-        """The archived events in the order they were recorded in, with the ids and times they had."""
+        """Return the archived events in the order they were recorded in, with their original ids and times."""
         return await self._scan(_list, limits.name(instance_id, "instance_id"), limits.some(limit))
 
     async def cleanup_instance_subscriptions(self, instance_id: str, *, lease: Lease | None = None) -> None:
@@ -33,15 +33,15 @@ class Archive(Wakeups):
         await self._run(Work(lambda: _unsubscribe(instance_id, lease), repeat=True))
 
     async def recur_instance(self, instance_id: str, input_data: bytes, *, lease: Lease) -> WorkflowInstance:
-        """Begin the next generation of a running instance with a new input; gives the live row.
+        """Begin the next generation of a running instance with a new input; return the live row.
 
-        What it was until now becomes the instance `<id>~<n>`, status recurred, with the history in the archive. The
-        lease stays current, and so do subscriptions, cursors, groups and unread direct messages; compensations,
-        timers and waits go.
+        The generation that ends becomes the instance `<id>~<n>` with status recurred, its history in the archive. The
+        lease stays valid. Subscriptions, cursors, groups and unread direct messages are kept; compensations, timers and
+        waits are removed.
         """
         text = limits.text(input_data, "input_data")
         if text is None:
-            raise LimitError("input_data must be JSON as bytes, b'null' for none")
+            raise LimitError("input_data must be JSON as bytes; use b'null' for none")
         generations: list[str] = []
         work = Work(
             lambda: _recur(instance_id, text, lease, generations), confirm=lambda: _recurred(instance_id, generations)
@@ -75,7 +75,7 @@ def _from_row(row: Sequence[Any]) -> ArchivedHistoryEvent:
 def _unsubscribe(instance_id: str, lease: Lease | None) -> Operation[None]:
     marked = {row[0] for row in (yield S.claimed(instance_id=instance_id))}
     for channel in sorted(marked):
-        yield channels.S.mark(channel=channel)  # what it had claimed is there for others again
+        yield channels.S.mark(channel=channel)  # messages it had claimed are available to others again
     yield from fence(instance_id, lease)
     if not marked.issuperset(row[0] for row in (yield S.claimed(instance_id=instance_id))):
         raise Again  # it was claimed meanwhile, and channels are locked before instances
@@ -86,7 +86,7 @@ def _recur(instance_id: str, text: str, lease: Lease, generations: list[str]) ->
     yield from fence(instance_id, lease)
     live = yield from _live(instance_id)
     if live.status is not WorkflowStatus.RUNNING:
-        raise InvalidTransitionError(f"{instance_id!r} is {live.status} and cannot recur: only a running instance can")
+        raise InvalidTransitionError(f"run {instance_id!r} is {live.status} and cannot recur: only a running run can")
     generation = yield from _insert_generation(live)
     generations.append(generation)
     yield from _move(instance_id, generation)
@@ -99,7 +99,7 @@ def _live(instance_id: str) -> Operation[WorkflowInstance]:
 
 
 def _insert_generation(live: WorkflowInstance) -> Operation[str]:
-    """The name under which the generation that ends now was stored: the one after its predecessor's that is free."""
+    """Store the ending generation and return its id: the first free number after its predecessor's."""
     last = re.fullmatch(re.escape(live.instance_id) + r"~(\d+)", live.continued_from or "")
     number = int(last[1]) if last else 0
     while True:
@@ -110,6 +110,6 @@ def _insert_generation(live: WorkflowInstance) -> Operation[str]:
 
 
 def _recurred(instance_id: str, generations: list[str]) -> Operation[WorkflowInstance | None]:
-    """After a lost answer: a generation of that name is there only if the commit was."""
+    """Return the live row after a lost answer if a generation of that name exists, because the commit wrote it."""
     live = yield from _live(instance_id)
     return live if generations and live.continued_from == generations[-1] else None

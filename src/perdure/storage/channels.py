@@ -1,11 +1,11 @@
-"""Channels: messages in the order of their ids, and who has had which of them.
+"""Manage channels: messages in the order of their ids, and which subscriber has received which of them.
 
-Publishers and subscribers of one channel queue up on its row in `perdure_channels`, taken before an id is drawn and
-held to the commit: so a lower id never appears after a higher one, and whoever starts to wait has seen all there is.
-The order of locks is the same everywhere: channels by name, then instances by id, then the rest.
+Publishers and subscribers of one channel queue on its row in `perdure_channels`, which is locked before an id is
+drawn and until the commit: so a lower id never appears after a higher one, and a subscriber that starts to wait has
+seen all messages. The order of locks is the same everywhere: channels by name, then instances by id, then the rest.
 
 A direct subscription is a broadcast one to `<channel>:<instance id>`, from the first message on. That name, which
-`direct_channel` makes and `subscribe_to_channel` gives back, is the one that every other call takes.
+`direct_channel` makes and `subscribe_to_channel` returns, is the one that every other call takes.
 """
 
 import json
@@ -21,22 +21,22 @@ from perdure.errors import ChannelModeConflictError, LimitError, NotSubscribedEr
 from perdure.model import limits
 from perdure.model.records import ChannelMessage, ChannelMode, ChannelSubscription, Lease, OutgoingMessage
 from perdure.storage.fences import changing, fence
-from perdure.storage.sql import room
+from perdure.storage.sql import load_statements
 from perdure.storage.transactions import prepared, together
 from perdure.storage.wakeups import MESSAGE, Payload, Wakeups
 
 T = TypeVar("T")
-S = room("channels")
+S = load_statements("channels")
 
 _OTHER = {ChannelMode.BROADCAST: ChannelMode.COMPETING, ChannelMode.COMPETING: ChannelMode.BROADCAST}
 _START = (datetime(1970, 1, 1, tzinfo=UTC), 0)
-LOOK_MIN = 100  # old messages looked at in one transaction, however few may go: what is needed may lie in front
+LOOK_MIN = 100  # old messages examined in one transaction, however few can be removed: needed ones may come first
 
 
 class Channels(Wakeups):
-    """The seed's ChannelManager without its deliveries."""
+    """Implement ChannelManager without its deliveries."""
 
-    _swept_to = ""  # the last channel that a clean-up looked at
+    _swept_to = ""  # the last channel that a clean-up examined
 
     async def publish_to_channel(
         self,
@@ -49,10 +49,10 @@ class Channels(Wakeups):
         binary: bool = False,
         lease: Lease | None = None,
     ) -> int:
-        """Publish a message, JSON or `binary`; gives its id.
+        """Publish a message, JSON or `binary`, and return its id.
 
-        With `message_id`, publishing it again (from the same `source`) gives the first id and stores nothing, until
-        `cleanup_old_channel_messages` forgets it.
+        With `message_id`, publishing it again (from the same `source`) returns the first id and stores nothing, until
+        `cleanup_old_channel_messages` removes it.
         """
         message = OutgoingMessage(channel, data, metadata, message_id, source, binary)
         params = _message(message)
@@ -62,7 +62,7 @@ class Channels(Wakeups):
     async def publish_messages(
         self, messages: Sequence[OutgoingMessage], *, lease: Lease | None = None
     ) -> list[int | StorageError]:
-        """Publish many messages in one commit: an id or an error for each, in order."""
+        """Publish many messages in one commit; return an id or an error for each, in order."""
         works = prepared(lambda message: _publishing(_message(message), lease), messages)
         if not works:
             return []
@@ -77,10 +77,10 @@ class Channels(Wakeups):
     async def subscribe_to_channel(
         self, instance_id: str, channel: str, mode: ChannelMode, *, lease: Lease | None = None
     ) -> str:
-        """Subscribe an instance; gives the channel it is subscribed to. The same again changes nothing.
+        """Subscribe an instance and return the channel it is subscribed to. Repeating the call changes nothing.
 
-        Broadcast gets what is published from now on, competing shares a backlog, direct gets what was and will be sent
-        to this instance. Raises `ChannelModeConflictError` if a live subscriber uses the channel in another mode.
+        Broadcast receives what is published from now on, competing shares a backlog, direct receives every message ever
+        sent to this instance. Raise `ChannelModeConflictError` if a live subscriber uses the channel in another mode.
         """
         mode = limits.choice(ChannelMode, mode, "mode")
         direct = mode is ChannelMode.DIRECT
@@ -92,25 +92,25 @@ class Channels(Wakeups):
         return name
 
     async def unsubscribe_from_channel(self, instance_id: str, channel: str, *, lease: Lease | None = None) -> None:
-        """Remove a subscription and its cursors, if it is there."""
+        """Remove a subscription and its cursors if it exists."""
         await self._run(changing(S.unsubscribe(**pair(instance_id, channel)), lease))
 
     async def get_channel_subscription(self, instance_id: str, channel: str) -> ChannelSubscription | None:
-        """One subscription, or None; its cursor is the further one of the family's two."""
+        """Return one subscription, or None; its cursor is the further one of the two that are stored."""
         return await self._read(subscription, **pair(instance_id, channel))
 
     async def get_channel_mode(self, channel: str) -> ChannelMode | None:
-        """How live subscribers use a channel; None if there are none."""
+        """Return how live subscribers use a channel; None if there are none."""
         return await self._read(_mode, limits.name(channel, "channel"))
 
     async def clear_channel_waiting_state(self, instance_id: str, channel: str, *, lease: Lease | None = None) -> None:
-        """Stop waiting on a channel; the subscription stays."""
+        """Stop waiting on a channel and keep the subscription."""
         await self._run(changing(S.clear(**pair(instance_id, channel)), lease))
 
     async def get_pending_channel_messages(
         self, channel: str, after_id: int = 0, limit: int = 0
     ) -> list[ChannelMessage]:
-        """The messages of a channel after an id, in order."""
+        """Return the messages of a channel after an id, in order."""
         name, page = limits.name(channel, "channel"), limits.page(limit, 100)
         return await self._read(
             _messages, S.page(channel=name, after_id=limits.number(after_id, "after_id"), limit=page)
@@ -119,38 +119,38 @@ class Channels(Wakeups):
     async def get_pending_channel_messages_for_instance(
         self, instance_id: str, channel: str, *, limit: int | None = None
     ) -> list[ChannelMessage]:
-        """What a subscriber has not had, in order; `NotSubscribedError` if it is none."""
+        """Return the messages that a subscriber has not received, in order; raise `NotSubscribedError` without one."""
         read = self._scan if limit is None else self._read
         return await read(_pending, **pair(instance_id, channel), limit=limits.some(limit))
 
     async def claim_channel_message(self, message_id: int, instance_id: str, *, lease: Lease | None = None) -> bool:
-        """Take a message of a competing channel; False if it is taken or gone."""
+        """Claim a message of a competing channel; return False if it is claimed or removed."""
         claim = S.claim(message_id=limits.number(message_id, "message_id"), instance_id=instance_id)
         return await self._run(Work(lambda: _claim(claim, lease), confirm=lambda: _claimed(claim)))
 
     async def delete_channel_message(self, message_id: int, *, lease: Lease | None = None) -> None:
-        """Remove a message, if it is there."""
+        """Remove a message if it exists."""
         delete = S.delete(message_id=limits.number(message_id, "message_id"))
         await self._run(Work(lambda: _delete(delete, lease), repeat=True))
 
     async def update_delivery_cursor(
         self, instance_id: str, channel: str, last_message_id: int, *, lease: Lease | None = None
     ) -> None:
-        """Note how far a broadcast subscriber has come, in both of the family's stores; never backwards."""
+        """Record the last message that a broadcast subscriber received, in both cursor tables; never backwards."""
         message_id = limits.number(last_message_id, "last_message_id")
         advance = S.advance(**pair(instance_id, channel), message_id=message_id)
         await self._run(Work(lambda: _advance(advance, lease), repeat=True))
 
     async def get_delivery_cursor(self, instance_id: str, channel: str) -> int:
-        """The last message that a subscriber has had; 0 for none."""
+        """Return the last message that a subscriber received; 0 for none."""
         found = await self._read(subscription, **pair(instance_id, channel))
         return found.cursor_message_id if found else 0
 
     async def cleanup_old_channel_messages(self, older_than: timedelta, *, force: bool = False, limit: int = 0) -> int:
-        """Remove messages older than that which no live subscriber still needs; gives their number, at most a page.
+        """Remove messages older than that which no live subscriber needs, at most a page; return their number.
 
-        With `force` need does not count. Forgets the ids of publishers that are as old, and unused channels: a page
-        of channels is looked at, the next one by the next call.
+        With `force`, remove them even if needed. Also remove publishers' message ids of that age, and unused channels:
+        a page of channels is examined, the next one by the next call.
         """
         age, page = limits.span(older_than, "older_than"), limits.page(limit, limits.PAGE_MAX)
         removed, after = 0, _START
@@ -167,18 +167,18 @@ class Channels(Wakeups):
 
 
 def pair(instance_id: str, channel: str) -> dict[str, str]:
-    """A subscription's key. Only real names are looked up: to MySQL `a ` would be `a`."""
+    """Return a subscription's key. Names are checked, because MySQL finds `a` when asked for `a `."""
     return {"instance_id": limits.name(instance_id, "instance_id"), "channel": limits.name(channel, "channel")}
 
 
 def direct_channel(channel: str, instance_id: str) -> str:
-    """The channel of the messages sent to one instance."""
+    """Return the channel of the messages sent to one instance."""
     limits.name(channel, "channel")
     return limits.name(f"{channel}:{instance_id}", "channel with the instance's id")
 
 
 def locking(names: Iterable[str], operation: Operation[T]) -> Operation[T]:
-    """An operation under the locks of channels, taken in the order that everybody takes them in."""
+    """Run an operation under the locks of channels, which are always taken in the same order."""
     ordered = sorted(set(names))
     if len(ordered) == 1:
         yield S.lock(channel=ordered[0])
@@ -188,13 +188,13 @@ def locking(names: Iterable[str], operation: Operation[T]) -> Operation[T]:
 
 
 def subscription(instance_id: str, channel: str) -> Operation[ChannelSubscription | None]:
-    """One subscription, or None."""
+    """Return one subscription, or None."""
     rows = yield S.subscription(instance_id=instance_id, channel=channel)
     return subscription_from(rows[0]) if rows else None
 
 
 def message_from(row: Sequence[Any]) -> ChannelMessage:
-    """A message from the columns of `page`."""
+    """Return a message from the columns of `page`."""
     message, channel, message_id, data_type, data, binary, metadata, published_at = row
     return ChannelMessage(
         message, channel, message_id, data_type, raw(data), raw(binary), raw(metadata), utc(published_at)
@@ -202,19 +202,19 @@ def message_from(row: Sequence[Any]) -> ChannelMessage:
 
 
 def subscription_from(row: Sequence[Any]) -> ChannelSubscription:
-    """A subscription from the columns of `subscription`."""
+    """Return a subscription from the columns of `subscription`."""
     instance_id, channel, mode, activity_id, cursor, timeout_at, number, subscribed_at = row
     at, since = utc_or_none(timeout_at), utc(subscribed_at)
     return ChannelSubscription(instance_id, channel, ChannelMode(mode), activity_id, cursor, at, number, since)
 
 
 def _message(message: OutgoingMessage) -> dict[str, object]:
-    """A message as the parameters of its insert, checked. Only an id without a source is the message's own."""
+    """Return a message as the parameters of its insert, checked. An id without a source is the message's own."""
     key, source = message.message_id, message.source
     if message.binary:
         limits.size(message.data, "data")
         if not isinstance(message.data, bytes):
-            raise LimitError("binary data must be bytes")
+            raise LimitError(f"binary data must be bytes, not {type(message.data).__name__}")
     return {
         "channel": limits.name(message.channel, "channel"),
         "key": key if key is None else limits.name(key, "message_id"),
@@ -232,7 +232,7 @@ def _json(value: bytes | None, kind: str, longest: int) -> str:
     try:
         json.loads(text or "", parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
-        raise LimitError(f"{kind} is not JSON ({error}); publish other bytes with binary=True") from error
+        raise LimitError(f"{kind} is not JSON ({error}); pass binary=True to publish other bytes") from error
     return text or ""
 
 
@@ -266,7 +266,7 @@ def _published(number: int, channel: str, message_id: str = "") -> Payload:
 
 
 def _named(params: dict[str, object]) -> Operation[int | None]:
-    """After a lost answer: the message's own id is drawn before it is sent."""
+    """Return the message's number after a lost answer, by its own id, which is drawn before it is sent."""
     rows = yield S.named(message_id=params["message_id"])
     return rows[0][0] if rows else None
 
@@ -279,7 +279,9 @@ def _subscribe(
     if own == mode:
         return
     if own or other:
-        raise ChannelModeConflictError(f"{channel!r} is used in {own or other} mode, not in {mode} mode")
+        raise ChannelModeConflictError(
+            f"channel {channel!r} is used in {own or other} mode, not in {mode} mode: use that mode or another channel"
+        )
     yield S.subscribe(instance_id=instance_id, channel=channel, mode=mode.value, from_start=int(from_start))
 
 
@@ -301,7 +303,7 @@ def _messages(call: Call) -> Operation[list[ChannelMessage]]:
 def _pending(instance_id: str, channel: str, limit: int) -> Operation[list[ChannelMessage]]:
     found = yield from subscription(instance_id, channel)
     if found is None:
-        raise NotSubscribedError(f"{instance_id!r} is not subscribed to {channel!r}")
+        raise NotSubscribedError(f"run {instance_id!r} is not subscribed to channel {channel!r}: subscribe first")
     if found.mode is ChannelMode.COMPETING:
         return (yield from _messages(S.unclaimed(channel=channel, limit=limit)))
     after_id = found.cursor_message_id
@@ -323,14 +325,15 @@ def _advance(advance: Call, lease: Lease | None) -> Operation[None]:
     moved, _ = yield advance
     if not moved:
         raise NotSubscribedError(
-            f"{advance.params['instance_id']!r} is not subscribed to {advance.params['channel']!r}"
+            f"run {advance.params['instance_id']!r} is not subscribed to channel {advance.params['channel']!r}: "
+            "subscribe first"
         )
 
 
 def _purge(
     age_sec: float, after: tuple[datetime, int], look: int, limit: int, force: bool
 ) -> Operation[tuple[int, tuple[datetime, int] | None]]:
-    """Remove up to `limit` of the next `look` old messages; gives their number and, if there are more, the last."""
+    """Remove up to `limit` of the next `look` old messages; return their number and, if there are more, the last."""
     rows = yield S.old(age_sec=age_sec, after_at=after[0], after_id=after[1], limit=look)
     kept: set[str] = set()
     for channel in () if force else sorted({row[2] for row in rows}):
@@ -343,9 +346,9 @@ def _purge(
 
 
 def _needed(channel: str, messages: Sequence[tuple[int, str]]) -> Operation[set[str]]:
-    """Which messages a live subscriber has not had: those above its cursor, or unclaimed ones."""
+    """Return the messages that a live subscriber has not received: those above its cursor, or unclaimed ones."""
     needs = dict([tuple(row) for row in (yield S.needs(channel=channel))])
-    parts = channel.split(":")  # of a message to one instance, its id is behind some colon
+    parts = channel.split(":")  # the id of a direct message's receiver follows a colon
     if not needs and parts[1:] and (yield S.addressed(ids=[":".join(parts[n:]) for n in range(1, len(parts))])):
         return {text for _, text in messages}
     kept = {text for message, text in messages if message > needs.get(ChannelMode.BROADCAST, message)}
@@ -356,13 +359,13 @@ def _needed(channel: str, messages: Sequence[tuple[int, str]]) -> Operation[set[
 
 
 def _unused(after: str) -> Operation[tuple[list[str], str]]:
-    """The unused ones of a page of channels, and where the next page begins."""
+    """Return the unused ones of a page of channels, and where the next page begins."""
     rows = yield S.unused(after=after, limit=limits.PAGE_MAX)
     return [channel for channel, unused in rows if unused], rows[-1][0] if len(rows) == limits.PAGE_MAX else ""
 
 
 def _forget(age_sec: float, limit: int, unused: Sequence[str]) -> Operation[bool]:
-    """Forget a page of keys, and channels; True if there may be more keys."""
+    """Remove a page of keys, and channels; return True if there may be more keys."""
     ((until,),) = yield S.last_key(age_sec=age_sec, limit=limit)
     forgotten = until is not None and (yield S.forget_keys(until=utc(until)))
     if unused:

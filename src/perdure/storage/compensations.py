@@ -1,20 +1,20 @@
-"""Compensations: what a saga undoes, the last step first."""
+"""Manage compensations, which undo the steps of a run, the last step first."""
 
 from perdure.database.operation import Operation, Work, raw, utc
 from perdure.model import limits
 from perdure.model.records import CompensationEntry, Lease
 from perdure.storage.fences import fence
-from perdure.storage.sql import room
+from perdure.storage.sql import load_statements
 from perdure.storage.transactions import Transactions
 
-S = room("compensations")
+S = load_statements("compensations")
 
 
 class Compensations(Transactions):
-    """The seed's CompensationManager."""
+    """Implement CompensationManager."""
 
     async def add_compensation(self, entry: CompensationEntry, *, lease: Lease | None = None) -> int:
-        """Register an action that undoes a step; gives its id. Added twice, it is there twice."""
+        """Register a compensation of a step and return its id. One that is added twice is stored twice."""
         params: dict[str, object] = {
             "instance_id": entry.instance_id,
             "activity_id": limits.name(entry.activity_id, "activity_id"),
@@ -25,7 +25,7 @@ class Compensations(Transactions):
         return await self._run(Work(lambda: _add(params, lease)))
 
     async def get_compensations(self, instance_id: str, *, limit: int | None = None) -> list[CompensationEntry]:
-        """What is registered, strictly last in, first out."""
+        """Return the registered compensations, strictly last in, first out."""
         return await self._read(_newest_first, limits.name(instance_id, "instance_id"), limits.some(limit))
 
 

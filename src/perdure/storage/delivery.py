@@ -1,7 +1,7 @@
-"""Delivery: messages to subscribers that wait for them, and the end of waits that nothing came for.
+"""Deliver messages to subscribers that wait for them, and end waits that timed out.
 
-A delivery takes a waiting instance only if nobody holds it, and never waits for one: what it cannot deliver now the
-next sweep finds, since a channel stays marked until nobody on it has anything to get.
+A delivery takes a waiting instance only if it is free, and never waits for one: the next sweep finds what cannot be
+delivered now, because a channel stays marked until no subscriber has anything to receive.
 """
 
 import json
@@ -25,29 +25,29 @@ from perdure.model.records import (
 from perdure.storage import channels, matching, waits
 from perdure.storage.channels import pair
 from perdure.storage.fences import fence
-from perdure.storage.sql import room
+from perdure.storage.sql import load_statements
 from perdure.storage.wakeups import RESUMABLE, Payload, first_of, resumable
 
-S = room("delivery")
+S = load_statements("delivery")
 
-ADOPTED_MAX = 1000  # messages of the rest of the family noted in one sweep
-SPARE = 100  # candidates looked at beyond those needed, so that their order is the same on every database
+ADOPTED_MAX = 1000  # messages of other frameworks detected in one sweep
+SPARE = 100  # candidates examined beyond those needed, so that their order is the same on every database
 
 Deliver = Callable[[str, str, Lease | None, str | None, Match | None], Operation[ChannelDeliveryResult | None]]
 
 
 class Delivery(waits.Waits):
-    """The deliveries of the seed's ChannelManager, time-outs, and the sweep."""
+    """Implement the deliveries of ChannelManager, timeouts, and the sweep."""
 
     async def get_channel_subscribers_waiting(
         self, channel: str, *, limit: int | None = None
     ) -> list[ChannelSubscription]:
-        """Subscribers of any framework that wait for a message of this channel."""
+        """Return the subscribers of any framework that wait for a message of this channel."""
         name = limits.name(channel, "channel")
         return await self._scan(_subscriptions, S.waiting(channel=name, limit=limits.some(limit)))
 
     async def find_expired_channel_subscriptions(self, limit: int = 0) -> list[ChannelSubscription]:
-        """Own waits whose time is up, of waiting instances, the oldest first."""
+        """Return own waits of waiting instances that have timed out, the oldest first."""
         return await self._read(_subscriptions, S.expired(limit=limits.page(limit, 100)))
 
     async def deliver_channel_message(
@@ -59,39 +59,40 @@ class Delivery(waits.Waits):
         activity_id: str | None = None,
         where: Mapping[str, object] | None = None,
     ) -> ChannelDeliveryResult | None:
-        """Give a waiting subscriber its next message of that message's channel, and set it running.
+        """Deliver to a waiting subscriber its next message of that message's channel, and set it running.
 
-        That is the lowest pending one that one of its waits matches, which the result names: perhaps an earlier one
-        than was offered. It goes to the first of the waits that it matches. None, and nothing changed, if the instance
-        does not wait for it, or somebody holds it. With `lease` the holder takes a message for itself, also while it
-        runs, and keeps the lease; `activity_id` says for which step, and `where` what it must match.
+        That is the lowest pending message that one of its waits matches, perhaps an earlier one than was offered; the
+        result names it. It goes to the first of the waits that it matches. Return None and change nothing if the
+        instance does not wait for a message, or is leased or locked. With `lease` the holder takes a message for
+        itself, even while it runs, and keeps the lease; `activity_id` names the step, and `where` what the message must
+        match.
 
-        A step that is recorded already takes no message: the instance is set running, and the result names none.
+        A step that is already recorded takes no message: the instance is set running, and the result names none.
         """
         if activity_id is not None:
             limits.name(activity_id, "activity_id")
             if lease is None:
-                raise LimitError("only the holder of the lease says for which activity it takes a message")
+                raise LimitError("activity_id needs lease: only the lease's holder can take a message for an activity")
         if where and activity_id is None:
-            raise LimitError("a wait that is registered says itself what it matches: `where` needs `activity_id`")
+            raise LimitError("where needs activity_id: a registered wait defines itself what it matches")
         return await self._deliver(instance_id, message.channel, lease, activity_id, where)
 
     async def deliver_channel_message_with_lock(
         self, instance_id: str, channel: str, message: ChannelMessage, worker_id: str, lock_timeout_sec: float
     ) -> ChannelDeliveryResult | None:
-        """The same for a channel by name. The lock is held within the transaction only, so its time does not count."""
+        """Do the same for a channel by name. The lock ends with the transaction, so its timeout is ignored."""
         limits.name(worker_id, "worker_id")
         limits.seconds(lock_timeout_sec, "lock_timeout_sec")
         if message.channel != channel:
-            raise LimitError(f"the message is of {message.channel!r}, not of {channel!r}")
+            raise LimitError(f"the message belongs to channel {message.channel!r}, not to {channel!r}")
         return await self._deliver(instance_id, channel, None, None)
 
     async def deliver_pending(
         self, limit: int = 0, *, channels: Sequence[str] | None = None
     ) -> list[ChannelDeliveryResult]:
-        """Sweep the channels where something was published, or these: deliver what is pending, at most a page.
+        """Deliver pending messages of channels that were published to, or of these channels, at most a page.
 
-        One commit. A full page means that there may be more.
+        This is one commit. A full page means that there may be more.
         """
         page = limits.page(limit, 100)
         if await self._read(_strange, 1):
@@ -110,11 +111,11 @@ class Delivery(waits.Waits):
     async def expire_channel_wait(
         self, instance_id: str, channel: str, *, lease: Lease | None = None, activity_id: str | None = None
     ) -> bool:
-        """Record that a wait's time is up, end the wait and set the instance running, in one transaction; True if so.
+        """Record that a wait timed out, end it and set the instance running, in one transaction; return if it did.
 
-        Of several waits on the channel it is the one that was due first, or that of `activity_id`. False, and nothing
-        changed, if its time is not up, it does not wait any more, or the instance is held by somebody. With `lease` the
-        holder ends a wait of its own while it runs, and keeps the lease.
+        Of several waits on the channel it ends the one that was due first, or that of `activity_id`. Return False and
+        change nothing if the wait is not due or has ended, or the instance is leased or locked. With `lease` the holder
+        ends a wait of its own while it runs, and keeps the lease.
         """
         pair(instance_id, channel)
         if activity_id is not None:
@@ -122,17 +123,16 @@ class Delivery(waits.Waits):
         return await self._wake(partial(_expire, activity_id=activity_id), (instance_id, channel), lease)
 
     async def expire_channel_waits(self, waits: Sequence[tuple[str, str]]) -> list[bool]:
-        """End many waits, each given by its instance and its channel, in one commit: whether it ended, in order.
+        """End many waits, given by instance and channel, in one commit; return whether each ended, in order.
 
-        Each is ended as `expire_channel_wait` does without a lease; one whose instance somebody has locked is passed
-        over.
+        Each is ended as `expire_channel_wait` does without a lease; waits of instances that are locked are skipped.
         """
         for instance_id, channel in waits:
             pair(instance_id, channel)
         return await self._wake_all(_expire, waits)
 
     async def _match(self, named: Sequence[str]) -> None:
-        """Make the keys of these channels' messages, so that waits that are registered find them."""
+        """Create the keys of these channels' messages, so that registered waits find them."""
         dialect = self._backend.driver.name
         if await self._read(_matched, named):
             await self._run(Work(lambda: _make_keys(dialect, named), repeat=True))
@@ -180,7 +180,7 @@ def _take(
     activity_id: str | None,
     match: Match,
 ) -> Operation[ChannelDeliveryResult | None]:
-    """The holder takes a message that matches; the channel is locked."""
+    """Take a message that matches for the holder of the lease; the channel is locked."""
     subscription = yield from channels.subscription(instance_id, channel)
     if subscription is not None:
         if subscription.mode is ChannelMode.COMPETING:
@@ -192,7 +192,7 @@ def _take(
 def _deliver(
     instance_id: str, channel: str, lease: Lease | None, activity_id: str | None, match: Match | None
 ) -> Operation[ChannelDeliveryResult | None]:
-    """SQLite, where a step costs no round trip and nobody else writes."""
+    """Deliver step by step (SQLite, where a step costs no round trip and no other connection writes)."""
     rows = yield from _fenced(S.target, instance_id, channel, lease, activity_id, match)
     if not rows:
         return None
@@ -214,7 +214,7 @@ def _deliver(
 def _deliver_at_once(
     instance_id: str, channel: str, lease: Lease | None, activity_id: str | None, match: Match | None
 ) -> Operation[ChannelDeliveryResult | None]:
-    """The servers: one round trip."""
+    """Deliver in one round trip (servers)."""
     rows = yield from _fenced(S.deliver, instance_id, channel, lease, activity_id, match)
     if not rows:
         return None
@@ -247,7 +247,7 @@ def _fenced(
 def _envelope(
     channel: str, message: int, data: str | None, metadata: str | None, published_at: str, match_key: str | None
 ) -> str:
-    """What both of the family's readers understand; the data goes in as it was published. `match` is for a replay."""
+    """Return the event that Edda and Romancy can read, with the data as published. `match` is for a replay."""
     name = json.dumps(channel, ensure_ascii=False)
     match = f', "match": "{match_key}"' if match_key else ""
     return (
@@ -257,12 +257,12 @@ def _envelope(
 
 
 def _matched(named: Sequence[str]) -> Operation[bool]:
-    """Whether anybody waits for certain values on these channels."""
+    """Return whether an instance waits for certain values on these channels."""
     return bool((yield from matching.sets_of(named)))
 
 
 def _make_keys(dialect: str, named: Sequence[str]) -> Operation[None]:
-    """A commit of its own: what is published meanwhile waits for this, and not for the deliveries."""
+    """Create keys in a commit of its own: publishers wait for this, but not for the deliveries."""
     quiet = [row[0] for row in (yield S.seize(channels=named))]
     yield from matching.complete_all(dialect, quiet)
 
@@ -283,7 +283,7 @@ def _sweep(dialect: str, deliver: Deliver, named: Sequence[str], limit: int) -> 
 
 
 def _unmatched(dialect: str, quiet: Sequence[str]) -> Operation[set[str]]:
-    """Channels with a message that a wait matches. With all before the first of them the sweep is done."""
+    """Return channels with a message that a wait matches. The sweep is done with all messages before the first."""
     left: set[str] = set()
     sets = yield from matching.complete_all(dialect, quiet)
     for channel, (swept_id, own) in matching.by_channel(sets).items():
@@ -299,7 +299,7 @@ def _unmatched(dialect: str, quiet: Sequence[str]) -> Operation[set[str]]:
 
 
 def _candidates(named: Sequence[str], limit: int) -> Operation[list[tuple[str, str]]]:
-    """Waiting subscribers, with their channels, that are free and that there is a message for."""
+    """Return waiting subscribers, with their channels, that are free and have a message."""
     rows = list((yield S.behind(channels=named, limit=limit + SPARE)))
     rows += yield from _matching(named, limit + SPARE)
     found = sorted({(channel, instance_id) for channel, instance_id in rows})
@@ -310,7 +310,7 @@ def _candidates(named: Sequence[str], limit: int) -> Operation[list[tuple[str, s
 
 
 def _matching(named: Sequence[str], limit: int) -> Operation[list[tuple[str, str]]]:
-    """Those that wait for certain values, as far as messages have keys."""
+    """Return those that wait for certain values, as far as messages have keys."""
     found: list[tuple[str, str]] = []
     for channel, (after_id, own) in matching.by_channel((yield from matching.sets_of(named))).items():
         more = True
@@ -327,18 +327,18 @@ def _dirty(limit: int) -> Operation[list[str]]:
 
 
 def _strange(limit: int) -> Operation[list[tuple[str, str, int]]]:
-    return [(message_id, channel, number) for message_id, channel, number in (yield S.strange(limit=limit))]
+    return [(message_id, channel, number) for message_id, channel, number in (yield S.unseen(limit=limit))]
 
 
 def _adopt() -> Operation[None]:
-    """Mark the channels of messages that were published without it."""
+    """Mark the channels of messages that other frameworks published without marking them."""
     messages = yield from _strange(ADOPTED_MAX)
     first: dict[str, int] = {}
     for _, channel, number in messages:
         first.setdefault(channel, number)
     for channel in sorted(first):
         yield channels.S.mark(channel=channel)
-        yield matching.S.back(channel=channel, message_id=first[channel])  # keys of later ones may be there already
+        yield matching.S.back(channel=channel, message_id=first[channel])  # keys of later ones may exist already
     yield S.adopt(ids=sorted(message_id for message_id, _, _ in messages))
 
 

@@ -1,4 +1,4 @@
-"""Fences: the first act of every write for an instance, which holds the instance's row if the lease is current."""
+"""Fence writes: every write for an instance first locks the instance's row, if the lease is current."""
 
 from perdure.database.operation import Again, Operation, Work
 from perdure.database.statements import Call
@@ -6,29 +6,29 @@ from perdure.errors import InstanceNotFoundError, InvalidTransitionError, LeaseL
 from perdure.model import limits
 from perdure.model.records import Lease
 from perdure.model.states import WorkflowStatus, sources_of
-from perdure.storage.sql import room
+from perdure.storage.sql import load_statements
 
-S = room("fences")
+S = load_statements("fences")
 
 
 def fence_params(instance_id: str, lease: Lease | None) -> dict[str, object]:
-    """A lease as the parameters of a fence; none is an administrator's write."""
-    limits.name(instance_id, "instance_id")  # MySQL finds `a` under `a `, and would store the latter
+    """Return a lease as the parameters of a fence; without one the write is an administrator's."""
+    limits.name(instance_id, "instance_id")  # MySQL finds `a` when asked for `a `, and would store the latter
     if lease is None:
         return {"token": None, "worker_id": None}  # nosec B105 # a number
     if lease.instance_id != instance_id:
-        raise LeaseLostError(f"the lease is on {lease.instance_id!r}, not on {instance_id!r}")
+        raise LeaseLostError(f"the lease is on run {lease.instance_id!r}, not on run {instance_id!r}")
     return {"token": lease.token, "worker_id": lease.worker_id}
 
 
 def fence(instance_id: str, lease: Lease | None) -> Operation[None]:
-    """The first call of a transaction that writes for an instance: hold its row if the lease is current, else raise."""
+    """Lock the instance's row if the lease is current, else raise; the first call of a transaction that writes."""
     if not (yield S.fence(instance_id=instance_id, **fence_params(instance_id, lease))):
         raise (yield from refused(instance_id, lease))
 
 
 def changing(call: Call, lease: Lease | None) -> Work[None]:
-    """A statement about what is an instance's own, under its fence."""
+    """Run a statement that writes rows of one instance, under its fence."""
     return Work(lambda: _change(call, lease), repeat=True)
 
 
@@ -38,17 +38,19 @@ def _change(call: Call, lease: Lease | None) -> Operation[None]:
 
 
 def refused(instance_id: str, lease: Lease | None, target: WorkflowStatus | None = None) -> Operation[StorageError]:
-    """Why a fenced write or a move found no row: the error to raise. The fence is judged first."""
+    """Return the error for a fenced write or a change of state that found no row. The fence is checked first."""
     rows = yield S.standing(instance_id=instance_id)
     if rows and lease is not None and tuple(rows[0][1:3]) != (lease.token, lease.worker_id):
         return lost(lease)
-    if not rows or target is None:  # what is there by now was not when it was looked for
-        return InstanceNotFoundError(f"there is no instance {instance_id!r}")
-    if rows[0][0] in sources_of(target):  # nor did it stand as it does by now
+    if not rows or target is None:  # a row that exists by now did not exist when the write looked
+        return InstanceNotFoundError(f"run {instance_id!r} does not exist")
+    if rows[0][0] in sources_of(target):  # its state has changed since
         raise Again
-    return InvalidTransitionError(f"{instance_id!r} is {rows[0][0]} and cannot become {target}")
+    return InvalidTransitionError(f"run {instance_id!r} is {rows[0][0]} and cannot become {target}")
 
 
 def lost(lease: Lease) -> LeaseLostError:
-    """The error of a lease that is over."""
-    return LeaseLostError(f"the lease on {lease.instance_id!r} is over: token {lease.token} of {lease.worker_id!r}")
+    """Return the error for a lease that has ended."""
+    return LeaseLostError(
+        f"worker {lease.worker_id!r} lost its lease on run {lease.instance_id!r} (fencing token {lease.token})"
+    )

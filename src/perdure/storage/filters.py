@@ -1,9 +1,9 @@
-"""Filters on an instance's input: a JSON path and the value that must be there, compared by kind and exactly.
+"""Filter instances by their input: a JSON path and the value that must be there, compared by type and exactly.
 
 `true` is not `"true"`, `1` equals `1.0`, null matches null, a missing key matches nothing. Numbers are compared as
-doubles, texts by code points, and of two equal keys the last counts, as Python reads JSON. A database's own reader
-differs in corners (nesting, escapes, very large numbers), so a listing takes from it also what it may have misread, and
-`matches` has the last word.
+doubles, texts by code points, and the last of two equal keys applies, as Python reads JSON. The databases' own readers
+differ in corner cases (nesting, escapes, very large numbers), so a listing also fetches rows that the database may
+have misread, and `matches` makes the final decision.
 """
 
 import json
@@ -24,7 +24,7 @@ _UNASKABLE = re.compile(r"[\0\ud800-\udfff]")
 
 
 class InputFilterBuilder:
-    """Renders input filters as conditions of a driver's dialect, for a WHERE clause."""
+    """Render input filters as conditions of a driver's dialect, for a WHERE clause."""
 
     def __init__(self, driver: Driver, column: str = "input_data") -> None:
         self._driver, self._column = driver, column
@@ -32,10 +32,10 @@ class InputFilterBuilder:
     def build_filter_query(
         self, input_filters: Mapping[str, Value], start_placeholder: int = 1
     ) -> tuple[list[str], list[object]]:
-        """One condition a filter, all of which must hold, and the arguments they bind, numbered from a placeholder on.
+        """Return one condition per filter, all of which must hold, and the arguments they bind, from a placeholder on.
 
-        A row that the database cannot read as JSON fulfils none of them. What `list_instances` gets right beyond that
-        (two equal keys, keys written with escapes, NUL, deep nesting) is judged as the database reads it.
+        A row that the database cannot read as JSON fulfils none of them. Corner cases that `list_instances` handles
+        (two equal keys, keys written with escapes, NUL, deep nesting) are decided by the database.
         """
         conditions: list[str] = []
         args: list[object] = []
@@ -48,12 +48,12 @@ class InputFilterBuilder:
 
 
 def validate_json_path(path: str) -> None:
-    """Raise `InvalidJSONPathError` unless it is identifiers joined by dots: no index, no quoting, no empty key."""
+    """Raise `InvalidJSONPathError` unless it is identifiers joined by dots: no index, no quotes, no empty key."""
     json_keys(path)
 
 
 def checked(input_filters: Mapping[str, Value]) -> dict[str, Value]:
-    """The filters with plain values, numbers as floats; what is no path or no value for a filter is refused."""
+    """Return the filters with plain values, numbers as floats; raise if a path or a value is invalid."""
     if len(input_filters) > FILTERS_MAX:
         raise LimitError(f"a listing takes at most {FILTERS_MAX} input filters, not {len(input_filters)}")
     for path in input_filters:
@@ -74,18 +74,18 @@ def _plain(value: Value, kind: str) -> Value:
 
 
 def text(value: str, kind: str, longest: int = limits.NAME_MAX) -> str:
-    """A text to look for: not too long, and without what no database takes in a parameter."""
+    """Return a text to search for: not too long, and without characters that a database rejects in a parameter."""
     if not isinstance(value, str):
         raise LimitError(f"{kind} must be a str, not {type(value).__name__}")
     if len(value) > longest:
-        raise LimitError(f"{kind} has {len(value)} characters, the limit is {longest}")
+        raise LimitError(f"{kind} has {len(value)} characters, but at most {longest} are allowed")
     if _UNASKABLE.search(value):
-        raise LimitError(f"{kind} has a NUL character or a lone surrogate: no database can look for it")
+        raise LimitError(f"{kind} contains a NUL character or a lone surrogate, which no database can search for")
     return value
 
 
 def matches(stored: str, wanted: Mapping[str, Value]) -> bool:
-    """Whether a stored input has the value of every filter, which are `checked`, at its path."""
+    """Return whether a stored input has the value of every filter, which are `checked`, at its path."""
     try:
         document = json.loads(stored, parse_int=float, parse_constant=_no_json)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""History: append-only, in id order, fenced; the same event again changes nothing."""
+"""Record history: append-only, in id order, fenced; appending an equal event again changes nothing."""
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
@@ -12,27 +12,27 @@ from perdure.model.records import HistoryEvent, Lease
 from perdure.storage import transactions
 from perdure.storage.contract import HistoryManager
 from perdure.storage.fences import fence_params, refused
-from perdure.storage.sql import room
+from perdure.storage.sql import load_statements
 from perdure.storage.transactions import Transactions
 
-S = room("history")
+S = load_statements("history")
 
 PAGE = 1000
 SET_MAX, SET_MAX_BYTES = 500, 2 * 1024 * 1024  # events of a batch in one statement
 
 
 class History(Transactions):
-    """The seed's HistoryManager."""
+    """Implement HistoryManager."""
 
     async def append_history(self, event: HistoryEvent, *, lease: Lease | None = None) -> int:
-        """Record an event; gives its id. Equal again: the first id. Different: `HistoryConflictError`."""
+        """Record an event and return its id; raise `HistoryConflictError` if the step has a different event already."""
         answer = await self._run(_appending(event, lease))
         if isinstance(answer, StorageError):
             raise answer
         return answer
 
     async def append_histories(self, items: Sequence[tuple[HistoryEvent, Lease | None]]) -> list[int | StorageError]:
-        """Record many events in one commit: an id or an error for each, in order; one's failure touches no other."""
+        """Record many events in one commit; return an id or an error for each, in order."""
         many = _APPEND_MANY.get(self._backend.driver.name)
         plain = _plain(items) if many else None
         if many is None or plain is None:
@@ -43,27 +43,27 @@ class History(Transactions):
     async def get_history_paginated(
         self, instance_id: str, after_id: int = 0, limit: int = 0
     ) -> tuple[list[HistoryEvent], bool]:
-        """The events after an id, in order, and whether there are more."""
+        """Return the events after an id, in order, and whether there are more."""
         limits.name(instance_id, "instance_id")
         return await self._read(_page, instance_id, limits.number(after_id, "after_id"), limits.page(limit, PAGE))
 
     async def get_history_count(self, instance_id: str) -> int:
-        """How many events the instance has."""
+        """Return the number of events of an instance."""
         return await self._read(_count, limits.name(instance_id, "instance_id"))
 
     async def get_last_event(self, instance_id: str, event_type: str) -> HistoryEvent | None:
-        """The newest event of a type, or None; the archive does not count."""
+        """Return the newest event of a type, or None; archived events are ignored."""
         kind = str(limits.name(event_type, "event_type", limits.EVENT_TYPE_MAX))
         return await self._read(_last, limits.name(instance_id, "instance_id"), kind)
 
     async def get_events(self, instance_ids: Sequence[str], activity_ids: Sequence[str]) -> list[HistoryEvent]:
-        """The events that these instances have of these activities, by instance and in order."""
+        """Return the events of these activities of these instances, by instance and in order."""
         ids, activities = list(transactions.bounded(instance_ids)), list(transactions.bounded(activity_ids))
         return await self._read(_events, ids, activities) if ids and activities else []
 
 
 def event_params(event: HistoryEvent) -> dict[str, object]:
-    """An event as the parameters of its insert, checked."""
+    """Return an event as the parameters of its insert, checked."""
     if event.data_type not in ("json", "binary"):
         raise LimitError(f"data_type must be 'json' or 'binary', not {event.data_type!r}")
     limits.size(event.event_data_binary, "event_data_binary")
@@ -85,7 +85,7 @@ def _appending(event: HistoryEvent, lease: Lease | None) -> Work[int | StorageEr
 
 
 def append(params: dict[str, object], lease: Lease | None) -> Operation[int | StorageError]:
-    """Record one event under the fence. An error is given: raised, it would undo the fence on some databases only."""
+    """Record one event under the fence. Return errors: raised, they would undo the fence on some databases only."""
     token, worker_id = (lease.token, lease.worker_id) if lease else (None, None)
     answer = yield S.append(token=token, worker_id=worker_id, **params)
     if isinstance(answer, tuple):
@@ -99,7 +99,7 @@ def append(params: dict[str, object], lease: Lease | None) -> Operation[int | St
 def _outcome(
     params: dict[str, object], lease: Lease | None, fenced: int, event_id: Any
 ) -> Operation[int | StorageError]:
-    """The id of an event; of one that was not inserted the id it had, or why not."""
+    """Return the id of an event; if it was not inserted, the id of the equal event, or the error."""
     if event_id is not None:
         return int(event_id)
     if not fenced:
@@ -107,7 +107,7 @@ def _outcome(
     same: int | None = yield from _recorded(params)
     if same is None:
         return HistoryConflictError(
-            f"{params['activity_id']!r} of {params['instance_id']!r} is already recorded with a different event"
+            f"activity {params['activity_id']!r} of run {params['instance_id']!r} already has a different event"
         )
     return same
 
@@ -116,7 +116,7 @@ Items = Sequence[tuple[dict[str, Any], Lease]]
 
 
 def _plain(items: Sequence[tuple[HistoryEvent, Lease | None]]) -> Items | None:
-    """A batch, checked, that can be written set by set: one lease an instance, no step twice, no time of its own."""
+    """Return a checked batch that can be written in sets: one lease per instance, no step twice, no explicit times."""
     checked: list[tuple[dict[str, Any], Lease]] = []
     leases: dict[str, Lease] = {}
     for event, lease in items:
@@ -134,7 +134,7 @@ def _plain(items: Sequence[tuple[HistoryEvent, Lease | None]]) -> Items | None:
 
 
 def _sets(items: Items) -> list[Items]:
-    """A batch in sets, each small enough for one statement: MySQL limits its size."""
+    """Split a batch into sets that are small enough for one statement, whose size MySQL limits."""
     sets: list[list[tuple[dict[str, Any], Lease]]] = []
     room_left = 0
     for item in items:
@@ -155,7 +155,7 @@ def _in_turn(many: "Many", sets: Sequence[Items]) -> Operation[list[int | Storag
 
 
 def _append_at_once(items: Items) -> Operation[list[int | StorageError]]:
-    """PostgreSQL: the whole batch is one statement."""
+    """Write the whole batch in one statement (PostgreSQL)."""
     rows = yield S.append_many(
         tokens=[lease.token for _, lease in items],
         worker_ids=[lease.worker_id for _, lease in items],
@@ -179,7 +179,7 @@ _COLUMNS = {
 
 
 def _append_locked(items: Items) -> Operation[list[int | StorageError]]:
-    """MySQL: lock the rows first, then write for the leases that are current."""
+    """Lock the rows first, then write for the leases that are current (MySQL)."""
     rows = yield S.lock_many(instance_ids=sorted({params["instance_id"] for params, _ in items}))
     standing = {row[0]: (row[1], row[2]) for row in rows}
     current = [params for params, lease in items if standing.get(lease.instance_id) == (lease.token, lease.worker_id)]
@@ -202,7 +202,7 @@ _EVENT = ("instance_id", "activity_id", "event_type", "data_type", "event_data",
 
 
 def _fates(items: Items, ids: Sequence[int | None]) -> Operation[list[int | StorageError]]:
-    """The answer for each item; those without an id are appended one by one, which tells why."""
+    """Return the answer for each item; append those without an id one by one, to find out why."""
     answers: list[int | StorageError] = []
     for (params, lease), event_id in zip(items, ids, strict=True):
         answers.append(event_id if event_id is not None else (yield from append(params, lease)))
@@ -213,7 +213,7 @@ Many = Callable[[Items], Operation[list[int | StorageError]]]
 
 
 def _append_for_each(items: Items) -> Operation[list[int | StorageError]]:
-    """SQLite: all fences, then all events; if anything is refused, they are undone and appended one by one."""
+    """Write all fences, then all events; if one is rejected, undo them and append one by one (SQLite)."""
     each = [{**params, "token": lease.token, "worker_id": lease.worker_id} for params, lease in items]
     ids: Sequence[int | None] = ()
     yield transactions.S.savepoint()
@@ -221,7 +221,7 @@ def _append_for_each(items: Items) -> Operation[list[int | StorageError]]:
     if done:
         inserted, rows = yield S.append_many.for_each(each)
         done = inserted == len(items)
-        ids = range(rows[0][0] - len(items) + 1, rows[0][0] + 1)  # nobody else writes meanwhile
+        ids = range(rows[0][0] - len(items) + 1, rows[0][0] + 1)  # no other connection writes meanwhile
     if not done:
         yield transactions.S.undo()
     yield transactions.S.release()
@@ -232,7 +232,7 @@ _APPEND_MANY: dict[str, Many] = {"sqlite": _append_for_each, "postgresql": _appe
 
 
 def _recorded(params: dict[str, object]) -> Operation[int | None]:
-    """The id of the event if the very same one is recorded."""
+    """Return the id of the event if an equal one is recorded, else None."""
     rows = yield S.recorded(instance_id=params["instance_id"], activity_id=params["activity_id"])
     wanted = tuple(params[key] for key in ("event_type", "data_type", "event_data", "event_data_binary"))
     return int(rows[0][0]) if rows and tuple(rows[0][1:5]) == wanted else None
@@ -247,7 +247,7 @@ _new = blank(HistoryEvent)
 
 
 def from_row(row: Sequence[Any]) -> HistoryEvent:
-    """An event from the columns of `page`."""
+    """Return an event from the columns of `page`."""
     it = _new()
     it.id, it.instance_id, it.activity_id, it.event_type, it.data_type, text, binary, created_at = row
     it.event_data, it.event_data_binary, it.created_at = raw(text), raw(binary), utc(created_at)
@@ -267,20 +267,20 @@ def _last(instance_id: str, event_type: str) -> Operation[HistoryEvent | None]:
 
 def _events(ids: list[str], activities: list[str]) -> Operation[list[HistoryEvent]]:
     found = [from_row(row) for row in (yield S.of_activities(ids=ids, activities=activities))]
-    # MySQL finds `a` under `a `
+    # MySQL finds `a` when asked for `a `
     asked = [event for event in found if event.instance_id in ids and event.activity_id in activities]
     return sorted(asked, key=lambda event: (event.instance_id, event.id))
 
 
 @dataclass(frozen=True, slots=True)
 class HistoryIteratorOptions:
-    """How an iterator reads: `batch_size` events at a time."""
+    """Configure an iterator, which reads `batch_size` events at a time."""
 
     batch_size: int = PAGE
 
 
 class HistoryIterator:
-    """Streams an instance's history in batches, so that a full one never sits in memory."""
+    """Stream an instance's history in batches, so that it is never in memory as a whole."""
 
     def __init__(
         self, storage: HistoryManager, instance_id: str, options: HistoryIteratorOptions | None = None
@@ -292,7 +292,7 @@ class HistoryIterator:
         self._error: Exception | None = None
 
     async def next(self) -> HistoryEvent | None:
-        """The next event; None at the end, or after an error that `err` then holds."""
+        """Return the next event; None at the end, or after an error, which `err` returns."""
         if not self._batch and self._more and self._error is None:
             try:
                 events, self._more = await self._storage.get_history_paginated(
@@ -309,16 +309,16 @@ class HistoryIterator:
         return event
 
     async def collect(self) -> list[HistoryEvent]:
-        """All events that are left, in memory."""
+        """Return all remaining events."""
         return [event async for event in self]
 
     @property
     def err(self) -> Exception | None:
-        """The error that ended the iteration, if one did."""
+        """Return the error that ended the iteration, or None."""
         return self._error
 
     def close(self) -> None:
-        """End the iteration and let go of what was read."""
+        """End the iteration and release what was read."""
         self._batch, self._more = [], False
 
     async def __aiter__(self) -> AsyncIterator[HistoryEvent]:

@@ -1,4 +1,4 @@
-"""Instances: created, moved along the table of states, cancelled, found again, deleted."""
+"""Manage instances: create them, change their state, cancel, find and delete them."""
 
 import json
 from collections.abc import Sequence
@@ -21,22 +21,22 @@ from perdure.model.states import RESUMABLE as CLAIMABLE
 from perdure.model.states import TERMINAL, WAITING, WorkflowStatus, sources_of
 from perdure.storage import channels, fences, history, waits
 from perdure.storage.fences import fence_params, refused
-from perdure.storage.sql import room
+from perdure.storage.sql import load_statements
 from perdure.storage.transactions import bounded, prepared, together
 from perdure.storage.wakeups import RESUMABLE, Payload, Say, Wakeups, first_of, resumable
 
 T = TypeVar("T")
-S = room("instances")
-WAITS = room("waits")
+S = load_statements("instances")
+WAITS = load_statements("waits")
 
 FAILED_ACTIVITY = "workflow_failed"
 CANCELLED_ACTIVITY = "workflow_cancelled"
-QUICK_PAGE = 100  # more rows than that are read beside the event loop
-RESUMABLE_NAMES_MAX = 200  # names asked for at once; SQLite joins at most 500 branches
+QUICK_PAGE = 100  # larger pages are read outside the event loop's thread
+RESUMABLE_NAMES_MAX = 200  # names per statement; SQLite joins at most 500 branches
 
 
 class Instances(Wakeups):
-    """The seed's InstanceManager and what goes beyond it."""
+    """Implement InstanceManager and its additions."""
 
     async def create_instance(
         self,
@@ -46,9 +46,9 @@ class Instances(Wakeups):
         timeout_sec: float = 15,
         source_code: str = "",
     ) -> Lease | None:
-        """Store a new instance and its definition; `InstanceExistsError` if the id is taken.
+        """Store a new instance and its definition; raise `InstanceExistsError` if the id is taken.
 
-        With `worker_id` the row is born leased to it, and the lease is returned.
+        With `worker_id` the new row is leased to that worker, and the lease is returned.
         """
         work, about = _creating(instance, worker_id, timeout_sec, source_code), _news(instance, worker_id)
         return await self._announce(RESUMABLE, work, (lambda _: about) if about else None)
@@ -56,53 +56,53 @@ class Instances(Wakeups):
     async def create_instances(
         self, instances: Sequence[WorkflowInstance], *, worker_id: str | None = None, timeout_sec: float = 15
     ) -> list[Lease | StorageError | None]:
-        """Create many in one commit: a lease (or None) or an error for each, in order."""
+        """Create many instances in one commit; return a lease (or None) or an error for each, in order."""
         works = prepared(lambda instance: _creating(instance, worker_id, timeout_sec, ""), instances)
         return await self._announce_first(works, [_news(instance, worker_id) for instance in instances])
 
     async def get_instance(self, instance_id: str) -> WorkflowInstance | None:
-        """Every field of one instance, or None."""
+        """Return an instance with every field, or None."""
         return await self._read(_get, instance_id)
 
     async def get_instances(self, instance_ids: Sequence[str]) -> list[WorkflowInstance | None]:
-        """Many instances in one statement, in the order of their ids; None for one that is not there."""
+        """Return many instances in one statement, in the order of their ids; None for each that does not exist."""
         read = self._read if len(bounded(instance_ids)) <= QUICK_PAGE else self._scan
         return await read(_get_many, instance_ids)
 
     async def update_instance_status(
         self, instance_id: str, status: WorkflowStatus, error_msg: str = "", *, lease: Lease | None = None
     ) -> None:
-        """Move an instance along the table of states; a failure's message is recorded in the same transaction."""
+        """Change an instance's state; record the message of a failure in the same transaction."""
         status = limits.choice(WorkflowStatus, status, "status")
         if status is WorkflowStatus.RECURRED:
-            raise InvalidTransitionError("no instance moves to recurred: use recur_instance()")
+            raise InvalidTransitionError("an instance cannot be set to recurred: use recur_instance()")
         work = Work(lambda: _update_status(instance_id, status, error_msg, lease))
         await self._announce(RESUMABLE, work, _ended(instance_id, status) if status in TERMINAL else None)
 
     async def update_instance_activity(self, instance_id: str, activity_id: str, *, lease: Lease | None = None) -> None:
-        """Note the step the instance is at."""
+        """Record the step that the instance has reached."""
         limits.name(activity_id, "activity_id")
         await self._run(Work(lambda: _set_activity(instance_id, activity_id, lease), single=True, repeat=True))
 
     async def update_instance_output(self, instance_id: str, output_data: bytes, *, lease: Lease | None = None) -> None:
-        """Store the output and complete the instance, together."""
+        """Store the output and complete the instance in one transaction."""
         await self._announce(RESUMABLE, _completing(instance_id, output_data, lease), _ended(instance_id))
 
     async def complete_and_release(self, lease: Lease, output_data: bytes) -> None:
-        """Complete a leased instance with its output; the lease ends with it. One statement where it can be."""
+        """Complete a leased instance with its output and end the lease, in one statement where possible."""
         await self.update_instance_output(lease.instance_id, output_data, lease=lease)
 
     async def complete_instances(self, items: Sequence[tuple[Lease, bytes]]) -> list[StorageError | None]:
-        """Complete many leased instances in one commit: None or an error for each, in order."""
+        """Complete many leased instances in one commit; return None or an error for each, in order."""
         works = prepared(lambda item: _completing(item[0].instance_id, item[1], item[0]), items)
         return await self._announce_first(works, [_ended(lease.instance_id)(None) for lease, _ in items])
 
     async def cancel_instance(
         self, instance_id: str, reason: str = "", *, compensate: bool = False, lease: Lease | None = None
     ) -> None:
-        """Cancel from any state that is not final, fencing off whoever runs it, and record why.
+        """Cancel an instance in any state that is not final, fence off its worker, and record why.
 
-        With `compensate` the instance moves to compensating instead, and ends as cancelled once it has compensated.
+        With `compensate` the instance changes to compensating instead, and is cancelled once it has compensated.
         """
         work = Work(lambda: _cancel(instance_id, reason, compensate, lease))
         await self._announce(RESUMABLE, work, _ended(instance_id, WorkflowStatus.CANCELLED))
@@ -110,18 +110,18 @@ class Instances(Wakeups):
     async def find_resumable_workflows(
         self, limit: int = 0, *, workflow_names: Sequence[str] | None = None
     ) -> list[ResumableWorkflow]:
-        """Own instances, running or compensating, that no live lease covers; the longest waiting first."""
+        """Return own instances, running or compensating, without a live lease; the longest waiting first."""
         return await self._read(_resumable, limits.page(limit, 100), workflow_names)
 
     async def delete_instances(self, older_than: timedelta, limit: int = 0) -> int:
-        """Delete own instances that ended longer ago than that, with all that is theirs; gives their number."""
+        """Delete own instances that ended longer ago than that, with all their rows; return their number."""
         age, page = limits.span(older_than, "older_than"), limits.page(limit, 100)
         return await self._run(Work(lambda: _delete(age, page)))
 
     async def delete_ended(self, instance_ids: Sequence[str]) -> list[bool]:
-        """Delete these own instances with all that is theirs, each that has ended: whether it was, in order.
+        """Delete those of these own instances that have ended, with all their rows; return whether, in order.
 
-        What a live run continues from stays, as in `delete_instances`.
+        As in `delete_instances`, generations that a live run continues from are kept.
         """
         ids = sorted({limits.name(each, "instance_id") for each in bounded(instance_ids)})
         deleted = await self._run(Work(lambda: _delete_ended(ids))) if ids else set()
@@ -130,25 +130,25 @@ class Instances(Wakeups):
     async def _announce_first(
         self, works: Sequence[Work[T] | StorageError], abouts: Sequence[Payload | None]
     ) -> list[T | StorageError]:
-        """Run a batch, and announce the first of its items that came to something."""
+        """Run a batch, and announce the first of its items that had an effect."""
 
         def first(found: list[T | StorageError]) -> Payload | None:
-            told = zip(abouts, found, strict=True)
-            return first_of([about for about, result in told if about and not isinstance(result, StorageError)])
+            announced = zip(abouts, found, strict=True)
+            return first_of([about for about, result in announced if about and not isinstance(result, StorageError)])
 
         work = Work(lambda: together(works))
         return await self._announce(RESUMABLE, work, first if any(abouts) else None) if works else []
 
 
 def _news(instance: WorkflowInstance, worker_id: str | None) -> Payload | None:
-    """What a creation announces: nothing of one that nobody else may take."""
+    """Return what a creation announces: nothing if the instance is leased to its creator."""
     if worker_id or instance.locked_by or instance.status not in CLAIMABLE:
         return None
     return resumable(instance.instance_id, instance.workflow_name, "created")
 
 
 def _ended(instance_id: str, status: WorkflowStatus = WorkflowStatus.COMPLETED) -> Say[None]:
-    """What the end of an instance announces: somebody may wait for it."""
+    """Return what the end of an instance announces, because a caller may wait for it."""
     return lambda _: resumable(instance_id, reason=status.value)
 
 
@@ -196,18 +196,18 @@ def _creating(instance: WorkflowInstance, worker_id: str | None, timeout_sec: fl
 
 
 def create(params: dict[str, object]) -> Operation[Lease | None]:
-    """Insert, or `InstanceExistsError`."""
+    """Insert an instance, or raise `InstanceExistsError`."""
     previous = params["continued_from"]
     if previous is not None and not (yield fences.S.standing(instance_id=previous)):
-        raise InstanceNotFoundError(f"there is no instance {previous!r} to continue from")
+        raise InstanceNotFoundError(f"run {previous!r}, which the new run continues from, does not exist")
     rows = rows_if(1, (yield S.create(**params)))
     if not rows:
-        raise InstanceExistsError(f"an instance {params['instance_id']!r} is already there")
+        raise InstanceExistsError(f"run {params['instance_id']!r} already exists: use another id")
     return _lease_of(params, rows[0][0])
 
 
 def _created(params: dict[str, object]) -> Operation[Lease | None]:
-    """After a lost answer: the row is ours if it is as we wrote it, in all that distinguishes one creation."""
+    """Return the lease after a lost answer if the row is ours, in everything that distinguishes one creation."""
     found = yield from _get(str(params["instance_id"]))
     if (
         params["lease_sec"] is None
@@ -227,7 +227,7 @@ def _lease_of(params: dict[str, Any], expires_at: Any) -> Lease | None:
 
 def _get(instance_id: str) -> Operation[WorkflowInstance | None]:
     rows = yield S.get(instance_id=instance_id)
-    # MySQL finds `a` under `a `
+    # MySQL finds `a` when asked for `a `
     return from_row(rows[0]) if rows and rows[0][0] == instance_id else None
 
 
@@ -242,7 +242,7 @@ _new = blank(WorkflowInstance)
 
 
 def from_row(row: Sequence[Any]) -> WorkflowInstance:
-    """An instance from the columns of `get`. Pages are full of them, so every field is set once."""
+    """Return an instance from the columns of `get`. Every field is set once, because pages have many instances."""
     it = _new()
     (it.instance_id, it.workflow_name, input_data, it.framework, status, output_data, it.current_activity_id,
      it.source_hash, it.owner_service, it.continued_from, it.locked_by, locked_at, it.lock_timeout_seconds,
@@ -269,7 +269,7 @@ def _update_status(instance_id: str, status: WorkflowStatus, error: str, lease: 
 
 
 def _wait(instance_id: str, status: WorkflowStatus, lease: Lease | None) -> Operation[None]:
-    """Wait for what is registered; what came for it while the instance did not wait is looked at again."""
+    """Wait for what is registered, and check again what arrived while the instance did not wait."""
     known = yield from waits.registered(limits.name(instance_id, "instance_id"))
     named = {channel for _, channel, _ in known if channel is not None}
     yield from channels.locking(named, _move(instance_id, status, lease))
@@ -296,7 +296,7 @@ def _set_activity(instance_id: str, activity_id: str, lease: Lease | None) -> Op
 def _completing(instance_id: str, output_data: bytes, lease: Lease | None) -> Work[None]:
     output = limits.text(output_data, "output_data")
     if output is None:
-        raise LimitError("output_data must be JSON as bytes, b'null' for none")
+        raise LimitError("output_data must be JSON as bytes; use b'null' for none")
     return Work(
         lambda: finish(instance_id, WorkflowStatus.COMPLETED, output, lease),
         single=True,
@@ -306,7 +306,7 @@ def _completing(instance_id: str, output_data: bytes, lease: Lease | None) -> Wo
 
 
 def finish(instance_id: str, status: WorkflowStatus, output: str | None, lease: Lease | None) -> Operation[None]:
-    """A final move, or the error that says why not."""
+    """Change to a final state, or raise the error that says why not."""
     answer = yield S.finish(
         instance_id=instance_id, status=status.value, output_data=output, **fence_params(instance_id, lease)
     )
@@ -315,7 +315,7 @@ def finish(instance_id: str, status: WorkflowStatus, output: str | None, lease: 
 
 
 def _finished(instance_id: str, output: str, lease: Lease | None) -> Operation[None]:
-    """After a lost answer. There is nothing to return, so a write that is not there raises."""
+    """Return after a lost answer. There is nothing to return, so a write that does not exist raises."""
     found = yield from _get(instance_id)
     ours = (
         lease is not None
@@ -327,7 +327,7 @@ def _finished(instance_id: str, output: str, lease: Lease | None) -> Operation[N
 
 
 def note(instance_id: str, activity: str, kind: HistoryEventType, payload: dict[str, object]) -> Operation[None]:
-    """Record an event of the instance's life, once, in the running transaction."""
+    """Record an event of the instance's life once, in the open transaction."""
     yield history.S.append(
         instance_id=instance_id,
         activity_id=activity,
@@ -342,10 +342,12 @@ def note(instance_id: str, activity: str, kind: HistoryEventType, payload: dict[
 
 def _cancel(instance_id: str, reason: str, compensate: bool, lease: Lease | None) -> Operation[None]:
     fence_params(instance_id, lease)
-    rows = yield WAITS.hold(instance_id=instance_id)  # whoever would end it meanwhile waits
+    rows = yield WAITS.hold(instance_id=instance_id)  # a transaction that would end it meanwhile has to wait
     if not rows or WorkflowStatus(rows[0][0]) in TERMINAL:
         raise WorkflowNotCancellableError(
-            f"{instance_id!r} is {rows[0][0]}: nothing to cancel" if rows else f"there is no instance {instance_id!r}"
+            f"run {instance_id!r} is {rows[0][0]}: there is nothing to cancel"
+            if rows
+            else f"run {instance_id!r} does not exist"
         )
     if lease is not None:
         yield from fences.fence(instance_id, lease)
@@ -375,7 +377,7 @@ def _claimable(row: Sequence[Any]) -> ResumableWorkflow:
 
 
 def _branches(count: int) -> Statement:
-    """`resumable_named` for several names: the sum of their first rows, each by its own index range."""
+    """Return `resumable_named` for several names: the union of their first rows, each by its own index range."""
     found = _named.get(count)
     if found is None:
         found = _named[count] = Statement(f"instances.resumable_named_{count}")
@@ -394,7 +396,7 @@ def _delete(age_sec: float, limit: int) -> Operation[int]:
 
 
 def _delete_ended(ids: list[str]) -> Operation[set[str]]:
-    rows = yield S.ended(ids=ids)  # by their ids: asked for the framework as well, SQLite would read all of it
+    rows = yield S.ended(ids=ids)  # by their ids: with a condition on the framework, SQLite would read all of it
     ended = sorted({row[0] for row in rows if row[1] == FRAMEWORK}.intersection(ids))
     if ended:
         yield from _remove(ended)

@@ -1,7 +1,7 @@
-"""Listing: instances, newest first, a page at a time.
+"""List instances, newest first, a page at a time.
 
-A page is served by an index, whatever its number: a token holds the last row's place, not a count. A statement is put
-together from the room's fragments, one for each filter given.
+Every page is served by an index, whatever its number: a token holds the position of the last row, not a count. A
+statement is composed of the fragments in listing.sql, one for each filter given.
 """
 
 import re
@@ -20,10 +20,10 @@ from perdure.model.records import ListInstancesOptions, PaginationResult
 from perdure.model.states import WorkflowStatus
 from perdure.storage import filters
 from perdure.storage.instances import QUICK_PAGE, from_row
-from perdure.storage.sql import room
+from perdure.storage.sql import load_statements
 from perdure.storage.transactions import Transactions
 
-S = room("listing")
+S = load_statements("listing")
 
 PAGE = 50
 FRAMEWORK_MAX = 50
@@ -33,18 +33,18 @@ _FOLD = str.maketrans(ascii_uppercase, ascii_lowercase)
 _TOKEN = re.compile(
     r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d[\d.:+Z-]{0,16})\|\|([^\0\ud800-\udfff]+)", re.ASCII | re.DOTALL
 )
-_SCANNING = {"workflow_name", "instance_id"}  # conditions that no index serves
+_SCANNING = {"workflow_name", "instance_id"}  # conditions without an index
 _ID, _INPUT, _STARTED = 0, 2, 15  # columns of `select`
 
 
 class Listing(Transactions):
-    """The listing of the seed's InstanceManager."""
+    """Implement the listing of InstanceManager."""
 
     async def list_instances(self, options: ListInstancesOptions | None = None) -> PaginationResult:
-        """A page of the instances for which every filter holds, by start time and id, both descending.
+        """Return a page of the instances for which every filter holds, by start time and id, both descending.
 
-        Names and ids match by a part of them, whatever the case of ASCII letters; times are exclusive. Raises
-        `InvalidPageTokenError`, `InvalidJSONPathError`, or `LimitError` for any other value that cannot be meant.
+        Names and ids match by a part of them, ignoring the case of ASCII letters; times are exclusive. Raise
+        `InvalidPageTokenError`, `InvalidJSONPathError`, or `LimitError` for any other invalid value.
         """
         search = _search(options or ListInstancesOptions(), self._backend.driver)
         return await (self._scan if search.reads_much else self._read)(_page, search)
@@ -52,18 +52,18 @@ class Listing(Transactions):
     async def count_instances(
         self, options: ListInstancesOptions | None = None, *, limit: int = limits.COUNT_MAX
     ) -> int:
-        """The number of instances that a listing with these filters has in all its pages, at most `limit`."""
+        """Return the number of instances that match these filters, at most `limit`."""
         most = limits.count(limit, "limit", limits.COUNT_MAX)
         search = _search(options or ListInstancesOptions(), self._backend.driver)._replace(place={})
         return await self._scan(_count, search, most)
 
     async def list_workflow_names(self) -> list[str]:
-        """The names of the workflows that own instances are of, sorted."""
+        """Return the names of the workflows of own instances, sorted."""
         return sorted(await self._scan(_names))
 
 
 class _Search(NamedTuple):
-    """Options, checked: fragments with their parameters, and what Python has the last word on."""
+    """Hold checked options: fragments with their parameters, and the filters that Python decides."""
 
     dialect: str
     limit: int
@@ -95,7 +95,7 @@ def _search(options: ListInstancesOptions, driver: Rendering) -> _Search:
     params = {key: value for key, value in given.items() if value is not None}
     place = {} if options.page_token is None else _place(options.page_token)
     if place and before is not None and place["last_at"] >= before:
-        place = {}  # all that is left lies below both
+        place = {}  # all remaining rows are below both
     inputs, conditions, args = filters.checked(options.input_filters), list[str](), list[object]()
     if inputs:
         conditions, args = filters.InputFilterBuilder(driver.naming("input")).build_filter_query(inputs)
@@ -113,7 +113,7 @@ def _search(options: ListInstancesOptions, driver: Rendering) -> _Search:
 
 
 def _part(value: str | None, kind: str) -> str | None:
-    """A part of a name to look for, as the statements want it; an empty one is in every name."""
+    """Return a part of a name to search for, as the statements expect it; an empty one is in every name."""
     return filters.text(value, kind).translate(_FOLD) if value else None
 
 
@@ -122,14 +122,14 @@ def _status(value: WorkflowStatus | None) -> str | None:
 
 
 def _place(token: str) -> dict[str, Any]:
-    """The row that a token names, as parameters of `after`."""
+    """Return the row that a token names, as parameters of `after`."""
     try:
         found = _TOKEN.fullmatch(token)
         at = utc(found[1]) if found else None
-    except (TypeError, ValueError, OverflowError):  # no text, no time
+    except (TypeError, ValueError, OverflowError):  # no text, or no time
         found = at = None
     if found is None or at is None:
-        raise InvalidPageTokenError("this is no page token: give back next_page_token as it was")
+        raise InvalidPageTokenError("the page token is invalid: pass next_page_token unchanged")
     text = found[1]
     if len(text) == OWN_FORM and text[10] == "T" and text.endswith("+00:00"):
         text = f"{text[:10]} {text[11:26]}"  # as we store it
@@ -137,7 +137,7 @@ def _place(token: str) -> dict[str, Any]:
 
 
 def _token(row: tuple[Any, ...]) -> str:
-    """The place of a row. A time in another form than ours, which SQLite may have, is kept as it is stored."""
+    """Return the position of a row. A time that SQLite has in another format than ours is kept as stored."""
     stored, at = row[_STARTED], utc(row[_STARTED])
     foreign = isinstance(stored, str) and stored != _text(at)
     return f"{stored if foreign else at.isoformat(timespec='microseconds')}||{row[_ID]}"
@@ -159,7 +159,7 @@ def _page(search: _Search) -> Operation[PaginationResult]:
 
 
 def _branches(search: _Search) -> Operation[list[tuple[str, str | None]]]:
-    """What an index has in order, each by itself: a framework, and of one workflow a state."""
+    """Return what an index has in order: a framework, or one state of a workflow."""
     frameworks = [search.framework] if search.framework is not None else (yield from _frameworks())
     return [(framework, status) for framework in frameworks for status in search.statuses]
 
@@ -187,7 +187,7 @@ def _count_branch(search: _Search, framework: str, status: str | None, limit: in
 
 
 def _names() -> Operation[list[str]]:
-    """A step along an index for each name."""
+    """Return the names with one index lookup each."""
     found = [""]
     while rows := (yield S.workflow(workflow=found[-1])):
         found.append(rows[0][0])
@@ -195,7 +195,7 @@ def _names() -> Operation[list[str]]:
 
 
 def _frameworks() -> Operation[list[str]]:
-    """Every framework that has instances; an index orders the rows of each, so that all are never sorted."""
+    """Return every framework that has instances; an index orders the rows of each, so that no sort is needed."""
     found = [""]
     while rows := (yield S.framework(framework=found[-1])):
         found.append(rows[0][0])
@@ -203,13 +203,13 @@ def _frameworks() -> Operation[list[str]]:
 
 
 def _rows(search: _Search, framework: str, status: str | None) -> Operation[list[tuple[Any, ...]]]:
-    """The page and, if there is more, one row. What Python turns down is made up for by reading on."""
+    """Return the page and, if there is more, one row. Rows that Python rejects are replaced by reading on."""
     wanted = batch = search.limit + 1
     place = search.place
     found: list[tuple[Any, ...]] = []
     while True:
         fragments = search.fragments
-        if place:  # it is the lower of the two bounds, and with two of them SQLite may begin at the wrong one
+        if place:  # it is the lower of the two bounds, and with both SQLite may begin at the wrong one
             fragments = (*(name for name in fragments if name != "started_before"), "after")
         statement = _statement(search.dialect, fragments, search.conditions)
         rows = yield statement(**search.params, **place, framework=framework, status=status, limit=batch)
@@ -223,7 +223,7 @@ def _rows(search: _Search, framework: str, status: str | None) -> Operation[list
 def _statement(
     dialect: str, fragments: tuple[str, ...], conditions: tuple[tuple[str, str], ...], what: str = "page"
 ) -> Statement:
-    """The room's fragments as one statement of a dialect: for the rows of a page, or their number."""
+    """Return the fragments as one statement of a dialect: for the rows of a page, or their number."""
 
     def fragment(name: str) -> str:
         return getattr(S, name).parts(dialect)[0]  # type: ignore[no-any-return]

@@ -1,7 +1,7 @@
-"""Locks: fenced leases on instances. Acquiring never waits, and every acquisition raises the token.
+"""Manage fenced leases on instances. Acquiring never waits, and every acquisition increases the fencing token.
 
-Whatever locks rows here is one statement, or one packet that commits by itself: a worker that is stopped at any moment
-keeps nobody from taking its runs over.
+Everything that locks rows here is one statement, or one packet that commits by itself: a worker that is stopped at any
+moment does not prevent others from taking over its runs.
 """
 
 import json
@@ -16,29 +16,29 @@ from perdure.model import limits
 from perdure.model.records import Lease, StaleWorkflowInfo
 from perdure.model.states import RESUMABLE as CLAIMABLE
 from perdure.model.states import WorkflowStatus
-from perdure.storage.sql import room
+from perdure.storage.sql import load_statements
 from perdure.storage.transactions import bounded
 from perdure.storage.wakeups import RESUMABLE, Wakeups, resumable
 
-S = room("locks")
+S = load_statements("locks")
 
 SWEEP_MAX = 1000
 
 
 class Locks(Wakeups):
-    """The seed's LockManager, with leases instead of booleans."""
+    """Implement LockManager, with leases instead of booleans."""
 
     async def try_acquire_lock(self, instance_id: str, worker_id: str, timeout_sec: float) -> Lease | None:
-        """A lease if the instance is free: not leased (not even to this worker), not row-locked, not finished."""
+        """Return a lease if the instance is free: not leased (even to this worker), not row-locked, not finished."""
         (lease,) = await self.acquire_locks([instance_id], worker_id, timeout_sec)
         return lease
 
     async def acquire_locks(
         self, instance_ids: Sequence[str], worker_id: str, timeout_sec: float
     ) -> list[Lease | None]:
-        """Take the leases of many instances in one commit: a lease for each that is free, else None, in order.
+        """Acquire the leases of many instances in one commit; return a lease or None for each, in order.
 
-        Each as `try_acquire_lock` would; of an instance that is named twice, the first gets it.
+        Each is acquired as by `try_acquire_lock`; if an instance is named twice, the first occurrence gets the lease.
         """
         limits.name(worker_id, "worker_id")
         ids = [limits.name(instance_id, "instance_id") for instance_id in bounded(instance_ids)]
@@ -50,27 +50,27 @@ class Locks(Wakeups):
         return [leases.pop(instance_id, None) for instance_id in ids]
 
     async def release_lock(self, instance_id: str, worker_id: str, *, lease: Lease | None = None) -> None:
-        """Give a lease back; whoever does not hold it changes nothing."""
+        """Release a lease; do nothing if this worker does not hold it."""
         _check(instance_id, worker_id)
         token, about = lease.token if lease else None, resumable(instance_id, reason="released")
-        tells = self._backend.notifier.due(RESUMABLE)  # then the statement itself does
+        tells = self._backend.notifier.due(RESUMABLE)  # then the statement itself notifies
         work = Work(lambda: _release(instance_id, worker_id, token, tells), single=True, repeat=True)
         await self._announce(RESUMABLE, work, None if tells else lambda released: about if released else None)
 
     async def refresh_lock(
         self, instance_id: str, worker_id: str, timeout_sec: float, *, lease: Lease | None = None
     ) -> Lease:
-        """A new expiry, also for an expired lease that nobody took; else `LeaseLostError`."""
+        """Renew a lease, even an expired one that no worker has taken; else raise `LeaseLostError`."""
         _check(instance_id, worker_id)
         seconds, wanted = limits.seconds(timeout_sec), [(instance_id, worker_id, lease.token if lease else None)]
         for held in await self._run(Work(lambda: _renew(wanted, seconds), single=True, repeat=True)):
             return held
-        raise LeaseLostError(f"{worker_id!r} no longer holds {instance_id!r}")
+        raise LeaseLostError(f"worker {worker_id!r} lost its lease on run {instance_id!r}")
 
     async def refresh_locks(self, leases: Sequence[Lease], timeout_sec: float) -> list[Lease | None]:
-        """Renew leases at once: the renewed lease, or None for one that was lost, in order.
+        """Renew leases at once; return the renewed lease, or None for each that was lost, in order.
 
-        A row that is locked at the moment (a run's own open transaction) is passed over: its lease is still held.
+        A row that is locked (by a run's own open transaction) is skipped: its lease is still held.
         """
         if not leases:
             return []
@@ -80,7 +80,7 @@ class Locks(Wakeups):
         return [replace(lease, expires_at=held[key]) if (key := _key(lease)) in held else None for lease in leases]
 
     async def cleanup_stale_locks(self, timeout_sec: float = 0) -> list[StaleWorkflowInfo]:
-        """Clear own leases that expired more than `timeout_sec` ago; gives the running and compensating ones."""
+        """Clear own leases that expired more than `timeout_sec` ago; return the running and compensating ones."""
         grace = limits.seconds(timeout_sec) if timeout_sec else 0.0
         return await self._run(Work(lambda: _sweep(grace), single=True))
 
@@ -91,13 +91,13 @@ def _check(instance_id: str, worker_id: str) -> None:
 
 
 def _acquire(ids: list[str], worker_id: str, timeout_sec: float) -> Operation[dict[str, Lease]]:
-    """In one statement: one lease or, on PostgreSQL, many."""
+    """Acquire in one statement: one lease or, on PostgreSQL, many."""
     answer = yield S.acquire(instance_id=ids[0], ids=ids, worker_id=worker_id, timeout_sec=timeout_sec)
     return _leases(worker_id, rows_if(0, answer))
 
 
 def _take(ids: list[str], worker_id: str, timeout_sec: float) -> Operation[dict[str, Lease]]:
-    """Many at once on SQLite, where for one it would be the slower way, and on MySQL."""
+    """Acquire many at once on SQLite, where it would be slower for one, and on MySQL."""
     answer = yield S.take(ids=ids, worker_id=worker_id, timeout_sec=timeout_sec, limit=len(ids), mark=_mark())
     return _leases(worker_id, _rows(answer))
 
@@ -107,12 +107,12 @@ def _leases(worker_id: str, rows: Sequence[Sequence[Any]]) -> dict[str, Lease]:
 
 
 def _mark() -> str:
-    """A name that no worker has."""
+    """Return a name that no worker has."""
     return f"taking {uuid4().hex}"
 
 
 def _rows(answer: Any) -> list[tuple[Any, ...]]:
-    """The rows of an answer; of one of several parts, those of the part that reads."""
+    """Return the rows of an answer; of one with several parts, those of the part that reads."""
     return answer if isinstance(answer, list) else next(part for part in answer if isinstance(part, list))
 
 
@@ -128,7 +128,7 @@ def _key(lease: Lease) -> tuple[str, str, int | None]:
 
 
 def _renew(wanted: Sequence[tuple[str, str, int | None]], timeout_sec: float) -> Operation[list[Lease]]:
-    """Those that are current; one without a token stands alone, and counts whatever its token is."""
+    """Renew those that are current; one without a token is alone, and is renewed whatever its token is."""
     ids, owners, tokens = map(list, zip(*wanted, strict=True))
     leases = [(instance_id, owner, token or 0) for instance_id, owner, token in wanted]
     wants = {"ids": ids, "owners": owners, "tokens": tokens, "leases": leases, "any_token": None in tokens}

@@ -1,9 +1,9 @@
-"""Matching: the keys by which waits for certain values and the messages that have them find each other.
+"""Store the keys by which waits for certain values and messages with these values find each other.
 
-Each set of JSON paths that the waits of a channel use is stored once. For each set a message gets a key when a sweep, a
+Each set of JSON paths that the waits of a channel use is stored once. A message gets a key for each set when a sweep, a
 subscriber that is about to wait, or the holder of a lease looks at the channel. All of them hold the channel's lock at
-that time, so the keys are complete between the two ids stored with the set. A wait that is made after its message was
-published finds the message by the key, too.
+that time, so the keys are complete between the two ids stored with the set. A wait that is registered after its message
+was published finds the message by the key, too.
 """
 
 import json
@@ -15,39 +15,39 @@ from perdure.database.operation import Operation
 from perdure.errors import LimitError
 from perdure.model.limits import EVERYTHING
 from perdure.model.matching import Match, data_of, key_of
-from perdure.storage.sql import room
+from perdure.storage.sql import load_statements
 
-S = room("matching")
+S = load_statements("matching")
 
 PAGE = 1000
 
 
 def use(channel: str, match: Match, after_id: int) -> Operation[None]:
-    """Note that a wait matches by a set of paths, from a message on."""
+    """Record that a wait matches by a set of paths, from a message on."""
     paths = json.dumps(match.paths)
     yield S.use(channel=channel, paths_key=match.paths_key, paths=paths, after_id=after_id)
 
 
 def find(dialect: str, instance_id: str, channel: str, match: Match, after_id: int) -> Operation[int | None]:
-    """The next message that matches, of those after an id; the channel is locked."""
+    """Return the next message that matches, of those after an id; the channel is locked."""
     yield from complete(dialect, channel, match, after_id)
     rows = yield S.found(instance_id=instance_id, channel=channel, match_key=match.key)
     return rows[0][0] if rows else None
 
 
 def may_find(instance_id: str, channel: str, match: Match) -> Operation[bool]:
-    """Whether there is a message that matches, or one that has no key yet; this only reads."""
+    """Return whether there is a message that matches, or one that has no key yet, without writing."""
     rows = yield S.may_find(instance_id=instance_id, channel=channel, match_key=match.key, paths_key=match.paths_key)
     return any(found is not None or not complete for found, complete in rows)
 
 
 def not_for(channel: str) -> LimitError:
-    """What to raise for a wait that only matches."""
-    return LimitError(f"{channel!r} is a competing channel: a message of it cannot be chosen by its data")
+    """Return the error for a wait that cannot match."""
+    return LimitError(f"channel {channel!r} is competing: its messages cannot be selected by their data")
 
 
 def complete(dialect: str, channel: str, match: Match, after_id: int) -> Operation[None]:
-    """Make the keys that are missing for the messages after an id; the channel is locked."""
+    """Create the missing keys of the messages after an id; the channel is locked."""
     rows = yield S.range(channel=channel, paths_key=match.paths_key)
     if not rows:
         yield from use(channel, match, after_id)
@@ -60,7 +60,7 @@ def complete(dialect: str, channel: str, match: Match, after_id: int) -> Operati
 
 
 def _make(dialect: str, channel: str, paths: Sequence[str], after_id: int, last_id: int) -> Operation[int]:
-    """Make the keys of the messages between two ids; gives the id of the last."""
+    """Create the keys of the messages between two ids; return the id of the last."""
     while True:
         rows = yield S.messages(channel=channel, after_id=after_id, last_id=last_id, limit=PAGE)
         found = [(key_of(channel, paths, data_of(data)), number) for number, data in rows if data is not None]
@@ -83,7 +83,7 @@ def _add(dialect: str, keys: Sequence[tuple[str, int, str]]) -> Operation[None]:
 
 
 class Fresh(NamedTuple):
-    """A page of the keys on one channel that no sweep is done with, in the order of their messages."""
+    """Hold a page of the keys on one channel that no sweep is done with, in the order of their messages."""
 
     channel: str
     keys: list[str]
@@ -95,12 +95,12 @@ Sets = Sequence[Sequence[Any]]
 
 
 def sets_of(channels: Sequence[str]) -> Operation[Sets]:
-    """The sets of paths that waits of these channels match by."""
+    """Return the sets of paths that waits of these channels match by."""
     return (yield S.sets(channels=list(channels)))  # type: ignore[no-any-return]
 
 
 def complete_all(dialect: str, channels: Sequence[str]) -> Operation[Sets]:
-    """Make the keys that are missing for the messages of channels that are locked; gives their sets of paths."""
+    """Create the missing keys of the messages of locked channels; return their sets of paths."""
     sets = yield from sets_of(channels)
     for channel, paths_key, paths, to_id, newest, _ in sets:
         if newest is not None and newest > to_id:
@@ -109,7 +109,7 @@ def complete_all(dialect: str, channels: Sequence[str]) -> Operation[Sets]:
 
 
 def fresh(channel: str, sets: Sets, after_id: int) -> Operation[Fresh]:
-    """A page of a channel's keys, from a message on; `sets` are those of the channel."""
+    """Return a page of a channel's keys, from a message on; `sets` are those of the channel."""
     limit = PAGE + len(sets)  # so that a page holds more than one message
     rows = yield S.fresh(channel=channel, after_id=after_id, limit=limit)
     more = len(rows) == limit
@@ -119,7 +119,7 @@ def fresh(channel: str, sets: Sets, after_id: int) -> Operation[Fresh]:
 
 
 def by_channel(sets: Sets) -> dict[str, tuple[int, list[Sequence[Any]]]]:
-    """For each channel, up to where sweeps are done, and its sets."""
+    """Return, for each channel, up to where sweeps are done, and its sets."""
     found: dict[str, tuple[int, list[Sequence[Any]]]] = {}
     for row in sets:
         found.setdefault(row[0], (row[-1], []))[1].append(row)

@@ -1,10 +1,11 @@
-"""Outbox: events that are sent at least once, in order for each source, if and only if their transaction committed.
+"""Manage the outbox: events are sent at least once, in order for each source, if their transaction committed.
 
-Whoever adds an event draws its sequence and holds the source's sequence row to the commit, so events appear in order.
-Relays take turns on a second row of the source. Its `ready_at` says from when on the next event may be fetched: the
-end of a claim, or of a back-off; NULL while there is nothing. A relay sets it to NULL only while nobody is adding.
+Adding an event draws its sequence number and locks the source's sequence row until the commit, so events appear in
+order. Relays take turns on a second row of the source. Its `ready_at` is the time from which the next event may be
+fetched: the end of a claim, or of a back-off; NULL if there is none. A relay sets it to NULL only while no transaction
+is adding.
 
-Events that Edda or Romancy wrote have no sequence and are left to their relays.
+Events that Edda or Romancy wrote have no sequence number and are left to their relays.
 """
 
 from collections.abc import Sequence
@@ -18,10 +19,10 @@ from perdure.errors import HistoryConflictError, InvalidPageTokenError, LimitErr
 from perdure.model import limits
 from perdure.model.records import Lease, OutboxEvent, OutboxStatus
 from perdure.storage.fences import fence
-from perdure.storage.sql import room
+from perdure.storage.sql import load_statements
 from perdure.storage.wakeups import OUTBOX, Wakeups
 
-S = room("outbox")
+S = load_statements("outbox")
 
 PAGE = 100
 BACK_OFF_MAX_SEC = 300.0
@@ -29,14 +30,14 @@ CONTENT_TYPE_MAX = 100
 CLEANUP_MAX = 1000
 
 _CONTENT = ("event_type", "event_source", "data_type", "event_data", "event_data_binary", "content_type")
-_EARLIEST = datetime(1000, 1, 1, tzinfo=UTC)  # MySQL's
+_EARLIEST = datetime(1000, 1, 1, tzinfo=UTC)  # MySQL's minimum
 
 
 class Outbox(Wakeups):
-    """The seed's OutboxManager and what goes beyond it. Calls about one event give False if it is not there."""
+    """Implement OutboxManager and its additions. Calls about one event return False if it does not exist."""
 
     async def add_outbox_event(self, event: OutboxEvent, *, lease: Lease | None = None) -> None:
-        """Store an event to be sent; the same one again changes nothing, another of its id is a conflict."""
+        """Store an event to be sent; an equal one changes nothing, a different one with the same id is a conflict."""
         params = _params(event)
         about = {"event_id": event.event_id, "evt_id": event.event_id, "evt_type": event.event_type}
         work = Work(lambda: _add(params, lease), repeat=True)
@@ -45,9 +46,9 @@ class Outbox(Wakeups):
     async def get_pending_outbox_events(
         self, limit: int = 0, *, relay_id: str = "", lease_sec: float = 30
     ) -> list[OutboxEvent]:
-        """Claim events for a while: no other call gets them, or later ones of their sources, until they are marked.
+        """Claim events for a while: until they are marked, no other call gets them or later events of their sources.
 
-        A source's events are together and in order. What is not marked within `lease_sec` is handed out again.
+        A source's events are together and in order. Events that are not marked within `lease_sec` are handed out again.
         """
         page, seconds = limits.page(limit, PAGE), limits.seconds(lease_sec, "lease_sec")
         if relay_id:
@@ -57,7 +58,7 @@ class Outbox(Wakeups):
         return await self._run(Work(lambda: _fetch(page, relay_id, seconds), repeat=True))
 
     async def mark_outbox_event_sent(self, event_id: str) -> bool:
-        """The event was published, whoever has claimed it meanwhile."""
+        """Mark an event as published, even if another relay has claimed it since."""
         limits.name(event_id, "event_id")
         return await self._run(Work(lambda: _sent(event_id), repeat=True))
 
@@ -69,9 +70,9 @@ class Outbox(Wakeups):
         back_off: timedelta | None = None,
         relay_id: str | None = None,
     ) -> bool:
-        """An attempt failed: the event waits (1, 2, 4 … 300 s if not said), and its source's later ones behind it.
+        """Record a failed attempt; the event and later events of its source wait (default: 1, 2, 4 … 300 s).
 
-        With `relay_id` nothing happens, and the answer is False, if another relay has claimed it since.
+        With `relay_id`, do nothing and return False if another relay has claimed the event since.
         """
         limits.name(event_id, "event_id")
         text, seen = limits.text(error, "error"), list[int]()
@@ -86,13 +87,13 @@ class Outbox(Wakeups):
     async def mark_outbox_event_failed(
         self, event_id: str, *, error: str | None = None, relay_id: str | None = None
     ) -> bool:
-        """Park the event: it is never fetched again and no longer in the way; `requeue_outbox_event` puts it back."""
+        """Park an event: it is never fetched again and blocks no other, until `requeue_outbox_event`."""
         limits.name(event_id, "event_id")
         text = limits.text(error, "error")
         return await self._run(Work(lambda: _park(event_id, text, relay_id), repeat=True))
 
     async def requeue_outbox_event(self, event_id: str) -> bool:
-        """Put a parked event back, at the end of its source; False if it is not parked."""
+        """Put a parked event back at the end of its source; return False if it is not parked."""
         limits.name(event_id, "event_id")
         about = {"event_id": event_id, "evt_id": event_id}
         work = Work(lambda: _requeue(event_id), confirm=lambda: _requeued(event_id))
@@ -101,14 +102,14 @@ class Outbox(Wakeups):
     async def list_outbox_events(
         self, status: OutboxStatus | str | None = None, limit: int = 0, *, after: str | None = None
     ) -> list[OutboxEvent]:
-        """Own events, oldest first, of one state or all; `after` is the id of the last event of the page before."""
+        """Return own events, oldest first, of one state or all; `after` is the id of the previous page's last event."""
         state = None if status is None else limits.choice(OutboxStatus, status, "status").value
         if after is not None:
             limits.name(after, "after")
         return await self._scan(_list, state, limits.page(limit, PAGE), after)
 
     async def cleanup_old_outbox_events(self, older_than: timedelta) -> int:
-        """Remove own events published longer ago than that, batch by batch; gives their number."""
+        """Remove own events published longer ago than that, in batches; return their number."""
         age, total = limits.span(older_than, "older_than"), 0
         while True:
             deleted = await self._run(Work(lambda: _cleanup(age), repeat=True))
@@ -118,7 +119,7 @@ class Outbox(Wakeups):
 
 
 class _State(NamedTuple):
-    """How an own event stands, while its source is held."""
+    """Hold the state of an own event, while its source is locked."""
 
     source: str
     sequence: int
@@ -127,7 +128,7 @@ class _State(NamedTuple):
     claimed_by: str | None
 
     def is_open_to(self, relay_id: str | None) -> bool:
-        """Whether its attempt can fail: it is not over, and not another relay's."""
+        """Return whether its attempt can fail: it is not finished, and no other relay has claimed it."""
         if self.status == OutboxStatus.PROCESSING:
             return relay_id in (None, self.claimed_by)
         return self.status == OutboxStatus.PENDING and relay_id is None
@@ -159,7 +160,7 @@ def _add(params: dict[str, Any], lease: Lease | None) -> Operation[bool]:
         return True
     rows = yield S.content(event_id=event_id)
     if not rows or tuple(rows[0]) != tuple(params[key] for key in _CONTENT):
-        raise HistoryConflictError(f"the outbox has another event under the id {event_id!r}")
+        raise HistoryConflictError(f"the outbox already has a different event with the id {event_id!r}: use another id")
     return False
 
 
@@ -169,7 +170,7 @@ def _draw(source: str) -> Operation[int]:
 
 
 def _wake(source: str) -> Operation[None]:
-    """Something was added to a source whose sequence is held. One that is awake is left alone: relays write its row."""
+    """Wake a source whose sequence is locked. One that is awake is skipped, because relays write its row."""
     rows = yield S.ready_at(event_source=source)
     if not rows:
         yield S.enter(event_source=source)
@@ -209,10 +210,10 @@ def _hand_back(source: str, after: int) -> Operation[None]:
 
 
 def _settle(source: str) -> Operation[None]:
-    """Say when a held source is ready, unless some of its events are still claimed."""
+    """Record when a locked source is ready, unless some of its events are still claimed."""
     ahead = dict((yield S.ahead(event_source=source)))
     quiet = not ahead and bool((yield S.quiet(sources=[source])))
-    if quiet:  # what was added before that is visible only now
+    if quiet:  # what was added before is visible only now
         ahead = dict((yield S.ahead(event_source=source)))
     if OutboxStatus.PROCESSING in ahead:
         return
@@ -252,7 +253,7 @@ def _back_off(
 
 
 def _backed_off(event_id: str, seen: list[int]) -> Operation[bool | None]:
-    """After a lost answer: the count tells."""
+    """Return whether the attempt was counted after a lost answer."""
     rows = yield S.state(event_id=event_id)
     if not seen:
         return False
@@ -279,7 +280,7 @@ def _requeue(event_id: str) -> Operation[bool]:
 
 
 def _requeued(event_id: str) -> Operation[bool | None]:
-    """After a lost answer: it is parked no longer."""
+    """Return whether the event is no longer parked after a lost answer."""
     rows = yield S.state(event_id=event_id)
     return True if rows and _State(*rows[0]).status != OutboxStatus.INVALID else None
 
@@ -289,7 +290,7 @@ def _list(status: str | None, limit: int, after: str | None) -> Operation[list[O
     if after is not None:
         rows = yield S.position(event_id=after)
         if not rows:
-            raise InvalidPageTokenError(f"there is no outbox event {after!r} to list from")
+            raise InvalidPageTokenError(f"the outbox event {after!r}, given as after=, does not exist")
         created_at = rows[0][0]
     place = {"created_at": created_at, "after": after or "", "limit": limit}
     rows = yield S.list(**place) if status is None else S.list_status(status=status, **place)
@@ -312,7 +313,7 @@ def _cleanup(age_sec: float) -> Operation[int]:
 
 
 def _forget(sources: list[str]) -> Operation[None]:
-    """Sources whose last event went go too: their names may hold an order's number, and would pile up."""
+    """Remove sources without events: their names may contain, say, an order's number, and would pile up."""
     quiet = [row[0] for row in (yield S.quiet(sources=sources))]
     unused = [row[0] for row in (yield S.unused(sources=quiet))] if quiet else []
     if unused:

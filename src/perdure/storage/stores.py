@@ -1,4 +1,4 @@
-"""The storages: every room on one backend, and the way from a URL to them."""
+"""Combine all aggregates on one backend, and open a storage by its URL."""
 
 import logging
 from datetime import timedelta
@@ -30,7 +30,7 @@ from perdure.storage.workers import Workers
 log = logging.getLogger("perdure.storage")
 
 
-class Rooms(
+class SQLStorage(
     Instances,
     Listing,
     Locks,
@@ -47,14 +47,14 @@ class Rooms(
     Workers,
     Wakeups,
 ):
-    """All rooms together, on whatever backend."""
+    """Combine all aggregates on a backend."""
 
     def __init__(self, backend: Backend) -> None:
         super().__init__(backend)
         self._opened = self._closed = False
 
     async def initialize(self) -> None:
-        """Connect and bring the schema up to date; any number of processes may do it at once."""
+        """Connect and bring the schema up to date; any number of processes may do so at once."""
         await self._connect()
         async with self._backend.exclusive() as script:
             applied = await migrate(script, self._backend.driver.name, await self._locate(script))
@@ -68,11 +68,11 @@ class Rooms(
             )
 
     async def _locate(self, script: Script) -> str:
-        """The schema that holds the tables, where a database has several."""
+        """Return the schema that holds the tables, where a database has several."""
         return ""
 
     async def pending_migrations(self) -> list[str]:
-        """The versions of the schema that this release knows and the database lacks."""
+        """Return the schema versions that this release knows and the database lacks."""
         return await missing(self.db(), self._backend.driver.name, self.schema)
 
     async def _connect(self) -> None:
@@ -81,22 +81,22 @@ class Rooms(
             self._opened = True
 
     async def close(self) -> None:
-        """Give every connection back."""
+        """Close every connection."""
         self._closed = True
         await self._backend.close()
 
     @property
     def is_open(self) -> bool:
-        """Whether it was opened, and not closed since."""
+        """Return whether the storage was opened, and not closed since."""
         return self._opened and not self._closed
 
     @property
     def dialect(self) -> str:
-        """Which database this is: sqlite, postgresql or mysql."""
+        """Return the name of the dialect: sqlite, postgresql or mysql."""
         return self._backend.driver.name
 
     def db(self) -> Executor:
-        """The database outside any transaction, for migrations and checks."""
+        """Return the database outside any transaction, for migrations and checks."""
         return self._backend.executor()
 
     def _shift_clock(self, shift: timedelta) -> None:
@@ -104,7 +104,7 @@ class Rooms(
 
     @property
     def schema(self) -> str:
-        """The schema that holds the tables, on PostgreSQL."""
+        """Return the schema that holds the tables, on PostgreSQL."""
         return ""
 
     async def __aenter__(self) -> Self:
@@ -115,15 +115,15 @@ class Rooms(
         await self.close()
 
 
-class SQLiteStorage(Rooms):
-    """Storage in one SQLite file that any number of processes share, or in memory (`:memory:`), private."""
+class SQLiteStorage(SQLStorage):
+    """Store in one SQLite file that any number of processes share, or privately in memory (`:memory:`)."""
 
     def __init__(self, path: str) -> None:
         super().__init__(SQLiteBackend(path))
 
 
-class PostgresStorage(Rooms):
-    """Storage in PostgreSQL 14 or later, also behind PgBouncer; in the schema `perdure` or the one the URL names."""
+class PostgresStorage(SQLStorage):
+    """Store in PostgreSQL 14 or later, also behind PgBouncer, in the schema `perdure` or the one in the URL."""
 
     def __init__(self, url: str) -> None:
         from perdure.database.backends.postgres import PostgresBackend  # needs the driver of an extra
@@ -139,20 +139,20 @@ class PostgresStorage(Rooms):
 
     @property
     def schema(self) -> str:
-        """The schema that holds the tables."""
+        """Return the schema that holds the tables."""
         return self._postgres.driver.schema
 
     def set_notify_enabled(self, enabled: bool) -> None:
-        """Send NOTIFY with the transactions that make work, or not."""
+        """Set whether transactions that create work send NOTIFY."""
         self._postgres.notifier.enabled = enabled
 
     def is_notify_enabled(self) -> bool:
-        """Whether NOTIFY is sent."""
+        """Return whether NOTIFY is sent."""
         return self._postgres.notifier.enabled
 
 
-class MySQLStorage(Rooms):
-    """Storage in MySQL 8.0, MariaDB 10.6 or later."""
+class MySQLStorage(SQLStorage):
+    """Store in MySQL 8.0, MariaDB 10.6 or later."""
 
     def __init__(self, url: str) -> None:
         from perdure.database.backends.mysql import MySQLBackend  # needs the driver of an extra
@@ -161,9 +161,9 @@ class MySQLStorage(Rooms):
 
 
 def open_storage(url: str) -> SQLiteStorage | PostgresStorage | MySQLStorage:
-    """A storage for a URL: `sqlite:///file.db`, `sqlite:///:memory:`, `postgresql://…` or `mysql://…`.
+    """Return a storage for a URL: `sqlite:///file.db`, `sqlite:///:memory:`, `postgresql://…` or `mysql://…`.
 
-    Nothing is connected yet: `await storage.initialize()`, or `async with open_storage(url) as storage:`.
+    It is not connected yet: use `await storage.initialize()`, or `async with open_storage(url) as storage:`.
     """
     url = Secret(url)
     match new_driver(url).driver_name():
@@ -177,12 +177,14 @@ def open_storage(url: str) -> SQLiteStorage | PostgresStorage | MySQLStorage:
 def _sqlite_path(url: Secret) -> str:
     place, _, options = url.partition("#")[0].partition("?")
     if not place.lower().startswith("sqlite:///") or place.endswith("///") or options:
-        raise ConfigurationError("a SQLite URL is sqlite:///file.db, sqlite:////dir/file.db or sqlite:///:memory:")
+        raise ConfigurationError(
+            "the SQLite URL is malformed: write sqlite:///file.db, sqlite:////dir/file.db or sqlite:///:memory:"
+        )
     return unquote(place[len("sqlite:///") :])
 
 
-async def initialize_test_schema(storage: Rooms) -> None:
-    """A fresh schema for a test: everything of ours in the database is dropped first."""
+async def initialize_test_schema(storage: SQLStorage) -> None:
+    """Create a fresh schema for a test; all existing tables of ours are dropped first."""
     await storage._connect()
     async with storage._backend.exclusive() as script:
         dialect, schema = storage._backend.driver.name, await storage._locate(script)
@@ -190,6 +192,6 @@ async def initialize_test_schema(storage: Rooms) -> None:
         await migrate(script, dialect, schema)
 
 
-def shift_clock(storage: Rooms, shift: timedelta) -> None:
-    """Move the clock that this storage's statements judge by; for tests."""
+def shift_clock(storage: SQLStorage, shift: timedelta) -> None:
+    """Move the clock that this storage's statements use; for tests."""
     storage._shift_clock(shift)

@@ -1,7 +1,7 @@
-"""Stuck instances: those whose tries end without progress, why, and when they are tried again.
+"""Record stuck instances, whose attempts end without progress: why, and when they are retried.
 
-A row stands for as long as nothing happens to its instance: any write on the instance's behalf is progress and makes
-the row void, whether or not it was removed.
+A row is valid as long as nothing happens to its instance: any write on the instance's behalf is progress and makes the
+row void, whether or not it was removed.
 """
 
 from collections.abc import Sequence
@@ -12,21 +12,21 @@ from perdure.database.operation import Operation, Work, utc
 from perdure.model import limits
 from perdure.model.records import Lease, StuckInstance
 from perdure.storage.fences import refused
-from perdure.storage.sql import room
+from perdure.storage.sql import load_statements
 from perdure.storage.transactions import Transactions, bounded
 
-S = room("stuck")
+S = load_statements("stuck")
 
-BACKED_OFF = "~put-off"  # the owner of a lease that keeps workers away, before `#` and the number of tries
+BACKED_OFF = "~put-off"  # the owner of a lease that keeps workers away, followed by `#` and the number of attempts
 PAGE = 100
 _FIRST = datetime(2000, 1, 1, tzinfo=UTC), ""
 
 
 class Stuck(Transactions):
-    """Stuck instances, beyond the seed."""
+    """Manage stuck instances, an addition to the API page."""
 
     async def back_off(self, lease: Lease, tries: int, reason: str, pause_sec: float) -> None:
-        """End a lease after so many tries without progress, and let no worker take the instance for a while.
+        """End a lease after so many attempts without progress, and let no worker take the instance for a while.
 
         The instance is stuck for this reason until something is written on its behalf.
         """
@@ -39,17 +39,17 @@ class Stuck(Transactions):
         await self._run(Work(lambda: _back_off(lease, params, seconds)))
 
     async def clear_stuck(self, instance_ids: Sequence[str]) -> None:
-        """Forget that these instances were stuck."""
+        """Mark these instances as no longer stuck."""
         ids = sorted(limits.name(each, "instance_id") for each in bounded(instance_ids))
         if ids:
             await self._run(Work(lambda: _clear(ids), single=True, repeat=True))
 
     async def get_stuck(self, instance_ids: Sequence[str]) -> list[StuckInstance | None]:
-        """Why each of these instances is stuck, in the order of their ids; None for one that is not."""
+        """Return why each of these instances is stuck, in the order of their ids; None for each that is not."""
         return await self._read(_get, list(bounded(instance_ids))) if instance_ids else []
 
     async def list_stuck(self, limit: int = 0, *, after: tuple[datetime, str] | None = None) -> list[StuckInstance]:
-        """Stuck instances, those that have been so for longest first; `after` is the last one's `since` and id."""
+        """Return stuck instances, the longest stuck first; `after` is the last one's `since` and id."""
         since, instance_id = after or _FIRST
         return await self._read(_list, limits.page(limit, PAGE), limits.moment(since, "after"), instance_id)
 

@@ -1,4 +1,4 @@
-"""Timers: waits for a time. The first time given for a timer stands, and each fires once."""
+"""Manage timers: waits for a time. A timer keeps the time it was registered with, and fires once."""
 
 import json
 from collections.abc import Sequence
@@ -11,18 +11,18 @@ from perdure.model.records import HistoryEventType, Lease, Suspension, TimerSubs
 from perdure.model.states import TERMINAL
 from perdure.storage import fences, waits, wakeups
 from perdure.storage.fences import fence
-from perdure.storage.sql import room
+from perdure.storage.sql import load_statements
 
-S = room("timers")
+S = load_statements("timers")
 
 
 class Timers(waits.Waits):
-    """The seed's TimerSubscriptionManager, and firing."""
+    """Implement TimerSubscriptionManager, and fire timers."""
 
     async def register_timer_subscription(
         self, subscription: TimerSubscription, *, after: timedelta | None = None, lease: Lease | None = None
     ) -> None:
-        """Register a timer, at its `expires_at` or `after` a while; one that is there keeps its time."""
+        """Register a timer, at its `expires_at` or `after` a duration; an existing timer keeps its time."""
         params = _params(subscription, after)
         about = {"instance_id": params["instance_id"], "timer_id": params["timer_id"]}
         work = Work(lambda: _register(params, lease), repeat=True)
@@ -37,38 +37,38 @@ class Timers(waits.Waits):
         after: timedelta | None = None,
         lease: Lease | None = None,
     ) -> Suspension:
-        """Wait for a timer, beside the waits that are there: see `suspend`. One that is due is `ready`, not waited for.
+        """Add a wait for a timer to the existing waits: see `suspend`. One that is due is `ready`, not waited for.
 
         Without `lease` the worker must hold the lock, whatever its token.
         """
         if subscription.instance_id != instance_id:
-            raise LimitError(f"the timer is of {subscription.instance_id!r}, not of {instance_id!r}")
+            raise LimitError(f"the timer belongs to run {subscription.instance_id!r}, not to run {instance_id!r}")
         activity_id = subscription.activity_id or subscription.timer_id
         wait = TimerWait(subscription.timer_id, activity_id, subscription.expires_at, after)
         return await self._suspend(waits.owner(instance_id, worker_id, lease), waits.checked([wait]), alone=False)
 
     async def find_expired_timers(self, limit: int = 0) -> list[TimerSubscription]:
-        """Own timers that are due, of waiting instances, the oldest first."""
+        """Return own timers of waiting instances that are due, the oldest first."""
         return await self._read(_expired, limits.page(limit, 100))
 
     async def remove_timer_subscription(self, instance_id: str, timer_id: str, *, lease: Lease | None = None) -> None:
-        """Remove a timer, if it is there."""
+        """Remove a timer if it exists."""
         _key(instance_id, timer_id)
         await self._run(Work(lambda: _remove(instance_id, timer_id, lease), repeat=True))
 
     async def fire_timer(self, instance_id: str, timer_id: str, *, lease: Lease | None = None) -> bool:
-        """Record that a timer expired, remove it and set the instance running, in one transaction; True if it did.
+        """Record that a timer expired, remove it and set the instance running, in one transaction; return if it did.
 
-        False, and nothing changed, if it is not due, not there any more, or the instance is not waiting or is held by
-        somebody. With `lease` the holder fires a timer of its own while it runs, and keeps the lease.
+        Return False and change nothing if the timer is not due or does not exist, or the instance is not waiting, or is
+        leased or locked. With `lease` the holder fires a timer of its own while it runs, and keeps the lease.
         """
         at_once = lease is None and self._fire is _fire_at_once
         return await self._wake(self._fire, _key(instance_id, timer_id), lease, single=at_once)
 
     async def fire_timers(self, timers: Sequence[tuple[str, str]]) -> list[bool]:
-        """Fire many timers, each given by its instance and its id, in one commit: whether it fired, in order.
+        """Fire many timers, given by instance and id, in one commit; return whether each fired, in order.
 
-        Each is fired as `fire_timer` does without a lease; one whose instance somebody has locked is passed over.
+        Each is fired as `fire_timer` does without a lease; timers of instances that are locked are skipped.
         """
         return await self._wake_all(self._fire, [_key(*timer) for timer in timers])
 
@@ -78,7 +78,7 @@ class Timers(waits.Waits):
 
 
 def _key(instance_id: str, timer_id: str) -> tuple[str, str]:
-    """A timer's key. Only real names are looked up: to MySQL `a ` would be `a`."""
+    """Return a timer's key. Names are checked, because MySQL finds `a` when asked for `a `."""
     return limits.name(instance_id, "instance_id"), limits.name(timer_id, "timer_id")
 
 
@@ -97,7 +97,7 @@ def _register(params: dict[str, object], lease: Lease | None) -> Operation[None]
     yield from fence(instance_id, lease)
     ((status, *_),) = yield fences.S.standing(instance_id=instance_id)
     if status in TERMINAL:
-        raise InvalidTransitionError(f"{instance_id!r} is {status} and waits for no timer")
+        raise InvalidTransitionError(f"run {instance_id!r} is {status} and cannot wait for a timer")
     yield S.register(**params)
 
 
@@ -130,7 +130,7 @@ def _fire(instance_id: str, timer_id: str, lease: Lease | None) -> Operation[str
 
 
 def _fire_at_once(instance_id: str, timer_id: str, lease: Lease | None) -> Operation[str | None]:
-    """PostgreSQL: the same in one statement, for a waiting instance."""
+    """Do the same in one statement, for a waiting instance (PostgreSQL)."""
     if lease is not None:
         return (yield from _fire(instance_id, timer_id, lease))
     rows = yield S.fire(instance_id=instance_id, timer_id=timer_id, name=json.dumps(timer_id, ensure_ascii=False))

@@ -1,7 +1,7 @@
-"""Transactions, and the way every operation of the other rooms takes to the database.
+"""Manage transactions, and run the operations of all aggregates on the database.
 
-The open transaction travels in a context variable that belongs to one storage object, so two storages never mix. It
-belongs to the task that began it: a task spawned inside sees it too, and is refused unless it says `detached()`,
+The open transaction is kept in a context variable that belongs to one storage object, so two storages never mix. It
+belongs to the task that began it. A task spawned inside sees it too, and gets an error unless it uses `detached()`,
 because two tasks on one connection would write into each other's transaction.
 """
 
@@ -17,19 +17,19 @@ from perdure.database.backends.base import Backend, Executor, Session
 from perdure.database.operation import Operation, Work
 from perdure.errors import LimitError, StorageError, TransactionError
 from perdure.model import limits
-from perdure.storage.sql import room
+from perdure.storage.sql import load_statements
 
 T = TypeVar("T")
 P = ParamSpec("P")
 Item = TypeVar("Item")
-S = room("transactions")
+S = load_statements("transactions")
 log = logging.getLogger("perdure.storage")
 
 Callback = Callable[[], Awaitable[object] | object]
 
 
 class _Open:
-    """A transaction under way: whose it is, and what to call after its commit, level by level."""
+    """Hold an open transaction: its task, and the callbacks of each level to run after its commit."""
 
     __slots__ = ("callbacks", "session", "task")
 
@@ -40,30 +40,30 @@ class _Open:
 
 
 class Transactions:
-    """The base of every storage: its backend, its open transaction, and how operations run."""
+    """Hold a storage's backend and open transaction, and run its operations."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._open: ContextVar[_Open | None] = ContextVar("perdure_transaction", default=None)
 
     def _current(self) -> _Open | None:
-        """The transaction this task has open."""
+        """Return the transaction that this task has open, or None."""
         found = self._open.get()
         if found is None or found.session is None:
             return None
         if found.task is not asyncio.current_task():
             raise TransactionError(
-                "this task was spawned inside a transaction of another task: use `with storage.detached():` "
-                "to work outside it"
+                "this task was spawned inside a transaction of another task and cannot use it: "
+                "use `with storage.detached():` to work outside it"
             )
         return found
 
     async def _read(self, operation: Callable[P, Operation[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run an operation that only reads, and that an index serves."""
+        """Run an operation that only reads, and is served by an index."""
         return await self._run_read(Work(lambda: operation(*args, **kwargs)), bounded=True)
 
     async def _scan(self, operation: Callable[P, Operation[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run an operation that only reads, but may read much."""
+        """Run an operation that only reads, but may read many rows."""
         return await self._run_read(Work(lambda: operation(*args, **kwargs)), bounded=False)
 
     async def _run_read(self, work: Work[T], *, bounded: bool) -> T:
@@ -83,12 +83,12 @@ class Transactions:
         return await self._backend.write(work)
 
     async def _batch(self, build: Callable[[Item], Work[T]], items: Sequence[Item]) -> list[T | StorageError]:
-        """Run one operation an item in one commit; gives the result or the error of each, in order."""
+        """Run one operation per item in one commit; return the result or the error of each, in order."""
         works = prepared(build, items)
         return await self._run(Work(lambda: together(works))) if works else []
 
     async def begin_transaction(self) -> None:
-        """Open a transaction for this task; inside one, a savepoint."""
+        """Open a transaction for this task, or a savepoint inside an open one."""
         tx = self._current()
         if tx is None:
             self._open.set(_Open(await self._backend.begin()))
@@ -97,10 +97,10 @@ class Transactions:
             tx.callbacks.append([])
 
     async def commit_transaction(self) -> None:
-        """Commit the innermost level. After the outermost the callbacks run, in order, outside the transaction."""
+        """Commit the innermost level. After the outermost commit the callbacks run, in order, outside a transaction."""
         tx = self._current()
         if tx is None:
-            raise TransactionError("there is no transaction to commit")
+            raise TransactionError("there is no open transaction to commit: call begin_transaction() first")
         if len(tx.callbacks) > 1:
             await _session(tx).release(len(tx.callbacks) - 1)
             callbacks = tx.callbacks.pop()
@@ -111,7 +111,7 @@ class Transactions:
         await _to_the_end(_commit(session, tx.callbacks[0]))
 
     async def rollback_transaction(self) -> None:
-        """Undo the innermost level and forget its callbacks; without a transaction nothing happens."""
+        """Undo the innermost level and discard its callbacks; do nothing without a transaction."""
         tx = self._current()
         if tx is None:
             return
@@ -125,35 +125,35 @@ class Transactions:
 
     @contextlib.asynccontextmanager
     async def transaction(self) -> AsyncIterator[Executor]:
-        """Commit what the block did, or undo it if the block raises or is cancelled."""
+        """Commit what the block wrote, or undo it if the block raises or is cancelled."""
         await self.begin_transaction()
         try:
             yield self.conn()
             await self.commit_transaction()
         except BaseException:
-            await self.rollback_transaction()  # also of a level whose commit failed; after the outermost there is none
+            await self.rollback_transaction()  # also a level whose commit failed; a no-op after the outermost
             raise
 
     def in_transaction(self) -> bool:
-        """True exactly while this task has a transaction open."""
+        """Return True exactly while this task has a transaction open."""
         found = self._open.get()
         return found is not None and found.session is not None and found.task is asyncio.current_task()
 
     def conn(self) -> Executor:
-        """The open transaction, or the pool, for a caller's own SQL."""
+        """Return the open transaction, or the pool, for a caller's own SQL."""
         tx = self._current()
         return self._backend.executor() if tx is None else _session(tx)
 
     def register_post_commit_callback(self, callback: Callback) -> None:
-        """Call it once after the outermost commit; a rollback of this level forgets it."""
+        """Call the callback once after the outermost commit; a rollback of this level discards it."""
         tx = self._current()
         if tx is None:
-            raise TransactionError("a post-commit callback needs an open transaction")
+            raise TransactionError("a post-commit callback needs an open transaction: register it inside transaction()")
         tx.callbacks[-1].append(callback)
 
     @contextlib.contextmanager
     def detached(self) -> Iterator[None]:
-        """Work outside the transaction that this task was spawned in (or has open)."""
+        """Work outside the transaction that this task has open or was spawned in."""
         token = self._open.set(None)
         try:
             yield
@@ -162,14 +162,14 @@ class Transactions:
 
 
 def bounded(items: Sequence[Item]) -> Sequence[Item]:
-    """A batch that is written or read by one statement: at most a page."""
+    """Return the batch if one statement can write or read it: at most a page."""
     if len(items) > limits.PAGE_MAX:
-        raise LimitError(f"a batch has at most {limits.PAGE_MAX} items, not {len(items)}")
+        raise LimitError(f"a batch must have at most {limits.PAGE_MAX} items, not {len(items)}")
     return items
 
 
 def prepared(build: Callable[[Item], Work[T]], items: Sequence[Item]) -> list[Work[T] | StorageError]:
-    """The operation of each item of a batch, or the error that it is refused with."""
+    """Return the operation of each item of a batch, or the error that rejects it."""
     works: list[Work[T] | StorageError] = []
     for item in items:
         try:
@@ -180,7 +180,7 @@ def prepared(build: Callable[[Item], Work[T]], items: Sequence[Item]) -> list[Wo
 
 
 def together(works: Sequence[Work[T] | StorageError]) -> Operation[list[T | StorageError]]:
-    """The operations of a batch one after the other; one that is refused is undone and takes nobody with it."""
+    """Run the operations of a batch one after the other; one that is rejected is undone and affects no other."""
     results: dict[int, T | StorageError] = {}
     ordered = sorted(enumerate(works), key=lambda item: "" if isinstance(item[1], StorageError) else item[1].row)
     for position, work in ordered:
@@ -189,7 +189,7 @@ def together(works: Sequence[Work[T] | StorageError]) -> Operation[list[T | Stor
 
 
 def _item(work: Work[T]) -> Operation[T | StorageError]:
-    if work.single:  # refused, it has written nothing
+    if work.single:  # if rejected, it has written nothing
         try:
             return (yield from work.start())
         except StorageError as error:
@@ -219,7 +219,7 @@ async def _commit(session: Session, callbacks: list[Callback]) -> None:
         except Exception as error:
             name = getattr(callback, "__qualname__", None) or repr(callback)
             log.exception(
-                "post-commit callback %s failed, the transaction is committed: %s: %s",
+                "post-commit callback %s failed after the transaction was committed: %s: %s",
                 name,
                 type(error).__name__,
                 error,
@@ -228,7 +228,7 @@ async def _commit(session: Session, callbacks: list[Callback]) -> None:
 
 
 async def _to_the_end(ending: Awaitable[T]) -> T:
-    """Let a commit or rollback finish however often the task is cancelled meanwhile, then pass the cancellation on."""
+    """Let a commit or rollback finish even if the task is cancelled meanwhile, then re-raise the cancellation."""
     task = asyncio.ensure_future(ending)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
@@ -239,5 +239,5 @@ async def _to_the_end(ending: Awaitable[T]) -> T:
     if cancelled is None:
         return task.result()
     if not task.cancelled():
-        task.exception()  # the cancellation is what the caller hears of
+        task.exception()  # the caller gets the cancellation
     raise cancelled

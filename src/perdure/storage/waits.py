@@ -1,9 +1,9 @@
-"""Waits: an instance gives up its lease until a timer is due or a message comes, or the first of several of them.
+"""Suspend instances: release the lease until a timer is due or a message arrives, or the first of several of them.
 
-Whoever wants to wait looks once more, under the locks of the channels and of its own row: what is ready by then is not
-waited for, so no wake-up is lost. Waking leaves the other waits of an instance where they are, with their times; they
-count only while it is waiting, and `suspend` removes those that are no longer asked for. Each wait stands by itself:
-several may be for one channel, and a message goes to the first of an instance's that it matches.
+An instance that is about to wait checks once more, under the locks of the channels and of its own row: what is ready by
+then is not waited for, so no wake-up is lost. Waking keeps the other waits of an instance, with their times; they count
+only while it is waiting, and `suspend` removes those that are no longer requested. Waits are independent: several may
+be for one channel, and a message goes to the first wait of an instance that it matches.
 """
 
 import json
@@ -33,22 +33,22 @@ from perdure.model.records import (
 )
 from perdure.model.states import WAITING, WorkflowStatus
 from perdure.storage import channels, fences, matching
-from perdure.storage.sql import room
+from perdure.storage.sql import load_statements
 from perdure.storage.transactions import bounded, prepared, together
 from perdure.storage.wakeups import RESUMABLE, TIMER, Payload, Wakeups, first_of, resumable
 
-S = room("waits")
-TIMERS = room("timers")
-MAYBE = 2  # of a look at a wait: there is a message, which may match
+S = load_statements("waits")
+TIMERS = load_statements("timers")
+MAYBE = 2  # result of checking a wait: there is a message, which may match
 
 Wait = TimerWait | ChannelWait
-Wake = Callable[[str, str, Lease | None], Operation[str | None]]  # of an instance and a wait; gives the workflow's name
+Wake = Callable[[str, str, Lease | None], Operation[str | None]]  # instance, wait, lease; returns the workflow's name
 
 _ON_TIMER, _ON_MESSAGE = WorkflowStatus.WAITING_FOR_TIMER, WorkflowStatus.WAITING_FOR_MESSAGE
 
 
 class Owner(NamedTuple):
-    """Who gives up the lease; without a token the worker's name decides."""
+    """Identify the holder that releases its lease; without a token the worker's name decides."""
 
     instance_id: str
     worker_id: str
@@ -56,11 +56,11 @@ class Owner(NamedTuple):
 
 
 def owner(instance_id: str, worker_id: str, lease: Lease | None) -> Owner:
-    """Whoever holds the lease; without one, the worker that has the lock."""
+    """Return the holder of the lease; without a lease, the worker that has the lock."""
     if lease is None:
         return Owner(limits.name(instance_id, "instance_id"), limits.name(worker_id, "worker_id"), None)
     if lease.instance_id != instance_id:
-        raise LeaseLostError(f"the lease is on {lease.instance_id!r}, not on {instance_id!r}")
+        raise LeaseLostError(f"the lease is on run {lease.instance_id!r}, not on run {instance_id!r}")
     return _holder(lease)
 
 
@@ -69,19 +69,19 @@ def _holder(lease: Lease) -> Owner:
 
 
 class Waits(Wakeups):
-    """Waiting, on several things at once."""
+    """Wait for several things at once."""
 
     async def suspend(self, lease: Lease, waits: Sequence[Wait]) -> Suspension:
-        """Wait for the first of these, and for nothing else; one transaction registers them and releases the lease.
+        """Wait for the first of these and nothing else; register them and release the lease in one transaction.
 
-        If a timer is due, a message pending or a time-out over, nothing changes, the lease is kept, and the result
-        names the activities that are `ready`. A wait that is there already (the same timer, or the same activity on
-        the same channel for the same values) keeps its time and its place. The status is that of the earliest deadline.
+        If a timer is due, a message is pending or a timeout is over, nothing changes, the lease is kept, and the result
+        names the activities that are `ready`. A wait that exists already (the same timer, or the same activity on the
+        same channel for the same values) keeps its time and its position. The status is that of the earliest deadline.
         """
         return await self._suspend(_holder(lease), checked(waits), alone=True)
 
     async def suspend_instances(self, items: Sequence[tuple[Lease, Sequence[Wait]]]) -> list[Suspension | StorageError]:
-        """Suspend many instances in one commit: a result or an error for each, in order."""
+        """Suspend many instances in one commit; return a result or an error for each, in order."""
         works = prepared(lambda item: self._suspending(_holder(item[0]), checked(item[1]), alone=True), items)
         given = [
             wait for (_, waits), work in zip(items, works, strict=True) if isinstance(work, Work) for wait in waits
@@ -104,7 +104,7 @@ class Waits(Wakeups):
         after: timedelta | None = None,
         lease: Lease | None = None,
     ) -> Suspension:
-        """Wait for a channel's next message, beside the waits that are there: see `suspend`.
+        """Add a wait for a channel's next message to the existing waits: see `suspend`.
 
         Without `lease` the worker must hold the lock, whatever its token.
         """
@@ -112,26 +112,26 @@ class Waits(Wakeups):
         return await self._suspend(owner(instance_id, worker_id, lease), waits, alone=False)
 
     async def get_channel_waits(self, instance_id: str) -> list[ChannelWait]:
-        """The waits for messages that an instance has registered, in the order they were made."""
+        """Return the waits for messages that an instance has registered, in the order of registration."""
         return await self._read(_channel_waits, limits.name(instance_id, "instance_id"))
 
     async def get_waits(self, instance_ids: Sequence[str]) -> list[RegisteredWait]:
-        """What these instances wait for, as far as it is registered: by instance and activity."""
+        """Return the registered waits of these instances, by instance and activity."""
         ids = list(bounded(instance_ids))
         return await self._read(_waits_of, ids) if ids else []
 
     async def pending_waits(self, instance_id: str, waits: Sequence[ChannelWait]) -> list[str]:
-        """Which of these waits, registered or not, may have a message by now: their activities. This only reads."""
+        """Return the activities of those waits, registered or not, that may have a message by now, without writing."""
         limits.name(instance_id, "instance_id")
         asked = [wait for wait in checked(waits) if isinstance(wait, ChannelWait)] if waits else []
         return await self._read(_pending, instance_id, asked) if asked else []
 
     async def next_due_at(self) -> datetime | None:
-        """When the first timer, time-out or running lease of an own instance is or was due; None if there is none."""
+        """Return when the first timer, timeout or lease of an own instance is or was due; None if there is none."""
         return await self._read(_next_due, slice(3))
 
     async def next_work_at(self) -> datetime | None:
-        """The same, and also what can be done at once: an instance to take, a channel to sweep. One statement."""
+        """Return the same, but also for work that can be done now: an instance to take, a channel to sweep."""
         return await self._read(_next_due, slice(None))
 
     async def _suspend(self, owner: Owner, waits: Sequence[Wait], *, alone: bool) -> Suspension:
@@ -153,8 +153,8 @@ class Waits(Wakeups):
         )
 
     async def _wake(self, wake: Wake, key: tuple[str, str], lease: Lease | None, *, single: bool = False) -> bool:
-        """Wake an instance, and announce it unless its holder does it for itself."""
-        work = Work(lambda: wake(*key, lease), single=single, repeat=lease is None)  # a holder has to know the answer
+        """Wake an instance, and announce it unless its holder wakes it for itself."""
+        work = Work(lambda: wake(*key, lease), single=single, repeat=lease is None)  # a holder needs the answer
         say = None if lease else lambda name: _woken([key], [name])
         return await self._announce(RESUMABLE, work, say) is not None
 
@@ -179,15 +179,15 @@ def _woken(keys: Sequence[tuple[str, str]], names: Sequence[str | None]) -> Payl
 
 
 def text(payload: Mapping[str, object]) -> str:
-    """An event's payload as it is stored."""
+    """Return an event's payload as it is stored."""
     return json.dumps(payload, ensure_ascii=False)
 
 
 def checked(waits: Iterable[Wait]) -> list[Wait]:
-    """Waits as they may be registered: at least one, no timer, channel or activity twice."""
+    """Return the waits if they can be registered: at least one, no timer, channel or activity twice."""
     given = list(waits)
     if not 0 < len(given) <= limits.WAITS_MAX:
-        raise LimitError(f"an instance waits for 1 to {limits.WAITS_MAX} things, not {len(given)}")
+        raise LimitError(f"an instance must wait for 1 to {limits.WAITS_MAX} things, not {len(given)}")
     for wait in given:
         limits.name(wait.activity_id, "activity_id")
         if isinstance(wait, TimerWait):
@@ -199,15 +199,15 @@ def checked(waits: Iterable[Wait]) -> list[Wait]:
             _match(wait)
     timers = [wait.timer_id for wait in given if isinstance(wait, TimerWait)]
     if len(set(timers)) < len(timers) or len({wait.activity_id for wait in given}) < len(given):
-        raise LimitError("each timer and each activity can be waited for once")
+        raise LimitError("a timer or an activity is given twice: wait for each only once")
     return given
 
 
 def moment(at: datetime | None, after: timedelta | None, *, needed: bool = False) -> dict[str, object]:
-    """A deadline as the parameters of a statement: a time, a while by the database's clock, or none."""
+    """Return a deadline as the parameters of a statement: a time, a duration by the database's clock, or none."""
     given = [value for value in (at, after) if value is not None]
     if len(given) > 1 or (needed and not given):
-        raise LimitError("give a time or `after`, and not both")
+        raise LimitError("pass either a time or `after`, not both")
     after_sec = None if after is None else limits.span(after, "after")
     return {"at": limits.moment(at, "the time"), "after_sec": after_sec}
 
@@ -215,7 +215,7 @@ def moment(at: datetime | None, after: timedelta | None, *, needed: bool = False
 def wake(
     instance_id: str, activity_id: str, kind: HistoryEventType, payload: str, lease: Lease | None, binary: Any = None
 ) -> Operation[bool]:
-    """Record why an instance wakes and set it running; False if the activity was recorded before."""
+    """Record why an instance wakes and set it running; return False if the activity was recorded before."""
     recorded, _ = yield S.wake(
         instance_id=instance_id,
         activity_id=activity_id,
@@ -229,7 +229,7 @@ def wake(
 
 
 def _match(wait: Wait) -> Match | None:
-    """What a wait asks of a message's data."""
+    """Return what a wait requires of a message's data."""
     if isinstance(wait, TimerWait) or not wait.where:
         return None
     return match_of(wait.channel, wait.where)
@@ -237,7 +237,7 @@ def _match(wait: Wait) -> Match | None:
 
 def _suspend(dialect: str, owner: Owner, waits: Sequence[Wait], alone: bool) -> Operation[Suspension]:
     named = {wait.channel for wait in waits if isinstance(wait, ChannelWait)}
-    if not alone:  # the waits that stay count again, and so does what came for them meanwhile
+    if not alone:  # the waits that are kept count again, and so does what arrived for them meanwhile
         named |= {channel for _, channel, _ in (yield from registered(owner.instance_id)) if channel is not None}
     return (yield from channels.locking(named, _suspend_locked(dialect, owner, waits, alone)))
 
@@ -284,19 +284,19 @@ def _key(wait: Wait) -> Key:
 
 
 def registered(instance_id: str) -> Operation[set[Key]]:
-    """The timers and waits that an instance has."""
+    """Return the timers and waits that an instance has."""
     return {(id, channel, key) for id, channel, key in (yield S.registered(instance_id=instance_id))}
 
 
 def remind(instance_id: str, waits: Iterable[Key]) -> Operation[None]:
-    """Have these waits' channels, which are locked, looked at again: their instance did not wait until now."""
+    """Mark the channels of these waits, which are locked, because their instance did not wait until now."""
     named = {channel for _, channel, _ in waits if channel is not None}
     if named:
         yield S.remind(instance_id=instance_id, channels=sorted(named))
 
 
 def _ready(dialect: str, owner: Owner, waits: Sequence[Wait]) -> Operation[set[str]]:
-    """Activities of those waits, all of them registered, that a message or the end of their time is there for."""
+    """Return the activities of those registered waits that have a message or have timed out."""
     matched = {wait.channel for wait in waits if isinstance(wait, ChannelWait) and wait.where}
     if matched:
         yield from matching.complete_all(dialect, sorted(matched))
@@ -305,20 +305,20 @@ def _ready(dialect: str, owner: Owner, waits: Sequence[Wait]) -> Operation[set[s
 
 
 def _replaced(known: set[Key], waits: Sequence[Wait]) -> set[Key]:
-    """Waits of an activity that now waits for something else."""
+    """Return the waits of an activity that now waits for something else."""
     again = {wait.activity_id for wait in waits if isinstance(wait, ChannelWait) and _key(wait) not in known}
     return {key for key in known if key[1] is not None and key[0] in again}
 
 
 def _judge(owner: Owner, rows: Sequence[Sequence[Any]]) -> None:
-    """Raise unless the row is there, leased to its owner, and may wait."""
+    """Raise unless the row exists, is leased to its owner, and may wait."""
     if not rows:
-        raise InstanceNotFoundError(f"there is no instance {owner.instance_id!r}")
+        raise InstanceNotFoundError(f"run {owner.instance_id!r} does not exist")
     status, token, worker = rows[0][:3]
     if worker != owner.worker_id or owner.token not in (None, token):
-        raise LeaseLostError(f"{owner.worker_id!r} no longer holds the lease on {owner.instance_id!r}")
+        raise LeaseLostError(f"worker {owner.worker_id!r} lost its lease on run {owner.instance_id!r}")
     if status not in WAITING | {WorkflowStatus.RUNNING}:
-        raise InvalidTransitionError(f"{owner.instance_id!r} is {status} and cannot wait")
+        raise InvalidTransitionError(f"run {owner.instance_id!r} is {status} and cannot wait")
 
 
 def _channel_waits(instance_id: str) -> Operation[list[ChannelWait]]:
@@ -330,7 +330,7 @@ def _channel_waits(instance_id: str) -> Operation[list[ChannelWait]]:
 
 
 def _waits_of(ids: list[str]) -> Operation[list[RegisteredWait]]:
-    rows = [row for row in (yield S.waits_of(ids=ids)) if row[0] in ids]  # MySQL finds `a` under `a `
+    rows = [row for row in (yield S.waits_of(ids=ids)) if row[0] in ids]  # MySQL finds `a` when asked for `a `
     return [
         RegisteredWait(instance_id, activity_id, channel, utc_or_none(until))
         for instance_id, activity_id, channel, until in sorted(rows, key=lambda row: (row[0], row[1]))
@@ -351,7 +351,7 @@ def _pending(instance_id: str, waits: Sequence[ChannelWait]) -> Operation[list[s
 
 
 class Look(NamedTuple):
-    """What was seen of a wait before it is registered."""
+    """Hold what was found about a wait before it is registered."""
 
     ready: bool
     cursor: int = 0
@@ -367,7 +367,9 @@ def _look(dialect: str, owner: Owner, wait: Wait) -> Operation[Look]:
     answer = yield S.is_ready(pending=1 if match is None else MAYBE, paths_key=match and match.paths_key, **params)
     rows = answer[-1] if isinstance(answer, tuple) else answer
     if not rows:
-        raise NotSubscribedError(f"{owner.instance_id!r} is not subscribed to {wait.channel!r}")
+        raise NotSubscribedError(
+            f"run {owner.instance_id!r} is not subscribed to channel {wait.channel!r}: subscribe first"
+        )
     ready, mode, cursor, indexed_to = rows[0]
     if match is None:
         return Look(bool(ready))
@@ -408,7 +410,7 @@ def _status(owner: Owner, waits: Sequence[Wait]) -> Operation[WorkflowStatus]:
 
 
 def _at_once(owner: Owner, waits: Sequence[Wait]) -> Operation[Suspension]:
-    """PostgreSQL: one wait, alone, in one statement, which does nothing if it may not; then it is asked why."""
+    """Register a single wait in one statement (PostgreSQL); if that did nothing, find out why."""
     (wait,) = waits
     params = _params(owner, wait)
     if isinstance(wait, TimerWait):
@@ -423,7 +425,7 @@ def _at_once(owner: Owner, waits: Sequence[Wait]) -> Operation[Suspension]:
 
 
 def _suspended(owner: Owner) -> Operation[Suspension | None]:
-    """After a lost answer: waiting, and released by its last holder."""
+    """Return the suspension after a lost answer, if it is waiting and was released by its last holder."""
     rows = yield fences.S.standing(instance_id=owner.instance_id)
     return Suspension(True) if rows and rows[0][0] in WAITING and rows[0][1:3] == (owner.token, None) else None
 

@@ -1,4 +1,4 @@
-"""Wake-ups: hints that there may be work, in the family's four notification channels."""
+"""Send and receive hints that there may be work, on the four notification channels of Edda and Romancy."""
 
 import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -9,11 +9,11 @@ from perdure.database.backends.base import Silent
 from perdure.database.operation import Operation, Work
 from perdure.errors import CommitUnknownError, StorageError
 from perdure.model.records import WakeUp
-from perdure.storage.sql import room
+from perdure.storage.sql import load_statements
 from perdure.storage.transactions import Transactions
 
 T = TypeVar("T")
-S = room("wakeups")
+S = load_statements("wakeups")
 
 RESUMABLE = "workflow_resumable"
 MESSAGE = "workflow_channel_message"
@@ -25,17 +25,18 @@ Say = Callable[[T], Payload | None]
 
 
 class Wakeups(Transactions):
-    """Listening for work, and telling of it."""
+    """Listen for work, and announce it."""
 
     def wakeups(self) -> AsyncIterator[WakeUp]:
-        """Hints from this and other processes. Each may be lost or false: look, and look now and then anyway."""
+        """Yield hints from this and other processes. Hints may be lost or false, so look for work periodically, too."""
         return self._backend.wakeups()
 
     async def _announce(self, kind: str, work: Work[T], say: Say[T] | None) -> T:
-        """Run an operation after which there may be work for others, and tell them: at its commit, or soon after it.
+        """Run an operation after which there may be work for others, and announce it: at its commit, or soon after it.
 
-        `say` has the payload for a result, with the keys that both of the family's readers want. None is for a result
-        that is not worth it: an attempt that came to nothing would wake its own like. Without `say` nothing is told.
+        `say` returns the payload for a result, with the keys that Edda and Romancy expect, or None for a result that is
+        not worth it: announcing an attempt without effect would wake workers that make the same attempt. Without `say`
+        nothing is announced.
         """
         notifier = self._backend.notifier
         if say is None or isinstance(notifier, Silent):
@@ -59,24 +60,24 @@ class Wakeups(Transactions):
 
 
 def _telling(operation: Operation[T], kind: str, say: Say[T]) -> Operation[T]:
-    """The operation, and a notification in its transaction."""
+    """Run the operation and send a notification in its transaction."""
     result = yield from operation
     payload = say(result)
     if payload is not None:
         known = {key: value for key, value in payload.items() if value is not None}
-        yield S.notify(kind=kind, payload=json.dumps(known, ensure_ascii=False))  # escapes could pass its 8,000 bytes
+        yield S.notify(kind=kind, payload=json.dumps(known, ensure_ascii=False))  # escapes could exceed its 8,000 bytes
     return result
 
 
 def first_of(payloads: Sequence[Payload]) -> Payload | None:
-    """What to say of several instances: the first, without its workflow, for those of the others may differ."""
+    """Return the payload for several instances: the first, without its workflow, because the others' may differ."""
     if len(payloads) > 1:
         return {**payloads[0], "workflow_name": None, "wf_name": None}
     return payloads[0] if payloads else None
 
 
 def resumable(instance_id: str, workflow_name: str | None = None, reason: str | None = None) -> Payload:
-    """That an instance can be resumed or is over, and why; with the keys of both of the family's readers."""
+    """Return the payload for an instance that can be resumed or has ended, with the keys that Edda and Romancy use."""
     return {
         "instance_id": instance_id,
         "workflow_name": workflow_name,

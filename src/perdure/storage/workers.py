@@ -1,23 +1,23 @@
-"""Workers: who works on this database, and when it was last heard of, by the database's clock."""
+"""Record the workers on this database, with the time of their last heartbeat by the database's clock."""
 
 from datetime import datetime, timedelta
 
 from perdure.database.operation import Operation, Work, raw, utc
 from perdure.model import limits
 from perdure.model.records import WorkerInfo
-from perdure.storage.sql import room
+from perdure.storage.sql import load_statements
 from perdure.storage.transactions import Transactions
 
-S = room("workers")
+S = load_statements("workers")
 
-FORGET_SEC = 7 * 24 * 3600.0  # a worker that died without a word is listed for a week
+FORGET_SEC = 7 * 24 * 3600.0  # a worker that died without notice is listed for a week
 
 
 class Workers(Transactions):
-    """Worker rows, beyond the seed."""
+    """Manage the rows of workers, an addition to the API page."""
 
     async def beat_worker(self, worker_id: str, info: bytes | None = None, *, gone: bool = False) -> None:
-        """Say that a worker is alive, with JSON about it (None keeps what is there), or with `gone` that it stops."""
+        """Record that a worker is alive, with JSON about it (None keeps the stored one), or that it stops (`gone`)."""
         limits.name(worker_id, "worker_id")
         text = limits.text(info, "info", limits.METADATA_MAX)
         work = Work(lambda: _leave(worker_id) if gone else _beat(worker_id, text), single=True, repeat=True)
@@ -26,12 +26,12 @@ class Workers(Transactions):
     async def list_workers(
         self, *, alive_within: timedelta | None = None, limit: int | None = None
     ) -> list[WorkerInfo]:
-        """The workers, the longest running first; with `alive_within` only those heard of since then."""
+        """Return the workers, the longest running first; with `alive_within` only those with a heartbeat since then."""
         alive_sec = None if alive_within is None else limits.span(alive_within, "alive_within")
         return await self._scan(_list, alive_sec, limits.some(limit))
 
     async def current_time(self) -> datetime:
-        """The database's clock, by which every time is judged."""
+        """Return the database's clock, which decides about every time."""
         return await self._read(_now)
 
 

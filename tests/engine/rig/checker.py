@@ -26,7 +26,7 @@ from statistics import median
 
 from perdure.model.records import HistoryEvent, ListInstancesOptions, WorkflowInstance
 from perdure.model.states import WorkflowStatus
-from perdure.storage.stores import Rooms
+from perdure.storage.stores import SQLStorage
 from tests.engine.rig import workflows as w
 from tests.engine.rig.driver import Told
 from tests.engine.rig.effects import Line
@@ -55,7 +55,7 @@ class Rows:
         return {step: data["token"] for step, data in rows if isinstance(data, dict) and "token" in data}
 
 
-async def read_rows(storage: Rooms) -> Rows:
+async def read_rows(storage: SQLStorage) -> Rows:
     """All instances with their histories."""
     instances: dict[str, WorkflowInstance] = {}
     token: str | None = None
@@ -68,7 +68,7 @@ async def read_rows(storage: Rooms) -> Rows:
     return Rows(instances, {run: await _history(storage, run) for run in instances})
 
 
-async def _history(storage: Rooms, run: str) -> list[HistoryEvent]:
+async def _history(storage: SQLStorage, run: str) -> list[HistoryEvent]:
     events: list[HistoryEvent] = []
     more = True
     while more:

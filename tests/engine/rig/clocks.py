@@ -8,7 +8,7 @@ from datetime import datetime, timedelta, tzinfo
 from typing import Any
 
 from perdure.model.records import WakeUp
-from perdure.storage.stores import Rooms
+from perdure.storage.stores import SQLStorage
 from perdure.storage.wakeups import Wakeups
 
 SWING_SEC = 0.7  # how often the clock is set, at that
@@ -66,7 +66,7 @@ def shift(off_sec: float) -> None:
     vars(time).update(time=clock.time, time_ns=clock.time_ns)
 
 
-def deafen(storage: Rooms | None = None) -> None:
+def deafen(storage: SQLStorage | None = None) -> None:
     """Let no notification come, to one storage or to any in this process."""
 
     async def silence(*_: object) -> AsyncIterator[WakeUp]:

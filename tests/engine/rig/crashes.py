@@ -38,7 +38,7 @@ from perdure.database.backends.base import Session
 from perdure.database.operation import Work
 from perdure.engine import app as apps
 from perdure.model.records import HistoryEvent
-from perdure.storage.stores import Rooms, open_storage
+from perdure.storage.stores import SQLStorage, open_storage
 from tests.engine.rig import nursery
 from tests.engine.rig.checker import Rows, read_rows
 from tests.engine.rig.effects import EFFECTS, Line
@@ -371,7 +371,7 @@ def main(cast: str) -> None:
 # What is left of them.
 
 
-async def all_rows(storage: Rooms) -> Rows:
+async def all_rows(storage: SQLStorage) -> Rows:
     """All there is, with the histories of finished generations."""
     rows = await read_rows(storage)
     for run, row in rows.instances.items():

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from typing import Any
 
-from perdure.storage.stores import Rooms
+from perdure.storage.stores import SQLStorage
 
 OF_RUNS = (
     "workflow_instances",
@@ -29,7 +29,7 @@ _COLUMNS = {
 Dump = dict[str, list[tuple[Any, ...]]]
 
 
-async def dump(storage: Rooms, runs: Collection[str]) -> Dump:
+async def dump(storage: SQLStorage, runs: Collection[str]) -> Dump:
     """All rows of these runs, and all messages and events, but for the times that the holder of a lease renews."""
     found: Dump = {}
     chosen = ", ".join(f"'{run}'" for run in runs)
@@ -41,7 +41,7 @@ async def dump(storage: Rooms, runs: Collection[str]) -> Dump:
     return found
 
 
-async def _columns(storage: Rooms, table: str) -> list[str]:
+async def _columns(storage: SQLStorage, table: str) -> list[str]:
     rows = await storage.db().fetch(_COLUMNS[storage._backend.driver.name].format(table=table))
     return [row[0] for row in rows]
 

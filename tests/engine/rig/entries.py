@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from perdure import activity_info, connection
-from perdure.storage.stores import Rooms
+from perdure.storage.stores import SQLStorage
 from tests.servers.databases import run_natively
 
 TABLE = "rig_entries"
@@ -19,7 +19,7 @@ class Entry:
     token: str
 
 
-async def make_table(storage: Rooms) -> None:
+async def make_table(storage: SQLStorage) -> None:
     """Make the table, empty. Nothing in it is unique: it has to be able to show what went wrong."""
     columns = ", ".join(f"{column} VARCHAR(200) NOT NULL" for column in COLUMNS)
     await storage.db().execute(f"CREATE TABLE IF NOT EXISTS {TABLE} ({columns})")
@@ -32,7 +32,7 @@ async def enter(token: str) -> None:
     await run_sql(f"INSERT INTO {TABLE} VALUES ('{info.workflow_id}', '{info.step}', '{token}')")
 
 
-async def entered(storage: Rooms) -> list[Entry]:
+async def entered(storage: SQLStorage) -> list[Entry]:
     """All that was committed."""
     return [Entry(*row) for row in await storage.db().fetch(f"SELECT {', '.join(COLUMNS)} FROM {TABLE}")]
 

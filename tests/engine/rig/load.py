@@ -13,7 +13,7 @@ from tests.engine.rig.driver import LANES, Driver
 from tests.engine.rig.entries import entered, make_table
 from tests.engine.rig.lateness import Lateness
 from tests.engine.rig.nursery import WorkerSpec
-from tests.storages import Database, rooms
+from tests.storages import Database, storage_of
 
 Harm = Callable[[Crew], Awaitable[None]]
 
@@ -26,7 +26,7 @@ async def under_load(
     await make_table(storage)
     async with Lateness.watched() as lateness, Client(spec.url) as client, Crew(spec, chance) as crew:
         if spec.deaf:
-            deafen(rooms(client))
+            deafen(storage_of(client))
         for _ in range(workers):
             await crew.hire()
         driver = Driver(client, chance, lanes)

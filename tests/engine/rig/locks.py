@@ -9,7 +9,7 @@ import fcntl
 import os
 import time
 
-from perdure.storage.stores import Rooms
+from perdure.storage.stores import SQLStorage
 from tests.storages import Database
 
 SETTLE_SEC = 0.2  # longer than any statement takes whose answer nobody reads
@@ -21,7 +21,7 @@ OPEN = {
 }
 
 
-async def are_held(database: Database, storage: Rooms) -> bool:
+async def are_held(database: Database, storage: SQLStorage) -> bool:
     """Whether there are locks that do not go away by themselves."""
     deadline = time.monotonic() + SETTLE_SEC
     while await _any(database, storage):
@@ -31,7 +31,7 @@ async def are_held(database: Database, storage: Rooms) -> bool:
     return False
 
 
-async def _any(database: Database, storage: Rooms) -> bool:
+async def _any(database: Database, storage: SQLStorage) -> bool:
     if database.backend == "sqlite":
         path = database.url.removeprefix("sqlite:///")
         return any(_is_locked(path + suffix) for suffix in ("-turn", "-gate"))

@@ -9,7 +9,7 @@ from typing import Any
 
 from perdure import Client, WorkflowFailedError, WorkflowStatus
 from perdure.model.records import HistoryEvent
-from perdure.storage.stores import Rooms
+from perdure.storage.stores import SQLStorage
 from tests.engine.rig import model as m
 from tests.engine.rig.checker import Checker, Rows
 from tests.engine.rig.crashes import Fate, Ward, all_rows, is_undo, of_generation
@@ -120,7 +120,7 @@ async def storm(ward: Ward, fate: Fate, chance: random.Random, until: asyncio.Ev
     return kills
 
 
-async def said(storage: Rooms) -> Counter[int]:
+async def said(storage: SQLStorage) -> Counter[int]:
     """All that runs published."""
     found, last = Counter[int](), 0
     while page := await storage.get_pending_channel_messages(m.SAID, last):

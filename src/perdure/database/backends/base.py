@@ -1,7 +1,7 @@
-"""The seam between the rooms and a database: a backend runs operations, it knows no room.
+"""Define the interface between the storage aggregates and a database.
 
-`Backend` is what a storage needs; `Session` is one open transaction. What SQLite and the servers share is here:
-driving an operation, and the sentences for what goes wrong with a connection.
+A `Backend` runs operations and knows no table; a `Session` is one open transaction. The code that SQLite and the
+servers share is here, too.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -17,95 +17,95 @@ T = TypeVar("T")
 
 
 class Executor(Protocol):
-    """Runs a caller's own SQL, in the native driver's parameter style, in the open transaction or on the pool."""
+    """Run a caller's own SQL, in the native driver's parameter style, in the open transaction or on the pool."""
 
     async def execute(self, query: str, *args: object) -> int:
-        """Run a statement and give the number of rows it wrote."""
+        """Run a statement and return the number of rows it wrote."""
 
     async def fetch(self, query: str, *args: object) -> list[tuple[Any, ...]]:
-        """All rows."""
+        """Return all rows."""
 
     async def fetchrow(self, query: str, *args: object) -> tuple[Any, ...] | None:
-        """The first row, or None."""
+        """Return the first row, or None."""
 
     async def fetchval(self, query: str, *args: object) -> Any:
-        """The first column of the first row, or None."""
+        """Return the first column of the first row, or None."""
 
     @property
     def native(self) -> Any:
-        """The native connection; None on the pool, which has no single one."""
+        """Return the native connection, or None on the pool, which has no single connection."""
 
 
 class Session(Executor, Protocol):
-    """One open transaction on one connection. After an error of the connection only `rollback` is possible."""
+    """Hold one open transaction on one connection. After a connection error only `rollback` is possible."""
 
     async def operate(self, work: Work[T]) -> T:
-        """Run an operation; its own errors leave the transaction as it was before it."""
+        """Run an operation; if it raises an error of its own, the transaction is as it was before the operation."""
 
     async def savepoint(self, depth: int) -> None:
-        """Mark a level inside the transaction."""
+        """Set a savepoint inside the transaction."""
 
     async def release(self, depth: int) -> None:
-        """Keep what was done since the mark."""
+        """Release the savepoint and keep what was written since."""
 
     async def rollback_to(self, depth: int) -> None:
-        """Undo what was done since the mark."""
+        """Undo what was written since the savepoint."""
 
     async def commit(self) -> None:
-        """Make it durable and give the connection back; a lost answer is `CommitUnknownError`."""
+        """Commit and return the connection to the pool; raise `CommitUnknownError` if the answer is lost."""
 
     async def rollback(self) -> None:
-        """Undo everything and give the connection back; never raises."""
+        """Undo everything and return the connection to the pool; never raises."""
 
 
 class Notifier(Protocol):
-    """Who tells other processes that there may be work, once a transaction has committed."""
+    """Notify other processes that there may be work once a transaction has committed."""
 
     def due(self, kind: str, /) -> bool:
-        """Whether the transaction about to run should carry a notification itself."""
+        """Return whether the transaction about to run should send a notification itself."""
 
     def trail(self, kind: str, /) -> None:
-        """Called after the commit of one that did not: wake local listeners, or notify a little later."""
+        """Wake local listeners, or notify a little later, after a commit that sent no notification."""
 
 
 class Backend(Protocol):
-    """Connections, pools, transactions and wake-ups of one database."""
+    """Manage the connections, pools, transactions and wake-ups of one database."""
 
     @property
     def driver(self) -> Rendering:
-        """The dialect, with the clock its statements judge by."""
+        """Return the dialect, with the clock that its statements use."""
 
     @property
     def notifier(self) -> Notifier:
-        """Who wakes up others."""
+        """Return the notifier that wakes other processes."""
 
     async def open(self) -> None:
-        """Connect, or say in one sentence why not."""
+        """Connect, or raise an error that says in one sentence why that failed."""
 
     async def close(self) -> None:
-        """Give everything back."""
+        """Close all connections."""
 
     async def read(self, work: Work[T], *, bounded: bool) -> T:
-        """Run an operation that writes nothing. `bounded`: an index serves it, it takes microseconds."""
+        """Run an operation that writes nothing. `bounded`: an index serves it, so it takes microseconds."""
 
     async def write(self, work: Work[T]) -> T:
-        """Run an operation in a transaction of its own and commit it; a lost race for locks is run again."""
+        """Run an operation in a transaction of its own and commit it; retry it after a deadlock."""
 
     async def begin(self) -> Session:
         """Open a transaction."""
 
     def executor(self) -> Executor:
-        """The pool, for a caller's own SQL outside a transaction."""
+        """Return an executor on the pool, for a caller's own SQL outside a transaction."""
 
     def exclusive(self) -> "AbstractAsyncContextManager[Script]":
-        """A connection in autocommit mode, for migrations."""
+        """Return a connection in autocommit mode, for migrations."""
 
     def wakeups(self) -> AsyncIterator[WakeUp]:
-        """Hints that there may be work, from this and other processes."""
+        """Yield hints that there may be work, from this and other processes."""
 
 
 class Silent:
-    """The notifier of a database that cannot notify: listeners look by themselves."""
+    """Send nothing: the notifier of a database that cannot notify, where listeners poll."""
 
     def due(self, kind: str) -> bool:
         return False
@@ -115,7 +115,7 @@ class Silent:
 
 
 class Script(Protocol):
-    """Runs plain statements one by one; what migrations need."""
+    """Run plain statements one by one, for migrations."""
 
     async def execute(self, sql: str) -> None:
         """Run one statement."""
@@ -125,7 +125,7 @@ class Script(Protocol):
 
 
 async def drive(operation: Operation[T], run: Callable[[Call], Awaitable[Any]]) -> T:
-    """Run an operation call by call on a connection that is awaited."""
+    """Run an operation call by call on an asynchronous connection."""
     try:
         call = next(operation)
         while True:
@@ -137,7 +137,7 @@ async def drive(operation: Operation[T], run: Callable[[Call], Awaitable[Any]]) 
 
 
 class Rows:
-    """`fetchrow` and `fetchval` on top of `fetch`."""
+    """Provide `fetchrow` and `fetchval` on top of `fetch`."""
 
     async def fetch(self, query: str, *args: object) -> list[tuple[Any, ...]]:
         raise NotImplementedError
@@ -152,6 +152,6 @@ class Rows:
 
 
 def bound(driver: Rendering, names: Sequence[str], call: Call) -> list[object]:
-    """The parameters in the order a rendered text wants them."""
+    """Return the parameters in the order of the rendered text."""
     params, bind = call.params, driver.bind
     return [bind(params[name]) for name in names]

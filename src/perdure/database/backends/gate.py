@@ -1,9 +1,9 @@
-"""A fair gate between the processes that write one SQLite file.
+"""Queue the processes that write to one SQLite file, in a fair order.
 
-SQLite's busy handler polls, and whoever polls at the right moment wins: of eight writers one made 1 commit while
-another made 7,575. Here writers queue at two file locks, a turnstile and the gate itself. Whoever leaves the gate has
-to pass the turnstile again, which the next writer already holds, so nobody overtakes twice. The locks belong to open
-files: the kernel frees them when a process dies, however it dies.
+SQLite's busy handler polls, and the process that polls at the right moment wins: of eight writers one made 1 commit
+while another made 7,575. Here writers queue at two file locks, a turnstile and the gate itself. A writer that leaves
+the gate has to pass the turnstile again, which the next writer already holds, so no writer overtakes another twice.
+The locks belong to open files, so the kernel releases them when a process dies, for whatever reason.
 
 The locks are on files of their own. Opening and closing the database's files would drop SQLite's locks on them.
 """
@@ -15,7 +15,7 @@ from contextlib import nullcontext
 if sys.platform == "win32":
 
     class Gate(nullcontext[None]):
-        """No file locks of this kind: SQLite's busy handler alone decides, unfair but correct."""
+        """Do nothing: without these file locks SQLite's busy handler alone decides, which is unfair but correct."""
 
         def close(self) -> None:
             return
@@ -24,7 +24,7 @@ else:
     import fcntl
 
     class Gate:
-        """Held by one writer among all processes; entering blocks the thread."""
+        """Admit one writer among all processes; entering blocks the thread."""
 
         def __init__(self, path: str) -> None:
             self._turnstile, self._gate = (

@@ -1,8 +1,8 @@
-"""Wake-ups on PostgreSQL: LISTEN on a connection of its own, and fewer NOTIFYs than commits.
+"""Listen for wake-ups on PostgreSQL, on a connection of its own, and send fewer NOTIFYs than there are commits.
 
-A notification costs the commit that carries it a lock that all such commits of the server share, so bursts are
-coalesced: the first goes out with its transaction, and one more after the last commit. A listener that cannot hear,
-because a pooler takes its connection away, finds that out and polls instead.
+A notification costs the commit that sends it a lock that all such commits of the server share, so bursts are
+coalesced: the first notification is sent with its transaction, and one more after the last commit. A listener that
+receives nothing, because a pooler takes its connection away, detects that and polls instead.
 """
 
 import asyncio
@@ -23,23 +23,23 @@ CHANNELS = ("workflow_resumable", "workflow_channel_message", "workflow_outbox_p
 PROBE = "perdure_probe"
 COALESCED = '{"reason":"coalesced"}'
 WINDOW_SEC = 0.005
-CLOSE_SEC = 1.0  # for what is outstanding at the end
+CLOSE_SEC = 1.0  # maximum wait for notifications still to be sent
 
-CHECK_SEC = 10.0  # of silence, after which the connection is asked whether it is still there, and given as long again
+CHECK_SEC = 10.0  # without a notification, after which the connection is checked; the check has the same timeout
 PROOF_SEC = 3.0
-RETRY_MIN_SEC, RETRY_MAX_SEC = 0.05, 1.0  # nobody hears of work in between
-FAILURES_MAX = 60  # in a row, about a minute: then it is no restart of the server
+RETRY_MIN_SEC, RETRY_MAX_SEC = 0.05, 1.0  # no hints arrive in between
+FAILURES_MAX = 60  # in a row, about a minute: longer than a restart of the server
 POLL_MIN_SEC, POLL_MAX_SEC = 0.05, 1.0
-HEARD_MAX = 1000  # hints that wait for a slow consumer; beyond that they are one scan
+HEARD_MAX = 1000  # hints that wait for a slow consumer; more are replaced by one scan
 
 SCAN = WakeUp("scan")
 
 
 class Notifier:
-    """Says which transactions carry a notification.
+    """Decide which transactions send a notification.
 
-    `due` is asked while the statement is built. If it says no, call `trail` once the transaction has committed, or may
-    have: the notification that follows is then later than that commit, however long the transaction took.
+    `due` is called while the statement is built. If it returns False, call `trail` once the transaction has committed,
+    or may have: the notification that follows is then later than that commit, however long the transaction took.
     """
 
     def __init__(self, send: Callable[[str, str], Awaitable[object]]) -> None:
@@ -50,7 +50,7 @@ class Notifier:
         self._sending: set[asyncio.Task[None]] = set()
 
     def due(self, channel: str) -> bool:
-        """True for the first in a while: this transaction shall notify."""
+        """Return True if no notification was sent within the window, so this transaction has to send one."""
         now = asyncio.get_running_loop().time()
         if not self.enabled or now - self._latest.get(channel, 0.0) < WINDOW_SEC:
             return False
@@ -58,14 +58,14 @@ class Notifier:
         return True
 
     def trail(self, channel: str) -> None:
-        """Notify at the end of the window; several calls until then are one notification."""
+        """Notify at the end of the window; several calls until then result in one notification."""
         if self.enabled and channel not in self._timers:
             loop = asyncio.get_running_loop()
             at = self._latest.get(channel, 0.0) + WINDOW_SEC
             self._timers[channel] = loop.call_at(at, self._fire, channel)
 
     def _fire(self, channel: str) -> None:
-        del self._timers[channel]  # who commits from now on needs another one
+        del self._timers[channel]  # a commit from now on needs another notification
         self._latest[channel] = asyncio.get_running_loop().time()
         task = asyncio.ensure_future(self._notify(channel))
         self._sending.add(task)
@@ -75,10 +75,10 @@ class Notifier:
         try:
             await self._send(channel, COALESCED)
         except StorageError as error:
-            log.debug("notifying %s failed, workers find the work by polling: %s", channel, error)
+            log.debug("notifying channel %s failed; workers find the work by polling: %s", channel, error)
 
     async def close(self) -> None:
-        """Send what is outstanding."""
+        """Send the notifications that are still to be sent."""
         for channel, timer in list(self._timers.items()):
             timer.cancel()
             self._fire(channel)
@@ -89,36 +89,36 @@ class Notifier:
 
 
 class Line(Protocol):
-    """What a listener needs of its backend."""
+    """Define what a listener needs of its backend."""
 
     listeners: "set[Listener]"
     errors: tuple[type[Exception], ...]  # what a broken connection may raise
     pooled: bool
-    deaf: bool  # a listener's connection hears nothing
+    must_poll: bool  # notifications do not arrive on a listener's connection
     closed: bool
 
     async def connect(self) -> Any:
-        """A connection of the listener's own."""
+        """Return a new connection for the listener alone."""
 
     def discard(self, connection: Any) -> None:
-        """Close it."""
+        """Close the connection."""
 
     async def notify(self, channel: str, payload: str) -> None:
         """Send a notification through the pool."""
 
     async def mark(self) -> object:
-        """Something that differs once anybody has written."""
+        """Return a value that changes with every write to the database."""
 
 
 class Listener:
-    """One iterator of wake-ups; what it has heard waits here until the consumer asks."""
+    """Iterate over wake-ups; hints received are queued here until the consumer asks for them."""
 
     def __init__(self, line: Line) -> None:
         self._line = line
         self._heard: asyncio.Queue[WakeUp | None] = asyncio.Queue()
 
     async def wakeups(self) -> AsyncGenerator[WakeUp]:
-        """Hints, as long as the backend is open; connections come and go."""
+        """Yield hints as long as the backend is open, reconnecting when a connection is lost."""
         self._line.listeners.add(self)
         try:
             async with aclosing(self._forever()) as hints:
@@ -132,7 +132,7 @@ class Listener:
         failures = 0
         while not self._line.closed:
             try:
-                async with aclosing(self._polled() if self._line.deaf else self._listened()) as hints:
+                async with aclosing(self._polled() if self._line.must_poll else self._listened()) as hints:
                     async for hint in hints:
                         pause, failures = RETRY_MIN_SEC, 0
                         yield hint
@@ -153,20 +153,20 @@ class Listener:
             pause = min(pause * 2, RETRY_MAX_SEC)
 
     async def _listened(self) -> AsyncGenerator[WakeUp]:
-        """The hints of one connection, until it is lost."""
+        """Yield the hints of one connection until it is lost."""
         connection = await self._line.connect()
         try:
             if self._line.pooled and not await self._hears(connection):
-                if not self._line.deaf:
+                if not self._line.must_poll:
                     log.warning(
-                        "notifications do not arrive through the connection pooler (transaction mode?), polling instead"
+                        "notifications do not arrive through the connection pooler (transaction mode?); polling instead"
                     )
-                self._line.deaf = True
+                self._line.must_poll = True
                 return
             connection.add_termination_listener(self.wake)
             for channel in CHANNELS:
                 await connection.add_listener(channel, self._hear)
-            yield SCAN  # for what happened before we listened
+            yield SCAN  # for work that became due before this connection listened
             while not (self._line.closed or connection.is_closed()):
                 hint = await self._next(CHECK_SEC)
                 if hint is not None:
@@ -177,7 +177,7 @@ class Listener:
             self._line.discard(connection)
 
     async def _hears(self, connection: Any) -> bool:
-        """Whether a notification sent through the pool arrives on this connection."""
+        """Return whether a notification sent through the pool arrives on this connection."""
         nonce, heard = secrets.token_hex(8), asyncio.Event()
 
         def probe(_connection: Any, _pid: int, _channel: str, payload: str) -> None:
@@ -195,7 +195,7 @@ class Listener:
         return True
 
     async def _polled(self) -> AsyncGenerator[WakeUp]:
-        """A look now and then: often while anybody writes, once a second while nobody does."""
+        """Yield a hint now and then: often while the database is written to, once a second while it is not."""
         seen, pause = None, POLL_MAX_SEC
         while not self._line.closed:
             mark = await self._line.mark()
@@ -211,11 +211,11 @@ class Listener:
             self._heard.put_nowait(SCAN)
 
     def wake(self, _connection: Any = None) -> None:
-        """Look again: a connection was lost, or the backend closed."""
+        """Wake the iteration: a connection was lost, or the backend was closed."""
         self._heard.put_nowait(None)
 
     async def _next(self, timeout: float) -> WakeUp | None:
-        """The next hint; None after silence, and when the connection or the iteration has ended."""
+        """Return the next hint; None after the timeout, or when the connection or the iteration has ended."""
         try:
             async with asyncio.timeout(timeout):
                 return await self._heard.get()
@@ -224,7 +224,7 @@ class Listener:
 
 
 def _object(payload: str) -> dict[str, object]:
-    """The payload's JSON object; anything else is no reason to miss a hint."""
+    """Return the payload's JSON object; an empty one if it is anything else, so that no hint is missed."""
     try:
         found = json.loads(payload)
     except ValueError:

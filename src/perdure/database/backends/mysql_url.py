@@ -1,12 +1,12 @@
-"""The URL of a MySQL database: `mysql://user:password@host:3306,other:3306/database?option=value`.
+"""Parse the URL of a MySQL database: `mysql://user:password@host:3306,other:3306/database?option=value`.
 
-- `pool_size`, `pool_timeout`: how many connections at most, and how many seconds to wait for one
-- `connect_timeout`, `read_timeout`: how many seconds until a server that does not answer is given up
-- `idle_transaction_timeout`: after how many seconds without a statement a transaction is ended (never); MariaDB counts
-  whole ones, rounded up, and MySQL none: there it does nothing
+- `pool_size`, `pool_timeout`: maximum number of connections, and maximum wait for one in seconds
+- `connect_timeout`, `read_timeout`: seconds after which a server that does not answer counts as unavailable
+- `idle_transaction_timeout`: seconds without a statement after which a transaction is ended (default: never); MariaDB
+  rounds up to whole seconds, and MySQL ignores the option
 - `unix_socket`: a path instead of the host
-- `ssl`: `true` encrypts, `verify` also checks the server's certificate, against `ssl_ca` if given; with `ssl_cert` and
-  `ssl_key` the client shows its own
+- `ssl`: `true` encrypts, `verify` also checks the server's certificate, against `ssl_ca` if given; `ssl_cert` and
+  `ssl_key` are the client's own certificate
 """
 
 import re
@@ -35,7 +35,7 @@ _HOST = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([^:\[\]@\s]+))(?::(\d{1,5}))?")
 
 
 def parse(url: str) -> tuple[list[tuple[str, int]], dict[str, Any], dict[str, Any]]:
-    """The hosts, the arguments for asyncmy, and the options. No error repeats what may be a piece of the password."""
+    """Return the hosts, the arguments for asyncmy, and the options. No error quotes a possible part of the password."""
     scheme, _, rest = Secret(url).partition("://")
     place, _, query = rest.partition("?")
     netloc, _, database = place.partition("/")
@@ -44,15 +44,15 @@ def parse(url: str) -> tuple[list[tuple[str, int]], dict[str, Any], dict[str, An
     found = [_HOST.fullmatch(host) for host in (hosts or "localhost").split(",")]
     if scheme not in ("mysql", "mariadb") or not all(found) or "@" in database + query:
         raise ConfigurationError(
-            "a MySQL URL is mysql://user:password@host:3306/database?option=value, with special characters of user and "
-            "password percent-encoded"
+            "the MySQL URL is malformed: write mysql://user:password@host:3306/database?option=value, with special "
+            "characters of user and password percent-encoded"
         )
     if not database:
-        raise ConfigurationError("the MySQL URL names no database: it ends with /database")
+        raise ConfigurationError("the MySQL URL names no database: end it with /database")
     options = {name: _option(name, value) for name, value in options_of(query).items()}
     login = {
-        "user": str(unquote(user)) or getuser(),  # messages name it, and the database
-        "password": SecretBytes(unquote(password).encode()),  # asyncmy would take text for Latin-1
+        "user": str(unquote(user)) or getuser(),  # messages quote user and database, so these are plain
+        "password": SecretBytes(unquote(password).encode()),  # asyncmy would encode text as Latin-1
         "database": str(unquote(database)),
         "unix_socket": options.get("unix_socket"),
         "ssl": _tls(options),
@@ -65,13 +65,13 @@ def parse(url: str) -> tuple[list[tuple[str, int]], dict[str, Any], dict[str, An
 def _option(name: str, value: str) -> Any:
     if name not in OPTIONS:
         shown = f"'{name}'" if name.isidentifier() else "without a name"
-        raise ConfigurationError(f"unknown option {shown} in the MySQL URL: there are {', '.join(OPTIONS)}")
+        raise ConfigurationError(f"unknown option {shown} in the MySQL URL: use one of {', '.join(OPTIONS)}")
     kind = OPTIONS[name]
     with suppress(ValueError):
         converted = kind(value)
         if kind is str or 0 < converted < 1e6:
             return converted
-    raise ConfigurationError(f"the option {name} of the MySQL URL must be a number above 0")
+    raise ConfigurationError(f"the option {name} of the MySQL URL must be a number greater than 0")
 
 
 def _tls(options: dict[str, Any]) -> SSLContext | None:

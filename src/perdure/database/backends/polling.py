@@ -1,18 +1,18 @@
-"""Wake-ups by the clock, where the database cannot notify: often while something happens, rarely while nothing does."""
+"""Poll for work where the database cannot notify: often while there is activity, rarely while there is none."""
 
 import asyncio
 from collections.abc import AsyncIterator
 
 from perdure.model.records import WakeUp
 
-SHORTEST_SEC = 0.05  # the first pause after a nudge; each one that ends without another is followed by a longer one
-LONGEST_SEC = 1.0  # when idle: one look a second
-GAP_SEC = 0.01  # between two looks, however many nudges there are
+SHORTEST_SEC = 0.05  # the first pause after a nudge; without another nudge the pauses grow
+LONGEST_SEC = 1.0  # when idle
+GAP_SEC = 0.01  # minimum between two scans, however many nudges there are
 SCAN = WakeUp("scan")
 
 
 class Polling:
-    """Says when to look for work; the look itself is the listener's query. A commit here is taken for a nudge."""
+    """Decide when to look for work; the listener's query does the looking. A local commit counts as a nudge."""
 
     def __init__(self) -> None:
         self._listeners: set[asyncio.Event] = set()
@@ -24,12 +24,12 @@ class Polling:
         self.nudge()
 
     def nudge(self) -> None:
-        """Something was committed here: look now, and more often for a while."""
+        """Look for work now, and more often for a while, because something was committed in this process."""
         for nudged in self._listeners:
             nudged.set()
 
     async def wakeups(self) -> AsyncIterator[WakeUp]:
-        """A hint at first, then after pauses that grow until a nudge makes them short again."""
+        """Yield a hint at once, then after pauses that grow until a nudge makes them short again."""
         loop, nudged, pause = asyncio.get_running_loop(), asyncio.Event(), SHORTEST_SEC
         self._listeners.add(nudged)
         try:

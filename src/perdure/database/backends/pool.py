@@ -1,7 +1,7 @@
-"""A bounded pool of connections: last used, first taken; waiters are served in order.
+"""Pool a bounded number of connections: last used, first taken; waiters are served in order.
 
-No statement is sent when a connection changes hands: the backends leave their sessions clean themselves, and a reset
-would cost a round trip each time.
+No statement is sent when a connection is handed over: the backends leave their sessions clean, and a reset would cost
+a round trip each time.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ C = TypeVar("C")
 
 
 class Pool(Generic[C]):
-    """Up to `limit` connections made by `connect`, thrown away by `discard` once not `alive`."""
+    """Hold up to `limit` connections made by `connect`, and discard those that are no longer `alive`."""
 
     def __init__(
         self,
@@ -29,12 +29,12 @@ class Pool(Generic[C]):
         self._limit, self._wait_sec = limit, wait_sec
         self._idle: list[C] = []
         self._waiters: deque[tuple[float, asyncio.Future[C | None]]] = deque()
-        self._expiry: asyncio.TimerHandle | None = None  # of whoever waits longest; one for each would cost more
+        self._expiry: asyncio.TimerHandle | None = None  # of the longest waiter; a timer for each would cost more
         self._size = 0
         self.closed = False
 
     def take(self) -> C | None:
-        """An idle live connection, if there is one."""
+        """Return an idle live connection, or None."""
         while self._idle:
             connection = self._idle.pop()
             if self._alive(connection):
@@ -44,10 +44,10 @@ class Pool(Generic[C]):
         return None
 
     async def acquire(self) -> C:
-        """A live connection; after too long a wait `DatabaseUnavailableError`."""
+        """Return a live connection; raise `DatabaseUnavailableError` if none becomes free in time."""
         while True:
             if self.closed:
-                raise DatabaseUnavailableError("the storage is not open")
+                raise DatabaseUnavailableError("the storage is not open: call initialize(), or use it in `async with`")
             connection = self.take()
             if connection is not None:
                 return connection
@@ -63,7 +63,7 @@ class Pool(Generic[C]):
                 return handed
 
     async def _wait(self) -> C | None:
-        """A connection handed over, or None for the place of one that was thrown away."""
+        """Return a connection that was handed over, or None if the caller may open a new one."""
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[C | None] = loop.create_future()
         until = loop.time() + self._wait_sec
@@ -74,7 +74,7 @@ class Pool(Generic[C]):
             return await waiter
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
-                handed = waiter.result()  # handed over just as we were cancelled: pass it on
+                handed = waiter.result()  # handed over during the cancellation: pass it on
                 if handed is not None:
                     self.release(handed)
                 else:
@@ -82,7 +82,7 @@ class Pool(Generic[C]):
             raise
 
     def _expire(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Tell those who waited too long; they stand in front."""
+        """Raise an error in those who have waited too long; they are at the front of the queue."""
         self._expiry = None
         while self._waiters:
             until, waiter = self._waiters[0]
@@ -98,7 +98,7 @@ class Pool(Generic[C]):
                 )
 
     def release(self, connection: C) -> None:
-        """Give it back; a dead one makes room for a new one."""
+        """Return a connection to the pool; a dead one is discarded, and the next waiter may open a new one."""
         if self.closed or not self._alive(connection):
             self._discard(connection)
             self._vacate()
@@ -114,7 +114,7 @@ class Pool(Generic[C]):
         self._invite()
 
     def _invite(self) -> None:
-        """Let the next who waits look again."""
+        """Let the next waiter try again."""
         waiter = self._next_waiter()
         if waiter is not None:
             waiter.set_result(None)
@@ -127,13 +127,13 @@ class Pool(Generic[C]):
         return None
 
     def clear(self) -> None:
-        """Throw the idle connections away: what somebody met on one of them may await him on the others."""
+        """Discard the idle connections, because what broke one of them may have broken all."""
         while self._idle:
             self._discard(self._idle.pop())
             self._vacate()
 
     def close(self) -> None:
-        """Throw away the idle connections now and the others when they come back."""
+        """Discard the idle connections now and the others when they are released."""
         self.closed = True
         while self._idle:
             self._discard(self._idle.pop())

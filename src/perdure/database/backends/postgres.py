@@ -1,12 +1,12 @@
-"""PostgreSQL through asyncpg: prepared statements whose plans stay on the indexes, and poolers that are found out.
+"""Connect to PostgreSQL through asyncpg.
 
-A plan is made once a connection, often while the tables are still empty, and kept as they grow. So the sessions that
-run our statements are pinned to generic plans without sequential scans, and make them anew now and then: a join may
-still read all of what was one row. A caller's own SQL never sees that: his transactions begin, and the pool's
-connections are lent to him, with the server's settings.
+A plan is made once per connection, often while the tables are still empty, and kept as they grow. So the sessions that
+run our statements are pinned to generic plans without sequential scans, and discard them now and then: a join may
+still read a whole table that had one row when the plan was made. A caller's own SQL is not affected: transactions of
+callers begin with the server's settings, and so do pool connections that run a caller's SQL.
 
-Behind a pooler in transaction mode no two statements need meet the same session: nothing is set outside a
-transaction, and statements have no names. This is the only module that knows asyncpg.
+Behind a pooler in transaction mode two statements may run in different sessions: nothing is set outside a
+transaction, and statements have no names. This is the only module that uses asyncpg.
 """
 
 import logging
@@ -42,14 +42,14 @@ from perdure.model.records import WakeUp
 asyncpg: Any
 try:
     asyncpg = import_module("asyncpg")
-except ImportError:  # said when a backend is made
+except ImportError:  # reported when a backend is created
     asyncpg = None
 
 log = logging.getLogger("perdure.storage")
 
 VERSION = 14
-STATEMENTS_MAX = 1000  # prepared a connection
-# About 20 s without a sign of life from the other side; the last one is in milliseconds.
+STATEMENTS_MAX = 1000  # prepared statements per connection
+# About 20 s without an answer from the other side; the last setting is in milliseconds.
 _KEEP_ALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 2, "TCP_USER_TIMEOUT": 20_000}
 
 PLANS_MIN_SEC, PLANS_MAX_SEC = 0.5, 10.0  # how long plans are kept: longer and longer, as growth slows down
@@ -58,10 +58,11 @@ _PIN = (
     "SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off; SET enable_bitmapscan = off; SET jit = off; "
     "DISCARD PLANS"
 )
-# What a killed worker, or a cancel that came too early, left running would keep its locks: the server is to look.
+# Queries left behind by a killed worker, or by a cancellation that came too early, would keep their locks: the server
+# has to check whether the client is still connected.
 _CHECK = "SET client_connection_check_interval = 1000"
 _UNPIN = "RESET plan_cache_mode; RESET enable_seqscan; RESET enable_bitmapscan; RESET jit"
-# Custom plans, because a generic one made here, while the table is small, would also serve our pinned sessions.
+# Custom plans, because a generic plan made here, while the table is small, would also serve our pinned sessions.
 _BEGIN = (
     "BEGIN; SET LOCAL plan_cache_mode = force_custom_plan; SET LOCAL enable_seqscan TO DEFAULT; "
     "SET LOCAL enable_bitmapscan TO DEFAULT; SET LOCAL jit TO DEFAULT"
@@ -70,7 +71,7 @@ _STATEMENTS = parse_statements(
     "backend",
     """
 -- notify
--- Nobody waits for the disk: a hint lost in a crash is made up for by the scan of whoever reconnects.
+-- Without waiting for the disk: a hint lost in a crash is replaced by the scan of each listener that reconnects.
 SELECT set_config('synchronous_commit', 'off', true), pg_notify(:channel, :payload)
 
 -- mark
@@ -80,37 +81,39 @@ SELECT pg_snapshot_xmax(pg_current_snapshot())::text
 
 _IDLE = "25P03"
 _CONFLICTS = {"40001", "40P01", "55P03"}
-# Ended from outside, in any state: an answer like this to a COMMIT does not say whether it happened.
+# Ended from outside, in any state: after such an answer to a COMMIT it is unknown whether it was committed.
 _ENDED = {"25P04", "40003", "57P01", "57P02", "57P03", "57P04", "57P05"}
-# A pooler's, for want of a server; and a server's that met values of another type than that of the first time.
+# Sent by a pooler that has no server, or by a server that got values of another type than when it prepared.
 _NOT_RUN = ("query_wait_timeout", "cannot connect to server", "server login", "insufficient data left in message")
 _ABSENT = {"42P01", "42703", "42704", "42883", "42P10", "3F000"}
 _NOT_TEXT = {"22021", "22P05"}
 _UNAVAILABLE = {
-    "25006": "PostgreSQL takes no writes at the moment",
-    "53100": "PostgreSQL has no room left on its disk",
+    "25006": "PostgreSQL accepts no writes at the moment",
+    "53100": "PostgreSQL has no space left on its disk",
     "53200": "PostgreSQL has no memory left",
-    "53300": "PostgreSQL has no connection left",
+    "53300": "PostgreSQL has no free connection",
     "53400": "PostgreSQL has reached a limit of its configuration",
-    "57014": "PostgreSQL was told to give the statement up",
+    "57014": "PostgreSQL cancelled the statement",
 }
 _NEVER = (0.0, PLANS_MIN_SEC / 2)
 _BROKEN = "connection is closed: nothing was committed"
 
 
 class PostgresBackend(ServerBackend[Any]):
-    """A database of PostgreSQL 14 and later.
+    """Run operations on a database of PostgreSQL 14 and later.
 
-    `postgresql://user:password@host:5432/database?option=value`; the options are in `postgres_url`, and what the URL
-    says wins. Several hosts, separated by commas, are tried in order; with `target_session_attrs=read-write` a write
-    that meets a server which became a standby is tried again on the next.
+    The URL is `postgresql://user:password@host:5432/database?option=value`. The options are described in
+    `postgres_url`; options in the URL override arguments. Several hosts, separated by commas, are tried in order; with
+    `target_session_attrs=read-write` a write that meets a server which became a standby is retried on the next.
     """
 
     driver: PostgresDriver
 
     def __init__(self, url: str, *, pool_size: int = 10, pool_timeout: float = 30.0) -> None:
         if asyncpg is None:
-            raise ConfigurationError("PostgreSQL needs the driver asyncpg: install perdure[postgres]")
+            raise ConfigurationError(
+                "the driver asyncpg is not installed, and PostgreSQL needs it: install perdure[postgres]"
+            )
         url = Secret(url)
         self._address, options, hosts = parse(url)
         super().__init__(options.get("pool_size", pool_size), options.get("pool_timeout", pool_timeout))
@@ -122,7 +125,7 @@ class PostgresBackend(ServerBackend[Any]):
             *(OSError, StorageError),
         )
         self.pooled = "pooler" in options
-        self.deaf = self.closed = False
+        self.must_poll = self.closed = False
         self._where = f"the PostgreSQL server at {hosts}"
         self._connect_timeout: float = options.get("connect_timeout", 10.0)
         self._command_timeout: float | None = options.get("command_timeout")
@@ -132,7 +135,7 @@ class PostgresBackend(ServerBackend[Any]):
         self._hosts = self._address.hosts()
         self._fails_over = "target_session_attrs" in self._address.dsn
         self._leads = any(f"target_session_attrs={role}" in self._address.dsn for role in ("read-write", "primary"))
-        self._pinned: dict[Any, tuple[float, float]] = {}  # until when, and for how long
+        self._pinned: dict[Any, tuple[float, float]] = {}  # pinned until when, and for how long
         self._prepared: dict[Any, dict[str, Any]] = {}
 
     async def close(self) -> None:
@@ -154,11 +157,11 @@ class PostgresBackend(ServerBackend[Any]):
         return connection
 
     def _begin(self) -> str:
-        """A transaction's first words; behind a pooler each sets its own net."""
+        """Return the statements that begin a transaction; behind a pooler each sets its own idle timeout."""
         return f"BEGIN; SET LOCAL {self._net}" if self.pooled and self._net else "BEGIN"
 
     async def _dial(self) -> Any:
-        """A connection to the first host that will do; where one leads, the last that did is asked first."""
+        """Return a connection to the first usable host; if a leader is needed, the last good host is tried first."""
         failures: list[StorageError] = []
         for address in list(self._hosts):
             try:
@@ -170,7 +173,7 @@ class PostgresBackend(ServerBackend[Any]):
                 self._hosts.remove(address)
                 self._hosts.insert(0, address)
             return connection
-        # What is wrong with one host of several may be that it is just coming back.
+        # A fault of one host among several may be temporary: it may be restarting.
         lasting = all(isinstance(error, ConfigurationError) for error in failures)
         if lasting or len(failures) == 1:
             raise failures[0]
@@ -184,7 +187,7 @@ class PostgresBackend(ServerBackend[Any]):
                 timeout=self._connect_timeout,
                 command_timeout=self._command_timeout,
                 statement_cache_size=0 if self.pooled else 100,  # for a caller's own SQL
-                server_settings={"application_name": self._name, "TimeZone": "UTC"},  # these a pooler keeps, too
+                server_settings={"application_name": self._name, "TimeZone": "UTC"},  # a pooler keeps these, too
             )
         except Exception as error:
             failure = self._turned_away(error, where)
@@ -195,19 +198,19 @@ class PostgresBackend(ServerBackend[Any]):
                 self._prepared[connection] = {}
                 return connection
             connection.terminate()
-            failure = ConfigurationError(f"{where} is version {major}, but {VERSION} or later is needed")
+            failure = ConfigurationError(f"{where} is version {major}, which is too old: use {VERSION} or later")
         raise failure
 
     async def _settled(self, connection: Any) -> bool:
-        """Set up a server's session; False for a pooler's, which invents the process id that it tells its clients."""
+        """Set up a server's session; return False for a pooler's, which reports an invented process id to clients."""
         try:
             statement = await connection.prepare("SELECT pg_backend_pid()", name="", timeout=self._connect_timeout)
             pid = await statement.fetchval(timeout=self._connect_timeout)
             direct = bool(pid == connection.get_server_pid())
-            if direct and self._net:  # not earlier: who connects with this setting is turned away by a pooler
+            if direct and self._net:  # not when connecting: a pooler rejects connections with this setting
                 await connection.execute(f"SET {self._net}", timeout=self._connect_timeout)
             if direct:
-                with suppress(asyncpg.PostgresError):  # of a server that is not quite PostgreSQL, or on another system
+                with suppress(asyncpg.PostgresError):  # a server that only resembles PostgreSQL, or another system
                     await connection.execute(_CHECK, timeout=self._connect_timeout)
         except BaseException as error:
             await self._part_with(connection, error)
@@ -217,17 +220,17 @@ class PostgresBackend(ServerBackend[Any]):
         return direct
 
     def _turned_away(self, error: Exception, where: str) -> StorageError:
-        """Why a connection failed, in one sentence without the password."""
+        """Return the error for a failed connection: one sentence, without the password."""
         code, text = getattr(error, "sqlstate", None) or "", _text(error)
         secret = self._address.password and Secret(self._address.password())
         if secret and secret in f"{error!r} {error}":
-            return ConfigurationError(f"{where} cannot be used as the URL says")
+            return ConfigurationError(f"{where} cannot be used with the settings in the URL")
         if isinstance(error, TimeoutError):
             failure: StorageError = DatabaseUnavailableError(
                 f"{where} did not answer within {self._connect_timeout:g} s"
             )
         elif _is_configuration(error, code, text):
-            failure = ConfigurationError(f"{where} cannot be used as the URL says: {text}")
+            failure = ConfigurationError(f"{where} cannot be used with the settings in the URL: {text}")
         else:
             failure = DatabaseUnavailableError(f"{where} cannot be reached: {text}")
         failure.__cause__ = without_traces(error)  # in asyncpg's frames the password is a local variable
@@ -267,7 +270,7 @@ class PostgresBackend(ServerBackend[Any]):
                     raise
             yield connection
 
-    # Statements. Functions that return what is awaited, where a coroutine of their own would only add to the way.
+    # Statements. These functions return an awaitable where a coroutine of their own would only add overhead.
 
     def run(self, connection: Any, call: Call) -> Coroutine[Any, Any, Any]:
         parts = self.driver.parts(call.statement)
@@ -326,7 +329,7 @@ class PostgresBackend(ServerBackend[Any]):
         return self._do_prepared(connection, statement, part, args)
 
     async def _do_prepared(self, connection: Any, statement: Any, part: Part, args: list[object]) -> Any:
-        """Prepare, by name, or behind a pooler without one: then asyncpg sends the text along with the values."""
+        """Prepare by name, or behind a pooler without a name: then asyncpg sends the text along with the values."""
         if statement is None:
             try:
                 statement = await connection.prepare(part.text, name="" if self.pooled else None)
@@ -340,8 +343,8 @@ class PostgresBackend(ServerBackend[Any]):
             prepared[part.text] = statement
         try:
             rows = await statement.fetch(*args)
-        except (AssertionError, BufferError) as error:  # bytes of another type than that of the first time
-            raise asyncpg.InternalClientError("an answer that cannot be read: was the table changed?") from error
+        except (AssertionError, BufferError) as error:  # bytes of another type than when it was prepared
+            raise asyncpg.InternalClientError("the answer cannot be decoded: was the table changed?") from error
         return rows if part.reads else _count(statement.get_statusmsg())
 
     async def _do_all(self, connection: Any, parts: Sequence[Part], params: Mapping[str, object]) -> tuple[Any, ...]:
@@ -359,11 +362,11 @@ class PostgresBackend(ServerBackend[Any]):
 
     async def commit_on(self, connection: Any) -> None:
         if await connection.execute("COMMIT") != "COMMIT":
-            raise TransactionError("the transaction had failed before its commit: the database rolled it back")
+            raise TransactionError("the transaction had failed before its commit, so the database rolled it back")
 
     async def rollback_on(self, connection: Any) -> None:
         # After a cancelled statement asyncpg waits for its end before the next, and only then is it known what is open.
-        # One that was cancelled while being prepared keeps its locks until something follows.
+        # A statement that was cancelled while being prepared keeps its locks until another statement follows.
         if not connection.is_in_transaction():
             with suppress(asyncpg.InFailedSQLTransactionError):
                 await connection.execute("SELECT 1")
@@ -380,7 +383,7 @@ class PostgresBackend(ServerBackend[Any]):
         await self.write(Work(lambda: _ask("notify", channel=channel, payload=payload), single=True, repeat=True))
 
     async def mark(self) -> object:
-        """What differs once anybody has written."""
+        """Return a value that changes with every write to the database."""
         return await self.read(Work(lambda: _ask("mark")), bounded=True)
 
     # Errors.
@@ -389,7 +392,7 @@ class PostgresBackend(ServerBackend[Any]):
         code = getattr(error, "sqlstate", None) or ""
         if code in _CONFLICTS:
             return Fault.CONFLICT
-        if _IDLE in (code, getattr(error.__cause__, "sqlstate", None)):  # which no COMMIT has reached
+        if _IDLE in (code, getattr(error.__cause__, "sqlstate", None)):  # no COMMIT has been processed after it
             return Fault.UNSENT
         if code.startswith("08") or code in _ENDED:
             return Fault.UNSENT if any(text in str(error) for text in _NOT_RUN) else Fault.LOST
@@ -406,21 +409,21 @@ class PostgresBackend(ServerBackend[Any]):
     def translate(self, error: Exception) -> StorageError:
         code, text, fault = getattr(error, "sqlstate", None) or "", _text(error), self.fault(error)
         if code in _ABSENT:
-            return SchemaError(f"{text}: call initialize() first, or migrate the database")
+            return SchemaError(f"the schema is not up to date: {text}; call initialize(), or migrate")
         if code in _UNAVAILABLE:
             return DatabaseUnavailableError(f"{_UNAVAILABLE[code]}: {text}; nothing was written")
         if fault is Fault.CONFLICT:
-            return DatabaseUnavailableError(f"others held the rows for too long: {text}; nothing was written")
+            return DatabaseUnavailableError(f"other transactions kept the rows locked: {text}; nothing was written")
         if fault is not Fault.REFUSED:
             return DatabaseUnavailableError(f"the connection to PostgreSQL was lost: {text}")
         if code == "25P01":
             return TransactionError(ENDED)
         if code == "25P02":
-            return TransactionError("the transaction has failed before: roll it back")
+            return TransactionError("an earlier statement of this transaction failed: roll the transaction back")
         if code in _NOT_TEXT or isinstance(error.__cause__, UnicodeEncodeError):
             return LimitError(f"PostgreSQL cannot store this text: {text}")
         if isinstance(error, asyncpg.PostgresError | asyncpg.InterfaceError):
-            return StorageError(f"PostgreSQL refused a statement: {text}")
+            return StorageError(f"PostgreSQL rejected a statement: {text}")
         return StorageError(f"the operation failed: {error!r}")
 
 
@@ -429,8 +432,8 @@ def _ask(name: str, **params: object) -> Operation[Any]:
 
 
 def _is_configuration(error: Exception, code: str, text: str) -> bool:
-    """Whether trying again cannot help."""
-    if code == "08P01":  # PgBouncer's number for everything
+    """Return whether retrying cannot help."""
+    if code == "08P01":  # PgBouncer's code for every error
         return any(sign in text for sign in ("does not exist", "startup parameter", "auth"))
     if isinstance(error, OSError):
         return isinstance(error, SSLError)
@@ -438,7 +441,7 @@ def _is_configuration(error: Exception, code: str, text: str) -> bool:
 
 
 def _stay_alert(connection: Any) -> None:
-    """Let the kernel notice a server that is gone without a word, in less than its usual quarter of an hour."""
+    """Let the kernel detect a silent server in less than its usual quarter of an hour."""
     transport = getattr(connection, "_transport", None)
     found = transport and transport.get_extra_info("socket")
     if not found or found.family == getattr(socket, "AF_UNIX", None):
@@ -450,12 +453,12 @@ def _stay_alert(connection: Any) -> None:
 
 
 def _count(status: str) -> int:
-    """The number of rows that a command tag such as `INSERT 0 1` ends with."""
+    """Return the number of rows that a command tag such as `INSERT 0 1` ends with."""
     last = status.rpartition(" ")[2]
     return int(last) if last.isdigit() else 0
 
 
 def _text(error: BaseException) -> str:
-    """What the error says, on one line."""
+    """Return the error's message on one line."""
     text = getattr(error, "strerror", None) or (error.args[0] if error.args else "")
     return " ".join(str(text).split()) or type(error).__name__

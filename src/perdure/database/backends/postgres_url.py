@@ -1,12 +1,12 @@
-"""The URL of a PostgreSQL database: `postgresql://user:password@host:5432,other:5432/database?option=value`.
+"""Parse the URL of a PostgreSQL database: `postgresql://user:password@host:5432,other:5432/database?option=value`.
 
-- `pool_size`, `pool_timeout`: how many connections at most, and how many seconds to wait for one
-- `connect_timeout`, `command_timeout`: how many seconds until a server that does not answer is given up; of several
-  hosts each has as long
-- `idle_transaction_timeout`: after how many seconds without a statement a transaction is ended (never)
-- `pooler=transaction`: a pooler such as PgBouncer stands in between (it is also found out)
+- `pool_size`, `pool_timeout`: maximum number of connections, and maximum wait for one in seconds
+- `connect_timeout`, `command_timeout`: seconds after which a server that does not answer counts as unavailable; with
+  several hosts the timeout applies to each
+- `idle_transaction_timeout`: seconds without a statement after which a transaction is ended (default: never)
+- `pooler=transaction`: connections go through a pooler such as PgBouncer (also detected automatically)
 - `schema`: the schema that holds the tables (default: `perdure`, or where the tables of Edda or Romancy already are)
-- `application_name`, `search_path`, `options`: as the server knows them
+- `application_name`, `search_path`, `options`: settings of the server
 - asyncpg's own: `sslmode` and its certificates, `target_session_attrs`, `host`, `port`, `passfile`, `service`, ...
 """
 
@@ -37,13 +37,13 @@ PASSED_ON = (
     *("ssl_min_protocol_version", "ssl_max_protocol_version", "krbsrvname", "gsslib"),
 )
 _NAMES = frozenset({"dbname", "database", "service"})
-_SCHEMA = re.compile(r"(?!pg_|information_schema$)[^\W\d][\w-]*")  # PostgreSQL keeps the two for itself
-_SCHEMA_MAX = 63  # bytes; PostgreSQL would cut off the rest
+_SCHEMA = re.compile(r"(?!pg_|information_schema$)[^\W\d][\w-]*")  # PostgreSQL reserves these two
+_SCHEMA_MAX = 63  # bytes; PostgreSQL would truncate a longer name
 _HOST = re.compile(r"(?:\[[0-9a-fA-F:.]+\]|[^:\[\]@\s]*)(?::\d{1,5})?")
 
 
 class Address(NamedTuple):
-    """What asyncpg is told. The password is a function, so that it is no part of what asyncpg calls its arguments."""
+    """Hold asyncpg's address. The password is a function, so that asyncpg does not report it among its arguments."""
 
     dsn: str
     user: str | None
@@ -51,20 +51,20 @@ class Address(NamedTuple):
 
     @property
     def place(self) -> str:
-        """The host and its port."""
+        """Return the host and its port."""
         return str(self.dsn.partition("://")[2].partition("/")[0])
 
     def hosts(self) -> "list[Address]":
-        """One for each host: asyncpg would give all of them one time-out, and up at the first that is not well."""
+        """Return one address per host: asyncpg applies one timeout to all, and gives up at the first faulty host."""
         scheme, _, rest = self.dsn.partition("://")
         hosts, _, path = rest.partition("/")
-        if "target_session_attrs=prefer-standby" in path:  # only who knows all of them can choose
+        if "target_session_attrs=prefer-standby" in path:  # needs all hosts to choose among them
             return [self]
         return [self._replace(dsn=Secret(f"{scheme}://{host}/{path}")) for host in hosts.split(",")]
 
 
 def parse(url: str) -> tuple[Address, dict[str, Any], str]:
-    """Where to connect, our options, and the hosts to name in messages; no error repeats a piece of the password."""
+    """Return the address, our options, and the hosts for messages. No error quotes a possible part of the password."""
     scheme, _, rest = Secret(url).partition("://")
     place, _, query = rest.partition("?")
     netloc, _, database = place.partition("/")
@@ -73,13 +73,13 @@ def parse(url: str) -> tuple[Address, dict[str, Any], str]:
     wrong_host = not all(_HOST.fullmatch(host) for host in hosts.split(","))
     if scheme not in ("postgresql", "postgres", "postgresql+asyncpg") or wrong_host or "@" in database + query:
         raise ConfigurationError(
-            "a PostgreSQL URL is postgresql://user:password@host:5432/database?option=value, with special characters "
-            "of user and password percent-encoded"
+            "the PostgreSQL URL is malformed: write postgresql://user:password@host:5432/database?option=value, with "
+            "special characters of user and password percent-encoded"
         )
     given = options_of(query)
     options = {name: _option(name, value) for name, value in given.items() if name not in PASSED_ON}
     if options.get("pooler", "transaction") != "transaction":
-        raise ConfigurationError("the option pooler of the PostgreSQL URL can only be transaction")
+        raise ConfigurationError("the option pooler of the PostgreSQL URL must be 'transaction'")
     schema = options.get("schema", "perdure")
     if not _SCHEMA.fullmatch(schema) or len(schema.encode()) > _SCHEMA_MAX:
         raise ConfigurationError(
@@ -90,15 +90,15 @@ def parse(url: str) -> tuple[Address, dict[str, Any], str]:
     passed = {name: value for name, value in given.items() if name in PASSED_ON}
     for name in ("sslcert", "sslkey", "sslrootcert", "sslcrl"):
         if not Path(passed.get(name, ".")).exists():
-            raise ConfigurationError(f"the file that {name} of the PostgreSQL URL names does not exist")
+            raise ConfigurationError(f"the file named by {name} in the PostgreSQL URL does not exist")
     if not (database or _NAMES.intersection(passed) or any(map(os.environ.get, ("PGDATABASE", "PGSERVICE")))):
         raise ConfigurationError(
-            "the PostgreSQL URL names no database, and the default one may not be meant: end it with /database, or set "
-            "PGDATABASE"
+            "the PostgreSQL URL names no database, and the default database may not be intended: end the URL with "
+            "/database, or set PGDATABASE"
         )
     user, password = user or passed.pop("user", user), password or passed.pop("password", password)
     dsn = Secret(f"postgresql://{hosts}/{database}" + (f"?{urlencode(passed)}" if passed else ""))
-    address = Address(dsn, str(user) or None, (lambda: str(password)) if password else None)  # asyncpg wants plain ones
+    address = Address(dsn, str(user) or None, (lambda: str(password)) if password else None)  # asyncpg needs plain str
     return address, options, hosts or passed.get("host") or "its usual address"
 
 
@@ -106,10 +106,10 @@ def _option(name: str, value: str) -> Any:
     if name not in OPTIONS:
         shown = f"'{name}'" if name.isidentifier() else "without a name"
         known = ", ".join((*OPTIONS, *PASSED_ON))
-        raise ConfigurationError(f"unknown option {shown} in the PostgreSQL URL: there are {known}")
+        raise ConfigurationError(f"unknown option {shown} in the PostgreSQL URL: use one of {known}")
     kind = OPTIONS[name]
     with suppress(ValueError):
         converted = kind(value)
         if kind is str or 0 < converted < 1e6:
             return converted
-    raise ConfigurationError(f"the option {name} of the PostgreSQL URL must be a number above 0")
+    raise ConfigurationError(f"the option {name} of the PostgreSQL URL must be a number greater than 0")

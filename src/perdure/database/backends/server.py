@@ -1,8 +1,8 @@
-"""What PostgreSQL and MySQL have in common: a pool, retries after lost races, and what a lost connection means.
+"""Provide what PostgreSQL and MySQL have in common: a pool, retries, and the handling of lost connections.
 
-A statement that was on its way when the connection broke may have happened or not. Before the commit was sent it did
-not: the operation runs again. After that it is read back where the operation says how, run again where that changes
-nothing, and else reported as `CommitUnknownError`; it is never blindly repeated.
+A statement whose connection broke may have been executed or not. Before the commit was sent nothing was written, and
+the operation is retried. After that the result is read back if the operation defines how, or the operation is retried
+if it is idempotent; otherwise `CommitUnknownError` is raised. No operation is blindly repeated.
 """
 
 import asyncio
@@ -31,22 +31,22 @@ from perdure.errors import (
 C = TypeVar("C")
 T = TypeVar("T")
 
-ENDED = "the transaction has ended, by SQL of your own or an error that it did not heed: nothing more was written"
-IDLE = "the transaction did nothing for longer than idle_transaction_timeout: it was rolled back, nothing was written"
-RETRY_SEC = 15.0  # how long a lost race, or a server that is away, is tried again
+ENDED = "the transaction has ended, through your own SQL or an error that was ignored: nothing more was written"
+IDLE = "the transaction was idle for longer than idle_transaction_timeout and was rolled back: nothing was written"
+RETRY_SEC = 15.0  # how long an operation is retried after conflicts, or while the server is unavailable
 
 
 class Fault(Enum):
-    """What a driver's error means for the operation."""
+    """Classify a driver's error by what it means for the operation."""
 
-    CONFLICT = "a deadlock or a failed serialization: nothing was written, try again"
-    UNSENT = "the connection broke, or could not serve us, before this left: nothing was written, try again on another"
+    CONFLICT = "a deadlock or a serialization failure: nothing was written, retry"
+    UNSENT = "the connection broke, or could not serve us, before sending: nothing was written, retry on another"
     LOST = "the connection broke"
     REFUSED = "the server answered with an error"
 
 
 class Sent:
-    """Whether a commit is on its way, or even answered; asked when the connection breaks."""
+    """Record whether a commit was sent, or even answered, for when the connection breaks."""
 
     __slots__ = ("answered", "commit")
 
@@ -56,26 +56,26 @@ class Sent:
 
 
 class ServerBackend(Generic[C]):
-    """The common half; a backend of one server adds how to talk to it."""
+    """Implement the common half of a backend; subclasses add the protocol of one server."""
 
     driver: Rendering
-    idle_sec: float | None = None  # after which the server ends a transaction that does nothing
+    idle_sec: float | None = None  # after which the server ends an idle transaction
 
     def __init__(self, pool_size: int, wait_sec: float) -> None:
         self._pool: Pool[C] = Pool(self.connect, self.reusable, self.discard, pool_size, wait_sec)
 
-    # What a server's backend provides.
+    # Provided by the backend of a server.
 
     async def connect(self) -> C:
-        """A new connection, its session set up; `DatabaseUnavailableError` or `ConfigurationError` if it fails."""
+        """Return a new connection with its session set up; raise `DatabaseUnavailableError` or `ConfigurationError`."""
         raise NotImplementedError
 
     def alive(self, connection: C) -> bool:
-        """False once the connection is known to be closed."""
+        """Return False if the connection is known to be closed."""
         raise NotImplementedError
 
     def discard(self, connection: C) -> None:
-        """Close it without waiting."""
+        """Close the connection without waiting."""
         raise NotImplementedError
 
     async def run(self, connection: C, call: Call) -> Any:
@@ -87,15 +87,15 @@ class ServerBackend(Generic[C]):
         raise NotImplementedError
 
     async def run_within(self, connection: C, call: Call) -> Any:
-        """Run a call inside a caller's transaction: all of it, or nothing and an error."""
+        """Run a call inside a caller's transaction: if it fails, nothing of it is written."""
         return await self.run(connection, call)
 
     def within(self, connection: C) -> bool:
-        """Whether a transaction is open, by the server's last answer."""
+        """Return whether a transaction is open, by the server's last answer."""
         raise NotImplementedError
 
     def reusable(self, connection: C) -> bool:
-        """Alive, and no transaction left open by a caller's own SQL: the next user's writes would be part of it."""
+        """Return whether it is alive and in no transaction, which the next user's writes would become part of."""
         return self.alive(connection)
 
     async def execute_on(self, connection: C, query: str, args: tuple[object, ...] = ()) -> int:
@@ -107,11 +107,11 @@ class ServerBackend(Generic[C]):
         raise NotImplementedError
 
     def fault(self, error: Exception) -> Fault:
-        """What a driver's error means."""
+        """Return what a driver's error means."""
         raise NotImplementedError
 
     def translate(self, error: Exception) -> StorageError:
-        """A driver's error as one of ours."""
+        """Return a driver's error as one of ours."""
         raise NotImplementedError
 
     async def begin_on(self, connection: C) -> None:
@@ -119,22 +119,22 @@ class ServerBackend(Generic[C]):
         await self.execute_on(connection, "BEGIN")
 
     async def commit_on(self, connection: C) -> None:
-        """Commit it; `TransactionConflictError` if the server rolled it back instead."""
+        """Commit the transaction; raise `TransactionConflictError` if the server rolled it back instead."""
         await self.execute_on(connection, "COMMIT")
 
     async def rollback_on(self, connection: C) -> None:
-        """Undo what is open, also after a statement that was cancelled half-way."""
+        """Roll back what is open, also after a statement that was cancelled half-way."""
         await self.execute_on(connection, "ROLLBACK")
 
     async def first(self, connection: C, call: Call) -> Any:
-        """Open a transaction and run its first call; a server that can sends both at once."""
+        """Open a transaction and run its first call, in one round trip if the server can."""
         await self.begin_on(connection)
         return await self.run(connection, call)
 
-    # What follows from it.
+    # Built on the above.
 
     def outlived(self, since: float) -> bool:
-        """Whether a transaction whose last answer came then has been ended by the server, or is about to be."""
+        """Return whether the server has ended a transaction that was idle since then, or is about to."""
         return self.idle_sec is not None and time.monotonic() - since > self.idle_sec
 
     async def open(self) -> None:
@@ -144,7 +144,7 @@ class ServerBackend(Generic[C]):
         self._pool.close()
 
     async def _acquire(self, until: float) -> C:
-        """A connection; a server that is restarting is waited for."""
+        """Return a connection; wait for a server that is restarting."""
         pause = 0.05
         while True:
             try:
@@ -165,7 +165,7 @@ class ServerBackend(Generic[C]):
                 raise
             except Exception as error:
                 fault, late = self.fault(error), time.monotonic() > until
-                if fault in (Fault.LOST, Fault.UNSENT):  # however late: the next would meet what we met
+                if fault in (Fault.LOST, Fault.UNSENT):  # even if late: the next user would get the same error
                     await self._part_with(connection, error)
                 if fault is Fault.REFUSED or late:
                     raise self.translate(error) from error
@@ -190,7 +190,7 @@ class ServerBackend(Generic[C]):
             except Exception as error:
                 fault = self.fault(error)
                 late, unknown = time.monotonic() > until, sent.answered or (fault is Fault.LOST and sent.commit)
-                if fault in (Fault.LOST, Fault.UNSENT):  # however late: the next would meet what we met
+                if fault in (Fault.LOST, Fault.UNSENT):  # even if late: the next user would get the same error
                     await self._part_with(connection, error)
                 if fault is Fault.REFUSED or (late and not unknown):
                     raise self.translate(error) from error
@@ -198,13 +198,13 @@ class ServerBackend(Generic[C]):
                     unresolved = error
             finally:
                 self._pool.release(connection)
-            if unresolved is not None:  # only now: the pool may be full of callers who must read back
+            if unresolved is not None:  # after the release: the pool may be full of callers that have to read back
                 return await self._resolve(work, unresolved)
             await asyncio.sleep(random.uniform(0, pause))  # nosec B311 # a pause
             pause = min(pause * 2, 0.25)
 
     async def _alone(self, connection: C, work: Work[T], sent: Sent) -> T:
-        """Run an operation whose calls each are a transaction; `drive` spelled out, for this is the way of most."""
+        """Run an operation whose calls each are a transaction; `drive` is inlined because most operations run here."""
         operation = work.start()
         try:
             call = next(operation)
@@ -232,7 +232,7 @@ class ServerBackend(Generic[C]):
 
         try:
             result = await drive(work.start(), step)
-            if self.outlived(since):  # a commit that crosses the end of its session could not be told from a lost one
+            if self.outlived(since):  # a commit during the end of its session would look like a lost one
                 self.discard(connection)
             sent.commit = self.alive(connection)
             await self.commit_on(connection)
@@ -242,7 +242,7 @@ class ServerBackend(Generic[C]):
         return result
 
     async def _resolve(self, work: Work[T], error: Exception) -> T:
-        """After a lost answer: what is there?"""
+        """Read back the result after a lost answer."""
         if work.confirm is not None:
             try:
                 found = await self.read(Work(work.confirm), bounded=True)
@@ -251,11 +251,11 @@ class ServerBackend(Generic[C]):
             if found is not None:
                 return found
         raise CommitUnknownError(
-            "the connection was lost while a write was being committed: read back before doing it again"
+            "the connection was lost during a commit, so the write may or may not exist: read it back before you retry"
         ) from error
 
     async def _roll_back(self, connection: C) -> None:
-        """Leave the connection clean, or throw it away; a cancellation is passed on only after that."""
+        """Clean the connection, or discard it; re-raise a cancellation only after that."""
         task = asyncio.ensure_future(self._rolled_back(connection))
         cancelled: asyncio.CancelledError | None = None
         while not task.done():
@@ -275,10 +275,10 @@ class ServerBackend(Generic[C]):
             self.discard(connection)
 
     async def _part_with(self, connection: C, error: BaseException) -> None:
-        """Throw a connection away; a statement that ran out of time is stopped first, or it would keep its locks."""
+        """Discard a connection; stop a statement that timed out first, because it would keep its locks."""
         try:
             if isinstance(error, TimeoutError) or isinstance(error.__cause__, TimeoutError):
-                self._pool.clear()  # of a silent server each would cost a time-out of its own
+                self._pool.clear()  # on a silent server each idle connection would cost another timeout
                 await self._roll_back(connection)
         finally:
             self.discard(connection)
@@ -314,7 +314,8 @@ class ServerBackend(Generic[C]):
             if self.fault(error) is Fault.LOST:  # it may have written something
                 await self._part_with(connection, error)
                 raise CommitUnknownError(
-                    "the connection was lost while a statement was on its way: read back before doing it again"
+                    "the connection was lost during a statement, so its writes may or may not exist: "
+                    "read them back before you retry"
                 ) from error
             raise self.translate(error) from error
         finally:
@@ -331,7 +332,7 @@ class ServerBackend(Generic[C]):
         except SchemaError as error:
             await self._part_with(connection, error)
             cause = error.__cause__
-            if isinstance(cause, Exception) and self.fault(cause) in (Fault.LOST, Fault.UNSENT):  # of no table
+            if isinstance(cause, Exception) and self.fault(cause) in (Fault.LOST, Fault.UNSENT):  # no fault of a table
                 raise self.translate(cause) from cause
             raise
         finally:
@@ -339,7 +340,7 @@ class ServerBackend(Generic[C]):
 
 
 class _OnPool(Rows, Generic[C]):
-    """A caller's own SQL outside a transaction; every statement commits by itself."""
+    """Run a caller's own SQL outside a transaction; every statement commits by itself."""
 
     native = None
 
@@ -356,7 +357,7 @@ class _OnPool(Rows, Generic[C]):
 
 
 class _Bare(Generic[C]):
-    """Statements as they come, for migrations; the driver's errors pass through."""
+    """Run statements unchanged, for migrations; the driver's errors are not translated."""
 
     def __init__(self, backend: ServerBackend[C], connection: C) -> None:
         self._backend, self._connection = backend, connection
@@ -369,30 +370,30 @@ class _Bare(Generic[C]):
 
 
 class ServerSession(Rows, Generic[C]):
-    """An open transaction on a connection of its own."""
+    """Hold an open transaction on a connection of its own."""
 
     def __init__(self, backend: ServerBackend[C], connection: C) -> None:
         self._backend = backend
         self._connection: C | None = connection
         self._failed: StorageError | None = None
         self._since = time.monotonic()  # when the last answer came
-        self._lent = False  # from then on not all that happens is seen here
+        self._native_used = False  # the caller has the native connection, whose statements are not seen here
 
     @property
     def native(self) -> Any:
-        connection, self._since, self._lent = self._usable(), math.inf, True
+        connection, self._since, self._native_used = self._usable(), math.inf, True
         return connection
 
-    def _look_at_the_clock(self) -> None:
-        """Give up what the server has ended, or is about to: a commit could cross that, and nobody would know."""
+    def _check_idle_timeout(self) -> None:
+        """Give up a transaction that the server has ended or is about to: the outcome of a commit would be unknown."""
         if self._connection is not None and self._failed is None and self._backend.outlived(self._since):
             self._backend.discard(self._connection)
             self._failed = DatabaseUnavailableError(IDLE)
 
     def _usable(self) -> C:
-        self._look_at_the_clock()
+        self._check_idle_timeout()
         if self._connection is None:
-            raise TransactionError("the transaction has ended")
+            raise TransactionError("the transaction has ended: begin a new one")
         if self._failed is not None:
             raise self._failed
         return self._connection
@@ -412,14 +413,14 @@ class ServerSession(Rows, Generic[C]):
         return rows
 
     def _check_open(self, connection: C) -> None:
-        """A caller's own SQL may end the transaction: what follows would be committed by itself."""
+        """Raise if a caller's own SQL has ended the transaction: later writes would be committed by themselves."""
         if not self._backend.within(connection):
             self._failed = TransactionError(ENDED)
             raise self._failed
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
-        """Every driver's error is judged here: after some the server has no transaction any more."""
+        """Translate a driver's errors; after some of them the server has no transaction any more."""
         try:
             yield
         except (StorageError, Again):
@@ -441,7 +442,7 @@ class ServerSession(Rows, Generic[C]):
     async def _operate(self, work: Work[T]) -> T:
         connection, backend = self._usable(), self._backend
         with self._failing():
-            if work.single and not self._lent:
+            if work.single and not self._native_used:
                 return await drive(work.start(), lambda call: backend.run_within(connection, call))
             await backend.execute_on(connection, "SAVEPOINT operation")
             self._check_open(connection)
@@ -455,14 +456,14 @@ class ServerSession(Rows, Generic[C]):
             return result
 
     def _fail(self, error: Exception) -> StorageError:
-        """The transaction cannot go on: remember why, so that every later call says so."""
+        """Record why the transaction cannot continue, so that every later call raises the same error."""
         fault = self._backend.fault(error)
         if fault is Fault.CONFLICT:
             self._failed = TransactionConflictError(
-                "the database gave this transaction up (deadlock or lock time-out): roll it back and run it again"
+                "the database aborted this transaction (deadlock or lock timeout): roll it back and run it again"
             )
         elif fault in (Fault.LOST, Fault.UNSENT):
-            self._failed = DatabaseUnavailableError("the connection was lost: the transaction was rolled back")
+            self._failed = DatabaseUnavailableError("the connection was lost, so the transaction was rolled back")
         else:
             return self._backend.translate(error)
         return self._failed
@@ -476,14 +477,14 @@ class ServerSession(Rows, Generic[C]):
     async def rollback_to(self, depth: int) -> None:
         try:
             await self.execute(f"ROLLBACK TO SAVEPOINT level{depth}")
-        except StorageError as error:  # what the level did is still there: nothing of it may be committed
+        except StorageError as error:  # its writes are still there and must not be committed
             self._failed = self._failed or error
 
     async def commit(self) -> None:
-        self._look_at_the_clock()
-        if self._lent and self._failed is None and self._connection is not None:
+        self._check_idle_timeout()
+        if self._native_used and self._failed is None and self._connection is not None:
             try:
-                await self.execute("SAVEPOINT lent")  # whose answer says whether there is anything to commit
+                await self.execute("SAVEPOINT open_check")  # the answer shows whether a transaction is open
             except StorageError as error:
                 self._failed = error
         if self._failed is not None:
@@ -499,7 +500,7 @@ class ServerSession(Rows, Generic[C]):
             if alive and self._backend.fault(error) is Fault.LOST:
                 await self._backend._part_with(connection, error)
                 raise CommitUnknownError(
-                    "the connection was lost while the transaction was being committed: read back what is there"
+                    "the connection was lost during the commit, so the writes may or may not exist: read them back"
                 ) from error
             await self._backend._roll_back(connection)
             raise self._fail(error) from error

@@ -1,4 +1,4 @@
-"""SQLite: one writing thread with a gate between processes, reads beside it, pragmas read back at open."""
+"""Connect to SQLite: one writing thread, queued with other processes, and reads beside it."""
 
 import asyncio
 import logging
@@ -27,20 +27,20 @@ T = TypeVar("T")
 log = logging.getLogger("perdure.storage")
 
 MEMORY = ":memory:"
-BUSY_SEC = 0.02  # between two looks at a file that another program writes to
+BUSY_SEC = 0.02  # between two attempts while another program writes to the file
 _PRAGMAS = {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "busy_timeout": int(WAIT_SEC * 1000)}
-_PLAIN = {NoneType, str, int, float, bytes}  # what needs no binding, that is nearly everything
+_PLAIN = {NoneType, str, int, float, bytes}  # types that need no binding, which is nearly every value
 _SAFE_VERSION = (3, 51, 3)
 _warned: list[str] = []
 
 
 def connect(path: str) -> sqlite3.Connection:
-    """Every connection is made here, so that a rig can put another SQLite in the place of Python's."""
+    """Return a new connection; every connection is made here, so that tests can replace Python's SQLite."""
     return sqlite3.connect(path, timeout=WAIT_SEC, isolation_level=None, check_same_thread=False, cached_statements=512)
 
 
 class SQLiteBackend:
-    """One database file, or one private database in memory."""
+    """Run operations on one database file, or on one private database in memory."""
 
     def __init__(self, path: str) -> None:
         self.driver = SQLiteDriver()
@@ -73,7 +73,7 @@ class SQLiteBackend:
             self._threads.shutdown()
         for connection in filter(None, [self._reader, *self._scanners]):
             connection.close()
-        self._reader = None  # whoever still asks hears from the writer that all is closed
+        self._reader = None  # the writer reports to later callers that the storage is closed
         if self._gate is not None:
             self._gate.close()
 
@@ -97,7 +97,9 @@ class SQLiteBackend:
             _set(connection, pragma, wanted)
             found = connection.execute(f"PRAGMA {pragma}").fetchone()[0]
             if found != wanted and not (self._memory and pragma == "journal_mode"):
-                raise ConfigurationError(f"SQLite keeps {pragma} at {found} on this file, but {wanted} is needed")
+                raise ConfigurationError(
+                    f"SQLite keeps the pragma {pragma} of this file at {found!r}, but perdure needs {wanted!r}"
+                )
 
     async def read(self, work: Work[T], *, bounded: bool) -> T:
         if self._reader is None:
@@ -151,7 +153,9 @@ class SQLiteBackend:
         try:
             cursor = connection.execute(part.text, values)
         except UnicodeEncodeError as error:
-            raise LimitError("a text with a lone surrogate is not Unicode and cannot be stored") from error
+            raise LimitError(
+                "the text contains a lone surrogate: it is not valid Unicode and cannot be stored"
+            ) from error
         return cursor.fetchall() if part.reads else cursor.rowcount
 
     async def begin(self) -> "SQLiteSession":
@@ -169,7 +173,7 @@ class SQLiteBackend:
         thread = ThreadPoolExecutor(1, "perdure-script")
         try:
             yield _Bare(lambda run: loop.run_in_executor(thread, run, connection))
-        finally:  # in its turn: under a statement that a cancelled caller left running a close brings Python down
+        finally:  # in the writer's turn: closing under a statement of a cancelled caller crashes Python
             closing = loop.run_in_executor(thread, connection.close)
             thread.shutdown(wait=False)
         await closing
@@ -179,7 +183,7 @@ class SQLiteBackend:
 
 
 class _Native(Rows):
-    """A caller's own SQL with `?` placeholders."""
+    """Run a caller's own SQL with `?` placeholders."""
 
     async def _do(self, run: Callable[[sqlite3.Connection], T]) -> T:
         raise NotImplementedError
@@ -192,7 +196,7 @@ class _Native(Rows):
 
 
 class _Autocommit(_Native):
-    """Every statement in a transaction of its own, on the writer."""
+    """Run every statement in a transaction of its own, on the writer."""
 
     native = None
 
@@ -204,7 +208,7 @@ class _Autocommit(_Native):
 
 
 class _Bare:
-    """Statements as they come, for migrations; the driver's errors pass through."""
+    """Run statements unchanged, for migrations; the driver's errors are not translated."""
 
     def __init__(self, do: Callable[..., Any]) -> None:
         self._do = do
@@ -221,7 +225,7 @@ class _Bare:
 
 
 class SQLiteSession(_Native):
-    """An open transaction; it holds the writer, and with it the whole file."""
+    """Hold an open transaction, and with it the writer and the whole file."""
 
     def __init__(self, backend: SQLiteBackend, hold: Hold) -> None:
         self._backend = backend
@@ -236,7 +240,7 @@ class SQLiteSession(_Native):
         if self._failed is not None:
             raise self._failed
         if self._hold.ended:
-            raise TransactionError("the transaction has ended")
+            raise TransactionError("the transaction has ended: begin a new one")
         job: Job[T] = Job(run)
         self._hold.commands.put(job)
         return await job.future
@@ -263,12 +267,12 @@ class SQLiteSession(_Native):
         await self.execute(f"RELEASE level{depth}")
 
     async def rollback_to(self, depth: int) -> None:
-        if self._hold.ended:  # SQLite has undone all of it by itself
+        if self._hold.ended:  # SQLite has rolled back everything already
             return
         try:
             await self.execute(f"ROLLBACK TO level{depth}")
             await self.release(depth)
-        except StorageError as error:  # a cancelled release was done: what the level did may not be committed
+        except StorageError as error:  # a cancelled release took effect: the level's writes must not be committed
             self._failed = self._failed or error
 
     async def commit(self) -> None:
@@ -282,7 +286,7 @@ class SQLiteSession(_Native):
 
 
 def _set(connection: sqlite3.Connection, pragma: str, wanted: object) -> None:
-    """Set a pragma. SQLite does not wait for a writer before it changes the journal of a file, so this does."""
+    """Set a pragma. SQLite does not wait for a writer before it changes the journal mode, so this function does."""
     until = time.monotonic() + WAIT_SEC
     while True:
         try:
@@ -300,5 +304,5 @@ def _usable(path: str) -> str:
     if not os.path.isdir(folder):
         raise ConfigurationError(f"the folder {folder} does not exist: create it, or correct the path in the URL")
     if not os.access(folder, os.W_OK):
-        raise ConfigurationError(f"the folder {folder} is not writable: SQLite needs its log and locks beside the file")
+        raise ConfigurationError(f"the folder {folder} is not writable: SQLite keeps its log and locks beside the file")
     return path

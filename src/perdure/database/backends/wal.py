@@ -1,8 +1,8 @@
-"""Wake-ups on SQLite: every commit of any process writes to the write-ahead log, so that file is watched.
+"""Detect commits on SQLite: every commit of any process writes to the write-ahead log, so that file is watched.
 
-No SQL and no open file: opening and closing the log would drop SQLite's locks on it. Linux tells of a write by itself
-(inotify), so that idling costs nothing; elsewhere the file's stat is looked at. Either is seen when the log is
-written, which is before the commit is durable and visible. So every hint is followed by others a little later.
+This takes no SQL and no open file: opening and closing the log would drop SQLite's locks on it. Linux reports writes
+(inotify), so that idling costs nothing; elsewhere the file's stat is polled. Either is seen when the log is written,
+which is before the commit is durable and visible. So every hint is followed by others a little later.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ _MODIFY_OR_GONE = 0x002 | 0x400 | 0x800  # IN_MODIFY, IN_DELETE_SELF, IN_MOVE_SE
 
 
 async def watch(path: str | None) -> AsyncIterator[WakeUp]:
-    """A hint at first, then whenever the log changes. A database in memory has no other process: now and then."""
+    """Yield a hint at once, then whenever the log changes; for a database in memory, after fixed pauses."""
     yield SCAN
     if path is None:
         while True:
@@ -49,7 +49,7 @@ async def watch(path: str | None) -> AsyncIterator[WakeUp]:
 
 @contextmanager
 def _changes(path: str) -> Iterator[asyncio.Event]:
-    """An event that is set whenever the file changes, while the block lasts."""
+    """Provide an event that is set whenever the file changes, while the block lasts."""
     loop, changed = asyncio.get_running_loop(), asyncio.Event()
     descriptor = _inotify(path)
     if descriptor is None:
@@ -74,7 +74,7 @@ def _changes(path: str) -> Iterator[asyncio.Event]:
 
 
 def _inotify(path: str) -> int | None:
-    """A descriptor that can be read when the file was written, or None where there is no such thing."""
+    """Return a descriptor that becomes readable when the file is written, or None without inotify."""
     if sys.platform != "linux":
         return None
     libc = ctypes.CDLL(None, use_errno=True)

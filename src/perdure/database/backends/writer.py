@@ -1,8 +1,8 @@
-"""The one thread that writes to a SQLite database.
+"""Run the one thread that writes to a SQLite database.
 
-What arrives while a commit is under way forms the next group: its jobs run in one transaction, and one fsync makes
-them all durable. A job that fails takes nobody with it. A caller's transaction is a
-job that keeps the thread, and with it the file, until it ends.
+Jobs that arrive during a commit form the next group: they run in one transaction, and one fsync makes them all durable
+(group commit). A job that fails does not affect the others. A caller's transaction is a job that occupies the thread,
+and with it the file, until it ends.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ GROUP_MAX = 256
 
 
 class Job(Generic[T]):
-    """Something to run on the writer's connection. Whoever takes the ticket first, writer or caller, decides."""
+    """Run a function on the writer's connection. The first to take the ticket, writer or caller, decides its fate."""
 
     __slots__ = ("bare", "future", "loop", "run", "tickets", "until")
 
@@ -42,7 +42,7 @@ class Job(Generic[T]):
         self.until = self.loop.time() + WAIT_SEC
 
     def take(self) -> bool:
-        """True for the first who asks."""
+        """Return True for the first caller."""
         try:
             self.tickets.pop()
         except IndexError:
@@ -53,12 +53,12 @@ class Job(Generic[T]):
         """Give up waiting; a job already begun is waited for."""
         if self.take() and not self.future.done():
             self.future.set_exception(
-                DatabaseUnavailableError(f"no turn to write within {WAIT_SEC:.0f} s: somebody holds a transaction open")
+                DatabaseUnavailableError(f"no turn to write within {WAIT_SEC:.0f} s: a caller holds a transaction open")
             )
 
 
 class Hold(Job["Hold"]):
-    """A caller's transaction: it keeps the writer until a command ends it."""
+    """Represent a caller's transaction, which occupies the writer until a command ends it."""
 
     __slots__ = ("commands", "connection", "ended")
 
@@ -70,7 +70,7 @@ class Hold(Job["Hold"]):
 
 
 class Outcome(NamedTuple):
-    """What came of a job."""
+    """Hold the result of a job, or its error."""
 
     job: Job[Any]
     value: Any
@@ -86,8 +86,8 @@ class Writer:
         self._queue: SimpleQueue[Job[Any] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._closed = False
-        self._waiting: dict[Job[Any], None] = {}  # in the order they came
-        self._watch: asyncio.TimerHandle | None = None  # one for all: a timer each would cost more than the queue
+        self._waiting: dict[Job[Any], None] = {}  # in order of arrival
+        self._watch: asyncio.TimerHandle | None = None  # one for all: a timer for each would cost more than the queue
 
     async def start(self) -> None:
         """Start the thread and open the connection in it."""
@@ -97,7 +97,7 @@ class Writer:
         await opened.future
 
     async def close(self) -> None:
-        """Finish what is queued and end the thread; one that is stuck at the gate ends when it gets through."""
+        """Finish what is queued and end the thread; a thread that waits at the gate ends when it gets through."""
         if self._thread is None or self._closed:
             return
         self._closed = True
@@ -105,9 +105,9 @@ class Writer:
         await asyncio.get_running_loop().run_in_executor(None, self._thread.join, WAIT_SEC)
 
     async def submit(self, job: Job[T]) -> T:
-        """Queue a job and wait for what comes of it; its turn must come within 30 s."""
+        """Queue a job and return its result; raise `DatabaseUnavailableError` if its turn does not come within 30 s."""
         if self._thread is None or self._closed:
-            raise DatabaseUnavailableError("the storage is not open")
+            raise DatabaseUnavailableError("the storage is not open: call initialize(), or use it in `async with`")
         self._queue.put(job)
         self._waiting[job] = None
         if self._watch is None:
@@ -122,7 +122,7 @@ class Writer:
             del self._waiting[job]
 
     def _expire(self) -> None:
-        """Once a second, while anybody waits: those who wait longest stand in front."""
+        """Expire jobs once a second, while there are any; those that have waited longest come first."""
         self._watch = None
         for job in list(self._waiting):  # other loops may submit meanwhile
             if job.until > job.loop.time():
@@ -155,13 +155,13 @@ class Writer:
         connection.close()
 
     def _group(self, connection: sqlite3.Connection, first: Job[Any]) -> Job[Any] | None:
-        """Run what is queued in one transaction; gives back a job that cannot be part of a group."""
+        """Run what is queued in one transaction; return a job that cannot be part of a group."""
         with self._gate:
             jobs, left = self._gather(first)
             jobs = [job for job in jobs if job.take()]
             try:
                 outcomes = _commit_together(connection, jobs) if jobs else []
-            except sqlite3.Error as error:  # of a mark between jobs, or of undoing them
+            except sqlite3.Error as error:  # of a savepoint between jobs, or of a rollback
                 _roll_back(connection)
                 outcomes = [Outcome(job, None, translate(error)) for job in jobs]
         settle(outcomes)
@@ -199,7 +199,7 @@ class Writer:
                     outcome = _attempt(connection, command)
                     hold.ended = not connection.in_transaction
                     settle([outcome])
-                else:  # rolled back, or ended by its caller's own SQL: outside the transaction nothing is run
+                else:  # rolled back, or ended by the caller's own SQL: nothing may run outside the transaction
                     hold.ended = True
                     _roll_back(connection)
                     _settle_late(command)
@@ -227,7 +227,7 @@ def _commit_together(connection: sqlite3.Connection, jobs: list[Job[Any]], savep
         if connection.in_transaction:
             connection.execute("ROLLBACK")
             return _commit_together(connection, jobs, savepoints=True)
-        # the database dropped the whole transaction (disk full, input or output error): each on its own then
+        # the database dropped the whole transaction (disk full, I/O error): run each job by itself
         return [each for job in jobs for each in _commit_together(connection, [job])]
     try:
         connection.execute("COMMIT")
@@ -238,9 +238,10 @@ def _commit_together(connection: sqlite3.Connection, jobs: list[Job[Any]], savep
 
 
 def _attempt_all(connection: sqlite3.Connection, jobs: list[Job[Any]], savepoints: bool) -> list[Outcome] | None:
-    """Run the jobs of a group; None if one has failed and cannot be undone by itself.
+    """Run the jobs of a group; return None if one has failed and cannot be undone by itself.
 
-    Most that fail have written nothing. Savepoints cost as much as the jobs, so they come only after one that has.
+    Most jobs that fail have written nothing. Savepoints cost as much as the jobs, so they are used only after one that
+    has written.
     """
     outcomes = []
     for job in jobs:
@@ -280,7 +281,7 @@ def _commit(connection: sqlite3.Connection, outcome: Outcome) -> Outcome:
 
 
 def commit(connection: sqlite3.Connection) -> None:
-    """Commit a caller's transaction; one that cannot be committed is over, too, or its caller would hold the file."""
+    """Commit a caller's transaction; end it even if that fails, because the caller would go on holding the file."""
     try:
         connection.execute("COMMIT")
     except sqlite3.Error as error:
@@ -288,29 +289,31 @@ def commit(connection: sqlite3.Connection) -> None:
 
 
 def _undo(connection: sqlite3.Connection, error: sqlite3.Error) -> StorageError:
-    """After a commit that failed: what failed while syncing may still be found in the log after a crash."""
+    """Roll back after a failed commit; what failed while syncing may still be in the log after a crash."""
     _roll_back(connection)
     if getattr(error, "sqlite_errorname", "").startswith("SQLITE_IOERR"):
-        unknown = CommitUnknownError("the disk failed while a commit was being made durable: read back what is there")
+        unknown = CommitUnknownError(
+            "the disk failed during a commit, so the writes may or may not exist: read them back before you retry"
+        )
         unknown.__cause__ = error
         return unknown
     return translate(error)
 
 
 def _roll_back(connection: sqlite3.Connection) -> None:
-    """Whatever happens: an error here would be the end of the thread."""
+    """Roll back and ignore errors: one raised here would end the thread."""
     if connection.in_transaction:
         with contextlib.suppress(sqlite3.Error):
             connection.execute("ROLLBACK")
 
 
 def settle(outcomes: list[Outcome]) -> None:
-    """Hand results to the loops that wait for them, one wake-up a loop."""
+    """Hand results to the event loops that wait for them, with one wake-up per loop."""
     loops: dict[asyncio.AbstractEventLoop, list[Outcome]] = {}
     for outcome in outcomes:
         loops.setdefault(outcome.job.loop, []).append(outcome)
     for loop, own in loops.items():
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed: no caller waits any more
             loop.call_soon_threadsafe(_resolve, own)
 
 
@@ -325,15 +328,15 @@ def _resolve(outcomes: list[Outcome]) -> None:
 
 
 def translate(error: sqlite3.Error) -> StorageError:
-    """SQLite's error as one of ours, chained."""
+    """Return SQLite's error as one of ours, chained."""
     name, text = getattr(error, "sqlite_errorname", ""), str(error)
     if text.startswith(("no such table", "no such column")) or "has no column" in text:
-        own: StorageError = SchemaError(f"{text}: call initialize() first, or migrate the database")
+        own: StorageError = SchemaError(f"the schema is not up to date: {text}; call initialize(), or migrate")
     elif name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
-        own = DatabaseUnavailableError("another program holds the database: it was busy until the time-out")
+        own = DatabaseUnavailableError("another program kept the database locked for too long; nothing was written")
     elif name.startswith(("SQLITE_FULL", "SQLITE_IOERR", "SQLITE_CANTOPEN", "SQLITE_READONLY", "SQLITE_NOTADB")):
         own = DatabaseUnavailableError(f"SQLite cannot use the file: {text}; nothing was written")
     else:
-        own = StorageError(f"SQLite refused a statement: {text}")
+        own = StorageError(f"SQLite rejected a statement: {text}")
     own.__cause__ = error
     return own

@@ -1,4 +1,4 @@
-"""What differs between databases: a Driver each."""
+"""Describe what differs between databases: one Driver each."""
 
 from perdure.database.dialects.base import Driver
 from perdure.database.dialects.mysql import MySQLDriver
@@ -11,7 +11,7 @@ __all__ = ["Driver", "MySQLDriver", "PostgresDriver", "SQLiteDriver", "new_drive
 
 
 def new_driver(url: str) -> Driver:
-    """The Driver for a database URL, by its scheme; nothing is connected."""
+    """Return the Driver for a database URL, by its scheme, without connecting."""
     url = Secret(url)
     match url.partition(":")[0].lower():
         case "sqlite":
@@ -20,4 +20,4 @@ def new_driver(url: str) -> Driver:
             return PostgresDriver()
         case "mysql" | "mariadb":
             return MySQLDriver()
-    raise ConfigurationError("a database URL begins with sqlite://, postgresql:// or mysql://, and this one does not")
+    raise ConfigurationError("the database URL has an unknown scheme: use sqlite://, postgresql:// or mysql://")

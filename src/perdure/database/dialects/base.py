@@ -1,4 +1,4 @@
-"""What differs between databases, as data and small pieces: the seed's Driver and the rendering of statements by it."""
+"""Describe what differs between databases: the Driver of the API page, and the rendering of statements through it."""
 
 import copy
 import re
@@ -10,8 +10,8 @@ from perdure.database.statements import Statement
 from perdure.errors import InvalidJSONPathError
 
 PATH_MAX = 255
-PATH_KEYS_MAX = 30  # MariaDB reads no deeper
-RENDERED_MAX = 1000  # far above the fixed statements; listing makes some of its own
+PATH_KEYS_MAX = 30  # MariaDB's maximum depth
+RENDERED_MAX = 1000  # far above the fixed statements; listing composes some of its own
 
 _PIECE = re.compile(r"\{(\w+)(?:\((.*?)\))?\}", re.DOTALL)
 _TABLE = re.compile(r"\{\.(\w+)\}")
@@ -21,59 +21,59 @@ _PATH = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*")
 
 
 class Driver(Protocol):
-    """Abstracts what the databases spell differently. The statements are rendered through it."""
+    """Abstract the differences between the databases' SQL. Statements are rendered through it."""
 
     def driver_name(self) -> str:
-        """The dialect's name: sqlite, postgresql or mysql."""
+        """Return the dialect's name: sqlite, postgresql or mysql."""
 
     def get_current_time_expr(self) -> str:
-        """The database's own clock in UTC; every time-dependent statement judges by it."""
+        """Return an expression for the database's own clock in UTC, which every time-dependent statement uses."""
 
     def make_datetime_comparable(self, column: str) -> str:
-        """The column as it is compared with a time: never wrapped, so that its index serves."""
+        """Return the column as it is compared with a time: never wrapped, so that its index is used."""
 
     def select_for_update_skip_locked(self) -> str:
-        """The clause that locks rows and passes over those somebody else has locked."""
+        """Return the clause that locks rows and skips rows locked by other transactions."""
 
     def placeholder(self, n: int) -> str:
-        """The placeholder of the nth parameter, counted from 1."""
+        """Return the placeholder of the nth parameter, counted from 1."""
 
     def on_conflict_do_nothing(self, *conflict_columns: str) -> str:
-        """The clause that makes an insert of an existing key change nothing."""
+        """Return the clause that makes an insert of an existing key change nothing."""
 
     def returning_clause(self, *columns: str) -> str:
-        """The clause that gives back columns of the rows written."""
+        """Return the clause that returns columns of the rows written."""
 
     def json_extract(self, column: str, path: str) -> str:
-        """An expression for the value at a dotted path of a JSON text column, for `json_compare` to judge.
+        """Return an expression for the value at a dotted path of a JSON text column, for use in `json_compare`.
 
-        It never fails: NULL where the column is not JSON, or there is nothing at the path.
+        It never fails: it is NULL if the column is not JSON, or has nothing at the path.
         """
 
     def json_compare(self, extract_expr: str, value: object, placeholder_num: int) -> tuple[str, list[object]]:
-        """A condition that the extracted value equals `value`, typed, and the arguments it binds."""
+        """Return a condition that the extracted value equals `value` in type and value, and the arguments it binds."""
 
 
 class Bare(list[object]):
-    """Values separated by commas without the parentheses of a list: MySQL's rows of one insert."""
+    """Hold values separated by commas without the parentheses of a list: MySQL's rows of one insert."""
 
 
 class Now:
-    """Among the values of such rows: the time that the statement has put into `@now`."""
+    """Stand for the time in `@now` among the values of such rows."""
 
 
 class Part(NamedTuple):
-    """One SQL text of a rendered statement, ready for the native driver."""
+    """Hold one SQL text of a rendered statement, ready for the native driver."""
 
     text: str
     names: tuple[str, ...]
     reads: bool
-    inserts: bool  # MySQL: give back the generated id as RETURNING would
+    inserts: bool  # MySQL: return the generated id as RETURNING would
     forgives: bool  # MySQL: a duplicate key counts as no row written
 
 
 class Rendering:
-    """Renders statements for one dialect and one clock, once each."""
+    """Render statements for one dialect and one clock, once each."""
 
     name = ""
     mark = "?"
@@ -89,12 +89,12 @@ class Rendering:
         return column
 
     def shift_clock(self, shift: timedelta) -> None:
-        """Move the clock that every statement judges by; for tests."""
+        """Move the clock that every statement uses; for tests."""
         self.clock_shift = shift
         self._rendered.clear()
 
     def parts(self, statement: Statement) -> tuple[Part, ...]:
-        """The statement in this dialect."""
+        """Return the statement in this dialect."""
         try:
             return self._rendered[statement]
         except KeyError:
@@ -105,7 +105,7 @@ class Rendering:
             return parts
 
     def render(self, template: str) -> Part:
-        """One part of a template in this dialect."""
+        """Return one part of a template in this dialect."""
         reads = bool(_READS.match(template)) or "RETURNING" in template or "{returning(" in template
         text = _PIECE.sub(lambda found: self._piece(found[1], found[2] or ""), template)
         names: list[str] = []
@@ -120,13 +120,13 @@ class Rendering:
         )
 
     def qualified(self, name: str) -> str:
-        """A table or function of ours as statements name it; with its schema where the database has schemas."""
+        """Return a table or function of ours as statements name it, with its schema where the database has schemas."""
         return name
 
     def _piece(self, name: str, argument: str) -> str:
         piece: Callable[[str], str] | None = getattr(self, f"piece_{name}", None)
         if piece is None:
-            raise ValueError(f"no piece {name!r} in dialect {self.name}")
+            raise ValueError(f"dialect {self.name!r} has no piece {name!r}")
         return piece(argument)
 
     def _number(self, name: str, names: list[str]) -> str:
@@ -137,7 +137,7 @@ class Rendering:
         return self.mark.format(n=n)
 
     def naming(self, prefix: str) -> Self:
-        """A twin whose placeholders are named parameters: what it renders can stand in a statement's template."""
+        """Return a twin whose placeholders are named parameters, so that its output can be part of a template."""
         twin = copy.copy(self)
         twin.mark = f":{prefix}_{{n}}"
         return twin
@@ -161,22 +161,22 @@ class Rendering:
         raise NotImplementedError
 
     def json_doubt(self, column: str, path: str) -> str:
-        """A condition for rows in which this database may not find what is at the path, though it is there."""
+        """Return a condition for rows in which this database may not find the value at the path, although it exists."""
         raise NotImplementedError
 
     def piece_json_doubt(self, arguments: str) -> str:
         return self.json_doubt(*_split(arguments))
 
     def piece_index(self, name: str) -> str:
-        """Behind a table: read it by this index; where the planner needs no word, nothing."""
+        """Return the clause behind a table that selects this index; empty where the planner needs no hint."""
         return ""
 
     def piece_ordinal(self, column: str) -> str:
-        """The column, compared by code points."""
+        """Return the column, compared by code points."""
         return column
 
     def piece_contains(self, arguments: str) -> str:
-        """That the column has a text in it, folding ASCII letters only; the text is given in lower case."""
+        """Return a condition that the column contains a lower-case text, folding ASCII letters only."""
         raise NotImplementedError
 
     def piece_now(self, _: str) -> str:
@@ -195,25 +195,25 @@ class Rendering:
         return self.on_conflict_do_nothing(*_split(columns))
 
     def piece_on_conflict_do_update(self, columns: str) -> str:
-        """What comes before the assignments of an upsert; a column's old value is written with its table's name."""
+        """Return what precedes the assignments of an upsert; a column's old value is written with its table's name."""
         return f"ON CONFLICT ({columns}) DO UPDATE SET"
 
     def piece_greatest(self, values: str) -> str:
         return f"GREATEST({values})"
 
     def piece_utc(self, column: str) -> str:
-        """A time to be read, with its zone where the driver can give it so more cheaply than Python adds it."""
+        """Return a time to be read, with its zone where the driver adds it more cheaply than Python."""
         return column
 
     def piece_iso(self, column: str) -> str:
-        """A time as text in ISO form with its zone."""
+        """Return a time as text in ISO format with its zone."""
         raise NotImplementedError
 
     def piece_returning(self, columns: str) -> str:
         return self.returning_clause(*_split(columns))
 
     def bind(self, value: object) -> object:
-        """A value as the native driver takes it."""
+        """Return a value as the native driver takes it."""
         raise NotImplementedError
 
 
@@ -222,19 +222,21 @@ def _split(columns: str) -> Sequence[str]:
 
 
 def json_keys(path: str) -> list[str]:
-    """The keys along a path: identifiers joined by dots, so that the path can stand in a statement's text."""
+    """Return the keys of a path: identifiers joined by dots, so that the path may be part of a statement's text."""
     if not isinstance(path, str):
-        raise InvalidJSONPathError(f"a JSON path is a str, not {type(path).__name__}")
+        raise InvalidJSONPathError(f"a JSON path must be a str, not {type(path).__name__}")
     if not _PATH.fullmatch(path):
-        raise InvalidJSONPathError(f"a JSON path is identifiers joined by dots, not {path[:40]!r}")
+        raise InvalidJSONPathError(f"the JSON path {path[:40]!r} is invalid: write identifiers joined by dots")
     keys = path.split(".")
     if len(path) > PATH_MAX or len(keys) > PATH_KEYS_MAX:
-        raise InvalidJSONPathError(f"a JSON path has at most {PATH_KEYS_MAX} keys and {PATH_MAX} characters")
+        raise InvalidJSONPathError(
+            f"the JSON path {path[:40]!r} is too long: at most {PATH_KEYS_MAX} keys and {PATH_MAX} characters"
+        )
     return keys
 
 
 def naive_utc(value: datetime) -> datetime:
-    """The columns have no zone: an aware time goes in as UTC without one."""
+    """Return an aware time as UTC without a zone, because the columns have none."""
     if value.tzinfo is None:
         return value
     value = value.astimezone(UTC)

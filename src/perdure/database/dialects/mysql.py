@@ -1,8 +1,8 @@
-"""MySQL and MariaDB: DATETIME(6) in UTC, no RETURNING, values written into the text as literals.
+"""Render statements for MySQL and MariaDB: DATETIME(6) in UTC, no RETURNING, values written into the text as literals.
 
 A rendered text is a `%` format over a mapping of the parameters' literals, so that each is made once however often it
-occurs. A `%` of the template's own is doubled by `render`: templates write it as for any other dialect. A piece that
-needs one writes `%%`.
+occurs. `render` doubles every `%` of a template, so templates write it as for any other dialect. A piece that needs
+one writes `%%`.
 """
 
 import json
@@ -19,11 +19,11 @@ from perdure.database.dialects.base import Bare, Now, Part, Rendering, json_keys
 from perdure.errors import LimitError
 
 DEPTH_MAX = 100
-LARGE = 1 << 20  # above this a value goes as base64: a third more, where escaping or hexadecimal digits can double it
+LARGE = 1 << 20  # larger values are sent as base64: a third more, where escapes or hexadecimal digits can double them
 
 
 class MySQLDriver(Rendering):
-    """The seed's Driver for MySQL 8.0 and MariaDB 10.6 and later."""
+    """Implement the Driver of the API page for MySQL 8.0 and MariaDB 10.6 and later."""
 
     name = "mysql"
     mark = "%s"
@@ -41,10 +41,10 @@ class MySQLDriver(Rendering):
         return f"(UTC_TIMESTAMP(6) + INTERVAL {self.clock_shift.total_seconds():.6f} SECOND)"
 
     def on_conflict_do_nothing(self, *conflict_columns: str) -> str:
-        return ""  # the backend takes error 1062 of such a statement for "no row": ON DUPLICATE KEY can't tell
+        return ""  # the backend treats error 1062 of such a statement as "no row": ON DUPLICATE KEY can't tell
 
     def returning_clause(self, *columns: str) -> str:
-        return ""  # the backend gives the generated id of such an insert as a row
+        return ""  # the backend returns the generated id of such an insert as a row
 
     def json_extract(self, column: str, path: str) -> str:
         return _if_readable(column, f"JSON_EXTRACT({column}, {_path(path)})", "NULL")
@@ -55,14 +55,14 @@ class MySQLDriver(Rendering):
             numbers = "('INTEGER', 'UNSIGNED INTEGER', 'DOUBLE')"
             return f"({kind} IN {numbers} AND {extract_expr} + 0e0 = {mark})", [float(value)]
         if isinstance(value, str):
-            # as bytes: utf8mb4_bin ignores spaces at the end
+            # as bytes: utf8mb4_bin ignores trailing spaces
             same = f"CAST(JSON_UNQUOTE({extract_expr}) AS BINARY) = CAST({mark} AS BINARY)"
             return f"({kind} = 'STRING' AND {same})", [value]
         return f"({kind} IN ('BOOLEAN', 'NULL') AND JSON_UNQUOTE({extract_expr}) = {mark})", [json.dumps(value)]
 
     def json_doubt(self, column: str, path: str) -> str:
-        # MariaDB takes the first of two equal keys (all of them where two paths are asked for), and does not find a key
-        # written with escapes.
+        # MariaDB returns the first of two equal keys (all of them for two paths), and does not find a key written with
+        # escapes.
         several = f"JSON_LENGTH(JSON_EXTRACT({column}, {_path(path)}, '$.\"!\"')) > 1"
         escaped = " OR ".join(f"LOCATE('\\\\u00{digit}', {column})" for digit in "34567")
         return _if_readable(column, f"{several} OR {escaped}", "TRUE")
@@ -99,7 +99,7 @@ class MySQLDriver(Rendering):
 
 
 def _if_readable(column: str, result: str, otherwise: str) -> str:
-    """Guarded by CASE, which promises its order: what is nested more than 100 deep is an error in MySQL, not NULL."""
+    """Guard with CASE, whose order is guaranteed: JSON nested more than 100 levels deep is an error in MySQL."""
     openings = f"LENGTH({column}) - LENGTH(REPLACE(REPLACE({column}, '[', ''), '{{', ''))"
     readable = f"CASE WHEN JSON_VALID({column}) THEN {result} ELSE {otherwise} END"
     return f"(CASE WHEN {openings} <= {DEPTH_MAX} THEN {readable} ELSE {otherwise} END)"
@@ -110,28 +110,28 @@ def _path(path: str) -> str:
 
 
 def literal(value: object) -> str:
-    """A value as SQL text, for a UTF-8 session. It means the same in every sql_mode: a caller may have set one."""
+    """Return a value as SQL text for a UTF-8 session, valid in every sql_mode, because a caller may have set one."""
     exact = _LITERALS.get(type(value))
     if exact is not None:
         return exact(value)
     for kind, render in _LITERALS.items():
         if isinstance(value, kind):
             return render(value)
-    raise TypeError(f"a value of type {type(value).__name__} cannot be a parameter")
+    raise TypeError(f"a value of type {type(value).__name__} cannot be bound as a parameter")
 
 
 def utf8(text: str) -> bytes:
-    """A text as it goes over the wire."""
+    """Return a text as it is sent to the server."""
     try:
         return text.encode()
     except UnicodeEncodeError as error:
-        raise LimitError("a text with a lone surrogate is not Unicode and cannot be stored") from error
+        raise LimitError("the text contains a lone surrogate and cannot be stored as Unicode") from error
 
 
 def _text(value: str) -> str:
     if len(value) > LARGE:
         return f"CONVERT({_base64(utf8(value))} USING utf8mb4)"
-    if "\\" in value:  # it escapes, or not, as the session's mode says
+    if "\\" in value:  # whether it escapes depends on the session's mode
         return f"_utf8mb4 x'{utf8(value).hex()}'"
     return "'" + value.replace("'", "''") + "'"
 
@@ -146,7 +146,7 @@ def _base64(value: bytes) -> str:
 
 def _float(value: float) -> str:
     if not math.isfinite(value):
-        raise LimitError("a number must be finite")
+        raise LimitError(f"the number {value!r} cannot be stored: numbers must be finite")
     text = float.__repr__(value)
     return text if "e" in text else text + "e0"  # without an exponent it would be a DECIMAL
 

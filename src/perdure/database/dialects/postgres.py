@@ -1,4 +1,4 @@
-"""PostgreSQL: naive UTC timestamps judged by statement_timestamp(), RETURNING, arrays as parameters."""
+"""Render statements for PostgreSQL: naive UTC timestamps, statement_timestamp(), RETURNING, arrays as parameters."""
 
 import json
 import math
@@ -9,7 +9,7 @@ from perdure.database.dialects.base import Rendering, json_keys, naive_utc
 
 
 class PostgresDriver(Rendering):
-    """The seed's Driver for PostgreSQL 14 and later."""
+    """Implement the Driver of the API page for PostgreSQL 14 and later."""
 
     name = "postgresql"
     mark = "${n}"
@@ -19,7 +19,7 @@ class PostgresDriver(Rendering):
         self.schema = schema
 
     def use_schema(self, schema: str) -> None:
-        """Qualify every table with this schema; without one the session's search_path decides."""
+        """Qualify every table with this schema; without one the session's search_path applies."""
         self.schema = schema
         self._rendered.clear()
 
@@ -27,7 +27,7 @@ class PostgresDriver(Rendering):
         return f"{quoted(self.schema)}.{name}" if self.schema else name
 
     def _number(self, name: str, names: list[str]) -> str:
-        # a name used twice is one parameter, so that its type is settled once
+        # a name used twice is one parameter, so that its type is inferred once
         if name not in names:
             names.append(name)
         return self.placeholder(names.index(name) + 1)
@@ -47,12 +47,12 @@ class PostgresDriver(Rendering):
     def json_compare(self, extract_expr: str, value: object, placeholder_num: int) -> tuple[str, list[object]]:
         first, second = self.placeholder(placeholder_num), self.placeholder(placeholder_num + 1)
         if isinstance(value, int | float) and not isinstance(value, bool):
-            # jsonb keeps every digit: equal are all numbers that become this double. No other kind sorts between two.
+            # jsonb keeps every digit: all numbers that round to this double are equal. No other type sorts in between.
             return f"{extract_expr} BETWEEN {first}::text::jsonb AND {second}::text::jsonb", _rounding_to(float(value))
         return f"{extract_expr} = {first}::text::jsonb", [json.dumps(value, ensure_ascii=False)]
 
     def json_doubt(self, column: str, path: str) -> str:
-        return f"{self._json(column)} IS NULL"  # also what is JSON but not jsonb: \u0000, lone surrogates
+        return f"{self._json(column)} IS NULL"  # also for JSON that jsonb rejects: \u0000, lone surrogates
 
     def piece_ordinal(self, column: str) -> str:
         return f'{column} COLLATE "C"'
@@ -81,7 +81,7 @@ class PostgresDriver(Rendering):
 
 
 def quoted(identifier: str) -> str:
-    """An identifier that PostgreSQL takes as it is written."""
+    """Return an identifier quoted for PostgreSQL."""
     return '"' + identifier.replace('"', '""') + '"'
 
 

@@ -1,4 +1,4 @@
-"""SQLite: text times with six digits, no row locks because there is one writer, RETURNING."""
+"""Render statements for SQLite: times as text with six digits, no row locks because there is one writer, RETURNING."""
 
 import json
 import math
@@ -6,7 +6,7 @@ from datetime import datetime
 
 from perdure.database.dialects.base import Rendering, json_keys, naive_utc
 
-# Text comes behind a quotation mark, true, false and null as words, numbers as they are: no two kinds are ever equal.
+# Text is prefixed with a quotation mark; true, false and null are words; numbers are REAL. So no two types are equal.
 _VALUE = (
     "CASE WHEN {0}.type = 'text' THEN '\"' || {0}.atom WHEN {0}.type IN ('true', 'false', 'null') THEN {0}.type "
     "ELSE CAST({0}.atom AS REAL) END"
@@ -14,7 +14,7 @@ _VALUE = (
 
 
 class SQLiteDriver(Rendering):
-    """The seed's Driver for SQLite."""
+    """Implement the Driver of the API page for SQLite."""
 
     name = "sqlite"
 
@@ -22,10 +22,10 @@ class SQLiteDriver(Rendering):
         return self._time("'now'")
 
     def select_for_update_skip_locked(self) -> str:
-        return ""  # whoever writes holds the whole database
+        return ""  # a writer holds the whole database
 
     def json_extract(self, column: str, path: str) -> str:
-        # Through json_each, because the last of two equal keys counts, and a key may be written with escapes.
+        # Through json_each, because the last of two equal keys applies, and a key may be written with escapes.
         keys = json_keys(path)
         names = [f"k{n}" for n in range(len(keys))]
         inner = [f"CASE {name}.type WHEN 'object' THEN {name}.value END" for name in names[:-1]]
@@ -33,7 +33,7 @@ class SQLiteDriver(Rendering):
         steps = ", ".join(f"json_each({source}) {name}" for source, name in zip(sources, names, strict=True))
         found = " AND ".join(f"{name}.key = '{key}'" for name, key in zip(names, keys, strict=True))
         last = ", ".join(f"{name}.id DESC" for name in names)
-        # The keys are identifiers: `json_keys` lets nothing else through.
+        # The keys are identifiers: `json_keys` accepts nothing else.
         return f"(SELECT {_VALUE.format(names[-1])} FROM {steps} WHERE {found} ORDER BY {last} LIMIT 1)"  # nosec B608
 
     def json_compare(self, extract_expr: str, value: object, placeholder_num: int) -> tuple[str, list[object]]:
@@ -46,7 +46,7 @@ class SQLiteDriver(Rendering):
         return f"{extract_expr} = {first}", ['"' + value if isinstance(value, str) else json.dumps(value)]
 
     def json_doubt(self, column: str, path: str) -> str:
-        return f"(NOT json_valid({column}) OR instr({column}, '\\u0000'))"  # which ends a text, or a key
+        return f"(NOT json_valid({column}) OR instr({column}, '\\u0000'))"  # which ends a text or a key
 
     def piece_after(self, seconds: str) -> str:
         return self._time(f"'now', ({seconds}) || ' seconds'")
@@ -71,7 +71,7 @@ class SQLiteDriver(Rendering):
 
     def piece_contains(self, arguments: str) -> str:
         column, text = arguments.split(",")
-        return f"instr(lower({column}), {text}) > 0"  # lower() knows no letters but ASCII's
+        return f"instr(lower({column}), {text}) > 0"  # lower() folds ASCII letters only
 
     def _time(self, arguments: str) -> str:
         shift = f", '{self.clock_shift.total_seconds():+.6f} seconds'" if self.clock_shift else ""

@@ -1,4 +1,4 @@
-"""The tables, as dbmate files a dialect, and what brings a database up to them."""
+"""Define the tables, as dbmate files for each dialect, and bring a database up to date."""
 
 from perdure.storage.migrations.files import Migration, tables, up_statements, versions
 from perdure.storage.migrations.placement import Session, find_schema

@@ -1,4 +1,4 @@
-"""The migration files: dbmate's form, one directory a dialect."""
+"""Read the migration files: dbmate's format, one directory per dialect."""
 
 import re
 from functools import cache
@@ -12,20 +12,20 @@ _COLUMN = re.compile(r"^\s+([a-z_]+) [A-Z]", re.MULTILINE)  # keywords such as P
 
 
 class Migration(NamedTuple):
-    """The up section of one file."""
+    """Hold the up section of one file."""
 
     version: str
     statements: tuple[str, ...]
 
 
 def versions(dialect: str) -> list[str]:
-    """All versions this release knows, oldest first."""
+    """Return all versions that this release knows, oldest first."""
     return [migration.version for migration in up_statements(dialect)]
 
 
 @cache
 def up_statements(dialect: str) -> tuple[Migration, ...]:
-    """The files of one dialect, oldest first."""
+    """Return the files of one dialect, oldest first."""
     found = sorted(files("perdure.storage.migrations").joinpath(dialect).iterdir(), key=lambda file: file.name)
     return tuple(
         Migration(file.name.partition("_")[0], tuple(split(up[1])))
@@ -36,7 +36,7 @@ def up_statements(dialect: str) -> tuple[Migration, ...]:
 
 @cache
 def tables(dialect: str) -> dict[str, frozenset[str]]:
-    """Every table of ours, in the order of creation, with the columns that it has from the beginning."""
+    """Return every table of ours, in the order of creation, with the columns of its CREATE TABLE statement."""
     statements = [statement for migration in up_statements(dialect) for statement in migration.statements]
     return {
         found[1]: frozenset(_COLUMN.findall(statement))
@@ -46,10 +46,10 @@ def tables(dialect: str) -> dict[str, frozenset[str]]:
 
 
 def split(script: str) -> list[str]:
-    """The statements of a script without their comments. Dollar quotes and backslash escapes are not understood."""
+    """Return the statements of a script without comments. Dollar quotes and backslash escapes are not supported."""
     texts = [""]
     for token in _TOKEN.findall(script):
-        if token == ";":  # nosec B105 # of SQL
+        if token == ";":  # a separator of SQL
             texts.append("")
         elif not token.startswith(("--", "/*")):
             texts[-1] += token

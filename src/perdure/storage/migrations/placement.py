@@ -1,9 +1,9 @@
-"""Where our tables are in a database that others use too: which schema, which ledger, and whose tables. Only reads.
+"""Find our tables in a database that others use too: which schema, which ledger, and whose tables. Only reads.
 
-On PostgreSQL the tables live in a schema of their own. Those of Edda or Romancy, and ours of earlier releases, are
-adopted where they are: in a schema of the connection's search_path, or in `public`.
+On PostgreSQL the tables are in a schema of their own. Those of Edda or Romancy, and ours of earlier releases, are used
+where they are: in a schema of the connection's search_path, or in `public`.
 
-The ledger is `schema_migrations`, as dbmate and the family have it, unless another tool keeps its own under that name:
+The ledger is `schema_migrations`, as in dbmate, Edda and Romancy, unless another tool has its own under that name:
 Rails, Ecto, golang-migrate, or dbmate for another project. Then it is `perdure_schema_migrations`. A table
 `schema_migrations` is ours if its only column is a text `version` and it has a version of ours, or is empty beside
 tables of ours.
@@ -19,21 +19,21 @@ from perdure.storage.migrations.files import tables, versions
 
 SCHEMA = "perdure"
 LEDGER, OWN_LEDGER = "schema_migrations", "perdure_schema_migrations"
-ANCHOR = "workflow_instances"  # the table by which a schema of ours is known
+ANCHOR = "workflow_instances"  # the table by which a schema of ours is recognized
 
 _TEXT_TYPES = ("char", "text")
 
-Columns = Mapping[str, str]  # by name, their types
+Columns = Mapping[str, str]  # types by column name
 
 
 class Reader(Protocol):
-    """What can be asked for rows."""
+    """Fetch rows."""
 
     async def fetch(self, query: str, /) -> Sequence[tuple[object, ...]]: ...
 
 
 class Session(Protocol):
-    """One connection of its own, in autocommit mode, to be closed after an error; the driver's errors pass through."""
+    """Use one connection in autocommit mode, to be closed after an error; the driver's errors are not translated."""
 
     async def execute(self, sql: str) -> None: ...
 
@@ -68,7 +68,7 @@ SELECT current_user::text, current_database()::text, has_database_privilege(curr
 
 
 async def find_schema(session: Session) -> str:
-    """PostgreSQL: the schema that has our tables or shall have them, where the URL names none."""
+    """Return PostgreSQL's schema that has our tables or will have them, if the URL names none."""
     with schema_errors("postgresql"):
         columns = tables("postgresql")[ANCHOR]
         query = _SCHEMAS.format(
@@ -79,26 +79,26 @@ async def find_schema(session: Session) -> str:
 
 
 async def require_schema(session: Session, schema: str) -> None:
-    """PostgreSQL: create the schema if it does not exist; `SchemaError` if a right is missing."""
+    """Create PostgreSQL's schema if it does not exist; raise `SchemaError` without the privileges."""
     ((role, database, may_create, may_use),) = await session.fetch(_RIGHTS.format(schema=literal(schema)))
     name = quoted(schema)
     if may_use is None and may_create:
         await session.execute(f"CREATE SCHEMA {name}")
     elif may_use is None:
         raise SchemaError(
-            f"the schema {schema!r} does not exist in the database {database!r}, and the role {role!r} lacks the right "
-            f"CREATE on the database to create it: have an administrator run CREATE SCHEMA {name} AUTHORIZATION "
-            f"{quoted(str(role))}, or use ?schema=public in the URL"
+            f"the schema {schema!r} does not exist in the database {database!r}, and the role {role!r} lacks the "
+            f"privilege CREATE on the database to create it: have an administrator run CREATE SCHEMA {name} "
+            f"AUTHORIZATION {quoted(str(role))}, or use ?schema=public in the URL"
         )
     elif not may_use:
         raise SchemaError(
-            f"the role {role!r} lacks the right USAGE or CREATE on the schema {schema!r}: have its owner run GRANT "
+            f"the role {role!r} lacks the privilege USAGE or CREATE on the schema {schema!r}: have its owner run GRANT "
             f"USAGE, CREATE ON SCHEMA {name} TO {quoted(str(role))}, or use another schema with ?schema= in the URL"
         )
 
 
 async def existing_tables(session: Reader, dialect: str, schema: str) -> dict[str, Columns]:
-    """The tables and views there that have one of our names, with their columns."""
+    """Return the existing tables and views that have one of our names, with their columns."""
     names = _list([*tables(dialect), LEDGER, OWN_LEDGER])
     found: dict[str, dict[str, str]] = {}
     for table, column, kind in await session.fetch(_EXISTING[dialect].format(names=names, schema=literal(schema))):
@@ -119,7 +119,7 @@ def check_tables(found: Mapping[str, Columns], dialect: str, schema: str) -> Non
 
 
 async def choose_ledger(session: Reader, dialect: str, schema: str, found: Mapping[str, Columns]) -> str:
-    """The name of our ledger, whether it is there or not."""
+    """Return the name of our ledger, whether it exists or not."""
     if OWN_LEDGER in found:
         return OWN_LEDGER
     if LEDGER not in found:
@@ -133,7 +133,7 @@ async def choose_ledger(session: Reader, dialect: str, schema: str, found: Mappi
 
 
 async def misplaced_versions(session: Session, dialect: str, schema: str, found: Mapping[str, Columns]) -> list[str]:
-    """Our versions that an earlier release, or the family, recorded in another tool's ledger."""
+    """Return our versions that an earlier release, Edda or Romancy recorded in another tool's ledger."""
     if "version" not in found.get(LEDGER, ()) or not _has_tables(found, dialect):
         return []
     recorded = await recorded_versions(session, LEDGER, schema)
@@ -141,17 +141,17 @@ async def misplaced_versions(session: Session, dialect: str, schema: str, found:
 
 
 async def recorded_versions(session: Reader, ledger: str, schema: str) -> set[str]:
-    """What a ledger says was applied."""
+    """Return the versions that a ledger records as applied."""
     return {str(version) for (version,) in await session.fetch(f"SELECT version FROM {qualified(ledger, schema)}")}  # nosec B608
 
 
 def qualified(table: str, schema: str) -> str:
-    """A table's name in plain statements."""
+    """Return a table's name for plain statements."""
     return f"{quoted(schema)}.{table}" if schema else table
 
 
 def literal(text: str) -> str:
-    """A text in plain statements."""
+    """Return a text as a literal for plain statements."""
     return "'" + text.replace("'", "''") + "'"
 
 
@@ -176,5 +176,5 @@ def _list(names: "list[str] | frozenset[str]") -> str:
 
 
 def _plain(name: object) -> str:
-    """A name in lower case; MySQL gives some as bytes."""
+    """Return a name in lower case; MySQL returns some as bytes."""
     return (name.decode() if isinstance(name, bytes) else str(name)).lower()

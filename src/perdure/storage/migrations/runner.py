@@ -1,13 +1,13 @@
-"""Brings a database to this version's tables, whoever made it and however many processes start at once.
+"""Bring a database to this version's tables, whichever framework created it and however many processes start at once.
 
-The files are dbmate's, and so is the ledger: `dbmate` and this runner read each other's work, and a database of Edda or
+The files and the ledger are dbmate's: `dbmate` and this runner understand each other's work, and a database of Edda or
 Romancy is one that has the first file. Versions in the ledger that are not ours belong to a newer release and are left
-alone. `placement` tells which schema and ledger are ours, and finds tables of others before anything is written.
+alone. `placement` determines which schema and ledger are ours, and detects tables of others before any write.
 
 SQLite and PostgreSQL change the tables in one transaction, all or nothing. MySQL commits every statement by itself, so
-a start that finds a file half done runs it again from the top: a statement either leaves the same result when repeated,
-or fails with the one number that says its effect is there. The lock is the one Edda takes; on PostgreSQL, outside
-`public`, each schema has a lock of its own.
+a start that finds a half-applied file runs it again from the top: each statement either leaves the same result when
+repeated, or fails with the one error number which shows that it took effect before. The lock is the one Edda takes; on
+PostgreSQL, outside `public`, each schema has a lock of its own.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ from perdure.storage.migrations.placement import (
 
 WAIT_SEC = 60.0  # for another process's migration, and for each lock on a table that is in use
 
-# No such table, another tool's without our column, or one that we may not read.
+# No such table, another tool's without our column, or one without the privilege to read it.
 _NO_LEDGER: dict[str, set[object]] = {
     "sqlite": {1},
     "postgresql": {"42P01", "42703", "42501", "3F000"},
@@ -48,17 +48,17 @@ _NO_LEDGER: dict[str, set[object]] = {
 _OPENING = {
     "sqlite": ("BEGIN IMMEDIATE",),
     "postgresql": (
-        "BEGIN ISOLATION LEVEL READ COMMITTED",  # a stricter default would not see what was done during the wait
+        "BEGIN ISOLATION LEVEL READ COMMITTED",  # a stricter default would not see what was committed during the wait
         "SET LOCAL statement_timeout = 0",
         f"SET LOCAL lock_timeout = '{WAIT_SEC:.0f}s'",
         "SELECT pg_advisory_xact_lock({key})",  # a session's lock would not outlive a pooler's transaction
     ),
 }
-# Somebody else was in the way: busy, deadlock, or the rest of the family making the same tables without the lock.
+# A conflict with another process: busy, deadlock, or Edda or Romancy creating the same tables without the lock.
 _COLLISIONS: dict[str, set[object]] = {"sqlite": {5, 6}, "postgresql": {"40P01", "40001", "23505", "42P07", "42P06"}}
 _PATIENCE_SEC = {"sqlite": WAIT_SEC, "postgresql": 5.0}  # SQLite has no queue to wait in
 
-# The one error of a MySQL statement which says that its effect is there already.
+# The one error of a MySQL statement which shows that it took effect before.
 _DONE = (
     (re.compile(r"ALTER TABLE \w+ ADD COLUMN "), 1060),
     (re.compile(r"CREATE INDEX "), 1061),
@@ -68,10 +68,10 @@ _DONE = (
 
 
 async def migrate(session: Session, dialect: str, schema: str = "") -> list[str]:
-    """Apply what the database lacks and give the versions applied here; return only when all of it is there.
+    """Apply the missing versions and return those applied here, once the database has all of them.
 
-    `schema` is PostgreSQL's; without it the schema is found. Raises `SchemaError` with the driver's error as its cause,
-    if another process holds the lock for too long, or if a table with one of our names is not ours.
+    `schema` is PostgreSQL's; without it the schema is detected. Raise `SchemaError` with the driver's error as its
+    cause, if another process holds the lock for too long, or if a table with one of our names is not ours.
     """
     if dialect == "postgresql" and not schema:
         schema = await find_schema(session)
@@ -89,7 +89,7 @@ async def missing(database: Reader, dialect: str, schema: str) -> list[str]:
 
 
 async def reset(session: Session, dialect: str, schema: str = "") -> None:
-    """Drop the family's tables, ours and the ledger, with every row: for tests."""
+    """Drop all tables, those of Edda and Romancy too, and the ledger, with every row; for tests."""
     if dialect == "postgresql" and not schema:
         schema = await find_schema(session)
     found = await existing_tables(session, dialect, schema)
@@ -115,7 +115,7 @@ async def _migrate_at_once(session: Session, dialect: str, schema: str) -> list[
 
 
 def _lock_key(schema: str) -> str:
-    """PostgreSQL: Edda's lock, where it may be; in any other schema one of our own."""
+    """Return PostgreSQL's lock key: Edda's in `public`, one of our own in any other schema."""
     return "20251217000000" if schema == "public" else f"hashtextextended({literal(f'perdure/{schema}')}, 0)"
 
 
@@ -133,7 +133,7 @@ async def _transaction(session: Session, opening: Sequence[str]) -> AsyncIterato
 
 
 async def _migrate_by_statement(session: Session, dialect: str, schema: str) -> list[str]:
-    # Before the lock: by default a table in use is waited for up to a year, and the lock would be held all the while.
+    # Before the lock: by default the wait for a table in use lasts up to a year, and the lock would be held meanwhile.
     await session.execute(f"SET SESSION lock_wait_timeout = {WAIT_SEC:.0f}")
     await _take_named_lock(session)
     try:
@@ -147,7 +147,9 @@ async def _take_named_lock(session: Session) -> None:
     deadline = time.monotonic() + WAIT_SEC
     while (await session.fetch(f"SELECT GET_LOCK('edda_migration', {min(WAIT_SEC, 5):.0f})"))[0][0] != 1:
         if time.monotonic() > deadline:
-            raise SchemaError(f"another process has been changing the tables for more than {WAIT_SEC:.0f} seconds")
+            raise SchemaError(
+                f"another process has been migrating the tables for more than {WAIT_SEC:.0f} s: wait until it is done"
+            )
 
 
 async def _apply_missing(session: Session, dialect: str, schema: str) -> list[str]:
@@ -163,7 +165,7 @@ async def _apply_missing(session: Session, dialect: str, schema: str) -> list[st
     if before:
         await _run(session, dialect, "earlier versions", [_create(ledger), *(_record(ledger, each) for each in before)])
     for version, statements in missing:
-        # The ledger comes after the first tables: empty and alone it would be taken for another tool's.
+        # The ledger comes after the first tables: empty and alone it would be mistaken for another tool's.
         await _run(session, dialect, version, [*statements, _create(ledger), _record(ledger, version)])
     return [migration.version for migration in missing]
 
@@ -187,7 +189,7 @@ def _record(ledger: str, version: str) -> str:
 
 
 async def _is_current(session: Session, dialect: str, schema: str) -> bool:
-    """Whether there is nothing to do, found out without a lock."""
+    """Return whether there is nothing to do, without taking a lock."""
     for ledger in (LEDGER, OWN_LEDGER):
         try:
             if not set(versions(dialect)) - await recorded_versions(session, ledger, schema):
@@ -207,9 +209,9 @@ def _collided(error: Exception, dialect: str) -> bool:
 
 
 def _code(error: Exception, dialect: str) -> object:
-    """The driver's own name for what happened; None if the error is not the database's."""
+    """Return the driver's own code of an error, or None if the error is not the database's."""
     if dialect == "postgresql":
         return getattr(error, "sqlstate", None)
     if dialect == "sqlite":
-        return getattr(error, "sqlite_errorcode", 0) & 0xFF  # the rest of the number is the finer reason
+        return getattr(error, "sqlite_errorcode", 0) & 0xFF  # the rest of the number is the detailed reason
     return error.args[0] if error.args else None

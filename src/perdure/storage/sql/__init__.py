@@ -1,11 +1,11 @@
-"""The statement set: one for every database, a file a room. `database.statements` tells the form.
+"""Load the statements: one set for every database, one file per aggregate. `database.statements` defines the format.
 
-What a statement reads must not grow with the database, whatever its planner believes. So the index of a sweep is named
+What a statement reads must not grow with the database, whatever its planner assumes. So a sweep names its index
 (`{index(...)}`: MySQL would look up the equality alone and read every NULL of the next column), and a row of another
-table is looked up in a scalar subquery: a join or an EXISTS can be turned round, and then that table is read whole.
+table is looked up in a scalar subquery: a planner may reverse a join or an EXISTS and read that whole table.
 
-What several statements say in the same words stands in `pieces.sql` and is put in by its name: `{cursor}`, or
-`{waits(t)}`, which has `t.` where the piece has `of.`.
+Text that several statements share is in `pieces.sql` and is inserted by its name: `{cursor}`, or `{waits(t)}`, which
+has `t.` where the piece has `of.`.
 
 Our tables are written by their plain names and marked here, `{.workflow_instances}`, so that PostgreSQL's dialect can
 qualify them with their schema.
@@ -15,7 +15,7 @@ import re
 from functools import cache
 from importlib.resources import files
 
-from perdure.database.statements import Room, Statement, parse
+from perdure.database.statements import Statement, StatementSet, parse
 from perdure.storage.migrations import tables
 
 _TABLE = re.compile(rf"(?<![\w.])(?:{'|'.join(tables('postgresql'))})(?![\w.])")
@@ -23,22 +23,22 @@ _PIECE = re.compile(r"\{(\w+)(?:\((\w+)\))?\}")
 
 
 @cache
-def room(name: str) -> Room:
-    """The statements of `<name>.sql`."""
+def load_statements(name: str) -> StatementSet:
+    """Return the statements of `<name>.sql`."""
     pieces = _read("pieces")
 
     def piece(found: re.Match[str]) -> str:
         if found[1] not in pieces:
-            return found[0]  # the dialect's
+            return found[0]  # a piece of the dialect
         (text,) = pieces[found[1]].parts("")
-        return _PIECE.sub(piece, text.replace("of.", f"{found[2]}."))  # pieces may have pieces
+        return _PIECE.sub(piece, text.replace("of.", f"{found[2]}."))  # pieces may contain pieces
 
     return statements(name, _PIECE.sub(piece, _text(name)))
 
 
-def statements(name: str, text: str) -> Room:
-    """The statements of a text, their tables marked."""
-    return Room(name, parse(name, _TABLE.sub(r"{.\g<0>}", text)))
+def statements(name: str, text: str) -> StatementSet:
+    """Return the statements of a text, with their tables marked."""
+    return StatementSet(name, parse(name, _TABLE.sub(r"{.\g<0>}", text)))
 
 
 @cache

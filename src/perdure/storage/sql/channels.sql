@@ -1,10 +1,10 @@
 -- lock
--- Queue up on a channel until the commit: its publishers and subscribers follow one another.
+-- Queue on a channel until the commit: its publishers and subscribers follow one another.
 INSERT INTO perdure_channels (channel) VALUES (:channel)
 {on_conflict_do_update(channel)} channel = :channel
 
 -- lock_many
--- The same for many channels, in the order they are given in.
+-- Lock many channels, in the given order.
 INSERT INTO perdure_channels (channel) SELECT value FROM json_each(:channels) WHERE TRUE
 {on_conflict_do_update(channel)} channel = excluded.channel
 
@@ -18,24 +18,24 @@ INSERT INTO perdure_channels (channel) SELECT * FROM unnest(:channels::text[])
 INSERT INTO perdure_channels (channel) VALUES :rows {on_conflict_do_update(channel)} channel = VALUES(channel)
 
 -- mark
--- The same, and note that there may be something to deliver.
+-- Lock a channel, and mark that there may be something to deliver.
 {mark}
 
 -- publish
--- A message, its id drawn after the channel was locked: a lower one never appears after a higher one.
+-- Insert a message, its id drawn after the channel was locked: a lower id never appears after a higher one.
 {mark};
 INSERT INTO channel_messages (channel, message_id, data_type, data, data_binary, metadata, published_at, framework)
 VALUES (:channel, :message_id, :data_type, :data, :data_binary, :metadata, {now}, 'perdure') {returning(id)}
 
 -- publish [postgresql]
--- Differs because a CTE makes it one round trip; the id is drawn for the row that the lock gives.
+-- Differs because a CTE makes it one round trip; the id is drawn for the row that the lock returns.
 WITH locked AS ({mark} RETURNING channel)
 INSERT INTO channel_messages (channel, message_id, data_type, data, data_binary, metadata, published_at, framework)
 SELECT channel, :message_id, :data_type, :data, :data_binary::bytea, :metadata, {now}, 'perdure' FROM locked
 RETURNING id
 
 -- publish_once
--- A message under its sender's key, stored unless the key is known. Until the message has its id, the key's is 0.
+-- Insert a message under its sender's key, unless the key is known. Until the message has its id, the key's is 0.
 {mark};
 INSERT INTO perdure_message_keys (source, message_id, id, created_at) VALUES (:source, :key, 0, {now})
 {on_conflict_do_nothing(source, message_id)};
@@ -47,7 +47,7 @@ UPDATE perdure_message_keys SET id = (SELECT id FROM channel_messages WHERE mess
 SELECT id FROM perdure_message_keys WHERE source = :source AND message_id = :key
 
 -- publish_once [postgresql]
--- Differs because a CTE makes it one round trip. Gives nothing if somebody else stored the key meanwhile.
+-- Differs because a CTE makes it one round trip. Returns nothing if another transaction stored the key meanwhile.
 WITH locked AS ({mark} RETURNING channel),
 known AS (SELECT id FROM perdure_message_keys WHERE source = :source AND message_id = :key),
 named AS (SELECT id FROM channel_messages WHERE message_id = :message_id),
@@ -66,15 +66,15 @@ message AS (
 SELECT id FROM fresh UNION ALL SELECT id FROM known
 
 -- key
--- What was published under a key.
+-- Return what was published under a key.
 SELECT id FROM perdure_message_keys WHERE source = :source AND message_id = :key
 
 -- named
--- The message with this text id.
+-- Return the message with this text id.
 SELECT id FROM channel_messages WHERE message_id = :message_id
 
 -- pending
--- Messages of a channel after an id that a subscriber has not had out of turn, in order.
+-- Return the messages of a channel after an id that a subscriber has not received out of turn, in order.
 SELECT m.id, m.channel, m.message_id, m.data_type, m.data, m.data_binary, m.metadata, m.published_at
   FROM channel_messages m {index(idx_channel_messages_order)}
  WHERE m.channel = :channel AND m.id > :after_id
@@ -83,13 +83,13 @@ SELECT m.id, m.channel, m.message_id, m.data_type, m.data, m.data_binary, m.meta
  ORDER BY m.id LIMIT :limit
 
 -- page
--- Messages of a channel after an id, in order.
+-- Return the messages of a channel after an id, in order.
 SELECT id, channel, message_id, data_type, data, data_binary, metadata, published_at
   FROM channel_messages {index(idx_channel_messages_order)}
  WHERE channel = :channel AND id > :after_id ORDER BY id LIMIT :limit
 
 -- unclaimed
--- Messages of a channel that nobody has claimed, in order.
+-- Return the messages of a channel that are not claimed, in order.
 SELECT id, channel, message_id, data_type, data, data_binary, metadata, published_at
   FROM channel_messages m {index(idx_channel_messages_order)}
  WHERE channel = :channel
@@ -97,27 +97,27 @@ SELECT id, channel, message_id, data_type, data, data_binary, metadata, publishe
  ORDER BY id LIMIT :limit
 
 -- subscription
--- One subscription, with the further of its two cursors.
+-- Return one subscription, with the further of its two cursors.
 SELECT s.instance_id, s.channel, s.mode, {first_wait}, {cursor}, {first_timeout}, s.id,
        s.subscribed_at
   FROM channel_subscriptions s WHERE s.instance_id = :instance_id AND s.channel = :channel
 
 -- modes
--- How an instance uses a channel, and whether a live subscriber uses it in the other mode.
+-- Return how an instance uses a channel, and whether a live subscriber uses it in the other mode.
 SELECT (SELECT mode FROM channel_subscriptions WHERE instance_id = :instance_id AND channel = :channel),
        (SELECT s.mode FROM channel_subscriptions s {index(idx_subscriptions_waiting)}
          WHERE s.channel = :channel AND s.mode = :other
            AND (SELECT i.finished_at FROM workflow_instances i WHERE i.instance_id = s.instance_id) IS NULL LIMIT 1)
 
 -- mode
--- How live subscribers use a channel.
+-- Return how live subscribers use a channel.
 SELECT s.mode FROM channel_subscriptions s {index(idx_subscriptions_waiting)}
  WHERE s.channel = :channel
    AND (SELECT i.finished_at FROM workflow_instances i WHERE i.instance_id = s.instance_id) IS NULL
  ORDER BY s.mode LIMIT 1
 
 -- subscribe
--- A new subscriber, from the first message or from the next one; both cursor stores start there.
+-- Insert a subscriber, from the first message or from the next one; both cursor tables start there.
 INSERT INTO channel_subscriptions (instance_id, channel, mode, cursor_message_id, subscribed_at, framework)
 SELECT i.instance_id, :channel, :mode,
        CASE WHEN :from_start = 1 THEN 0
@@ -137,7 +137,7 @@ DELETE FROM perdure_waits WHERE instance_id = :instance_id AND channel = :channe
 DELETE FROM perdure_taken_messages WHERE instance_id = :instance_id AND channel = :channel
 
 -- clear
--- A subscriber waits no more.
+-- End a subscriber's waits.
 DELETE FROM perdure_waits WHERE instance_id = :instance_id AND channel = :channel;
 UPDATE channel_subscriptions SET activity_id = NULL, timeout_at = NULL
  WHERE instance_id = :instance_id AND channel = :channel AND activity_id IS NOT NULL
@@ -153,28 +153,28 @@ SELECT channel, instance_id, cursor_message_id, {now} FROM channel_subscriptions
   last_delivered_id = {greatest(channel_delivery_cursors.last_delivered_id, :message_id)}, updated_at = {now}
 
 -- claim
--- A message goes to one instance; nothing if it is claimed or gone. The lock keeps it from going meanwhile.
+-- Claim a message for one instance; nothing if it is claimed or removed. The lock prevents its removal meanwhile.
 INSERT INTO channel_message_claims (message_id, instance_id, claimed_at)
 SELECT m.message_id, :instance_id, {now} FROM channel_messages m WHERE m.id = :message_id {for_update}
 {on_conflict_do_nothing(message_id)}
 
 -- claimant
--- Who claimed a message.
+-- Return the claimant of a message.
 SELECT k.instance_id FROM channel_message_claims k JOIN channel_messages m ON m.message_id = k.message_id
  WHERE m.id = :message_id
 
 -- delete
--- Remove a message; its claim goes with it.
+-- Remove a message; its claim is removed with it.
 DELETE FROM channel_messages WHERE id = :message_id
 
 -- old
--- Messages past their time, the oldest first.
+-- Return the messages that have expired, the oldest first.
 SELECT id, message_id, channel, published_at FROM channel_messages
  WHERE published_at < {ago(:age_sec)} AND published_at >= :after_at AND (published_at > :after_at OR id > :after_id)
  ORDER BY published_at, id LIMIT :limit
 
 -- needs
--- How far the slowest live subscriber of each mode has come.
+-- Return the cursor of the slowest live subscriber of each mode.
 SELECT s.mode, MIN({cursor})
   FROM channel_subscriptions s {index(idx_subscriptions_waiting)}
  WHERE s.channel = :channel
@@ -182,11 +182,11 @@ SELECT s.mode, MIN({cursor})
  GROUP BY s.mode
 
 -- claimed
--- Which of these messages have been taken.
+-- Return which of these messages are claimed.
 SELECT message_id FROM channel_message_claims WHERE message_id {any(:ids)}
 
 -- addressed
--- Whether one of these lives.
+-- Return whether one of these instances is live.
 SELECT 1 FROM workflow_instances WHERE instance_id {any(:ids)} AND finished_at IS NULL LIMIT 1
 
 -- purge
@@ -194,7 +194,7 @@ SELECT 1 FROM workflow_instances WHERE instance_id {any(:ids)} AND finished_at I
 DELETE FROM channel_messages WHERE message_id {any(:ids)}
 
 -- last_key
--- The end of a page of keys past their time.
+-- Return the end of a page of expired keys.
 SELECT MAX(created_at) FROM (
   SELECT created_at FROM perdure_message_keys WHERE created_at < {ago(:age_sec)} ORDER BY created_at LIMIT :limit) page
 
@@ -203,7 +203,7 @@ SELECT MAX(created_at) FROM (
 DELETE FROM perdure_message_keys WHERE created_at <= :until
 
 -- unused
--- A page of channels after one of them, each with whether nobody listens to it and nothing is in it.
+-- Return a page of channels after one of them, each with whether it has no subscriber and no message.
 SELECT channel, CASE WHEN dirty_at IS NULL
                       AND (SELECT s.id FROM channel_subscriptions s WHERE s.channel = p.channel LIMIT 1) IS NULL
                       AND (SELECT m.id FROM channel_messages m WHERE m.channel = p.channel LIMIT 1) IS NULL
@@ -211,8 +211,8 @@ SELECT channel, CASE WHEN dirty_at IS NULL
   FROM perdure_channels p WHERE channel > :after ORDER BY channel LIMIT :limit
 
 -- forget
--- Remove the locks of channels that are still unused: a message would have marked its own. Whoever subscribed meanwhile
--- and waits needs the sets of paths; a subscriber that comes now waits for the locks, and stores its own set again.
+-- Remove the locks of channels that are still unused: a message would have marked its own. Instances that subscribed
+-- meanwhile and wait need the sets of paths; a new subscriber waits for the locks, and stores its own set again.
 DELETE FROM perdure_channels WHERE channel {any(:channels)} AND CASE WHEN dirty_at IS NULL THEN 1 END = 1;
 DELETE FROM perdure_match_paths WHERE channel {any(:channels)}
    AND (SELECT p.channel FROM perdure_channels p WHERE p.channel = perdure_match_paths.channel) IS NULL

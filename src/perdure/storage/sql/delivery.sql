@@ -1,5 +1,5 @@
 -- waiting
--- Who waits on a channel, whatever its framework.
+-- Return the subscribers of any framework that wait on a channel.
 SELECT s.instance_id, s.channel, s.mode, {first_wait}, {cursor}, {first_timeout}, s.id, s.subscribed_at
   FROM channel_subscriptions s {index(idx_subscriptions_waiting)}
  WHERE s.channel = :channel AND s.mode IN ('broadcast', 'competing') AND {first_wait} IS NOT NULL
@@ -7,7 +7,7 @@ SELECT s.instance_id, s.channel, s.mode, {first_wait}, {cursor}, {first_timeout}
  ORDER BY s.id LIMIT :limit
 
 -- expired
--- Own waits whose time is up, of waiting instances, the oldest first.
+-- Return own waits of waiting instances that have timed out, the oldest first.
 SELECT w.instance_id, w.channel,
        (SELECT s.mode FROM channel_subscriptions s WHERE s.instance_id = w.instance_id AND s.channel = w.channel),
        w.activity_id,
@@ -21,7 +21,8 @@ SELECT w.instance_id, w.channel,
  ORDER BY w.timeout_at, w.id LIMIT :limit
 
 -- due
--- A wait to end, locked with its instance: its time is up, and the instance waiting and free, or leased to the caller.
+-- Return a wait to end, locked with its instance: it is due, and the instance is waiting and free, or leased to the
+-- caller.
 SELECT i.workflow_name, w.activity_id, w.timeout_at
   FROM perdure_waits w JOIN workflow_instances i ON i.instance_id = w.instance_id
  WHERE w.instance_id = :instance_id AND w.channel = :channel AND w.timeout_at <= {now}
@@ -30,9 +31,9 @@ SELECT i.workflow_name, w.activity_id, w.timeout_at
 {skip_locked}
 
 -- target
--- A subscriber's next message and the wait it is for, if the subscriber waits and is free, or is leased to the caller:
--- of all its waits the one whose message is the lowest, and of those for that message the first. The caller may name its
--- wait. In turn is a message that no other one is left before.
+-- Return a subscriber's next message and the wait it is for, if the subscriber waits and is free, or is leased to the
+-- caller: of all its waits the one whose message is the lowest, and of those for that message the first. The caller may
+-- name its wait. A message is in turn if no other message is left before it.
 SELECT i.workflow_name, f.activity_id, s.mode, m.id, f.match_key, m.data, m.data_binary, m.metadata, m.published_at,
        CASE WHEN m.id = {next} THEN 1 ELSE 0 END
   FROM workflow_instances i JOIN channel_subscriptions s ON s.instance_id = i.instance_id AND s.channel = :channel
@@ -50,14 +51,14 @@ SELECT i.workflow_name, f.activity_id, s.mode, m.id, f.match_key, m.data, m.data
  ORDER BY m.id, f.id LIMIT 1
 
 -- take
--- A subscriber has had a message out of turn.
+-- Record that a subscriber received a message out of turn.
 INSERT INTO perdure_taken_messages (instance_id, channel, message_id, match_key)
 VALUES (:instance_id, :channel, :message_id, :match_key)
 
 -- deliver
--- All of a delivery at once; gives what was delivered to whom, and whether it was new to the history. A message of a
--- competing channel goes to whoever locks it first. Nothing if somebody changed the instance since the statement began:
--- it does not see what waits he left. Only the servers have it, to save round trips.
+-- Deliver in one statement; return what was delivered to whom, and whether it was new to the history. A message of a
+-- competing channel goes to the first that locks it. Return nothing if the instance was changed since the statement
+-- began, because the statement does not see its current waits. Only the servers have it, to save round trips.
 WITH target AS (
   SELECT i.instance_id, i.workflow_name, s.id AS subscription_id, s.mode, s.activity_id AS column_wait,
          {cursor} AS after_id, CASE WHEN s.mode = 'broadcast' THEN {next} END AS next_id
@@ -134,7 +135,7 @@ woken AS (
 SELECT workflow_name, activity_id, id, (SELECT count(*) FROM event) FROM message
 
 -- deliver [mysql]
--- Differs because a CTE cannot write: variables of the session carry what was found from part to part, in one packet.
+-- Differs because a CTE cannot write: session variables carry what was found from part to part, in one packet.
 SET @mode = NULL, @message = NULL, @next = NULL, @wait = NULL, @cursor = NULL, @activity = NULL, @key = NULL;
 SELECT i.workflow_name, s.mode, s.activity_id INTO @workflow, @mode, @wait
   FROM workflow_instances i JOIN channel_subscriptions s ON s.instance_id = i.instance_id AND s.channel = :channel
@@ -195,11 +196,11 @@ UPDATE workflow_instances
 SELECT @workflow, @activity, @message, @fresh FROM DUAL WHERE @message IS NOT NULL
 
 -- dirty
--- Channels that may have something to deliver, the longest marked first.
+-- Return the channels that may have something to deliver, the longest marked first.
 SELECT channel FROM perdure_channels WHERE dirty_at IS NOT NULL ORDER BY dirty_at, {ordinal(channel)} LIMIT :limit
 
 -- behind
--- Free subscribers that wait while a message of their broadcast channel is pending.
+-- Return free subscribers that wait while a message of their broadcast channel is pending.
 SELECT w.channel, w.instance_id FROM perdure_waits w {index(idx_perdure_waits_channel)}
  WHERE w.channel {any(:channels)} AND w.match_key IS NULL AND {waits_free(w)}
    AND (SELECT {next} FROM channel_subscriptions s
@@ -211,7 +212,7 @@ SELECT s.channel, s.instance_id FROM channel_subscriptions s {index(idx_subscrip
  LIMIT :limit
 
 -- matching
--- Free subscribers that wait for one of these keys while a message that has it is pending.
+-- Return free subscribers that wait for one of these keys while a message with that key is pending.
 SELECT w.channel, w.instance_id FROM perdure_waits w {index(idx_perdure_waits_match)}
  WHERE w.match_key {any(:keys)} AND {waits_free(w)}
    AND (SELECT {next_match(w)} FROM channel_subscriptions s
@@ -219,7 +220,7 @@ SELECT w.channel, w.instance_id FROM perdure_waits w {index(idx_perdure_waits_ma
  LIMIT :limit
 
 -- backlog
--- Which of these channels are competing and have a message that nobody has claimed.
+-- Return which of these channels are competing and have an unclaimed message.
 SELECT p.channel FROM perdure_channels p
  WHERE p.channel {any(:channels)}
    AND (SELECT s.mode FROM channel_subscriptions s {index(idx_subscriptions_waiting)}
@@ -227,7 +228,7 @@ SELECT p.channel FROM perdure_channels p
    AND {unclaimed(p)} IS NOT NULL
 
 -- idle
--- Free subscribers that wait on competing channels, where a wait takes any message.
+-- Return free subscribers that wait on competing channels, where a wait takes any message.
 SELECT w.channel, w.instance_id FROM perdure_waits w {index(idx_perdure_waits_channel)}
  WHERE w.channel {any(:channels)} AND w.match_key IS NULL AND {waits_free(w)}
    AND (SELECT s.mode FROM channel_subscriptions s
@@ -238,11 +239,11 @@ SELECT s.channel, s.instance_id FROM channel_subscriptions s {index(idx_subscrip
  LIMIT :limit
 
 -- seize
--- Which of these channels nobody is publishing to; they are locked, so nobody can.
+-- Lock those of these channels that no transaction is publishing to, and return them.
 SELECT channel FROM perdure_channels WHERE channel {any(:channels)} ORDER BY channel {skip_locked}
 
 -- unserved
--- Which of these channels have a subscriber that waits, free or not, and a message for it.
+-- Return which of these channels have a subscriber that waits, free or not, and a message for it.
 SELECT p.channel FROM perdure_channels p
  WHERE p.channel {any(:channels)} AND (
        (SELECT w.id FROM perdure_waits w {index(idx_perdure_waits_channel)}
@@ -258,7 +259,7 @@ SELECT p.channel FROM perdure_channels p
        AND {unclaimed(p)} IS NOT NULL)
 
 -- unmatched
--- Whether a subscriber waits, free or not, for one of these keys, and there is a message that has it.
+-- Return whether a subscriber waits, free or not, for one of these keys, and there is a message with it.
 SELECT w.id FROM perdure_waits w {index(idx_perdure_waits_match)}
  WHERE w.match_key {any(:keys)} AND {waits(w)}
    AND (SELECT {next_match(w)} FROM channel_subscriptions s
@@ -266,17 +267,17 @@ SELECT w.id FROM perdure_waits w {index(idx_perdure_waits_match)}
  LIMIT 1
 
 -- clean
--- These channels have nothing to deliver.
+-- Record that these channels have nothing to deliver.
 UPDATE perdure_channels SET dirty_at = NULL WHERE channel {any(:channels)}
 
 -- requeue
--- These channels have something left, which comes after what the others have.
+-- Record that these channels have something left, to be delivered after the others.
 UPDATE perdure_channels SET dirty_at = {now} WHERE channel {any(:channels)}
 
--- strange
--- Messages of the rest of the family that nobody here has seen.
+-- unseen
+-- Return messages of other frameworks that no sweep has seen.
 SELECT message_id, channel, id FROM channel_messages WHERE framework IS NULL ORDER BY id LIMIT :limit
 
 -- adopt
--- They are seen.
+-- Record that a sweep has seen them.
 UPDATE channel_messages SET framework = 'family' WHERE message_id {any(:ids)}

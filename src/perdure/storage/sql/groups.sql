@@ -1,17 +1,17 @@
 -- join
--- Become a member; who is one already stays where it stands.
+-- Add a member; an existing one keeps its position.
 INSERT INTO workflow_group_memberships (instance_id, group_name, joined_at) VALUES (:instance_id, :group_name, {now})
 {on_conflict_do_nothing(instance_id, group_name)}
 
 -- leave
--- Be no member of one group.
+-- Remove a member from one group.
 DELETE FROM workflow_group_memberships WHERE instance_id = :instance_id AND group_name = :group_name
 
 -- leave_all
--- Be no member of any group.
+-- Remove a member from every group.
 DELETE FROM workflow_group_memberships WHERE instance_id = :instance_id
 
 -- members
--- Who is in a group, in the order of joining.
+-- Return the members of a group, in the order of joining.
 SELECT instance_id FROM workflow_group_memberships {index(idx_group_memberships_order)}
  WHERE group_name = :group_name ORDER BY id LIMIT :limit

@@ -1,6 +1,6 @@
 -- append
--- Record one event while the lease is current: the fence is a write to the instance row, first in the transaction,
--- because a takeover in flight slips past a read.
+-- Record one event while the lease is current. The fence is a write to the instance row, first in the transaction,
+-- because a read would not see a concurrent takeover.
 UPDATE workflow_instances SET updated_at = {now}, current_activity_id = :activity_id
  WHERE instance_id = :instance_id AND (lock_token = :token AND locked_by = :worker_id OR :token IS NULL);
 {insert_event}
@@ -11,8 +11,8 @@ SELECT instance_id, :activity_id, :event_type, :data_type, :event_data, :event_d
 {on_conflict_do_nothing(instance_id, activity_id)} {returning(id)}
 
 -- append [sqlite]
--- Differs because an insert of one row that VALUES gives is twice as fast as one from a SELECT, of which SQLite cannot
--- know that it is one row. A fence that found nothing leaves no instance to write for, and the row is passed over.
+-- Differs because inserting one row of VALUES is twice as fast as inserting from a SELECT, which SQLite cannot know to
+-- return one row. A fence that found nothing leaves no instance to write for, and the row is skipped.
 UPDATE workflow_instances SET updated_at = {now}, current_activity_id = :activity_id
  WHERE instance_id = :instance_id AND (lock_token = :token AND locked_by = :worker_id OR :token IS NULL);
 INSERT OR IGNORE INTO workflow_history
@@ -36,7 +36,7 @@ event AS (
 SELECT (SELECT count(*) FROM fence), (SELECT id FROM event)
 
 -- append_many
--- Events of many instances, one lease each, every event under its instance's fence.
+-- Record events of many instances, one lease each, every event under its instance's fence.
 WITH item AS (
   SELECT * FROM unnest(:instance_ids::text[], :tokens::bigint[], :worker_ids::text[], :activity_ids::text[],
                        :event_types::text[], :data_types::text[], :texts::text[], :binaries::bytea[],
@@ -57,16 +57,16 @@ SELECT event.id, fence.instance_id IS NOT NULL
   FROM item LEFT JOIN fence USING (instance_id) LEFT JOIN event USING (instance_id, activity_id) ORDER BY position
 
 -- append_many [sqlite]
--- Differs because nothing is saved by one statement: a part that writes runs once an item, in the driver's own loop.
--- Before it comes fence_many.
+-- Differs because one statement saves nothing: a part that writes runs once per item, in the driver's own loop.
+-- fence_many runs before it.
 {insert_event}
 VALUES (:instance_id, :activity_id, :event_type, :data_type, :event_data, :event_data_binary, {now})
 {on_conflict_do_nothing(instance_id, activity_id)};
 SELECT last_insert_rowid()
 
 -- append_many [mysql]
--- Differs because nothing comes back from a write: the rows were locked by lock_many, and the ids are read back. One
--- event that is there already fails the whole insert, and they are appended one by one.
+-- Differs because a write returns nothing: the rows were locked by lock_many, and the ids are read back. One event that
+-- exists already fails the whole insert, and the events are appended one by one.
 SET @now = {now};
 UPDATE workflow_instances
    SET updated_at = @now, current_activity_id = ELT(FIELD(instance_id, :instance_ids), :newest_ids)
@@ -76,39 +76,39 @@ VALUES :events {on_conflict_do_nothing()};
 SELECT id, instance_id, activity_id FROM workflow_history WHERE (instance_id, activity_id) IN (:keys)
 
 -- fence_many
--- Hold the row of each instance whose lease is current; on SQLite, once an item.
+-- Lock the row of each instance whose lease is current; on SQLite, once per item.
 UPDATE workflow_instances SET updated_at = {now}, current_activity_id = :activity_id
  WHERE instance_id = :instance_id AND lock_token = :token AND locked_by = :worker_id
 
 -- lock_many
--- Lock the rows of a batch in one order, and see whose leases are current.
+-- Lock the rows of a batch in one order, and return which leases are current.
 SELECT instance_id, lock_token, locked_by FROM workflow_instances
  WHERE instance_id {any(:instance_ids)} ORDER BY instance_id {for_update}
 
 -- recorded
--- The event of one activity, if it is there.
+-- Return the event of one activity, if it exists.
 SELECT id, event_type, data_type, event_data, event_data_binary FROM workflow_history
  WHERE instance_id = :instance_id AND activity_id = :activity_id
 
 -- page
--- Events after an id, in order.
+-- Return the events after an id, in order.
 SELECT id, instance_id, activity_id, event_type, data_type, event_data, event_data_binary, created_at
   FROM workflow_history {index(idx_history_order)}
  WHERE instance_id = :instance_id AND id > :after_id ORDER BY id LIMIT :limit
 
 -- last
--- The newest event of a type: back from the end, as far as need be. A range of one instance, in the order of both
--- columns, because PostgreSQL would else go back along everybody's ids, and SQLite sort all of the history.
+-- Return the newest event of a type, searching backwards from the end. The range of one instance, in the order of both
+-- columns, because PostgreSQL would otherwise search the ids of all instances, and SQLite sort the whole history.
 SELECT id, instance_id, activity_id, event_type, data_type, event_data, event_data_binary, created_at
   FROM workflow_history {index(idx_history_order)}
  WHERE instance_id BETWEEN :instance_id AND :instance_id AND event_type = :event_type
  ORDER BY instance_id DESC, id DESC LIMIT 1
 
 -- of_activities
--- The events of a few activities of many instances, each by its unique key.
+-- Return the events of a few activities of many instances, each by its unique key.
 SELECT id, instance_id, activity_id, event_type, data_type, event_data, event_data_binary, created_at
   FROM workflow_history WHERE instance_id {any(:ids)} AND activity_id {any(:activities)}
 
 -- count
--- How many events an instance has.
+-- Return the number of events of an instance.
 SELECT count(*) FROM workflow_history WHERE instance_id = :instance_id

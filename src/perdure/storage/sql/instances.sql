@@ -1,6 +1,6 @@
 -- create
--- A new instance and, if need be, its definition; nothing if the id is taken. With a worker it is born leased, so that
--- no other worker takes it first.
+-- Insert an instance and, if necessary, its definition; nothing if the id is taken. With a worker the row is leased
+-- from the start, so that no other worker takes it first.
 INSERT INTO workflow_definitions (workflow_name, source_hash, source_code, created_at)
 SELECT :workflow_name, :source_hash, :source_code, {now} {dual}
  WHERE NOT EXISTS (SELECT 1 FROM workflow_definitions
@@ -38,26 +38,27 @@ ON CONFLICT (instance_id) DO NOTHING
 RETURNING lock_expires_at
 
 -- get
--- Every field of one instance.
+-- Return every field of one instance.
 SELECT {instance} FROM workflow_instances WHERE instance_id = :instance_id
 
 -- get_many
--- The same of many.
+-- Return every field of many instances.
 SELECT {instance} FROM workflow_instances WHERE instance_id {any(:ids)}
 
 -- move
--- A move between states that are not final.
+-- Change between states that are not final.
 UPDATE workflow_instances SET status = :status, updated_at = {now}
  WHERE instance_id = :instance_id AND status {any(:sources)}
    AND (lock_token = :token AND locked_by = :worker_id OR :token IS NULL)
 
 -- set_activity
--- The step the instance is at.
+-- Record the step that the instance has reached.
 UPDATE workflow_instances SET current_activity_id = :activity_id, updated_at = {now}
  WHERE instance_id = :instance_id AND (lock_token = :token AND locked_by = :worker_id OR :token IS NULL)
 
 -- finish
--- A final move: it ends the lease (the token grows) and removes timers and waits. Only a running instance completes.
+-- Change to a final state, end the lease (the token grows), and remove timers and waits. Only a running instance
+-- completes.
 UPDATE workflow_instances
    SET status = :status, output_data = COALESCE(:output_data, output_data), updated_at = {now},
        lock_token = lock_token + 1, locked_by = NULL, locked_at = NULL, lock_expires_at = NULL
@@ -69,8 +70,8 @@ DELETE FROM perdure_waits WHERE instance_id = :instance_id
    AND EXISTS (SELECT 1 FROM workflow_instances i WHERE i.instance_id = :instance_id AND i.finished_at IS NOT NULL)
 
 -- finish [postgresql]
--- Differs because a CTE makes it one round trip. It sees the timers and waits that were there when it began: if somebody
--- changed the instance since then, there may be others, and nothing is done.
+-- Differs because a CTE makes it one round trip. It sees the timers and waits that existed when it began: if the
+-- instance was changed since then, there may be others, and nothing is done.
 WITH seen AS (
   SELECT instance_id, xmin AS version FROM workflow_instances
    WHERE instance_id = :instance_id AND finished_at IS NULL AND (status = 'running' OR :status <> 'completed')
@@ -85,26 +86,26 @@ waits AS (DELETE FROM perdure_waits w USING done WHERE w.instance_id = done.inst
 SELECT count(*) FROM done
 
 -- interrupt
--- Cancel the engine's way: fence the runner off and let the instance compensate.
+-- Cancel with compensation: fence off the worker and let the instance compensate.
 UPDATE workflow_instances
    SET status = 'compensating', updated_at = {now},
        lock_token = lock_token + 1, locked_by = NULL, locked_at = NULL, lock_expires_at = NULL
  WHERE instance_id = :instance_id AND finished_at IS NULL AND status <> 'compensating'
 
 -- clear_waits
--- No timer and no wait is left; the subscriptions stay.
+-- Remove all timers and waits, and keep the subscriptions.
 DELETE FROM workflow_timer_subscriptions WHERE instance_id = :instance_id;
 DELETE FROM perdure_waits WHERE instance_id = :instance_id
 
 -- resumable
--- Own instances that a worker may take now, the longest waiting first.
+-- Return own instances that a worker may take now, the longest waiting first.
 SELECT instance_id, workflow_name, claimable_at, locked_by, locked_at
   FROM workflow_instances {index(idx_instances_claimable)}
  WHERE framework = 'perdure' AND claimable_at <= {now}
  ORDER BY claimable_at, {ordinal(instance_id)} LIMIT :limit
 
 -- resumable_named
--- The same for one workflow name; for several, one branch each, so that unknown names are never read.
+-- Return the same for one workflow name; for several, one branch each, so that unknown names are never read.
 SELECT * FROM (
   SELECT instance_id, workflow_name, claimable_at, locked_by, locked_at
     FROM workflow_instances {index(idx_instances_claimable_name)}
@@ -112,7 +113,8 @@ SELECT * FROM (
    ORDER BY claimable_at, {ordinal(instance_id)} LIMIT :limit) branch
 
 -- finished
--- Own instances that ended long ago, locked for deletion. What a live run continues from stays: it tells its generation.
+-- Return own instances that ended long ago, locked for deletion. What a live run continues from is kept: it determines
+-- the number of its generation.
 SELECT instance_id FROM workflow_instances {index(idx_instances_finished)}
  WHERE framework = 'perdure' AND finished_at < {ago(:age_sec)}
    AND (SELECT n.instance_id FROM workflow_instances n {index(idx_instances_continued_from)}
@@ -120,7 +122,7 @@ SELECT instance_id FROM workflow_instances {index(idx_instances_finished)}
  ORDER BY finished_at, {ordinal(instance_id)} LIMIT :limit {skip_locked}
 
 -- ended
--- Those of these instances that have ended, of whatever framework, locked for deletion; likewise.
+-- Return those of these instances that have ended, of any framework, locked for deletion, with the same exception.
 SELECT instance_id, framework FROM workflow_instances
  WHERE instance_id {any(:ids)} AND finished_at IS NOT NULL
    AND (SELECT n.instance_id FROM workflow_instances n {index(idx_instances_continued_from)}
@@ -128,11 +130,11 @@ SELECT instance_id, framework FROM workflow_instances
  {skip_locked}
 
 -- unlink
--- Later generations forget the ones about to be deleted: the foreign key has no ON DELETE. They keep their time, which
--- MySQL would set.
+-- Remove references of later generations to those about to be deleted: the foreign key has no ON DELETE. They keep
+-- their time, which MySQL would update.
 UPDATE workflow_instances {index(idx_instances_continued_from)} SET continued_from = NULL, updated_at = updated_at
  WHERE continued_from {any(:ids)}
 
 -- delete
--- Remove instances; everything of theirs cascades.
+-- Remove instances; all their rows are removed by cascades.
 DELETE FROM workflow_instances WHERE instance_id {any(:ids)}

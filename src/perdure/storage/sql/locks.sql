@@ -1,12 +1,12 @@
 -- acquire
--- Take a free or expired lease; the token grows. Never waits for a row that somebody has locked.
+-- Take a free or expired lease; the token grows. Never wait for a row that another transaction has locked.
 UPDATE workflow_instances
    SET locked_by = :worker_id, locked_at = {now}, lock_token = lock_token + 1,
        lock_expires_at = {after(COALESCE(lock_timeout_seconds, :timeout_sec))}
  WHERE instance_id = :instance_id AND {takeable} {returning(instance_id, lock_token, lock_expires_at)}
 
 -- acquire [postgresql]
--- Differs because SKIP LOCKED goes with a SELECT only, and because it takes as many as there are.
+-- Differs because SKIP LOCKED needs a SELECT, and because it takes any number of leases.
 WITH free AS (
   SELECT instance_id FROM workflow_instances WHERE instance_id {any(:ids)} AND {takeable} FOR UPDATE SKIP LOCKED)
 UPDATE workflow_instances i
@@ -16,8 +16,8 @@ UPDATE workflow_instances i
 RETURNING i.instance_id, i.lock_token, i.lock_expires_at
 
 -- acquire [mysql]
--- Differs because MySQL has no RETURNING, and merges a derived table without LIMIT, which would wait for the row.
--- The family's column has ON UPDATE, which ours must not follow: on one database only, and not by the clock we judge by.
+-- Differs because MySQL has no RETURNING, and merges a derived table without LIMIT, which would wait for the row. The
+-- shared column has ON UPDATE, which must not apply: it exists on one database only, and does not use our clock.
 UPDATE workflow_instances i
   JOIN (SELECT instance_id FROM workflow_instances
          WHERE instance_id = :instance_id AND {takeable} LIMIT 1 FOR UPDATE SKIP LOCKED) free
@@ -28,15 +28,15 @@ UPDATE workflow_instances i
 SELECT instance_id, lock_token, lock_expires_at FROM workflow_instances WHERE instance_id = :instance_id
 
 -- take
--- Take those of these leases that are free; PostgreSQL's `acquire` does.
+-- Take those of these leases that are free; on PostgreSQL `acquire` does.
 UPDATE workflow_instances
    SET locked_by = :worker_id, locked_at = {now}, lock_token = lock_token + 1,
        lock_expires_at = {after(COALESCE(lock_timeout_seconds, :timeout_sec))}
  WHERE instance_id {any(:ids)} AND {takeable} {returning(instance_id, lock_token, lock_expires_at)}
 
 -- take [mysql]
--- Differs because there is no RETURNING: a mark, which nobody else has or ever sees, tells what was taken from what the
--- worker held before. Here and below, the order of a join is given: any other would wait for rows that are passed over.
+-- Differs because there is no RETURNING: a unique mark distinguishes what was taken from what the worker held before.
+-- Here and below, the join order is fixed: any other would wait for rows that are to be skipped.
 UPDATE (SELECT instance_id FROM workflow_instances {index(PRIMARY)}
          WHERE instance_id {any(:ids)} AND {takeable} LIMIT :limit FOR UPDATE SKIP LOCKED) free
        STRAIGHT_JOIN workflow_instances i {index(PRIMARY)} ON i.instance_id = free.instance_id
@@ -50,12 +50,12 @@ UPDATE (SELECT instance_id FROM workflow_instances {index(PRIMARY)}
    SET i.locked_by = :worker_id, i.updated_at = i.updated_at
 
 -- release
--- Only by its holder; with a token, only that lease.
+-- Release the lease of its holder; with a token, only that lease.
 UPDATE workflow_instances SET locked_by = NULL, locked_at = NULL, lock_expires_at = NULL, updated_at = {now}
  WHERE instance_id = :instance_id AND locked_by = :worker_id AND (lock_token = :token OR :token IS NULL)
 
 -- release [postgresql]
--- Differs because it also notifies, where there is something to say.
+-- Differs because it also notifies, if there is something to announce.
 WITH released AS (
   UPDATE workflow_instances SET locked_by = NULL, locked_at = NULL, lock_expires_at = NULL, updated_at = {now}
    WHERE instance_id = :instance_id AND locked_by = :worker_id AND (lock_token = :token OR :token IS NULL)
@@ -63,7 +63,7 @@ WITH released AS (
 SELECT CASE WHEN :payload::text IS NOT NULL THEN pg_notify(:kind, :payload) END FROM released
 
 -- renew
--- A new expiry for those of these leases that are current; gives them.
+-- Renew those of these leases that are current, and return them.
 UPDATE workflow_instances SET lock_expires_at = {after(COALESCE(lock_timeout_seconds, :timeout_sec))}
   FROM json_each(:leases)
  WHERE instance_id = json_extract(value, '$[0]') AND locked_by = json_extract(value, '$[1]')
@@ -71,7 +71,7 @@ UPDATE workflow_instances SET lock_expires_at = {after(COALESCE(lock_timeout_sec
 RETURNING instance_id, locked_by, lock_token, lock_expires_at
 
 -- renew [postgresql]
--- Differs because a row may be locked, by a run's own open transaction: its lease stays as it is, and is not lost.
+-- Differs because a row may be locked by a run's own open transaction: its lease is unchanged, and not lost.
 WITH wanted AS (
   SELECT * FROM unnest(:ids::text[], :owners::text[], :tokens::bigint[]) AS wanted (instance_id, worker_id, token)),
 free AS (
@@ -90,7 +90,7 @@ SELECT i.instance_id, i.locked_by, i.lock_token, i.lock_expires_at
    AND i.instance_id NOT IN (SELECT instance_id FROM renewed)
 
 -- renew [mysql]
--- Differs likewise, and because nothing comes back from a write: whose the rows are now is judged by who asked.
+-- Differs likewise, and because a write returns nothing: the caller's worker id shows which rows it holds now.
 UPDATE (SELECT instance_id FROM workflow_instances {index(PRIMARY)}
          WHERE instance_id {any(:ids)} AND (instance_id, locked_by, IF(:any_token, 0, lock_token)) {any(:leases)}
          LIMIT :limit FOR UPDATE SKIP LOCKED) free
@@ -99,7 +99,7 @@ UPDATE (SELECT instance_id FROM workflow_instances {index(PRIMARY)}
 SELECT instance_id, locked_by, lock_token, lock_expires_at FROM workflow_instances WHERE instance_id {any(:ids)}
 
 -- sweep
--- Own leases that ran out end, the oldest first; gives them. None that is renewed or taken at the moment.
+-- End own leases that have expired, the oldest first, and return them. Skip those being renewed or taken.
 WITH stale AS MATERIALIZED (
   SELECT instance_id FROM workflow_instances {index(idx_instances_lease)}
    WHERE framework = 'perdure' AND lock_expires_at < {ago(:grace_sec)}

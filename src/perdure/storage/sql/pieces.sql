@@ -10,42 +10,42 @@ INSERT INTO workflow_history
        (instance_id, activity_id, event_type, data_type, event_data, event_data_binary, created_at)
 
 -- mark
--- Queue up on a channel, and note that there may be something to deliver.
+-- Queue on a channel, and mark that there may be something to deliver.
 INSERT INTO perdure_channels (channel, dirty_at) VALUES (:channel, {now})
   {on_conflict_do_update(channel)} dirty_at = COALESCE(perdure_channels.dirty_at, {now})
 
 -- waits
--- That the instance of a timer or subscription is waiting.
+-- The instance of a timer or subscription is waiting.
 (SELECT i.status FROM workflow_instances i WHERE i.instance_id = of.instance_id)
        IN ('waiting_for_event', 'waiting_for_timer', 'waiting_for_message')
 
 -- waits_free
--- The same, and that nobody holds it.
+-- The same, and the instance is free.
 (SELECT CASE WHEN i.locked_by IS NULL OR i.lock_expires_at <= {now} THEN i.status END
           FROM workflow_instances i WHERE i.instance_id = of.instance_id)
        IN ('waiting_for_event', 'waiting_for_timer', 'waiting_for_message')
 
 -- may_wake
--- That an instance may be woken: it waits and is free, or is leased to the caller.
+-- An instance may be woken: it waits and is free, or is leased to the caller.
 (i.lock_token = :token AND i.status IN ('running', 'waiting_for_event', 'waiting_for_timer', 'waiting_for_message')
         OR :token IS NULL AND i.status IN ('waiting_for_event', 'waiting_for_timer', 'waiting_for_message')
            AND (i.locked_by IS NULL OR i.lock_expires_at <= {now}))
 
 -- is_over
--- Whether (1) or not (0) the time of a wait for any message is up; the same wait keeps its time, or that it has none.
+-- Whether (1) or not (0) a wait for any message has timed out; a wait that exists keeps its time, or that it has none.
 COALESCE((SELECT CASE WHEN w.timeout_at <= {now} THEN 1 ELSE 0 END FROM perdure_waits w
                   WHERE w.instance_id = :instance_id AND w.activity_id = :activity_id AND w.channel = :channel
                     AND w.match_key IS NULL AND :pending = 1),
                 CASE WHEN COALESCE(:at, {after(:after_sec)}) <= {now} THEN 1 ELSE 0 END)
 
 -- first_wait
--- What the first wait of a subscription is for; the rest of the family says so in the subscription itself.
+-- What the first wait of a subscription is for; other frameworks store it in the subscription itself.
 COALESCE(s.activity_id, (SELECT w.activity_id FROM perdure_waits w {index(idx_perdure_waits_subscription)}
                                  WHERE w.instance_id = s.instance_id AND w.channel = s.channel
                                  ORDER BY w.instance_id, w.channel, w.id LIMIT 1))
 
 -- first_timeout
--- When it ends.
+-- When the first wait of a subscription ends.
 COALESCE(s.timeout_at, (SELECT w.timeout_at FROM perdure_waits w {index(idx_perdure_waits_subscription)}
                                  WHERE w.instance_id = s.instance_id AND w.channel = s.channel
                                  ORDER BY w.instance_id, w.channel, w.id LIMIT 1))
@@ -57,8 +57,8 @@ COALESCE(s.timeout_at, (SELECT w.timeout_at FROM perdure_waits w {index(idx_perd
            WHERE c.channel = s.channel AND c.instance_id = s.instance_id), 0))}
 
 -- next
--- The next message of a broadcast subscriber `s`, whatever it says. Here and below, the order names the channel too: MySQL
--- would else sort all of it.
+-- The next message of a broadcast subscriber `s`, whatever its data. Here and below, ORDER BY names the channel, too:
+-- otherwise MySQL would sort the whole channel.
 (SELECT m.id FROM channel_messages m {index(idx_channel_messages_order)}
           WHERE m.channel = s.channel AND m.id > {cursor}
             AND NOT EXISTS (SELECT 1 FROM perdure_taken_messages x
@@ -66,8 +66,8 @@ COALESCE(s.timeout_at, (SELECT w.timeout_at FROM perdure_waits w {index(idx_perd
           ORDER BY m.channel, m.id LIMIT 1)
 
 -- next_after
--- The next message of the broadcast subscriber in the parameters, after `@cursor`: MySQL seeks a value that it knows, and
--- would else read the channel from its first message on.
+-- The next message of the broadcast subscriber in the parameters, after `@cursor`: MySQL seeks a known value, and would
+-- otherwise read the channel from its first message on.
 (SELECT m.id FROM channel_messages m {index(idx_channel_messages_order)}
           WHERE m.channel = :channel AND m.id > @cursor
             AND NOT EXISTS (SELECT 1 FROM perdure_taken_messages x
@@ -75,7 +75,7 @@ COALESCE(s.timeout_at, (SELECT w.timeout_at FROM perdure_waits w {index(idx_perd
           ORDER BY m.channel, m.id LIMIT 1)
 
 -- next_match
--- The next message of a broadcast subscriber `s` that has the key of `of`: behind its cursors, and behind the last one
+-- The next message of a broadcast subscriber `s` that has the key of `of`: after its cursors, and after the last one
 -- that it took by that key.
 (SELECT k.message_id FROM perdure_message_matches k
           WHERE k.match_key = of.match_key
@@ -90,22 +90,22 @@ COALESCE(s.timeout_at, (SELECT w.timeout_at FROM perdure_waits w {index(idx_perd
           ORDER BY k.match_key, k.message_id LIMIT 1)
 
 -- newest
--- The last message of a channel. Here and below, the order names the channel too: MySQL would else sort all of it.
+-- The last message of a channel. Here and below, ORDER BY names the channel, too: otherwise MySQL would sort all of it.
 (SELECT m.id FROM channel_messages m {index(idx_channel_messages_order)}
           WHERE m.channel = of.channel ORDER BY m.channel DESC, m.id DESC LIMIT 1)
 
 -- unclaimed
--- The first message of a channel that nobody has claimed.
+-- The first message of a channel that is not claimed.
 (SELECT m.id FROM channel_messages m {index(idx_channel_messages_order)}
           WHERE m.channel = of.channel
             AND (SELECT k.message_id FROM channel_message_claims k WHERE k.message_id = m.message_id) IS NULL
           ORDER BY m.channel, m.id LIMIT 1)
 
 -- takeable
--- That a lease can be taken: nobody's or expired, of an instance that is not over.
+-- A lease can be taken: it is free or expired, and the instance has not ended.
 (locked_by IS NULL OR lock_expires_at <= {now}) AND status NOT IN ('completed', 'failed', 'cancelled', 'recurred')
 
 -- unchanged
--- That nothing has happened to a stuck instance since it was marked.
+-- Nothing has happened to a stuck instance since it was marked.
 (SELECT CASE WHEN i.finished_at IS NULL THEN i.updated_at END
           FROM workflow_instances i WHERE i.instance_id = of.instance_id) <= of.progressed_at

@@ -6,12 +6,12 @@ UPDATE workflow_instances
  WHERE instance_id = :instance_id AND lock_token = :token AND locked_by = :worker_id
 
 -- standing
--- Since when and until when an instance is kept away from workers, and when something last happened to it.
+-- Return since when and until when an instance is kept away from workers, and when something last happened to it.
 SELECT {utc(locked_at)}, {utc(lock_expires_at)}, {utc(updated_at)} FROM workflow_instances
  WHERE instance_id = :instance_id
 
 -- mark
--- An instance is stuck. As long as the number of tries grows, it has been so since the first of them.
+-- Mark an instance as stuck, since the first attempt as long as the number of attempts grows.
 INSERT INTO perdure_stuck (instance_id, reason, tries, since, next_retry_at, progressed_at)
 VALUES (:instance_id, :reason, :tries, :since, :next_retry_at, :progressed_at)
 {on_conflict_do_update(instance_id)}
@@ -19,16 +19,16 @@ VALUES (:instance_id, :reason, :tries, :since, :next_retry_at, :progressed_at)
        reason = :reason, tries = :tries, next_retry_at = :next_retry_at, progressed_at = :progressed_at
 
 -- clear
--- Instances that are stuck no longer.
+-- Remove the marks of instances that are no longer stuck.
 DELETE FROM perdure_stuck WHERE instance_id {any(:ids)}
 
 -- get
--- Those of these instances that are stuck: nothing has happened to them since.
+-- Return those of these instances that are stuck: nothing has happened to them since.
 SELECT s.instance_id, s.reason, s.tries, {utc(s.since)}, {utc(s.next_retry_at)}
   FROM perdure_stuck s WHERE s.instance_id {any(:ids)} AND {unchanged(s)}
 
 -- list
--- Stuck instances, those that have been so for longest first, behind a place in that order.
+-- Return stuck instances, the longest stuck first, after a position in that order.
 SELECT s.instance_id, s.reason, s.tries, {utc(s.since)}, {utc(s.next_retry_at)}
   FROM perdure_stuck s {index(idx_perdure_stuck_since)}
  WHERE s.since >= :since AND (s.since > :since OR {ordinal(s.instance_id)} > :instance_id) AND {unchanged(s)}

@@ -1,11 +1,11 @@
 -- register
--- A timer; one that is there keeps its time.
+-- Insert a timer; an existing one keeps its time.
 INSERT INTO workflow_timer_subscriptions (instance_id, timer_id, expires_at, activity_id, created_at, framework)
 SELECT i.instance_id, :timer_id, COALESCE(:at, {after(:after_sec)}), :activity_id, {now}, i.framework
   FROM workflow_instances i WHERE i.instance_id = :instance_id {on_conflict_do_nothing(instance_id, timer_id)}
 
 -- expired
--- Own timers that are due, of waiting instances, the oldest first.
+-- Return own timers of waiting instances that are due, the oldest first.
 SELECT t.instance_id, t.timer_id, t.expires_at, t.activity_id, t.id, t.created_at
   FROM workflow_timer_subscriptions t {index(idx_timers_due)}
  WHERE t.framework = 'perdure' AND t.expires_at <= {now}
@@ -17,7 +17,8 @@ SELECT t.instance_id, t.timer_id, t.expires_at, t.activity_id, t.id, t.created_a
 DELETE FROM workflow_timer_subscriptions WHERE instance_id = :instance_id AND timer_id = :timer_id
 
 -- due
--- A timer to fire, locked with its instance: due, and the instance waiting and free, or leased to the caller.
+-- Return a timer to fire, locked with its instance: it is due, and the instance is waiting and free, or leased to the
+-- caller.
 SELECT i.workflow_name, COALESCE(t.activity_id, t.timer_id), t.expires_at
   FROM workflow_timer_subscriptions t JOIN workflow_instances i ON i.instance_id = t.instance_id
  WHERE t.instance_id = :instance_id AND t.timer_id = :timer_id AND t.framework = 'perdure' AND t.expires_at <= {now}

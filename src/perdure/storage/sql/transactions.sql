@@ -1,11 +1,11 @@
 -- savepoint
--- A mark inside the running transaction, for one item of a batch.
+-- Set a savepoint inside the open transaction, for one item of a batch.
 SAVEPOINT item
 
 -- release
--- Keep what the item did.
+-- Keep what the item wrote.
 RELEASE SAVEPOINT item
 
 -- undo
--- Undo what the item did.
+-- Undo what the item wrote.
 ROLLBACK TO SAVEPOINT item

@@ -1,35 +1,36 @@
 -- hold
--- How an instance stands, its row locked to the commit, and how many waits it has.
+-- Return the state of an instance, its row locked until the commit, and the number of its waits.
 SELECT i.status, i.lock_token, i.locked_by,
        (SELECT count(*) FROM workflow_timer_subscriptions t WHERE t.instance_id = i.instance_id)
        + (SELECT count(*) FROM perdure_waits w WHERE w.instance_id = i.instance_id)
   FROM workflow_instances i WHERE i.instance_id = :instance_id {for_update}
 
 -- registered
--- The timers and waits that an instance has. A timer has no channel.
+-- Return the timers and waits of an instance. A timer has no channel.
 SELECT timer_id, NULL, NULL FROM workflow_timer_subscriptions WHERE instance_id = :instance_id
 UNION ALL
 SELECT activity_id, channel, match_key FROM perdure_waits WHERE instance_id = :instance_id
 
 -- waits_of
--- The same of many instances, with their times.
+-- Return the timers and waits of many instances, with their times.
 SELECT instance_id, COALESCE(activity_id, timer_id), NULL, {utc(expires_at)} FROM workflow_timer_subscriptions
  WHERE instance_id {any(:ids)}
 UNION ALL
 SELECT instance_id, activity_id, channel, {utc(timeout_at)} FROM perdure_waits WHERE instance_id {any(:ids)}
 
 -- channel_waits
--- The waits that an instance has; their ids are the order they were made in.
+-- Return the waits of an instance; their ids are the order of registration.
 SELECT id, channel, activity_id, timeout_at FROM perdure_waits WHERE instance_id = :instance_id
 
 -- pending
--- On which of these channels a subscriber has a message, whatever it says.
+-- Return on which of these channels a subscriber has a message, whatever its data.
 SELECT s.channel FROM channel_subscriptions s
  WHERE s.instance_id = :instance_id AND s.channel {any(:channels)}
    AND CASE s.mode WHEN 'competing' THEN {unclaimed(s)} ELSE {next} END IS NOT NULL
 
 -- ready
--- Which of an instance's timers are due, and which of its waits are over or have a message. A timer has no channel.
+-- Return which of an instance's timers are due, and which of its waits have timed out or have a message. A timer has no
+-- channel.
 SELECT t.timer_id, NULL FROM workflow_timer_subscriptions t
  WHERE t.instance_id = :instance_id AND t.expires_at <= {now}
 UNION ALL
@@ -41,15 +42,15 @@ SELECT w.activity_id, w.channel FROM perdure_waits w
               FROM channel_subscriptions s WHERE s.instance_id = w.instance_id AND s.channel = w.channel) IS NOT NULL)
 
 -- is_due
--- Whether a timer is due; one that is there keeps its time.
+-- Return whether a timer is due; an existing one keeps its time.
 SELECT CASE WHEN COALESCE((SELECT t.expires_at FROM workflow_timer_subscriptions t
                             WHERE t.instance_id = :instance_id AND t.timer_id = :timer_id),
                           :at, {after(:after_sec)}) <= {now} THEN 1 ELSE 0 END
 
 -- is_ready
--- Whether a wait's time is up or there is a message for it (1), or one that it may match (2); the same wait for any
--- message keeps its time. With how the channel is used, how far the subscriber has come, and whether the wait's set of
--- paths is in use. Nothing for one that is not subscribed.
+-- Return whether a wait has timed out or has a message (1), or a message that it may match (2); the same wait for any
+-- message keeps its time. Also return how the channel is used, the subscriber's cursor, and whether the wait's set of
+-- paths is in use. Nothing for an instance that is not subscribed.
 SELECT CASE WHEN {is_over} = 1 THEN 1
             WHEN s.mode = 'competing' THEN CASE WHEN {unclaimed(s)} IS NOT NULL THEN 1 ELSE 0 END
             WHEN {next} IS NULL THEN 0
@@ -58,7 +59,7 @@ SELECT CASE WHEN {is_over} = 1 THEN 1
   FROM channel_subscriptions s WHERE s.instance_id = :instance_id AND s.channel = :channel
 
 -- is_ready [mysql]
--- Differs because MySQL has to know where the subscriber is before it looks for what comes after.
+-- Differs because MySQL has to know the subscriber's cursor before it searches for later messages.
 SET @mode = NULL, @cursor = NULL;
 SELECT s.mode, {cursor} INTO @mode, @cursor
   FROM channel_subscriptions s WHERE s.instance_id = :instance_id AND s.channel = :channel;
@@ -70,14 +71,14 @@ SELECT CASE WHEN {is_over} = 1 THEN 1
   FROM (SELECT :channel AS channel) s WHERE @mode IS NOT NULL
 
 -- wait
--- A subscriber waits for a message; the same wait keeps its place and its time.
+-- Insert a wait of a subscriber for a message; an existing one keeps its position and its time.
 INSERT INTO perdure_waits (instance_id, activity_id, channel, match_key, timeout_at)
 SELECT instance_id, :activity_id, channel, :match_key, COALESCE(:at, {after(:after_sec)})
   FROM channel_subscriptions WHERE instance_id = :instance_id AND channel = :channel
 {on_conflict_do_nothing(instance_id, activity_id)}
 
 -- remind
--- The channels that an instance has waits on, which count again: what came while they did not is looked at once more.
+-- Return the channels of an instance's waits, which count again: messages that arrived meanwhile are checked once more.
 UPDATE perdure_channels
    SET dirty_at = COALESCE(dirty_at, {now}),
        swept_id = COALESCE((SELECT CASE WHEN {cursor} < perdure_channels.swept_id THEN {cursor} END
@@ -86,33 +87,33 @@ UPDATE perdure_channels
  WHERE channel {any(:channels)}
 
 -- drop
--- An instance no longer waits for these.
+-- Remove waits of an instance.
 DELETE FROM workflow_timer_subscriptions WHERE instance_id = :instance_id AND timer_id {any(:timers)};
 DELETE FROM perdure_waits WHERE instance_id = :instance_id AND activity_id {any(:activities)}
 
 -- end
--- A wait is over; of somebody else's instance, its column says so.
+-- End a wait; an instance of another framework has it in a column.
 DELETE FROM perdure_waits WHERE instance_id = :instance_id AND activity_id = :activity_id;
 UPDATE channel_subscriptions SET activity_id = NULL, timeout_at = NULL
  WHERE instance_id = :instance_id AND channel = :channel AND activity_id IS NOT NULL
 
 -- deadlines
--- When an instance's timers are due (0) and its time-outs (1). Not their MIN, which PostgreSQL would look for among
--- everybody's.
+-- Return when an instance's timers (0) and its timeouts (1) are due. Not their MIN, which PostgreSQL would search for
+-- among those of all instances.
 SELECT 0, expires_at FROM workflow_timer_subscriptions WHERE instance_id = :instance_id
 UNION ALL
 SELECT 1, timeout_at FROM perdure_waits WHERE instance_id = :instance_id
 
 -- park
--- Wait, and release the lease.
+-- Set an instance waiting, and release the lease.
 UPDATE workflow_instances
    SET status = :status, updated_at = {now}, locked_by = NULL, locked_at = NULL, lock_expires_at = NULL
  WHERE instance_id = :instance_id
 
 -- sleep
--- Wait for one timer and nothing else, all of it or nothing: nothing if the lease is not current, the timer is due, or somebody changed
--- the instance since the statement began: it does not see what timers he left. Only PostgreSQL has it, to save round
--- trips: the others take the steps above.
+-- Wait for one timer and nothing else, all or nothing: nothing if the lease is not current, the timer is due, or the
+-- instance was changed since the statement began, which does not see its current timers. Only PostgreSQL has it, to
+-- save round trips: the others use the statements above.
 WITH parked AS (
   UPDATE workflow_instances i
      SET status = 'waiting_for_timer', updated_at = {now}, locked_by = NULL, locked_at = NULL, lock_expires_at = NULL
@@ -135,9 +136,9 @@ waits AS (
 SELECT count(*) FROM parked
 
 -- listen
--- Wait for any message of one channel, all of it or nothing: nothing if the lease is not current, a message is pending or
--- the time is up. The look is a statement after the lock, for it sees what was there when it began. The same wait keeps
--- its place and its time; a wait of the same activity for something else is replaced. Only PostgreSQL has it.
+-- Wait for any message of one channel, all or nothing: nothing if the lease is not current, a message is pending or the
+-- time is up. The check is a statement after the lock, because it sees what existed when it began. The same wait keeps
+-- its position and its time; a wait of the same activity for something else is replaced. Only PostgreSQL has it.
 INSERT INTO perdure_channels (channel) VALUES (:channel) ON CONFLICT (channel) DO UPDATE SET channel = :channel;
 WITH parked AS (
   UPDATE workflow_instances i
@@ -164,7 +165,7 @@ timers AS (
 SELECT count(*) FROM parked
 
 -- wake
--- Record why an instance wakes, and set it running. A lease that the caller has stays; else the token grows.
+-- Record why an instance wakes, and set it running. A lease of the caller is kept; otherwise the token grows.
 {insert_event}
 VALUES (:instance_id, :activity_id, :event_type, :data_type, :event_data, :event_data_binary, {now})
 {on_conflict_do_nothing(instance_id, activity_id)};
@@ -177,8 +178,8 @@ UPDATE workflow_instances
  WHERE instance_id = :instance_id
 
 -- next_due
--- The first timer and the first time-out of own waiting instances, the first lease to run out, and what can be done at
--- once: the first instance that can be taken, the first channel that is marked.
+-- Return the first timer and the first timeout of own waiting instances, the first lease to expire, and what can be
+-- done at once: the first instance that can be taken, the first channel that is marked.
 SELECT (SELECT t.expires_at FROM workflow_timer_subscriptions t {index(idx_timers_due)}
          WHERE t.framework = 'perdure' AND {waits(t)} ORDER BY t.expires_at LIMIT 1),
        (SELECT w.timeout_at FROM perdure_waits w {index(idx_perdure_waits_due)}

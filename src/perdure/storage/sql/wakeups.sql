@@ -1,4 +1,4 @@
 -- notify
--- Tell listeners that there may be work; it is heard if and when the transaction commits. PostgreSQL only: the other
--- databases' notifiers never ask for it.
+-- Notify listeners that there may be work, if and when the transaction commits. PostgreSQL only: the notifiers of the
+-- other databases never use it.
 SELECT pg_notify(:kind, :payload)

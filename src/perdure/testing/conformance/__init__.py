@@ -1,7 +1,7 @@
-"""The suite that every storage backend has to pass; the modules hold the tests, one module per aggregate.
+"""Test a storage backend for conformance with the contract; one module per aggregate.
 
-To hold a backend of your own to it, import the tests of each module into a test module and provide the fixtures they
-ask for:
+To check a backend of your own, import the tests of each module into a test module and provide the fixtures they
+require:
 
     from perdure.testing.conformance.locks import *
 

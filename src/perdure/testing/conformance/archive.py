@@ -1,4 +1,4 @@
-"""Archive: what every backend does with finished generations."""
+"""Test how a backend archives finished generations."""
 
 import asyncio
 from datetime import timedelta
@@ -10,19 +10,19 @@ from perdure.database.backends.base import Executor
 from perdure.errors import InstanceNotFoundError, InvalidTransitionError, LeaseLostError, LimitError
 from perdure.model.records import ChannelMode, CompensationEntry, HistoryEvent, Lease, WorkflowInstance
 from perdure.model.states import WorkflowStatus
-from perdure.storage.stores import Rooms
+from perdure.storage.stores import SQLStorage
 from perdure.testing.conformance.tools import leased, new, shift
 
 BINARY = b"\x00\xff"
 
 
-async def record(storage: Rooms, instance_id: str, *steps: str, lease: Lease | None = None) -> None:
+async def record(storage: SQLStorage, instance_id: str, *steps: str, lease: Lease | None = None) -> None:
     for step in steps:
         event = HistoryEvent(instance_id, step, "ActivityCompleted", f'"{step}"'.encode())
         await storage.append_history(event, lease=lease)
 
 
-async def archived(storage: Rooms, instance_id: str) -> list[str]:
+async def archived(storage: SQLStorage, instance_id: str) -> list[str]:
     return [event.activity_id for event in await storage.get_archived_history(instance_id)]
 
 
@@ -30,8 +30,8 @@ async def count(sql: Executor, table: str, where: str = "1 = 1") -> int:
     return int(await sql.fetchval(f"SELECT count(*) FROM {table} WHERE {where}"))
 
 
-async def give_everything(storage: Rooms, sql: Executor, instance_id: str) -> None:
-    """A timer, a wait, a cursor, a message taken out of turn, a claimed and an unread direct one, and a group."""
+async def give_everything(storage: SQLStorage, sql: Executor, instance_id: str) -> None:
+    """Add a timer, a wait, a cursor, a message taken out of turn, a claimed and an unread direct one, and a group."""
     direct = f"inbox:{instance_id}"
     for statement in (
         "INSERT INTO workflow_timer_subscriptions (instance_id, timer_id, expires_at) "
@@ -51,7 +51,7 @@ async def give_everything(storage: Rooms, sql: Executor, instance_id: str) -> No
     await storage.join_group(instance_id, "g")
 
 
-async def test_w3_the_whole_history_moves_with_its_ids_and_times(storage: Rooms) -> None:
+async def test_w3_the_whole_history_moves_with_its_ids_and_times(storage: SQLStorage) -> None:
     await new(storage, "i-1")
     await record(storage, "i-1", "b", "a")
     binary = HistoryEvent("i-1", "c", "ChannelMessageReceived", event_data_binary=BINARY, data_type="binary")
@@ -77,7 +77,7 @@ async def test_w3_the_whole_history_moves_with_its_ids_and_times(storage: Rooms)
     assert all(event.archived_at > (event.original_created_at or event.archived_at) for event in moved)
 
 
-async def test_archiving_again_adds_what_is_new(storage: Rooms) -> None:
+async def test_archiving_again_adds_what_is_new(storage: SQLStorage) -> None:
     await new(storage, "i-1")
     await storage.archive_history("i-1")
     await record(storage, "i-1", "a", "b")
@@ -90,13 +90,13 @@ async def test_archiving_again_adds_what_is_new(storage: Rooms) -> None:
     assert await archived(storage, "nobody") == []
 
 
-async def test_an_unknown_instance_has_nothing_to_archive(storage: Rooms) -> None:
+async def test_an_unknown_instance_has_nothing_to_archive(storage: SQLStorage) -> None:
     for call in (storage.archive_history("nobody"), storage.cleanup_instance_subscriptions("nobody")):
         with pytest.raises(InstanceNotFoundError):
             await call
 
 
-async def test_rows_archived_by_the_family_report_what_they_have(storage: Rooms, sql: Executor) -> None:
+async def test_rows_archived_by_the_family_report_what_they_have(storage: SQLStorage, sql: Executor) -> None:
     await new(storage, "i-1")
     await record(storage, "i-1", "ours")
     await storage.archive_history("i-1")
@@ -111,7 +111,7 @@ async def test_rows_archived_by_the_family_report_what_they_have(storage: Rooms,
     assert ours.activity_id == "ours"
 
 
-async def test_w1_a_lost_lease_archives_and_cleans_nothing(storage: Rooms) -> None:
+async def test_w1_a_lost_lease_archives_and_cleans_nothing(storage: SQLStorage) -> None:
     lease = await leased(storage, "i-1", timeout_sec=10)
     await record(storage, "i-1", "a", lease=lease)
     await storage.join_group("i-1", "g")
@@ -130,7 +130,7 @@ async def test_w1_a_lost_lease_archives_and_cleans_nothing(storage: Rooms) -> No
     assert await storage.get_instance("i-1~1") is None
 
 
-async def test_w44_cleanup_leaves_nothing_behind(storage: Rooms, sql: Executor) -> None:
+async def test_w44_cleanup_leaves_nothing_behind(storage: SQLStorage, sql: Executor) -> None:
     for name in ("i-1", "i-2"):
         await new(storage, name)
     await give_everything(storage, sql, "i-1")
@@ -150,7 +150,7 @@ async def test_w44_cleanup_leaves_nothing_behind(storage: Rooms, sql: Executor) 
     assert await count(sql, "channel_messages") == 1
 
 
-async def test_w5_a_message_whose_claim_is_cleaned_up_reaches_the_next(storage: Rooms) -> None:
+async def test_w5_a_message_whose_claim_is_cleaned_up_reaches_the_next(storage: SQLStorage) -> None:
     for name in ("i-1", "i-2"):
         await new(storage, name)
         await storage.subscribe_to_channel(name, "jobs", ChannelMode.COMPETING)
@@ -165,14 +165,14 @@ async def test_w5_a_message_whose_claim_is_cleaned_up_reaches_the_next(storage: 
     assert (delivered.instance_id, delivered.message_id) == ("i-2", message_id)
 
 
-async def start(storage: Rooms, given: bytes = b'{"n": 1}', **fields: Any) -> Lease:
+async def start(storage: SQLStorage, given: bytes = b'{"n": 1}', **fields: Any) -> Lease:
     instance = WorkflowInstance("i-1", "wf", given, source_hash="h", owner_service="svc", **fields)
     lease = await storage.create_instance(instance, worker_id="w1", timeout_sec=10)
     assert lease is not None
     return lease
 
 
-async def test_w20_a_generation_ends_and_the_next_begins(storage: Rooms) -> None:
+async def test_w20_a_generation_ends_and_the_next_begins(storage: SQLStorage) -> None:
     lease = await start(storage)
     await record(storage, "i-1", "a", "b", lease=lease)
     before = await storage.get_instance("i-1")
@@ -200,7 +200,7 @@ async def test_w20_a_generation_ends_and_the_next_begins(storage: Rooms) -> None
     assert await archived(storage, "i-1") == []
 
 
-async def test_w20_the_same_lease_goes_on_generation_after_generation(storage: Rooms) -> None:
+async def test_w20_the_same_lease_goes_on_generation_after_generation(storage: SQLStorage) -> None:
     lease = await start(storage)
     for n in (1, 2, 3):
         await record(storage, "i-1", "step:1", lease=lease)
@@ -216,7 +216,7 @@ async def test_w20_the_same_lease_goes_on_generation_after_generation(storage: R
         await storage.recur_instance("i-1", b"4", lease=lease)
 
 
-async def test_w20_what_goes_and_what_stays(storage: Rooms, sql: Executor) -> None:
+async def test_w20_what_goes_and_what_stays(storage: SQLStorage, sql: Executor) -> None:
     lease = await start(storage)
     await give_everything(storage, sql, "i-1")
     await storage.add_compensation(CompensationEntry("i-1", "s:1", "undo"), lease=lease)
@@ -232,7 +232,7 @@ async def test_w20_what_goes_and_what_stays(storage: Rooms, sql: Executor) -> No
 
 
 @pytest.mark.parametrize("status", ["waiting_for_timer", "compensating"])
-async def test_only_a_running_instance_recurs(storage: Rooms, status: str) -> None:
+async def test_only_a_running_instance_recurs(storage: SQLStorage, status: str) -> None:
     lease = await start(storage)
     await record(storage, "i-1", "a", lease=lease)
     await storage.update_instance_status("i-1", WorkflowStatus(status), lease=lease)
@@ -242,7 +242,7 @@ async def test_only_a_running_instance_recurs(storage: Rooms, status: str) -> No
     assert await storage.get_instance("i-1~1") is None
 
 
-async def test_a_recurrence_is_all_or_nothing(storage: Rooms) -> None:
+async def test_a_recurrence_is_all_or_nothing(storage: SQLStorage) -> None:
     lease = await start(storage)
     await record(storage, "i-1", "a", lease=lease)
     before = await storage.get_instance("i-1")
@@ -258,7 +258,7 @@ async def test_a_recurrence_is_all_or_nothing(storage: Rooms) -> None:
             await storage.recur_instance("i-1", given, lease=lease)  # type: ignore[arg-type]
 
 
-async def test_of_two_recurrences_at_once_each_is_a_generation(storage: Rooms, peer: Rooms) -> None:
+async def test_of_two_recurrences_at_once_each_is_a_generation(storage: SQLStorage, peer: SQLStorage) -> None:
     lease = await start(storage)
     await asyncio.gather(*(side.recur_instance("i-1", b"2", lease=lease) for side in [storage, peer] * 3))
     live = await storage.get_instance("i-1")
@@ -266,14 +266,14 @@ async def test_of_two_recurrences_at_once_each_is_a_generation(storage: Rooms, p
     assert live.continued_from == "i-1~6"
 
 
-async def test_a_taken_name_is_passed_over(storage: Rooms) -> None:
+async def test_a_taken_name_is_passed_over(storage: SQLStorage) -> None:
     """Retention unlinks the generations it deletes, and an id may look like a generation's."""
     lease = await start(storage)
     await new(storage, "i-1~1")
     assert (await storage.recur_instance("i-1", b"2", lease=lease)).continued_from == "i-1~2"
 
 
-async def test_w44_finished_generations_are_deleted_with_their_archive(storage: Rooms) -> None:
+async def test_w44_finished_generations_are_deleted_with_their_archive(storage: SQLStorage) -> None:
     lease = await start(storage)
     await record(storage, "i-1", "a", lease=lease)
     await storage.recur_instance("i-1", b"2", lease=lease)
@@ -287,7 +287,7 @@ async def test_w44_finished_generations_are_deleted_with_their_archive(storage: 
     assert (second.continued_from, live.continued_from) == (None, "i-1~2")
 
 
-async def test_an_instance_that_continues_another_keeps_the_link(storage: Rooms) -> None:
+async def test_an_instance_that_continues_another_keeps_the_link(storage: SQLStorage) -> None:
     await new(storage, "other")
     lease = await start(storage, continued_from="other")
     await storage.recur_instance("i-1", b"2", lease=lease)
@@ -296,7 +296,7 @@ async def test_an_instance_that_continues_another_keeps_the_link(storage: Rooms)
     assert done.continued_from == "other"
 
 
-async def test_the_longest_id_still_recurs(storage: Rooms) -> None:
+async def test_the_longest_id_still_recurs(storage: SQLStorage) -> None:
     name = "i" * 200
     lease = await leased(storage, name)
     assert (await storage.recur_instance(name, b"2", lease=lease)).continued_from == f"{name}~1"

@@ -1,4 +1,4 @@
-"""Channels: what every backend does with messages and subscriptions."""
+"""Test how a backend handles messages and subscriptions."""
 
 import asyncio
 from collections.abc import Sequence
@@ -17,43 +17,43 @@ from perdure.errors import (
 from perdure.model.records import ChannelMessage, ChannelMode, Lease, OutgoingMessage, WorkflowInstance
 from perdure.model.states import WorkflowStatus
 from perdure.storage.channels import direct_channel
-from perdure.storage.stores import Rooms
+from perdure.storage.stores import SQLStorage
 from perdure.testing.conformance.tools import leased, listening, new, recorded, shift
 
 BROADCAST, COMPETING, DIRECT = ChannelMode.BROADCAST, ChannelMode.COMPETING, ChannelMode.DIRECT
 DAY = timedelta(days=1)
 
 
-async def subscriber(storage: Rooms, instance_id: str, channel: str = "c", mode: ChannelMode = BROADCAST) -> None:
-    """A new instance that is subscribed."""
+async def subscriber(storage: SQLStorage, instance_id: str, channel: str = "c", mode: ChannelMode = BROADCAST) -> None:
+    """Create an instance that is subscribed."""
     await new(storage, instance_id)
     await storage.subscribe_to_channel(instance_id, channel, mode)
 
 
-async def publish(storage: Rooms, *data: bytes, channel: str = "c") -> list[int]:
-    """Publish messages one by one; gives their ids."""
+async def publish(storage: SQLStorage, *data: bytes, channel: str = "c") -> list[int]:
+    """Publish messages one by one; return their ids."""
     return [await storage.publish_to_channel(channel, each) for each in data]
 
 
-async def pending(storage: Rooms, instance_id: str, channel: str = "c") -> list[int]:
-    """The ids of what a subscriber has not had."""
+async def pending(storage: SQLStorage, instance_id: str, channel: str = "c") -> list[int]:
+    """Return the ids of the messages that a subscriber has not received."""
     return [message.id for message in await storage.get_pending_channel_messages_for_instance(instance_id, channel)]
 
 
-async def remaining(storage: Rooms, channel: str = "c") -> list[int]:
-    """The ids of what is in a channel."""
+async def remaining(storage: SQLStorage, channel: str = "c") -> list[int]:
+    """Return the ids of the messages in a channel."""
     return [message.id for message in await storage.get_pending_channel_messages(channel)]
 
 
 async def family_message(sql: Executor, message_id: str, channel: str = "c") -> None:
-    """A message as the rest of the family publishes it: without the channel's lock, and in columns it knows."""
+    """Publish a message as Edda and Romancy do: without the channel's lock, and in the columns they know."""
     await sql.execute(
         "INSERT INTO channel_messages (channel, message_id, data_type, data, published_at) "
         f"VALUES ('{channel}', '{message_id}', 'json', '{{\"by\": \"family\"}}', '2026-01-01 00:00:00')"
     )
 
 
-async def test_a_message_comes_back_byte_for_byte(storage: Rooms) -> None:
+async def test_a_message_comes_back_byte_for_byte(storage: SQLStorage) -> None:
     before = datetime.now(UTC) - timedelta(minutes=1)
     data, metadata = ' {"a":  "\\u00e4ä\\\\ %s \'", "n": 1.0}'.encode(), b'{ "trace":"x" }'
     first = await storage.publish_to_channel("c", data, metadata)
@@ -70,7 +70,7 @@ async def test_a_message_comes_back_byte_for_byte(storage: Rooms) -> None:
 
 
 @pytest.mark.parametrize("value", [b"", b"{", b"NaN", b"[Infinity]", b"\xff", b'"\x01"', b"[" * 100_000, b"1" * 5000])
-async def test_what_is_not_json_is_refused(storage: Rooms, value: bytes) -> None:
+async def test_what_is_not_json_is_refused(storage: SQLStorage, value: bytes) -> None:
     with pytest.raises(LimitError):
         await storage.publish_to_channel("c", value)
     with pytest.raises(LimitError):
@@ -78,7 +78,7 @@ async def test_what_is_not_json_is_refused(storage: Rooms, value: bytes) -> None
     assert await remaining(storage) == []
 
 
-async def test_the_limits_of_a_message(storage: Rooms) -> None:
+async def test_the_limits_of_a_message(storage: SQLStorage) -> None:
     large = b'"' + b"x" * (8 * 1024 * 1024 - 2) + b'"'
     await storage.publish_to_channel(
         "c" * 255, large, b'"' + b"x" * 65534 + b'"', message_id="m" * 255, source="s" * 255
@@ -106,13 +106,13 @@ async def test_the_limits_of_a_message(storage: Rooms) -> None:
     assert first.data == large == second.data_binary
 
 
-async def test_names_are_exact(storage: Rooms) -> None:
+async def test_names_are_exact(storage: SQLStorage) -> None:
     for channel in ("Pay:1", "pay:1", "påy:1", "pay:1\u00a0x"):
         await storage.publish_to_channel(channel, b"1")
         assert len(await storage.get_pending_channel_messages(channel)) == 1
 
 
-async def test_publishing_the_same_id_again_stores_nothing(storage: Rooms) -> None:
+async def test_publishing_the_same_id_again_stores_nothing(storage: SQLStorage) -> None:
     first = await storage.publish_to_channel("c", b"1", message_id="m-1")
     assert await storage.publish_to_channel("c", b"2", message_id="m-1") == first
     assert await storage.publish_to_channel("other", b"2", message_id="m-1") == first
@@ -127,7 +127,7 @@ async def test_publishing_the_same_id_again_stores_nothing(storage: Rooms) -> No
     assert await remaining(storage, "other") == []
 
 
-async def test_a_known_id_outlives_its_message_for_the_retention_time(storage: Rooms) -> None:
+async def test_a_known_id_outlives_its_message_for_the_retention_time(storage: SQLStorage) -> None:
     first = await storage.publish_to_channel("c", b"1", message_id="m-1", source="s")
     await storage.delete_channel_message(first)
     assert await storage.publish_to_channel("c", b"1", message_id="m-1", source="s") == first
@@ -140,13 +140,13 @@ async def test_a_known_id_outlives_its_message_for_the_retention_time(storage: R
     assert await storage.publish_to_channel("c", b"1", message_id="m-1", source="s") > first
 
 
-async def test_an_id_that_the_family_used_is_known(storage: Rooms, sql: Executor) -> None:
+async def test_an_id_that_the_family_used_is_known(storage: SQLStorage, sql: Executor) -> None:
     await family_message(sql, "m-1")
     found = await storage.publish_to_channel("c", b"1", message_id="m-1")
     assert [(m.id, m.data) for m in await storage.get_pending_channel_messages("c")] == [(found, b'{"by": "family"}')]
 
 
-async def test_concurrent_publishers_of_one_id_store_it_once(storage: Rooms, peer: Rooms) -> None:
+async def test_concurrent_publishers_of_one_id_store_it_once(storage: SQLStorage, peer: SQLStorage) -> None:
     found = await asyncio.gather(
         *(
             [storage, peer][n % 2].publish_to_channel(f"c-{n % 3}", b"1", message_id="m-1", source="s")
@@ -157,7 +157,7 @@ async def test_concurrent_publishers_of_one_id_store_it_once(storage: Rooms, pee
     assert sum([len(await remaining(storage, f"c-{n}")) for n in range(3)]) == 1
 
 
-async def test_a_publisher_is_fenced(storage: Rooms) -> None:
+async def test_a_publisher_is_fenced(storage: SQLStorage) -> None:
     lease = await leased(storage, "i-1", timeout_sec=10)
     await storage.publish_to_channel("c", b"1", lease=lease)
     shift(storage, 20)
@@ -172,7 +172,7 @@ async def test_a_publisher_is_fenced(storage: Rooms) -> None:
     assert len(await remaining(storage)) == 1
 
 
-async def test_many_messages_in_one_commit(storage: Rooms) -> None:
+async def test_many_messages_in_one_commit(storage: SQLStorage) -> None:
     found = await storage.publish_messages(
         [
             OutgoingMessage("b", b"1"),
@@ -189,7 +189,7 @@ async def test_many_messages_in_one_commit(storage: Rooms) -> None:
     assert await storage.publish_messages([]) == []
 
 
-async def test_messages_are_listed_after_an_id(storage: Rooms) -> None:
+async def test_messages_are_listed_after_an_id(storage: SQLStorage) -> None:
     ids = await publish(storage, b"1", b"2", b"3")
     assert [m.id for m in await storage.get_pending_channel_messages("c", ids[0], 1)] == [ids[1]]
     assert [m.id for m in await storage.get_pending_channel_messages("c", ids[2])] == []
@@ -197,7 +197,7 @@ async def test_messages_are_listed_after_an_id(storage: Rooms) -> None:
         await storage.get_pending_channel_messages("c", 0, 1001)
 
 
-async def test_broadcast_begins_with_what_comes_after_it(storage: Rooms) -> None:
+async def test_broadcast_begins_with_what_comes_after_it(storage: SQLStorage) -> None:
     (old,) = await publish(storage, b"1")
     await subscriber(storage, "i-1")
     assert await pending(storage, "i-1") == []
@@ -210,7 +210,7 @@ async def test_broadcast_begins_with_what_comes_after_it(storage: Rooms) -> None
     assert await storage.get_delivery_cursor("i-1", "c") == old
 
 
-async def test_competing_shares_a_backlog(storage: Rooms) -> None:
+async def test_competing_shares_a_backlog(storage: SQLStorage) -> None:
     ids = await publish(storage, b"1", b"2")
     for instance_id in ("i-1", "i-2"):
         await subscriber(storage, instance_id, mode=COMPETING)
@@ -218,7 +218,7 @@ async def test_competing_shares_a_backlog(storage: Rooms) -> None:
     assert [await pending(storage, instance_id) for instance_id in ("i-1", "i-2")] == [ids[1:], ids[1:]]
 
 
-async def test_w22_direct_messages_reach_one_instance_also_if_sent_before(storage: Rooms) -> None:
+async def test_w22_direct_messages_reach_one_instance_also_if_sent_before(storage: SQLStorage) -> None:
     for instance_id in ("i-1", "i-2"):
         await new(storage, instance_id)
     (first,) = await publish(storage, b"1", channel="orders:i-1")
@@ -233,14 +233,14 @@ async def test_w22_direct_messages_reach_one_instance_also_if_sent_before(storag
         await pending(storage, "i-1", "orders")
 
 
-async def test_the_composed_name_of_a_direct_channel_has_the_limit(storage: Rooms) -> None:
+async def test_the_composed_name_of_a_direct_channel_has_the_limit(storage: SQLStorage) -> None:
     await new(storage, "i" * 200)
     assert len(await storage.subscribe_to_channel("i" * 200, "c" * 54, DIRECT)) == 255
     with pytest.raises(LimitError):
         await storage.subscribe_to_channel("i" * 200, "c" * 55, DIRECT)
 
 
-async def test_subscribing_again_changes_nothing(storage: Rooms) -> None:
+async def test_subscribing_again_changes_nothing(storage: SQLStorage) -> None:
     await subscriber(storage, "i-1")
     ids = await publish(storage, b"1", b"2")
     await storage.update_delivery_cursor("i-1", "c", ids[0])
@@ -248,7 +248,7 @@ async def test_subscribing_again_changes_nothing(storage: Rooms) -> None:
     assert await pending(storage, "i-1") == ids[1:]
 
 
-async def test_one_mode_among_live_subscribers(storage: Rooms) -> None:
+async def test_one_mode_among_live_subscribers(storage: SQLStorage) -> None:
     await subscriber(storage, "i-1")
     await new(storage, "i-2")
     assert await storage.get_channel_mode("c") is BROADCAST
@@ -259,7 +259,7 @@ async def test_one_mode_among_live_subscribers(storage: Rooms) -> None:
     assert await storage.get_channel_mode("elsewhere") is None
 
 
-async def test_w44_the_dead_do_not_decide_the_mode(storage: Rooms) -> None:
+async def test_w44_the_dead_do_not_decide_the_mode(storage: SQLStorage) -> None:
     await subscriber(storage, "i-1")
     await new(storage, "i-2")
     await storage.update_instance_output("i-1", b"1")
@@ -268,7 +268,7 @@ async def test_w44_the_dead_do_not_decide_the_mode(storage: Rooms) -> None:
     assert await storage.get_channel_mode("c") is COMPETING
 
 
-async def test_w38_concurrent_subscribers_get_an_answer(storage: Rooms, peer: Rooms) -> None:
+async def test_w38_concurrent_subscribers_get_an_answer(storage: SQLStorage, peer: SQLStorage) -> None:
     await new(storage, "i-1")
     await new(storage, "i-2")
     calls = [
@@ -281,7 +281,7 @@ async def test_w38_concurrent_subscribers_get_an_answer(storage: Rooms, peer: Ro
     assert len({subscription.mode for subscription in modes if subscription}) == 1
 
 
-async def test_subscribing_is_fenced_and_needs_an_instance(storage: Rooms) -> None:
+async def test_subscribing_is_fenced_and_needs_an_instance(storage: SQLStorage) -> None:
     lease = await leased(storage, "i-1")
     stale = Lease("i-1", "w1", lease.token + 1, lease.expires_at)
     with pytest.raises(LeaseLostError):
@@ -303,7 +303,7 @@ async def test_subscribing_is_fenced_and_needs_an_instance(storage: Rooms) -> No
         await storage.claim_channel_message(1, "nobody")
 
 
-async def test_unsubscribing_forgets_the_cursors(storage: Rooms) -> None:
+async def test_unsubscribing_forgets_the_cursors(storage: SQLStorage) -> None:
     await subscriber(storage, "i-1", "c:i-1")
     ids = await publish(storage, b"1", channel="c:i-1")
     await storage.update_delivery_cursor("i-1", "c:i-1", ids[0])
@@ -317,7 +317,7 @@ async def test_unsubscribing_forgets_the_cursors(storage: Rooms) -> None:
     assert await pending(storage, "i-1", "c:i-1") == ids
 
 
-async def test_a_cursor_never_goes_back(storage: Rooms) -> None:
+async def test_a_cursor_never_goes_back(storage: SQLStorage) -> None:
     await subscriber(storage, "i-1")
     ids = await publish(storage, b"1", b"2", b"3")
     await storage.update_delivery_cursor("i-1", "c", ids[1])
@@ -333,7 +333,7 @@ async def test_a_cursor_never_goes_back(storage: Rooms) -> None:
         "UPDATE channel_delivery_cursors SET last_delivered_id = {id}",
     ],
 )
-async def test_w7_whichever_cursor_the_family_moved_counts(storage: Rooms, sql: Executor, moved: str) -> None:
+async def test_w7_whichever_cursor_the_family_moved_counts(storage: SQLStorage, sql: Executor, moved: str) -> None:
     await subscriber(storage, "i-1")
     ids = await publish(storage, b"1", b"2")
     await sql.execute(moved.format(id=ids[0]))
@@ -341,7 +341,7 @@ async def test_w7_whichever_cursor_the_family_moved_counts(storage: Rooms, sql: 
     assert await storage.get_delivery_cursor("i-1", "c") == ids[0]
 
 
-async def test_w7_both_cursors_move(storage: Rooms, sql: Executor) -> None:
+async def test_w7_both_cursors_move(storage: SQLStorage, sql: Executor) -> None:
     await subscriber(storage, "i-1")
     ids = await publish(storage, b"1", b"2")
     await storage.update_delivery_cursor("i-1", "c", ids[0])
@@ -352,7 +352,7 @@ async def test_w7_both_cursors_move(storage: Rooms, sql: Executor) -> None:
     assert [await sql.fetchval(query) for query in stores] == [ids[0], ids[0]]
 
 
-async def test_subscriptions_of_the_family_have_empty_cursors(storage: Rooms, sql: Executor) -> None:
+async def test_subscriptions_of_the_family_have_empty_cursors(storage: SQLStorage, sql: Executor) -> None:
     await new(storage, "i-1")
     ids = await publish(storage, b"1")
     await sql.execute("INSERT INTO channel_subscriptions (instance_id, channel, mode) VALUES ('i-1', 'c', 'broadcast')")
@@ -360,7 +360,7 @@ async def test_subscriptions_of_the_family_have_empty_cursors(storage: Rooms, sq
     assert await storage.get_delivery_cursor("i-1", "c") == 0
 
 
-async def test_w4_one_claims_a_message(storage: Rooms) -> None:
+async def test_w4_one_claims_a_message(storage: SQLStorage) -> None:
     for instance_id in ("i-1", "i-2"):
         await subscriber(storage, instance_id, mode=COMPETING)
     (message,) = await publish(storage, b"1")
@@ -371,7 +371,7 @@ async def test_w4_one_claims_a_message(storage: Rooms) -> None:
     assert not await storage.claim_channel_message(message, "i-2")
 
 
-async def test_w38_who_loses_a_claim_gets_an_answer(storage: Rooms, peer: Rooms) -> None:
+async def test_w38_who_loses_a_claim_gets_an_answer(storage: SQLStorage, peer: SQLStorage) -> None:
     (message,) = await publish(storage, b"1")
     for n in range(8):
         await new(storage, f"i-{n}")
@@ -379,7 +379,7 @@ async def test_w38_who_loses_a_claim_gets_an_answer(storage: Rooms, peer: Rooms)
     assert sorted(found) == [False] * 7 + [True]
 
 
-async def test_w21_what_is_rolled_back_was_never_published(storage: Rooms) -> None:
+async def test_w21_what_is_rolled_back_was_never_published(storage: SQLStorage) -> None:
     await listening(storage, "i-1")
     await storage.begin_transaction()
     await publish(storage, b"1")
@@ -392,14 +392,14 @@ async def test_w21_what_is_rolled_back_was_never_published(storage: Rooms) -> No
     assert await pending(storage, "i-1") == []
 
 
-async def old(storage: Rooms, *data: bytes) -> list[int]:
-    """Messages that are two days old from now on."""
+async def old(storage: SQLStorage, *data: bytes) -> list[int]:
+    """Publish messages, and move the clock so that they are two days old."""
     ids = await publish(storage, *data)
     shift(storage, 2 * 86400)
     return ids
 
 
-async def test_old_messages_that_nobody_needs_go(storage: Rooms) -> None:
+async def test_old_messages_that_nobody_needs_go(storage: SQLStorage) -> None:
     ids = await old(storage, b"1", b"2", b"3")
     fresh = await publish(storage, b"4")
     assert await storage.cleanup_old_channel_messages(DAY, limit=2) == 2
@@ -409,7 +409,7 @@ async def test_old_messages_that_nobody_needs_go(storage: Rooms) -> None:
     assert await remaining(storage) == fresh
 
 
-async def test_w54_what_a_live_subscriber_needs_stays(storage: Rooms) -> None:
+async def test_w54_what_a_live_subscriber_needs_stays(storage: SQLStorage) -> None:
     for instance_id in ("fast", "slow", "dead"):
         await subscriber(storage, instance_id)
     ids = await old(storage, b"1", b"2", b"3")
@@ -421,8 +421,8 @@ async def test_w54_what_a_live_subscriber_needs_stays(storage: Rooms) -> None:
     assert await storage.cleanup_old_channel_messages(DAY, force=True) == 2
 
 
-async def test_w54_what_was_sent_to_an_instance_stays_while_it_lives(storage: Rooms) -> None:
-    """Before it has ever subscribed; ids and channels may have colons themselves."""
+async def test_w54_what_was_sent_to_an_instance_stays_while_it_lives(storage: SQLStorage) -> None:
+    """Before it has ever subscribed; ids and channels may contain colons themselves."""
     await storage.create_instance(WorkflowInstance("to:i-1", "wf"))
     for channel in ("a:b:to:i-1", "a:b", "a:nobody", "plain"):
         await storage.publish_to_channel(channel, b"1")
@@ -433,14 +433,14 @@ async def test_w54_what_was_sent_to_an_instance_stays_while_it_lives(storage: Ro
     assert await storage.cleanup_old_channel_messages(DAY) == 1
 
 
-async def test_all_ids_past_their_time_are_forgotten(storage: Rooms, sql: Executor) -> None:
+async def test_all_ids_past_their_time_are_forgotten(storage: SQLStorage, sql: Executor) -> None:
     await storage.publish_messages([OutgoingMessage("c", b"1", message_id=f"m-{n}", source="s") for n in range(7)])
     shift(storage, 2 * 86400)
     await storage.cleanup_old_channel_messages(DAY, limit=2)
     assert await sql.fetch("SELECT message_id FROM perdure_message_keys") == []
 
 
-async def test_w54_a_competing_backlog_stays_while_somebody_lives(storage: Rooms) -> None:
+async def test_w54_a_competing_backlog_stays_while_somebody_lives(storage: SQLStorage) -> None:
     await subscriber(storage, "i-1", mode=COMPETING)
     ids = await old(storage, b"1", b"2")
     await storage.claim_channel_message(ids[0], "i-1")
@@ -450,7 +450,7 @@ async def test_w54_a_competing_backlog_stays_while_somebody_lives(storage: Rooms
     assert await storage.cleanup_old_channel_messages(DAY) == 1
 
 
-async def test_what_is_needed_does_not_hide_what_is_not(storage: Rooms) -> None:
+async def test_what_is_needed_does_not_hide_what_is_not(storage: SQLStorage) -> None:
     await subscriber(storage, "i-1", "needed")
     await publish(storage, *[b"1"] * 5, channel="needed")
     await old(storage, b"1")
@@ -458,7 +458,7 @@ async def test_what_is_needed_does_not_hide_what_is_not(storage: Rooms) -> None:
     assert await remaining(storage) == []
 
 
-async def test_w12_cleaning_up_leaves_fresh_claims(storage: Rooms) -> None:
+async def test_w12_cleaning_up_leaves_fresh_claims(storage: SQLStorage) -> None:
     await subscriber(storage, "i-1", mode=COMPETING)
     (message,) = await publish(storage, b"1")
     assert await storage.claim_channel_message(message, "i-1")
@@ -467,7 +467,7 @@ async def test_w12_cleaning_up_leaves_fresh_claims(storage: Rooms) -> None:
     assert not await storage.claim_channel_message(message, "i-1")
 
 
-async def test_unused_channels_are_forgotten(storage: Rooms, sql: Executor) -> None:
+async def test_unused_channels_are_forgotten(storage: SQLStorage, sql: Executor) -> None:
     await subscriber(storage, "i-1", "used")
     await subscriber(storage, "i-1-b", "left")
     await storage.unsubscribe_from_channel("i-1-b", "left")
@@ -480,11 +480,11 @@ async def test_unused_channels_are_forgotten(storage: Rooms, sql: Executor) -> N
 
 
 async def channels(sql: Executor) -> Sequence[str]:
-    """The channels that have a lock."""
+    """Return the channels that have a lock."""
     return sorted(row[0] for row in await sql.fetch("SELECT channel FROM perdure_channels"))
 
 
-async def test_deleting_an_instance_takes_its_subscriptions(storage: Rooms, sql: Executor) -> None:
+async def test_deleting_an_instance_takes_its_subscriptions(storage: SQLStorage, sql: Executor) -> None:
     await storage.create_instance(WorkflowInstance("i-1", "wf"))
     await storage.subscribe_to_channel("i-1", "c", BROADCAST)
     await storage.cancel_instance("i-1")
@@ -495,8 +495,8 @@ async def test_deleting_an_instance_takes_its_subscriptions(storage: Rooms, sql:
 
 
 @pytest.mark.parametrize("wrong", ["", "c ", " c", "c\x00", "c" * 256])
-async def test_what_is_not_a_name_is_not_looked_up(storage: Rooms, wrong: str) -> None:
-    """To MySQL `c ` is `c`."""
+async def test_what_is_not_a_name_is_not_looked_up(storage: SQLStorage, wrong: str) -> None:
+    """MySQL finds `c` when asked for `c `."""
     await listening(storage, "c", "c")
     await publish(storage, b"1")
     (message,) = await storage.get_pending_channel_messages("c")
@@ -530,7 +530,7 @@ async def test_what_is_not_a_name_is_not_looked_up(storage: Rooms, wrong: str) -
     assert await pending(storage, "c") == [message.id]
 
 
-async def test_a_lease_covers_its_own_instance_only(storage: Rooms) -> None:
+async def test_a_lease_covers_its_own_instance_only(storage: SQLStorage) -> None:
     await new(storage, "i-1")
     await storage.subscribe_to_channel("i-1", "c", BROADCAST)
     await publish(storage, b"1")

@@ -1,4 +1,4 @@
-"""Compensations: what every backend does with the actions that undo a saga."""
+"""Test how a backend handles compensations."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -6,15 +6,15 @@ import pytest
 
 from perdure.errors import InstanceNotFoundError, LeaseLostError, LimitError
 from perdure.model.records import CompensationEntry
-from perdure.storage.stores import Rooms
+from perdure.storage.stores import SQLStorage
 from perdure.testing.conformance.tools import leased, new, shift
 
 
-async def names(storage: Rooms, instance_id: str) -> list[str]:
+async def names(storage: SQLStorage, instance_id: str) -> list[str]:
     return [entry.activity_name for entry in await storage.get_compensations(instance_id)]
 
 
-async def test_what_was_added_comes_back(storage: Rooms) -> None:
+async def test_what_was_added_comes_back(storage: SQLStorage) -> None:
     await new(storage, "i-1")
     entry_id = await storage.add_compensation(CompensationEntry("i-1", "pay:1", "refund", b'{"n":  1, "\xc3\xa9": 2}'))
     (entry,) = await storage.get_compensations("i-1")
@@ -25,7 +25,7 @@ async def test_what_was_added_comes_back(storage: Rooms) -> None:
     assert await storage.get_compensations("nobody") == []
 
 
-async def test_the_last_added_is_first_whatever_the_clock_said(storage: Rooms) -> None:
+async def test_the_last_added_is_first_whatever_the_clock_said(storage: SQLStorage) -> None:
     await new(storage, "i-1")
     start = datetime(2030, 1, 1, tzinfo=UTC)
     for n in range(5):
@@ -36,14 +36,14 @@ async def test_the_last_added_is_first_whatever_the_clock_said(storage: Rooms) -
     assert [entry.activity_name for entry in two] == ["undo 4", "undo 3"]
 
 
-async def test_one_step_may_have_several(storage: Rooms) -> None:
+async def test_one_step_may_have_several(storage: SQLStorage) -> None:
     await new(storage, "i-1")
     entry = CompensationEntry("i-1", "s:1", "undo")
     first, second = await storage.add_compensation(entry), await storage.add_compensation(entry)
     assert [entry.id for entry in await storage.get_compensations("i-1")] == [second, first]
 
 
-async def test_w1_a_lost_lease_adds_nothing(storage: Rooms) -> None:
+async def test_w1_a_lost_lease_adds_nothing(storage: SQLStorage) -> None:
     lease = await leased(storage, "i-1", timeout_sec=10)
     await storage.add_compensation(CompensationEntry("i-1", "s:1", "undo 1"), lease=lease)
     shift(storage, 11)
@@ -55,7 +55,7 @@ async def test_w1_a_lost_lease_adds_nothing(storage: Rooms) -> None:
     assert await names(storage, "i-1") == ["undo 3", "undo 1"]
 
 
-async def test_an_unknown_instance_is_refused_and_the_transaction_goes_on(storage: Rooms) -> None:
+async def test_an_unknown_instance_is_refused_and_the_transaction_goes_on(storage: SQLStorage) -> None:
     await new(storage, "i-1")
     async with storage.transaction():
         with pytest.raises(InstanceNotFoundError):
@@ -70,7 +70,7 @@ async def test_an_unknown_instance_is_refused_and_the_transaction_goes_on(storag
     CompensationEntry("i-1", "s:1", "undo", b"\xff"),
     CompensationEntry("i-1", "s:1", "undo", b"1" * (8 * 1024 * 1024 + 1)),
 ])  # fmt: skip
-async def test_limits(storage: Rooms, entry: CompensationEntry) -> None:
+async def test_limits(storage: SQLStorage, entry: CompensationEntry) -> None:
     await new(storage, "i-1")
     with pytest.raises(LimitError):
         await storage.add_compensation(entry)

@@ -1,4 +1,4 @@
-"""Delivery: what every backend does to bring messages to who waits for them."""
+"""Test how a backend delivers messages to instances that wait for them."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ from perdure.model.records import (
     ResumableWorkflow,
 )
 from perdure.model.states import WorkflowStatus
-from perdure.storage.stores import Rooms
+from perdure.storage.stores import SQLStorage
 from perdure.testing.conformance.channels import family_message, pending, publish, remaining, subscriber
 from perdure.testing.conformance.tools import again, leased, listening, new, recorded, shift, status
 
@@ -25,25 +25,25 @@ BROADCAST, COMPETING, DIRECT = ChannelMode.BROADCAST, ChannelMode.COMPETING, Cha
 RECEIVED = "ChannelMessageReceived"
 
 
-async def message(storage: Rooms, message_id: int, channel: str = "c") -> ChannelMessage:
-    """A message by its id."""
+async def message(storage: SQLStorage, message_id: int, channel: str = "c") -> ChannelMessage:
+    """Return a message by its id."""
     (found,) = await storage.get_pending_channel_messages(channel, message_id - 1, 1)
     return found
 
 
-async def payload(storage: Rooms, instance_id: str) -> dict[str, object]:
-    """The payload of an instance's last event."""
+async def payload(storage: SQLStorage, instance_id: str) -> dict[str, object]:
+    """Return the payload of an instance's last event."""
     events, _ = await storage.get_history_paginated(instance_id)
     found: dict[str, object] = json.loads(events[-1].event_data or b"null")
     return found
 
 
-async def delivered(storage: Rooms, limit: int = 0) -> list[tuple[str, int]]:
-    """What a sweep delivers: instances and messages."""
+async def delivered(storage: SQLStorage, limit: int = 0) -> list[tuple[str, int]]:
+    """Return what a sweep delivers: instances and messages."""
     return [(found.instance_id, found.message_id) for found in await storage.deliver_pending(limit)]
 
 
-async def test_a_message_reaches_who_waits_for_it(storage: Rooms) -> None:
+async def test_a_message_reaches_who_waits_for_it(storage: SQLStorage) -> None:
     await listening(storage, "i-1")
     first = await storage.publish_to_channel("c", b'{"n": 1}', b'{"m": 2}')
     found = await storage.deliver_channel_message_with_lock("i-1", "c", await message(storage, first), "w9", 30)
@@ -57,7 +57,7 @@ async def test_a_message_reaches_who_waits_for_it(storage: Rooms) -> None:
     assert await storage.deliver_channel_message("i-1", await message(storage, first)) is None
 
 
-async def test_w49_the_payload_suits_both_of_the_familys_readers(storage: Rooms) -> None:
+async def test_w49_the_payload_suits_both_of_the_familys_readers(storage: SQLStorage) -> None:
     name = 'ä"\\ %s :x {y}'
     await listening(storage, "i-1", name)
     first = await storage.publish_to_channel(name, b'{"n":  1.50}', b'{"m":2}')
@@ -73,7 +73,7 @@ async def test_w49_the_payload_suits_both_of_the_familys_readers(storage: Rooms)
 
 
 @pytest.mark.parametrize("data", [b"null", b"[1, 2]", b'"text"', b"0", b"false", b'{"a": "\\u0000"}'])
-async def test_w41_any_json_is_delivered_as_it_is(storage: Rooms, data: bytes) -> None:
+async def test_w41_any_json_is_delivered_as_it_is(storage: SQLStorage, data: bytes) -> None:
     await listening(storage, "i-1")
     await publish(storage, data)
     await storage.deliver_pending()
@@ -81,7 +81,7 @@ async def test_w41_any_json_is_delivered_as_it_is(storage: Rooms, data: bytes) -
     assert (await payload(storage, "i-1"))["metadata"] == {}
 
 
-async def test_w41_bytes_are_delivered_as_bytes(storage: Rooms) -> None:
+async def test_w41_bytes_are_delivered_as_bytes(storage: SQLStorage) -> None:
     await listening(storage, "i-1")
     first = await storage.publish_to_channel("c", b"\x00\xff'", b'{"m": 2}', binary=True)
     await storage.deliver_pending()
@@ -91,7 +91,9 @@ async def test_w41_bytes_are_delivered_as_bytes(storage: Rooms) -> None:
     assert (found["id"], found["data"], found["metadata"]) == (first, None, {"m": 2})
 
 
-async def test_w6_the_lowest_pending_message_is_delivered_whichever_is_offered(storage: Rooms, sql: Executor) -> None:
+async def test_w6_the_lowest_pending_message_is_delivered_whichever_is_offered(
+    storage: SQLStorage, sql: Executor
+) -> None:
     await listening(storage, "i-1")
     ids = await publish(storage, b"1", b"2", b"3")
     for n, expected in enumerate(ids, 2):
@@ -99,13 +101,13 @@ async def test_w6_the_lowest_pending_message_is_delivered_whichever_is_offered(s
         assert found is not None
         assert found.message_id == expected
         assert await again(storage, "i-1", activity_id=f"r:{n}") is (expected == ids[2])
-        if expected != ids[2]:  # it was told that there is more, and waits without looking
+        if expected != ids[2]:  # it knows that there is more, and waits without checking
             await sql.execute(f"UPDATE channel_subscriptions SET activity_id = 'r:{n}'")
             await storage.update_instance_status("i-1", WorkflowStatus.WAITING_FOR_MESSAGE)
     assert [name for name, _ in await recorded(storage, "i-1")] == ["r:1", "r:2", "r:3"]
 
 
-async def test_every_broadcast_subscriber_gets_every_message_once_in_order(storage: Rooms) -> None:
+async def test_every_broadcast_subscriber_gets_every_message_once_in_order(storage: SQLStorage) -> None:
     for n in range(3):
         await listening(storage, f"i-{n}")
     ids = await publish(storage, b"1", b"2")
@@ -125,7 +127,7 @@ async def test_every_broadcast_subscriber_gets_every_message_once_in_order(stora
     assert seen == {f"i-{n}": ids for n in range(3)}
 
 
-async def test_w4_a_competing_message_goes_to_one(storage: Rooms) -> None:
+async def test_w4_a_competing_message_goes_to_one(storage: SQLStorage) -> None:
     for n in range(3):
         await listening(storage, f"i-{n}", mode=COMPETING)
     ids = await publish(storage, b"1", b"2")
@@ -136,7 +138,7 @@ async def test_w4_a_competing_message_goes_to_one(storage: Rooms) -> None:
     assert await delivered(storage) == []
 
 
-async def test_w4_concurrent_deliverers_deliver_a_competing_message_once(storage: Rooms, peer: Rooms) -> None:
+async def test_w4_concurrent_deliverers_deliver_a_competing_message_once(storage: SQLStorage, peer: SQLStorage) -> None:
     for n in range(6):
         await listening(storage, f"i-{n}", mode=COMPETING)
     ids = await publish(storage, b"1", b"2")
@@ -149,7 +151,7 @@ async def test_w4_concurrent_deliverers_deliver_a_competing_message_once(storage
     assert await remaining(storage) == []
 
 
-async def test_a_claimed_message_is_not_delivered(storage: Rooms) -> None:
+async def test_a_claimed_message_is_not_delivered(storage: SQLStorage) -> None:
     await subscriber(storage, "other", mode=COMPETING)
     await listening(storage, "i-1", mode=COMPETING)
     ids = await publish(storage, b"1", b"2")
@@ -157,7 +159,7 @@ async def test_a_claimed_message_is_not_delivered(storage: Rooms) -> None:
     assert await delivered(storage) == [("i-1", ids[1])]
 
 
-async def test_w22_a_direct_message_goes_to_its_instance(storage: Rooms) -> None:
+async def test_w22_a_direct_message_goes_to_its_instance(storage: SQLStorage) -> None:
     for n in range(2):
         await listening(storage, f"i-{n}", "mail", DIRECT)
     await listening(storage, "i-2", "mail")
@@ -165,7 +167,7 @@ async def test_w22_a_direct_message_goes_to_its_instance(storage: Rooms) -> None
     assert await delivered(storage) == [("i-1", first)]
 
 
-async def test_w16_who_does_not_wait_gets_nothing(storage: Rooms) -> None:
+async def test_w16_who_does_not_wait_gets_nothing(storage: SQLStorage) -> None:
     await subscriber(storage, "running")
     await new(storage, "stranger")
     for instance_id in ("finished", "cancelled", "elsewhere"):
@@ -187,8 +189,8 @@ async def test_w16_who_does_not_wait_gets_nothing(storage: Rooms) -> None:
     assert await pending(storage, "running") == ids
 
 
-async def test_w16_a_step_recorded_already_takes_no_message_and_strands_nobody(storage: Rooms) -> None:
-    """As Romancy leaves it when it dies in the midst of a delivery."""
+async def test_w16_a_step_recorded_already_takes_no_message_and_strands_nobody(storage: SQLStorage) -> None:
+    """As Romancy leaves it when it dies during a delivery."""
     for mode, channel in ((BROADCAST, "b"), (COMPETING, "c")):
         await listening(storage, channel, channel, mode)
         await storage.append_history(HistoryEvent(channel, "r:1", RECEIVED, b'{"id": 0}'))
@@ -199,7 +201,7 @@ async def test_w16_a_step_recorded_already_takes_no_message_and_strands_nobody(s
         assert not await again(storage, channel, channel, activity_id="r:2")
 
 
-async def test_w16_a_delivery_is_all_or_nothing(storage: Rooms) -> None:
+async def test_w16_a_delivery_is_all_or_nothing(storage: SQLStorage) -> None:
     await listening(storage, "i-1", mode=COMPETING)
     ids = await publish(storage, b"1")
     await storage.begin_transaction()
@@ -210,7 +212,7 @@ async def test_w16_a_delivery_is_all_or_nothing(storage: Rooms) -> None:
     assert await delivered(storage) == [("i-1", ids[0])]
 
 
-async def test_nothing_is_delivered_to_who_is_held_and_the_sweep_makes_up_for_it(storage: Rooms) -> None:
+async def test_nothing_is_delivered_to_who_is_held_and_the_sweep_makes_up_for_it(storage: SQLStorage) -> None:
     await listening(storage, "i-1")
     held = await storage.try_acquire_lock("i-1", "w2", 30)
     assert held is not None
@@ -222,7 +224,7 @@ async def test_nothing_is_delivered_to_who_is_held_and_the_sweep_makes_up_for_it
     assert await delivered(storage) == [("i-1", ids[0])]
 
 
-async def test_a_delivery_fences_off_a_lease_that_ran_out(storage: Rooms) -> None:
+async def test_a_delivery_fences_off_a_lease_that_ran_out(storage: SQLStorage) -> None:
     await listening(storage, "i-1")
     held = await storage.try_acquire_lock("i-1", "w2", 10)
     await publish(storage, b"1")
@@ -232,12 +234,12 @@ async def test_a_delivery_fences_off_a_lease_that_ran_out(storage: Rooms) -> Non
         await storage.append_history(HistoryEvent("i-1", "late", "ActivityCompleted", b"1"), lease=held)
 
 
-async def test_the_holder_takes_messages_for_itself_and_keeps_the_lease(storage: Rooms) -> None:
+async def test_the_holder_takes_messages_for_itself_and_keeps_the_lease(storage: SQLStorage) -> None:
     lease = await leased(storage, "i-1")
     await storage.subscribe_to_channel("i-1", "c", BROADCAST, lease=lease)
     ids = await publish(storage, b"1", b"2")
     offered = await message(storage, ids[1])
-    assert await storage.deliver_channel_message("i-1", offered, lease=lease) is None  # for which step?
+    assert await storage.deliver_channel_message("i-1", offered, lease=lease) is None  # the step is not named
     for n in range(2):
         found = await storage.deliver_channel_message("i-1", offered, lease=lease, activity_id=f"r:{n}")
         assert found == ChannelDeliveryResult("i-1", "wf", f"r:{n}", "c", ids[n])
@@ -250,7 +252,7 @@ async def test_the_holder_takes_messages_for_itself_and_keeps_the_lease(storage:
         await storage.deliver_channel_message("i-1", offered, activity_id="r:3")
 
 
-async def test_w5_a_sweep_finds_what_nobody_delivered(storage: Rooms) -> None:
+async def test_w5_a_sweep_finds_what_nobody_delivered(storage: SQLStorage) -> None:
     await listening(storage, "i-1")
     await listening(storage, "i-2", "d", COMPETING)
     (first,) = await publish(storage, b"1")
@@ -259,7 +261,7 @@ async def test_w5_a_sweep_finds_what_nobody_delivered(storage: Rooms) -> None:
     assert await delivered(storage) == []
 
 
-async def test_a_sweep_goes_on_where_it_stopped(storage: Rooms) -> None:
+async def test_a_sweep_goes_on_where_it_stopped(storage: SQLStorage) -> None:
     for n in range(5):
         await listening(storage, f"i-{n}")
     (first,) = await publish(storage, b"1")
@@ -270,7 +272,7 @@ async def test_a_sweep_goes_on_where_it_stopped(storage: Rooms) -> None:
         await delivered(storage, 1001)
 
 
-async def test_a_channel_that_cannot_be_served_does_not_hold_up_the_others(storage: Rooms) -> None:
+async def test_a_channel_that_cannot_be_served_does_not_hold_up_the_others(storage: SQLStorage) -> None:
     for channel in ("a", "b"):
         await listening(storage, f"i-{channel}", channel)
     assert await storage.try_acquire_lock("i-a", "w2", 30) is not None
@@ -279,7 +281,7 @@ async def test_a_channel_that_cannot_be_served_does_not_hold_up_the_others(stora
     assert [await delivered(storage, 1), await delivered(storage, 1)] == [[], [("i-b", second)]]
 
 
-async def test_a_sweep_of_named_channels_looks_at_no_others(storage: Rooms) -> None:
+async def test_a_sweep_of_named_channels_looks_at_no_others(storage: SQLStorage) -> None:
     for channel in ("a", "b"):
         await listening(storage, f"i-{channel}", channel)
         await publish(storage, b"1", channel=channel)
@@ -288,7 +290,7 @@ async def test_a_sweep_of_named_channels_looks_at_no_others(storage: Rooms) -> N
     assert await storage.deliver_pending(channels=[]) == []
 
 
-async def test_a_sweep_delivers_what_the_family_published(storage: Rooms, sql: Executor) -> None:
+async def test_a_sweep_delivers_what_the_family_published(storage: SQLStorage, sql: Executor) -> None:
     await listening(storage, "i-1")
     await family_message(sql, "m-1")
     (found,) = await storage.deliver_pending()
@@ -300,8 +302,8 @@ async def test_a_sweep_delivers_what_the_family_published(storage: Rooms, sql: E
     assert len(await storage.deliver_pending()) == 1
 
 
-async def test_messages_go_to_waiting_instances_of_any_framework(storage: Rooms, sql: Executor) -> None:
-    """The rest of the family keeps its one wait on a channel in the subscription."""
+async def test_messages_go_to_waiting_instances_of_any_framework(storage: SQLStorage, sql: Executor) -> None:
+    """Edda and Romancy keep their one wait on a channel in the subscription."""
     await listening(storage, "i-1", after=timedelta(seconds=5))
     for table in ("workflow_instances", "channel_subscriptions"):
         await sql.execute(f"UPDATE {table} SET framework = 'python'")
@@ -320,7 +322,7 @@ async def test_messages_go_to_waiting_instances_of_any_framework(storage: Rooms,
     assert await delivered(storage) == []
 
 
-async def test_w7_a_delivery_moves_both_cursors(storage: Rooms, sql: Executor) -> None:
+async def test_w7_a_delivery_moves_both_cursors(storage: SQLStorage, sql: Executor) -> None:
     await listening(storage, "i-1")
     await publish(storage, b"1")
     ((_, first),) = await delivered(storage)
@@ -331,7 +333,7 @@ async def test_w7_a_delivery_moves_both_cursors(storage: Rooms, sql: Executor) -
     assert [await sql.fetchval(query) for query in stores] == [first, first]
 
 
-async def test_who_waits_on_a_channel(storage: Rooms) -> None:
+async def test_who_waits_on_a_channel(storage: SQLStorage) -> None:
     await subscriber(storage, "running")
     for n in (2, 0, 1):
         await listening(storage, f"i-{n}", activity_id=f"r:{n}")
@@ -347,7 +349,7 @@ async def test_who_waits_on_a_channel(storage: Rooms) -> None:
     assert [found.instance_id for found in await storage.get_channel_subscribers_waiting("c")] == ["i-2", "i-1"]
 
 
-async def test_a_wait_that_nothing_came_for_ends_once(storage: Rooms) -> None:
+async def test_a_wait_that_nothing_came_for_ends_once(storage: SQLStorage) -> None:
     await listening(storage, "i-1", after=timedelta(seconds=5))
     assert not await storage.expire_channel_wait("i-1", "c")
     shift(storage, 6)
@@ -364,7 +366,7 @@ async def test_a_wait_that_nothing_came_for_ends_once(storage: Rooms) -> None:
     assert await delivered(storage) == []
 
 
-async def test_many_waits_end_in_one_commit(storage: Rooms) -> None:
+async def test_many_waits_end_in_one_commit(storage: SQLStorage) -> None:
     for n in range(3):
         await listening(storage, f"i-{n}", after=timedelta(seconds=5))
     await listening(storage, "later", after=timedelta(seconds=60))
@@ -386,7 +388,7 @@ async def test_many_waits_end_in_one_commit(storage: Rooms) -> None:
             await storage.expire_channel_waits(bad)
 
 
-async def test_expired_waits_are_listed_oldest_first(storage: Rooms) -> None:
+async def test_expired_waits_are_listed_oldest_first(storage: SQLStorage) -> None:
     for n, seconds in enumerate([9, 5, 7, 20]):
         await listening(storage, f"i-{n}", after=timedelta(seconds=seconds))
     shift(storage, 10)
@@ -395,7 +397,7 @@ async def test_expired_waits_are_listed_oldest_first(storage: Rooms) -> None:
     assert len(await storage.find_expired_channel_subscriptions(2)) == 2
 
 
-async def test_w10_a_time_out_recorded_already_strands_nobody(storage: Rooms) -> None:
+async def test_w10_a_time_out_recorded_already_strands_nobody(storage: SQLStorage) -> None:
     await listening(storage, "i-1", after=timedelta(seconds=5))
     await storage.append_history(HistoryEvent("i-1", "r:1", "MessageTimeout", b'{"_error": true}'))
     shift(storage, 6)
@@ -404,18 +406,18 @@ async def test_w10_a_time_out_recorded_already_strands_nobody(storage: Rooms) ->
     assert await status(storage, "i-1") is WorkflowStatus.RUNNING
 
 
-async def test_the_holder_ends_its_own_wait_while_it_runs(storage: Rooms) -> None:
+async def test_the_holder_ends_its_own_wait_while_it_runs(storage: SQLStorage) -> None:
     await listening(storage, "i-1", after=timedelta(seconds=5))
     shift(storage, 6)
     lease = await storage.try_acquire_lock("i-1", "w1", 30)
     assert lease is not None
-    assert not await storage.expire_channel_wait("i-1", "c")  # somebody holds it
+    assert not await storage.expire_channel_wait("i-1", "c")  # it is leased
     assert await storage.expire_channel_wait("i-1", "c", lease=lease)
     assert not await storage.expire_channel_wait("i-1", "c", lease=lease)
     await storage.append_history(HistoryEvent("i-1", "s", "ActivityCompleted", b"1"), lease=lease)
 
 
-async def test_what_is_offered_is_of_the_channel(storage: Rooms) -> None:
+async def test_what_is_offered_is_of_the_channel(storage: SQLStorage) -> None:
     await listening(storage, "i-1")
     ids = await publish(storage, b"1")
     with pytest.raises(LimitError):
@@ -425,7 +427,7 @@ async def test_what_is_offered_is_of_the_channel(storage: Rooms) -> None:
     assert await delivered(storage) == [("i-1", ids[0])]
 
 
-async def test_w18_a_callback_after_the_commit_delivers(storage: Rooms) -> None:
+async def test_w18_a_callback_after_the_commit_delivers(storage: SQLStorage) -> None:
     await listening(storage, "i-1")
     seen: list[ChannelDeliveryResult] = []
 

@@ -1,15 +1,15 @@
-"""Groups: what every backend does with named sets of instances."""
+"""Test how a backend handles named sets of instances."""
 
 import asyncio
 
 import pytest
 
 from perdure.errors import InstanceNotFoundError, LeaseLostError, LimitError
-from perdure.storage.stores import Rooms
+from perdure.storage.stores import SQLStorage
 from perdure.testing.conformance.tools import leased, new, shift
 
 
-async def test_members_come_in_the_order_of_joining(storage: Rooms) -> None:
+async def test_members_come_in_the_order_of_joining(storage: SQLStorage) -> None:
     for name in ("c", "a", "b"):
         await new(storage, name)
         await storage.join_group(name, "g")
@@ -22,7 +22,7 @@ async def test_members_come_in_the_order_of_joining(storage: Rooms) -> None:
     assert await storage.get_group_members("g") == ["a", "b", "c"]
 
 
-async def test_leaving_is_idempotent(storage: Rooms) -> None:
+async def test_leaving_is_idempotent(storage: SQLStorage) -> None:
     await new(storage, "a")
     for group in ("g", "h"):
         await storage.join_group("a", group)
@@ -35,7 +35,7 @@ async def test_leaving_is_idempotent(storage: Rooms) -> None:
     assert await storage.get_group_members("h") == []
 
 
-async def test_w38_many_join_at_once(storage: Rooms, peer: Rooms) -> None:
+async def test_w38_many_join_at_once(storage: SQLStorage, peer: SQLStorage) -> None:
     for name in ("a", "b"):
         await new(storage, name)
     sides = [storage, peer] * 6
@@ -45,7 +45,7 @@ async def test_w38_many_join_at_once(storage: Rooms, peer: Rooms) -> None:
     assert await storage.get_group_members("g") == []
 
 
-async def test_w36_group_names_are_exact(storage: Rooms) -> None:
+async def test_w36_group_names_are_exact(storage: SQLStorage) -> None:
     await new(storage, "a")
     await storage.join_group("a", "Team")
     assert await storage.get_group_members("team") == []
@@ -61,14 +61,14 @@ async def test_w36_group_names_are_exact(storage: Rooms) -> None:
     assert await storage.get_group_members("Team") == ["a"]
 
 
-async def test_an_unknown_instance_is_refused(storage: Rooms) -> None:
+async def test_an_unknown_instance_is_refused(storage: SQLStorage) -> None:
     for call in (storage.join_group("nobody", "g"), storage.leave_group("nobody", "g"), storage.leave_all_groups("no")):
         with pytest.raises(InstanceNotFoundError):
             await call
     assert await storage.get_group_members("g") == []
 
 
-async def test_w1_a_lost_lease_changes_no_membership(storage: Rooms) -> None:
+async def test_w1_a_lost_lease_changes_no_membership(storage: SQLStorage) -> None:
     lease = await leased(storage, "a", timeout_sec=10)
     await storage.join_group("a", "g", lease=lease)
     shift(storage, 11)
@@ -83,7 +83,7 @@ async def test_w1_a_lost_lease_changes_no_membership(storage: Rooms) -> None:
     assert (await storage.get_group_members("g"), await storage.get_group_members("h")) == (["a"], [])
 
 
-async def test_a_membership_is_part_of_the_callers_transaction(storage: Rooms) -> None:
+async def test_a_membership_is_part_of_the_callers_transaction(storage: SQLStorage) -> None:
     await new(storage, "a")
     with pytest.raises(KeyError):
         async with storage.transaction():
@@ -92,8 +92,8 @@ async def test_a_membership_is_part_of_the_callers_transaction(storage: Rooms) -
     assert await storage.get_group_members("g") == []
 
 
-async def test_a_finished_instance_keeps_the_time_of_its_end(storage: Rooms) -> None:
-    """Retention counts from it, so leaving a group later must not move it."""
+async def test_a_finished_instance_keeps_the_time_of_its_end(storage: SQLStorage) -> None:
+    """Retention counts from that time, so leaving a group later must not change it."""
     await new(storage, "a")
     await storage.join_group("a", "g")
     await storage.update_instance_output("a", b"1")

@@ -1,4 +1,4 @@
-"""Matching: what every backend does with waits that ask for values, several of them on one channel."""
+"""Test how a backend handles waits that ask for values, several of them on one channel."""
 
 import json
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from perdure.model.records import (
     TimerWait,
 )
 from perdure.model.states import WorkflowStatus
-from perdure.storage.stores import Rooms
+from perdure.storage.stores import SQLStorage
 from perdure.storage.waits import Wait
 from perdure.testing.conformance.channels import pending, remaining
 from perdure.testing.conformance.tools import leased, recorded, shift, status
@@ -37,34 +37,34 @@ def sec(seconds: float) -> timedelta:
 
 
 def wait(activity_id: str, channel: str = "c", *, after: float | None = None, **where: Any) -> ChannelWait:
-    """A wait for these values of the message's data."""
+    """Return a wait for these values of the message's data."""
     return ChannelWait(channel, activity_id, after=None if after is None else sec(after), where=where or None)
 
 
 async def subscribed(
-    storage: Rooms, instance_id: str = "i-1", channel: str = "c", mode: ChannelMode = BROADCAST
+    storage: SQLStorage, instance_id: str = "i-1", channel: str = "c", mode: ChannelMode = BROADCAST
 ) -> Lease:
-    """A new leased instance that listens to a channel."""
+    """Create a leased instance that is subscribed to a channel."""
     lease = await leased(storage, instance_id)
     await storage.subscribe_to_channel(instance_id, channel, mode, lease=lease)
     return lease
 
 
-async def waiting(storage: Rooms, *waits: Wait, instance_id: str = "i-1") -> None:
-    """A new instance that listens to the channel `c` and waits."""
+async def waiting(storage: SQLStorage, *waits: Wait, instance_id: str = "i-1") -> None:
+    """Create an instance that is subscribed to the channel `c` and waits."""
     lease = await subscribed(storage, instance_id)
     assert await storage.suspend(lease, waits) == Suspension(True)
 
 
-async def resumed(storage: Rooms, instance_id: str = "i-1") -> Lease:
-    """An instance taken again."""
+async def resumed(storage: SQLStorage, instance_id: str = "i-1") -> Lease:
+    """Return the new lease of an instance."""
     lease = await storage.try_acquire_lock(instance_id, "w1", 30)
     assert lease is not None
     return lease
 
 
-async def waiting_again(storage: Rooms, *waits: Wait, instance_id: str = "i-1") -> tuple[str, ...]:
-    """Let an instance wait for these, and for nothing else; what is ready instead, and then it is released."""
+async def waiting_again(storage: SQLStorage, *waits: Wait, instance_id: str = "i-1") -> tuple[str, ...]:
+    """Let an instance wait for these and nothing else; return what is ready instead, after which it is released."""
     lease = await resumed(storage, instance_id)
     found = await storage.suspend(lease, waits)
     if not found.suspended:
@@ -72,13 +72,13 @@ async def waiting_again(storage: Rooms, *waits: Wait, instance_id: str = "i-1") 
     return found.ready
 
 
-async def publish(storage: Rooms, *data: object, channel: str = "c") -> list[int]:
-    """Messages with these data."""
+async def publish(storage: SQLStorage, *data: object, channel: str = "c") -> list[int]:
+    """Publish messages with these data."""
     return [await storage.publish_to_channel(channel, json.dumps(each).encode()) for each in data]
 
 
-async def publish_many(storage: Rooms, data: Sequence[object], channel: str = "c") -> list[int]:
-    """The same for many."""
+async def publish_many(storage: SQLStorage, data: Sequence[object], channel: str = "c") -> list[int]:
+    """Publish many messages with these data."""
     messages = [OutgoingMessage(channel, json.dumps(each).encode()) for each in data]
     found: list[int] = []
     for start in range(0, len(messages), 1000):
@@ -88,22 +88,22 @@ async def publish_many(storage: Rooms, data: Sequence[object], channel: str = "c
     return found
 
 
-async def delivered(storage: Rooms, limit: int = 0) -> list[tuple[str, str, int]]:
-    """What a sweep delivers: instances, their steps and messages."""
+async def delivered(storage: SQLStorage, limit: int = 0) -> list[tuple[str, str, int]]:
+    """Return what a sweep delivers: instances, their steps and messages."""
     return [(each.instance_id, each.activity_id, each.message_id) for each in await storage.deliver_pending(limit)]
 
 
 async def take(
-    storage: Rooms, lease: Lease, activity_id: str, channel: str = "c", **where: Any
+    storage: SQLStorage, lease: Lease, activity_id: str, channel: str = "c", **where: Any
 ) -> ChannelDeliveryResult | None:
-    """The holder takes a message."""
+    """Take a message as the holder of the lease."""
     offered = ChannelMessage(0, channel, "")
     return await storage.deliver_channel_message(
         lease.instance_id, offered, lease=lease, activity_id=activity_id, where=where or None
     )
 
 
-async def cursor(storage: Rooms, instance_id: str = "i-1", channel: str = "c") -> int:
+async def cursor(storage: SQLStorage, instance_id: str = "i-1", channel: str = "c") -> int:
     return await storage.get_delivery_cursor(instance_id, channel)
 
 
@@ -111,7 +111,7 @@ async def rows(sql: Executor, table: str) -> int:
     return int(await sql.fetchval(f"SELECT count(*) FROM {table}"))
 
 
-async def test_a_message_goes_to_the_wait_that_it_matches(storage: Rooms) -> None:
+async def test_a_message_goes_to_the_wait_that_it_matches(storage: SQLStorage) -> None:
     await waiting(storage, wait("a", n=1), wait("b", n=2), wait("c", n=2, m=3))
     (message,) = await publish(storage, {"n": 2})
     assert await delivered(storage) == [("i-1", "b", message)]
@@ -122,13 +122,13 @@ async def test_a_message_goes_to_the_wait_that_it_matches(storage: Rooms) -> Non
     assert await delivered(storage) == [("i-1", "c", other)]
 
 
-async def test_of_the_waits_that_a_message_matches_the_first_that_was_made_gets_it(storage: Rooms) -> None:
+async def test_of_the_waits_that_a_message_matches_the_first_that_was_made_gets_it(storage: SQLStorage) -> None:
     await waiting(storage, wait("z", n=1), wait("a", n=1), wait("m"))
     first, second, third = await publish(storage, {"n": 1}, {"n": 1}, {"n": 1})
     assert await delivered(storage) == [("i-1", "z", first)]
-    assert await delivered(storage) == []  # it runs; one message, one wait
+    assert await delivered(storage) == []  # it is running; one message wakes one wait
     assert await recorded(storage, "i-1") == [("z", RECEIVED)]
-    assert await waiting_again(storage, wait("m"), wait("a", n=1)) == ("m", "a")  # in the order they are asked in
+    assert await waiting_again(storage, wait("m"), wait("a", n=1)) == ("m", "a")  # in the order of the waits
     lease = await resumed(storage)
     for activity_id, message in (("a", second), ("m", third)):
         found = await storage.deliver_channel_message("i-1", ChannelMessage(0, "c", ""), lease=lease)
@@ -136,7 +136,7 @@ async def test_of_the_waits_that_a_message_matches_the_first_that_was_made_gets_
     assert await pending(storage, "i-1") == []
 
 
-async def test_the_lowest_message_goes_first_whichever_wait_it_is_for(storage: Rooms) -> None:
+async def test_the_lowest_message_goes_first_whichever_wait_it_is_for(storage: SQLStorage) -> None:
     await waiting(storage, wait("a", n=1), wait("b", n=2))
     second, first = await publish(storage, {"n": 2}, {"n": 1})
     assert await delivered(storage) == [("i-1", "b", second)]
@@ -144,7 +144,7 @@ async def test_the_lowest_message_goes_first_whichever_wait_it_is_for(storage: R
     assert await pending(storage, "i-1") == [first]
 
 
-async def test_a_message_that_nobody_waits_for_changes_nothing(storage: Rooms) -> None:
+async def test_a_message_that_nobody_waits_for_changes_nothing(storage: SQLStorage) -> None:
     await waiting(storage, wait("a", n=1))
     before, start = await storage.get_instance("i-1"), await cursor(storage)
     ids = await publish(storage, {"n": 2}, {"m": 1}, [1], "1", None)
@@ -158,7 +158,7 @@ async def test_a_message_that_nobody_waits_for_changes_nothing(storage: Rooms) -
     assert await storage.next_work_at() is None  # the sweep is done with the channel
 
 
-async def test_what_no_wait_matched_is_there_for_a_later_one(storage: Rooms) -> None:
+async def test_what_no_wait_matched_is_there_for_a_later_one(storage: SQLStorage) -> None:
     await waiting(storage, wait("a", n=1))
     left, other, _ = await publish(storage, {"n": 2}, {"n": 3}, {"n": 1})
     assert [activity for _, activity, _ in await delivered(storage)] == ["a"]
@@ -171,7 +171,7 @@ async def test_what_no_wait_matched_is_there_for_a_later_one(storage: Rooms) -> 
     assert await storage.suspend(lease, [wait("c")]) == Suspension(False, ("c",))
 
 
-async def test_the_same_values_again_do_not_get_the_same_message_again(storage: Rooms) -> None:
+async def test_the_same_values_again_do_not_get_the_same_message_again(storage: SQLStorage) -> None:
     await waiting(storage, wait("a", n=1))
     left, first, second = await publish(storage, {"n": 9}, {"n": 1}, {"n": 1})
     assert await delivered(storage) == [("i-1", "a", first)]
@@ -188,7 +188,7 @@ async def test_the_same_values_again_do_not_get_the_same_message_again(storage: 
     assert await delivered(storage) == [("i-1", "c", third)]
 
 
-async def test_the_cursor_moves_over_messages_taken_in_turn_only(storage: Rooms, sql: Executor) -> None:
+async def test_the_cursor_moves_over_messages_taken_in_turn_only(storage: SQLStorage, sql: Executor) -> None:
     await waiting(storage, wait("a", n=1))
     start = await cursor(storage)
     left, first, last = await publish(storage, {"n": 9}, {"n": 1}, {"n": 2})
@@ -204,10 +204,10 @@ async def test_the_cursor_moves_over_messages_taken_in_turn_only(storage: Rooms,
     assert await rows(sql, "perdure_taken_messages") == 1
 
 
-async def test_waits_for_any_message_and_for_values_are_mixed(storage: Rooms) -> None:
+async def test_waits_for_any_message_and_for_values_are_mixed(storage: SQLStorage) -> None:
     await waiting(storage, wait("n", n=1), wait("any"), wait("m", m=1))
     first, second, third = await publish(storage, {"m": 1}, {"n": 1}, {"n": 1})
-    assert await delivered(storage) == [("i-1", "any", first)]  # made before the one for `m`
+    assert await delivered(storage) == [("i-1", "any", first)]  # registered before the one for `m`
     lease = await resumed(storage)
     assert await storage.suspend(lease, [wait("n", n=1), wait("m", m=1)]) == Suspension(False, ("n",))
     for activity_id, expected in (("n", second), ("rest", third)):
@@ -219,7 +219,7 @@ async def test_waits_for_any_message_and_for_values_are_mixed(storage: Rooms) ->
     assert await delivered(storage) == [("i-1", "m", fourth)]
 
 
-async def test_several_plain_waits_get_one_message_each_in_order(storage: Rooms) -> None:
+async def test_several_plain_waits_get_one_message_each_in_order(storage: SQLStorage) -> None:
     await waiting(storage, wait("b"), wait("a"))
     first, second = await publish(storage, 1, 2)
     assert await delivered(storage) == [("i-1", "b", first)]
@@ -227,7 +227,7 @@ async def test_several_plain_waits_get_one_message_each_in_order(storage: Rooms)
     assert await pending(storage, "i-1") == [second]
 
 
-async def test_every_instance_gets_what_it_asks_for(storage: Rooms) -> None:
+async def test_every_instance_gets_what_it_asks_for(storage: SQLStorage) -> None:
     for n in range(5):
         await waiting(storage, wait("a", n=n), instance_id=f"i-{n}")
     await waiting(storage, wait("a"), instance_id="all")
@@ -238,17 +238,17 @@ async def test_every_instance_gets_what_it_asks_for(storage: Rooms) -> None:
     assert await delivered(storage) == []
 
 
-async def test_a_sweep_goes_on_where_it_stopped(storage: Rooms) -> None:
+async def test_a_sweep_goes_on_where_it_stopped(storage: SQLStorage) -> None:
     for n in range(5):
         await waiting(storage, wait("a", n=n % 2), instance_id=f"i-{n}")
     await publish(storage, {"n": 0}, {"n": 1})
     pages = [[instance_id for instance_id, _, _ in await delivered(storage, 2)] for _ in range(4)]
     assert pages == [["i-0", "i-1"], ["i-2", "i-3"], ["i-4"], []]
-    assert await storage.next_work_at() is not None  # they run
+    assert await storage.next_work_at() is not None  # they are running
     assert {await status(storage, f"i-{n}") for n in range(5)} == {RUNNING}
 
 
-async def test_each_wait_ends_at_its_own_time(storage: Rooms) -> None:
+async def test_each_wait_ends_at_its_own_time(storage: SQLStorage) -> None:
     waits = [
         wait("late", after=30, n=1),
         wait("never", n=2),
@@ -273,12 +273,12 @@ async def test_each_wait_ends_at_its_own_time(storage: Rooms) -> None:
     assert await delivered(storage) == [("i-1", "never", message)]
 
 
-async def test_waits_that_are_over_end_one_after_the_other_the_earliest_first(storage: Rooms) -> None:
+async def test_waits_that_are_over_end_one_after_the_other_the_earliest_first(storage: SQLStorage) -> None:
     waits = [wait("b", after=20, n=1), wait("a", after=10, n=1), wait("c", after=60)]
     await waiting(storage, *waits)
     shift(storage, 30)
     assert [each.activity_id for each in await storage.find_expired_channel_subscriptions()] == ["a", "b"]
-    assert await storage.expire_channel_waits([("i-1", "c"), ("i-1", "c")]) == [True, False]  # it runs
+    assert await storage.expire_channel_waits([("i-1", "c"), ("i-1", "c")]) == [True, False]  # it is running
     lease = await resumed(storage)
     assert await storage.suspend(lease, waits[::2]) == Suspension(False, ("b",))
     assert await storage.expire_channel_wait("i-1", "c", lease=lease)
@@ -286,7 +286,7 @@ async def test_waits_that_are_over_end_one_after_the_other_the_earliest_first(st
     assert await recorded(storage, "i-1") == [("a", TIMED_OUT), ("b", TIMED_OUT)]
 
 
-async def test_a_message_leaves_the_other_waits_with_their_times(storage: Rooms) -> None:
+async def test_a_message_leaves_the_other_waits_with_their_times(storage: SQLStorage) -> None:
     waits = [wait("a", after=10, n=1), wait("b", after=20, n=2), wait("c", n=3)]
     await waiting(storage, *waits)
     due = await storage.next_due_at()
@@ -300,7 +300,7 @@ async def test_a_message_leaves_the_other_waits_with_their_times(storage: Rooms)
     assert (await recorded(storage, "i-1"))[-1] == ("a", TIMED_OUT)
 
 
-async def test_a_wait_asked_for_again_keeps_its_time_and_its_place(storage: Rooms) -> None:
+async def test_a_wait_asked_for_again_keeps_its_time_and_its_place(storage: SQLStorage) -> None:
     await waiting(storage, wait("b", n=1), wait("a", after=10, n=1), TimerWait("t", "t:1", after=sec(1)))
     shift(storage, 2)
     assert await storage.fire_timer("i-1", "t")
@@ -317,7 +317,7 @@ async def test_a_wait_asked_for_again_keeps_its_time_and_its_place(storage: Room
 
 @pytest.mark.parametrize("again", [wait("a", after=50), wait("a", after=50, n=2), wait("a", "d", after=50)])
 async def test_an_activity_that_waits_for_something_else_does_not_wait_for_the_first_thing(
-    storage: Rooms, again: ChannelWait
+    storage: SQLStorage, again: ChannelWait
 ) -> None:
     lease = await subscribed(storage)
     await storage.subscribe_to_channel("i-1", "d", BROADCAST, lease=lease)
@@ -333,7 +333,7 @@ async def test_an_activity_that_waits_for_something_else_does_not_wait_for_the_f
     assert await delivered(storage) == [("i-1", "a", message)]
 
 
-async def test_a_plain_wait_of_the_same_activity_on_another_channel_replaces_the_first(storage: Rooms) -> None:
+async def test_a_plain_wait_of_the_same_activity_on_another_channel_replaces_the_first(storage: SQLStorage) -> None:
     lease = await subscribed(storage)
     await storage.subscribe_to_channel("i-1", "d", BROADCAST, lease=lease)
     assert await storage.suspend(lease, [wait("a", after=10)]) == Suspension(True)
@@ -347,7 +347,7 @@ async def test_a_plain_wait_of_the_same_activity_on_another_channel_replaces_the
     assert await delivered(storage) == [("i-1", "a", message)]
 
 
-async def test_what_is_dropped_is_not_waited_for(storage: Rooms, sql: Executor) -> None:
+async def test_what_is_dropped_is_not_waited_for(storage: SQLStorage, sql: Executor) -> None:
     await waiting(storage, wait("a", after=10, n=1), wait("b", n=2), wait("c", n=3))
     await publish(storage, {"n": 3})
     assert len(await delivered(storage)) == 1
@@ -360,7 +360,7 @@ async def test_what_is_dropped_is_not_waited_for(storage: Rooms, sql: Executor) 
     assert await pending(storage, "i-1") == ids
 
 
-async def test_what_is_ready_is_not_waited_for(storage: Rooms) -> None:
+async def test_what_is_ready_is_not_waited_for(storage: SQLStorage) -> None:
     lease = await subscribed(storage)
     await publish(storage, {"n": 1}, {"n": 2})
     asked = [wait("d", n=4), wait("b", n=2), wait("a", n=1), wait("over", after=0, n=5)]
@@ -369,13 +369,13 @@ async def test_what_is_ready_is_not_waited_for(storage: Rooms) -> None:
     assert await storage.suspend(lease, [wait("d", n=4)]) == Suspension(True)
 
 
-async def test_a_message_that_came_while_it_ran_is_seen_by_a_wait_that_it_kept(storage: Rooms) -> None:
+async def test_a_message_that_came_while_it_ran_is_seen_by_a_wait_that_it_kept(storage: SQLStorage) -> None:
     await waiting(storage, wait("a", n=1), wait("b", n=2))
     await publish(storage, {"n": 2})
     assert len(await delivered(storage)) == 1
-    (message,) = await publish(storage, {"n": 1})  # no sweep has looked at it
+    (message,) = await publish(storage, {"n": 1})  # no sweep has seen it
     assert await waiting_again(storage, wait("a", n=1)) == ("a",)
-    assert await delivered(storage) == []  # now one has, and it runs
+    assert await delivered(storage) == []  # now one has, and it is running
     assert await waiting_again(storage, wait("a", n=1)) == ("a",)
     lease = await resumed(storage)
     found = await storage.deliver_channel_message("i-1", ChannelMessage(0, "c", ""), lease=lease)
@@ -385,7 +385,7 @@ async def test_a_message_that_came_while_it_ran_is_seen_by_a_wait_that_it_kept(s
 
 @pytest.mark.parametrize("where", [{}, {"n": 1}])
 async def test_a_wait_that_stays_beside_another_gets_what_came_while_it_did_not_count(
-    storage: Rooms, where: Where
+    storage: SQLStorage, where: Where
 ) -> None:
     for instance_id, channel in (("i-1", "d"), ("i-2", "d"), ("i-3", "c")):
         lease = await subscribed(storage, instance_id)
@@ -396,7 +396,7 @@ async def test_a_wait_that_stays_beside_another_gets_what_came_while_it_did_not_
     shift(storage, 2)
     assert await storage.fire_timers([("i-1", "t"), ("i-2", "t"), ("i-3", "t")]) == [True] * 3
     (message,) = await publish(storage, {"n": 1})
-    assert await delivered(storage) == []  # they run
+    assert await delivered(storage) == []  # they are running
     assert await storage.next_work_at() != await storage.next_due_at()  # they can be taken
     for instance_id in ("i-1", "i-2"):
         lease = await resumed(storage, instance_id)
@@ -409,10 +409,10 @@ async def test_a_wait_that_stays_beside_another_gets_what_came_while_it_did_not_
             await storage.update_instance_status("i-2", WAITING, lease=lease)
             await storage.release_lock("i-2", "w1", lease=lease)
         assert await delivered(storage) == [(instance_id, "a", message)]
-    assert await delivered(storage) == []  # the third runs
+    assert await delivered(storage) == []  # the third is running
 
 
-async def test_nothing_is_delivered_to_who_is_held_and_the_sweep_makes_up_for_it(storage: Rooms) -> None:
+async def test_nothing_is_delivered_to_who_is_held_and_the_sweep_makes_up_for_it(storage: SQLStorage) -> None:
     await waiting(storage, wait("a", n=1))
     await waiting(storage, wait("a", n=2), instance_id="i-2")
     held = await storage.try_acquire_lock("i-1", "w2", 30)
@@ -425,7 +425,7 @@ async def test_nothing_is_delivered_to_who_is_held_and_the_sweep_makes_up_for_it
     assert await delivered(storage) == []
 
 
-async def test_a_message_offered_goes_to_who_matches_it(storage: Rooms) -> None:
+async def test_a_message_offered_goes_to_who_matches_it(storage: SQLStorage) -> None:
     await waiting(storage, wait("a", n=1))
     (message,) = await publish(storage, {"n": 1})
     await storage.deliver_pending(channels=["elsewhere"])
@@ -436,7 +436,7 @@ async def test_a_message_offered_goes_to_who_matches_it(storage: Rooms) -> None:
     assert await delivered(storage) == []
 
 
-async def test_a_delivery_finds_the_wait_without_a_sweep(storage: Rooms) -> None:
+async def test_a_delivery_finds_the_wait_without_a_sweep(storage: SQLStorage) -> None:
     await waiting(storage, wait("a", n=1), wait("b", n=2))
     left, first, second = await publish(storage, {"n": 3}, {"n": 2}, {"n": 1})
     found = await storage.deliver_channel_message("i-1", ChannelMessage(left, "c", ""))
@@ -447,7 +447,7 @@ async def test_a_delivery_finds_the_wait_without_a_sweep(storage: Rooms) -> None
     assert found == ChannelDeliveryResult("i-1", "wf", "a", "c", second)
 
 
-async def test_the_holder_takes_by_values(storage: Rooms) -> None:
+async def test_the_holder_takes_by_values(storage: SQLStorage) -> None:
     lease = await subscribed(storage)
     left, first, second = await publish(storage, {"n": 9}, {"n": 1, "m": {"k": "x"}}, {"n": 1, "m": {"k": "y"}})
     found = await take(storage, lease, "a", **{"m.k": "y"})
@@ -475,7 +475,7 @@ async def test_the_holder_takes_by_values(storage: Rooms) -> None:
         await take(storage, lease, "c", n=object())
 
 
-async def test_a_competing_channel_is_not_asked_for_values(storage: Rooms) -> None:
+async def test_a_competing_channel_is_not_asked_for_values(storage: SQLStorage) -> None:
     lease = await subscribed(storage, mode=COMPETING)
     ids = await publish(storage, {"n": 2}, {"n": 1})
     with pytest.raises(LimitError):
@@ -487,7 +487,7 @@ async def test_a_competing_channel_is_not_asked_for_values(storage: Rooms) -> No
     assert await status(storage, "i-1") is RUNNING
 
 
-async def test_several_waits_share_a_competing_channel(storage: Rooms) -> None:
+async def test_several_waits_share_a_competing_channel(storage: SQLStorage) -> None:
     lease = await subscribed(storage, mode=COMPETING)
     assert await storage.suspend(lease, [wait("b"), wait("a")]) == Suspension(True)
     first, second = await publish(storage, 1, 2)
@@ -496,7 +496,7 @@ async def test_several_waits_share_a_competing_channel(storage: Rooms) -> None:
     assert await remaining(storage) == [second]
 
 
-async def test_a_direct_message_is_matched(storage: Rooms) -> None:
+async def test_a_direct_message_is_matched(storage: SQLStorage) -> None:
     for instance_id in ("i-1", "i-2"):
         await publish(storage, {"n": 0}, channel=f"mail:{instance_id}")
         lease = await subscribed(storage, instance_id, "mail", DIRECT)
@@ -522,7 +522,7 @@ SAME: list[tuple[Any, Any]] = [
 ]
 
 
-async def test_values_are_equal_with_their_types(storage: Rooms) -> None:
+async def test_values_are_equal_with_their_types(storage: SQLStorage) -> None:
     lease = await subscribed(storage)
     ids = await publish(storage, *({"v": value, "at": n} for n, value in enumerate(VALUES)))
     for n, value in enumerate(VALUES):
@@ -537,7 +537,7 @@ async def test_values_are_equal_with_their_types(storage: Rooms) -> None:
         assert found.message_id == message
 
 
-async def test_paths_lead_through_objects_only(storage: Rooms) -> None:
+async def test_paths_lead_through_objects_only(storage: SQLStorage) -> None:
     lease = await subscribed(storage)
     data = {"a": {"b": {"c": 1}, "x.y": 2, "0": 3, "": 4}, "list": [{"a": 5}], "Ä b": 6, "t": "text"}
     (message,) = await publish(storage, data)
@@ -551,7 +551,7 @@ async def test_paths_lead_through_objects_only(storage: Rooms) -> None:
     assert found.message_id == message
 
 
-async def test_what_is_no_object_matches_nothing(storage: Rooms) -> None:
+async def test_what_is_no_object_matches_nothing(storage: SQLStorage) -> None:
     await waiting(storage, wait("a", n=1))
     await publish(storage, None, 1, "n", [{"n": 1}], True, {"n": {"n": 1}})
     await storage.publish_to_channel("c", b'{"n": 1}', binary=True)
@@ -562,7 +562,7 @@ async def test_what_is_no_object_matches_nothing(storage: Rooms) -> None:
     assert await delivered(storage) == [("i-1", "a", message)]
 
 
-async def test_data_that_the_family_stored_and_is_not_json_matches_nothing(storage: Rooms, sql: Executor) -> None:
+async def test_data_that_the_family_stored_and_is_not_json_matches_nothing(storage: SQLStorage, sql: Executor) -> None:
     await waiting(storage, wait("a", n=1))
     for n, data in enumerate(["no json", "", "[" * 100_000, '{"n": ' + "1" * 5000 + "}", '{"n": NaN}']):
         await sql.execute(
@@ -575,7 +575,7 @@ async def test_data_that_the_family_stored_and_is_not_json_matches_nothing(stora
 
 
 async def test_a_message_of_the_family_that_appears_below_one_that_was_looked_at_is_found(
-    storage: Rooms, sql: Executor
+    storage: SQLStorage, sql: Executor
 ) -> None:
     await waiting(storage, wait("a", n=1))
     hole, _ = await publish(storage, {"n": 1}, {"n": 2})
@@ -589,7 +589,7 @@ async def test_a_message_of_the_family_that_appears_below_one_that_was_looked_at
 
 
 @pytest.mark.parametrize("end", ["unsubscribe", "clear", "cancel", "compensate", "fail", "complete", "recur", "clean"])
-async def test_waits_go_with_what_they_belong_to(storage: Rooms, sql: Executor, end: str) -> None:
+async def test_waits_go_with_what_they_belong_to(storage: SQLStorage, sql: Executor, end: str) -> None:
     await waiting(storage, wait("a", after=10, n=1), wait("b", after=10), wait("c", n=3))
     await publish(storage, {"n": 3})
     await publish(storage, {"n": 3})
@@ -598,7 +598,7 @@ async def test_waits_go_with_what_they_belong_to(storage: Rooms, sql: Executor, 
     assert await storage.suspend(lease, [wait("a", after=10, n=1), wait("d", n=4)]) == Suspension(True)
     lease = await resumed(storage)
     ids = await publish(storage, {"n": 4})
-    assert (await take(storage, lease, "d", n=4)) is not None  # out of turn, and it runs again
+    assert (await take(storage, lease, "d", n=4)) is not None  # out of turn, and it is running again
     assert [await rows(sql, table) for table in ("perdure_waits", "perdure_taken_messages")] == [1, 1]
     if end == "unsubscribe":
         await storage.unsubscribe_from_channel("i-1", "c", lease=lease)
@@ -627,7 +627,7 @@ async def test_waits_go_with_what_they_belong_to(storage: Rooms, sql: Executor, 
         assert [await rows(sql, table) for table in ("perdure_waits", "perdure_taken_messages")] == [0, 0]
 
 
-async def test_who_subscribes_again_begins_anew(storage: Rooms) -> None:
+async def test_who_subscribes_again_begins_anew(storage: SQLStorage) -> None:
     lease = await subscribed(storage, channel="mail", mode=DIRECT)
     first, second = await publish(storage, {"n": 1}, {"n": 2}, channel="mail:i-1")
     found = await take(storage, lease, "a", "mail:i-1", n=2)
@@ -640,7 +640,7 @@ async def test_who_subscribes_again_begins_anew(storage: Rooms) -> None:
     assert found.message_id == second
 
 
-async def test_a_clean_up_keeps_what_a_subscriber_has_not_had(storage: Rooms) -> None:
+async def test_a_clean_up_keeps_what_a_subscriber_has_not_had(storage: SQLStorage) -> None:
     await waiting(storage, wait("a", n=1))
     ids = await publish(storage, {"n": 9}, {"n": 1}, {"n": 8})
     assert len(await delivered(storage)) == 1
@@ -654,7 +654,7 @@ async def test_a_clean_up_keeps_what_a_subscriber_has_not_had(storage: Rooms) ->
     assert await storage.cleanup_old_channel_messages(sec(10)) == 3
 
 
-async def test_a_clean_up_by_force_leaves_waits_that_find_later_messages(storage: Rooms) -> None:
+async def test_a_clean_up_by_force_leaves_waits_that_find_later_messages(storage: SQLStorage) -> None:
     await waiting(storage, wait("a", n=1))
     await publish(storage, {"n": 9})
     assert await delivered(storage) == []
@@ -664,7 +664,7 @@ async def test_a_clean_up_by_force_leaves_waits_that_find_later_messages(storage
     assert await delivered(storage) == [("i-1", "a", message)]
 
 
-async def test_a_channel_out_of_use_and_in_use_again_is_matched(storage: Rooms) -> None:
+async def test_a_channel_out_of_use_and_in_use_again_is_matched(storage: SQLStorage) -> None:
     await waiting(storage, wait("a", n=1))
     await publish(storage, {"n": 1})
     assert len(await delivered(storage)) == 1
@@ -677,7 +677,7 @@ async def test_a_channel_out_of_use_and_in_use_again_is_matched(storage: Rooms) 
 
 
 @pytest.mark.timeout(180)
-async def test_an_instance_waits_for_1500_things(storage: Rooms) -> None:
+async def test_an_instance_waits_for_1500_things(storage: SQLStorage) -> None:
     lease = await subscribed(storage)
     waits: list[Wait] = [wait(f"a:{n}", after=1000 + 1000 * n, n=n) for n in range(1500)]
     assert await storage.suspend(lease, waits) == Suspension(True)
@@ -694,15 +694,15 @@ async def test_an_instance_waits_for_1500_things(storage: Rooms) -> None:
 
 
 @pytest.mark.timeout(180)
-async def test_values_are_found_among_thousands_of_messages(storage: Rooms) -> None:
-    """A set of paths that nobody asked for yet, and one whose messages were looked at for a later subscriber only."""
+async def test_values_are_found_among_thousands_of_messages(storage: SQLStorage) -> None:
+    """A set of paths that is not in use yet, and one whose keys exist for a later subscriber only."""
     early = await subscribed(storage, "early")
     ids = await publish_many(storage, [{"n": n, "m": -n} for n in range(2500)])
     late = await subscribed(storage, "late")
     assert await storage.suspend(late, [wait("a", n=2600)]) == Suspension(True)
     more = await publish_many(storage, [{"n": n, "m": -n} for n in range(2500, 2700)])
     assert await delivered(storage) == [("late", "a", more[100])]
-    for n in (3, 2499, 2650, 0):  # before, at the end of, and after what the other's wait had looked at
+    for n in (3, 2499, 2650, 0):  # before, at the end of, and after the messages that have keys for the other's wait
         found = await take(storage, early, f"n:{n}", n=n)
         assert found is not None
         assert found.message_id == (ids + more)[n]
@@ -716,7 +716,7 @@ async def test_values_are_found_among_thousands_of_messages(storage: Rooms) -> N
 
 
 @pytest.mark.timeout(180)
-async def test_a_sweep_passes_over_thousands_of_messages_that_nobody_waits_for(storage: Rooms) -> None:
+async def test_a_sweep_passes_over_thousands_of_messages_that_nobody_waits_for(storage: SQLStorage) -> None:
     await waiting(storage, wait("a", n=-1), wait("b", m=-1))
     ids = await publish_many(storage, [{"n": n, "m": n} for n in range(2300)] + [{"n": -1, "m": 0}])
     found: list[tuple[str, str, int]] = []

@@ -1,4 +1,4 @@
-"""Outbox: what every backend does with events to be sent."""
+"""Test how a backend handles events to be sent."""
 
 import asyncio
 from collections import Counter
@@ -11,22 +11,22 @@ import pytest
 from perdure.database.backends.base import Executor
 from perdure.errors import HistoryConflictError, InvalidPageTokenError, LeaseLostError, LimitError
 from perdure.model.records import OutboxEvent, OutboxStatus
-from perdure.storage.stores import Rooms
+from perdure.storage.stores import SQLStorage
 from perdure.testing.conformance.tools import leased, shift
 
 
-async def add(storage: Rooms, *event_ids: str, source: str = "shop") -> None:
+async def add(storage: SQLStorage, *event_ids: str, source: str = "shop") -> None:
     for event_id in event_ids:
         await storage.add_outbox_event(OutboxEvent(event_id, "paid", source, b"1"))
 
 
-async def fetch(storage: Rooms, limit: int = 0, **options: object) -> list[str]:
+async def fetch(storage: SQLStorage, limit: int = 0, **options: object) -> list[str]:
     events = await storage.get_pending_outbox_events(limit, **options)  # type: ignore[arg-type]
     return [event.event_id for event in events]
 
 
-async def send_all(storage: Rooms) -> list[str]:
-    """What a relay sends before it finds nothing more."""
+async def send_all(storage: SQLStorage) -> list[str]:
+    """Return what a relay sends until there is nothing more."""
     sent: list[str] = []
     while found := await fetch(storage):
         for event_id in found:
@@ -35,11 +35,11 @@ async def send_all(storage: Rooms) -> list[str]:
     return sent
 
 
-async def states(storage: Rooms) -> dict[str, tuple[str, int]]:
+async def states(storage: SQLStorage) -> dict[str, tuple[str, int]]:
     return {event.event_id: (event.status, event.retry_count) for event in await storage.list_outbox_events()}
 
 
-async def test_what_was_added_is_handed_out(storage: Rooms) -> None:
+async def test_what_was_added_is_handed_out(storage: SQLStorage) -> None:
     json = OutboxEvent("e-1", "order.paid", "/shop", b'{"n":  1}', content_type="application/cloudevents+json")
     binary = OutboxEvent("e-2", "order.paid", "/shop", event_data_binary=b"\x00\xff", data_type="binary")
     for event in (json, binary):
@@ -55,7 +55,7 @@ async def test_what_was_added_is_handed_out(storage: Rooms) -> None:
     assert (first.published_at, first.last_error) == (None, None)
 
 
-async def test_an_event_tells_when_it_last_changed(storage: Rooms) -> None:
+async def test_an_event_tells_when_it_last_changed(storage: SQLStorage) -> None:
     async def changed() -> datetime:
         (event,) = await storage.list_outbox_events()
         assert event.updated_at is not None
@@ -85,7 +85,7 @@ async def test_an_event_tells_when_it_last_changed(storage: Rooms) -> None:
     assert all(later - earlier > timedelta(seconds=0.5) for earlier, later in pairwise(times))
 
 
-async def test_w17_an_event_is_there_if_and_only_if_its_transaction_committed(storage: Rooms) -> None:
+async def test_w17_an_event_is_there_if_and_only_if_its_transaction_committed(storage: SQLStorage) -> None:
     with pytest.raises(KeyError):
         async with storage.transaction():
             await add(storage, "e-1")
@@ -100,7 +100,7 @@ async def test_w17_an_event_is_there_if_and_only_if_its_transaction_committed(st
     assert await fetch(storage) == ["e-2"]
 
 
-async def test_the_same_event_again_changes_nothing(storage: Rooms) -> None:
+async def test_the_same_event_again_changes_nothing(storage: SQLStorage) -> None:
     event = OutboxEvent("e-1", "paid", "shop", b"1")
     await storage.add_outbox_event(event)
     await storage.add_outbox_event(event)
@@ -118,7 +118,7 @@ async def test_the_same_event_again_changes_nothing(storage: Rooms) -> None:
     {"event_data": None, "event_data_binary": b"1", "data_type": "binary"},
     {"content_type": "text/plain"},
 ])  # fmt: skip
-async def test_another_event_of_the_same_id_is_a_conflict(storage: Rooms, change: dict[str, object]) -> None:
+async def test_another_event_of_the_same_id_is_a_conflict(storage: SQLStorage, change: dict[str, object]) -> None:
     event = OutboxEvent("e-1", "paid", "shop", b"1")
     await storage.add_outbox_event(event)
     async with storage.transaction():
@@ -128,7 +128,7 @@ async def test_another_event_of_the_same_id_is_a_conflict(storage: Rooms, change
     assert await send_all(storage) == ["e-1", "e-2"]
 
 
-async def test_w1_a_lost_lease_adds_no_event(storage: Rooms) -> None:
+async def test_w1_a_lost_lease_adds_no_event(storage: SQLStorage) -> None:
     lease = await leased(storage, "i-1", timeout_sec=10)
     await storage.add_outbox_event(OutboxEvent("e-1", "paid", "shop"), lease=lease)
     shift(storage, 11)
@@ -138,7 +138,7 @@ async def test_w1_a_lost_lease_adds_no_event(storage: Rooms) -> None:
     assert await fetch(storage) == ["e-1"]
 
 
-async def test_w30_no_event_is_handed_out_twice(storage: Rooms, peer: Rooms) -> None:
+async def test_w30_no_event_is_handed_out_twice(storage: SQLStorage, peer: SQLStorage) -> None:
     for n in range(40):
         await add(storage, f"e-{n}", source=f"s-{n % 7}")
     found: list[str] = []
@@ -151,7 +151,7 @@ async def test_w30_no_event_is_handed_out_twice(storage: Rooms, peer: Rooms) -> 
     assert await fetch(storage) == []
 
 
-async def test_a_page_is_filled_from_many_sources(storage: Rooms) -> None:
+async def test_a_page_is_filled_from_many_sources(storage: SQLStorage) -> None:
     await add(storage, "a1", "a2", "a3", source="a")
     for n in range(10):
         await add(storage, f"b{n}", source=f"b-{n}")
@@ -162,7 +162,7 @@ async def test_a_page_is_filled_from_many_sources(storage: Rooms) -> None:
         await fetch(storage, 1001)
 
 
-async def test_a_busy_source_does_not_starve_the_others(storage: Rooms) -> None:
+async def test_a_busy_source_does_not_starve_the_others(storage: SQLStorage) -> None:
     for n in range(20):
         await add(storage, f"a{n:02}", source="a")
     await add(storage, "b", source="b")
@@ -172,7 +172,7 @@ async def test_a_busy_source_does_not_starve_the_others(storage: Rooms) -> None:
     assert (await fetch(storage, 5))[0] == "b"
 
 
-async def test_a_sources_events_come_in_order(storage: Rooms) -> None:
+async def test_a_sources_events_come_in_order(storage: SQLStorage) -> None:
     names = [f"e-{n:02}" for n in range(25)]
     await add(storage, *reversed(names))
     sent: list[str] = []
@@ -183,7 +183,7 @@ async def test_a_sources_events_come_in_order(storage: Rooms) -> None:
     assert sent == names[::-1]
 
 
-async def test_nothing_later_is_handed_out_while_an_earlier_one_is_claimed(storage: Rooms) -> None:
+async def test_nothing_later_is_handed_out_while_an_earlier_one_is_claimed(storage: SQLStorage) -> None:
     await add(storage, "e-1", "e-2", "e-3", "e-4")
     assert await fetch(storage, 2) == ["e-1", "e-2"]
     assert await fetch(storage) == []
@@ -194,7 +194,7 @@ async def test_nothing_later_is_handed_out_while_an_earlier_one_is_claimed(stora
     assert await fetch(storage) == ["e-3", "e-4", "e-5"]
 
 
-async def test_w11_the_claims_of_a_dead_relay_come_back(storage: Rooms) -> None:
+async def test_w11_the_claims_of_a_dead_relay_come_back(storage: SQLStorage) -> None:
     await add(storage, "e-1", "e-2", "e-3")
     assert await fetch(storage, relay_id="dead", lease_sec=20) == ["e-1", "e-2", "e-3"]
     await storage.mark_outbox_event_sent("e-1")
@@ -206,7 +206,7 @@ async def test_w11_the_claims_of_a_dead_relay_come_back(storage: Rooms) -> None:
     assert await fetch(storage) == ["e-3"]
 
 
-async def test_marks_may_be_repeated(storage: Rooms) -> None:
+async def test_marks_may_be_repeated(storage: SQLStorage) -> None:
     await add(storage, "e-1", "e-2")
     await fetch(storage)
     assert await storage.mark_outbox_event_sent("e-1")
@@ -224,7 +224,7 @@ async def test_marks_may_be_repeated(storage: Rooms) -> None:
     assert await states(storage) == {"e-1": ("published", 0), "e-2": ("invalid", 0)}
 
 
-async def test_what_is_not_there_is_said_so(storage: Rooms) -> None:
+async def test_what_is_not_there_is_said_so(storage: SQLStorage) -> None:
     for call in (
         storage.mark_outbox_event_sent("nothing"),
         storage.mark_outbox_event_failed("nothing"),
@@ -234,7 +234,7 @@ async def test_what_is_not_there_is_said_so(storage: Rooms) -> None:
         assert await call is False
 
 
-async def test_w30_a_failed_attempt_waits_longer_and_longer(storage: Rooms) -> None:
+async def test_w30_a_failed_attempt_waits_longer_and_longer(storage: SQLStorage) -> None:
     await add(storage, "e-1")
     now = 0.0
     for attempt, wait in enumerate([1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300]):
@@ -249,7 +249,7 @@ async def test_w30_a_failed_attempt_waits_longer_and_longer(storage: Rooms) -> N
         shift(storage, now)
 
 
-async def test_a_back_off_can_be_given(storage: Rooms) -> None:
+async def test_a_back_off_can_be_given(storage: SQLStorage) -> None:
     await add(storage, "e-1")
     await fetch(storage)
     await storage.increment_outbox_attempts("e-1", back_off=timedelta(seconds=50))
@@ -263,7 +263,7 @@ async def test_a_back_off_can_be_given(storage: Rooms) -> None:
         await storage.increment_outbox_attempts("e-1", back_off=timedelta(seconds=-1))
 
 
-async def test_a_back_off_holds_the_source_and_no_other(storage: Rooms) -> None:
+async def test_a_back_off_holds_the_source_and_no_other(storage: SQLStorage) -> None:
     await add(storage, "a-1", "a-2", "a-3", source="a")
     await add(storage, "b-1", source="b")
     assert await fetch(storage) == ["a-1", "a-2", "a-3", "b-1"]
@@ -286,7 +286,7 @@ async def test_a_back_off_holds_the_source_and_no_other(storage: Rooms) -> None:
     assert await send_all(storage) == ["a-2", "a-3", "a-4"]
 
 
-async def test_an_attempt_that_fails_before_an_earlier_one_ends_waits_for_it(storage: Rooms) -> None:
+async def test_an_attempt_that_fails_before_an_earlier_one_ends_waits_for_it(storage: SQLStorage) -> None:
     await add(storage, "e-1", "e-2", "e-3")
     await fetch(storage, lease_sec=100)
     await storage.increment_outbox_attempts("e-2", back_off=timedelta(seconds=50))
@@ -304,7 +304,7 @@ async def test_an_attempt_that_fails_before_an_earlier_one_ends_waits_for_it(sto
     assert await fetch(storage) == ["e-2", "e-3"]
 
 
-async def test_w11_a_parked_event_is_never_fetched_and_in_nobodys_way(storage: Rooms, sql: Executor) -> None:
+async def test_w11_a_parked_event_is_never_fetched_and_in_nobodys_way(storage: SQLStorage, sql: Executor) -> None:
     await add(storage, "e-1", "e-2", "e-3")
     await fetch(storage, 1)
     await storage.mark_outbox_event_failed("e-1", error="poison")
@@ -319,7 +319,7 @@ async def test_w11_a_parked_event_is_never_fetched_and_in_nobodys_way(storage: R
     assert stored == [("invalid",)]  # Edda would fetch `failed` again
 
 
-async def test_a_parked_event_can_be_put_back(storage: Rooms) -> None:
+async def test_a_parked_event_can_be_put_back(storage: SQLStorage) -> None:
     await add(storage, "e-1", "e-2")
     await fetch(storage)
     await storage.increment_outbox_attempts("e-1", error="no", back_off=timedelta(0))
@@ -335,21 +335,21 @@ async def test_a_parked_event_can_be_put_back(storage: Rooms) -> None:
     assert second.event_id == "e-3"
 
 
-async def test_a_late_relay_does_not_touch_anothers_claim(storage: Rooms) -> None:
+async def test_a_late_relay_does_not_touch_anothers_claim(storage: SQLStorage) -> None:
     await add(storage, "e-1", "e-2")
     assert await fetch(storage, relay_id="slow", lease_sec=10) == ["e-1", "e-2"]
     shift(storage, 11)
     assert await fetch(storage, relay_id="next", lease_sec=100) == ["e-1", "e-2"]
     assert not await storage.increment_outbox_attempts("e-1", relay_id="slow")
     assert not await storage.mark_outbox_event_failed("e-1", relay_id="slow")
-    assert await storage.mark_outbox_event_sent("e-1")  # it was sent, whoever says so
+    assert await storage.mark_outbox_event_sent("e-1")  # it was sent, whichever relay reports it
     assert await fetch(storage) == []
     assert await storage.increment_outbox_attempts("e-2", relay_id="next", back_off=timedelta(0))
     assert not await storage.increment_outbox_attempts("e-2", relay_id="next")
     assert await fetch(storage) == ["e-2"]
 
 
-async def test_an_event_not_yet_fetched_can_be_marked(storage: Rooms) -> None:
+async def test_an_event_not_yet_fetched_can_be_marked(storage: SQLStorage) -> None:
     await add(storage, "e-1", "e-2", "e-3")
     assert await storage.mark_outbox_event_sent("e-1")
     assert await storage.increment_outbox_attempts("e-2", back_off=timedelta(seconds=10))
@@ -359,7 +359,7 @@ async def test_an_event_not_yet_fetched_can_be_marked(storage: Rooms) -> None:
     assert await send_all(storage) == ["e-2"]
 
 
-async def test_the_familys_events_are_left_alone(storage: Rooms, sql: Executor) -> None:
+async def test_the_familys_events_are_left_alone(storage: SQLStorage, sql: Executor) -> None:
     for event_id, status in (("theirs-1", "pending"), ("theirs-2", "processing"), ("theirs-3", "failed")):
         await sql.execute(
             "INSERT INTO outbox_events (event_id, event_type, event_source, event_data, status) "
@@ -386,7 +386,7 @@ async def test_the_familys_events_are_left_alone(storage: Rooms, sql: Executor) 
     ]
 
 
-async def test_w52_lists_are_bounded_and_in_order(storage: Rooms) -> None:
+async def test_w52_lists_are_bounded_and_in_order(storage: SQLStorage) -> None:
     start = datetime(2020, 1, 1, tzinfo=UTC)
     names = [f"{letter}-{n}" for n in range(4) for letter in "abc"]
     for place, name in enumerate(reversed(names)):
@@ -407,7 +407,7 @@ async def test_w52_lists_are_bounded_and_in_order(storage: Rooms) -> None:
         await storage.list_outbox_events("unknown")
 
 
-async def test_w44_published_events_are_removed_by_the_time_of_publication(storage: Rooms) -> None:
+async def test_w44_published_events_are_removed_by_the_time_of_publication(storage: SQLStorage) -> None:
     old = datetime(2020, 1, 1, tzinfo=UTC)
     for name in ("sent", "late", "parked", "waiting"):
         await storage.add_outbox_event(OutboxEvent(name, "paid", name, created_at=old))
@@ -426,7 +426,7 @@ async def test_w44_published_events_are_removed_by_the_time_of_publication(stora
     assert await storage.cleanup_old_outbox_events(timedelta(0)) == 0
 
 
-async def test_w44_a_source_without_events_is_forgotten_and_can_return(storage: Rooms, sql: Executor) -> None:
+async def test_w44_a_source_without_events_is_forgotten_and_can_return(storage: SQLStorage, sql: Executor) -> None:
     await add(storage, "e-1", source="order/1")
     await add(storage, "e-2", "e-3", source="order/2")
     await fetch(storage)
@@ -439,7 +439,7 @@ async def test_w44_a_source_without_events_is_forgotten_and_can_return(storage: 
     assert await fetch(storage) == ["e-4"]
 
 
-async def test_many_events_are_removed_batch_by_batch(storage: Rooms, sql: Executor) -> None:
+async def test_many_events_are_removed_batch_by_batch(storage: SQLStorage, sql: Executor) -> None:
     async with storage.transaction():
         for n in range(1100):
             await add(storage, f"e-{n}")
@@ -447,7 +447,7 @@ async def test_many_events_are_removed_batch_by_batch(storage: Rooms, sql: Execu
     assert await storage.cleanup_old_outbox_events(timedelta(0)) == 1100
 
 
-async def test_many_add_to_one_source_at_once(storage: Rooms, peer: Rooms) -> None:
+async def test_many_add_to_one_source_at_once(storage: SQLStorage, peer: SQLStorage) -> None:
     sides = [storage, peer] * 10
     await asyncio.gather(*(add(side, f"e-{n}") for n, side in enumerate(sides)))
     await asyncio.gather(*(add(side, "same", source="other") for side in sides))
@@ -470,13 +470,13 @@ async def test_many_add_to_one_source_at_once(storage: Rooms, peer: Rooms) -> No
     OutboxEvent("e-1", "paid", "shop", b"\xff"),
     OutboxEvent("e-1", "paid", "shop", event_data_binary=b"1" * (8 * 1024 * 1024 + 1), data_type="binary"),
 ])  # fmt: skip
-async def test_limits(storage: Rooms, event: OutboxEvent) -> None:
+async def test_limits(storage: SQLStorage, event: OutboxEvent) -> None:
     with pytest.raises(LimitError):
         await storage.add_outbox_event(event)
     assert await storage.list_outbox_events() == []
 
 
-async def test_w36_ids_and_sources_are_exact(storage: Rooms) -> None:
+async def test_w36_ids_and_sources_are_exact(storage: SQLStorage) -> None:
     await add(storage, "e-1", source="shop")
     await add(storage, "E-1", source="Shop")
     events = await storage.get_pending_outbox_events()

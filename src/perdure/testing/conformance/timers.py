@@ -1,4 +1,4 @@
-"""Timers: what every backend does with waits for a time."""
+"""Test how a backend handles waits for a time."""
 
 import asyncio
 import json
@@ -10,21 +10,21 @@ from perdure.database.backends.base import Executor
 from perdure.errors import InstanceNotFoundError, InvalidTransitionError, LeaseLostError, LimitError
 from perdure.model.records import HistoryEvent, Lease, ResumableWorkflow, TimerSubscription, TimerWait
 from perdure.model.states import WorkflowStatus
-from perdure.storage.stores import Rooms
+from perdure.storage.stores import SQLStorage
 from perdure.testing.conformance.tools import leased, new, recorded, shift, status
 
 AT = datetime(2030, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
 SOON = timedelta(seconds=10)
 
 
-async def sleeping(storage: Rooms, instance_id: str, after: timedelta = SOON, timer_id: str = "t") -> Lease:
-    """A new instance that waits for a timer, and the lease it gave up."""
+async def sleeping(storage: SQLStorage, instance_id: str, after: timedelta = SOON, timer_id: str = "t") -> Lease:
+    """Create an instance that waits for a timer, and return the lease it released."""
     lease = await leased(storage, instance_id)
     assert (await storage.suspend(lease, [TimerWait(timer_id, f"{timer_id}:1", after=after)])).suspended
     return lease
 
 
-async def test_the_first_time_stands(storage: Rooms) -> None:
+async def test_the_first_time_stands(storage: SQLStorage) -> None:
     lease = await leased(storage, "i-1")
     for at in (AT, AT + SOON):
         await storage.register_timer_subscription(TimerSubscription("i-1", "t", at, "t:1"), lease=lease)
@@ -34,7 +34,7 @@ async def test_the_first_time_stands(storage: Rooms) -> None:
     assert await storage.find_expired_timers() == []
 
 
-async def test_w28_times_keep_their_fractions(storage: Rooms) -> None:
+async def test_w28_times_keep_their_fractions(storage: SQLStorage) -> None:
     await sleeping(storage, "i-1", timedelta(seconds=1.9))
     shift(storage, 1)
     assert await storage.find_expired_timers() == []
@@ -50,7 +50,7 @@ async def test_w28_times_keep_their_fractions(storage: Rooms) -> None:
     assert [timer.expires_at for timer in await storage.find_expired_timers()][1:] == [AT]
 
 
-async def test_waiting_releases_the_lease_in_the_same_step(storage: Rooms) -> None:
+async def test_waiting_releases_the_lease_in_the_same_step(storage: SQLStorage) -> None:
     lease = await sleeping(storage, "i-1")
     found = await storage.get_instance("i-1")
     assert found is not None
@@ -60,7 +60,7 @@ async def test_waiting_releases_the_lease_in_the_same_step(storage: Rooms) -> No
     assert await storage.find_resumable_workflows() == []
 
 
-async def test_the_seeds_form_goes_by_the_workers_name(storage: Rooms) -> None:
+async def test_the_seeds_form_goes_by_the_workers_name(storage: SQLStorage) -> None:
     await leased(storage, "i-1")
     timer = TimerSubscription("i-1", "t")
     with pytest.raises(LeaseLostError):
@@ -71,7 +71,7 @@ async def test_the_seeds_form_goes_by_the_workers_name(storage: Rooms) -> None:
     assert await recorded(storage, "i-1") == [("t", "TimerExpired")]
 
 
-async def test_a_timer_that_is_due_is_not_waited_for(storage: Rooms) -> None:
+async def test_a_timer_that_is_due_is_not_waited_for(storage: SQLStorage) -> None:
     lease = await leased(storage, "i-1")
     past = TimerSubscription("i-1", "t", datetime(2020, 1, 1, tzinfo=UTC), "t:1")
     found = await storage.register_timer_subscription_and_release_lock(past, "i-1", "w1", lease=lease)
@@ -81,7 +81,7 @@ async def test_a_timer_that_is_due_is_not_waited_for(storage: Rooms) -> None:
     assert not await storage.fire_timer("i-1", "t", lease=lease)  # nothing was registered
 
 
-async def test_expired_timers_are_those_of_waiting_instances_oldest_first(storage: Rooms) -> None:
+async def test_expired_timers_are_those_of_waiting_instances_oldest_first(storage: SQLStorage) -> None:
     for n, seconds in enumerate([30, 10, 20, 10]):
         await sleeping(storage, f"i-{n}", timedelta(seconds=seconds))
     await leased(storage, "running")
@@ -94,7 +94,7 @@ async def test_expired_timers_are_those_of_waiting_instances_oldest_first(storag
     assert first.expires_at == await storage.next_due_at()
 
 
-async def test_a_timer_fires_once(storage: Rooms) -> None:
+async def test_a_timer_fires_once(storage: SQLStorage) -> None:
     await sleeping(storage, "i-1")
     shift(storage, 11)
     assert [await storage.fire_timer("i-1", "t"), await storage.fire_timer("i-1", "t")] == [True, False]
@@ -106,10 +106,10 @@ async def test_a_timer_fires_once(storage: Rooms) -> None:
     assert await storage.find_resumable_workflows() == [ResumableWorkflow("i-1", "wf")]
     assert await storage.next_due_at() is None
     await storage.update_instance_status("i-1", WorkflowStatus.WAITING_FOR_MESSAGE)
-    assert await storage.find_expired_timers() == []  # it is gone, not only at rest
+    assert await storage.find_expired_timers() == []  # it is removed, not only inactive
 
 
-async def test_many_timers_fire_in_one_commit(storage: Rooms) -> None:
+async def test_many_timers_fire_in_one_commit(storage: SQLStorage) -> None:
     for n in range(4):
         await sleeping(storage, f"i-{n}")
     await sleeping(storage, "later", timedelta(seconds=60))
@@ -119,13 +119,13 @@ async def test_many_timers_fire_in_one_commit(storage: Rooms) -> None:
     timers = [("i-2", "t"), ("nobody", "t"), ("i-0", "t"), ("i-3", "t"), ("later", "t"), ("i-2", "u"), ("i-0", "t")]
     assert await storage.fire_timers(timers) == [True, False, True, False, False, False, False]
     assert await recorded(storage, "i-0") == [("t:1", "TimerExpired")]
-    assert await recorded(storage, "i-2") == [("t:1", "TimerExpired")]  # its other timer is its own now
+    assert await recorded(storage, "i-2") == [("t:1", "TimerExpired")]  # its other timer is not affected
     assert sorted(it.instance_id for it in await storage.find_resumable_workflows()) == ["i-0", "i-2"]
     assert [await status(storage, f"i-{n}") for n in (1, 3)] == [WorkflowStatus.WAITING_FOR_TIMER] * 2
     assert await storage.fire_timers([]) == []
 
 
-async def test_a_batch_of_timers_is_all_or_nothing_and_has_its_limits(storage: Rooms) -> None:
+async def test_a_batch_of_timers_is_all_or_nothing_and_has_its_limits(storage: SQLStorage) -> None:
     for n in range(2):
         await sleeping(storage, f"i-{n}")
     shift(storage, 11)
@@ -142,19 +142,19 @@ async def test_a_batch_of_timers_is_all_or_nothing_and_has_its_limits(storage: R
     assert await storage.fire_timers(timers) == [True, True]
 
 
-async def test_two_batches_fire_each_timer_once(storage: Rooms, peer: Rooms) -> None:
+async def test_two_batches_fire_each_timer_once(storage: SQLStorage, peer: SQLStorage) -> None:
     timers = [(f"i-{n}", "t") for n in range(12)]
     for instance_id, _ in timers:
         await sleeping(storage, instance_id)
     shift(storage, 11)
     shift(peer, 11)
     found = await asyncio.gather(storage.fire_timers(timers), peer.fire_timers(timers[::-1]))
-    rest = await storage.fire_timers(timers)  # who met a row that another one was firing passed it over
+    rest = await storage.fire_timers(timers)  # a caller that found a row locked by another one skipped it
     assert sum(map(sum, (*found, rest))) == len(timers)
     assert [await storage.get_history_count(instance_id) for instance_id, _ in timers] == [1] * len(timers)
 
 
-async def test_names_stand_in_the_payload_as_they_are(storage: Rooms) -> None:
+async def test_names_stand_in_the_payload_as_they_are(storage: SQLStorage) -> None:
     name = "ä\"\\u0001' %s :x {y}"
     await sleeping(storage, "i-1", timer_id=name)
     shift(storage, 11)
@@ -163,7 +163,7 @@ async def test_names_stand_in_the_payload_as_they_are(storage: Rooms) -> None:
     assert json.loads(event.event_data or b"")["timer_id"] == name
 
 
-async def test_a_timer_does_not_fire_early_nor_while_somebody_holds_the_instance(storage: Rooms) -> None:
+async def test_a_timer_does_not_fire_early_nor_while_somebody_holds_the_instance(storage: SQLStorage) -> None:
     await sleeping(storage, "i-1")
     assert not await storage.fire_timer("i-1", "t")
     shift(storage, 11)
@@ -173,12 +173,14 @@ async def test_a_timer_does_not_fire_early_nor_while_somebody_holds_the_instance
     assert not await storage.fire_timer("i-1", "other")
     assert not await storage.fire_timer("nobody", "t")
     shift(storage, 22)
-    assert await storage.fire_timer("i-1", "t")  # that lease has expired: it is taken, and fenced off
+    assert await storage.fire_timer(
+        "i-1", "t"
+    )  # that lease has expired: the instance is taken, and the holder fenced off
     with pytest.raises(LeaseLostError):
         await storage.append_history(HistoryEvent("i-1", "late", "ActivityCompleted", b"1"), lease=held)
 
 
-async def test_the_holder_fires_its_own_timers_while_it_runs(storage: Rooms) -> None:
+async def test_the_holder_fires_its_own_timers_while_it_runs(storage: SQLStorage) -> None:
     lease = await leased(storage, "i-1")
     await storage.register_timer_subscription(TimerSubscription("i-1", "t", activity_id="t:1"), after=SOON, lease=lease)
     assert not await storage.fire_timer("i-1", "t", lease=lease)
@@ -191,7 +193,7 @@ async def test_the_holder_fires_its_own_timers_while_it_runs(storage: Rooms) -> 
         await storage.fire_timer("i-1", "t", lease=lease)
 
 
-async def test_w10_a_timer_whose_event_is_recorded_already_strands_nobody(storage: Rooms) -> None:
+async def test_w10_a_timer_whose_event_is_recorded_already_strands_nobody(storage: SQLStorage) -> None:
     """As Edda leaves it when it dies between recording and removing."""
     await sleeping(storage, "i-1")
     await storage.append_history(HistoryEvent("i-1", "t:1", "TimerExpired", b'{"result": null}'))
@@ -202,7 +204,7 @@ async def test_w10_a_timer_whose_event_is_recorded_already_strands_nobody(storag
     assert await storage.find_resumable_workflows() == [ResumableWorkflow("i-1", "wf")]
 
 
-async def test_w10_who_is_resumed_by_a_timer_and_dies_is_resumed_again(storage: Rooms) -> None:
+async def test_w10_who_is_resumed_by_a_timer_and_dies_is_resumed_again(storage: SQLStorage) -> None:
     await sleeping(storage, "i-1")
     shift(storage, 11)
     assert await storage.fire_timer("i-1", "t")
@@ -211,7 +213,7 @@ async def test_w10_who_is_resumed_by_a_timer_and_dies_is_resumed_again(storage: 
     assert [info.instance_id for info in await storage.cleanup_stale_locks()] == ["i-1"]
 
 
-async def test_firing_is_all_or_nothing(storage: Rooms) -> None:
+async def test_firing_is_all_or_nothing(storage: SQLStorage) -> None:
     await sleeping(storage, "i-1")
     shift(storage, 11)
     await storage.begin_transaction()
@@ -222,7 +224,7 @@ async def test_firing_is_all_or_nothing(storage: Rooms) -> None:
     assert await storage.fire_timer("i-1", "t")
 
 
-async def test_w13_a_finished_instance_has_no_timers(storage: Rooms) -> None:
+async def test_w13_a_finished_instance_has_no_timers(storage: SQLStorage) -> None:
     await sleeping(storage, "i-1")
     await storage.cancel_instance("i-1", "enough")
     shift(storage, 11)
@@ -233,7 +235,7 @@ async def test_w13_a_finished_instance_has_no_timers(storage: Rooms) -> None:
         await storage.register_timer_subscription(TimerSubscription("i-1", "t"), after=SOON)
 
 
-async def test_removing_is_fenced_and_repeatable(storage: Rooms) -> None:
+async def test_removing_is_fenced_and_repeatable(storage: SQLStorage) -> None:
     lease = await sleeping(storage, "i-1")
     with pytest.raises(LeaseLostError):
         await storage.remove_timer_subscription("i-1", "t", lease=lease)
@@ -242,7 +244,7 @@ async def test_removing_is_fenced_and_repeatable(storage: Rooms) -> None:
     assert await storage.next_due_at() is None
 
 
-async def test_only_own_timers_are_fired(storage: Rooms, sql: Executor) -> None:
+async def test_only_own_timers_are_fired(storage: SQLStorage, sql: Executor) -> None:
     await sleeping(storage, "i-1")
     await sql.execute("UPDATE workflow_timer_subscriptions SET framework = NULL")
     shift(storage, 11)
@@ -251,7 +253,7 @@ async def test_only_own_timers_are_fired(storage: Rooms, sql: Executor) -> None:
     assert await storage.next_due_at() is None
 
 
-async def test_what_cannot_be_registered(storage: Rooms) -> None:
+async def test_what_cannot_be_registered(storage: SQLStorage) -> None:
     lease = await leased(storage, "i-1")
     with pytest.raises(InstanceNotFoundError):
         await storage.register_timer_subscription(TimerSubscription("nobody", "t"), after=SOON)

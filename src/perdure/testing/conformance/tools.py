@@ -1,20 +1,20 @@
-"""Small things the conformance tests share."""
+"""Share helpers between the conformance tests."""
 
 from datetime import timedelta
 from typing import Any
 
 from perdure.model.records import ChannelMode, ChannelWait, Lease, WorkflowInstance
 from perdure.model.states import WorkflowStatus
-from perdure.storage.stores import Rooms, shift_clock
+from perdure.storage.stores import SQLStorage, shift_clock
 
 
-async def new(storage: Rooms, instance_id: str, workflow_name: str = "wf", **fields: Any) -> None:
-    """A new instance."""
+async def new(storage: SQLStorage, instance_id: str, workflow_name: str = "wf", **fields: Any) -> None:
+    """Create an instance."""
     await storage.create_instance(WorkflowInstance(instance_id, workflow_name, **fields))
 
 
-async def leased(storage: Rooms, instance_id: str, *, worker_id: str = "w1", timeout_sec: float = 30) -> Lease:
-    """A new instance with its first lease."""
+async def leased(storage: SQLStorage, instance_id: str, *, worker_id: str = "w1", timeout_sec: float = 30) -> Lease:
+    """Create an instance with its first lease."""
     lease = await storage.create_instance(
         WorkflowInstance(instance_id, "wf"), worker_id=worker_id, timeout_sec=timeout_sec
     )
@@ -22,13 +22,13 @@ async def leased(storage: Rooms, instance_id: str, *, worker_id: str = "w1", tim
     return lease
 
 
-def shift(storage: Rooms, seconds: float) -> None:
+def shift(storage: SQLStorage, seconds: float) -> None:
     """Move the storage's clock ahead of the database's real one."""
     shift_clock(storage, timedelta(seconds=seconds))
 
 
 async def listening(
-    storage: Rooms,
+    storage: SQLStorage,
     instance_id: str,
     channel: str = "c",
     mode: ChannelMode = ChannelMode.BROADCAST,
@@ -36,14 +36,14 @@ async def listening(
     activity_id: str = "r:1",
     after: timedelta | None = None,
 ) -> None:
-    """A new instance that waits for the next message of a channel."""
+    """Create an instance that waits for the next message of a channel."""
     lease = await leased(storage, instance_id)
     name = await storage.subscribe_to_channel(instance_id, channel, mode, lease=lease)
     assert (await storage.suspend(lease, [ChannelWait(name, activity_id, after=after)])).suspended
 
 
-async def again(storage: Rooms, instance_id: str, channel: str = "c", *, activity_id: str) -> bool:
-    """Resume an instance and let it wait for the channel's next message; False if one is there already."""
+async def again(storage: SQLStorage, instance_id: str, channel: str = "c", *, activity_id: str) -> bool:
+    """Resume an instance and let it wait for the channel's next message; return False if there is one already."""
     lease = await storage.try_acquire_lock(instance_id, "w1", 30)
     assert lease is not None
     found = await storage.suspend(lease, [ChannelWait(channel, activity_id)])
@@ -52,14 +52,14 @@ async def again(storage: Rooms, instance_id: str, channel: str = "c", *, activit
     return found.suspended
 
 
-async def status(storage: Rooms, instance_id: str) -> WorkflowStatus:
-    """The state of an instance."""
+async def status(storage: SQLStorage, instance_id: str) -> WorkflowStatus:
+    """Return the state of an instance."""
     found = await storage.get_instance(instance_id)
     assert found is not None
     return found.status
 
 
-async def recorded(storage: Rooms, instance_id: str) -> list[tuple[str, str]]:
-    """What an instance's history has: activities and kinds of event."""
+async def recorded(storage: SQLStorage, instance_id: str) -> list[tuple[str, str]]:
+    """Return an instance's history: activities and types of events."""
     events, _ = await storage.get_history_paginated(instance_id)
     return [(event.activity_id, event.event_type) for event in events]

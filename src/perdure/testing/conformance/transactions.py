@@ -1,4 +1,4 @@
-"""Transactions: what every backend does with begin, commit, rollback, levels, tasks and cancellation."""
+"""Test how a backend handles begin, commit, rollback, levels, tasks and cancellation."""
 
 import asyncio
 import logging
@@ -14,7 +14,7 @@ from perdure.errors import (
     TransactionError,
 )
 from perdure.model.records import HistoryEvent, Lease
-from perdure.storage.stores import Rooms
+from perdure.storage.stores import SQLStorage
 from perdure.testing.conformance.tools import leased, new
 
 COUNT = "SELECT count(*) FROM workflow_instances"
@@ -24,7 +24,7 @@ def event(n: int) -> HistoryEvent:
     return HistoryEvent("i-1", f"s:{n}", "ActivityCompleted", b"1")
 
 
-async def test_what_a_block_did_is_committed(storage: Rooms) -> None:
+async def test_what_a_block_did_is_committed(storage: SQLStorage) -> None:
     assert not storage.in_transaction()
     async with storage.transaction():
         assert storage.in_transaction()
@@ -34,7 +34,7 @@ async def test_what_a_block_did_is_committed(storage: Rooms) -> None:
     assert await storage.get_instance("i-1") is not None
 
 
-async def test_a_block_that_raises_leaves_nothing(storage: Rooms) -> None:
+async def test_a_block_that_raises_leaves_nothing(storage: SQLStorage) -> None:
     with pytest.raises(ZeroDivisionError):
         async with storage.transaction():
             await new(storage, "i-1")
@@ -43,7 +43,7 @@ async def test_a_block_that_raises_leaves_nothing(storage: Rooms) -> None:
     assert await storage.get_instance("i-1") is None
 
 
-async def test_i14_nothing_is_visible_before_the_commit(storage: Rooms, peer: Rooms) -> None:
+async def test_i14_nothing_is_visible_before_the_commit(storage: SQLStorage, peer: SQLStorage) -> None:
     if peer is storage:
         return  # a database in memory has one storage
     async with storage.transaction():
@@ -52,7 +52,7 @@ async def test_i14_nothing_is_visible_before_the_commit(storage: Rooms, peer: Ro
     assert await peer.get_instance("i-1") is not None
 
 
-async def test_the_seeds_form(storage: Rooms) -> None:
+async def test_the_seeds_form(storage: SQLStorage) -> None:
     await storage.begin_transaction()
     await new(storage, "i-1")
     await storage.rollback_transaction()
@@ -62,13 +62,13 @@ async def test_the_seeds_form(storage: Rooms) -> None:
     assert [await storage.get_instance(i) is not None for i in ("i-1", "i-2")] == [False, True]
 
 
-async def test_commit_without_a_transaction_raises_and_rollback_is_harmless(storage: Rooms) -> None:
+async def test_commit_without_a_transaction_raises_and_rollback_is_harmless(storage: SQLStorage) -> None:
     with pytest.raises(TransactionError):
         await storage.commit_transaction()
     await storage.rollback_transaction()
 
 
-async def test_levels_are_savepoints(storage: Rooms) -> None:
+async def test_levels_are_savepoints(storage: SQLStorage) -> None:
     async with storage.transaction():
         await new(storage, "outer")
         with pytest.raises(KeyError):
@@ -84,7 +84,7 @@ async def test_levels_are_savepoints(storage: Rooms) -> None:
     assert found == [True, False, True, True]
 
 
-async def test_an_outer_rollback_takes_the_inner_levels(storage: Rooms) -> None:
+async def test_an_outer_rollback_takes_the_inner_levels(storage: SQLStorage) -> None:
     with pytest.raises(KeyError):
         async with storage.transaction():
             async with storage.transaction():
@@ -93,7 +93,7 @@ async def test_an_outer_rollback_takes_the_inner_levels(storage: Rooms) -> None:
     assert await storage.get_instance("inner") is None
 
 
-async def test_own_errors_leave_the_transaction_usable(storage: Rooms) -> None:
+async def test_own_errors_leave_the_transaction_usable(storage: SQLStorage) -> None:
     lease = await leased(storage, "i-1")
     await storage.append_history(event(0), lease=lease)
     async with storage.transaction():
@@ -113,7 +113,7 @@ async def test_own_errors_leave_the_transaction_usable(storage: Rooms) -> None:
     assert [found.activity_id for found in events] == ["s:0", "s:1", "s:3", "s:4"]
 
 
-async def test_callbacks_run_once_in_order_after_the_outermost_commit(storage: Rooms) -> None:
+async def test_callbacks_run_once_in_order_after_the_outermost_commit(storage: SQLStorage) -> None:
     seen: list[str] = []
 
     async def later() -> None:
@@ -133,7 +133,7 @@ async def test_callbacks_run_once_in_order_after_the_outermost_commit(storage: R
     assert seen == ["first", "second True"]
 
 
-async def test_callbacks_of_a_rollback_are_dropped(storage: Rooms) -> None:
+async def test_callbacks_of_a_rollback_are_dropped(storage: SQLStorage) -> None:
     seen: list[int] = []
     await storage.begin_transaction()
     storage.register_post_commit_callback(lambda: seen.append(1))
@@ -143,7 +143,7 @@ async def test_callbacks_of_a_rollback_are_dropped(storage: Rooms) -> None:
     assert seen == []
 
 
-async def test_a_callback_that_raises_stops_no_other(storage: Rooms, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_callback_that_raises_stops_no_other(storage: SQLStorage, caplog: pytest.LogCaptureFixture) -> None:
     seen: list[int] = []
 
     def broken() -> None:
@@ -154,15 +154,15 @@ async def test_a_callback_that_raises_stops_no_other(storage: Rooms, caplog: pyt
             storage.register_post_commit_callback(broken)
             storage.register_post_commit_callback(lambda: seen.append(1))
     assert seen == [1]
-    assert "the transaction is committed" in caplog.text
+    assert "the transaction was committed" in caplog.text
 
 
-async def test_a_callback_needs_a_transaction(storage: Rooms) -> None:
+async def test_a_callback_needs_a_transaction(storage: SQLStorage) -> None:
     with pytest.raises(TransactionError):
         storage.register_post_commit_callback(lambda: None)
 
 
-async def test_w40_a_spawned_task_is_refused_unless_detached(storage: Rooms) -> None:
+async def test_w40_a_spawned_task_is_refused_unless_detached(storage: SQLStorage) -> None:
     async def inside() -> None:
         with pytest.raises(TransactionError):
             await storage.get_instance("i-1")
@@ -178,7 +178,7 @@ async def test_w40_a_spawned_task_is_refused_unless_detached(storage: Rooms) -> 
         assert storage.in_transaction()
 
 
-async def test_w40_a_task_that_outlives_the_transaction_is_free(storage: Rooms) -> None:
+async def test_w40_a_task_that_outlives_the_transaction_is_free(storage: SQLStorage) -> None:
     ended = asyncio.Event()
 
     async def survivor() -> bool:
@@ -192,7 +192,7 @@ async def test_w40_a_task_that_outlives_the_transaction_is_free(storage: Rooms) 
     assert await task is False
 
 
-async def test_w40_two_storages_never_mix(storage: Rooms, peer: Rooms) -> None:
+async def test_w40_two_storages_never_mix(storage: SQLStorage, peer: SQLStorage) -> None:
     if peer is storage:
         return  # a database in memory has one storage
     async with storage.transaction():
@@ -200,7 +200,7 @@ async def test_w40_two_storages_never_mix(storage: Rooms, peer: Rooms) -> None:
         await peer.get_instance("i-1")
 
 
-async def test_two_tasks_have_two_transactions(storage: Rooms) -> None:
+async def test_two_tasks_have_two_transactions(storage: SQLStorage) -> None:
     async def one(n: int) -> None:
         async with storage.transaction():
             await new(storage, f"i-{n}")
@@ -213,8 +213,8 @@ async def test_two_tasks_have_two_transactions(storage: Rooms) -> None:
     assert len((await storage.list_instances()).instances) == 6
 
 
-async def test_w39_operations_need_no_second_connection(storage: Rooms) -> None:
-    """Twenty transactions, each with several operations, on a pool of ten: none waits for another's second one."""
+async def test_w39_operations_need_no_second_connection(storage: SQLStorage) -> None:
+    """Twenty transactions, each with several operations, on a pool of ten: none waits for the second of another."""
     leases = [await leased(storage, f"i-{n}") for n in range(20)]
 
     async def one(lease: Lease) -> None:
@@ -227,7 +227,7 @@ async def test_w39_operations_need_no_second_connection(storage: Rooms) -> None:
     assert [await storage.get_history_count(lease.instance_id) for lease in leases] == [2] * 20
 
 
-async def test_a_cancelled_block_leaves_nothing(storage: Rooms) -> None:
+async def test_a_cancelled_block_leaves_nothing(storage: SQLStorage) -> None:
     entered = asyncio.Event()
 
     async def block() -> None:
@@ -245,8 +245,8 @@ async def test_a_cancelled_block_leaves_nothing(storage: Rooms) -> None:
     await new(storage, "i-1")
 
 
-async def test_time_goes_on_in_a_transaction(storage: Rooms) -> None:
-    """Else a long one would judge leases and timers by a clock that stands still."""
+async def test_time_goes_on_in_a_transaction(storage: SQLStorage) -> None:
+    """Otherwise a long transaction would evaluate leases and timers by a clock that stands still."""
     await new(storage, "i-1")
     async with storage.transaction():
         await storage.append_history(event(0))
@@ -258,8 +258,8 @@ async def test_time_goes_on_in_a_transaction(storage: Rooms) -> None:
     assert first.created_at < second.created_at
 
 
-async def test_cancelled_at_every_await(storage: Rooms) -> None:
-    """Cancel after 0, 1, 2, … turns of the loop: whole or not at all, and the storage goes on working."""
+async def test_cancelled_at_every_await(storage: SQLStorage) -> None:
+    """Cancel after 0, 1, 2, … iterations of the loop: all or nothing, and the storage keeps working."""
     lease = await leased(storage, "i-1")
     for turns in range(60):
         task = asyncio.create_task(_three_writes(storage, lease, turns))
@@ -271,7 +271,7 @@ async def test_cancelled_at_every_await(storage: Rooms) -> None:
         except asyncio.CancelledError:
             assert not storage.in_transaction()
             ending = [each for each in asyncio.all_tasks() if "commit" in str(each.get_coro())]
-            assert not ending, "its end is still under way"
+            assert not ending, "its end is still in progress"
         events, _ = await storage.get_history_paginated("i-1")
         written = [found.activity_id for found in events if found.activity_id.startswith(f"{turns}:")]
         assert len(written) in (0, 3)
@@ -279,13 +279,13 @@ async def test_cancelled_at_every_await(storage: Rooms) -> None:
         await storage.append_history(event(0), lease=lease)
 
 
-async def _three_writes(storage: Rooms, lease: Lease, turn: int) -> None:
+async def _three_writes(storage: SQLStorage, lease: Lease, turn: int) -> None:
     async with storage.transaction():
         for n in range(3):
             await storage.append_history(HistoryEvent("i-1", f"{turn}:{n}", "ActivityCompleted", b"1"), lease=lease)
 
 
-async def test_single_operations_cancelled_at_every_await(storage: Rooms) -> None:
+async def test_single_operations_cancelled_at_every_await(storage: SQLStorage) -> None:
     await new(storage, "i-1")
     for turns in range(40):
         task = asyncio.create_task(storage.try_acquire_lock("i-1", "w", 30))
@@ -298,7 +298,7 @@ async def test_single_operations_cancelled_at_every_await(storage: Rooms) -> Non
         await storage.release_lock("i-1", "w")
 
 
-async def test_a_callers_own_sql(storage: Rooms, sql: Executor) -> None:
+async def test_a_callers_own_sql(storage: SQLStorage, sql: Executor) -> None:
     await new(storage, "i-1")
     assert await sql.fetchval(COUNT) == 1
     conn = storage.conn()

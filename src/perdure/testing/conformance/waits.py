@@ -1,4 +1,4 @@
-"""Waits: what every backend does with an instance that waits for several things."""
+"""Test how a backend handles an instance that waits for several things."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -23,7 +23,7 @@ from perdure.model.records import (
     WorkflowInstance,
 )
 from perdure.model.states import WorkflowStatus
-from perdure.storage.stores import Rooms
+from perdure.storage.stores import SQLStorage
 from perdure.storage.waits import Wait
 from perdure.testing.conformance.tools import again, leased, listening, new, recorded, shift, status
 
@@ -35,22 +35,22 @@ def sec(seconds: float) -> timedelta:
 
 
 def nested(depth: int) -> list[object]:
-    """A list in a list, so many of them."""
+    """Return a list in a list, nested so many times."""
     found: list[object] = []
     for _ in range(depth):
         found = [found]
     return found
 
 
-async def subscribed(storage: Rooms, instance_id: str, *channels: str) -> Lease:
-    """A new leased instance that listens to channels."""
+async def subscribed(storage: SQLStorage, instance_id: str, *channels: str) -> Lease:
+    """Create a leased instance that is subscribed to channels."""
     lease = await leased(storage, instance_id)
     for channel in channels:
         await storage.subscribe_to_channel(instance_id, channel, ChannelMode.BROADCAST, lease=lease)
     return lease
 
 
-async def test_the_status_is_that_of_the_earliest_deadline(storage: Rooms) -> None:
+async def test_the_status_is_that_of_the_earliest_deadline(storage: SQLStorage) -> None:
     timer, message = WorkflowStatus.WAITING_FOR_TIMER, WorkflowStatus.WAITING_FOR_MESSAGE
     cases: list[tuple[list[Wait], WorkflowStatus]] = [
         ([TimerWait("t", "t:1", after=sec(5))], timer),
@@ -68,7 +68,7 @@ async def test_the_status_is_that_of_the_earliest_deadline(storage: Rooms) -> No
         assert found.locked_by is None
 
 
-async def test_whatever_comes_first_wakes_whatever_the_status(storage: Rooms) -> None:
+async def test_whatever_comes_first_wakes_whatever_the_status(storage: SQLStorage) -> None:
     waits: list[Wait] = [
         TimerWait("t", "t:1", after=sec(20)),
         ChannelWait("c", "r:1", after=sec(10)),
@@ -84,7 +84,7 @@ async def test_whatever_comes_first_wakes_whatever_the_status(storage: Rooms) ->
     assert [found.instance_id for found in await storage.deliver_pending()] == ["by-message"]
     shift(storage, 11)
     assert await storage.expire_channel_wait("by-time-out", "c")
-    assert not await storage.expire_channel_wait("by-message", "c")  # it runs
+    assert not await storage.expire_channel_wait("by-message", "c")  # it is running
     shift(storage, 21)
     assert await storage.fire_timer("by-timer", "t")
     assert not await storage.fire_timer("by-message", "t")
@@ -95,7 +95,7 @@ async def test_whatever_comes_first_wakes_whatever_the_status(storage: Rooms) ->
     ]
 
 
-async def test_what_is_ready_is_not_waited_for(storage: Rooms) -> None:
+async def test_what_is_ready_is_not_waited_for(storage: SQLStorage) -> None:
     lease = await subscribed(storage, "i-1", "c", "d")
     await storage.publish_to_channel("d", b"1")
     found = await storage.suspend(
@@ -110,7 +110,7 @@ async def test_what_is_ready_is_not_waited_for(storage: Rooms) -> None:
     )
     assert found == Suspension(False, ("r:2", "t:1", "v:1"))
     assert await status(storage, "i-1") is WorkflowStatus.RUNNING
-    assert await storage.next_due_at() == lease.expires_at  # no wait is there
+    assert await storage.next_due_at() == lease.expires_at  # there is no wait
     subscription = await storage.get_channel_subscription("i-1", "c")
     assert subscription is not None
     assert subscription.activity_id is None
@@ -120,7 +120,7 @@ async def test_what_is_ready_is_not_waited_for(storage: Rooms) -> None:
     assert await storage.suspend(lease, [ChannelWait("d", "r:2")]) == Suspension(False, ("r:2",))
 
 
-async def test_a_wait_keeps_its_time_over_a_wake_up(storage: Rooms) -> None:
+async def test_a_wait_keeps_its_time_over_a_wake_up(storage: SQLStorage) -> None:
     waits: list[Wait] = [
         TimerWait("t", "t:1", after=sec(20)),
         ChannelWait("c", "r:1", after=sec(30)),
@@ -131,7 +131,7 @@ async def test_a_wait_keeps_its_time_over_a_wake_up(storage: Rooms) -> None:
     first = await storage.next_due_at()
     await storage.publish_to_channel("d", b"1")
     assert len(await storage.deliver_pending()) == 1
-    assert await storage.next_due_at() is None  # it runs, and takes its own
+    assert await storage.next_due_at() is None  # it is running, and takes its own
     shift(storage, 10)
     taken = await storage.try_acquire_lock("i-1", "w1", 30)
     assert taken is not None
@@ -149,7 +149,7 @@ async def test_a_wait_keeps_its_time_over_a_wake_up(storage: Rooms) -> None:
     assert await storage.suspend(taken, waits[1:2]) == Suspension(False, ("r:1",))
 
 
-async def test_the_first_time_of_a_timer_decides_whether_it_is_waited_for(storage: Rooms) -> None:
+async def test_the_first_time_of_a_timer_decides_whether_it_is_waited_for(storage: SQLStorage) -> None:
     lease = await leased(storage, "i-1")
     await storage.register_timer_subscription(
         TimerSubscription("i-1", "t", activity_id="t:1"), after=sec(60), lease=lease
@@ -157,7 +157,7 @@ async def test_the_first_time_of_a_timer_decides_whether_it_is_waited_for(storag
     assert (await storage.suspend(lease, [TimerWait("t", "t:1", PAST), TimerWait("u", "u:1", after=sec(90))])).suspended
 
 
-async def test_what_is_no_longer_asked_for_is_dropped(storage: Rooms) -> None:
+async def test_what_is_no_longer_asked_for_is_dropped(storage: SQLStorage) -> None:
     lease = await subscribed(storage, "i-1", "c", "d")
     waits: list[Wait] = [
         TimerWait("t", "t:1", after=sec(5)),
@@ -170,7 +170,7 @@ async def test_what_is_no_longer_asked_for_is_dropped(storage: Rooms) -> None:
     assert await again(storage, "i-1", "d", activity_id="r:3")
     assert await storage.next_due_at() is None
     await storage.publish_to_channel("c", b"1")
-    assert await storage.deliver_pending() == []  # nobody waits for it, and it is not lost
+    assert await storage.deliver_pending() == []  # no wait for it, and it is not lost
     shift(storage, 6)
     assert await storage.find_expired_timers() == []
     assert len(await storage.get_pending_channel_messages_for_instance("i-1", "c")) == 1
@@ -182,7 +182,7 @@ async def test_what_is_no_longer_asked_for_is_dropped(storage: Rooms) -> None:
     assert await storage.get_channel_subscribers_waiting("d") == []
 
 
-async def test_the_seeds_calls_leave_other_waits_alone(storage: Rooms) -> None:
+async def test_the_seeds_calls_leave_other_waits_alone(storage: SQLStorage) -> None:
     lease = await subscribed(storage, "i-1", "c", "d")
     await storage.register_timer_subscription(
         TimerSubscription("i-1", "t", activity_id="t:1"), after=sec(5), lease=lease
@@ -199,7 +199,7 @@ async def test_the_seeds_calls_leave_other_waits_alone(storage: Rooms) -> None:
     assert [len(await storage.get_channel_subscribers_waiting(channel)) for channel in "cd"] == [1, 1]
 
 
-async def test_w5_a_message_that_came_before_the_wait_is_seen(storage: Rooms) -> None:
+async def test_w5_a_message_that_came_before_the_wait_is_seen(storage: SQLStorage) -> None:
     lease = await subscribed(storage, "i-1", "c")
     await storage.publish_to_channel("c", b"1")
     assert await storage.deliver_pending() == []
@@ -207,7 +207,7 @@ async def test_w5_a_message_that_came_before_the_wait_is_seen(storage: Rooms) ->
     assert found == Suspension(False, ("r:1",))
 
 
-async def test_waiting_needs_a_current_lease_a_subscription_and_a_state_that_may_wait(storage: Rooms) -> None:
+async def test_waiting_needs_a_current_lease_a_subscription_and_a_state_that_may_wait(storage: SQLStorage) -> None:
     lease = await subscribed(storage, "i-1", "c")
     stale = Lease("i-1", "w1", lease.token - 1, lease.expires_at)
     for waits in ([ChannelWait("c", "r:1")], [TimerWait("t", "t:1", after=sec(5))]):
@@ -224,13 +224,13 @@ async def test_waiting_needs_a_current_lease_a_subscription_and_a_state_that_may
         await storage.suspend(lease, [ChannelWait("c", "r:1")])
     with pytest.raises(InvalidTransitionError):
         await storage.suspend(lease, [TimerWait("t", "t:1", after=sec(5))])
-    assert await storage.next_due_at() == lease.expires_at  # no wait is there
+    assert await storage.next_due_at() == lease.expires_at  # there is no wait
     await storage.update_instance_status("i-1", WorkflowStatus.FAILED, lease=lease)
     with pytest.raises(LeaseLostError):
         await storage.suspend(lease, [TimerWait("t", "t:1", after=sec(5))])
 
 
-async def test_a_lease_suspends_once(storage: Rooms) -> None:
+async def test_a_lease_suspends_once(storage: SQLStorage) -> None:
     lease = await subscribed(storage, "i-1", "c")
     assert (await storage.suspend(lease, [TimerWait("t", "t:1", after=sec(5))])).suspended
     for waits in ([ChannelWait("c", "r:1")], [TimerWait("u", "u:1", after=sec(1))]):
@@ -240,7 +240,7 @@ async def test_a_lease_suspends_once(storage: Rooms) -> None:
     assert [timer.timer_id for timer in await storage.find_expired_timers()] == ["t"]
 
 
-async def test_w13_a_cancelled_instance_does_not_come_back(storage: Rooms) -> None:
+async def test_w13_a_cancelled_instance_does_not_come_back(storage: SQLStorage) -> None:
     lease = await subscribed(storage, "i-1", "c")
     waits: list[Wait] = [TimerWait("t", "t:1", after=sec(5)), ChannelWait("c", "r:1", after=sec(5))]
     assert (await storage.suspend(lease, waits)).suspended
@@ -257,7 +257,7 @@ async def test_w13_a_cancelled_instance_does_not_come_back(storage: Rooms) -> No
     assert await recorded(storage, "i-1") == [("workflow_cancelled", "WorkflowCancelled")]
 
 
-async def test_many_suspend_in_one_commit(storage: Rooms) -> None:
+async def test_many_suspend_in_one_commit(storage: SQLStorage) -> None:
     first, second = await subscribed(storage, "i-1", "c"), await subscribed(storage, "i-2", "c", "d")
     third, fourth = await subscribed(storage, "i-3"), await subscribed(storage, "i-4", "d")
     await storage.publish_to_channel("d", b"1")
@@ -300,7 +300,7 @@ async def test_many_suspend_in_one_commit(storage: Rooms) -> None:
         [TimerWait("t", "t:1", after=sec(1)), TimerWait("t", "t:2", after=sec(1))],
     ],
 )
-async def test_what_cannot_be_waited_for(storage: Rooms, waits: list[Wait]) -> None:
+async def test_what_cannot_be_waited_for(storage: SQLStorage, waits: list[Wait]) -> None:
     lease = await subscribed(storage, "i-1", "c", "d")
     with pytest.raises(LimitError):
         await storage.suspend(lease, waits)
@@ -308,14 +308,14 @@ async def test_what_cannot_be_waited_for(storage: Rooms, waits: list[Wait]) -> N
 
 
 @pytest.mark.parametrize("path", ["", ".", "a.", ".a", "a..b", "x" * 256, 1])
-async def test_a_bad_path_cannot_be_waited_for(storage: Rooms, path: str) -> None:
+async def test_a_bad_path_cannot_be_waited_for(storage: SQLStorage, path: str) -> None:
     lease = await subscribed(storage, "i-1", "c")
     with pytest.raises(InvalidJSONPathError):
         await storage.suspend(lease, [ChannelWait("c", "r:1", where={"ok": 1, path: 1})])
     assert await status(storage, "i-1") is WorkflowStatus.RUNNING
 
 
-async def test_the_next_due_time_is_the_earliest_of_timers_and_time_outs(storage: Rooms) -> None:
+async def test_the_next_due_time_is_the_earliest_of_timers_and_time_outs(storage: SQLStorage) -> None:
     at = datetime(2031, 1, 1, tzinfo=UTC)
     waits: list[Wait] = [
         TimerWait("t", "t:1", expires_at=at + sec(5)),
@@ -334,8 +334,8 @@ async def test_the_next_due_time_is_the_earliest_of_timers_and_time_outs(storage
     assert found < at
 
 
-async def test_the_end_of_a_lease_is_due_too(storage: Rooms) -> None:
-    """Whoever sleeps until then takes over what a dead worker left."""
+async def test_the_end_of_a_lease_is_due_too(storage: SQLStorage) -> None:
+    """A worker that sleeps until then takes over the instance of a dead worker."""
     lease = await leased(storage, "i-1", timeout_sec=20)
     assert await storage.next_due_at() == lease.expires_at
     later = await leased(storage, "i-2", timeout_sec=30)
@@ -359,7 +359,7 @@ async def test_the_end_of_a_lease_is_due_too(storage: Rooms) -> None:
     assert await storage.next_due_at() is None  # it cannot be resumed
 
 
-async def test_the_next_work_is_also_what_can_be_done_at_once(storage: Rooms) -> None:
+async def test_the_next_work_is_also_what_can_be_done_at_once(storage: SQLStorage) -> None:
     assert await storage.next_work_at() is None
     lease = await leased(storage, "i-1")
     assert await storage.next_work_at() == await storage.next_due_at() == lease.expires_at
@@ -376,7 +376,7 @@ async def test_the_next_work_is_also_what_can_be_done_at_once(storage: Rooms) ->
     assert await storage.next_due_at() is None
 
 
-async def test_registered_waits_are_listed_in_the_order_they_were_made(storage: Rooms) -> None:
+async def test_registered_waits_are_listed_in_the_order_they_were_made(storage: SQLStorage) -> None:
     lease = await subscribed(storage, "i-1", "c", "d")
     at = datetime(2031, 1, 1, tzinfo=UTC)
     waits = [ChannelWait("d", "r:2", at), ChannelWait("c", "r:1", where={"a": 1}), ChannelWait("d", "r:3")]
@@ -387,7 +387,7 @@ async def test_registered_waits_are_listed_in_the_order_they_were_made(storage: 
     assert await storage.get_channel_waits("nobody") == []
 
 
-async def test_waits_that_have_a_message_are_found_by_reading(storage: Rooms) -> None:
+async def test_waits_that_have_a_message_are_found_by_reading(storage: SQLStorage) -> None:
     lease = await subscribed(storage, "i-1", "c", "d")
     waits = [ChannelWait("c", "one", where={"n": 1}), ChannelWait("c", "two", where={"n": 2}), ChannelWait("c", "any")]
     waits += [ChannelWait("d", "none"), ChannelWait("not subscribed", "never")]
@@ -398,11 +398,11 @@ async def test_waits_that_have_a_message_are_found_by_reading(storage: Rooms) ->
     assert (
         {"two", "any"} <= set(await storage.pending_waits("i-1", waits)) <= {"one", "two", "any"}
     )  # keys may be missing
-    assert await storage.suspend(lease, [waits[1]]) == Suspension(False, ("two",))  # makes the keys
+    assert await storage.suspend(lease, [waits[1]]) == Suspension(False, ("two",))  # creates the keys
     assert await storage.pending_waits("i-1", waits) == ["two", "any"]
 
 
-async def test_a_wait_can_be_ended_by_its_activity(storage: Rooms) -> None:
+async def test_a_wait_can_be_ended_by_its_activity(storage: SQLStorage) -> None:
     lease = await subscribed(storage, "i-1", "c")
     waits = [ChannelWait("c", "r:1", after=sec(1)), ChannelWait("c", "r:2", after=sec(2)), ChannelWait("c", "r:3")]
     assert (await storage.suspend(lease, waits)).suspended
@@ -413,7 +413,7 @@ async def test_a_wait_can_be_ended_by_its_activity(storage: Rooms) -> None:
     assert [wait.activity_id for wait in await storage.get_channel_waits("i-1")] == ["r:1", "r:3"]
 
 
-async def test_what_many_instances_wait_for(storage: Rooms) -> None:
+async def test_what_many_instances_wait_for(storage: SQLStorage) -> None:
     for instance_id in ("i-1", "i-2", "i-3"):
         lease = await leased(storage, instance_id)
         await storage.subscribe_to_channel(instance_id, "c", ChannelMode.BROADCAST, lease=lease)

@@ -1,8 +1,8 @@
-"""The reference: the storage contract in memory, over plain dicts, to read and to compare with.
+"""Implement the storage contract in memory, over plain dicts, as a reference to read and to compare with.
 
-It says what every operation means and nothing about how a database does it: no locks of rows, no indexes, no clock but
-this machine's. One task writes at a time, and everything is gone with the process. What may be asked at all (names,
-sizes, kinds of values) is checked by the same functions as in the real storages.
+It shows what every operation means and nothing about how a database does it: no row locks, no indexes, no clock but
+this machine's. One task writes at a time, and everything is lost with the process. Arguments (names, sizes, types of
+values) are checked by the same functions as in the real storages.
 
 `Reference()` is a database of its own; `Reference(other.world)` is another storage on the same one.
 """
@@ -20,9 +20,9 @@ __all__ = ["Reference", "Tables", "World"]
 
 
 class Reference(Instances, Locks, Stuck, Timers, Delivery, Compensations, Groups, Outbox, SystemLocks):
-    """All rooms together."""
+    """Combine all aggregates."""
 
     @property
     def world(self) -> World:
-        """The database: what storages on it share."""
+        """Return the database, which storages on it share."""
         return self._world

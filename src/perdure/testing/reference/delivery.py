@@ -1,4 +1,4 @@
-"""Delivery: messages to subscribers that wait for them, and the end of waits that nothing came for."""
+"""Deliver messages to subscribers that wait for them, and end waits that timed out."""
 
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
@@ -23,11 +23,11 @@ from perdure.testing.reference.waits import Waits, text
 
 
 class Delivery(Waits, Archive):
-    """The deliveries of ChannelManager, time-outs, the sweep, and the end of all subscriptions."""
+    """Implement the deliveries of ChannelManager, timeouts, the sweep, and the end of all subscriptions."""
 
     @reads
     def get_channel_subscribers_waiting(self, channel: str, *, limit: int | None = None) -> list[ChannelSubscription]:
-        """Subscribers of any framework that wait for a message of this channel."""
+        """Return the subscribers of any framework that wait for a message of this channel."""
         rows = self._waiting_on(limits.name(channel, "channel"))
         return [self._subscription(row) for row in rows[: limits.some(limit)]]
 
@@ -38,14 +38,14 @@ class Delivery(Waits, Archive):
 
     @reads
     def find_expired_channel_subscriptions(self, limit: int = 0) -> list[ChannelSubscription]:
-        """Own waits whose time is up, of waiting instances, the oldest first."""
+        """Return own waits of waiting instances that have timed out, the oldest first."""
         page = limits.page(limit, 100)
         waits = [wait for wait in self._tables.perdure_waits.values() if self._is_waiting(wait["instance_id"])]
         table = self._tables.channel_subscriptions
         return [self._subscription(table[w["instance_id"], w["channel"]], w) for w in self._up(waits)[:page]]
 
     def _up(self, waits: Sequence[Row]) -> list[Row]:
-        """Those whose time is up, the oldest first."""
+        """Return the waits that have timed out, the oldest first."""
         up = [wait for wait in waits if wait["timeout_at"] is not None and wait["timeout_at"] <= self._now]
         return sorted(up, key=itemgetter("timeout_at", "id"))
 
@@ -59,24 +59,24 @@ class Delivery(Waits, Archive):
         activity_id: str | None = None,
         where: Mapping[str, object] | None = None,
     ) -> ChannelDeliveryResult | None:
-        """Give a waiting subscriber its next message of that message's channel, and set it running."""
+        """Deliver to a waiting subscriber its next message of that message's channel, and set it running."""
         if activity_id is not None:
             limits.name(activity_id, "activity_id")
             if lease is None:
-                raise LimitError("only the holder of the lease says for which activity it takes a message")
+                raise LimitError("activity_id needs lease: only the lease's holder can take a message for an activity")
         if where and activity_id is None:
-            raise LimitError("a wait that is registered says itself what it matches: `where` needs `activity_id`")
+            raise LimitError("where needs activity_id: a registered wait defines itself what it matches")
         return self._deliver(instance_id, message.channel, lease, activity_id, where)
 
     @writes
     def deliver_channel_message_with_lock(
         self, instance_id: str, channel: str, message: ChannelMessage, worker_id: str, lock_timeout_sec: float
     ) -> ChannelDeliveryResult | None:
-        """The same for a channel by name."""
+        """Do the same for a channel by name."""
         limits.name(worker_id, "worker_id")
         limits.seconds(lock_timeout_sec, "lock_timeout_sec")
         if message.channel != channel:
-            raise LimitError(f"the message is of {message.channel!r}, not of {channel!r}")
+            raise LimitError(f"the message belongs to channel {message.channel!r}, not to {channel!r}")
         return self._deliver(instance_id, channel, None, None)
 
     def _deliver(
@@ -87,9 +87,9 @@ class Delivery(Waits, Archive):
         activity_id: str | None = None,
         values: Mapping[str, object] | None = None,
     ) -> ChannelDeliveryResult | None:
-        """The lowest message that a wait matches goes to the first of them, or to the holder itself.
+        """Deliver the lowest message that a wait matches to the first of these waits, or to the holder itself.
 
-        A step that is recorded already takes no message: the instance is set running all the same.
+        A step that is already recorded takes no message: the instance is set running all the same.
         """
         pair(instance_id, channel)
         if values:
@@ -105,7 +105,7 @@ class Delivery(Waits, Archive):
         found = [(messages[0], activity) for activity, messages in matched if messages]
         if not found:
             return None
-        message, activity = min(found, key=lambda each: each[0]["id"])  # the first wait of those for that message
+        message, activity = min(found, key=lambda each: each[0]["id"])  # the first wait for that message
         in_turn = message == self._pending(instance_id, channel)[0]
         instance = self._tables.workflow_instances[instance_id]
         sent_at = message["published_at"].isoformat(timespec="microseconds")
@@ -131,24 +131,24 @@ class Delivery(Waits, Archive):
         return ChannelDeliveryResult(instance_id, instance["workflow_name"], activity, channel, number)
 
     def _asked(self, instance_id: str, channel: str) -> list[tuple[str, Mapping[str, object]]]:
-        """What the waits of an instance on a channel ask for, in the order they were made."""
+        """Return what the waits of an instance on a channel ask for, in the order of registration."""
         return [(wait["activity_id"], wait["where"]) for wait in self._waits_for(instance_id, channel)]
 
     def _has_message(self, instance_id: str, channel: str) -> bool:
-        """Whether there is a message for one of its waits."""
+        """Return whether there is a message for one of its waits."""
         return any(self._matching(instance_id, channel, values) for _, values in self._asked(instance_id, channel))
 
     async def deliver_pending(
         self, limit: int = 0, *, channels: Sequence[str] | None = None
     ) -> list[ChannelDeliveryResult]:
-        """Sweep the channels where something was published, or these: deliver what is pending, at most a page."""
+        """Deliver pending messages of channels that were published to, or of these channels, at most a page."""
         page = limits.page(limit, 100)
         await self._adopt()
         return await self._sweep(page, channels)
 
     @writes
     def _adopt(self) -> None:
-        """Mark the channels of messages that the rest of the family published without it."""
+        """Mark the channels of messages that other frameworks published without marking them."""
         messages = self._tables.channel_messages
         for number in where(messages, framework=None):
             self._mark_channel(messages[number]["channel"])
@@ -170,7 +170,7 @@ class Delivery(Waits, Archive):
         return [result for result in found if result is not None]
 
     def _candidates(self, named: Sequence[str], mode: ChannelMode) -> list[tuple[str, str]]:
-        """Waiting subscribers, with their channels, that are free and that there is a message for."""
+        """Return waiting subscribers, with their channels, that are free and have a message."""
         instances = self._tables.workflow_instances
         return sorted(
             (channel, row["instance_id"])
@@ -182,14 +182,14 @@ class Delivery(Waits, Archive):
         )
 
     def _is_unserved(self, channel: str) -> bool:
-        """Whether somebody waits, free or not, and there is a message for it."""
+        """Return whether an instance waits, free or not, and there is a message for it."""
         return any(self._has_message(row["instance_id"], channel) for row in self._waiting_on(channel))
 
     @writes
     def expire_channel_wait(
         self, instance_id: str, channel: str, *, lease: Lease | None = None, activity_id: str | None = None
     ) -> bool:
-        """Record that the time of a wait is up, end it and set the instance running; True if so."""
+        """Record that a wait timed out, end it and set the instance running; return whether it did."""
         if activity_id is not None:
             limits.name(activity_id, "activity_id")
         return self._expire(instance_id, channel, lease, activity_id)
@@ -230,7 +230,7 @@ class Delivery(Waits, Archive):
         claimed = where(claims, instance_id=instance_id)
         for row in tables.channel_messages.values():
             if row["message_id"] in claimed:
-                self._mark_channel(row["channel"])  # it is there for others again
+                self._mark_channel(row["channel"])  # it is available to others again
         remove(claims, claimed)
         for owned in (
             tables.workflow_timer_subscriptions,

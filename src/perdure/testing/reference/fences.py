@@ -1,4 +1,4 @@
-"""Fences: a write on behalf of an instance happens only while its lease is current."""
+"""Fence writes: a write on behalf of an instance happens only while its lease is current."""
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
@@ -19,7 +19,7 @@ FREE = {"locked_by": None, "locked_at": None, "lock_expires_at": None}
 
 
 def instance_from(row: Row) -> WorkflowInstance:
-    """An instance as callers see it."""
+    """Return an instance as callers see it."""
     output = row["output_data"]
     return WorkflowInstance(
         **{
@@ -32,12 +32,12 @@ def instance_from(row: Row) -> WorkflowInstance:
 
 
 def finished_at(row: Row) -> datetime | None:
-    """When an instance ended."""
+    """Return when an instance ended."""
     return row["updated_at"] if row["status"] in TERMINAL else None
 
 
 def claimable_at(row: Row) -> datetime | None:
-    """From when on a worker may take an instance: at once, or when its lease is over; None if it is not for taking."""
+    """Return from when on a worker may take an instance: now, or when its lease expires; None if it must not."""
     if row["status"] not in RESUMABLE:
         return None
     held_until: datetime | None = row["lock_expires_at"] if row["locked_by"] is not None else None
@@ -46,29 +46,31 @@ def claimable_at(row: Row) -> datetime | None:
 
 
 class Fences(Transactions):
-    """What every room does before it writes, and to an instance that moves."""
+    """Check leases before writes, and change the state of instances."""
 
     def _hold(self, instance_id: str, lease: Lease | None) -> Row:
-        """The instance if it is there and the lease, where one is given, is current; else the error that says so."""
+        """Return the instance if it exists and the lease, if one is given, is current; else raise."""
         limits.name(instance_id, "instance_id")
         if lease is not None and lease.instance_id != instance_id:
-            raise LeaseLostError(f"the lease is on {lease.instance_id!r}, not on {instance_id!r}")
+            raise LeaseLostError(f"the lease is on run {lease.instance_id!r}, not on run {instance_id!r}")
         row = self._tables.workflow_instances.get(instance_id)
         if row is None:
-            raise InstanceNotFoundError(f"there is no instance {instance_id!r}")
+            raise InstanceNotFoundError(f"run {instance_id!r} does not exist")
         if lease is not None and (row["lock_token"], row["locked_by"]) != (lease.token, lease.worker_id):
-            raise LeaseLostError(f"the lease on {instance_id!r} is over")
+            raise LeaseLostError(
+                f"worker {lease.worker_id!r} lost its lease on run {instance_id!r} (fencing token {lease.token})"
+            )
         return row
 
     def _fence(self, instance_id: str, lease: Lease | None) -> Row:
-        """The same, and note that something happens; a finished instance keeps its time: retention counts from it."""
+        """Do the same, and update the instance's time; a finished instance keeps it: retention counts from it."""
         row = self._hold(instance_id, lease)
         if row["status"] not in TERMINAL:
             change(self._tables.workflow_instances, instance_id, updated_at=self._now)
         return row
 
     def _is_free(self, row: Row) -> bool:
-        """Whether nobody holds an instance, or its lease has run out."""
+        """Return whether an instance has no lease, or an expired one."""
         expires_at = row["lock_expires_at"]
         return row["locked_by"] is None or (expires_at is not None and expires_at <= self._now)
 
@@ -76,29 +78,29 @@ class Fences(Transactions):
         return self._tables.workflow_instances[instance_id]["status"] in WAITING
 
     def _may_wake(self, row: Row, lease: Lease | None) -> bool:
-        """Whether an instance may be woken: it waits and is free, or its holder does it, even while it runs."""
+        """Return whether an instance may be woken: it waits and is free, or its holder wakes it, even while it runs."""
         if lease is not None:
             return row["status"] in WAITING | {WorkflowStatus.RUNNING}
         return row["status"] in WAITING and self._is_free(row)
 
     def _finish(self, instance_id: str, status: WorkflowStatus, output: str | None, lease: Lease | None) -> None:
-        """A final move: it ends the lease (the token grows) and removes timers and waits. Only who runs completes."""
+        """Change to a final state, end the lease (the token grows), and remove timers and waits."""
         row = self._hold(instance_id, lease)
         if row["status"] in TERMINAL or (status is WorkflowStatus.COMPLETED and row["status"] != "running"):
-            raise InvalidTransitionError(f"{instance_id!r} is {row['status']} and cannot become {status}")
+            raise InvalidTransitionError(f"run {instance_id!r} is {row['status']} and cannot become {status}")
         self._fence_off(instance_id, status)
         if output is not None:
             change(self._tables.workflow_instances, instance_id, output_data=output)
 
     def _fence_off(self, instance_id: str, status: WorkflowStatus) -> None:
-        """Whoever drives the instance does so no longer, and it waits for nothing."""
+        """Fence off the worker of an instance, and end all its waits."""
         instances = self._tables.workflow_instances
         token = instances[instance_id]["lock_token"] + 1
         change(instances, instance_id, status=status.value, updated_at=self._now, lock_token=token, **FREE)
         self._wait_for_nothing(instance_id)
 
     def _wait_for_nothing(self, instance_id: str) -> None:
-        """No timer and no wait is left; the subscriptions stay."""
+        """Remove all timers and waits, and keep the subscriptions."""
         timers, waits = self._tables.workflow_timer_subscriptions, self._tables.perdure_waits
         remove(timers, where(timers, instance_id=instance_id))
         remove(waits, where(waits, instance_id=instance_id))
@@ -106,7 +108,7 @@ class Fences(Transactions):
     def _each(
         self, items: Sequence[Item], act: Callable[[Item], T], row: Callable[[Item], str]
     ) -> list[T | StorageError]:
-        """A batch: one item after the other in the order of their instances; one that is refused touches no other."""
+        """Run a batch item by item, in the order of their instances; one that is rejected affects no other."""
         answers: dict[int, T | StorageError] = {}
         for position in sorted(range(len(items)), key=lambda position: row(items[position])):
             try:

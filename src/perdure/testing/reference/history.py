@@ -1,4 +1,4 @@
-"""History, append-only and in id order; the archive, with the next generation of a run; compensations and groups."""
+"""Manage the history, append-only and in id order, the archive with the next generation, compensations and groups."""
 
 import re
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from perdure.testing.reference.transactions import reads, writes
 
 
 def raw(text: str | None) -> bytes | None:
-    """A text as callers gave it."""
+    """Return a text as callers passed it."""
     return None if text is None else text.encode()
 
 
@@ -33,14 +33,14 @@ def _event(row: Row) -> HistoryEvent:
 
 
 class History(Fences):
-    """HistoryManager."""
+    """Implement HistoryManager."""
 
     @writes
     def _try_append(self, event: HistoryEvent, lease: Lease | None) -> int | StorageError:
         return self._append(event, lease)
 
     async def append_history(self, event: HistoryEvent, *, lease: Lease | None = None) -> int:
-        """Record an event; gives its id. Equal again: the first id. Different: a conflict."""
+        """Record an event and return its id; raise `HistoryConflictError` if the step has a different event already."""
         answer = await self._try_append(event, lease)
         if isinstance(answer, StorageError):
             raise answer
@@ -52,7 +52,7 @@ class History(Fences):
         return self._each(items, lambda item: self._append(*item), lambda item: item[0].instance_id)
 
     def _append(self, event: HistoryEvent, lease: Lease | None) -> int | StorageError:
-        """The fence is judged first, and stands also where there is a conflict."""
+        """Check the fence first; it is kept even if there is a conflict."""
         params: dict[str, Any] = event_params(event)
         instance_id, activity_id = event.instance_id, event.activity_id
         self._hold(instance_id, lease)
@@ -63,7 +63,9 @@ class History(Fences):
             self._record(instance_id, activity_id, **wanted, created_at=params["created_at"])
             return int(self._tables.workflow_history[instance_id, activity_id]["id"])
         if any(found[name] != value for name, value in wanted.items()):
-            return HistoryConflictError(f"{activity_id!r} of {instance_id!r} is recorded with a different event")
+            return HistoryConflictError(
+                f"activity {activity_id!r} of run {instance_id!r} already has a different event"
+            )
         return int(found["id"])
 
     def _record(
@@ -76,7 +78,7 @@ class History(Fences):
         event_data_binary: bytes | None,
         created_at: datetime | None = None,
     ) -> bool:
-        """Insert an event; False if the activity has one."""
+        """Insert an event; return False if the activity has one."""
         if (instance_id, activity_id) in self._tables.workflow_history:
             return False
         self._tables.workflow_history[instance_id, activity_id] = {
@@ -100,7 +102,7 @@ class History(Fences):
     def get_history_paginated(
         self, instance_id: str, after_id: int = 0, limit: int = 0
     ) -> tuple[list[HistoryEvent], bool]:
-        """The events after an id, in order, and whether there are more."""
+        """Return the events after an id, in order, and whether there are more."""
         limits.number(after_id, "after_id")
         page = limits.page(limit, PAGE)
         rows = [row for row in self._events(instance_id) if row["id"] > after_id]
@@ -108,19 +110,19 @@ class History(Fences):
 
     @reads
     def get_history_count(self, instance_id: str) -> int:
-        """How many events the instance has."""
+        """Return the number of events of an instance."""
         return len(self._events(instance_id))
 
     @reads
     def get_last_event(self, instance_id: str, event_type: str) -> HistoryEvent | None:
-        """The newest event of a type; the archive does not count."""
+        """Return the newest event of a type; archived events are ignored."""
         limits.name(event_type, "event_type", limits.EVENT_TYPE_MAX)
         found = [row for row in self._events(instance_id) if row["event_type"] == event_type]
         return _event(found[-1]) if found else None
 
     @reads
     def get_events(self, instance_ids: Sequence[str], activity_ids: Sequence[str]) -> list[HistoryEvent]:
-        """The events that these instances have of these activities, by instance and in order."""
+        """Return the events of these activities of these instances, by instance and in order."""
         wanted, activities = set(bounded(instance_ids)), set(bounded(activity_ids))
         table = self._tables.workflow_history
         rows = [row for key, row in table.items() if key[0] in wanted and key[1] in activities]
@@ -128,7 +130,7 @@ class History(Fences):
 
 
 class Archive(History):
-    """HistoryArchiveManager."""
+    """Implement HistoryArchiveManager."""
 
     @writes
     def archive_history(self, instance_id: str, *, lease: Lease | None = None) -> None:
@@ -151,7 +153,7 @@ class Archive(History):
 
     @reads
     def get_archived_history(self, instance_id: str, *, limit: int | None = None) -> list[ArchivedHistoryEvent]:
-        """The archived events in the order they were recorded in, with the ids and times they had."""
+        """Return the archived events in the order they were recorded in, with their original ids and times."""
         table = self._tables.workflow_history_archive
         found = where(table, instance_id=limits.name(instance_id, "instance_id"))
         rows = sorted((table[number] for number in found), key=lambda row: (row["original_id"] or 0, row["id"]))
@@ -173,18 +175,21 @@ class Archive(History):
 
     @writes
     def recur_instance(self, instance_id: str, input_data: bytes, *, lease: Lease) -> WorkflowInstance:
-        """Begin the next generation: what the instance was until now becomes `<id>~<n>`, with the history archived.
+        """Begin the next generation: the ending one becomes `<id>~<n>`, with its history archived.
 
-        Compensations, timers and waits go; the lease, subscriptions, cursors, groups and unread messages stay.
+        Compensations, timers and waits are removed; the lease, subscriptions, cursors, groups and unread messages are
+        kept.
         """
         text = limits.text(input_data, "input_data")
         if text is None:
-            raise LimitError("input_data must be JSON as bytes, b'null' for none")
+            raise LimitError("input_data must be JSON as bytes; use b'null' for none")
         self._fence(instance_id, lease)
         instances, compensations = self._tables.workflow_instances, self._tables.workflow_compensations
         live = instances[instance_id]
         if live["status"] != WorkflowStatus.RUNNING:
-            raise InvalidTransitionError(f"{instance_id!r} is {live['status']} and cannot recur")
+            raise InvalidTransitionError(
+                f"run {instance_id!r} is {live['status']} and cannot recur: only a running run can"
+            )
         generation = self._next_generation(live)
         ended = {"status": WorkflowStatus.RECURRED.value, "updated_at": self._now, "output_data": None, "lock_token": 0}
         instances[generation] = {**live, **ended, **FREE, "instance_id": generation}
@@ -196,7 +201,7 @@ class Archive(History):
         return instance_from(instances[instance_id])
 
     def _next_generation(self, live: Row) -> str:
-        """The name after the last generation's that is free."""
+        """Return the first free name after the last generation's."""
         last = re.fullmatch(re.escape(live["instance_id"]) + r"~(\d+)", live["continued_from"] or "")
         number = int(last[1]) + 1 if last else 1
         while f"{live['instance_id']}~{number}" in self._tables.workflow_instances:
@@ -205,11 +210,11 @@ class Archive(History):
 
 
 class Compensations(Fences):
-    """CompensationManager."""
+    """Implement CompensationManager."""
 
     @writes
     def add_compensation(self, entry: CompensationEntry, *, lease: Lease | None = None) -> int:
-        """Register an action that undoes a step; added twice, it is there twice."""
+        """Register a compensation of a step. One that is added twice is stored twice."""
         row = {
             "instance_id": entry.instance_id,
             "activity_id": limits.name(entry.activity_id, "activity_id"),
@@ -224,7 +229,7 @@ class Compensations(Fences):
 
     @reads
     def get_compensations(self, instance_id: str, *, limit: int | None = None) -> list[CompensationEntry]:
-        """What is registered, strictly last in, first out."""
+        """Return the registered compensations, strictly last in, first out."""
         table = self._tables.workflow_compensations
         found = sorted(where(table, instance_id=limits.name(instance_id, "instance_id")), reverse=True)
         rows = [table[number] for number in found[: limits.some(limit)]]
@@ -232,11 +237,11 @@ class Compensations(Fences):
 
 
 class Groups(Fences):
-    """GroupManager."""
+    """Implement GroupManager."""
 
     @writes
     def join_group(self, instance_id: str, group_name: str, *, lease: Lease | None = None) -> None:
-        """Add an instance to a group; a member keeps its place."""
+        """Add an instance to a group; a member keeps its position."""
         limits.name(group_name, "group_name")
         self._fence(instance_id, lease)
         self._tables.workflow_group_memberships.setdefault(
@@ -251,7 +256,7 @@ class Groups(Fences):
 
     @writes
     def leave_group(self, instance_id: str, group_name: str, *, lease: Lease | None = None) -> None:
-        """Remove an instance from a group, if it is in it."""
+        """Remove an instance from a group if it is a member."""
         limits.name(group_name, "group_name")
         self._fence(instance_id, lease)
         remove(self._tables.workflow_group_memberships, [(instance_id, group_name)])
@@ -265,7 +270,7 @@ class Groups(Fences):
 
     @reads
     def get_group_members(self, group_name: str, *, limit: int | None = None) -> list[str]:
-        """The instances in a group, in the order of joining."""
+        """Return the instances in a group, in the order of joining."""
         table = self._tables.workflow_group_memberships
         rows = [table[key] for key in where(table, group_name=limits.name(group_name, "group_name"))]
         return [row["instance_id"] for row in sorted(rows, key=lambda row: int(row["id"]))][: limits.some(limit)]

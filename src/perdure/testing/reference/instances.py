@@ -1,4 +1,4 @@
-"""Instances: created, moved along the table of states, cancelled, listed, found again, deleted."""
+"""Manage instances: create them, change their state, cancel, list, find and delete them."""
 
 import json
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ from perdure.testing.reference.transactions import reads, writes
 
 
 class Instances(Messages, History):
-    """InstanceManager."""
+    """Implement InstanceManager."""
 
     @writes
     def create_instance(
@@ -49,14 +49,14 @@ class Instances(Messages, History):
         timeout_sec: float = 15,
         source_code: str = "",
     ) -> Lease | None:
-        """Store a new instance; with a worker it is born leased to it."""
+        """Store a new instance; with a worker it is leased to that worker."""
         return self._create(instance, worker_id, timeout_sec, source_code)
 
     @writes
     def create_instances(
         self, instances: Sequence[WorkflowInstance], *, worker_id: str | None = None, timeout_sec: float = 15
     ) -> list[Lease | StorageError | None]:
-        """Create many in one commit."""
+        """Create many instances in one commit."""
         return self._each(
             instances,
             lambda instance: self._create(instance, worker_id, timeout_sec, ""),
@@ -69,9 +69,9 @@ class Instances(Messages, History):
         row: dict[str, Any] = _creation(instance, worker_id, timeout_sec, source)
         instances, instance_id, previous = self._tables.workflow_instances, instance.instance_id, row["continued_from"]
         if previous is not None and previous not in instances:
-            raise InstanceNotFoundError(f"there is no instance {previous!r} to continue from")
+            raise InstanceNotFoundError(f"run {previous!r}, which the new run continues from, does not exist")
         if instance_id in instances:
-            raise InstanceExistsError(f"an instance {instance_id!r} is already there")
+            raise InstanceExistsError(f"run {instance_id!r} already exists: use another id")
         del row["source_code"]
         lease_sec = row.pop("lease_sec")
         row |= {"framework": OWN, "started_at": row["started_at"] or self._now}
@@ -85,12 +85,12 @@ class Instances(Messages, History):
 
     @reads
     def get_instance(self, instance_id: str) -> WorkflowInstance | None:
-        """Every field of one instance."""
+        """Return an instance with every field."""
         return self._get(instance_id)
 
     @reads
     def get_instances(self, instance_ids: Sequence[str]) -> list[WorkflowInstance | None]:
-        """Many instances, in the order of their ids."""
+        """Return many instances, in the order of their ids."""
         return [self._get(instance_id) for instance_id in bounded(instance_ids)]
 
     def _get(self, instance_id: str) -> WorkflowInstance | None:
@@ -101,10 +101,10 @@ class Instances(Messages, History):
     def update_instance_status(
         self, instance_id: str, status: WorkflowStatus, error_msg: str = "", *, lease: Lease | None = None
     ) -> None:
-        """Move an instance along the table of states; a failure's message becomes an event."""
+        """Change an instance's state; the message of a failure becomes an event."""
         status = limits.choice(WorkflowStatus, status, "status")
         if status is WorkflowStatus.RECURRED:
-            raise InvalidTransitionError("no instance moves to recurred: use recur_instance()")
+            raise InvalidTransitionError("an instance cannot be set to recurred: use recur_instance()")
         if status in TERMINAL:
             self._finish(instance_id, status, None, lease)
             if status is WorkflowStatus.FAILED and error_msg:
@@ -112,26 +112,26 @@ class Instances(Messages, History):
             return
         row = self._hold(instance_id, lease)
         if row["status"] not in sources_of(status):
-            raise InvalidTransitionError(f"{instance_id!r} is {row['status']} and cannot become {status}")
+            raise InvalidTransitionError(f"run {instance_id!r} is {row['status']} and cannot become {status}")
         change(self._tables.workflow_instances, instance_id, status=status.value, updated_at=self._now)
         if status in WAITING:
             self._remind(instance_id)
 
     @writes
     def update_instance_activity(self, instance_id: str, activity_id: str, *, lease: Lease | None = None) -> None:
-        """Note the step the instance is at."""
+        """Record the step that the instance has reached."""
         limits.name(activity_id, "activity_id")
         self._hold(instance_id, lease)
         change(self._tables.workflow_instances, instance_id, current_activity_id=activity_id, updated_at=self._now)
 
     @writes
     def update_instance_output(self, instance_id: str, output_data: bytes, *, lease: Lease | None = None) -> None:
-        """Store the output and complete the instance, together."""
+        """Store the output and complete the instance in one transaction."""
         self._complete(instance_id, output_data, lease)
 
     @writes
     def complete_and_release(self, lease: Lease, output_data: bytes) -> None:
-        """Complete a leased instance with its output; the lease ends with it."""
+        """Complete a leased instance with its output and end the lease."""
         self._complete(lease.instance_id, output_data, lease)
 
     @writes
@@ -144,23 +144,23 @@ class Instances(Messages, History):
     def _complete(self, instance_id: str, output_data: bytes, lease: Lease | None) -> None:
         output = limits.text(output_data, "output_data")
         if output is None:
-            raise LimitError("output_data must be JSON as bytes, b'null' for none")
+            raise LimitError("output_data must be JSON as bytes; use b'null' for none")
         self._finish(instance_id, WorkflowStatus.COMPLETED, output, lease)
 
     @writes
     def cancel_instance(
         self, instance_id: str, reason: str = "", *, compensate: bool = False, lease: Lease | None = None
     ) -> None:
-        """Cancel from any state that is not final, fencing off whoever runs it, and record why.
+        """Cancel an instance in any state that is not final, fence off its worker, and record why.
 
-        With `compensate` it moves to compensating instead; one that compensates already only gets the event.
+        With `compensate` it changes to compensating instead; if it is compensating already, only the event is recorded.
         """
         limits.name(instance_id, "instance_id")
         if lease is not None and lease.instance_id != instance_id:
-            raise LeaseLostError(f"the lease is on {lease.instance_id!r}, not on {instance_id!r}")
+            raise LeaseLostError(f"the lease is on run {lease.instance_id!r}, not on run {instance_id!r}")
         row = self._tables.workflow_instances.get(instance_id)
         if row is None or row["status"] in TERMINAL:
-            raise WorkflowNotCancellableError(f"{instance_id!r} is unknown or over: nothing to cancel")
+            raise WorkflowNotCancellableError(f"run {instance_id!r} does not exist or has ended: nothing to cancel")
         if lease is not None:
             self._fence(instance_id, lease)
         if not compensate:
@@ -170,14 +170,14 @@ class Instances(Messages, History):
         self._note(instance_id, CANCELLED_ACTIVITY, HistoryEventType.WORKFLOW_CANCELLED, {"reason": reason})
 
     def _note(self, instance_id: str, activity_id: str, kind: HistoryEventType, payload: dict[str, object]) -> None:
-        """Record an event of the instance's life, once."""
+        """Record an event of the instance's life once."""
         change(self._tables.workflow_instances, instance_id, current_activity_id=activity_id, updated_at=self._now)
         text = limits.text(json.dumps(payload, ensure_ascii=False), "error message")
         self._record(instance_id, activity_id, kind.value, "json", text, None)
 
     @reads
     def list_instances(self, options: ListInstancesOptions | None = None) -> PaginationResult:
-        """A page of the instances for which every filter holds, by start time and id, both descending."""
+        """Return a page of the instances for which every filter holds, by start time and id, both descending."""
         asked = options or ListInstancesOptions()
         found, limit = self._found(asked), limits.page(asked.limit, PAGE)
         page, more = found[:limit], len(found) > limit
@@ -188,7 +188,7 @@ class Instances(Messages, History):
 
     @reads
     def count_instances(self, options: ListInstancesOptions | None = None, *, limit: int = limits.COUNT_MAX) -> int:
-        """How many instances a listing has in all its pages, at most `limit`."""
+        """Return the number of instances that match these filters, at most `limit`."""
         asked = options or ListInstancesOptions()
         limits.page(asked.limit, PAGE)
         most = limits.count(limit, "limit", limits.COUNT_MAX)
@@ -196,12 +196,12 @@ class Instances(Messages, History):
 
     @reads
     def list_workflow_names(self) -> list[str]:
-        """The names of the workflows that own instances are of, sorted."""
+        """Return the names of the workflows of own instances, sorted."""
         rows = self._tables.workflow_instances.values()
         return sorted({row["workflow_name"] for row in rows if row["framework"] == OWN})
 
     def _found(self, asked: ListInstancesOptions) -> list[Row]:
-        """The instances for which every filter holds, behind the place of a token, in order."""
+        """Return the instances for which every filter holds, after the position of a token, in order."""
         if asked.framework is not None:
             limits.name(asked.framework, "framework", FRAMEWORK_MAX)
         status = _status(asked.status_filter)
@@ -231,7 +231,7 @@ class Instances(Messages, History):
     def find_resumable_workflows(
         self, limit: int = 0, *, workflow_names: Sequence[str] | None = None
     ) -> list[ResumableWorkflow]:
-        """Own instances, running or compensating, that no live lease covers; the longest waiting first."""
+        """Return own instances, running or compensating, without a live lease; the longest waiting first."""
         page = limits.page(limit, 100)
         found = [
             (at, row["instance_id"], row)
@@ -249,7 +249,7 @@ class Instances(Messages, History):
 
     @writes
     def delete_instances(self, older_than: timedelta, limit: int = 0) -> int:
-        """Delete own instances that ended longer ago than that; what a live run continues from stays."""
+        """Delete own instances that ended longer ago than that; what a live run continues from is kept."""
         until, page = self._after(-limits.span(older_than, "older_than")), limits.page(limit, 100)
         instances = self._tables.workflow_instances
         needed = {row["continued_from"] for row in instances.values() if row["status"] not in TERMINAL}
@@ -267,7 +267,7 @@ class Instances(Messages, History):
 
     @writes
     def delete_ended(self, instance_ids: Sequence[str]) -> list[bool]:
-        """Delete these own instances, each that has ended and that no live run continues from: whether it was."""
+        """Delete those of these own instances that have ended and that no live run continues from; return whether."""
         ids = [limits.name(each, "instance_id") for each in bounded(instance_ids)]
         instances = self._tables.workflow_instances
         needed = {row["continued_from"] for row in instances.values() if row["status"] not in TERMINAL}
@@ -284,7 +284,7 @@ class Instances(Messages, History):
         return [each in ended for each in ids]
 
     def _delete(self, instance_id: str) -> None:
-        """An instance and all that is its own; later generations forget it."""
+        """Delete an instance and all its rows, and references of later generations to it."""
         tables = self._tables
         for later in where(tables.workflow_instances, continued_from=instance_id):
             change(tables.workflow_instances, later, continued_from=None)

@@ -1,4 +1,4 @@
-"""Locks: fenced leases on instances, locks of background duties, and who is there to do them."""
+"""Manage fenced leases on instances, locks of background tasks, and the list of workers."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,16 +21,16 @@ _LONG_AGO = datetime(2000, 1, 1, tzinfo=UTC)
 
 
 class Locks(Fences):
-    """LockManager."""
+    """Implement LockManager."""
 
     async def try_acquire_lock(self, instance_id: str, worker_id: str, timeout_sec: float) -> Lease | None:
-        """A lease if the instance is free: not leased (not even to this worker), not finished."""
+        """Return a lease if the instance is free: not leased (not even to this worker), not finished."""
         (lease,) = await self.acquire_locks([instance_id], worker_id, timeout_sec)
         return lease
 
     @writes
     def acquire_locks(self, instance_ids: Sequence[str], worker_id: str, timeout_sec: float) -> list[Lease | None]:
-        """Take the leases of many instances, each that is free; of one named twice, the first gets it."""
+        """Acquire the leases of many instances that are free; if one is named twice, the first occurrence gets it."""
         limits.name(worker_id, "worker_id")
         ids = [limits.name(instance_id, "instance_id") for instance_id in bounded(instance_ids)]
         seconds = limits.seconds(timeout_sec)
@@ -50,7 +50,7 @@ class Locks(Fences):
 
     @writes
     def release_lock(self, instance_id: str, worker_id: str, *, lease: Lease | None = None) -> None:
-        """Give a lease back; whoever does not hold it changes nothing."""
+        """Release a lease; do nothing if this worker does not hold it."""
         if self._holds(instance_id, worker_id, lease):
             change(self._tables.workflow_instances, instance_id, **FREE, updated_at=self._now)
 
@@ -58,15 +58,15 @@ class Locks(Fences):
     def refresh_lock(
         self, instance_id: str, worker_id: str, timeout_sec: float, *, lease: Lease | None = None
     ) -> Lease:
-        """A new expiry, also for an expired lease that nobody took."""
+        """Renew a lease, even an expired one that no worker has taken."""
         seconds = limits.seconds(timeout_sec)
         if not self._holds(instance_id, worker_id, lease):
-            raise LeaseLostError(f"{worker_id!r} no longer holds {instance_id!r}")
+            raise LeaseLostError(f"worker {worker_id!r} lost its lease on run {instance_id!r}")
         return self._renew(instance_id, seconds)
 
     @writes
     def refresh_locks(self, leases: Sequence[Lease], timeout_sec: float) -> list[Lease | None]:
-        """Renew leases at once, whoever owns them; None for one that was lost."""
+        """Renew leases of any owner at once; return None for each that was lost."""
         if not leases:
             return []
         seconds = limits.seconds(timeout_sec)
@@ -91,7 +91,7 @@ class Locks(Fences):
 
     @writes
     def cleanup_stale_locks(self, timeout_sec: float = 0) -> list[StaleWorkflowInfo]:
-        """Clear own leases that expired more than `timeout_sec` ago; gives the running and compensating ones."""
+        """Clear own leases that expired more than `timeout_sec` ago; return the running and compensating ones."""
         until = self._after(-limits.seconds(timeout_sec) if timeout_sec else 0)
         stale = sorted(
             (row["lock_expires_at"], instance_id, row)
@@ -105,11 +105,11 @@ class Locks(Fences):
 
 
 class SystemLocks(Fences):
-    """SystemLockManager."""
+    """Implement SystemLockManager."""
 
     @writes
     def try_acquire_system_lock(self, lock_name: str, worker_id: str, timeout_sec: float) -> SystemLease | None:
-        """Take a lock that is free or expired, or renew one's own, which keeps its token."""
+        """Take a lock that is free or expired, or renew an own lock, which keeps its token."""
         limits.name(lock_name, "lock_name")
         limits.name(worker_id, "worker_id")
         expires_at = self._after(limits.seconds(timeout_sec))
@@ -131,7 +131,7 @@ class SystemLocks(Fences):
 
     @writes
     def release_system_lock(self, lock_name: str, worker_id: str) -> None:
-        """Give a lock back; its time is long past, so that all of the family can take it."""
+        """Release a lock; its time is set far in the past, so that Edda and Romancy can take it."""
         limits.name(lock_name, "lock_name")
         limits.name(worker_id, "worker_id")
         row = self._tables.system_locks.get(lock_name)
@@ -140,7 +140,7 @@ class SystemLocks(Fences):
 
     @writes
     def cleanup_expired_system_locks(self) -> int:
-        """Remove the rows of locks that nobody holds; their tokens stay."""
+        """Remove the rows of locks that no worker holds, and keep their tokens."""
         table = self._tables.system_locks
         gone = [
             name
@@ -151,7 +151,7 @@ class SystemLocks(Fences):
 
     @writes
     def beat_worker(self, worker_id: str, info: bytes | None = None, *, gone: bool = False) -> None:
-        """Say that a worker is alive, or that it stops; those that ended without a word are forgotten in the end."""
+        """Record that a worker is alive, or that it stops; remove workers that died long ago without notice."""
         limits.name(worker_id, "worker_id")
         text, table = limits.text(info, "info", limits.METADATA_MAX), self._tables.perdure_workers
         if gone:
@@ -165,12 +165,12 @@ class SystemLocks(Fences):
 
     @reads
     def current_time(self) -> datetime:
-        """The clock, by which every time is judged."""
+        """Return the clock, which decides about every time."""
         return self._now
 
     @reads
     def list_workers(self, *, alive_within: timedelta | None = None, limit: int | None = None) -> list[WorkerInfo]:
-        """The workers, the longest running first."""
+        """Return the workers, the longest running first."""
         since = None if alive_within is None else self._after(-limits.span(alive_within, "alive_within"))
         rows = [row for row in self._tables.perdure_workers.values() if since is None or row["beat_at"] >= since]
         rows.sort(key=itemgetter("started_at", "worker_id"))

@@ -1,4 +1,4 @@
-"""Messages: channels in the order of their ids, and who has had which of them."""
+"""Manage channels: messages in the order of their ids, and which subscriber has received which of them."""
 
 from collections.abc import Sequence
 from datetime import timedelta
@@ -17,13 +17,13 @@ from perdure.testing.reference.transactions import reads, writes
 
 
 def message_from(row: Row) -> ChannelMessage:
-    """A message as callers see it."""
+    """Return a message as callers see it."""
     fields = {name: value for name, value in row.items() if name != "framework"}
     return ChannelMessage(**{**fields, "data": raw(row["data"]), "metadata": raw(row["metadata"])})
 
 
 class Messages(Fences):
-    """ChannelManager without its deliveries."""
+    """Implement ChannelManager without its deliveries."""
 
     @writes
     def publish_to_channel(
@@ -37,7 +37,7 @@ class Messages(Fences):
         binary: bool = False,
         lease: Lease | None = None,
     ) -> int:
-        """Publish a message; under a key that is known nothing is stored, and the first id comes back."""
+        """Publish a message; for a known key, store nothing and return the first id."""
         return self._publish(OutgoingMessage(channel, data, metadata, message_id, source, binary), lease)
 
     @writes
@@ -72,13 +72,13 @@ class Messages(Fences):
         self._tables.perdure_channels.setdefault(channel, {"channel": channel, "dirty_at": None})
 
     def _mark_channel(self, channel: str) -> None:
-        """Note that there may be something to deliver, if it is not noted yet."""
+        """Mark that there may be something to deliver, if it is not marked yet."""
         self._lock_channel(channel)
         if self._tables.perdure_channels[channel]["dirty_at"] is None:
             change(self._tables.perdure_channels, channel, dirty_at=self._now)
 
     def _remind(self, instance_id: str) -> None:
-        """Mark the channels that an instance has waits on: from now on it waits, and something may have come before."""
+        """Mark the channels of an instance's waits: it waits from now on, and messages may have arrived before."""
         waits = self._tables.perdure_waits
         for key in where(waits, instance_id=instance_id):
             self._mark_channel(waits[key]["channel"])
@@ -87,9 +87,9 @@ class Messages(Fences):
     def subscribe_to_channel(
         self, instance_id: str, channel: str, mode: ChannelMode, *, lease: Lease | None = None
     ) -> str:
-        """Subscribe an instance; gives the channel it is subscribed to.
+        """Subscribe an instance and return the channel it is subscribed to.
 
-        Broadcast gets what is published from now on, competing shares a backlog, direct is a broadcast to
+        Broadcast receives what is published from now on, competing shares a backlog, direct is a broadcast to
         `<channel>:<instance id>` from the first message on.
         """
         mode = limits.choice(ChannelMode, mode, "mode")
@@ -103,7 +103,7 @@ class Messages(Fences):
         if own is not None and own["mode"] == stored:
             return name
         if own is not None or self._live_modes(name) - {stored}:
-            raise ChannelModeConflictError(f"{name!r} is not used in {stored} mode")
+            raise ChannelModeConflictError(f"channel {name!r} is not used in {stored} mode: use another mode or name")
         cursor = 0 if direct else max(where(self._tables.channel_messages, channel=name), default=0)
         subscriptions[instance_id, name] = {
             "id": self._world.draw("channel_subscriptions"),
@@ -121,7 +121,7 @@ class Messages(Fences):
         return name
 
     def _set_cursor(self, instance_id: str, channel: str, message_id: int) -> None:
-        """The second of the family's two places for how far a subscriber has come."""
+        """Return the second of the two cursors of a subscriber."""
         cursors, key = self._tables.channel_delivery_cursors, (instance_id, channel)
         number = cursors[key]["id"] if key in cursors else self._world.draw("channel_delivery_cursors")
         cursors[key] = {
@@ -133,7 +133,7 @@ class Messages(Fences):
         }
 
     def _live(self, channel: str) -> list[Row]:
-        """The subscriptions of instances that are not over."""
+        """Return the subscriptions of instances that have not ended."""
         table, instances = self._tables.channel_subscriptions, self._tables.workflow_instances
         rows = [table[key] for key in where(table, channel=channel)]
         return [row for row in rows if instances[row["instance_id"]]["status"] not in TERMINAL]
@@ -143,7 +143,7 @@ class Messages(Fences):
 
     @writes
     def unsubscribe_from_channel(self, instance_id: str, channel: str, *, lease: Lease | None = None) -> None:
-        """Remove a subscription and its cursors, if it is there."""
+        """Remove a subscription and its cursors if it exists."""
         tables, key = self._tables, self._own(instance_id, channel, lease)
         remove(tables.channel_subscriptions, [key])
         remove(tables.channel_delivery_cursors, [key])
@@ -153,25 +153,25 @@ class Messages(Fences):
 
     @writes
     def clear_channel_waiting_state(self, instance_id: str, channel: str, *, lease: Lease | None = None) -> None:
-        """Stop waiting on a channel; the subscription stays."""
+        """Stop waiting on a channel and keep the subscription."""
         self._own(instance_id, channel, lease)
         remove(self._tables.perdure_waits, where(self._tables.perdure_waits, instance_id=instance_id, channel=channel))
 
     def _own(self, instance_id: str, channel: str, lease: Lease | None) -> tuple[str, str]:
-        """A subscription's key, under its instance's fence."""
+        """Return a subscription's key, under its instance's fence."""
         pair(instance_id, channel)
         self._fence(instance_id, lease)
         return instance_id, channel
 
     @reads
     def get_channel_subscription(self, instance_id: str, channel: str) -> ChannelSubscription | None:
-        """One subscription; its cursor is the further one of the family's two."""
+        """Return one subscription; its cursor is the further one of the two that are stored."""
         pair(instance_id, channel)
         row = self._tables.channel_subscriptions.get((instance_id, channel))
         return None if row is None else self._subscription(row)
 
     def _subscription(self, row: Row, wait: Row | None = None) -> ChannelSubscription:
-        """A subscription as callers see it, with a wait of its own: the first if none is given."""
+        """Return a subscription as callers see it, with one of its waits: the first by default."""
         waits = [wait] if wait else self._waits_for(row["instance_id"], row["channel"])
         shown = {name: waits[0][name] for name in ("activity_id", "timeout_at")} if waits else {}
         fields = {name: value for name, value in row.items() if name != "framework"} | shown
@@ -180,7 +180,7 @@ class Messages(Fences):
         )
 
     def _waits_for(self, instance_id: str, channel: str) -> list[Row]:
-        """The waits of an instance for messages of a channel, in the order they were made."""
+        """Return the waits of an instance for messages of a channel, in the order of registration."""
         waits = self._tables.perdure_waits
         found = [waits[key] for key in where(waits, instance_id=instance_id, channel=channel)]
         return sorted(found, key=itemgetter("id"))
@@ -191,20 +191,20 @@ class Messages(Fences):
 
     @reads
     def get_delivery_cursor(self, instance_id: str, channel: str) -> int:
-        """The last message that a subscriber has had; 0 for none."""
+        """Return the last message that a subscriber received; 0 for none."""
         pair(instance_id, channel)
         row = self._tables.channel_subscriptions.get((instance_id, channel))
         return self._cursor(row) if row else 0
 
     @reads
     def get_channel_mode(self, channel: str) -> ChannelMode | None:
-        """How live subscribers use a channel."""
+        """Return how live subscribers use a channel."""
         modes = self._live_modes(limits.name(channel, "channel"))
         return ChannelMode(min(modes)) if modes else None
 
     @reads
     def get_pending_channel_messages(self, channel: str, after_id: int = 0, limit: int = 0) -> list[ChannelMessage]:
-        """The messages of a channel after an id, in order."""
+        """Return the messages of a channel after an id, in order."""
         limits.name(channel, "channel")
         limits.number(after_id, "after_id")
         rows = self._after_id(channel, after_id)
@@ -214,11 +214,11 @@ class Messages(Fences):
     def get_pending_channel_messages_for_instance(
         self, instance_id: str, channel: str, *, limit: int | None = None
     ) -> list[ChannelMessage]:
-        """What a subscriber has not had, in order."""
+        """Return the messages that a subscriber has not received, in order."""
         pair(instance_id, channel)
         most = limits.some(limit)
         if (instance_id, channel) not in self._tables.channel_subscriptions:
-            raise NotSubscribedError(f"{instance_id!r} is not subscribed to {channel!r}")
+            raise NotSubscribedError(f"run {instance_id!r} is not subscribed to channel {channel!r}: subscribe first")
         return [message_from(row) for row in self._pending(instance_id, channel)[:most]]
 
     def _after_id(self, channel: str, after_id: int) -> list[Row]:
@@ -226,7 +226,7 @@ class Messages(Fences):
         return [table[number] for number in sorted(where(table, channel=channel)) if number > after_id]
 
     def _pending(self, instance_id: str, channel: str) -> list[Row]:
-        """Above both cursors and not taken out of turn; of a competing channel, what nobody has claimed."""
+        """Return messages after both cursors that were not taken out of turn; unclaimed ones of a competing channel."""
         row = self._tables.channel_subscriptions[instance_id, channel]
         if row["mode"] == ChannelMode.COMPETING:
             return self._unclaimed(channel)
@@ -239,7 +239,7 @@ class Messages(Fences):
 
     @writes
     def claim_channel_message(self, message_id: int, instance_id: str, *, lease: Lease | None = None) -> bool:
-        """Take a message of a competing channel; False if it is taken or gone."""
+        """Claim a message of a competing channel; return False if it is claimed or removed."""
         limits.number(message_id, "message_id")
         self._fence(instance_id, lease)
         row, claims = self._tables.channel_messages.get(message_id), self._tables.channel_message_claims
@@ -254,7 +254,7 @@ class Messages(Fences):
 
     @writes
     def delete_channel_message(self, message_id: int, *, lease: Lease | None = None) -> None:
-        """Remove a message, if it is there; its claim goes with it."""
+        """Remove a message, with its claim, if it exists."""
         limits.number(message_id, "message_id")
         if lease is not None:
             self._fence(lease.instance_id, lease)
@@ -269,12 +269,12 @@ class Messages(Fences):
     def update_delivery_cursor(
         self, instance_id: str, channel: str, last_message_id: int, *, lease: Lease | None = None
     ) -> None:
-        """Note how far a subscriber has come, in both places; never backwards."""
+        """Record the last message that a subscriber received, in both cursor tables; never backwards."""
         limits.number(last_message_id, "last_message_id")
         pair(instance_id, channel)
         self._fence(instance_id, lease)
         if (instance_id, channel) not in self._tables.channel_subscriptions:
-            raise NotSubscribedError(f"{instance_id!r} is not subscribed to {channel!r}")
+            raise NotSubscribedError(f"run {instance_id!r} is not subscribed to channel {channel!r}: subscribe first")
         self._advance(instance_id, channel, last_message_id)
 
     def _advance(self, instance_id: str, channel: str, message_id: int) -> None:
@@ -289,9 +289,9 @@ class Messages(Fences):
 
     @writes
     def cleanup_old_channel_messages(self, older_than: timedelta, *, force: bool = False, limit: int = 0) -> int:
-        """Remove messages older than that which no live subscriber still needs, the oldest first; at most a page.
+        """Remove messages older than that which no live subscriber needs, the oldest first, at most a page.
 
-        Forgets the keys of publishers that are as old, and channels that nobody uses.
+        Also remove publishers' keys of that age, and unused channels.
         """
         until, page = self._after(-limits.span(older_than, "older_than")), limits.page(limit, limits.PAGE_MAX)
         old = [row for row in self._tables.channel_messages.values() if row["published_at"] < until]
@@ -307,7 +307,7 @@ class Messages(Fences):
         return len(gone)
 
     def _is_needed(self, message: Row) -> bool:
-        """Whether a live subscriber has not had it, or the instance that it is sent to lives and has yet to listen."""
+        """Return whether a live subscriber has not received it, or its receiver is live and has not subscribed yet."""
         live = self._live(message["channel"])
         parts = message["channel"].split(":")
         if not live:

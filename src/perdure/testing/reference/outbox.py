@@ -1,7 +1,7 @@
-"""Outbox: events that are sent at least once, in order for each source.
+"""Manage the outbox: events are sent at least once, in order for each source.
 
-A source's `ready_at` says from when on its next event may be fetched: the end of a claim, or of a back-off; None while
-there is nothing. Events that the rest of the family wrote have no sequence, and are left alone.
+A source's `ready_at` is the time from which its next event may be fetched: the end of a claim, or of a back-off; None
+if there is none. Events that Edda or Romancy wrote have no sequence number, and are left alone.
 """
 
 from dataclasses import fields
@@ -29,11 +29,11 @@ def _from_row(row: Row, **now: Any) -> OutboxEvent:
 
 
 class Outbox(Fences):
-    """OutboxManager."""
+    """Implement OutboxManager."""
 
     @writes
     def add_outbox_event(self, event: OutboxEvent, *, lease: Lease | None = None) -> None:
-        """Store an event at the end of its source; the same one again stores nothing, another is a conflict."""
+        """Store an event at the end of its source; an equal one changes nothing, a different one is a conflict."""
         row: dict[str, Any] = _params(event)
         if lease is not None:
             self._fence(lease.instance_id, lease)
@@ -46,26 +46,28 @@ class Outbox(Fences):
             events[event.event_id] = row
             self._rouse(source)
         elif any(known[name] != row[name] for name in _CONTENT):
-            raise HistoryConflictError(f"the outbox has another event under the id {event.event_id!r}")
+            raise HistoryConflictError(
+                f"the outbox already has a different event with the id {event.event_id!r}: use another id"
+            )
 
     def _change(self, event_id: str, **columns: Any) -> None:
         change(self._tables.outbox_events, event_id, **columns, updated_at=self._now)
 
     def _draw(self, source: str) -> int:
-        """The next sequence of a source."""
+        """Return the next sequence number of a source."""
         sequences = self._tables.perdure_outbox_sequences
         last = sequences[source]["last_sequence"] if source in sequences else 0
         sequences[source] = {"event_source": source, "last_sequence": last + 1}
         return int(last) + 1
 
     def _rouse(self, source: str) -> None:
-        """Something was added to a source; one that is awake is left alone."""
+        """Wake a source that an event was added to, unless it is awake."""
         sources = self._tables.perdure_outbox_sources
         if source not in sources or sources[source]["ready_at"] is None:
             sources[source] = {"event_source": source, "ready_at": self._now}
 
     def _of(self, source: str, status: OutboxStatus) -> list[Row]:
-        """A source's own events in a state, in order."""
+        """Return a source's own events in a state, in order."""
         rows = [row for row in self._tables.outbox_events.values() if row["sequence"] is not None]
         found = [row for row in rows if row["event_source"] == source and row["status"] == status]
         return sorted(found, key=itemgetter("sequence"))
@@ -74,7 +76,7 @@ class Outbox(Fences):
     def get_pending_outbox_events(
         self, limit: int = 0, *, relay_id: str = "", lease_sec: float = 30
     ) -> list[OutboxEvent]:
-        """Claim events for a while: no other call gets them, or later ones of their sources, until they are marked."""
+        """Claim events for a while: until they are marked, no other call gets them or later events of their sources."""
         page, until = limits.page(limit, PAGE), self._after(limits.seconds(lease_sec, "lease_sec"))
         if relay_id:
             limits.name(relay_id, "relay_id")
@@ -94,7 +96,7 @@ class Outbox(Fences):
         return [_from_row(row, status="processing", updated_at=self._now) for row in claimed]
 
     def _next_of(self, source: str, most: int) -> list[Row]:
-        """The first events of a source that is ready, up to one that backs off; whoever had claimed any is gone."""
+        """Return the first events of a source that is ready, up to one that backs off; earlier claims have ended."""
         self._hand_back(source, 0)
         waiting = self._of(source, OutboxStatus.PENDING)[:most]
         due = list(takewhile(lambda row: (row["next_attempt_at"] or self._now) <= self._now, waiting))
@@ -108,7 +110,7 @@ class Outbox(Fences):
                 self._change(row["event_id"], status="pending", **_UNCLAIMED)
 
     def _settle(self, source: str) -> None:
-        """Say when a source is ready, unless some of its events are still claimed."""
+        """Record when a source is ready, unless some of its events are still claimed."""
         if source not in self._tables.perdure_outbox_sources or self._of(source, OutboxStatus.PROCESSING):
             return
         waiting = self._of(source, OutboxStatus.PENDING)
@@ -121,7 +123,7 @@ class Outbox(Fences):
 
     @writes
     def mark_outbox_event_sent(self, event_id: str) -> bool:
-        """The event was published, whoever has claimed it meanwhile."""
+        """Mark an event as published, even if another relay has claimed it since."""
         row = self._event(event_id)
         if row is not None and row["status"] != OutboxStatus.PUBLISHED:
             sent = {"status": "published", "published_at": self._now, "next_attempt_at": None}
@@ -138,7 +140,7 @@ class Outbox(Fences):
         back_off: timedelta | None = None,
         relay_id: str | None = None,
     ) -> bool:
-        """An attempt failed: the event waits (1, 2, 4 … 300 s if not said), and its source's later ones behind it."""
+        """Record a failed attempt; the event and later events of its source wait (default: 1, 2, 4 … 300 s)."""
         row, message = self._event(event_id), limits.text(error, "error")
         wait_sec = None if back_off is None else limits.span(back_off, "back_off")
         if row is None or not _is_open(row, relay_id):
@@ -154,7 +156,7 @@ class Outbox(Fences):
 
     @writes
     def mark_outbox_event_failed(self, event_id: str, *, error: str | None = None, relay_id: str | None = None) -> bool:
-        """Park the event: it is never fetched again and no longer in the way."""
+        """Park the event: it is never fetched again and blocks no other."""
         row, message = self._event(event_id), limits.text(error, "error")
         if row is None or not _is_open(row, relay_id):
             return row is not None and row["status"] == OutboxStatus.INVALID
@@ -166,7 +168,7 @@ class Outbox(Fences):
 
     @writes
     def requeue_outbox_event(self, event_id: str) -> bool:
-        """Put a parked event back, at the end of its source."""
+        """Put a parked event back at the end of its source."""
         row = self._event(event_id)
         if row is None or row["status"] != OutboxStatus.INVALID:
             return False
@@ -179,13 +181,13 @@ class Outbox(Fences):
     def list_outbox_events(
         self, status: OutboxStatus | str | None = None, limit: int = 0, *, after: str | None = None
     ) -> list[OutboxEvent]:
-        """Own events, oldest first, of one state or all, after one of them."""
+        """Return own events, oldest first, of one state or all, after one of them."""
         state = None if status is None else limits.choice(OutboxStatus, status, "status").value
         if after is not None:
             limits.name(after, "after")
         page, events = limits.page(limit, PAGE), self._tables.outbox_events
         if after is not None and after not in events:
-            raise InvalidPageTokenError(f"there is no outbox event {after!r} to list from")
+            raise InvalidPageTokenError(f"the outbox event {after!r}, given as after=, does not exist")
         place = itemgetter("created_at", "event_id")
         rows = [row for row in events.values() if row["sequence"] is not None and state in (None, row["status"])]
         found = [row for row in rows if after is None or place(row) > place(events[after])]
@@ -193,7 +195,7 @@ class Outbox(Fences):
 
     @writes
     def cleanup_old_outbox_events(self, older_than: timedelta) -> int:
-        """Remove own events published longer ago than that, and sources that have none left."""
+        """Remove own events published longer ago than that, and sources without events."""
         until, events = self._after(-limits.span(older_than, "older_than")), self._tables.outbox_events
         old = [
             row
@@ -209,7 +211,7 @@ class Outbox(Fences):
 
 
 def _is_open(row: Row, relay_id: str | None) -> bool:
-    """Whether an attempt can fail: the event is not over, and not another relay's."""
+    """Return whether an attempt can fail: the event is not finished, and no other relay has claimed it."""
     if row["status"] == OutboxStatus.PROCESSING:
         return relay_id in (None, row["claimed_by"])
     return row["status"] == OutboxStatus.PENDING and relay_id is None

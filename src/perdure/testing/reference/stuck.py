@@ -1,4 +1,4 @@
-"""Stuck instances: those whose tries end without progress, and why."""
+"""Record stuck instances, whose attempts end without progress, and why."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -15,11 +15,11 @@ from perdure.testing.reference.transactions import reads, writes
 
 
 class Stuck(Fences):
-    """Stuck instances, beyond the seed."""
+    """Manage stuck instances, an addition to the API page."""
 
     @writes
     def back_off(self, lease: Lease, tries: int, reason: str, pause_sec: float) -> None:
-        """End a lease after so many tries without progress, and let no worker take the instance for a while."""
+        """End a lease after so many attempts without progress, and let no worker take the instance for a while."""
         limits.count(tries, "tries")
         limits.text(reason, "reason", limits.METADATA_MAX)
         until = self._after(limits.seconds(pause_sec, "pause_sec"))
@@ -44,26 +44,26 @@ class Stuck(Fences):
 
     @writes
     def clear_stuck(self, instance_ids: Sequence[str]) -> None:
-        """Forget that these instances were stuck."""
+        """Mark these instances as no longer stuck."""
         ids = [limits.name(each, "instance_id") for each in bounded(instance_ids)]
         remove(self._tables.perdure_stuck, ids)
 
     @reads
     def get_stuck(self, instance_ids: Sequence[str]) -> list[StuckInstance | None]:
-        """Why each of these instances is stuck; None for one that is not."""
+        """Return why each of these instances is stuck; None for each that is not."""
         found = {row["instance_id"]: row for row in self._stuck()}
         return [_from(found[each]) if each in found else None for each in bounded(instance_ids)]
 
     @reads
     def list_stuck(self, limit: int = 0, *, after: tuple[datetime, str] | None = None) -> list[StuckInstance]:
-        """Stuck instances, those that have been so for longest first, behind a place in that order."""
+        """Return stuck instances, the longest stuck first, after a position in that order."""
         page = limits.page(limit, PAGE)
         place = None if after is None else (limits.moment(after[0], "after"), after[1])
         rows = sorted(self._stuck(), key=itemgetter("since", "instance_id"))
         return [_from(row) for row in rows if place is None or (row["since"], row["instance_id"]) > place][:page]
 
     def _stuck(self) -> list[Row]:
-        """Those to which nothing has happened since."""
+        """Return those to which nothing has happened since."""
         instances = self._tables.workflow_instances
         return [
             row

@@ -1,4 +1,4 @@
-"""The tables: plain dicts of rows, named and filled as a database's are.
+"""Hold the tables as plain dicts of rows, named and filled as in a database.
 
 A row is never changed in place. So a copy of the dicts is a copy of the database, and that is all a transaction needs.
 """
@@ -19,7 +19,7 @@ Taken = dict[tuple[str, str, int], Row]
 
 @dataclass(slots=True)
 class Tables:
-    """Every table, by what makes its rows unique."""
+    """Hold every table, by the unique key of its rows."""
 
     workflow_instances: Named = field(default_factory=dict)
     workflow_history: Paired = field(default_factory=dict)  # instance, activity
@@ -44,12 +44,12 @@ class Tables:
     perdure_stuck: Named = field(default_factory=dict)
 
     def copy(self) -> "Tables":
-        """The same rows in dicts of their own."""
+        """Return the same rows in dicts of their own."""
         return Tables(*(dict(getattr(self, each.name)) for each in fields(self)))
 
 
 class World:
-    """What all storages on one reference share: the committed tables, and who may write."""
+    """Hold what all storages on one reference share: the committed tables, and the lock of the writer."""
 
     def __init__(self) -> None:
         self.tables = Tables()
@@ -57,22 +57,22 @@ class World:
         self._drawn = Counter[str]()
 
     def draw(self, table: str) -> int:
-        """The next id of a table; one that is rolled back never comes again."""
+        """Return the next id of a table; ids that are rolled back are not reused."""
         self._drawn[table] += 1
         return self._drawn[table]
 
 
 def change(table: dict[K, Row], key: K, **columns: Any) -> None:
-    """Give a row new values."""
+    """Set new values of a row."""
     table[key] = {**table[key], **columns}
 
 
 def remove(table: dict[K, Row], keys: Iterable[K]) -> int:
-    """Delete rows; gives how many there were."""
+    """Delete rows and return their number."""
     gone = [key for key in keys if table.pop(key, None) is not None]
     return len(gone)
 
 
 def where(table: dict[K, Row], **columns: Any) -> list[K]:
-    """The keys of the rows that have these values."""
+    """Return the keys of the rows that have these values."""
     return [key for key, row in table.items() if all(row[name] == value for name, value in columns.items())]

@@ -1,6 +1,6 @@
-"""Transactions: a writer works on a copy of the tables, and its commit puts the copy in their place.
+"""Manage transactions: a writer works on a copy of the tables, and its commit replaces them by the copy.
 
-One task writes at a time; whoever else wants to waits for the commit. Readers see what is committed.
+One task writes at a time; other writers wait for its commit. Readers see what is committed.
 """
 
 import asyncio
@@ -26,14 +26,14 @@ log = logging.getLogger("perdure.storage")
 
 
 class _NoSQL:
-    """In the place of a connection: a reference has none."""
+    """Stand in for a connection, which a reference does not have."""
 
     def __getattr__(self, name: str) -> NoReturn:
-        raise ConfigurationError("the reference knows no SQL")
+        raise ConfigurationError("the reference storage runs no SQL: use a storage on SQLite for that")
 
 
 class _Level:
-    """A transaction, or a savepoint in one: the tables as they were before it, and what to call after the commit."""
+    """Hold a transaction or a savepoint: the tables as they were before it, and callbacks to run after the commit."""
 
     def __init__(self, before: Tables) -> None:
         self.before = before
@@ -41,7 +41,7 @@ class _Level:
 
 
 class _Open:
-    """A transaction under way: whose it is, its own tables, and its levels."""
+    """Hold an open transaction: its task, its own tables, and its levels."""
 
     def __init__(self, committed: Tables) -> None:
         self.task = asyncio.current_task()
@@ -50,7 +50,7 @@ class _Open:
 
 
 class Transactions:
-    """The base of every room: its tables, its clock, its open transaction."""
+    """Hold the tables, the clock and the open transaction."""
 
     def __init__(self, world: World | None = None) -> None:
         self._world = world or World()
@@ -59,14 +59,14 @@ class Transactions:
         self._now = datetime.now(UTC)
 
     async def initialize(self) -> None:
-        """There is nothing to connect to."""
+        """Do nothing: there is no connection."""
 
     async def pending_migrations(self) -> list[str]:
-        """There is no schema."""
+        """Return no versions: there is no schema."""
         return []
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no connection is held."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -75,7 +75,7 @@ class Transactions:
         await self.close()
 
     async def wakeups(self) -> AsyncIterator[WakeUp]:
-        """No hint is promised: whoever listens looks now and then anyway."""
+        """Yield no hints; listeners poll anyway."""
         while True:
             await asyncio.sleep(1)
             yield WakeUp("scan")
@@ -85,7 +85,7 @@ class Transactions:
 
     @property
     def _tables(self) -> Tables:
-        """What this task sees: its own transaction's tables, or the committed ones."""
+        """Return the tables that this task sees: its own transaction's, or the committed ones."""
         tx = self._current()
         return self._world.tables if tx is None else tx.tables
 
@@ -94,11 +94,14 @@ class Transactions:
         if tx is None or not tx.levels:
             return None
         if tx.task is not asyncio.current_task():
-            raise TransactionError("this task was spawned inside a transaction of another task: use `detached()`")
+            raise TransactionError(
+                "this task was spawned inside a transaction of another task and cannot use it: "
+                "use `with storage.detached():` to work outside it"
+            )
         return tx
 
     async def begin_transaction(self) -> None:
-        """Open a transaction for this task, once nobody else writes; inside one, a savepoint."""
+        """Open a transaction for this task, once no other task writes; inside one, a savepoint."""
         tx = self._current()
         if tx is not None:
             tx.levels.append(_Level(tx.tables.copy()))
@@ -107,10 +110,10 @@ class Transactions:
         self._open.set(_Open(self._world.tables))
 
     async def commit_transaction(self) -> None:
-        """Keep what the innermost level did. After the outermost the callbacks run, in order, outside."""
+        """Keep what the innermost level wrote. After the outermost commit the callbacks run, in order, outside it."""
         tx = self._current()
         if tx is None:
-            raise TransactionError("there is no transaction to commit")
+            raise TransactionError("there is no open transaction to commit: call begin_transaction() first")
         level = tx.levels.pop()
         if tx.levels:
             tx.levels[-1].callbacks += level.callbacks
@@ -121,7 +124,7 @@ class Transactions:
             await _call(callback)
 
     async def rollback_transaction(self) -> None:
-        """Undo the innermost level and forget its callbacks; without a transaction nothing happens."""
+        """Undo the innermost level and discard its callbacks; do nothing without a transaction."""
         tx = self._current()
         if tx is None:
             return
@@ -135,7 +138,7 @@ class Transactions:
 
     @contextlib.asynccontextmanager
     async def transaction(self) -> AsyncIterator[Executor]:
-        """Commit what the block did, or undo it if the block raises or is cancelled."""
+        """Commit what the block wrote, or undo it if the block raises or is cancelled."""
         await self.begin_transaction()
         try:
             yield self.conn()
@@ -145,28 +148,28 @@ class Transactions:
         await self.commit_transaction()
 
     def in_transaction(self) -> bool:
-        """True exactly while this task has a transaction open."""
+        """Return True exactly while this task has a transaction open."""
         tx = self._open.get()
         return tx is not None and bool(tx.levels) and tx.task is asyncio.current_task()
 
     def conn(self) -> Executor:
-        """No SQL is understood here."""
+        """Return an executor that rejects all SQL."""
         return cast(Executor, _NoSQL())
 
     def db(self) -> Executor:
-        """No SQL is understood here."""
+        """Return an executor that rejects all SQL."""
         return cast(Executor, _NoSQL())
 
     def register_post_commit_callback(self, callback: Callback) -> None:
-        """Call it once after the outermost commit; a rollback of this level forgets it."""
+        """Call the callback once after the outermost commit; a rollback of this level discards it."""
         tx = self._current()
         if tx is None:
-            raise TransactionError("a post-commit callback needs an open transaction")
+            raise TransactionError("a post-commit callback needs an open transaction: register it inside transaction()")
         tx.levels[-1].callbacks.append(callback)
 
     @contextlib.contextmanager
     def detached(self) -> Iterator[None]:
-        """Work outside the transaction that this task was spawned in (or has open)."""
+        """Work outside the transaction that this task has open or was spawned in."""
         token = self._open.set(None)
         try:
             yield
@@ -175,7 +178,7 @@ class Transactions:
 
     @contextlib.contextmanager
     def _undone_if_refused(self) -> Iterator[None]:
-        """What is refused has written nothing: one operation in a transaction, or one item of a batch."""
+        """Undo what a rejected operation, or a rejected item of a batch, has written."""
         tx = self._current()
         assert tx is not None, "only a transaction writes"
         before = tx.tables.copy()
@@ -185,8 +188,8 @@ class Transactions:
             tx.tables = before
             raise
 
-    def _look_at_the_clock(self) -> None:
-        """One operation happens at one moment."""
+    def _read_clock(self) -> None:
+        """Fix the time of one operation."""
         self._now = datetime.now(UTC) + self._shift
 
     def _after(self, seconds: float) -> datetime:
@@ -199,31 +202,31 @@ async def _call(callback: Callback) -> None:
         if inspect.isawaitable(answer):
             await answer
     except Exception:
-        log.exception("a post-commit callback failed, the transaction is committed")
+        log.exception("a post-commit callback failed after the transaction was committed")
 
 
 def reads(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
-    """An operation that only looks."""
+    """Run an operation that only reads."""
 
     @wraps(method)
     async def run(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        self._look_at_the_clock()
+        self._read_clock()
         return method(self, *args, **kwargs)
 
     return run
 
 
 def writes(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
-    """An operation that writes, all of it or nothing: in the open transaction, or in one of its own."""
+    """Run an operation that writes, all or nothing: in the open transaction, or in one of its own."""
 
     @wraps(method)
     async def run(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
         if self._current() is None:
             async with self.transaction():
-                self._look_at_the_clock()
+                self._read_clock()
                 return method(self, *args, **kwargs)
         with self._undone_if_refused():
-            self._look_at_the_clock()
+            self._read_clock()
             return method(self, *args, **kwargs)
 
     return run

@@ -1,4 +1,4 @@
-"""Waits: an instance gives up its lease until a timer is due or a message comes, and is woken by the first of them."""
+"""Suspend instances: release the lease until a timer is due or a message arrives, and wake them for the first."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -36,11 +36,11 @@ from perdure.testing.reference.transactions import reads, writes
 
 
 class Waits(Messages, History):
-    """Waiting for several things at once, and being woken."""
+    """Wait for several things at once, and wake instances."""
 
     @writes
     def suspend(self, lease: Lease, waits: Sequence[Wait]) -> Suspension:
-        """Wait for the first of these, and for nothing else; what is ready by now is not waited for."""
+        """Wait for the first of these and nothing else; what is ready by now is not waited for."""
         return self._suspend(_holder(lease), checked(waits), alone=True)
 
     @writes
@@ -64,7 +64,7 @@ class Waits(Messages, History):
         after: timedelta | None = None,
         lease: Lease | None = None,
     ) -> Suspension:
-        """Wait for a channel's next message, beside the waits that are there."""
+        """Add a wait for a channel's next message to the existing waits."""
         waits = checked([ChannelWait(channel, activity_id, timeout_at, after)])
         return self._suspend(owner(instance_id, worker_id, lease), waits, alone=False)
 
@@ -78,9 +78,9 @@ class Waits(Messages, History):
         after: timedelta | None = None,
         lease: Lease | None = None,
     ) -> Suspension:
-        """Wait for a timer, beside the waits that are there."""
+        """Add a wait for a timer to the existing waits."""
         if subscription.instance_id != instance_id:
-            raise LimitError(f"the timer is of {subscription.instance_id!r}, not of {instance_id!r}")
+            raise LimitError(f"the timer belongs to run {subscription.instance_id!r}, not to run {instance_id!r}")
         activity_id = subscription.activity_id or subscription.timer_id
         wait = TimerWait(subscription.timer_id, activity_id, subscription.expires_at, after)
         return self._suspend(owner(instance_id, worker_id, lease), checked([wait]), alone=False)
@@ -105,14 +105,14 @@ class Waits(Messages, History):
     def _judge(self, who: Owner) -> None:
         row = self._tables.workflow_instances.get(who.instance_id)
         if row is None:
-            raise InstanceNotFoundError(f"there is no instance {who.instance_id!r}")
+            raise InstanceNotFoundError(f"run {who.instance_id!r} does not exist")
         if row["locked_by"] != who.worker_id or who.token not in (None, row["lock_token"]):
-            raise LeaseLostError(f"{who.worker_id!r} no longer holds the lease on {who.instance_id!r}")
+            raise LeaseLostError(f"worker {who.worker_id!r} lost its lease on run {who.instance_id!r}")
         if row["status"] not in WAITING | {WorkflowStatus.RUNNING}:
-            raise InvalidTransitionError(f"{who.instance_id!r} is {row['status']} and cannot wait")
+            raise InvalidTransitionError(f"run {who.instance_id!r} is {row['status']} and cannot wait")
 
     def _deadline(self, instance_id: str, wait: Wait) -> datetime | None:
-        """When a wait is over; one that is there already keeps its time."""
+        """Return when a wait ends; an existing one keeps its time."""
         if isinstance(wait, TimerWait):
             timer = self._tables.workflow_timer_subscriptions.get((instance_id, wait.timer_id))
             known: datetime | None = timer["expires_at"] if timer else None
@@ -121,7 +121,7 @@ class Waits(Messages, History):
         return row["timeout_at"] if row else self._moment(wait.timeout_at, wait.after)
 
     def _registered(self, instance_id: str, wait: ChannelWait) -> Row | None:
-        """The same wait, if it is there: of the same activity, on the same channel and for the same values."""
+        """Return the same wait if it exists: of the same activity, on the same channel and for the same values."""
         row = self._tables.perdure_waits.get((instance_id, wait.activity_id))
         return row if row and (row["channel"], row["match_key"]) == (wait.channel, _match_key(wait)) else None
 
@@ -129,10 +129,12 @@ class Waits(Messages, History):
         return limits.moment(at, "the time") if after is None else self._now + after
 
     def _is_ready(self, instance_id: str, wait: Wait) -> bool:
-        """Whether a timer is due, a message pending or a time-out over."""
+        """Return whether a timer is due, a message is pending or a timeout is over."""
         if isinstance(wait, ChannelWait):
             if (instance_id, wait.channel) not in self._tables.channel_subscriptions:
-                raise NotSubscribedError(f"{instance_id!r} is not subscribed to {wait.channel!r}")
+                raise NotSubscribedError(
+                    f"run {instance_id!r} is not subscribed to channel {wait.channel!r}: subscribe first"
+                )
             self._check_mode(instance_id, wait.channel, wait.where)
             if self._matching(instance_id, wait.channel, wait.where):
                 return True
@@ -142,10 +144,10 @@ class Waits(Messages, History):
     def _check_mode(self, instance_id: str, channel: str, values: Mapping[str, object] | None) -> None:
         row = self._tables.channel_subscriptions.get((instance_id, channel))
         if values and row is not None and row["mode"] == ChannelMode.COMPETING:
-            raise LimitError(f"{channel!r} is a competing channel: a message of it cannot be chosen by its data")
+            raise LimitError(f"channel {channel!r} is competing: its messages cannot be selected by their data")
 
     def _matching(self, instance_id: str, channel: str, values: Mapping[str, object] | None) -> list[Row]:
-        """The pending messages that have these values; all of them if none are asked for."""
+        """Return the pending messages that have these values; all of them if none are given."""
         pending = self._pending(instance_id, channel)
         if not values:
             return pending
@@ -170,7 +172,7 @@ class Waits(Messages, History):
             self._tables.perdure_waits.setdefault((instance_id, wait.activity_id), row)
 
     def _set_timer(self, instance_id: str, timer_id: str, activity_id: str | None, expires_at: datetime) -> None:
-        """A timer; one that is there keeps its time."""
+        """Store a timer; an existing one keeps its time."""
         row = {
             "id": self._world.draw("workflow_timer_subscriptions"),
             "instance_id": instance_id,
@@ -183,7 +185,7 @@ class Waits(Messages, History):
         self._tables.workflow_timer_subscriptions.setdefault((instance_id, timer_id), row)
 
     def _drop(self, instance_id: str, waits: Sequence[Wait], *, alone: bool) -> None:
-        """Drop what is no longer asked for, if these waits are all; a wait of a step that now waits otherwise goes."""
+        """Remove waits that are no longer requested, if these are all, and other waits of the same steps."""
         timers, table = self._tables.workflow_timer_subscriptions, self._tables.perdure_waits
         same = {
             wait.activity_id: self._registered(instance_id, wait) for wait in waits if isinstance(wait, ChannelWait)
@@ -195,7 +197,7 @@ class Waits(Messages, History):
             remove(timers, [key for key in where(timers, instance_id=instance_id) if key[1] not in kept])
 
     def _status(self, instance_id: str, waits: Sequence[Wait]) -> WorkflowStatus:
-        """That of the earliest deadline, where there are several kinds."""
+        """Return the status of the earliest deadline."""
         times = [(self._deadline(instance_id, wait), isinstance(wait, ChannelWait)) for wait in waits]
         if all(on_message for _, on_message in times):
             return WorkflowStatus.WAITING_FOR_MESSAGE
@@ -211,7 +213,7 @@ class Waits(Messages, History):
         lease: Lease | None,
         binary: bytes | None = None,
     ) -> bool:
-        """Record why an instance wakes and set it running; False if the activity was recorded before."""
+        """Record why an instance wakes and set it running; return False if the activity was recorded before."""
         data_type = "json" if binary is None else "binary"
         recorded = self._record(instance_id, activity_id, kind.value, data_type, text, binary)
         woken = {"status": "running", "updated_at": self._now, "current_activity_id": activity_id}
@@ -228,7 +230,7 @@ class Waits(Messages, History):
 
     @reads
     def get_channel_waits(self, instance_id: str) -> list[ChannelWait]:
-        """The waits for messages that an instance has registered, in the order they were made."""
+        """Return the waits for messages that an instance has registered, in the order of registration."""
         table = self._tables.perdure_waits
         rows = [table[key] for key in where(table, instance_id=limits.name(instance_id, "instance_id"))]
         rows.sort(key=itemgetter("id"))
@@ -236,7 +238,7 @@ class Waits(Messages, History):
 
     @reads
     def get_waits(self, instance_ids: Sequence[str]) -> list[RegisteredWait]:
-        """What these instances wait for, as far as it is registered: by instance and activity."""
+        """Return the registered waits of these instances, by instance and activity."""
         wanted = set(bounded(instance_ids))
         found = [
             RegisteredWait(row["instance_id"], row["activity_id"] or row["timer_id"], None, row["expires_at"])
@@ -252,7 +254,7 @@ class Waits(Messages, History):
 
     @reads
     def pending_waits(self, instance_id: str, waits: Sequence[ChannelWait]) -> list[str]:
-        """Which of these waits, registered or not, have a message by now: their activities."""
+        """Return the activities of those waits, registered or not, that have a message by now."""
         limits.name(instance_id, "instance_id")
         asked = checked(waits) if waits else []
         return [
@@ -265,13 +267,13 @@ class Waits(Messages, History):
 
     @reads
     def next_due_at(self) -> datetime | None:
-        """When the first timer, time-out or running lease of an own instance is or was due."""
+        """Return when the first timer, timeout or lease of an own instance is or was due."""
         leases = [at for at in self._claimable() if at > self._now]
         return min([*self._deadlines(), *leases], default=None)
 
     @reads
     def next_work_at(self) -> datetime | None:
-        """The same, and also what can be done at once: an instance to take, a channel to sweep."""
+        """Return the same, but also for work that can be done now: an instance to take, a channel to sweep."""
         marked = [row["dirty_at"] for row in self._tables.perdure_channels.values() if row["dirty_at"] is not None]
         return min([*self._deadlines(), *self._claimable(), *marked], default=None)
 
@@ -287,13 +289,13 @@ class Waits(Messages, History):
 
 
 class Timers(Waits):
-    """TimerSubscriptionManager."""
+    """Implement TimerSubscriptionManager."""
 
     @writes
     def register_timer_subscription(
         self, subscription: TimerSubscription, *, after: timedelta | None = None, lease: Lease | None = None
     ) -> None:
-        """Register a timer; one that is there keeps its time."""
+        """Register a timer; an existing one keeps its time."""
         instance_id, activity_id = subscription.instance_id, subscription.activity_id
         limits.name(subscription.timer_id, "timer_id")
         if activity_id:
@@ -301,14 +303,14 @@ class Timers(Waits):
         moment(subscription.expires_at, after, needed=True)
         row = self._fence(instance_id, lease)
         if row["status"] in TERMINAL:
-            raise InvalidTransitionError(f"{instance_id!r} is {row['status']} and waits for no timer")
+            raise InvalidTransitionError(f"run {instance_id!r} is {row['status']} and cannot wait for a timer")
         at = self._moment(subscription.expires_at, after)
         assert at is not None
         self._set_timer(instance_id, subscription.timer_id, activity_id, at)
 
     @writes
     def remove_timer_subscription(self, instance_id: str, timer_id: str, *, lease: Lease | None = None) -> None:
-        """Remove a timer, if it is there."""
+        """Remove a timer if it exists."""
         key = _key(instance_id, timer_id)
         if lease is not None:
             self._fence(instance_id, lease)
@@ -316,7 +318,7 @@ class Timers(Waits):
 
     @reads
     def find_expired_timers(self, limit: int = 0) -> list[TimerSubscription]:
-        """Own timers that are due, of waiting instances, the oldest first."""
+        """Return own timers of waiting instances that are due, the oldest first."""
         page = limits.page(limit, 100)
         rows = [
             row
@@ -331,7 +333,7 @@ class Timers(Waits):
 
     @writes
     def fire_timer(self, instance_id: str, timer_id: str, *, lease: Lease | None = None) -> bool:
-        """Record that a timer expired, remove it and set the instance running; True if it did."""
+        """Record that a timer expired, remove it and set the instance running; return whether it did."""
         return self._fire(*_key(instance_id, timer_id), lease)
 
     @writes
@@ -365,5 +367,5 @@ def _key(instance_id: str, timer_id: str) -> tuple[str, str]:
 
 
 def text(payload: Mapping[str, object]) -> str:
-    """An event's payload as it is stored."""
+    """Return an event's payload as it is stored."""
     return json.dumps(payload, ensure_ascii=False)

@@ -1,18 +1,18 @@
 -- migrate:up
 
--- Edda made tables before it had files like these, of another shape, and keeps using them. They are refused here, before
--- anything is changed, by a column they lack.
+-- Edda created tables of another shape before it had files like these, and keeps using them. They are rejected here,
+-- before anything is changed, by a column they lack.
 SELECT data_type FROM workflow_history_archive WHERE 1 = 0;
 
--- 64-bit ids, fractional seconds, 16 MiB for what was 64 KiB, and text that is compared exactly, so that Pay:1 and
--- pay:1 are two things. Every statement leaves the same result when it is run again: a start that finds this file half
--- done runs it from the top.
+-- 64-bit ids, fractional seconds, 16 MiB instead of 64 KiB, and text that is compared exactly, so that Pay:1 and pay:1
+-- differ. Every statement leaves the same result when it is run again: a start that finds this file half applied runs
+-- it from the top.
 
 -- TIMESTAMP turns into DATETIME in the session's zone: in any other than UTC the values would shift.
 SET time_zone = '+00:00';
 
--- A foreign key joined Pay:1 to pay:1 until now. The reference takes the spelling of the row it refers to, or the key
--- could not be added again. Times that MySQL would touch by itself are set to what they are.
+-- Until now a foreign key matched Pay:1 and pay:1. The reference takes the spelling of the row it refers to, because
+-- the key could not be added again otherwise. Times that MySQL would update by itself are set to their own values.
 UPDATE workflow_instances AS child
 JOIN workflow_instances AS parent ON parent.instance_id = child.continued_from
 SET child.continued_from = parent.instance_id, child.updated_at = child.updated_at
@@ -62,8 +62,8 @@ JOIN workflow_instances AS parent ON parent.instance_id = child.instance_id
 SET child.instance_id = parent.instance_id
 WHERE CAST(child.instance_id AS BINARY) <> CAST(parent.instance_id AS BINARY);
 
--- A column in a foreign key can't change its collation, so the keys go first. Their names are looked up: MySQL made
--- them up (MariaDB since 12.1 in another way), and after a crash some are gone already.
+-- The collation of a column in a foreign key can't be changed, so the keys are dropped first. Their names are looked
+-- up: MySQL generated them (MariaDB since 12.1 in another way), and after a crash some are dropped already.
 SET @statement = (
     SELECT COALESCE(
         CONCAT('ALTER TABLE ', MIN(table_name), GROUP_CONCAT(' DROP FOREIGN KEY `', constraint_name, '`')), 'DO 0'
@@ -245,5 +245,5 @@ ALTER TABLE channel_message_claims ADD CONSTRAINT channel_message_claims_ibfk_2
 
 -- migrate:down
 
--- The wider types serve the earlier schema as well; narrowing them could lose rows.
+-- The wider types work with the earlier schema as well; narrowing them could lose rows.
 SELECT 1;

@@ -1,10 +1,10 @@
 -- migrate:up
 
--- The fencing token: it grows each time somebody takes the run.
+-- The fencing token, which grows each time a worker takes the run.
 ALTER TABLE workflow_instances ADD COLUMN lock_token BIGINT NOT NULL DEFAULT 0;
 
--- From when on a worker may take the run; NULL while it waits and once it is over. MySQL computes the column a first
--- time before it fills in the defaults, when started_at is still the zero date, which strict mode refuses to store:
+-- The time from which a worker may take the run; NULL while it waits and after it has ended. MySQL computes the column
+-- a first time before it fills in the defaults, when started_at is still the zero date, which strict mode rejects:
 -- hence the comparison, here and below.
 ALTER TABLE workflow_instances ADD COLUMN claimable_at DATETIME(6) GENERATED ALWAYS AS (
     CASE WHEN status IN ('running', 'compensating') AND started_at > '1000-01-01' THEN

@@ -1,6 +1,6 @@
 -- migrate:up
 
--- Only own timers and waits are ended by the clock: the rest of the family leaves framework empty and does its own.
+-- Only own timers and waits are expired: Edda and Romancy leave framework empty and expire their own.
 ALTER TABLE workflow_timer_subscriptions ADD COLUMN framework VARCHAR(50) NULL;
 CREATE INDEX idx_timers_due ON workflow_timer_subscriptions (framework, expires_at, id);
 ALTER TABLE channel_subscriptions ADD COLUMN framework VARCHAR(50) NULL;
@@ -10,26 +10,27 @@ CREATE INDEX idx_subscriptions_due ON channel_subscriptions (framework, timeout_
 CREATE INDEX idx_channel_messages_order ON channel_messages (channel, id);
 CREATE INDEX idx_channel_messages_retention ON channel_messages (published_at, id);
 
--- Whoever of us publishes marks the channel. The rest of the family does not, and leaves framework empty: a sweep looks
--- for those messages and marks their channels.
+-- Publishing marks the channel. Edda and Romancy do not mark it, and leave framework empty: a sweep looks for those
+-- messages and marks their channels.
 ALTER TABLE channel_messages ADD COLUMN framework VARCHAR(50) NULL;
 CREATE INDEX idx_channel_messages_family ON channel_messages (framework, id);
 
--- Who waits on a channel, and in which mode it is used.
+-- The waiting subscribers of a channel, and the mode it is used in.
 CREATE INDEX idx_subscriptions_waiting ON channel_subscriptions (channel, mode, activity_id);
 
 -- The members of a group in the order of joining. (Cursors are found by their instance through its foreign key.)
 CREATE INDEX idx_group_memberships_order ON workflow_group_memberships (group_name, id);
 
--- A channel's row is what its publishers and subscribers queue up on, so that a lower id never appears after a higher
--- one. dirty_at: something was published that may not have reached everybody yet.
+-- Publishers and subscribers of a channel queue on its row, so that a lower id never appears after a higher one.
+-- dirty_at: something was published that may not have been delivered to every subscriber yet.
 CREATE TABLE IF NOT EXISTS perdure_channels (
     channel VARCHAR(255) NOT NULL PRIMARY KEY,
     dirty_at DATETIME(6) NULL
 ) DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
 CREATE INDEX idx_perdure_channels_dirty ON perdure_channels (dirty_at, channel);
 
--- What was published under a sender's own id, so that sending it again stores nothing, even once the message is gone.
+-- What was published under a sender's own id, so that sending it again stores nothing, even after the message was
+-- removed.
 CREATE TABLE IF NOT EXISTS perdure_message_keys (
     source VARCHAR(255) NOT NULL,
     message_id VARCHAR(255) NOT NULL,

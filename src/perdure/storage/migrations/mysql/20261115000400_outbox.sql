@@ -1,6 +1,6 @@
 -- migrate:up
 
--- A relay claims events for a time; sequence is the order of one source's events, NULL for those of the family.
+-- A relay claims events for a time; sequence is the order of one source's events, NULL for those of Edda and Romancy.
 ALTER TABLE outbox_events ADD COLUMN sequence BIGINT NULL;
 ALTER TABLE outbox_events ADD COLUMN claimed_by VARCHAR(255) NULL;
 ALTER TABLE outbox_events ADD COLUMN claim_expires_at DATETIME(6) NULL;
@@ -8,14 +8,14 @@ ALTER TABLE outbox_events ADD COLUMN next_attempt_at DATETIME(6) NULL;
 CREATE INDEX idx_outbox_order ON outbox_events (event_source, status, sequence);
 CREATE INDEX idx_outbox_listing ON outbox_events (created_at, event_id);
 
--- The last sequence drawn. Apart from what relays write: whoever adds an event holds this row to its commit, and a relay
--- must not wait for that.
+-- The last sequence number drawn. Separate from what relays write: a transaction that adds an event locks this row
+-- until its commit, and a relay must not wait for that.
 CREATE TABLE IF NOT EXISTS perdure_outbox_sequences (
     event_source VARCHAR(255) NOT NULL PRIMARY KEY,
     last_sequence BIGINT NOT NULL
 ) DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
 
--- From when on a source has something to send: the end of a claim or of a back-off; NULL while there is nothing.
+-- The time from which a source has something to send: the end of a claim or of a back-off; NULL if it has nothing.
 CREATE TABLE IF NOT EXISTS perdure_outbox_sources (
     event_source VARCHAR(255) NOT NULL PRIMARY KEY,
     ready_at DATETIME(6) NULL

@@ -1,8 +1,8 @@
 -- migrate:up
 
--- Indexes that cost every write and serve no read: doubles and prefixes of others. The ones that a foreign key leaned
--- on have their replacement by now. idx_instances_updated changed with every step a run takes, and nothing is
--- looked for by idx_instances_locked. The foreign key's own index begins like idx_instances_workflow.
+-- Indexes that slow down every write and serve no read: duplicates and prefixes of others. Those that a foreign key
+-- used have a replacement by now. idx_instances_updated changed with every step of a run, and no query uses
+-- idx_instances_locked. The foreign key's own index begins like idx_instances_workflow.
 DROP INDEX idx_definitions_name ON workflow_definitions;
 DROP INDEX idx_instances_status ON workflow_instances;
 DROP INDEX idx_instances_framework ON workflow_instances;

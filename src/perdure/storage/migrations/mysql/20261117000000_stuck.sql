@@ -1,7 +1,7 @@
 -- migrate:up
 
--- Runs whose tries end without progress: why, after how many tries, since when, and when they are tried again. A row is
--- void once anything has happened to its run after progressed_at.
+-- Runs whose attempts end without progress: why, after how many attempts, since when, and when they are retried. A row
+-- is void once anything has happened to its run after progressed_at.
 CREATE TABLE IF NOT EXISTS perdure_stuck (
     instance_id VARCHAR(255) NOT NULL PRIMARY KEY,
     reason LONGTEXT NOT NULL,

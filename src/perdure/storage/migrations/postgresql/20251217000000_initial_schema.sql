@@ -18,7 +18,7 @@ CREATE TABLE IF NOT EXISTS workflow_definitions (
 CREATE INDEX IF NOT EXISTS idx_definitions_name ON workflow_definitions (workflow_name);
 CREATE INDEX IF NOT EXISTS idx_definitions_hash ON workflow_definitions (source_hash);
 
--- One row a run: its state, and who holds it until when.
+-- One row per run: its state, its lease and the lease's expiry.
 CREATE TABLE IF NOT EXISTS workflow_instances (
     instance_id TEXT PRIMARY KEY,
     workflow_name TEXT NOT NULL,
@@ -54,7 +54,7 @@ CREATE INDEX IF NOT EXISTS idx_instances_hash ON workflow_instances (source_hash
 CREATE INDEX IF NOT EXISTS idx_instances_continued_from ON workflow_instances (continued_from);
 CREATE INDEX IF NOT EXISTS idx_instances_resumable ON workflow_instances (status, locked_by);
 
--- What a run has done, step by step: the memory that replay reads.
+-- The recorded steps of a run, which replay reads.
 CREATE TABLE IF NOT EXISTS workflow_history (
     id SERIAL PRIMARY KEY,
     instance_id TEXT NOT NULL,
@@ -86,7 +86,7 @@ CREATE TABLE IF NOT EXISTS workflow_history_archive (
 CREATE INDEX IF NOT EXISTS idx_history_archive_instance ON workflow_history_archive (instance_id);
 CREATE INDEX IF NOT EXISTS idx_history_archive_archived ON workflow_history_archive (archived_at);
 
--- What to undo, last in first out.
+-- Compensations, last in, first out.
 CREATE TABLE IF NOT EXISTS workflow_compensations (
     id SERIAL PRIMARY KEY,
     instance_id TEXT NOT NULL,
@@ -112,7 +112,7 @@ CREATE TABLE IF NOT EXISTS workflow_timer_subscriptions (
 CREATE INDEX IF NOT EXISTS idx_timer_subscriptions_expires ON workflow_timer_subscriptions (expires_at);
 CREATE INDEX IF NOT EXISTS idx_timer_subscriptions_instance ON workflow_timer_subscriptions (instance_id);
 
--- Runs that share a name to be addressed by.
+-- Groups of runs that share a name.
 CREATE TABLE IF NOT EXISTS workflow_group_memberships (
     id SERIAL PRIMARY KEY,
     instance_id TEXT NOT NULL,
@@ -124,7 +124,7 @@ CREATE TABLE IF NOT EXISTS workflow_group_memberships (
 CREATE INDEX IF NOT EXISTS idx_group_memberships_group ON workflow_group_memberships (group_name);
 CREATE INDEX IF NOT EXISTS idx_group_memberships_instance ON workflow_group_memberships (instance_id);
 
--- Events that leave with the transaction that wrote them.
+-- Events that are sent once the transaction that wrote them has committed.
 CREATE TABLE IF NOT EXISTS outbox_events (
     event_id TEXT PRIMARY KEY,
     event_type TEXT NOT NULL,
@@ -165,7 +165,7 @@ CREATE TABLE IF NOT EXISTS channel_messages (
 CREATE INDEX IF NOT EXISTS idx_channel_messages_channel ON channel_messages (channel, published_at);
 CREATE INDEX IF NOT EXISTS idx_channel_messages_id ON channel_messages (id);
 
--- Who listens to a channel; one with an activity_id is waiting for a message now.
+-- The subscribers of a channel; one with an activity_id is waiting for a message.
 CREATE TABLE IF NOT EXISTS channel_subscriptions (
     id SERIAL PRIMARY KEY,
     instance_id TEXT NOT NULL,
@@ -184,7 +184,7 @@ CREATE INDEX IF NOT EXISTS idx_channel_subscriptions_instance ON channel_subscri
 CREATE INDEX IF NOT EXISTS idx_channel_subscriptions_waiting ON channel_subscriptions (channel, activity_id);
 CREATE INDEX IF NOT EXISTS idx_channel_subscriptions_timeout ON channel_subscriptions (timeout_at);
 
--- How far a subscriber has read.
+-- The last message that a subscriber has received.
 CREATE TABLE IF NOT EXISTS channel_delivery_cursors (
     id SERIAL PRIMARY KEY,
     channel TEXT NOT NULL,
@@ -196,7 +196,7 @@ CREATE TABLE IF NOT EXISTS channel_delivery_cursors (
 );
 CREATE INDEX IF NOT EXISTS idx_channel_delivery_cursors_channel ON channel_delivery_cursors (channel);
 
--- Who took a message of a competing channel.
+-- The claims of messages of competing channels.
 CREATE TABLE IF NOT EXISTS channel_message_claims (
     message_id TEXT PRIMARY KEY,
     instance_id TEXT NOT NULL,
@@ -206,7 +206,7 @@ CREATE TABLE IF NOT EXISTS channel_message_claims (
 );
 CREATE INDEX IF NOT EXISTS idx_channel_message_claims_instance ON channel_message_claims (instance_id);
 
--- Jobs of which one process does the work.
+-- Locks for background tasks, which one process at a time does.
 CREATE TABLE IF NOT EXISTS system_locks (
     lock_name TEXT PRIMARY KEY,
     locked_by TEXT,

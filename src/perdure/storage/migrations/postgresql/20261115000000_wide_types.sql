@@ -1,7 +1,7 @@
 -- migrate:up
 
--- Edda made tables before it had files like these, of another shape, and keeps using them. They are refused here, before
--- anything is changed, by a column they lack.
+-- Edda created tables of another shape before it had files like these, and keeps using them. They are rejected here,
+-- before anything is changed, by a column they lack.
 SELECT data_type FROM workflow_history_archive WHERE 1 = 0;
 
 -- 64-bit ids, so that a busy database does not stop at 2^31 rows. SERIAL's sequence keeps its own 32-bit limit
@@ -35,5 +35,5 @@ ALTER SEQUENCE channel_delivery_cursors_id_seq AS BIGINT;
 
 -- migrate:down
 
--- The wider types serve the earlier schema as well; narrowing them could lose rows.
+-- The wider types work with the earlier schema as well; narrowing them could lose rows.
 SELECT 1;

@@ -1,10 +1,10 @@
 -- migrate:up
 
--- lock_token: the fencing token; it grows each time somebody takes the run.
--- claimable_at: from when on a worker may take the run; NULL while it waits and once it is over.
+-- lock_token: the fencing token, which grows each time a worker takes the run.
+-- claimable_at: the time from which a worker may take the run; NULL while it waits and after it has ended.
 -- finished_at: when the run ended, for retention.
--- Room is left in every page so that the next version of a row finds its place beside the last one. All in one
--- statement, because the table is written anew once for each.
+-- The fill factor leaves space in every page, so that the next version of a row fits beside the last one. All in one
+-- statement, because each statement rewrites the table.
 ALTER TABLE workflow_instances
     SET (fillfactor = 85),
     ADD COLUMN lock_token BIGINT NOT NULL DEFAULT 0,
@@ -19,7 +19,7 @@ ALTER TABLE workflow_instances
 
 CREATE INDEX idx_instances_claimable ON workflow_instances (framework, claimable_at, instance_id COLLATE "C");
 CREATE INDEX idx_instances_claimable_name ON workflow_instances (framework, workflow_name, claimable_at, instance_id COLLATE "C");
--- Listed in the order of code points, as on every other database, whatever the database's own collation is.
+-- In the order of code points, as on every other database, whatever the database's own collation is.
 CREATE INDEX idx_instances_listing ON workflow_instances (framework, started_at, instance_id COLLATE "C");
 CREATE INDEX idx_instances_listing_status
     ON workflow_instances (framework, status, started_at, instance_id COLLATE "C");

@@ -1,8 +1,8 @@
 -- migrate:up
 
--- Indexes that cost every write and serve no read: doubles and prefixes of others. idx_instances_updated changed with
--- every step a run takes, and so kept each of those updates from staying within its page. By idx_instances_locked a
--- renewal read all that its worker holds.
+-- Indexes that slow down every write and serve no read: duplicates and prefixes of others. idx_instances_updated
+-- changed with every step of a run, which prevented those updates from staying within their page. Through
+-- idx_instances_locked a renewal read all rows that its worker holds.
 DROP INDEX IF EXISTS idx_definitions_name;
 DROP INDEX IF EXISTS idx_instances_status;
 DROP INDEX IF EXISTS idx_instances_framework;

@@ -1,8 +1,8 @@
 -- migrate:up
 
--- A text as JSON, or NULL where it is none, so that one such row does not fail a whole query. PostgreSQL 16 could ask
--- first (IS JSON), but there is JSON that jsonb refuses all the same. Not PARALLEL SAFE: the exception block is a
--- subtransaction, which no parallel query may begin before version 17.
+-- Return a text as JSON, or NULL if it is not JSON, so that one such row does not fail a whole query. PostgreSQL 16
+-- could check first (IS JSON), but jsonb rejects some valid JSON all the same. Not PARALLEL SAFE: the exception block
+-- is a subtransaction, which no parallel query may begin before version 17.
 CREATE OR REPLACE FUNCTION perdure_json(input TEXT) RETURNS JSONB LANGUAGE plpgsql IMMUTABLE STRICT AS '
 BEGIN
     RETURN input::JSONB;

@@ -1,8 +1,8 @@
 -- migrate:up
 
--- Every wait of a run is a row of its own, in the order in which the waits were made. The columns of
--- channel_subscriptions that hold a wait serve the rest of the family only, which therefore never pushes to our runs.
--- match_key is the digest of the values that a message must have; NULL takes any message.
+-- Every wait of a run is a row of its own, in the order of registration. The columns of channel_subscriptions that hold
+-- a wait are for Edda and Romancy only, which therefore never deliver to our runs. match_key is the digest of the
+-- values that a message must have; NULL matches any message.
 CREATE TABLE IF NOT EXISTS perdure_waits (
     id BIGSERIAL PRIMARY KEY,
     instance_id TEXT NOT NULL,
@@ -26,7 +26,7 @@ UPDATE channel_subscriptions SET activity_id = NULL, timeout_at = NULL
 WHERE framework = 'perdure' AND activity_id IS NOT NULL;
 DROP INDEX idx_subscriptions_due;
 
--- Which sets of JSON paths the waits of a channel match by. Messages with ids from from_id (exclusive) to to_id have
+-- The sets of JSON paths that the waits of a channel match by. Messages with ids from from_id (exclusive) to to_id have
 -- their keys in perdure_message_matches.
 CREATE TABLE IF NOT EXISTS perdure_match_paths (
     channel TEXT NOT NULL,
@@ -37,7 +37,7 @@ CREATE TABLE IF NOT EXISTS perdure_match_paths (
     PRIMARY KEY (channel, paths_key)
 );
 
--- What a message can be found by: one key for each set of paths of its channel, if it has values at all of them.
+-- The keys of messages: one for each set of paths of the channel, if the message has values at all of them.
 CREATE TABLE IF NOT EXISTS perdure_message_matches (
     match_key TEXT NOT NULL,
     message_id BIGINT NOT NULL,
@@ -48,8 +48,8 @@ CREATE TABLE IF NOT EXISTS perdure_message_matches (
 CREATE INDEX idx_perdure_message_matches_channel ON perdure_message_matches (channel, message_id);
 CREATE INDEX idx_perdure_message_matches_message ON perdure_message_matches (message_id);
 
--- Messages that a subscriber took out of turn: they lie beyond its cursor. Of one key the lowest is always taken first, so
--- what comes next for a key is behind the last that was taken by it.
+-- Messages that a subscriber took out of turn: they are beyond its cursor. The lowest message of a key is always taken
+-- first, so the next message of a key follows the last that was taken by it.
 CREATE TABLE IF NOT EXISTS perdure_taken_messages (
     instance_id TEXT NOT NULL,
     channel TEXT NOT NULL,
@@ -60,7 +60,7 @@ CREATE TABLE IF NOT EXISTS perdure_taken_messages (
 );
 CREATE INDEX idx_perdure_taken_messages_key ON perdure_taken_messages (instance_id, channel, match_key, message_id);
 
--- Up to this message the sweep has found the waits that match.
+-- The last message for which the sweep has found the waits that match.
 ALTER TABLE perdure_channels ADD COLUMN swept_id BIGINT NOT NULL DEFAULT 0;
 
 -- migrate:down

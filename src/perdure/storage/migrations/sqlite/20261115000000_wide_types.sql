@@ -1,12 +1,12 @@
 -- migrate:up
 
--- Edda made tables before it had files like these, of another shape, and keeps using them. They are refused here, before
--- anything is changed, by a column they lack.
+-- Edda created tables of another shape before it had files like these, and keeps using them. They are rejected here,
+-- before anything is changed, by a column they lack.
 SELECT data_type FROM workflow_history_archive WHERE 1 = 0;
 
--- Ids are 64-bit already. Times are text and are compared as text, which is right only if all have one form:
--- YYYY-MM-DD HH:MM:SS.ffffff in UTC. The family wrote whole seconds, and forms with T, Z or an offset; the same
--- instants are written anew. What no date function understands stays as it is.
+-- Ids are 64-bit already. Times are text and are compared as text, which is correct only if all have one format:
+-- YYYY-MM-DD HH:MM:SS.ffffff in UTC. Edda and Romancy wrote whole seconds, and formats with T, Z or an offset; these
+-- are converted. What no date function understands is left as it is.
 UPDATE schema_version
 SET applied_at = COALESCE(strftime('%Y-%m-%d %H:%M:%f', applied_at) || '000', applied_at)
 WHERE applied_at NOT GLOB '????-??-?? ??:??:??.??????';
@@ -76,5 +76,5 @@ WHERE lock_expires_at NOT GLOB '????-??-?? ??:??:??.??????';
 
 -- migrate:down
 
--- The wider types serve the earlier schema as well; narrowing them could lose rows.
+-- The wider types work with the earlier schema as well; narrowing them could lose rows.
 SELECT 1;

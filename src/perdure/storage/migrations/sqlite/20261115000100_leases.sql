@@ -1,10 +1,10 @@
 -- migrate:up
 
--- The fencing token: it grows each time somebody takes the run.
+-- The fencing token, which grows each time a worker takes the run.
 ALTER TABLE workflow_instances ADD COLUMN lock_token INTEGER NOT NULL DEFAULT 0;
 
--- From when on a worker may take the run; NULL while it waits and once it is over. SQLite can't add a stored column,
--- and needs none: an index holds the value.
+-- The time from which a worker may take the run; NULL while it waits and after it has ended. SQLite can't add a stored
+-- column, and needs none: an index holds the value.
 ALTER TABLE workflow_instances ADD COLUMN claimable_at TEXT GENERATED ALWAYS AS (
     CASE WHEN status IN ('running', 'compensating') THEN
         CASE WHEN locked_by IS NULL THEN started_at ELSE COALESCE(lock_expires_at, started_at) END

@@ -3,12 +3,12 @@
 -- A history is read in order of id, page by page.
 CREATE INDEX idx_history_order ON workflow_history (instance_id, id);
 
--- An archived event keeps the id and time it had; what the rest of the family archives has neither.
+-- An archived event keeps its original id and time; events archived by Edda or Romancy have neither.
 ALTER TABLE workflow_history_archive ADD COLUMN original_id INTEGER;
 ALTER TABLE workflow_history_archive ADD COLUMN original_created_at TEXT;
 CREATE INDEX idx_history_archive_order ON workflow_history_archive (instance_id, original_id, id);
 
--- Last in, first out is by id: times can be equal or step back.
+-- Last in, first out is by id: times can be equal or go back.
 CREATE INDEX idx_compensations_order ON workflow_compensations (instance_id, id);
 
 -- migrate:down

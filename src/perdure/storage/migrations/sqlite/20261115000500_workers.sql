@@ -1,12 +1,12 @@
 -- migrate:up
 
--- The tokens of system locks live apart from the locks: they never restart, even if a lock's row is deleted.
+-- The tokens of system locks are separate from the locks: they never restart, even if a lock's row is deleted.
 CREATE TABLE IF NOT EXISTS perdure_lock_tokens (
     lock_name TEXT NOT NULL PRIMARY KEY,
     token INTEGER NOT NULL
 );
 
--- Who works on this database, and when it was last heard of.
+-- The workers on this database, with the time of their last heartbeat.
 CREATE TABLE IF NOT EXISTS perdure_workers (
     worker_id TEXT NOT NULL PRIMARY KEY,
     started_at TEXT NOT NULL,

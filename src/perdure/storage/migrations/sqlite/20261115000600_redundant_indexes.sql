@@ -1,7 +1,7 @@
 -- migrate:up
 
--- Indexes that cost every write and serve no read: doubles and prefixes of others. idx_instances_updated changed with
--- every step a run takes; by idx_instances_locked a renewal read all that its worker holds.
+-- Indexes that slow down every write and serve no read: duplicates and prefixes of others. idx_instances_updated
+-- changed with every step of a run; through idx_instances_locked a renewal read all rows that its worker holds.
 DROP INDEX IF EXISTS idx_definitions_name;
 DROP INDEX IF EXISTS idx_instances_status;
 DROP INDEX IF EXISTS idx_instances_framework;

@@ -1,6 +1,6 @@
 -- migrate:up
 
--- Only PostgreSQL needs a function of its own to read a text that may not be JSON.
+-- Only PostgreSQL needs a function to read a text that may not be JSON.
 SELECT 1;
 
 -- migrate:down

@@ -1,6 +1,6 @@
 -- migrate:up
 
--- When an event last changed. Events of the rest of the family leave it empty.
+-- When an event last changed. Edda and Romancy leave it empty.
 ALTER TABLE outbox_events ADD COLUMN updated_at TEXT;
 
 -- migrate:down

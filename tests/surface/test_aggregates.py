@@ -1,7 +1,7 @@
-"""The rooms share one object, so no room may hide what another one has."""
+"""The aggregates of a storage share one object, so none may hide a name of another."""
 
 from perdure.storage.contract import Storage
-from perdure.storage.stores import Rooms
+from perdure.storage.stores import SQLStorage
 from perdure.testing.reference import Reference
 
 
@@ -9,17 +9,17 @@ def hidden(kind: type) -> set[str]:
     """Names that two classes define of which neither is built on the other."""
     found: dict[str, type] = {}
     clashes = set()
-    for room in kind.__mro__[:-1]:
-        for name in vars(room):
+    for aggregate in kind.__mro__[:-1]:
+        for name in vars(aggregate):
             if name.startswith("__"):
                 continue
-            if not issubclass(found.setdefault(name, room), room):
-                clashes.add(f"{name} of {room.__name__} and {found[name].__name__}")
+            if not issubclass(found.setdefault(name, aggregate), aggregate):
+                clashes.add(f"{name} of {aggregate.__name__} and {found[name].__name__}")
     return clashes
 
 
-def test_no_room_hides_what_another_one_has() -> None:
-    assert hidden(Rooms) == set()
+def test_no_aggregate_hides_a_name_of_another() -> None:
+    assert hidden(SQLStorage) == set()
     assert hidden(Reference) == set()
 
 
