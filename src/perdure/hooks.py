@@ -1,7 +1,7 @@
 """The events that `App(hooks=[…])` functions receive, one object per event.
 
-A hook is called after the commit, at least once, and never on replay. Errors in hooks are logged and ignored. Events
-contain no arguments or results.
+A hook is called after the commit and never on replay; a process that dies right after a commit does not call it. Errors
+in hooks are logged and ignored. Events contain no arguments or results.
 """
 
 from collections.abc import Awaitable, Callable
