@@ -274,7 +274,7 @@ class Keyed:
 
 
 class Record:
-    """A dataclass, rebuilt as msgspec does: fields are set one by one, then `__post_init__` runs, but not `__init__`."""
+    """A dataclass, rebuilt as msgspec does: fields are set, then `__post_init__` runs, but not `__init__`."""
 
     plain = False
 
