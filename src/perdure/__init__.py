@@ -1,4 +1,8 @@
-"""Durable execution for Python on the database people already have."""
+"""Durable execution for Python on SQLite, PostgreSQL, MySQL or MariaDB.
+
+Decorate functions with `@workflow` and `@activity`, open an `App` to execute runs, and start a run with
+`await some_workflow.start(…)`. A `Client` starts and inspects runs without executing them.
+"""
 
 from perdure.engine.activities import connection
 from perdure.engine.ambient import ActivityInfo, activity_info

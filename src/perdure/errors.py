@@ -1,73 +1,73 @@
-"""Everything perdure raises on purpose.
+"""The exceptions that perdure raises.
 
 PerdureError
 ├── StorageError
 │   ├── ConfigurationError            a URL, option or driver that cannot work
-│   ├── SchemaError                   the tables are not what this version needs
-│   ├── DatabaseUnavailableError      nobody answered in time
+│   ├── SchemaError                   the tables do not match this version
+│   ├── DatabaseUnavailableError      the database did not answer in time
 │   ├── TransactionError              begin, commit or use of a transaction out of order
-│   │   └── TransactionConflictError  the database gave up the caller's transaction
-│   ├── CommitUnknownError            the answer to a commit was lost
+│   │   └── TransactionConflictError  the database aborted the caller's transaction
+│   ├── CommitUnknownError            the connection was lost during a commit
 │   ├── InstanceNotFoundError
 │   ├── InstanceExistsError
 │   ├── WorkflowNotCancellableError
 │   ├── InvalidTransitionError
-│   ├── LeaseLostError                another worker owns the instance now
-│   ├── HistoryConflictError          the same step, recorded differently
+│   ├── LeaseLostError                the lease expired or another worker has it
+│   ├── HistoryConflictError          the same step was recorded with a different event
 │   ├── ChannelModeConflictError
 │   ├── NotSubscribedError
 │   ├── InvalidJSONPathError
 │   ├── InvalidPageTokenError
-│   └── LimitError                    too long, too large, or not a name
+│   └── LimitError                    a value exceeds a limit or has an invalid form
 └── EngineError
-    ├── NonDeterminismError           the code does not do what its history says
-    ├── SerializationError            a value that is not JSON, or not of its hint's type
-    ├── RecordedError                 an error whose class is not known here, or cannot be rebuilt
-    │   └── ActivityError             one of an activity
-    ├── WorkflowFailedError           the run that was waited for failed
-    ├── WorkflowCancelledError        the run that was waited for was cancelled
-    ├── RunExistsError                another run has the id
+    ├── NonDeterminismError           the code makes different calls than the run's history records
+    ├── SerializationError            a value cannot be stored as JSON or does not match its type hint
+    ├── RecordedError                 a recorded error whose class cannot be imported or rebuilt
+    │   └── ActivityError             a RecordedError that an activity raised
+    ├── WorkflowFailedError           the awaited run failed
+    ├── WorkflowCancelledError        the awaited run was cancelled
+    ├── RunExistsError                a different run already has the requested id
     ├── RunNotFoundError
-    ├── ClosedError                   the App or Client that was waited on was closed
-    ├── WorkerDiedError               workers die, one after the other, under a run
-    ├── NotDurableError               a call in a workflow's body that no replay could repeat
-    ├── OutsideWorkflowError          a durable call where there is no workflow
-    ├── TransactionTooLongError       a transactional activity held the database for too long
-    └── TerminalError                 raised by user code: never retried
+    ├── ClosedError                   the App or Client is closed
+    ├── WorkerDiedError               several workers in a row died while they executed a run
+    ├── NotDurableError               a call in a workflow's body that is not deterministic
+    ├── OutsideWorkflowError          a durable call outside a workflow
+    ├── TransactionTooLongError       a transactional activity exceeded its time limit
+    └── TerminalError                 raised by user code; never retried
 
-`code` is stable and meant for programs; the message is for people and may change. The driver's own error is the
-`__cause__`, and no message carries a password.
+Each class has a `code`, which is stable and meant for programs. Messages are for people and may change. The driver's
+own error is the `__cause__`. No message contains a password.
 """
 
 from typing import ClassVar
 
 
 class PerdureError(Exception):
-    """Base of everything perdure raises on purpose."""
+    """Base class of all errors that perdure raises."""
 
     code: ClassVar[str] = "perdure"
 
 
 class StorageError(PerdureError):
-    """The storage layer refused or could not do what was asked."""
+    """The storage layer refused an operation or could not complete it."""
 
     code = "storage"
 
 
 class ConfigurationError(StorageError):
-    """A URL, option or driver that cannot work; nothing was tried on the database."""
+    """A database URL, option or driver is invalid or missing; nothing was sent to the database."""
 
     code = "storage.configuration"
 
 
 class SchemaError(StorageError):
-    """The tables are missing, half made, or of another shape than this version needs."""
+    """The tables are missing, incomplete, or do not match this version; run the migrations."""
 
     code = "storage.schema"
 
 
 class DatabaseUnavailableError(StorageError):
-    """The database could not be reached, or gave no answer in time; nothing was written."""
+    """The database could not be reached or did not answer in time; nothing was written."""
 
     code = "storage.unavailable"
 
@@ -79,13 +79,13 @@ class TransactionError(StorageError):
 
 
 class TransactionConflictError(TransactionError):
-    """The database gave up the caller's transaction (deadlock, busy); roll it back and run it again."""
+    """The database aborted the caller's transaction (deadlock, busy); roll it back and retry it."""
 
     code = "storage.transaction_conflict"
 
 
 class CommitUnknownError(StorageError):
-    """The connection was lost while a commit was under way: read back before doing it again."""
+    """The connection was lost during a commit, which may have succeeded; read the data before you retry."""
 
     code = "storage.commit_unknown"
 
@@ -97,37 +97,37 @@ class InstanceNotFoundError(StorageError):
 
 
 class InstanceExistsError(StorageError):
-    """An instance with this id is already there."""
+    """An instance with this id already exists."""
 
     code = "storage.instance_exists"
 
 
 class WorkflowNotCancellableError(StorageError):
-    """The workflow is finished or unknown, so there is nothing to cancel."""
+    """The run cannot be cancelled because it has ended or does not exist."""
 
     code = "storage.not_cancellable"
 
 
 class InvalidTransitionError(StorageError):
-    """The instance may not move from its state to the one asked for."""
+    """The instance may not change from its current status to the requested one."""
 
     code = "storage.invalid_transition"
 
 
 class LeaseLostError(StorageError):
-    """The lease is no longer current; nothing was written. Stop working on this instance."""
+    """The worker no longer holds the lease of this instance; nothing was written and it must stop executing it."""
 
     code = "storage.lease_lost"
 
 
 class HistoryConflictError(StorageError):
-    """This activity id is already recorded with a different event."""
+    """This step is already recorded with a different event."""
 
     code = "storage.history_conflict"
 
 
 class ChannelModeConflictError(StorageError):
-    """Live subscribers use this channel in another mode."""
+    """The channel has live subscribers in a different mode."""
 
     code = "storage.channel_mode_conflict"
 
@@ -139,47 +139,53 @@ class NotSubscribedError(StorageError):
 
 
 class InvalidJSONPathError(StorageError):
-    """A JSON path is one or more identifiers joined by dots."""
+    """A JSON path is invalid: it must be one or more identifiers joined by dots."""
 
     code = "storage.invalid_json_path"
 
 
 class InvalidPageTokenError(StorageError):
-    """The page token was not made by this storage layer."""
+    """The page token is invalid: it was not returned with an earlier page of the same query."""
 
     code = "storage.invalid_page_token"
 
 
 class LimitError(StorageError):
-    """A value is longer, larger or of another kind than the storage contract allows."""
+    """A value is too long, too large or of a type that the storage contract does not allow."""
 
     code = "storage.limit"
 
 
 class EngineError(PerdureError):
-    """The engine refused or could not do what was asked."""
+    """The engine refused an operation or could not complete it."""
 
     code = "engine"
 
 
 class NonDeterminismError(EngineError):
-    """The workflow's code does not do what its history says; the run waits for code that does."""
+    """The workflow's code makes different calls than the run's history records.
+
+    The run does not fail: it is stuck, is retried with back-off, and continues once compatible code is deployed.
+    """
 
     code = "engine.non_determinism"
 
     def __init__(self, message: str, *, summary: str | None = None) -> None:
         super().__init__(message)
-        self.summary = message if summary is None else summary  # without the arguments of a call, fit for a log
+        self.summary = message if summary is None else summary  # for logs: without the arguments of the call
 
 
 class SerializationError(EngineError):
-    """A value cannot be written as JSON, or read back as its type hint says."""
+    """A value cannot be encoded as JSON, or cannot be decoded as the type of its hint."""
 
     code = "engine.serialization"
 
 
 class RecordedError(EngineError):
-    """An error whose class is not known here, or cannot be rebuilt: its type, message and traceback as text."""
+    """A recorded error whose class cannot be imported or rebuilt in this process.
+
+    `error_type` is the path of the original class, `stack_trace` the original traceback; both are text.
+    """
 
     code = "engine.recorded"
 
@@ -190,25 +196,25 @@ class RecordedError(EngineError):
 
 
 class ActivityError(RecordedError):
-    """An activity failed with an error whose class is not known here, or cannot be rebuilt."""
+    """An activity failed with an error whose class cannot be imported or rebuilt in this process."""
 
     code = "engine.activity"
 
 
 class WorkflowFailedError(EngineError):
-    """The run that was waited for failed; its error is the `__cause__`."""
+    """The awaited run failed; the run's error is the `__cause__`."""
 
     code = "engine.workflow_failed"
 
 
 class WorkflowCancelledError(EngineError):
-    """The run that was waited for was cancelled."""
+    """The awaited run was cancelled."""
 
     code = "engine.workflow_cancelled"
 
 
 class RunExistsError(EngineError):
-    """A run with this id already exists, and is not the one that was to be started."""
+    """A run with this id already exists and differs from the requested one, or `if_exists="error"` was given."""
 
     code = "engine.run_exists"
 
@@ -220,36 +226,36 @@ class RunNotFoundError(EngineError):
 
 
 class ClosedError(EngineError):
-    """The App or Client was closed while somebody waited for its answer; runs are not affected."""
+    """The App or Client is closed, or was closed while a caller waited for a result; runs are not affected."""
 
     code = "engine.closed"
 
 
 class WorkerDiedError(EngineError):
-    """Several workers in a row died while they executed a run, which made no progress; why it is backed off."""
+    """Several workers in a row died while they executed a run, so it is stuck and retried with back-off."""
 
     code = "engine.worker_died"
 
 
 class NotDurableError(EngineError):
-    """A call in a workflow's body that no replay could repeat; the message names the durable way."""
+    """A call in a workflow's body is not deterministic; the message names the durable alternative."""
 
     code = "engine.not_durable"
 
 
 class OutsideWorkflowError(EngineError):
-    """A durable call where no workflow runs, or from inside an activity."""
+    """A durable call was made outside a workflow, or inside an activity."""
 
     code = "engine.outside_workflow"
 
 
 class TransactionTooLongError(EngineError):
-    """A transactional activity held the database for longer than its limit; it was rolled back."""
+    """A transactional activity exceeded `App(transaction_timeout=)`; its transaction was rolled back."""
 
     code = "engine.transaction_too_long"
 
 
 class TerminalError(EngineError):
-    """Raise it, or a class of yours derived from it, in an activity: it is not retried."""
+    """Raise this error, or a subclass of it, in an activity to fail the step without a retry."""
 
     code = "engine.terminal"

@@ -1,6 +1,7 @@
-"""What `App(hooks=[…])` functions are called with: one event object for each thing that happened to a run.
+"""The events that `App(hooks=[…])` functions receive, one object per event.
 
-Hooks are called after the commit and never on replay. Events carry no arguments or results.
+A hook is called after the commit and never on replay; a process that dies right after a commit does not call it. Errors
+in hooks are logged and ignored. Events contain no arguments or results.
 """
 
 from collections.abc import Awaitable, Callable
@@ -28,7 +29,12 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class HookEvent:
-    """Something that happened to a run, at a time in UTC by the database's clock."""
+    """Base class of all hook events.
+
+    - `run_id`: the id of the run.
+    - `workflow`: the name of its workflow.
+    - `at`: when the event happened, in UTC by the database's clock.
+    """
 
     run_id: str
     workflow: str
@@ -40,33 +46,36 @@ Hook = Callable[[HookEvent], Awaitable[None] | None]
 
 @dataclass(frozen=True, slots=True)
 class RunStarted(HookEvent):
-    """A worker executes the run for the first time."""
+    """A worker started to execute the run for the first time."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunResumed(HookEvent):
-    """A worker executes the run again, after a wait or in place of another worker."""
+    """A worker resumed the run, after a wait or after it took the run over from another worker."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunWaiting(HookEvent):
-    """The run waits and holds no worker. `steps` are the ids of the first hundred things that it waits for."""
+    """The run waits and holds no worker. `steps` has the ids of at most 100 of the steps that it waits for."""
 
     steps: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class RunCompleted(HookEvent):
-    """The workflow returned. `duration` counts from the start of the run, with all its waits."""
+    """The workflow returned. `duration` is the time since the start of the run, waits included."""
 
     duration: timedelta
 
 
 @dataclass(frozen=True, slots=True)
 class RunFailed(HookEvent):
-    """The run failed, and its compensations are done.
+    """The run failed, and its compensations have ended.
 
-    If an activity failed the run, `step` is its step and `attempts` says how often it was tried.
+    - `error_type`, `error_message`: the error of the run, as text.
+    - `step`: the id of the step whose failure failed the run; None if no activity did.
+    - `attempts`: the number of attempts of that step.
+    - `duration`: the time since the start of the run, waits included.
     """
 
     error_type: str
@@ -78,7 +87,10 @@ class RunFailed(HookEvent):
 
 @dataclass(frozen=True, slots=True)
 class RunCancelled(HookEvent):
-    """The run was cancelled, and its compensations are done."""
+    """The run was cancelled, and its compensations have ended.
+
+    `reason` is the text given to `cancel()`; `duration` is the time since the start of the run, waits included.
+    """
 
     reason: str
     duration: timedelta
@@ -86,12 +98,15 @@ class RunCancelled(HookEvent):
 
 @dataclass(frozen=True, slots=True)
 class RunRecurred(HookEvent):
-    """The run called `recur()`: the same id begins again with new input."""
+    """The run called `recur()`: it starts again with the same id, new input and an empty history."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunStuck(HookEvent):
-    """A try ended without progress, for the `tries`-th time in a row; the next begins after `retry_in`."""
+    """The run cannot make progress and is retried with back-off.
+
+    `reason` says why, `tries` counts the tries in a row without progress, and the next try starts after `retry_in`.
+    """
 
     reason: str
     tries: int
@@ -102,7 +117,10 @@ class RunStuck(HookEvent):
 class StepCompleted(HookEvent):
     """An activity returned, or another recorded call such as `publish()` was committed.
 
-    `step` is the id of the step, `activity` the name of the activity or call, `duration` that of the last attempt.
+    - `step`: the id of the step.
+    - `activity`: the name of the activity or call.
+    - `attempt`: the number of the attempt that succeeded, from 1.
+    - `duration`: the duration of that attempt.
     """
 
     step: str
@@ -113,7 +131,7 @@ class StepCompleted(HookEvent):
 
 @dataclass(frozen=True, slots=True)
 class StepFailed(HookEvent):
-    """An activity failed for the last time. The workflow may catch the error, so the run need not fail."""
+    """The last attempt of an activity failed. The workflow may catch the error, so the run need not fail."""
 
     step: str
     activity: str
@@ -124,7 +142,7 @@ class StepFailed(HookEvent):
 
 @dataclass(frozen=True, slots=True)
 class StepRetrying(HookEvent):
-    """An activity, a compensation or an `on_failure` handler failed and is tried again after `retry_in`."""
+    """An attempt of an activity, compensation or `on_failure` handler failed; the next starts after `retry_in`."""
 
     step: str
     activity: str
@@ -137,7 +155,7 @@ class StepRetrying(HookEvent):
 
 @dataclass(frozen=True, slots=True)
 class CompensationCompleted(HookEvent):
-    """The compensation `activity` of a step returned."""
+    """The compensation of a step returned. `activity` is the name of the compensation."""
 
     step: str
     activity: str
@@ -147,7 +165,10 @@ class CompensationCompleted(HookEvent):
 
 @dataclass(frozen=True, slots=True)
 class CompensationFailed(HookEvent):
-    """The compensation `activity` of a step failed for the last time: the step is not undone."""
+    """The last attempt of a step's compensation failed, so the step stays uncompensated.
+
+    `activity` is the name of the compensation.
+    """
 
     step: str
     activity: str

@@ -94,7 +94,7 @@ def test_row_limits_cron_ticks_are_those_of_the_zone(
 
 @pytest.mark.parametrize(("expression", "zone"), [("61 * * * *", "UTC"), ("* * *", "UTC"), ("* * * * *", "Mars/Base")])
 def test_what_is_no_schedule_is_refused_when_it_is_defined(expression: str, zone: str) -> None:
-    with pytest.raises(ValueError, match="is no"):
+    with pytest.raises(ValueError, match=r"is (unknown|invalid)"):
         workflow(name="cron.never", cron=expression, zone=zone)(_never)
     assert "cron.never" not in WORKFLOWS
 

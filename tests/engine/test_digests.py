@@ -195,7 +195,7 @@ async def test_replay_with_other_arguments_is_a_mismatch(memory: Database, kind:
     history = await recorded(memory, kind)
     assert replay(history, encode({"kind": kind})).done
     CODE["new"] = True
-    with pytest.raises(NonDeterminismError, match=r"digests\.run: the history "):
+    with pytest.raises(NonDeterminismError, match=r"run 'digests\.run' \(digests\.steps\): the history "):
         replay(history, encode({"kind": kind}))
 
 
@@ -204,7 +204,7 @@ async def test_the_mismatch_names_the_step_and_the_arguments(database: Database)
     history = await recorded(database, "activity")
     assert [len(row.event_data_binary or b"") >= 9 for row in history if row.activity_id == "1:greet"] == [True]
     CODE["new"] = True
-    expected = r"the history has 1:greet with other arguments than the code calls it with now.*bob"
+    expected = r"the history has 1:greet with different arguments than the code passes now.*bob"
     with pytest.raises(NonDeterminismError, match=expected):
         replay(history, encode({"kind": "activity"}))
 

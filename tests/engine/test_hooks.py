@@ -222,5 +222,7 @@ async def test_a_stuck_run_tells_its_reason_tries_and_pause(shared: Database) ->
         await until(lambda: bool(of(found, RunStuck)))
         assert [each.id for each in await stuck_runs(app)] == ["a"]  # it was told after the commit
     stuck = of(found, RunStuck)[0]
-    assert stuck.reason.startswith("NonDeterminismError: hooks.changing a: the history goes on with 1:hooks.book")
+    assert stuck.reason.startswith(
+        "NonDeterminismError: run 'a' (hooks.changing): the history continues with 1:hooks.book"
+    )
     assert (stuck.tries, stuck.retry_in) == (1, timedelta(seconds=1))

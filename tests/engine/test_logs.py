@@ -301,8 +301,8 @@ async def test_a_stuck_run_is_a_warning_that_shows_no_arguments(shared: Database
     assert lines.told()[0] == (
         "WARNING",
         "run a (logs.changing) is stuck after 1 try without progress, retrying in N s: NonDeterminismError: "
-        "logs.changing a: the history has 1:fail_with_nothing with other arguments than the code calls it with now; "
-        "deploy code that fits, or use patched() for the change",
+        "run 'a' (logs.changing): the history has 1:fail_with_nothing with different arguments than the code passes "
+        "now; deploy compatible code, or guard the change with patched()",
     )
     assert not [each for each in lines.records if SECRET in repr(vars(each))]
 

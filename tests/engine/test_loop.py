@@ -490,7 +490,7 @@ def test_as_completed_of_coroutines_without_order_is_refused(host: Host) -> None
         for one in asyncio.as_completed({coroutine}):
             await one
 
-    with pytest.raises(NotDurableError, match="give it a list"):
+    with pytest.raises(NotDurableError, match="needs a list"):
         host.run(body())
     coroutine.close()
 

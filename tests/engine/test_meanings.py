@@ -336,5 +336,5 @@ async def test_meaning_retry_of_a_run_that_is_under_way_or_went_well_is_refused(
         await well.result(SOON)
         await status_of(asleep, await waiting(app, asleep.id))
         for handle in (asleep, well):
-            with pytest.raises(EngineError, match="only a failed or cancelled run"):
+            with pytest.raises(EngineError, match="only failed and cancelled runs can"):
                 await app.retry(handle.id)

@@ -206,7 +206,7 @@ def test_row_versions_changed_code_is_found_out_with_both_sides_named(
     message = str(caught.value)
     assert history_side in message
     assert code_side in message
-    assert f"order {INSTANCE}" in message
+    assert f"run {INSTANCE!r} (order)" in message
     assert "patched()" in message
 
 

@@ -229,7 +229,7 @@ async def test_row_limits_start_timeout_is_a_deadline(database: Database, reside
                 await handle.result(SOON)
         assert "undo hotel None" in done
         assert done.count("unbook flight flight-1") == 2
-        assert done[-1] == "sorry: its time is up"
+        assert done[-1] == "sorry: timeout exceeded"
 
 
 @activity(retry=Retry(attempts=1))
@@ -288,7 +288,7 @@ async def test_a_retry_does_not_replay_steps_that_were_undone(database: Database
             await handle.result(SOON)
         done[:] = ["mended"]
         with pytest.raises(
-            EngineError, match=f"{step} comes before it and was undone .* retry from {step}, or from the"
+            EngineError, match=f"'{step}' comes before it and was compensated .* retry from '{step}', or from the"
         ):
             await app.retry("shop", from_step="3:pay")
         again = await app.retry("shop", from_step=step)

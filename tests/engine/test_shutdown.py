@@ -173,7 +173,7 @@ async def test_a_hook_that_hangs_takes_no_more_than_the_grace_time(
         await until(lambda: "RunCompleted" in seen)
         began = time.monotonic()
     assert time.monotonic() - began < 3
-    assert any("hooks that had not ended" in record.getMessage() for record in caplog.records)
+    assert any("hook(s) that had not ended" in record.getMessage() for record in caplog.records)
 
 
 PROGRAM = """

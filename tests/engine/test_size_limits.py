@@ -149,7 +149,7 @@ async def test_a_childs_result_that_its_parent_could_not_be_told_fails_the_child
     """B8."""
     async with App(shared.url) as app:
         told = await (await parent.start(PAYLOAD_MAX - 10)).result(SOON)
-        assert "the result of a child workflow, as its parent is told, has" in str(told)
+        assert "the result of a child workflow, in the message to its parent, has" in str(told)
         assert await (await parent.start(PAYLOAD_MAX - 1000)).result(SOON) == PAYLOAD_MAX - 1000
         assert not await stuck_runs(app)
 

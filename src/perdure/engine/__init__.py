@@ -1,6 +1,6 @@
 """The engine: workflows and activities on the storage contract.
 
-`definitions` is what users decorate, `calls` what they call in a body, `app` what they open. A `run` drives one
-instance: its body on a `loop` of its own, its writes through a `journal`. A `worker` drives many runs and does the
-duties that all workers share; `heartbeat` keeps their leases.
+Users decorate functions with `definitions`, use `calls` in a workflow's body and open an `app`. A `run` executes one
+instance: its body on an event `loop` of its own, its writes through a `journal`. A `worker` executes many runs and does
+its share of the background work (timers, cron ticks, retention); `heartbeat` renews the leases.
 """

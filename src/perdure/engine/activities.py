@@ -1,4 +1,4 @@
-"""Activities at work: the code of users, on the host's loop or in a thread, so many at a time."""
+"""Execution of activities: user code on the worker's event loop or in threads, with a limit on concurrency."""
 
 import asyncio
 import logging
@@ -31,23 +31,26 @@ from perdure.storage.contract import Storage
 
 log = logging.getLogger("perdure.engine")
 
-CONFLICTS_MAX = 10  # how often a transaction that lost a deadlock is run
+CONFLICTS_MAX = 10  # maximum number of executions of a transaction that loses deadlocks
 
-CONNECTION: "ContextVar[Lent | None]" = ContextVar("perdure_connection", default=None)
+CONNECTION: "ContextVar[TransactionConnection | None]" = ContextVar("perdure_connection", default=None)
 OUTGOING: ContextVar[list[Effect] | None] = ContextVar("perdure_outgoing", default=None)
 
 
 class Activities:
-    """Runs attempts; `most` at a time, plain functions in `threads`."""
+    """Executes attempts, at most `most` at a time; plain functions run in at most `threads` threads."""
 
     def __init__(self, most: int, threads: int, transaction_sec: float | None, idle_sec: float) -> None:
         self._places = asyncio.Semaphore(most)
         self._transaction_sec = transaction_sec
-        self._idle_sec = idle_sec  # after which a server ends a transaction without a word
+        self._idle_sec = idle_sec  # after this time a server ends an idle transaction
         self._threads = Threads(threads)
 
     async def execute(self, attempt: Attempt) -> Done:
-        """Run an attempt's code. An error is part of the answer; only a cancellation from outside is raised."""
+        """Execute an attempt and return its result or error.
+
+        Only a lost lease, a cancellation of this task and an exit by a signal are raised.
+        """
         async with self._places:
             outgoing: list[Effect] = []
             began = steady()
@@ -62,10 +65,10 @@ class Activities:
                 return Done(error=error)
 
     async def transact(self, attempt: Attempt, storage: Storage, record: Record) -> Done:
-        """Run an attempt's code in a transaction of its own, whose last statements record what came of it.
+        """Execute an attempt in its own transaction, whose last statements record the result.
 
-        A lost lease is raised, and trouble of the database's own, which is no failure of the attempt; any other error
-        is part of the answer, and nothing was written. A transaction that lost a deadlock is run again at once.
+        An error of the code is returned, and nothing is written. A lost lease and an unavailable database are raised,
+        because they are not failures of the attempt. A transaction that lost a deadlock is executed again at once.
         """
         async with self._places:
             for _ in range(CONFLICTS_MAX):
@@ -92,7 +95,7 @@ class Activities:
         except DatabaseUnavailableError as unavailable:
             if loop.time() - began < self._idle_sec:
                 raise
-            return Done(error=unavailable)  # it may be the code that took too long
+            return Done(error=unavailable)  # the code may have left the transaction idle for too long
         except BaseException as raised:
             if came_by_signal(raised):
                 raise
@@ -101,31 +104,32 @@ class Activities:
                 try:
                     await asyncio.wait([task])
                 finally:
-                    task.cancel()  # again, if it is this task that was: the time is up
+                    task.cancel()  # again, if this task was cancelled a second time: the grace time is over
                 raise
             return Done(error=raised.error if isinstance(raised, _Raised) else raised)
         return Done(error=error) if done is None else replace(done, seconds=loop.time() - began)
 
     async def _transact(self, attempt: Attempt, storage: Storage, record: Record) -> Done:
         outgoing: list[Effect] = []
-        _import_sharing()  # now: on SQLite nobody else writes while the transaction is open
+        _import_sharing()  # before the transaction opens, because on SQLite it blocks all other writers
         limit = None if self._transaction_sec is None else asyncio.get_running_loop().time() + self._transaction_sec
         async with storage.transaction() as executor:
-            lent = Lent(executor, attempt.activity.plain)
-            await lent.prepare()
-            CONNECTION.set(lent)
+            given = TransactionConnection(executor, attempt.activity.plain)
+            await given.prepare()
+            CONNECTION.set(given)
             try:
                 async with asyncio.timeout_at(limit):
                     value = await _as_exception(self._call(attempt, outgoing, own_task=False))
             except TimeoutError as error:
                 if limit is not None and asyncio.get_running_loop().time() >= limit:
                     raise TransactionTooLongError(
-                        f"{attempt.activity.name} held the database for over {self._transaction_sec:g} s, and nobody "
-                        "else could write: do less in it, or raise App(transaction_limit=)"
+                        f"the transaction of activity {attempt.activity.name!r} took more than "
+                        f"{self._transaction_sec:g} s, and on SQLite it blocks all other writers: do less in the "
+                        "activity, or increase App(transaction_timeout=)"
                     ) from error
                 raise
             finally:
-                lent.end()
+                given.end()
             result = _written(attempt, value)
             await record(storage, result, outgoing)
         return Done(result)
@@ -139,7 +143,7 @@ class Activities:
         context.run(OUTGOING.set, outgoing)
 
         def call() -> Any:
-            attempt.check()  # a place or a thread may have been waited for
+            attempt.check()  # the lease may have expired while the attempt waited for its turn or a thread
             return activity.function(*args, **kwargs)
 
         async with asyncio.timeout(activity.timeout) as over:
@@ -151,15 +155,16 @@ class Activities:
                 if error is not None:
                     raise error
                 return value
-            ambient.ATTEMPT.set(attempt.info)  # the task, and with it the context, is this attempt's alone
+            ambient.ATTEMPT.set(attempt.info)  # this task and its context belong to this attempt alone
             ambient.RUN.set(None)
             OUTGOING.set(outgoing)
             return await call()
 
     async def _in_thread(self, call: Callable[[], Any], over: asyncio.Timeout) -> Any:
-        """A thread cannot be stopped: who cancels waits for it, so that nothing is undone before it is done.
+        """Call a plain function in a thread.
 
-        Who cancels twice does not wait: the worker stops, and its grace time is over.
+        A thread cannot be stopped, so a cancellation waits for the function to end: nothing must be compensated while
+        it still runs. A second cancellation does not wait: the worker stops and its grace time is over.
         """
         future = self._threads.submit(call)
         try:
@@ -173,12 +178,12 @@ class Activities:
         return value
 
     def close(self) -> None:
-        """Let the threads end when they are done."""
+        """Let each thread end when its function returns."""
         self._threads.close()
 
 
 def _written(attempt: Attempt, value: object) -> bytes:
-    """A result as it is recorded; once it is, it has to be read for ever, so it is read here."""
+    """Return the encoded result; decode it as well, because every later replay must be able to."""
     signature = attempt.activity.signature
     result = signature.encode_result(value)
     limits.size(result, "the result of an activity")
@@ -187,7 +192,7 @@ def _written(attempt: Attempt, value: object) -> bytes:
 
 
 class _Raised(Exception):
-    """What user code raised that is no `Exception`, on its way through a transaction, which must be rolled back."""
+    """Carries a `BaseException` of user code through a transaction as an `Exception`, so that it is rolled back."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(str(error))
@@ -206,7 +211,7 @@ async def _as_exception(code: Coroutine[Any, Any, Any]) -> Any:
 
 
 class Blocking:
-    """A transaction's connection for a plain function, which runs in a thread: every call waits for its answer."""
+    """The connection of a transaction for a plain function, which runs in a thread; every call blocks."""
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
@@ -216,27 +221,27 @@ class Blocking:
         return asyncio.run_coroutine_threadsafe(call, self._loop).result()
 
     def execute(self, query: str, *args: object) -> int:
-        """Run a statement, in the driver's own parameter style, and give the number of rows it wrote."""
+        """Execute a statement, with the driver's own parameter style, and return the number of affected rows."""
         return int(self._wait(self._executor.execute(query, *args)))
 
     def fetch(self, query: str, *args: object) -> list[tuple[Any, ...]]:
-        """All rows."""
+        """Execute a query and return all rows."""
         rows: list[tuple[Any, ...]] = self._wait(self._executor.fetch(query, *args))
         return rows
 
     def fetchrow(self, query: str, *args: object) -> tuple[Any, ...] | None:
-        """The first row, or None."""
+        """Execute a query and return the first row, or None."""
         rows = self.fetch(query, *args)
         return rows[0] if rows else None
 
     def fetchval(self, query: str, *args: object) -> Any:
-        """The first column of the first row, or None."""
+        """Execute a query and return the first column of the first row, or None."""
         row = self.fetchrow(query, *args)
         return row[0] if row else None
 
 
-class Lent:
-    """The connection of an attempt's transaction, in the forms that its code may ask for."""
+class TransactionConnection:
+    """The connection of an attempt's transaction, in the forms that `connection()` returns."""
 
     def __init__(self, executor: Executor, plain: bool) -> None:
         self._executor = executor
@@ -245,13 +250,13 @@ class Lent:
         self._sharing: Any = None
 
     async def prepare(self) -> None:
-        """Where SQLAlchemy is in use, let it ask the server what it must know before it can be handed out."""
+        """If the program uses SQLAlchemy, run the queries that its connection needs before first use."""
         sharing = _import_sharing()
         if sharing is not None:
             await sharing.prepare(self._executor)
 
     def sqlalchemy(self) -> Any:
-        """The same one every time."""
+        """Return the SQLAlchemy connection, the same one each time."""
         if self._sharing is None:
             try:
                 from perdure.integrations.shared import Sharing  # needs a library of the user's
@@ -263,28 +268,34 @@ class Lent:
         return self._sharing.connection
 
     def end(self) -> None:
-        """The attempt's code is done."""
+        """Close the SQLAlchemy connection, because the attempt's code has ended."""
         if self._sharing is not None:
             self._sharing.end()
 
 
 def _import_sharing() -> Any:
-    """What lends a transaction to SQLAlchemy, where that is in use."""
-    with suppress(ImportError):  # of another age, or without greenlets
+    """Return the module that wraps a transaction for SQLAlchemy, or None if the program does not use SQLAlchemy."""
+    with suppress(ImportError):  # an unsupported version, or one without greenlet
         return import_module("perdure.integrations.shared") if "sqlalchemy" in sys.modules else None
     return None
 
 
 def connection(kind: Literal["native", "sqlalchemy"] = "native") -> Any:
-    """In a transactional activity: the driver's own connection, inside the transaction that records the result.
+    """Return the connection of the transaction that records the result of the calling transactional activity.
 
-    In a plain function it is a facade with `execute`, `fetch`, `fetchrow` and `fetchval`. Do not commit or roll back.
-    With "sqlalchemy" it is an `AsyncConnection`, in a plain function a `Connection`, that refuses to commit and whose
-    `rollback()` undoes what was done on it, no more.
+    - `"native"` (the default): the driver's own connection; in a plain function, an object with the blocking methods
+      `execute`, `fetch`, `fetchrow` and `fetchval`. Don't commit or roll back.
+    - `"sqlalchemy"`: an `AsyncConnection`; in a plain function, a `Connection`. It refuses to commit, and `rollback()`
+      undoes only the statements that were executed on it.
+
+    Raises `OutsideWorkflowError` outside a transactional activity that a workflow executes.
     """
     found = CONNECTION.get()
     if found is None:
-        raise OutsideWorkflowError("connection() was called outside a transactional activity that a workflow runs")
+        raise OutsideWorkflowError(
+            "connection() was called outside a transactional activity that a workflow runs: call it in a function with "
+            "@activity(transactional=True)"
+        )
     if kind not in ("native", "sqlalchemy"):
-        raise ValueError(f'connection() gives "native" or "sqlalchemy", not {kind!r}')
+        raise ValueError(f'connection() takes "native" or "sqlalchemy", not {kind!r}')
     return found.sqlalchemy() if kind == "sqlalchemy" else found.native

@@ -1,6 +1,6 @@
-"""What surrounds the code that runs: the run of a body, the attempt of an activity, the app of a program.
+"""The context of executing code: the run of a body, the attempt of an activity, the app of a program.
 
-All of it travels in context variables, so no function needs an argument for it.
+Context variables hold it, so that no function needs an argument for it.
 """
 
 import asyncio
@@ -18,10 +18,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ActivityInfo:
-    """What an activity's code may know of itself.
+    """The activity that is being executed; returned by `activity_info()`.
 
-    The `idempotency_key` is the same for every attempt of the step, also after a crash. The `fence` grows with every
-    worker that takes the run over: `WHERE fence <= ?` in your own tables keeps a stopped one out.
+    - `workflow_id`, `workflow_name`: the run's id and the name of its workflow.
+    - `activity_name`, `step`: the activity's name and the id of its step.
+    - `attempt`: the number of this attempt, from 1.
+    - `idempotency_key`: the same for all attempts of the step, also after a crash; pass it to the services you call.
+    - `fence`: the fencing token, which grows with each lease of the run. `WHERE fence <= ?` in your own tables rejects
+      writes of a worker that lost its lease.
     """
 
     workflow_id: str
@@ -36,17 +40,17 @@ class ActivityInfo:
 RUN: "ContextVar[Body | None]" = ContextVar("perdure_run", default=None)
 ATTEMPT: ContextVar[ActivityInfo | None] = ContextVar("perdure_attempt", default=None)
 APP: "ContextVar[Client | None]" = ContextVar("perdure_app", default=None)
-_open: "list[Client]" = []  # every app and client of this process that is open
+_open: "list[Client]" = []  # all open apps and clients of this process
 
 
 def current_run() -> "Body | None":
-    """The run whose body calls, if one does; a task with a context of its own is found by its loop."""
+    """Return the run whose body makes this call, or None; the loop identifies tasks with a context of their own."""
     run = RUN.get()
     return run if run is not None else getattr(asyncio._get_running_loop(), "timers", None)
 
 
 def require_run(what: str) -> "Body":
-    """The run whose body calls; a durable call makes no sense elsewhere."""
+    """Return the run whose body makes this call; raise `OutsideWorkflowError`, naming the call `what`, elsewhere."""
     run = current_run()
     if run is None:
         where = "in an activity" if ATTEMPT.get() else "outside a workflow"
@@ -55,21 +59,26 @@ def require_run(what: str) -> "Body":
 
 
 def workflow_name() -> str | None:
-    """The workflow whose body or activity calls."""
+    """Return the name of the workflow whose body or activity makes this call, or None."""
     run, info = current_run(), ATTEMPT.get()
     return run.workflow.name if run is not None else None if info is None else info.workflow_name
 
 
 def activity_info() -> ActivityInfo:
-    """Who calls, from inside an activity that a workflow runs."""
+    """Return the run, step, attempt, idempotency key and fencing token of the activity that makes this call.
+
+    Raises `OutsideWorkflowError` outside an activity, and in an activity that was called outside a workflow.
+    """
     info = ATTEMPT.get()
     if info is None:
-        raise OutsideWorkflowError("activity_info() was called outside an activity that a workflow runs")
+        raise OutsideWorkflowError(
+            "activity_info() was called outside an activity that a workflow runs: call it in an activity's code"
+        )
     return info
 
 
 class Home:
-    """Where an app was opened: the event loop and the process that its connections belong to."""
+    """The event loop and the process that opened an app; its connections belong to them."""
 
     __slots__ = ("_loop", "_pid")
 
@@ -78,33 +87,33 @@ class Home:
         self._pid = os.getpid()
 
     def is_here(self) -> bool:
-        """Whether the code that calls runs there; code without a loop may be anywhere in the process."""
+        """Return whether the calling code runs on that loop and in that process, or in the process without a loop."""
         return os.getpid() == self._pid and asyncio._get_running_loop() in (None, self._loop)
 
     def check(self, what: str) -> None:
-        """Raise `EngineError` if the code that calls runs elsewhere."""
+        """Raise `EngineError` if the calling code runs on another loop or in another process."""
         if self.is_here():
             return
         if os.getpid() != self._pid:
             raise EngineError(
-                f"this {what} was opened by process {self._pid}, and this is process {os.getpid()}, forked from it: "
-                "its connections belong to the first one, so open an App or Client in each process, after the fork"
+                f"this {what} was opened by process {self._pid} and cannot be used in process {os.getpid()}, forked "
+                "from it: open an App or Client in each process, after the fork"
             )
         if RUN.get() is not None or hasattr(asyncio._get_running_loop(), "timers"):
             raise NotDurableError(f"the {what} was used in a workflow's body: use it in an activity")
         raise EngineError(
-            f"this {what} was opened on another event loop, in another thread perhaps: call it from there with "
+            f"this {what} was opened on another event loop, perhaps in another thread: call it on that loop with "
             "asyncio.run_coroutine_threadsafe(…, loop), or open a Client on this loop"
         )
 
 
 def opened(app: "Client") -> None:
-    """An app or client is ready to start runs."""
+    """Note that an app or client was opened."""
     _open.append(app)
 
 
 def closed(app: "Client") -> None:
-    """It is no longer."""
+    """Note that an app or client was closed."""
     _open.remove(app)
 
 
@@ -114,7 +123,7 @@ def is_open() -> bool:
 
 
 def current_app() -> "Client":
-    """The app of this task, or the only one of the process."""
+    """Return the app of this task, or the only open one on this loop; raise `EngineError` if there is none."""
     app = APP.get()
     if app is not None and app in _open and app.home.is_here():
         return app
@@ -122,7 +131,9 @@ def current_app() -> "Client":
     if len(here) == 1:
         return here[0]
     if here:
-        raise EngineError(f"{len(here)} apps are open: call this inside the `async with` of the one that is meant")
+        raise EngineError(
+            f"{len(here)} Apps or Clients are open: make this call inside the `async with` of one of them"
+        )
     if not _open:
         raise EngineError("no App or Client is open: use `async with App(url):` around this call")
     found = app if app is not None and app in _open else _open[-1]

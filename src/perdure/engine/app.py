@@ -1,4 +1,4 @@
-"""Apps and clients: what a program opens. Both start runs and look at them; an app drives them as well."""
+"""Apps and clients, which a program opens. Both start and inspect runs; an app executes them as well."""
 
 import asyncio
 import os
@@ -62,10 +62,14 @@ SIGNALS = signal.SIGTERM, signal.SIGINT
 
 
 class Client:
-    """Starts runs and looks at them, without executing any: `async with Client(url):`.
+    """Start and inspect runs without executing them: `async with Client(url) as client:`.
 
-    `database` is a URL, or a storage that is open already and stays so. With `outbox` the events that are sent here are
-    also stored for the publisher of an App.
+    - `database`: a URL such as `"sqlite:///orders.db"`, or an open storage, which stays open when the client closes.
+    - `outbox`: also store the events that this client sends in the outbox, for the publisher of an App
+      (default: False).
+
+    Raises `ConfigurationError` for a URL that cannot work. A client belongs to the event loop and the process that
+    opened it; elsewhere it raises `EngineError`. After it is closed it raises `ClosedError`.
     """
 
     def __init__(self, database: str | Storage, *, outbox: bool = False) -> None:
@@ -77,8 +81,8 @@ class Client:
                 "(sqlite:///name.db), or open an App"
             )
         self._given_storage = None if isinstance(database, str) else database
-        self.told: Callable[[], None] | None = _nothing if outbox else None  # after an event went to the outbox
-        self.home: ambient.Home  # where it was opened
+        self.outbox_stored: Callable[[], None] | None = _nothing if outbox else None  # None: there is no outbox
+        self.home: ambient.Home  # the event loop and process that opened the client
         self._is_open = False
         self._opened: Storage
         self._opening: AsyncExitStack
@@ -100,7 +104,7 @@ class Client:
         return self
 
     async def _enter(self, opening: AsyncExitStack) -> None:
-        """Start what belongs to an open client; `opening` closes it again, also if a later part cannot be started."""
+        """Start the parts of an open client; `opening` closes them, also if a later part fails to start."""
         if isinstance(self._opened, SQLStorage):
             await define(self._opened, {name: each.source_hash for name, each in WORKFLOWS.items()})
         self._supervisor = Supervisor()
@@ -124,25 +128,25 @@ class Client:
         def __exit__(self, *_: object) -> None: ...
 
     def _storage_to_open(self) -> AbstractAsyncContextManager[Storage]:
-        """The storage of the URL, or the one that was given, which its owner closes."""
+        """Return the storage of the URL, or the given storage, which its owner closes."""
         if self._given_storage is not None:
             return _borrowed(self._given_storage)
         return open_storage(self._storage_url())
 
     def dialect(self) -> str | None:
-        """Return which database this is: sqlite, postgresql or mysql; None if the storage does not say."""
+        """Return the kind of database ("sqlite", "postgresql" or "mysql"), or None if the storage does not say."""
         return self._opened.dialect if isinstance(self._opened, SQLStorage) else None
 
     def _storage_url(self) -> str:
         return self.url
 
     def schema(self) -> str:
-        """Return the schema that holds the tables, on PostgreSQL."""
+        """Return the PostgreSQL schema that holds the tables; an empty string on other databases."""
         return self._opened.schema if isinstance(self._opened, SQLStorage) else ""
 
     @property
     def _storage(self) -> Storage:
-        """The storage, for use by the loop and the process that opened it."""
+        """Return the storage; raise `EngineError` on another loop or process, or before opening or after closing."""
         self._check_home()
         return self._opened
 
@@ -157,16 +161,16 @@ class Client:
     # Starting.
 
     async def start(self, request: StartRequest) -> tuple["Client", str]:
-        """Store a new run, or find the one that has its id; see `Workflow.start`."""
+        """Store a new run, or find the existing run with the requested id; see `Workflow.start`."""
         return self, await starting.start(self._storage, request, self._create)
 
     async def _create(self, instance: WorkflowInstance) -> None:
         await self._starts(instance)
 
-    # Looking.
+    # Inspecting runs.
 
     def get(self, instance_id: str) -> RunHandle[Any]:
-        """Return a handle on a run by its id; nothing is read yet."""
+        """Return a handle on the run with this id. Nothing is read yet, so the run need not exist."""
         return RunHandle((self, instance_id), plain)
 
     def runs(
@@ -179,10 +183,17 @@ class Client:
         started_after: datetime | None = None,
         started_before: datetime | None = None,
     ) -> RunQuery:
-        """Return a query for runs that match every filter given, newest first; with `stuck`, for stuck runs.
+        """Return a query for the runs that match all given filters, newest first.
 
-        `where` maps JSON paths of the input, such as "order.id", to values. It needs `workflow`, `status`,
-        `started_after` or `stuck` beside it. Iterate over the query with `async for`, or see `RunQuery`.
+        - `workflow`: the workflow, or its name.
+        - `status`: a `WorkflowStatus`, or its value such as `"failed"`.
+        - `stuck`: only stuck runs, those that have been stuck longest first (default: False).
+        - `where`: values at JSON paths of the input, such as `{"order.id": "A-1"}`. It needs `workflow`, `status`,
+          `started_after` or `stuck` as well, because it reads the inputs of all runs that the other filters leave.
+        - `started_after`, `started_before`: datetimes with a time zone.
+
+        Nothing is read until the query is used: iterate over it with `async for`, or call the methods of `RunQuery`.
+        Raises `ValueError` for an unknown status, a datetime without a time zone, or `where` alone.
         """
         return RunQuery(
             self,
@@ -195,7 +206,10 @@ class Client:
         )
 
     async def health(self) -> Health:
-        """Return whether the database answers and is migrated, how the background tasks are, and how late work is."""
+        """Return the state of the database and of the background tasks, and the age of the oldest due work.
+
+        An unavailable database raises nothing: `Health.database` is False.
+        """
         try:
             async with asyncio.timeout(HEALTH_SEC):
                 pending = await self._storage.pending_migrations()
@@ -205,26 +219,29 @@ class Client:
         return Health(True, self._supervisor.tasks(), not pending, None if oldest is None else oldest.total_seconds())
 
     async def info(self, instance_id: str) -> RunInfo:
-        """Return everything that is known of a run."""
+        """Return status, input, result, error and everything else that is known of a run.
+
+        Raises `RunNotFoundError` if no run has this id.
+        """
         (run,) = await read_runs(self._storage, [await self._row(instance_id)], whole=True)
         return run
 
     async def steps(self, instance_id: str) -> list[StepInfo]:
-        """Return the steps of a run, as far as its history tells."""
+        """Return the steps of a run that its history records. Raises `RunNotFoundError` if no run has this id."""
         await self._row(instance_id)
         return await read_steps(self._storage, instance_id)
 
     async def state(self, instance_id: str) -> Any:
-        """Return what a run last passed to `set_state()`."""
+        """Return the value that a run last passed to `set_state()`, or None."""
         event = await self._storage.get_last_event(instance_id, STATE)
         return None if event is None else decode(event.event_data or b"{}")["state"]
 
     def history(self, instance_id: str) -> AsyncIterator[HistoryEntry]:
-        """Iterate over the history of a run, in order."""
+        """Iterate over the history of a run, oldest entry first; entries are read page by page."""
         return read_history(self._storage, instance_id)
 
     async def check_run(self, instance_id: str) -> None:
-        """Raise `RunNotFoundError` if there is no such run."""
+        """Raise `RunNotFoundError` if no run has this id."""
         await self._row(instance_id)
 
     async def _row(self, instance_id: str) -> WorkflowInstance:
@@ -234,7 +251,7 @@ class Client:
         return found
 
     async def finished(self, instance_id: str, timeout: timedelta | None) -> bytes:
-        """Wait for the end of a run and return its result; raise what it ended with."""
+        """Wait until a run has ended and return its result as JSON; see `RunHandle.result` for what it raises."""
         self._check_home()
         warning = UnservedWarning(self._storage, instance_id)
         try:
@@ -257,24 +274,32 @@ class Client:
     async def cancel(self, instance_id: str, reason: str = "") -> None:
         """Cancel a run: no new step starts, completed steps are compensated, then the run is cancelled.
 
-        Returns when the request is recorded. Raises `WorkflowNotCancellableError` if the run has ended,
-        `RunNotFoundError` if there is none, and `EngineError` if it belongs to another framework.
+        Returns when the request is recorded, before the compensations run. Raises `WorkflowNotCancellableError` if the
+        run has ended, `RunNotFoundError` if no run has this id, and `EngineError` if it belongs to another framework.
         """
         starting.refuse_foreign(await self._row(instance_id), "cancel")
         await self._storage.cancel_instance(instance_id, reason, compensate=True)
 
     async def retry(self, instance_id: str, *, from_step: str | None = None) -> RunHandle[Any]:
-        """Try a failed or cancelled run again, as `<id>~r<n>`: from the start, or with the history before a step."""
+        """Start a failed or cancelled run again, as a new run with the id `<id>~r<n>`, and return its handle.
+
+        With `from_step`, the id of a step, the new run keeps the recorded results of the steps before it
+        (default: None, all steps run again). Raises `RunNotFoundError` if no run has this id, and `EngineError` if the
+        run did not fail and was not cancelled, or cannot be resumed from that step.
+        """
         return RunHandle((self, await starting.retry(self._storage, instance_id, from_step)), plain)
 
     async def sweep(self, retention: Retention, *, dry_run: bool = False) -> Swept:
-        """Remove at once what is older than a policy says, or with `dry_run` only tell how many that would be."""
+        """Delete now what a retention policy no longer keeps, and return the counts.
+
+        With `dry_run` only count it (default: False).
+        """
         return await sweep(self._storage, retention, dry_run=dry_run)
 
-    # Sending.
+    # Sending messages and events.
 
     async def send(self, outgoing: messages.Outgoing) -> None:
-        """Store a message or an event."""
+        """Store a message or an event; an event and its outbox entry are one transaction."""
         if outgoing.event is None:
             await outgoing.store(self._storage)
         else:
@@ -282,15 +307,21 @@ class Client:
                 await outgoing.store(self._storage)
 
     async def publish(self, channel: str, data: object, *, metadata: Mapping[str, object] | None = None) -> None:
-        """Send a message to all runs that are subscribed to a channel."""
+        """Send a message to all runs that are subscribed to a channel.
+
+        - `data`: any value that can be encoded as JSON.
+        - `metadata`: further values, which `Message.metadata` returns (default: none).
+
+        Raises `SerializationError` if a value cannot be encoded.
+        """
         await self.send(messages.message(channel, data, metadata))
 
     async def send_to(
         self, instance_id: str, channel: str, data: object, *, metadata: Mapping[str, object] | None = None
     ) -> None:
-        """Send a message to one run, which keeps it until it takes it; a run that has ended drops it.
+        """Send a message to one run. It is stored until the run receives it; if the run has ended, it is dropped.
 
-        Raises `RunNotFoundError` if there is no such run.
+        Raises `RunNotFoundError` if no run has this id, and `SerializationError` if `data` cannot be encoded.
         """
         await self.send(messages.message(channel, data, metadata, to=instance_id))
 
@@ -304,13 +335,34 @@ class Client:
         id: str | None = None,
         subject: str | None = None,
     ) -> None:
-        """Store an event for the runs that wait for its type, or for one of them; see `perdure.send_event`."""
-        outgoing = messages.event(type, data, to=to, source=source, id=id, subject=subject, told=self.told)
-        await self.send(outgoing)
+        """Send an event to the runs that wait for its type, or with `to` to one run; see `perdure.send_event`."""
+        outbox_stored = self.outbox_stored
+        await self.send(
+            messages.event(type, data, to=to, source=source, id=id, subject=subject, outbox_stored=outbox_stored)
+        )
 
 
 class App(Client):
-    """A client that drives runs as well. `async with App(url):` migrates the database and starts the worker."""
+    """A client that also executes runs. `async with App(url):` migrates the database and starts a worker.
+
+    - `database`: a URL such as `"sqlite:///orders.db"`, or an open storage, which stays open when the app closes.
+    - `workflows`: the workflows that this worker executes (default: all that are defined in this process).
+    - `max_runs`: maximum number of runs that execute code at once; waiting runs don't count (default: 1000).
+    - `max_activities`: maximum number of activities that execute at once (default: 200).
+    - `max_threads`: maximum number of threads for activities that are plain functions (default: 16).
+    - `max_cached_runs`: maximum number of waiting runs kept in memory to avoid their replay (default: 1000).
+    - `lease`: after a worker has died, other workers resume its runs after this time (default: 15 seconds).
+    - `drain_timeout`: time for running activities and hooks to finish when the app closes (default: 10 seconds).
+    - `transaction_timeout`: maximum duration of a transactional activity on SQLite, where it blocks all other writers
+      (default: 2 seconds).
+    - `retention`: when to delete ended runs, messages and published events (default: never).
+    - `publisher`: an async function that is called with each `OutboxEvent` (default: none, events have no outbox).
+    - `hooks`: functions that are called with the events of `perdure.hooks` (default: none).
+    - `worker_id`: the name of this worker in the database and the log; unique among all workers (default: host name,
+      process id and a random part).
+
+    Durations are seconds or timedeltas. Raises `TypeError` or `ValueError` for an invalid setting.
+    """
 
     def __init__(
         self,
@@ -355,8 +407,8 @@ class App(Client):
         relay = None
         if self._publisher is not None:
             relay = Relay(self._opened, self._publisher, self.worker_id)
-            self.told = relay.wake
-        held = self._transaction_sec if self.dialect() == "sqlite" else None  # there a transaction stops all writers
+            self.outbox_stored = relay.wake
+        held = self._transaction_sec if self.dialect() == "sqlite" else None  # where a transaction blocks all writers
         self._worker = Worker(
             self._opened,
             self._served,
@@ -386,7 +438,7 @@ class App(Client):
         await super().__aexit__(kind, error, trace)
 
     def _storage_url(self) -> str:
-        """A worker that freezes in a transaction keeps its rows locked no longer than its leases last."""
+        """Return the URL with a limit on idle transactions, so that a frozen worker's row locks end with its leases."""
         if self.url.startswith("sqlite") or "idle_transaction_timeout=" in self.url:
             return self.url
         return f"{self.url}{'&' if '?' in self.url else '?'}idle_transaction_timeout={self._lease_sec:g}"
@@ -396,7 +448,7 @@ class App(Client):
         return Heartbeat(self._own_storage, self.worker_id, self._lease_sec, lost, supervised)
 
     def _own_storage(self) -> AbstractAsyncContextManager[Storage]:
-        """A connection for the heartbeat; a database in memory has only the one."""
+        """Return a separate connection for the heartbeat; an in-memory database has only one, which is shared."""
         if self._given_storage is not None or ":memory:" in self.url:
             return _borrowed(self._opened)
         return open_storage(self._storage_url())
@@ -419,7 +471,7 @@ class App(Client):
         return answers
 
     async def _create(self, instance: WorkflowInstance) -> None:
-        """Take the run at once if there is room: no other worker has to find it."""
+        """Lease the run in the same commit if a slot is free, so that no worker has to look for it."""
         slot = self._worker.reserve_slot() if instance.workflow_name in self._served else None
         if slot is None:
             await super()._create(instance)
@@ -427,25 +479,27 @@ class App(Client):
             await self._leased((instance, slot))
 
     async def start(self, request: StartRequest) -> tuple["Client", str]:
-        """Store a new run; one that begins later, or elsewhere, is looked for like any other."""
+        """Store a new run, and wake the worker in case the run was not leased with its creation."""
         started = await super().start(request)
         self._worker.wake()
         return started
 
     async def cancel(self, instance_id: str, reason: str = "") -> None:
-        """Cancel a run, and look for it at once; see `Client.cancel`."""
+        """Cancel a run, and wake the worker to compensate it; see `Client.cancel`."""
         await super().cancel(instance_id, reason)
         self._worker.wake()
 
     async def send(self, outgoing: messages.Outgoing) -> None:
-        """Store it, and see who waits for it."""
+        """Store a message or an event, and wake the worker to deliver it."""
         await super().send(outgoing)
         self._worker.wake()
 
     async def serve(self) -> None:
-        """Work until SIGTERM or SIGINT, then drain: what runs may finish, the rest is handed over.
+        """Open the app and execute runs until SIGTERM or SIGINT, then drain and close it.
 
-        A second signal ends the draining at once. Raises `EngineError` if a background task keeps failing.
+        While the app drains, running activities may finish within `drain_timeout`; all other work is released for
+        other workers at once. A second signal ends the draining immediately. Raises `EngineError` if a background task
+        keeps failing.
         """
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
@@ -515,4 +569,4 @@ def _check_workflows(workflows: object) -> None:
 
 
 def _nothing() -> None:
-    """Nobody here has to be woken."""
+    """Do nothing: a client has no relay to wake."""

@@ -1,10 +1,10 @@
-"""A body: the workflow's function on a loop of its own, fed with its history.
+"""The body of a run: the workflow's function on its own event loop, replayed from its history.
 
-It asks for steps and waits; what it is told, and in which order, is exactly its history. Rows are fed one at a time,
-and the body runs until it is still in between. So a replay takes the same way, whatever completed in which order. A
-row that no step waits for, or rows left over at the end, mean that the code is not the one that made them.
+The body requests steps and waits. Its input is its history, one row at a time; after each row it runs until all its
+tasks wait. So a replay is deterministic, in whatever order steps completed. A row that no step waits for, or rows that
+are left when the body ends, mean that the code differs from the code that made the history.
 
-There is no input or output here: the same object serves a live run and a replay in a test.
+This module does no I/O, so the same class serves a live run and a replay in a test.
 """
 
 import asyncio
@@ -38,35 +38,39 @@ from perdure.storage.contract import Storage
 
 log = logging.getLogger("perdure.engine")
 
-STARTED = "ActivityStarted"  # of one that can be undone
+STARTED = "ActivityStarted"  # only for activities with a compensation
 ATTEMPT_FAILED = "ActivityAttemptFailed"
-VALUES, STATE = "Values", "State"  # what a body took between two rows; the second shows a state as well
-STEPS_MAX = 10_000  # that a body may have asked for and not got yet
-EVICTIONS_MAX = 100  # how often a body may catch the cancellation that ends it
-EVICTION_BUDGET = 10_000  # and how many callbacks it may run because of one
-STATE_MAX = limits.PAYLOAD_MAX - 64  # a state is stored in a row with the values that were taken before it
-VALUE_ROOM = 128  # what one more value may take
-REFUSALS_MAX = 1_000  # and how often it may ask for something and catch the refusal
-OWN = "~"  # ids of rows that are not a step's
+VALUES, STATE = "Values", "State"  # rows with the values taken between two steps; STATE also has a set_state()
+STEPS_MAX = 10_000  # maximum number of unfinished steps
+EVICTIONS_MAX = 100  # how often an evicted body may catch its cancellation
+EVICTION_BUDGET = 10_000  # how many callbacks it may run after each cancellation
+STATE_MAX = limits.PAYLOAD_MAX - 64  # a state shares its row with the values taken before it
+VALUE_ROOM = 128  # maximum size of one more value
+REFUSALS_MAX = 1_000  # how often an evicted body may request a step and catch the refusal
+OWN = "~"  # prefix of the ids of the engine's own rows, which belong to no step
 
 Outcome = tuple[Any, BaseException | None]
-Effect = Callable[[Storage, Lease], Awaitable[object]]  # writes in the transaction that records what it gives
+Effect = Callable[[Storage, Lease], Awaitable[object]]  # writes in the transaction that records its return value
 
 
 class Recur(BaseException):
-    """The body asks for its next generation, with this input."""
+    """Raised by `recur()`: the run restarts with this input."""
 
     def __init__(self, input_data: bytes) -> None:
-        super().__init__("the next generation begins")
+        super().__init__("the run restarts with new input")
         self.input_data = input_data
 
 
 class RunEvicted(BaseException):
-    """The body ends here without a verdict: another worker, or this one later, goes on with the run."""
+    """Raised in a workflow's body that is removed from memory before it ended.
+
+    The run itself goes on: another worker, or this one later, resumes it from its history. Don't catch it; it derives
+    from `BaseException` so that `except Exception` lets it pass.
+    """
 
 
 class Body:
-    """The function, its loop, and what it waits for."""
+    """The workflow's function, its event loop, and the steps that it waits for."""
 
     def __init__(
         self,
@@ -79,7 +83,7 @@ class Body:
         self.workflow = workflow
         self.generation = generation
         self.instance_id = instance_id
-        self.clock = clock  # what now() asks
+        self.clock = clock  # for now()
         self._input = input_data
         self._loop = BodyLoop(self, self._report, seed=instance_id.partition("~r")[0])
         self._task: asyncio.Task[Any] | None = None
@@ -88,46 +92,46 @@ class Body:
         self.effects: dict[str, EffectStep] = {}
         self.waits: dict[str, WaitStep] = {}
         self.timers: dict[Timer, TimerStep] = {}
-        self.unsettled: set[str] = set()  # activities that can be undone, begun and without an outcome
-        self.children: set[str] = set()  # those that were started and have not ended
+        self.unsettled: set[str] = set()  # steps with a compensation that started and have no outcome
+        self.children: set[str] = set()  # children that have not ended
         self._channels: dict[str, str] = {}
         self._patches: dict[str, bool] = {}
         self._given: dict[str, Any] | None = None
-        self._more = False  # rows are left to be fed
-        self._live = False  # the history was fed to its end once
+        self._more = False  # replaying: further rows follow
+        self._live = False  # the first replay is complete
         self._taken: dict[str, Any] = {}
         self._state: bytes | None = None
-        self._numbered = False  # the history comes to a set_state() of an earlier version, where it was a step
+        self._numbered = False  # the next row is a set_state() of an earlier version, where it was a step
         self._fed = 0
-        self._values_size = self._state_size = 0  # of the row they will be in, with those that a replay is given
+        self._values_size = self._state_size = 0  # in their future row, replayed values included
         self._stamp = ""
         self._broken: NonDeterminismError | None = None
         self.evicted = False
-        self.last_failure: tuple[BaseException, ActivityStep] | None = None  # of an activity, as the body was told
+        self.last_failure: tuple[BaseException, ActivityStep] | None = None  # the last activity's error in the body
         self._refusals = 0
 
-    # Feeding.
+    # Replaying and continuing.
 
     @property
     def begun(self) -> bool:
-        """Whether the function was called."""
+        """Return whether the function was called."""
         return self._task is not None
 
     @property
     def done(self) -> bool:
-        """Whether it has ended."""
+        """Return whether the function has ended."""
         return self._task is not None and self._task.done()
 
     @property
     def time(self) -> float:
-        """Seconds since the function was called, as it sees them."""
+        """Return the time of the body's loop: seconds since the function was called."""
         return self._loop.time()
 
     def outcome(self) -> Outcome:
-        """What it returned or raised, whatever that is; `Recur` and the end of an evicted body are raised here."""
+        """Return what the function returned or raised. `Recur`, and `RunEvicted` of an evicted body, are raised."""
         assert self._task is not None
         if self._task.cancelled():
-            return None, WorkflowCancelledError("the workflow cancelled itself")
+            return None, WorkflowCancelledError("the workflow's own code cancelled its main task")
         error = self._task.exception()
         if error is None:
             return self._task.result(), None
@@ -138,7 +142,7 @@ class Body:
         return None, error
 
     def begin(self, upcoming: HistoryEvent | None) -> None:
-        """Call the function and let it run until it is still. `upcoming` is the first row of its history."""
+        """Call the function and run it until all its tasks wait. `upcoming` is the first row of its history."""
         self._look_ahead(upcoming)
         args, kwargs = self.workflow.signature.unbind(self._input)
         context = copy_context()
@@ -148,9 +152,9 @@ class Body:
         self._pump()
 
     def feed(self, event: HistoryEvent, upcoming: HistoryEvent | None) -> None:
-        """Tell the body of one row, and let it run until it is still; `upcoming` is the row after, if there is one."""
+        """Pass one row to the body and run it until all its tasks wait. `upcoming` is the next row, or None."""
         if event.event_type in (VALUES, STATE):
-            return  # taken up with the row before it
+            return  # its values were used while the row before it was processed
         self._look_ahead(upcoming)
         self._fed += 1
         accept = self._expected.pop(event.activity_id, None)
@@ -162,15 +166,15 @@ class Body:
         self._pump()
 
     def expects(self, id: str) -> bool:
-        """Return whether the body waits for a row of this id."""
+        """Return whether the body waits for a row with this id."""
         return id in self._expected
 
     def ended(self) -> None:
-        """The history is over: from here on the body does new things."""
+        """Note that the replay is complete and that the body now executes new code."""
         self._more, self._given, self._live = False, None, True
 
     def taken(self) -> tuple[str, str, bytes] | None:
-        """What the body took since it was last fed, to be recorded: the row's id, type and data."""
+        """Return the values and state that the body took since the last row, as id, type and data of a new row."""
         if self.evicted or (not self._taken and self._state is None):
             return None
         data = b'{"values": ' + encode(self._taken)
@@ -182,7 +186,7 @@ class Body:
         return OWN + stamp, kind, data + b"}"
 
     def _look_ahead(self, upcoming: HistoryEvent | None) -> None:
-        """The values that the body takes now are in the row after the one it is fed."""
+        """Prepare the values that the body takes after a row; they are recorded in the next row."""
         self._values_size = self._state_size = 0
         self._more = upcoming is not None
         self._given = None
@@ -199,34 +203,34 @@ class Body:
         if self._given:
             self._mismatch(f"the history has values at {', '.join(sorted(self._given))}, which the code does not take")
         if self._more:
-            self._state, self._stamp = None, ""  # it is recorded already
+            self._state, self._stamp = None, ""  # already recorded
         elif self.done and self._task is not None and not self._task.cancelled():
-            self._task.exception()  # looked at: nothing is lost that asyncio should complain of
+            self._task.exception()  # retrieved, so that asyncio does not warn: `outcome()` returns it later
 
     def _unexpected(self, event: HistoryEvent) -> NoReturn:
         if self.done:
-            instead = "the code has ended before that"
+            instead = "the code has ended by then"
         else:
             instead = f"the code waits for {', '.join(sorted(self._expected)[:5]) or 'nothing'}"
-        self._mismatch(f"the history goes on with {event.activity_id} ({event.event_type}), but {instead}")
+        self._mismatch(f"the history continues with {event.activity_id} ({event.event_type}), but {instead}")
 
     def _mismatch(self, what: str, shown: object = None) -> NoReturn:
-        """Raise the error; `shown` is what the code calls the step with now, which no log may show."""
-        about, advice = f"{self.workflow.name} {self.instance_id}: {what}", "deploy code that fits, or use patched()"
+        """Raise `NonDeterminismError`. `shown` has the arguments of the call, which must not appear in logs."""
+        about = f"run {self.instance_id!r} ({self.workflow.name}): {what}"
+        advice = "deploy compatible code, or guard the change with patched()"
         raise NonDeterminismError(
-            f"{about}{'' if shown is None else f': {shown}'}; {advice} for the change",
-            summary=f"{about}; {advice} for the change",
+            f"{about}{'' if shown is None else f': {shown}'}; {advice}", summary=f"{about}; {advice}"
         )
 
     def evict(self) -> None:
-        """End the function without a verdict: whatever it still asks for is refused."""
+        """Remove the body from memory: end its tasks and refuse further steps. The run itself does not end."""
         if self.evicted:
             return
         self.evicted = True
         if not self._end_tasks() and not self._loop.abandon(EVICTIONS_MAX):
             log.warning(
-                "run %s (%s) left memory, but its body catches even the cancellation (a bare `except:` in a loop?): "
-                "what is left of it stays in memory until this process ends",
+                "the body of run %s (%s) could not be removed from memory, because it catches its cancellation (a bare "
+                "`except:` in a loop?); it stays in memory until this process ends",
                 self.instance_id,
                 self.workflow.name,
                 extra={"run_id": self.instance_id, "workflow": self.workflow.name},
@@ -234,10 +238,10 @@ class Body:
         self._loop.close()
 
     def _end_tasks(self) -> bool:
-        """Cancel the body's tasks, again and again within reason; whether all have ended."""
+        """Cancel the body's tasks, repeatedly up to a limit; return whether all have ended."""
         for _ in range(EVICTIONS_MAX):
             for task in self._loop.tasks():
-                task.cancel("the run is driven elsewhere")
+                task.cancel("the run is no longer executed here")
             try:
                 self._loop.pump(EVICTION_BUDGET)
             except NotDurableError:
@@ -249,7 +253,7 @@ class Body:
     def _report(self, context: Mapping[str, Any]) -> None:
         """Log what asyncio reports about the body: a task whose error was never retrieved, for example."""
         log.warning(
-            "run %s (%s): asyncio reports about its body: %s",
+            "asyncio reported a problem in the body of run %s (%s): %s",
             self.instance_id,
             self.workflow.name,
             context.get("message"),
@@ -261,23 +265,23 @@ class Body:
             exc_info=context.get("exception"),
         )
 
-    # What the function calls.
+    # The calls of the function.
 
     def activity(
         self, activity: Activity[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Coroutine[Any, Any, Any]:
-        """Return the coroutine of a step that runs an activity. The call takes the step's place, the await begins it.
+        """Return the coroutine of a step that executes an activity. The call sets the step's id; the await starts it.
 
-        A task that is made of it has the same place, so that it makes no difference to the steps after it whether the
-        call is awaited or wrapped in a task, as `gather()` does, and `wait_for()` in some versions of Python.
+        A task for the coroutine gets the same path, so the ids of later steps don't depend on whether the call is
+        awaited or wrapped in a task, as `gather()` does, and `wait_for()` in some versions of Python.
         """
         path = self._step()
         payload = activity.signature.bind(args, kwargs)
-        if activity.undo is not None:  # they are recorded before it runs, to undo it
+        if activity.undo is not None:  # the arguments are recorded before it runs, for its compensation
             if activity.name != activity.compensated_name:
                 raise TypeError(
-                    f"options(name=) is not for an activity with a compensation, such as {activity.compensated_name}: "
-                    "the compensation is found by the activity's name"
+                    f"options(name={activity.name!r}) cannot be used with activity {activity.compensated_name!r}: it "
+                    "has a compensation, which is found by the activity's name; leave name= out"
                 )
             limits.size(payload, f"the arguments of {activity.name}, which has a compensation,")
         call = Call(*activity.signature.values(args, kwargs), encoded=payload)
@@ -293,19 +297,22 @@ class Body:
         return await step.future
 
     def child(self, workflow: Workflow[..., Any], data: bytes, call: Call) -> Coroutine[Any, Any, Any]:
-        """Another workflow, started and waited for."""
+        """Start another workflow as a child and wait for its result."""
         return children.call(self, workflow, data, call)
 
     def place(self) -> str:
-        """The next place in the body."""
+        """Return the path of the next step."""
         return self._step()
 
     def effect(self, name: str, effect: Effect, call: Call, hint: object = Any) -> "asyncio.Future[Any]":
-        """A step that writes something, recorded in the same transaction; `call` says what, to tell it from others."""
+        """Add a step that writes to the database and is recorded in the same transaction.
+
+        `call` is compared with the history on replay.
+        """
         return self.effect_at(self._step(), name, effect, call, hint)
 
     def effect_at(self, path: str, name: str, effect: Effect, call: Call, hint: object = Any) -> "asyncio.Future[Any]":
-        """The same, at a place that is known."""
+        """Add such a step with a given path."""
         self._refuse_if_too_many()
         step = EffectStep(f"{path}:{name}", effect, call, self._future())
         self.effects[step.id] = step
@@ -320,7 +327,7 @@ class Body:
         return step.future
 
     def wait(self, wait: WaitStep) -> "asyncio.Future[Any]":
-        """A step that waits for a message."""
+        """Add a step that waits for a message."""
         self._refuse_if_too_many()
         self.waits[wait.id] = wait
         self._expect_message(wait)
@@ -330,14 +337,17 @@ class Body:
     def new_wait(
         self, name: str, channels: tuple[str, ...], hint: object, after: timedelta | None, **about: Any
     ) -> WaitStep:
-        """A wait at this place of the body."""
+        """Return a wait with the path of the next step."""
         return WaitStep(f"{self._step()}:{name}", channels, self._future(), hint, after, **about)
 
     def value(self, make: Callable[[], Any]) -> Any:
-        """A value that is the same in every replay; JSON."""
+        """Return a new value (plain JSON) and record it; on replay, return the recorded value."""
         path = self._step()
         if self._values_size + self._state_size > STATE_MAX - VALUE_ROOM:
-            raise LimitError("now(), random() or uuid4() was called too often without a step in between")
+            raise LimitError(
+                f"run {self.instance_id!r} called now(), random() or uuid4() too often without a step in between: "
+                "await a step such as an activity in the loop, or call them in an activity"
+            )
         if self._more and not self.evicted:
             if self._given is None or path not in self._given:
                 self._broken_at(f"the code takes a value at {path}, and the history has none there")
@@ -351,7 +361,7 @@ class Body:
         return value
 
     def patched(self, name: str) -> bool:
-        """Whether the new way is taken: yes, unless the history went past this point without it."""
+        """Return whether the body takes the new path: True, unless its history passed this point without it."""
         self._refuse_if_evicted()
         if name not in self._patches:
             key = f"patch:{name}"
@@ -363,41 +373,52 @@ class Body:
         return self._patches[name]
 
     def set_state(self, value: object) -> None:
-        """Show a value to whoever asks the run's handle."""
+        """Record the value that `RunHandle.state()` returns."""
         self._refuse_if_evicted()
         if self._numbered:
             self._step()
         state = encode(value)
         if len(state) + self._values_size > STATE_MAX:
-            raise LimitError(f"the value of set_state() has {len(state)} bytes, the limit is {STATE_MAX}")
+            raise LimitError(
+                f"the value of set_state() has {len(state)} bytes, and the maximum is {STATE_MAX}: store large data "
+                "elsewhere and set a reference to it"
+            )
         self._state, self._state_size = state, len(state)
 
     def subscribed(self, channel: str, stored: str) -> None:
-        """A subscription was made, now or in the history."""
+        """Note that the run subscribed to a channel, now or on replay."""
         self._channels[channel] = stored
 
     def unsubscribed(self, channel: str) -> None:
-        """It was ended."""
+        """Note that the run ended its subscription to a channel."""
         self._channels.pop(channel, None)
 
     def stored_channel(self, channel: str) -> str:
-        """The stored name of a channel this run is subscribed to."""
+        """Return the stored name of a channel; raise `NotSubscribedError` if the run is not subscribed to it."""
         if channel not in self._channels:
-            raise NotSubscribedError(f"this run is not subscribed to {channel!r}: call subscribe() first")
+            raise NotSubscribedError(
+                f"run {self.instance_id!r} is not subscribed to channel {channel!r}: call subscribe() first"
+            )
         return self._channels[channel]
 
     def _step(self) -> str:
         self._refuse_if_evicted()
         scope = current_scope()
         if scope is None:
-            raise EngineError("a durable call from outside the tasks of its workflow")
+            raise EngineError(
+                f"a durable call of run {self.instance_id!r} was made outside the tasks of its body: make it in the "
+                "workflow's function or in a task that the function started"
+            )
         return scope.next()
 
     def _refuse_if_evicted(self) -> None:
-        """A body that asks on and on, in a loop that catches the refusal, is left to wait for what never comes."""
+        """Raise `RunEvicted` if the body is evicted.
+
+        After too many refusals, which a loop in the body must have caught, its requests wait forever instead.
+        """
         if self.evicted and self._refusals < REFUSALS_MAX:
             self._refusals += 1
-            raise RunEvicted(f"{self.instance_id} is no longer driven here")
+            raise RunEvicted(f"run {self.instance_id!r} is no longer executed here")
 
     def _refuse_if_too_many(self) -> None:
         if len(self.activities) + len(self.effects) + len(self.waits) + len(self.timers) >= STEPS_MAX:
@@ -411,7 +432,7 @@ class Body:
             self._mismatch(what)
         except NonDeterminismError as error:
             self._broken = error
-        raise RunEvicted(what)  # an `except Exception` of the body must not go on from here
+        raise RunEvicted(what)  # a BaseException, so that an `except Exception` of the body does not continue
 
     def _future(self) -> "asyncio.Future[Any]":
         return self._loop.create_future()
@@ -419,7 +440,7 @@ class Body:
     def _on_drop(self, future: "asyncio.Future[Any]", drop: Callable[[], None]) -> None:
         future.add_done_callback(lambda done: drop() if done.cancelled() else None)
 
-    # What the steps come to.
+    # The outcomes of steps.
 
     def _expect_attempt(self, step: ActivityStep) -> None:
         self._expected[step.id] = lambda event: self._activity_done(step, event)
@@ -428,15 +449,17 @@ class Body:
             self._expected[step.start_id] = lambda event: self._begun(step, event)
 
     def _check_call(self, id: str, call: Call, event: HistoryEvent) -> None:
-        """Refuse a row of another call: the same step, but with other arguments."""
+        """Raise `NonDeterminismError` if the row records the same step with different arguments."""
         if event.data_type == "json" and call.differs(event.event_data_binary):
-            self._mismatch(f"the history has {id} with other arguments than the code calls it with now", call)
+            self._mismatch(f"the history has {id} with different arguments than the code passes now", call)
 
     def _check_channel(self, wait: WaitStep, channel: str, event: HistoryEvent) -> None:
-        """Refuse a message of another channel, or an event of another type. (A run that is tried again as a new one
-        has events that were sent to the first: the receiver does not count.)"""
+        """Raise `NonDeterminismError` if the row records a message of another channel or an event of another type.
+
+        The receiver does not count: a retried run has the events that were sent to the first one.
+        """
         if self._live or event.data_type != "json":
-            return  # what comes live was waited for by this very code
+            return  # a live message was requested by this very code
         about = json.loads(event.event_data or b"{}")
         found = about.get("channel") or about.get("channel_name") if isinstance(about, dict) else None
         if not isinstance(found, str) or found == channel:
@@ -446,7 +469,10 @@ class Body:
             self._mismatch(f"the history has a message of {known!r} at {wait.id}, but the code waits for {name!r}")
 
     def _check_match(self, wait: WaitStep, event: HistoryEvent) -> None:
-        """Refuse an event that was chosen by other values. (Earlier versions recorded events that did not match.)"""
+        """Raise `NonDeterminismError` if the recorded event was selected by a different `where`.
+
+        Rows of earlier versions, which also recorded events that did not match, don't have this information.
+        """
         about = json.loads(event.event_data or b"{}") if event.data_type == "json" else None
         chosen_by = about.get("match") if isinstance(about, dict) else None
         if chosen_by is not None and (
@@ -454,7 +480,7 @@ class Body:
         ):
             asked = dict(wait.where) if wait.where else "anything"
             self._mismatch(
-                f"the history has an event at {wait.id} that matched other values than the code asks for now", asked
+                f"the history has an event at {wait.id} that matched a different where= than the code passes now", asked
             )
 
     def _begun(self, step: ActivityStep, event: HistoryEvent) -> None:
@@ -504,7 +530,7 @@ class Body:
             self._expected.pop(other, None)
         if event.event_type == HistoryEventType.MESSAGE_TIMEOUT:
             self._drop_wait(wait)
-            _settle(wait.future, (None, TimeoutError(f"nothing came for {wait.id} in time")))
+            _settle(wait.future, (None, TimeoutError(f"no message arrived for {wait.id} before its timeout")))
             return
         try:
             found, fits = wait.read(id, event)
@@ -531,14 +557,14 @@ class Body:
     # Timers of the loop.
 
     def start(self, timer: Timer) -> None:
-        """The function made a timer."""
+        """Add a timer that the body started."""
         self._refuse_if_evicted()
         self._refuse_if_too_many()
         step = self.timers[timer] = TimerStep(f"{timer.path}:timer", timer, replayed=self._more)
         self._expected[step.id] = lambda _: self._fire(step)
 
     def drop(self, timer: Timer) -> None:
-        """It gave the timer up."""
+        """Remove a timer that the body cancelled."""
         step = self.timers.pop(timer, None)
         if step is not None:
             self._expected.pop(step.id, None)
@@ -550,7 +576,7 @@ class Body:
 
 
 def _without_recur(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The errors of a `TaskGroup` in which a task called `recur()`; if there are none, that counts, and is raised."""
+    """Return the errors of a `TaskGroup` other than `Recur`; if there are none, raise the `Recur`."""
     recurs, errors = group.split(Recur)
     if recurs is None:
         return group
@@ -573,7 +599,7 @@ def _settle(future: "asyncio.Future[Any]", outcome: Outcome) -> None:
 
 
 def _outcome(event: HistoryEvent, read: Callable[[bytes], Any]) -> Outcome:
-    """What a row says of a step. One that cannot be read is the code's mistake, and not the step's."""
+    """Return the outcome that a row records. A result that cannot be decoded raises: the code differs, not the step."""
     data = event.event_data or b"null"
     if event.event_type == HistoryEventType.ACTIVITY_FAILED:
         return None, decode_failure(json.loads(data))

@@ -1,4 +1,4 @@
-"""Calls: what a workflow's body uses besides activities. All of them are steps, or made of steps."""
+"""The durable calls that a workflow's body uses besides activities. Each is a step or consists of steps."""
 
 import asyncio
 import uuid as _uuid
@@ -23,11 +23,14 @@ from perdure.storage.contract import Storage
 
 T = TypeVar("T")
 
-GLANCE = timedelta(milliseconds=1)
+GLANCE = timedelta(milliseconds=1)  # the shortest wait: long enough to find a message that is stored already
 
 
 def _patience(timeout: Duration | None, what: str) -> timedelta | None:
-    """How long a wait lasts; with none at all it still takes what is there. Over 100 years it lasts for ever."""
+    """Return the duration of a wait, or None to wait forever, which includes a timeout of more than 100 years.
+
+    A timeout of 0 becomes `GLANCE`, so that the wait still finds what is stored already.
+    """
     if timeout is None or (seconds := any_seconds(timeout, f"{what}(timeout=)")) > SPAN_MAX.total_seconds():
         return None
     return max(timedelta(seconds=seconds), GLANCE)
@@ -37,7 +40,10 @@ def _patience(timeout: Duration | None, what: str) -> timedelta | None:
 
 
 async def sleep(duration: Duration) -> None:
-    """Sleep for at most 100 years. A long sleep is stored in the database and holds no worker."""
+    """Sleep for `duration`, in seconds or as a timedelta, at most 100 years.
+
+    A long sleep is stored in the database and holds no worker. Raises `ValueError` if `duration` is too long.
+    """
     ambient.require_run("sleep()")
     seconds = any_seconds(duration, "sleep()")
     if seconds > SPAN_MAX.total_seconds():
@@ -46,32 +52,35 @@ async def sleep(duration: Duration) -> None:
 
 
 async def sleep_until(when: datetime) -> None:
-    """Sleep until a point in time, which must have a time zone."""
+    """Sleep until `when`, a datetime with a time zone. Returns at once if that is in the past."""
     await sleep(max(0.0, (moment(when, "sleep_until()") - now()).total_seconds()))
 
 
 def timeout(duration: Duration | None) -> asyncio.Timeout:
-    """`async with timeout(…):` raises `TimeoutError` if the block takes longer."""
+    """Return a context manager for `async with timeout(…):`, which raises `TimeoutError` if the block takes longer.
+
+    `duration` is in seconds, a timedelta, or None for no timeout. The timeout is durable: it survives restarts.
+    """
     ambient.require_run("timeout()")
     return asyncio.timeout(None if duration is None else any_seconds(duration, "timeout()"))
 
 
 def now() -> datetime:
-    """Return the time in UTC, by the database's clock; a replay gets the same."""
+    """Return the current time in UTC by the database's clock. It is recorded, so a replay returns the same time."""
     run = ambient.require_run("now()")
     return datetime.fromisoformat(run.value(lambda: run.clock().isoformat()))
 
 
 def random() -> Random:
-    """Return a random number generator with a seed of this run and this place: `random().choice(names)`.
+    """Return a random number generator with a recorded seed: `random().choice(names)`.
 
-    A replay gets one with the same seed. Its numbers are no secrets.
+    A replay returns a generator with the same seed. Don't use its numbers as secrets.
     """
     return Random(ambient.require_run("random()").value(SystemRandom().random))  # nosec B311 # seeded on purpose
 
 
 def uuid4() -> _uuid.UUID:
-    """A random UUID; a replay gets the same."""
+    """Return a random UUID. It is recorded, so a replay returns the same one."""
     return _uuid.UUID(ambient.require_run("uuid4()").value(lambda: str(_uuid.uuid4())))
 
 
@@ -79,17 +88,28 @@ def uuid4() -> _uuid.UUID:
 
 
 def patched(name: str) -> bool:
-    """Guards a deliberate change: true for runs that come here for the first time, false for those that went past."""
+    """Return whether the run takes the new path of a code change: `if patched("fee"): … else: …`.
+
+    Returns False on replay of a run that passed this point before the change was deployed, and True otherwise. `name`
+    identifies the change; the answer is recorded for each run and name.
+    """
     return ambient.require_run("patched()").patched(name)
 
 
 def set_state(value: object) -> None:
-    """Show a value to whoever asks `handle.state()`."""
+    """Publish a value that `RunHandle.state()` returns, such as the run's progress.
+
+    It is not a step, so it can be added to code that has runs. Raises `SerializationError` if the value cannot be
+    encoded as JSON, and `LimitError` if it is too large.
+    """
     ambient.require_run("set_state()").set_state(value)
 
 
 def recur(*args: object, **kwargs: object) -> NoReturn:
-    """End this generation of the run: the same id goes on with these arguments and an empty history."""
+    """Restart this run with the same id, these arguments and an empty history (continue-as-new in other systems).
+
+    It never returns. Use it to keep the history of a long-lived run short.
+    """
     run = ambient.require_run("recur()")
     raise Recur(run.workflow.signature.bind(args, kwargs))
 
@@ -98,7 +118,7 @@ def recur(*args: object, **kwargs: object) -> NoReturn:
 
 
 async def join_group(name: str) -> None:
-    """Make this run a member of a group; members that have ended are no longer."""
+    """Make this run a member of the group `name`, until it leaves the group or ends."""
     run = ambient.require_run("join_group()")
     names.group(name)
 
@@ -109,7 +129,7 @@ async def join_group(name: str) -> None:
 
 
 async def leave_group(name: str) -> None:
-    """End this run's membership."""
+    """Remove this run from the group `name`."""
     run = ambient.require_run("leave_group()")
 
     async def write(storage: Storage, lease: Lease) -> None:
@@ -119,7 +139,7 @@ async def leave_group(name: str) -> None:
 
 
 async def send_to_group(name: str, channel: str, data: object) -> int:
-    """Send a message to every member of a group; gives how many there are."""
+    """Send a message on `channel` to every member of the group `name`, and return the number of members."""
     run = ambient.require_run("send_to_group()")
     names.group(name)
     names.stored(channel)
@@ -138,7 +158,16 @@ async def send_to_group(name: str, channel: str, data: object) -> int:
 
 
 async def subscribe(channel: str, mode: ChannelMode | str = ChannelMode.BROADCAST) -> None:
-    """Subscribe this run: to all messages from now on, to its share of them, or to those sent to it alone."""
+    """Subscribe this run to a channel, from now on.
+
+    `mode` is a `ChannelMode` or its value:
+
+    - `"broadcast"` (the default): each subscriber receives every message.
+    - `"competing"`: each message goes to one of the subscribers.
+    - `"direct"`: only messages that are sent to this run with `send_to()`.
+
+    Raises `ChannelModeConflictError` if the channel has live subscribers in a different mode.
+    """
     run = ambient.require_run("subscribe()")
     kind, name = ChannelMode(mode), names.stored(channel)
 
@@ -149,7 +178,7 @@ async def subscribe(channel: str, mode: ChannelMode | str = ChannelMode.BROADCAS
 
 
 async def unsubscribe(channel: str) -> None:
-    """End a subscription."""
+    """End this run's subscription to a channel. Raises `NotSubscribedError` if it has none."""
     run = ambient.require_run("unsubscribe()")
     stored = run.stored_channel(channel)
 
@@ -169,7 +198,13 @@ async def receive(channel: str, *, timeout: Duration | None = None, type: type[T
 
 
 async def receive(channel: str, *, timeout: Duration | None = None, type: Any = None) -> Message[Any]:
-    """The next message of a channel that is subscribed to; `TimeoutError` if none comes in time."""
+    """Wait for the next message of a channel that this run is subscribed to, and return it.
+
+    - `timeout`: seconds or a timedelta; with 0, take only what is stored already (default: wait forever).
+    - `type`: decode the data as this type (default: plain JSON values).
+
+    Raises `NotSubscribedError` without a subscription, and `TimeoutError` if no message arrives in time.
+    """
     run = ambient.require_run("receive()")
     stored = run.stored_channel(channel)
     message: Message[Any] = await run.wait(run.new_wait("receive", (stored,), type, _patience(timeout, "receive")))
@@ -177,14 +212,23 @@ async def receive(channel: str, *, timeout: Duration | None = None, type: Any = 
 
 
 async def publish(channel: str, data: object, *, metadata: Mapping[str, object] | None = None) -> None:
-    """Send a message to all who are subscribed. From an activity it leaves together with its result."""
+    """Send a message to all runs that are subscribed to a channel.
+
+    In a workflow this is a step. In an activity the message is stored in the same commit as the activity's result.
+    `metadata` is returned by `Message.metadata` (default: none). Raises `SerializationError` if `data` cannot be
+    encoded as JSON.
+    """
     await _send("publish", messages.message(channel, data, metadata), channel, metadata, data)
 
 
 async def send_to(
     instance_id: str, channel: str, data: object, *, metadata: Mapping[str, object] | None = None
 ) -> None:
-    """Send a message to one run; it is kept until that run takes it."""
+    """Send a message to one run. It is stored until the run receives it; if the run has ended, it is dropped.
+
+    In a workflow this is a step. In an activity the message is stored in the same commit as the activity's result.
+    Raises `RunNotFoundError` if no run has this id.
+    """
     outgoing = messages.message(channel, data, metadata, to=instance_id)
     await _send("send_to", outgoing, channel, instance_id, metadata, data)
 
@@ -207,11 +251,16 @@ async def wait_event(
 async def wait_event(
     type: str, *, where: Mapping[str, object] | None = None, timeout: Duration | None = None, data: Any = None
 ) -> Event[Any]:
-    """Wait for the next event of a type, with `where` for one whose data has these values at these JSON paths.
+    """Wait for the next event of a type and return it.
 
-    A wait sees the events stored after this run first waited for the type, and those sent to it alone. Each goes to the
-    first wait of the run that it matches, in the order in which the waits were made; one that matches none stays there
-    for later waits.
+    - `where`: values that the event's data must have at JSON paths, such as `{"order.id": "A-1"}` (default: any
+      event). Events that don't match are skipped and don't reset the timeout.
+    - `timeout`: seconds or a timedelta; with 0, take only what is stored already (default: wait forever).
+    - `data`: decode the event's data as this type (default: plain JSON values).
+
+    A run sees the events that are stored after it first waited for the type, and all events sent `to` it. Each event
+    goes to the first wait of the run that it matches, in the order in which the waits were made. An event that matches
+    none stays available to later waits. Raises `TimeoutError` if no matching event arrives in time.
     """
     run = ambient.require_run("wait_event()")
     if where:
@@ -221,7 +270,7 @@ async def wait_event(
     channels = (name, f"{name}:{run.instance_id}")
     patience = _patience(timeout, "wait_event")
     whole = patience.total_seconds() if where and patience and patience > GLANCE else None
-    async with asyncio.timeout(whole):  # what is passed over must not begin the time anew
+    async with asyncio.timeout(whole):  # an event that does not match must not reset the timeout
         step = run.new_wait("wait_event", channels, data, patience if whole is None else None, where=where, kind=name)
         event: Event[Any] = await run.wait(step)
     return event if name == type else replace(event, type=type)
@@ -236,9 +285,18 @@ async def send_event(
     id: str | None = None,
     subject: str | None = None,
 ) -> None:
-    """Store an event for the runs that wait for its type, or for one of them.
+    """Send an event to all runs that wait for its type, or to one run.
 
-    Where a publisher is configured, an event that is not for one run goes to the outbox in the same commit.
+    - `type`: the event type, which `wait_event()` names.
+    - `data`: any value that can be encoded as JSON.
+    - `to`: the id of the only receiver (default: all runs that wait for the type).
+    - `source`, `subject`: attributes of the CloudEvent (default: empty).
+    - `id`: makes the event idempotent: with the same id, source, type and receiver it is stored once (default: a new
+      event each time).
+
+    In a workflow this is a step. In an activity the event is stored in the same commit as the activity's result. With
+    `App(publisher=)`, an event without `to` is also stored in the outbox in the same commit. Raises `RunNotFoundError`
+    if the run `to` does not exist.
     """
     app = ambient.APP.get()
     outgoing = messages.event(
@@ -248,7 +306,7 @@ async def send_event(
         source=source,
         id=id,
         subject=subject,
-        told=None if app is None else app.told,
+        outbox_stored=None if app is None else app.outbox_stored,
         sender=ambient.workflow_name() or messages.SOURCE,
     )
     await _send("send_event", outgoing, type, to, source, id, subject, data)
@@ -259,7 +317,7 @@ async def _send(name: str, outgoing: messages.Outgoing, what: str, *about: objec
     if run is not None:
         await run.effect(name, outgoing.store, Call(*about, encoded=outgoing.message.data, what=what))
     elif effects is not None:
-        if outgoing.to is not None:  # now, so that it is the call that raises
+        if outgoing.to is not None:  # check it now, so that this call raises and not the commit of the result
             await ambient.current_app().check_run(outgoing.to)
         effects.append(outgoing.store)
     elif ambient.ATTEMPT.get() is not None:

@@ -1,8 +1,8 @@
-"""Children: a workflow that another one waits for.
+"""Children: runs that another run, their parent, starts and waits for.
 
-The child's row, its link to the parent and the parent's subscription to its end are one transaction, recorded as a step
-of the parent. The child's end is published to the parent in the commit that ends it. Whoever stops waiting for a child
-cancels it and waits until it is undone.
+One transaction stores the child, its link to the parent, the parent's subscription to its end and the parent's step.
+The commit that ends the child also sends its outcome to the parent. A parent that stops waiting for a child cancels it
+and waits until its steps are compensated.
 """
 
 import asyncio
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("perdure.engine")
 
-PARENT = "~parent"  # the child's row that names who waits for its end
+PARENT = "~parent"  # the row of a child that names its parent
 LINK = "Parent"
-ENDS = "~end/"  # how the channels of ends begin
-TOGETHER_MAX = 100  # children that are cancelled in one commit
+ENDS = "~end/"  # prefix of the channels for the ends of children
+TOGETHER_MAX = 100  # maximum number of children that are cancelled in one commit
 
 
 def child_id(parent: str, path: str) -> str:
-    """The id of the child that is started at a place of its parent's body; every generation has children of its own."""
+    """Return the id of the child that its parent starts in the step at `path`; ids differ between generations."""
     found = f"{parent}/{path}"
     if len(found) <= INSTANCE_ID_MAX:
         return found
@@ -47,12 +47,12 @@ def child_id(parent: str, path: str) -> str:
 
 
 def creating(workflow: "Workflow[..., Any]", data: bytes, run: "Body", path: str) -> "Effect":
-    """Write the child's row, its link, and the parent's subscription."""
+    """Return the effect that stores a child, its link to the parent and the parent's subscription to its end."""
     parent_id, channel = run.instance_id, end_name(run.generation, path)
     link = encode({"instance_id": parent_id, "channel": channel})
 
     async def write(storage: Storage, lease: Lease) -> str:
-        # From now on only: what is there already is of an earlier run with the parent's id.
+        # Subscribe first: messages that are stored already belong to an earlier run with the parent's id.
         await storage.subscribe_to_channel(parent_id, f"{channel}:{parent_id}", ChannelMode.BROADCAST, lease=lease)
         child = await _create(storage, workflow, data, run.generation or parent_id, path)
         await storage.append_history(HistoryEvent(child, PARENT, LINK, link))
@@ -66,10 +66,10 @@ def creating(workflow: "Workflow[..., Any]", data: bytes, run: "Body", path: str
 
 
 async def _create(storage: Storage, workflow: "Workflow[..., Any]", data: bytes, parent: str, path: str) -> str:
-    """Store the child; gives its id.
+    """Store a child and return its id.
 
-    Somebody else's run may have the id that is meant: the child's creation is one commit with its step, so a run that
-    is there before is not this child. Then `~c1`, `~c2` … are tried, which no user can give.
+    The child and its step are one commit, so an existing run with the child's id is another run. In that case the
+    suffixes `~c1`, `~c2` … are tried, which users cannot choose.
     """
     for number in count():
         id = child_id(parent, path if number == 0 else f"{path}~c{number}")
@@ -81,18 +81,18 @@ async def _create(storage: Storage, workflow: "Workflow[..., Any]", data: bytes,
 
 
 def end_name(generation: str | None, path: str) -> str:
-    """What a parent subscribes to for the end of the child that it started at this place, in this generation."""
+    """Return the name of the channel for the end of the child that a generation starts in the step at `path`."""
     number = generation.rpartition("~")[2] if generation else "0"
     return f"{ENDS}{number}/{path}"
 
 
 def end_channel(parent: str, generation: str | None, path: str) -> str:
-    """The channel itself, which is the parent's alone."""
+    """Return the stored channel for the end of a child, to which only the parent subscribes."""
     return f"{end_name(generation, path)}:{parent}"
 
 
 def cancelling(instance_id: str, reason: str) -> "Effect":
-    """Cancel a child, unless it has ended."""
+    """Return the effect that cancels a child, unless it has ended."""
 
     async def write(storage: Storage, lease: Lease) -> None:
         with suppress(WorkflowNotCancellableError):
@@ -102,7 +102,7 @@ def cancelling(instance_id: str, reason: str) -> "Effect":
 
 
 async def call(run: "Body", workflow: "Workflow[..., Any]", data: bytes, asked: Call) -> Any:
-    """Start a child at this place of the body, and wait for its end."""
+    """Start a child as the next step of the body, wait for its end, and return its result."""
     path = run.place()
     child: str = await run.effect_at(path, "child", creating(workflow, data, run, path), asked, str)
     run.children.add(child)
@@ -111,7 +111,8 @@ async def call(run: "Body", workflow: "Workflow[..., Any]", data: bytes, asked: 
         message = await run.wait(run.new_wait(f"end.{workflow.name}", (channel,), None, None))
     except asyncio.CancelledError:
         if not run.evicted:
-            await run.effect("cancel", cancelling(child, f"{run.instance_id} no longer waits for it"), Call(child))
+            reason = f"its parent {run.instance_id} no longer waits for it"
+            await run.effect("cancel", cancelling(child, reason), Call(child))
             await run.wait(run.new_wait(f"end.{workflow.name}", (channel,), None, None))
             run.children.discard(child)
         raise
@@ -120,7 +121,7 @@ async def call(run: "Body", workflow: "Workflow[..., Any]", data: bytes, asked: 
 
 
 def outcome(workflow: "Workflow[..., Any]", child: str, end: dict[str, Any]) -> Any:
-    """What a child came to, for its parent."""
+    """Return the result of a child; raise its error if it failed or was cancelled."""
     if end["status"] == "completed":
         return workflow.signature.decode_result(json.dumps(end["output"]).encode())
     if end["status"] == "cancelled":
@@ -130,28 +131,28 @@ def outcome(workflow: "Workflow[..., Any]", child: str, end: dict[str, Any]) -> 
 
 
 def completed(output: bytes) -> bytes:
-    """The end of a child that gave this."""
+    """Return the message to the parent of a child that completed with this result."""
     return b'{"status": "completed", "output": ' + output + b"}"
 
 
 def failed(failure: bytes) -> bytes:
-    """The end of a child that failed with this."""
+    """Return the message to the parent of a child that failed with this error."""
     return b'{"status": "failed", "failure": ' + failure + b"}"
 
 
 def was_cancelled(reason: str) -> bytes:
-    """The end of a child that was cancelled for this."""
+    """Return the message to the parent of a child that was cancelled for this reason."""
     return b'{"status": "cancelled", "reason": ' + encode(reason) + b"}"
 
 
 async def tell(storage: Storage, parent: dict[str, str], end: bytes, child: str) -> None:
-    """Tell the parent, in the commit that ends the child; told once, however often it is tried."""
+    """Send the outcome of a child to its parent, in the commit that ends the child; a repeated call changes nothing."""
     channel = f"{parent['channel']}:{parent['instance_id']}"
     await storage.publish_to_channel(channel, end, message_id=f"{child}:end", source="perdure")
 
 
 async def end_all(run: "Run | Rollback", children: Collection[str], reason: str) -> None:
-    """Cancel the children that have not ended, and wait, without a slot, until they have."""
+    """Cancel the children that have not ended, and wait without a slot until they have."""
     if not children:
         return
     ended, left = await run.host.watch_ends(sorted(children))
@@ -167,7 +168,7 @@ async def end_all(run: "Run | Rollback", children: Collection[str], reason: str)
 
 
 async def _cancel(run: "Run | Rollback", children: Sequence[str], reason: str) -> None:
-    """Cancel children, several in one commit; if that is refused, one by one."""
+    """Cancel children in one commit; if that fails, one by one."""
     storage = run.host.storage
     if len(children) > 1:
         try:
@@ -176,9 +177,9 @@ async def _cancel(run: "Run | Rollback", children: Sequence[str], reason: str) -
                     with suppress(WorkflowNotCancellableError):
                         await storage.cancel_instance(child, reason, compensate=True)
             return
-        except StorageError as error:  # a deadlock, for example: on its own, each is tried again by the storage
+        except StorageError as error:  # a deadlock, for example: the storage retries single statements
             log.debug(
-                "run %s (%s) cancels its %d children one by one, not in one commit: %s",
+                "run %s (%s) could not cancel its %d children in one commit, cancelling them one by one: %s",
                 run.id,
                 run.workflow.name,
                 len(children),

@@ -1,7 +1,7 @@
-"""Values as plain JSON and back, as type hints say.
+"""Encoding of values as JSON and decoding by type hints.
 
-What a hint names comes back as what it was: dataclasses, pydantic models, enums, dates, decimals, UUIDs, bytes, sets,
-tuples and unions of them. Without a hint a value is written in its natural form and comes back as JSON's own types.
+Hinted values are restored exactly: dataclasses, pydantic models, enums, dates, decimals, UUIDs, bytes, sets, tuples and
+unions of them. Without a hint a value is encoded in its natural form and decoded as plain JSON values.
 """
 
 import inspect
@@ -19,7 +19,7 @@ from perdure.engine.unions import ADVICE, Codec, codec, dump_model
 from perdure.errors import SerializationError
 
 SIGNATURES_MAX = 4096
-SHOWN_MAX = 100  # characters of a value in an error
+SHOWN_MAX = 100  # maximum length of a value in an error message
 
 Function = Callable[..., object]
 
@@ -28,12 +28,12 @@ _VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def encode(value: object, hint: Any = Any) -> bytes:
-    """The value as JSON text; `SerializationError` if it has none, or is not what its hint says where that matters."""
+    """Return a value as JSON; raise `SerializationError` if it cannot be encoded or does not match its hint."""
     return _encode(value, codec(hint))
 
 
 def decode(data: bytes, hint: Any = Any) -> Any:
-    """The value that JSON text stands for; `SerializationError` if it does not fit the hint."""
+    """Return the value of a JSON text; raise `SerializationError` if it does not match the hint."""
     return _decode(data, codec(hint), hint)
 
 
@@ -43,7 +43,7 @@ def _encode(value: object, using: Codec) -> bytes:
         data = _encoder.encode(packed)
     except SerializationError:
         raise
-    except Exception as error:  # whatever a property or serializer of the user's raises
+    except Exception as error:  # a property or serializer of the user may raise anything
         raise SerializationError(
             f"a value of type {_name(type(value))} cannot be written as JSON ({error}): {ADVICE}"
         ) from error
@@ -55,12 +55,12 @@ def _encode(value: object, using: Codec) -> bytes:
 def _decode(data: bytes | msgspec.Raw, using: Codec, hint: Any) -> Any:
     try:
         return using.load(data)
-    except Exception as error:  # whatever a class of the user's raises when it is made again
+    except Exception as error:  # a class of the user may raise anything when it is rebuilt
         raise SerializationError(f"the JSON does not fit {_name(hint)}: {error}") from error
 
 
 def natural(value: Any) -> Any:
-    """What msgspec does not know by itself, in its natural form."""
+    """Return the natural JSON form of a value that msgspec does not support; raise `SerializationError` if none."""
     for kind, plain in _PLAIN.items():
         if isinstance(value, kind):
             return plain(value)
@@ -74,7 +74,7 @@ _encoder = msgspec.json.Encoder(enc_hook=natural)
 
 
 def _check_finite(packed: object) -> None:
-    """Refuse what msgspec would turn into null without a word."""
+    """Raise `SerializationError` for nan and infinity, which msgspec would silently encode as null."""
     try:
         json.dumps(msgspec.to_builtins(packed, str_keys=True, enc_hook=natural), allow_nan=False)
     except ValueError as error:
@@ -84,7 +84,7 @@ def _check_finite(packed: object) -> None:
 
 
 def _reason(error: SerializationError) -> str:
-    """What exactly did not fit, in the words of whoever read it."""
+    """Return what exactly did not match, in the words of the decoder."""
     return str(error.__cause__ or error).splitlines()[0]
 
 
@@ -93,10 +93,10 @@ def _name(hint: Any) -> str:
 
 
 class Signature:
-    """A function's arguments and result as JSON: an object keyed by parameter name, and a value.
+    """Encodes a function's arguments as a JSON object by parameter name, and its result as a JSON value.
 
-    Hints are looked up at the first use, not when the function is decorated, so they may name what is defined later in
-    the module. One that cannot be found then (imported for type checkers only, say) counts as missing.
+    Hints are resolved at first use, not when the function is decorated, so they may name classes that are defined later
+    in the module. A hint that cannot be resolved (such as an import for type checkers only) counts as missing.
     """
 
     def __init__(self, function: Function) -> None:
@@ -112,17 +112,17 @@ class Signature:
 
     @staticmethod
     def of(function: Function) -> "Signature":
-        """The signature of a plain function, made once; `TypeError` for methods and other callables."""
+        """Return the cached signature of a function; raise `TypeError` for methods and other callables."""
         return _signature(function)
 
     @property
     def name(self) -> str:
-        """The function's name, for messages."""
+        """Return the function's name, for messages."""
         return self._function.__name__
 
     @cached_property
     def hints(self) -> Mapping[str, Any]:
-        """The hint of each parameter's whole value, and of the result under `return`."""
+        """Return the hint of each parameter's whole value, and that of the result as `return`."""
         resolved = _resolved(self._function)
         found = {one.name: _whole(one, resolved.get(one.name, Any)) for one in self._parameters}
         return found | {"return": resolved.get("return", Any)}
@@ -136,7 +136,7 @@ class Signature:
         return [name for name in self._names if not self._codecs[name].plain]
 
     def bind(self, args: Sequence[object], kwargs: Mapping[str, object]) -> bytes:
-        """The arguments of a call as a JSON object, defaults not filled in; `TypeError` where the call would raise."""
+        """Return the arguments of a call as a JSON object, without defaults; raise `TypeError` as the call would."""
         values = self._bound(args, kwargs)
         try:
             packed = {name: self._codecs[name].pack(values[name]) for name in self._structured if name in values}
@@ -146,7 +146,7 @@ class Signature:
             raise
 
     def bind_checked(self, args: Sequence[object], kwargs: Mapping[str, object]) -> bytes:
-        """Return what `bind` does; raise `TypeError` for a value that could not be read back by its hint."""
+        """Return what `bind` returns; raise `TypeError` for a value that does not match its hint."""
         data = self.bind(args, kwargs)
         try:
             self.unbind(data)
@@ -156,7 +156,7 @@ class Signature:
         return data
 
     def _blame_hint(self, values: Mapping[str, object]) -> None:
-        """Raise the error of the argument that is not what its hint says, with its name and value."""
+        """Raise `TypeError` with the name and value of the argument that does not match its hint."""
         for name, value in values.items():
             try:
                 _decode(_encode(value, self._codecs[name]), self._codecs[name], self.hints[name])
@@ -168,7 +168,7 @@ class Signature:
                 ) from None
 
     def values(self, args: Sequence[object], kwargs: Mapping[str, object]) -> list[object]:
-        """The arguments of a call that `bind` took, in the order of the parameters."""
+        """Return the arguments of a call, without defaults, in the order of the parameters."""
         return list(self._bound(args, kwargs).values())
 
     def _bound(self, args: Sequence[object], kwargs: Mapping[str, object]) -> dict[str, Any]:
@@ -178,13 +178,13 @@ class Signature:
             values = dict(self._signature.bind(*args, **kwargs).arguments)
         except TypeError as error:
             raise TypeError(f"{self.name}() {error}") from None
-        for name in self._required:  # Python 3.13.0 overlooks one that goes by position and was given by name
+        for name in self._required:  # Python 3.13.0 misses a positional-only parameter that was passed by name
             if name not in values:
                 raise TypeError(f"{self.name}() missing a required argument: {name!r}")
         return values
 
     def _blame(self, values: Mapping[str, object]) -> None:
-        """Raise the error of the argument that cannot be written, with its name."""
+        """Raise `SerializationError` with the name of the argument that cannot be encoded."""
         for name, value in values.items():
             try:
                 _encode(value, self._codecs[name])
@@ -192,7 +192,7 @@ class Signature:
                 raise SerializationError(f"{self.name}(): argument {name!r}: {error}") from error
 
     def unbind(self, data: bytes) -> tuple[list[Any], dict[str, Any]]:
-        """The arguments to call the function with; `SerializationError` if they are not its own (any more)."""
+        """Return the arguments to call the function with; raise `SerializationError` if they don't match it."""
         texts = _decode(data, _arguments, "an object of arguments")
         if unknown := texts.keys() - self._signature.parameters.keys():
             raise SerializationError(f"{self.name}() has no parameter {', '.join(map(repr, sorted(unknown)))}")
@@ -229,14 +229,14 @@ class Signature:
             raise SerializationError(f"{self.name}(): argument {name!r}: {error}") from error
 
     def encode_result(self, value: object) -> bytes:
-        """The function's result as JSON text."""
+        """Return the function's result as JSON."""
         try:
             return _encode(value, self._codecs["return"])
         except SerializationError as error:
             raise SerializationError(f"the result of {self.name}(): {error}") from error
 
     def decode_result(self, data: bytes) -> Any:
-        """The function's result from JSON text."""
+        """Return the function's result from JSON."""
         try:
             return _decode(data, self._codecs["return"], self.hints["return"])
         except SerializationError as error:
@@ -259,7 +259,7 @@ def _signature(function: Function) -> Signature:
 
 
 def _takes_self(function: Function) -> bool:
-    """Whether a function stands in a class's body with `self` or `cls` first, where it is a method to be."""
+    """Return whether a function is defined in a class with `self` or `cls` first, so that it will be a method."""
     scope = getattr(function, "__qualname__", "").rpartition(".")[0]
     code = getattr(inspect.unwrap(function), "__code__", None)
     first = code.co_varnames[:1] if code is not None and code.co_argcount else ()
@@ -267,7 +267,7 @@ def _takes_self(function: Function) -> bool:
 
 
 def _resolved(function: Function) -> dict[str, Any]:
-    """The function's hints; each by itself if together they fail, so that one bad hint spoils no other."""
+    """Return the function's hints; if one cannot be resolved, resolve each alone, so that the others still count."""
     target = inspect.unwrap(function)
     names = hints.closure(target)
     try:
@@ -285,12 +285,12 @@ def _resolved_alone(target: Any, hint: object, names: dict[str, Any]) -> Any:
 
 
 def _whole(parameter: inspect.Parameter, hint: Any) -> Any:
-    """The hint of all that a parameter holds: of `*args: int` a list."""
+    """Return the hint of a parameter's whole value: `list[int]` for `*args: int`."""
     unpacked = typing.get_origin(hint) is typing.Unpack
     if parameter.kind is parameter.VAR_POSITIONAL:
-        return list[Any] if unpacked else list[hint]  # a type checker knows more of these than we need
+        return list[Any] if unpacked else list[hint]  # the types of unpacked tuples are left to type checkers
     if parameter.kind is parameter.VAR_KEYWORD:
         return typing.get_args(hint)[0] if unpacked else dict[str, hint]
     if parameter.default is None:
-        return hints.joined([hint, None])  # `amount: int = None` is common and means it
+        return hints.joined([hint, None])  # `amount: int = None` is common and means `int | None`
     return hint

@@ -1,6 +1,6 @@
-"""Cron: workflows that start by the clock. Every tick has an id, so any number of workers may start it.
+"""Cron schedules. Each tick has a fixed run id, so any number of workers may start it and it still runs once.
 
-A tick that nobody was there for is made up for, if it is the last one; those before it are not.
+If no worker was running, only the most recent missed tick runs when a worker starts (no backfill).
 """
 
 from datetime import UTC, datetime
@@ -11,27 +11,29 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 
 class Schedule:
-    """When a workflow starts: a cron expression of five fields, in a time zone."""
+    """A schedule: a cron expression of five fields in a time zone. Raises `ValueError` if one of them is invalid."""
 
     def __init__(self, expression: str, zone: str) -> None:
         self.expression = expression
         try:
             self._zone = ZoneInfo(zone)
         except (ZoneInfoNotFoundError, ValueError) as error:
-            raise ValueError(f"{zone!r} is no time zone: use a name such as Europe/Berlin") from error
+            raise ValueError(f"time zone {zone!r} is unknown: use a name such as 'Europe/Berlin'") from error
         self._simulate = _cronsim()
         try:
             self._simulate(expression, datetime.now(self._zone))
         except Exception as error:
-            raise ValueError(f"{expression!r} is no cron expression: {error}") from error
+            raise ValueError(
+                f"cron expression {expression!r} is invalid: {error}; use five fields, such as '0 9 * * mon-fri'"
+            ) from error
 
     def next_after(self, moment: datetime) -> datetime:
-        """The first tick after a moment."""
+        """Return the first tick after a point in time."""
         tick: datetime = next(self._simulate(self.expression, moment.astimezone(self._zone)))
         return tick.astimezone(UTC)
 
     def last_before(self, moment: datetime) -> datetime:
-        """The last tick at a moment or before it."""
+        """Return the last tick at or before a point in time."""
         backwards = self._simulate(self.expression, moment.astimezone(self._zone), reverse=True)
         tick: datetime = next(backwards)
         following = self.next_after(tick)
@@ -39,7 +41,7 @@ class Schedule:
 
 
 def tick_id(workflow_name: str, tick: datetime) -> str:
-    """The id of the run of one tick."""
+    """Return the id of the run of a tick."""
     return f"{workflow_name}@{tick:%Y-%m-%dT%H:%M:%SZ}"
 
 

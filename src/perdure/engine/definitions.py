@@ -1,4 +1,4 @@
-"""Definitions: what a program decorates. They are plain data and callables; nothing runs because of them."""
+"""Workflows and activities as the decorators define them. Defining one only registers it; nothing is executed."""
 
 import asyncio
 import hashlib
@@ -33,9 +33,10 @@ UNDO_RETRY = Retry(attempts=10)
 
 
 class Activity(Generic[P, R]):
-    """A function whose result is recorded once.
+    """A function whose result is recorded as a step of a run; made by `@activity`.
 
-    Called in a workflow it is a step. Awaited anywhere else it simply runs the function.
+    A call returns a coroutine, also for a plain function. In a workflow the call is a step: it is executed, retried if
+    it fails, and its result is recorded. Anywhere else the coroutine just runs the function.
     """
 
     def __init__(
@@ -55,19 +56,19 @@ class Activity(Generic[P, R]):
         self.retry = retry
         self.timeout = None if timeout is None else seconds(timeout, f"timeout= of activity {name!r}", positive=True)
         self.plain = not inspect.iscoroutinefunction(function)
-        self.signature = Signature.of(function)  # how arguments and result are written
-        self._origin = origin  # what `options()` was called on: compensations belong to it
+        self.signature = Signature.of(function)  # encodes the arguments and the result
+        self._origin = origin  # the activity that `options()` was called on, which has the compensation
         self._undo: Activity[..., Any] | None = None
         update_wrapper(self, function)
 
     @property
     def undo(self) -> "Activity[..., Any] | None":
-        """The compensation, if there is one."""
+        """Return the compensation, or None."""
         return self._undo if self._origin is None else self._origin.undo
 
     @property
     def compensated_name(self) -> str:
-        """The name under which the compensation is registered."""
+        """Return the name under which the compensation is registered."""
         return self.name if self._origin is None else self._origin.compensated_name
 
     @overload
@@ -81,10 +82,16 @@ class Activity(Generic[P, R]):
     def compensation(
         self, function: Undo | None = None, /, *, retry: Retry = UNDO_RETRY, timeout: Duration | None = None
     ) -> Any:
-        """Register the function that undoes this activity.
+        """Register the compensation of this activity; use it as a decorator, with or without parentheses.
 
-        It takes those of the activity's arguments that it names, and optionally its `result`. When the workflow fails
-        or is cancelled, the compensations of completed steps run in reverse order.
+        The function takes any of the activity's parameters by name, and optionally `result`. When the run fails or is
+        cancelled, the compensations of its completed steps run in reverse order, each at least once.
+
+        - `retry`: the retry policy (default: 10 attempts).
+        - `timeout`: maximum duration of one attempt, in seconds or as a timedelta (default: none).
+
+        Returns the compensation. Raises `TypeError` if it is not a function, and `ValueError` if another activity with
+        a compensation has the same name.
         """
 
         def define(function: Undo) -> "Activity[..., Any]":
@@ -98,7 +105,14 @@ class Activity(Generic[P, R]):
     def options(
         self, *, retry: Retry | None = None, timeout: Duration | None = None, name: str | None = None
     ) -> "Activity[P, R]":
-        """Return this activity with other settings, for one call: `await charge.options(timeout=60)(order_id)`."""
+        """Return a copy of this activity with other settings: `await charge.options(timeout=60)(order_id)`.
+
+        - `retry`: the retry policy.
+        - `timeout`: maximum duration of one attempt, in seconds or as a timedelta.
+        - `name`: the name in the step's id; not for an activity with a compensation.
+
+        Each setting defaults to that of this activity.
+        """
         return Activity(
             self.function,
             name or self.name,
@@ -124,7 +138,7 @@ class Activity(Generic[P, R]):
 
 @dataclass(frozen=True, slots=True)
 class StartOptions:
-    """How a run is started; see `Workflow.options`."""
+    """The options for starting a run; see `Workflow.options`."""
 
     id: str | None = None
     at: datetime | None = None
@@ -153,13 +167,18 @@ class StartOptions:
 
 
 class Startable(Generic[P, R]):
-    """A workflow, by itself or with options: it can be started, or called."""
+    """A workflow with or without options, which can be started and called."""
 
     _workflow: "Workflow[P, R]"
     _options: StartOptions
 
     async def start(self, *args: P.args, **kwargs: P.kwargs) -> RunHandle[R]:
-        """Start a run with these arguments and return a handle on it; the run is stored when this returns."""
+        """Start a run with these arguments and return a handle on it. The run is stored when this returns.
+
+        In a workflow the start is a step; the new run is independent of the run that starts it. Raises `TypeError` if
+        the arguments don't match the function's parameters and type hints, `RunExistsError` if a different run has the
+        id, and `EngineError` if no App or Client is open.
+        """
         request = self._request(args, kwargs)
         decode = self._workflow.signature.decode_result
         run = ambient.current_run()
@@ -173,9 +192,10 @@ class Startable(Generic[P, R]):
         return RunHandle(await ambient.current_app().start(request), decode)
 
     def start_sync(self, *args: P.args, **kwargs: P.kwargs) -> RunHandle[R]:
-        """Start a run in the transaction of a blocking connection: `options(in_transaction=connection)`.
+        """Start a run in the transaction of a blocking connection and return a handle on the run.
 
-        The run is written at once, on that connection, and begins if and when its transaction commits.
+        `order.options(in_transaction=connection).start_sync("A-1")` writes the run on that connection. The run starts
+        if and when the transaction commits. Raises `TypeError` without `in_transaction=` or with an async connection.
         """
         name = self._workflow.name
         if self._options.in_transaction is None:
@@ -189,10 +209,14 @@ class Startable(Generic[P, R]):
         return start_in_sync(self._options.in_transaction, request, self._workflow.signature.decode_result)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[object, None, R]:
-        """Start a run and wait for its result; in a workflow the run is a child of the one that calls."""
+        """Start a run and wait for its result; in a workflow, the new run is a child of the calling run.
+
+        Raises what `start()` and `RunHandle.result()` raise. Raises `OutsideWorkflowError` in an activity, or if no App
+        or Client is open.
+        """
         run = ambient.current_run()
         if run is None:
-            self._workflow.signature.bind(args, kwargs)  # a call with wrong arguments raises at the call
+            self._workflow.signature.bind(args, kwargs)  # so that wrong arguments raise at the call, not at the await
             return _named(self._start_and_wait(*args, **kwargs), self._workflow.function)
         if given := self._options.given():
             raise TypeError(
@@ -236,7 +260,7 @@ class Startable(Generic[P, R]):
 
 
 class ConfiguredWorkflow(Startable[P, R]):
-    """A workflow with options for starting it."""
+    """A workflow with options for starting it; made by `Workflow.options`. It can be started and called."""
 
     def __init__(self, workflow: "Workflow[P, R]", options: StartOptions) -> None:
         self._workflow = workflow
@@ -248,10 +272,10 @@ class ConfiguredWorkflow(Startable[P, R]):
 
 
 class Workflow(Startable[P, R]):
-    """An async function that survives crashes.
+    """A durable async function; made by `@workflow`.
 
-    `start` starts a run and returns a handle. A call starts a run and waits for its result: as a child of the calling
-    workflow, or from anywhere else with an open App or Client.
+    `start()` starts a run and returns a handle on it. A call starts a run and waits for its result: in a workflow as a
+    child of the calling run, elsewhere with an open App or Client. `function` is the undecorated function.
     """
 
     _options = StartOptions()
@@ -264,14 +288,14 @@ class Workflow(Startable[P, R]):
         self.name = limits.name(name, "workflow name")
         self.max_tries = max_tries
         self.schedule = schedule
-        self.signature = Signature.of(function)  # how arguments and result are written
+        self.signature = Signature.of(function)  # encodes the arguments and the result
         self.undo: Activity[..., Any] | None = None
         self.failure_handler: Activity[..., Any] | None = None
         update_wrapper(self, function)
 
     @cached_property
     def source(self) -> str:
-        """The text of the function, where it can be had."""
+        """Return the source code of the function, or an empty string if it is not available."""
         try:
             return inspect.getsource(self.function)
         except (OSError, TypeError):
@@ -279,7 +303,7 @@ class Workflow(Startable[P, R]):
 
     @cached_property
     def source_hash(self) -> str:
-        """Tells versions of the code apart."""
+        """Return a hash of the source code, which identifies a version of the workflow."""
         return hashlib.sha256(self.source.encode()).hexdigest()
 
     def options(
@@ -294,34 +318,43 @@ class Workflow(Startable[P, R]):
     ) -> ConfiguredWorkflow[P, R]:
         """Return this workflow with options for starting it: `await order.options(id="order-1").start("A-1")`.
 
-        - `id`: the run's id (default: a new one). With `if_exists="return"`, starting the same workflow with the same
-          input again returns a handle on the existing run, finished or not; anything else that has the id is a
-          `RunExistsError`. With `if_exists="error"` any run that has the id is.
-        - `at` or `after`: when the run begins (default: now).
-        - `timeout`: cancel the run if it has not ended by then, counted from the start.
-        - `in_transaction`: a connection of yours with an open transaction. The run begins if and when you commit.
-          With a blocking connection use `start_sync()`.
+        - `id`: the run's id (default: a new unique id; these sort by time).
+        - `at`: a datetime with a time zone, when the run starts (default: now).
+        - `after`: the delay before the run starts, in seconds or as a timedelta; instead of `at`.
+        - `timeout`: cancel the run if it has not ended after this time, in seconds or as a timedelta (default: none).
+        - `if_exists`: what happens if a run has the id already. With `"return"` (the default) the start returns a
+          handle on the existing run, ended or not, if it has the same workflow and input, and raises `RunExistsError`
+          otherwise. With `"error"` it always raises `RunExistsError`.
+        - `in_transaction`: a connection of your own with an open transaction. The run is written on it, and starts if
+          and when the transaction commits. Use `start_sync()` with a blocking connection.
+
+        Raises `TypeError` or `ValueError` for an invalid option.
         """
         return ConfiguredWorkflow(self, StartOptions(id, at, after, timeout, if_exists, in_transaction))
 
     def compensation(self, function: Undo, /) -> Activity[..., Any]:
-        """Register the function that undoes a completed child when its parent fails later; it takes its `result`."""
+        """Register the compensation of this workflow as a child; use it as a decorator.
+
+        The function takes any of the workflow's parameters by name, and optionally `result`. It runs when a parent of a
+        completed child fails or is cancelled later.
+        """
         _check_function(function, "a compensation")
         self.undo = Activity(function, function.__name__, UNDO_RETRY, None)
         _register("workflows with a compensation", UNDOABLE_WORKFLOWS, self.name, self)
         return self.undo
 
     def on_failure(self, function: Undo, /) -> Activity[..., Any]:
-        """Register the function to call after the run failed or was cancelled and its compensations ran.
+        """Register the function to call after a run failed or was cancelled; use it as a decorator.
 
-        It takes `error`, a text.
+        It is called at least once, after the compensations. It takes any of the workflow's parameters by name, and
+        optionally `error`, the error message or the reason of the cancellation as text.
         """
         _check_function(function, "a failure handler")
         self.failure_handler = Activity(function, function.__name__, UNDO_RETRY, None)
         return self.failure_handler
 
     def call(self, args: Sequence[object], kwargs: Mapping[str, object], data: bytes, *about: object) -> Call:
-        """Return what tells this start of a run from another one at the same place of a body."""
+        """Return the call to compare with the history on replay, where another call has the same step id."""
         return Call(*about, *self.signature.values(args, kwargs), encoded=data, what=self.name)
 
     def __repr__(self) -> str:
@@ -329,14 +362,14 @@ class Workflow(Startable[P, R]):
 
 
 def _named(coroutine: Coroutine[Any, Any, R], function: Callable[..., Any]) -> Coroutine[object, None, R]:
-    """Have Python call it like the user's function: "coroutine 'charge' was never awaited"."""
+    """Give the coroutine the name of the user's function, for "coroutine 'charge' was never awaited"."""
     named: Any = coroutine
     named.__name__, named.__qualname__ = function.__name__, function.__qualname__
-    return coroutine  # its type has no Any: with one, mypy gives up on gather() of calls with different results
+    return coroutine  # without Any in its type, which would make mypy lose the types of gather()
 
 
 def _mark_coroutine(callable: Any) -> None:
-    """Have frameworks await what instances of a class return when called, though they are no `async def`."""
+    """Mark a callable so that frameworks await its result although it is not an `async def`."""
     if sys.version_info >= (3, 12):
         inspect.markcoroutinefunction(callable)
     else:
@@ -348,9 +381,9 @@ _mark_coroutine(Startable.__call__)
 _mark_coroutine(Activity)
 _mark_coroutine(Activity.__call__)
 
-WORKFLOWS: dict[str, Workflow[..., Any]] = {}  # all that are defined; an App may serve fewer
+WORKFLOWS: dict[str, Workflow[..., Any]] = {}  # all that are defined; an App may execute fewer
 ACTIVITIES: dict[str, Activity[..., Any]] = {}
-COMPENSATIONS: dict[str, Activity[..., Any]] = {}  # the activities that have one, by name
+COMPENSATIONS: dict[str, Activity[..., Any]] = {}  # the activities that have a compensation, by name
 UNDOABLE_WORKFLOWS: dict[str, Workflow[..., Any]] = {}
 
 
@@ -369,7 +402,7 @@ def _home(function: Callable[..., Any]) -> str:
 
 
 def _check_function(function: object, what: str, *, asynchronous: bool = False) -> None:
-    """Raise `TypeError` unless this is a function that can be recorded and replayed."""
+    """Raise `TypeError` unless this is a function that can be a workflow, activity or compensation."""
     kind = "an `async def` function" if asynchronous else "a function"
     if isinstance(function, Activity | Workflow):
         raise TypeError(f"{function!r} is already decorated: a function is a workflow or an activity, not both")
@@ -416,12 +449,17 @@ def workflow(
     cron: str | None = None,
     zone: str = "UTC",
 ) -> Any:
-    """Make an `async def` function a workflow.
+    """Make an `async def` function a workflow; use it as a decorator, with or without parentheses.
 
     - `name`: the name that is stored with each run (default: the function's name).
     - `max_tries`: fail a run after this many tries in a row without progress (default: retry forever with back-off).
-    - `strict`: raise `NotDurableError` for calls in the body that differ on replay (default: warn).
-    - `cron`, `zone`: start a run on this schedule, such as `"0 9 * * mon-fri"` in `"Europe/Berlin"`.
+    - `strict`: raise `NotDurableError` for calls in the body that are not deterministic (default: False, they raise a
+      `NotDurableWarning`).
+    - `cron`: start a run on this schedule, such as `"0 9 * * mon-fri"` (default: none). All parameters need defaults.
+    - `zone`: the time zone of the schedule, such as `"Europe/Berlin"` (default: UTC).
+
+    Returns the `Workflow`. Raises `TypeError` or `ValueError` for a function or option that cannot work, and for a name
+    that another workflow has.
     """
     if max_tries is not None and (not isinstance(max_tries, int) or isinstance(max_tries, bool) or max_tries < 1):
         raise ValueError(f"workflow(max_tries=) must be a whole number of at least 1, not {max_tries!r}")
@@ -462,15 +500,18 @@ def activity(
     timeout: Duration | None = None,
     transactional: bool = False,
 ) -> Any:
-    """Make a function an activity: its result is recorded once, its failures are retried.
+    """Make a function an activity; use it as a decorator, with or without parentheses.
 
-    - `name`: the name that is stored with each step (default: the function's name).
+    An activity is executed at least once; its result is recorded exactly once. A plain function runs in a thread.
+
+    - `name`: the name in the ids of its steps (default: the function's name).
     - `retry`: the retry policy (default: `Retry()`, three attempts).
-    - `timeout`: for each attempt (default: none).
-    - `transactional`: the SQL on `connection()`, what the activity sends and its result are one transaction, so that
-      it takes effect exactly once.
+    - `timeout`: maximum duration of one attempt, in seconds or as a timedelta (default: none).
+    - `transactional`: commit the SQL on `connection()`, sent messages and the result in one transaction, so that the
+      activity takes effect exactly once (default: False).
 
-    A plain function runs in a thread.
+    Returns the `Activity`. Raises `TypeError` or `ValueError` for a function or option that cannot work, and for a name
+    that another activity has.
     """
     if not isinstance(transactional, bool):
         raise TypeError(f"activity(transactional=) must be True or False, not {transactional!r}")
@@ -480,7 +521,7 @@ def activity(
         made: Activity[..., Any] = Activity(
             function, _name(name, function, "an activity"), retry, timeout, transactional
         )
-        if "<locals>" not in function.__qualname__:  # those of a function are made anew at each call
+        if "<locals>" not in function.__qualname__:  # a nested function is defined again at each call of the outer one
             _register("activities", ACTIVITIES, made.name, made)
         return made
 
@@ -488,7 +529,7 @@ def activity(
 
 
 def _check_scheduled(function: Callable[..., Any]) -> None:
-    """Refuse a workflow that a schedule could not start: a tick has no arguments."""
+    """Raise `TypeError` if a scheduled workflow has a required parameter: a tick starts it without arguments."""
     free = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     for name, parameter in signature(function).parameters.items():
         if parameter.default is inspect.Parameter.empty and parameter.kind not in free:
@@ -499,7 +540,7 @@ def _check_scheduled(function: Callable[..., Any]) -> None:
 
 
 class Decorator(Protocol):
-    """`@activity(...)`: takes async and plain functions alike."""
+    """The type of `@activity(...)`, which accepts async and plain functions."""
 
     @overload
     def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> Activity[P, R]: ...

@@ -1,12 +1,12 @@
-"""Digests: what the row of a step keeps of the call that made it, so that a replay notices another one.
+"""Digests of calls, which are recorded with each step, so that a replay detects a call with different arguments.
 
-The digest stands in `event_data_binary` of the step's own row, whose JSON is in `event_data` as ever: nine bytes, of
-which the first says how they were made. Rows without one, of earlier versions or other programs, are not compared.
-Behind it stands how long the run had been under way, which moves the time of the body's loop: on replay as it did then.
+The digest is stored in `event_data_binary` of the step's row, whose JSON is in `event_data`. It has nine bytes; the
+first one is the method. Rows without a digest, of earlier versions or other frameworks, are not compared. The digest is
+followed by the time since the start of the run, which advances the time of the body's loop, also on replay.
 
-A change that means nothing to the call must not stop a run. So values count and parameter names do not, defaults that
-are not given do not, the order of dicts and sets does not, and neither does a field of a dataclass or model that has
-its default: parameters and fields with defaults can be added while runs are under way.
+Irrelevant changes must not stop a run. So the digest covers values, but not parameter names, defaults that were not
+passed, the order of dicts and sets, or fields of dataclasses and models that have their default value: parameters and
+fields with defaults can be added while runs exist.
 """
 
 import dataclasses
@@ -22,8 +22,8 @@ from perdure.engine.codec import natural
 
 SIZE = 9
 STAMP_SIZE = 8
-TICKS = 1024  # of a second; sums and differences of such times are exact in floats
-WALK_MAX = 64 * 1024  # larger calls are compared by their JSON as it is: walking them would hold everybody up
+TICKS = 1024  # per second; floats represent sums and differences of such times exactly
+WALK_MAX = 64 * 1024  # larger calls are compared by their JSON, because walking them would block the worker
 SHOWN_MAX = 200
 WALKED, WRITTEN = b"\x01", b"\x02"
 
@@ -34,7 +34,7 @@ _EMPTY: dict[Any, object] = {list: [], dict: {}, set: set(), tuple: (), frozense
 
 
 class Call:
-    """What was called with what: a digest for the row, and a short text for people."""
+    """A call with its arguments: a digest for the history, and a short text for error messages."""
 
     __slots__ = ("_encoded", "_parts", "_what", "digest")
 
@@ -45,7 +45,7 @@ class Call:
         self.digest = _digest((what, *parts) if what else parts, encoded)
 
     def differs(self, recorded: bytes | None) -> bool:
-        """Whether a row's digest is that of another call; one made in another way says nothing."""
+        """Return whether a recorded digest is that of a different call; False if another method made it."""
         return recorded is not None and recorded[:1] == self.digest[:1] and recorded[:SIZE] != self.digest
 
     def __str__(self) -> str:
@@ -54,12 +54,12 @@ class Call:
 
 
 def stamp(elapsed_sec: float) -> bytes:
-    """A time of the body's loop, to stand behind a digest."""
+    """Return a time of the body's loop, encoded to follow a digest."""
     return int(max(0.0, elapsed_sec) * TICKS).to_bytes(STAMP_SIZE)
 
 
 def stamped(recorded: bytes | None) -> float:
-    """The time behind a row's digest; 0 if it has none."""
+    """Return the time that follows a recorded digest; 0 if there is none."""
     if recorded is None or len(recorded) != SIZE + STAMP_SIZE or recorded[:1] not in (WALKED, WRITTEN):
         return 0.0
     return int.from_bytes(recorded[SIZE:]) / TICKS
@@ -70,7 +70,7 @@ def _digest(parts: tuple[object, ...], encoded: bytes) -> bytes:
         try:
             return WALKED + _hash(_encode(_canonical(parts)))
         except Exception:
-            pass  # a value that only its own model can write: its JSON serves as well
+            pass  # only its own model can encode the value: use its JSON instead
     texts = [part.encode() for part in parts if isinstance(part, str)]
     return WRITTEN + _hash(b"\0".join([*texts, _encode(msgspec.json.decode(encoded or b"null"))]))
 
@@ -80,7 +80,7 @@ def _hash(text: bytes) -> bytes:
 
 
 def _canonical(value: Any) -> Any:
-    """The value with everything taken out that does not count; what msgspec can write is left to it."""
+    """Return the value without everything that does not count; what msgspec can encode is left as it is."""
     kind: Any = type(value)
     if kind in _ATOMS:
         return value
@@ -117,7 +117,7 @@ def _record(value: Any, fields: "Sequence[tuple[str, object]]") -> dict[str, Any
 
 @lru_cache(4096)
 def _fields(kind: type) -> Sequence[tuple[str, object]] | None:
-    """The fields of a dataclass or model with their defaults; None for other classes."""
+    """Return the fields of a dataclass or model with their defaults; None for other classes."""
     if dataclasses.is_dataclass(kind):
         return [(each.name, _default(each.default, each.default_factory)) for each in dataclasses.fields(kind)]
     if hints.is_pydantic(kind):
@@ -129,5 +129,5 @@ def _fields(kind: type) -> Sequence[tuple[str, object]] | None:
 
 
 def _default(default: object, factory: Any) -> object:
-    """A field's default, or the empty collection that it has; another factory may give something new every time."""
+    """Return the default of a field, or its empty collection; other factories may not be deterministic."""
     return _EMPTY.get(factory, default)

@@ -1,4 +1,4 @@
-"""What a worker drives, and what it lends to whoever is driven."""
+"""The interfaces between a worker and what it executes: runs and their rollbacks."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Sequence
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from perdure.engine.slots import Slot
 
 PAGE = 1000
-RECORDED = "recorded"  # in place of an input and a result that are too large together: both are rows of the history
-STUBBORN_SEC = 10.0  # how long an activity that is cancelled may take to end
+RECORDED = "recorded"  # replaces an input and a result that are too large together; the history has both
+STUBBORN_SEC = 10.0  # how long a cancelled activity may take to end
 
 
 class Drained(Exception):
-    """The worker stops, and the run would begin something new: it is handed over as it stands."""
+    """Raised when the worker drains and a run would start something new; the run is released for other workers."""
 
 
 class End(Enum):
-    """How driving a run ended."""
+    """How the execution of a run under a lease ended."""
 
     COMPLETED = "completed"
     FAILED = "failed"
@@ -45,29 +45,29 @@ class End(Enum):
 
 @dataclass(slots=True)
 class Attempt:
-    """An activity's code to be run by the host."""
+    """An attempt of an activity that the worker is to execute."""
 
     activity: Activity[..., Any]
     payload: bytes
     info: ActivityInfo
-    check: Callable[[], None] = lambda: None  # called right before the code: raises if it must not begin any more
+    check: Callable[[], None] = lambda: None  # called right before the code; raises if the lease has expired
 
 
 @dataclass(slots=True)
 class Done:
-    """What came of an attempt: a result as JSON, or an error; and what its code sent, to be committed with it."""
+    """The outcome of an attempt: a result as JSON, or an error, and the messages to commit with the result."""
 
     result: bytes = b"null"
     error: BaseException | None = None
     effects: tuple[Effect, ...] = ()
-    seconds: float = 0.0  # that the code took
+    seconds: float = 0.0  # duration of the code
 
 
 Record = Callable[[Storage, bytes, list[Effect]], Awaitable[None]]
 
 
 class Driven(Protocol):
-    """What a worker drives: a run, or its rollback."""
+    """What a worker executes: a run, or the rollback of a run."""
 
     id: str
     workflow: Workflow[..., Any]
@@ -76,23 +76,23 @@ class Driven(Protocol):
     progressed: bool
     resumed: bool
     slot: "Slot"  # held while code may execute
-    ending: bool  # a commit that gives the lease back is under way: if it is gone, that may be why
+    ending: bool  # a commit that releases the lease is in progress, which may explain a missing lease
 
     @property
     def at_work(self) -> bool:
-        """Whether code may execute now or in a moment."""
+        """Return whether code may execute now or very soon."""
 
     async def drive(self, lease: Lease) -> End:
-        """Go on until it can go no further. Whatever is raised ends the try."""
+        """Execute until it ends or waits. An error ends this try."""
 
     def drain(self) -> None:
-        """Begin nothing new."""
+        """Start nothing new."""
 
     def hint(self) -> None:
-        """There may be something that is waited for."""
+        """Poll for messages and timers, because there may be one."""
 
     def evict(self) -> None:
-        """Let go of what is in memory."""
+        """Release what is in memory."""
 
 
 class Host(Protocol):
@@ -104,37 +104,37 @@ class Host(Protocol):
     suspensions: "Shared[tuple[Lease, list[Wait]], Suspension]"
 
     def now(self) -> datetime:
-        """The database's clock, as far as it is known here."""
+        """Return an estimate of the database's clock."""
 
     def wake(self) -> None:
-        """Something was written that there may be work because of."""
+        """Look for work soon, because something was written that may have created some."""
 
     async def watch_ends(self, ids: Sequence[str]) -> tuple["asyncio.Future[None]", list[WorkflowInstance]]:
-        """A future that is done once all these runs have ended, and the rows of those that have not.
+        """Return a future that is done once all these runs have ended, and the rows of those that have not.
 
         Cancel the future to stop watching.
         """
 
     def transact(self, attempt: Attempt, record: "Record") -> Coroutine[Any, Any, Done]:
-        """Run an attempt's code in a transaction that ends with its record."""
+        """Execute an attempt in a transaction that also records its result."""
 
     def execute(self, attempt: Attempt) -> Coroutine[Any, Any, Done]:
-        """Run an attempt's code; an error is part of what it gives, only a cancellation is raised."""
+        """Execute an attempt and return its result or error; only a cancellation is raised."""
 
     def happened(self, event: HookEvent) -> None:
-        """Log what is durable by now, and call the hooks with it."""
+        """Log an event, which must be durable, and call the hooks."""
 
 
 def check_deadline(driven: Driven) -> None:
-    """Raise if another worker may have taken it over: by then nothing new is begun."""
+    """Raise `LeaseLostError` if the lease has expired by the local clock, so that no new code starts."""
     if steady() >= driven.deadline:
-        raise LeaseLostError(f"the lease on {driven.id} is over by this worker's clock")
+        raise LeaseLostError(f"the lease of run {driven.id!r} has expired by this worker's clock")
 
 
 async def put_down(tasks: "Collection[asyncio.Task[Any]]", threads: "Collection[asyncio.Task[Any]]") -> None:
-    """End what is under way: a coroutine that will not is left alone after a while, a thread is waited for.
+    """Cancel tasks and wait until they have ended: for coroutines up to a limit, for threads without one.
 
-    Who cancels this does not wait: the worker stops, and what has not ended by now is left behind.
+    A cancellation of this call ends the wait, because the worker stops.
     """
     for task in tasks:
         task.cancel()
@@ -151,7 +151,7 @@ async def put_down(tasks: "Collection[asyncio.Task[Any]]", threads: "Collection[
 
 
 async def rows(storage: Storage, instance_id: str, after_id: int = 0) -> AsyncIterator[HistoryEvent]:
-    """The rows of a history after an id, a page in memory at a time."""
+    """Yield the rows of a history after an id, with one page in memory at a time."""
     more = True
     while more:
         page, more = await storage.get_history_paginated(instance_id, after_id, PAGE)
@@ -161,7 +161,7 @@ async def rows(storage: Storage, instance_id: str, after_id: int = 0) -> AsyncIt
 
 
 def undoing(instance_id: str, step: str, name: str, given: bytes, result: bytes) -> CompensationEntry:
-    """What is stored with the outcome of an activity that can be undone; see `RECORDED`."""
+    """Return the compensation to store with the result of an activity; see `RECORDED`."""
     args = b'{"input": ' + given + b', "result": ' + result + b"}"
     if len(args) > PAYLOAD_MAX:
         args = encode({RECORDED: True})

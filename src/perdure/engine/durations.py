@@ -1,4 +1,4 @@
-"""Durations: wherever the API takes one, it is a number of seconds or a timedelta."""
+"""Durations: the API takes a number of seconds or a timedelta everywhere."""
 
 import math
 from datetime import datetime, timedelta
@@ -9,7 +9,11 @@ Duration = timedelta | float
 
 
 def seconds(value: object, what: str, *, positive: bool = False, longest: timedelta = SPAN_MAX) -> float:
-    """Return the duration in seconds; `what` names it in the error if it is none, or out of bounds."""
+    """Return a duration in seconds. Raise `TypeError` or `ValueError`, naming it `what`, if it is invalid.
+
+    - `positive`: whether 0 is invalid (default: False).
+    - `longest`: the maximum (default: 100 years).
+    """
     number = _number(value, what)
     if math.isnan(number) or number < 0 or (positive and number == 0):
         raise ValueError(f"{what} must be {'above 0' if positive else '0 or more'} seconds, not {value!r}")
@@ -19,7 +23,7 @@ def seconds(value: object, what: str, *, positive: bool = False, longest: timede
 
 
 def any_seconds(value: object, what: str) -> float:
-    """Return a duration of any size in seconds, negative or infinite ones included."""
+    """Return a duration in seconds, which may be negative or infinite; raise as `seconds` does if it is invalid."""
     number = _number(value, what)
     if math.isnan(number):
         raise ValueError(f"{what} must be a number of seconds or a timedelta, not nan")
@@ -27,7 +31,7 @@ def any_seconds(value: object, what: str) -> float:
 
 
 def moment(value: object, what: str) -> datetime:
-    """Return a point in time, which must have a time zone."""
+    """Return a datetime; raise `TypeError` or `ValueError` if it is not one or has no time zone."""
     if not isinstance(value, datetime):
         raise TypeError(f"{what} must be a datetime with a time zone, not {value!r}")
     if value.tzinfo is None:

@@ -1,6 +1,6 @@
-"""Endings: a run is completed, has failed, or begins its next generation.
+"""The end of a run: it completes, fails, or recurs.
 
-Everything before the end is durable by then. A child's end is told to its parent in the same commit.
+Everything before the end is durable by then. The commit that ends a child also sends its outcome to its parent.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ FAILED_ID = "workflow_failed"
 
 
 async def finish(run: "Run") -> End:
-    """What the body came to is what the run comes to."""
+    """End the run with the outcome of its body."""
     try:
         value, error = run.body.outcome()
     except Recur as again:
@@ -35,11 +35,11 @@ async def finish(run: "Run") -> End:
             output = run.workflow.signature.encode_result(value)
             limits.size(output, "the result of a workflow")
             if run.parent is not None:
-                limits.size(children.completed(output), "the result of a child workflow, as its parent is told,")
+                limits.size(children.completed(output), "the result of a child workflow, in the message to its parent,")
         except (EngineError, LimitError) as unfit:
             error = unfit
     await run.journal.durable()
-    await children.end_all(run, run.body.children, f"{run.id} has ended")
+    await children.end_all(run, run.body.children, f"its parent {run.id} has ended")
     if error is None:
         await _complete(run, output)  # pyright: ignore[reportPossiblyUnboundVariable]
         run.host.happened(RunCompleted(*run.about(), run.lasted()))
@@ -52,17 +52,17 @@ async def finish(run: "Run") -> End:
 
 
 async def _leaves_traces(run: "Run") -> bool:
-    """Whether there is anything to do before the run is over."""
+    """Return whether a failed run has compensations or a failure handler to execute before it ends."""
     if run.workflow.failure_handler is not None or run.body.unsettled:
         return True
     return bool(await run.host.storage.get_compensations(run.id, limit=1))
 
 
 async def _recur(run: "Run", input_data: bytes) -> End:
-    """The next generation begins, under the same lease; the link to a parent goes along."""
+    """Start the next generation under the same lease; it keeps the link to a parent."""
     await run.journal.durable()
     storage = run.host.storage
-    await children.end_all(run, run.body.children, f"{run.id} begins anew")
+    await children.end_all(run, run.body.children, f"its parent {run.id} recurs")
     async with storage.transaction():
         await storage.recur_instance(run.id, input_data, lease=run.lease)
         if run.parent is not None:
@@ -80,7 +80,7 @@ async def _complete(run: "Run", output: bytes) -> None:
         else:
             await _complete_child(run, run.parent, output)
     except StorageError:
-        found = await run.host.storage.get_instance(run.id)  # was it the answer that got lost?
+        found = await run.host.storage.get_instance(run.id)  # the commit may have succeeded without its answer
         if found is None or (found.status, found.output_data) != (WorkflowStatus.COMPLETED, output):
             raise
 
@@ -94,7 +94,7 @@ async def _complete_child(run: "Run", parent: dict[str, str], output: bytes) -> 
 
 
 async def fail(run: "Run", error: BaseException, status: WorkflowStatus = WorkflowStatus.FAILED) -> None:
-    """Record the error the run failed with; it ends so, or is undone first."""
+    """Record the error of a failed run, which ends with this `status` or is compensated first."""
     storage = run.host.storage
     failure: dict[str, Any] = {**encode_failure(error), **_failed_step(run, error)}
     if not isinstance(error, ActivityError):
@@ -114,7 +114,7 @@ async def fail(run: "Run", error: BaseException, status: WorkflowStatus = Workfl
 
 
 def _failed_step(run: "Run", error: BaseException) -> dict[str, object]:
-    """The step whose error the body did not catch, and how often it was tried; nothing if it is the body's own."""
+    """Return the step whose error failed the run and its attempts; nothing if the error is the body's own."""
     if run.body.last_failure is None or run.body.last_failure[0] is not error:
         return {}
     step = run.body.last_failure[1]
@@ -122,7 +122,7 @@ def _failed_step(run: "Run", error: BaseException) -> dict[str, object]:
 
 
 def failed_event(about: tuple[str, str, datetime], failure: Mapping[str, Any], duration: timedelta) -> RunFailed:
-    """Return what hooks and logs get of a failure as it is recorded."""
+    """Return the hook event for a recorded failure."""
     return RunFailed(
         *about,
         error_type=str(failure.get("error_type") or "Exception"),

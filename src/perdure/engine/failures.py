@@ -1,12 +1,12 @@
-"""Errors as rows and back.
+"""Encoding of errors for the history, and their reconstruction.
 
-An error comes back as its own class, so that `except PaymentError` works in a body, if this process knows the class
-and the error rebuilt from the row has the same message. It is made by calling the class with its arguments if that
-gives the same error; otherwise its arguments and attributes are put back without calling the class, and attributes that
-are not JSON are left out. All other errors come back as `RecordedError` or, from an activity, `ActivityError`, with
-type, message and traceback as text.
+An error is rebuilt as an instance of its own class, so that `except PaymentError` works in a body, if the class is
+imported in this process and the rebuilt error has the same message. It is rebuilt by calling the class with the
+recorded arguments if that gives an equal error; otherwise its arguments and attributes are restored without calling the
+class, without the attributes that are not JSON. All other errors become a `RecordedError` or, from an activity, an
+`ActivityError`, with type, message and traceback as text.
 
-A row never makes this process import a module, or run anything but the constructor of an exception class.
+A row never makes this process import a module or execute anything but the constructor of an exception class.
 """
 
 import sys
@@ -21,23 +21,23 @@ from perdure.errors import ActivityError, RecordedError, SerializationError, Wor
 MESSAGE_MAX = 64 * 1024
 STACK_TRACE_MAX = 16 * 1024
 ARGS_MAX = 64 * 1024
-BODY = "workflow"  # the source of an error that a body raised itself
+BODY = "workflow"  # the source of an error that a body raised, and not an activity
 
 _CUT = "\n… {} bytes left out …\n"
 
 
 class Failure(TypedDict):
-    """What a row keeps of an error."""
+    """The recorded form of an error."""
 
     error_type: str
     error_message: str
     stack_trace: str
     args: NotRequired[list[Any]]
-    attributes: NotRequired[dict[str, Any]]  # of an error that is made again without calling its class
+    attributes: NotRequired[dict[str, Any]]  # of an error that is rebuilt without calling its class
 
 
 def encode_failure(error: BaseException) -> Failure:
-    """Return what a row keeps of an error: JSON, bounded. `args` are there if it can be made again from them."""
+    """Return the recorded form of an error: JSON of limited size, with `args` if the error can be rebuilt."""
     failure: Failure = {
         "error_type": _type_name(error),
         "error_message": _bounded(_message(error), MESSAGE_MAX),
@@ -57,7 +57,7 @@ def encode_failure(error: BaseException) -> Failure:
 
 
 def decode_failure(data: Mapping[str, object]) -> Exception:
-    """Return the error of a row: of its own class if that is known here, else a `RecordedError`."""
+    """Return the recorded error: of its own class if it can be rebuilt, otherwise a `RecordedError`."""
     fields = data if isinstance(data, Mapping) else {}
     error_type, message, stack_trace = (_text(fields, key) for key in ("error_type", "error_message", "stack_trace"))
     args = fields.get("args")
@@ -73,13 +73,13 @@ def decode_failure(data: Mapping[str, object]) -> Exception:
 
 
 def cancelled(workflow_name: str, instance_id: str, reason: str) -> WorkflowCancelledError:
-    """What whoever waits for a cancelled run is told."""
+    """Return the error for code that waits for a cancelled run."""
     return WorkflowCancelledError(f"{workflow_name} {instance_id} was cancelled" + (f": {reason}" if reason else ""))
 
 
 def _type_name(error: BaseException) -> str:
     if isinstance(error, RecordedError) and error.error_type:
-        return error.error_type  # handed on: what failed at first is what people look for
+        return error.error_type  # re-raised: keep the type of the original error
     return _path(type(error))
 
 
@@ -104,7 +104,7 @@ def _stack_trace(error: BaseException) -> str:
 
 
 def _bounded(text: str, longest: int) -> str:
-    """The text's head and tail in at most so many bytes of UTF-8; lone surrogates, which no JSON has, as escapes."""
+    """Return the head and tail of a text in at most `longest` bytes of UTF-8, with lone surrogates escaped."""
     data = text.encode("utf-8", "backslashreplace")
     if len(data) <= longest:
         return data.decode()
@@ -120,14 +120,14 @@ def _text(fields: Mapping[str, object], key: str) -> str:
 
 
 def _args(error: BaseException) -> Sequence[Any]:
-    """What the error's class was called with, as far as it says so."""
+    """Return the arguments of the error, as far as the error keeps them."""
     if isinstance(error, OSError):
         return OSError.__reduce__(error)[1]  # `args` lacks the file names
     return error.args if type(error.args) is tuple else (error.args,)
 
 
 def _is_json(args: object) -> bool:
-    """Whether they come back from JSON as they are: no tuple, no subclass, nothing too large."""
+    """Return whether JSON restores the values exactly: no tuples, no subclasses, nothing too large."""
     try:
         return _is_exact(list(args)) and len(encode(list(args))) <= ARGS_MAX  # type: ignore[call-overload]
     except (SerializationError, RecursionError):
@@ -143,7 +143,7 @@ def _is_exact(value: object) -> bool:
 
 
 def _known(error_type: str) -> type[Exception] | None:
-    """The class of this name in a module that is imported already."""
+    """Return the exception class with this name from a module that is imported already, or None."""
     parts = error_type.split(".")
     for length in range(len(parts) - 1, 0, -1):
         module = sys.modules.get(".".join(parts[:length]))
@@ -153,7 +153,7 @@ def _known(error_type: str) -> type[Exception] | None:
 
 
 def _inside(module: types.ModuleType, names: Sequence[str], error_type: str) -> type[Exception] | None:
-    # Read without getattr: a lazy module would import something because of a row.
+    # Without getattr, because a lazy module could import something.
     found: object = types.ModuleType.__getattribute__(module, "__dict__").get(names[0])
     for name in names[1:]:
         found = type.__getattribute__(found, "__dict__").get(name) if isinstance(found, type) else None
@@ -163,7 +163,7 @@ def _inside(module: types.ModuleType, names: Sequence[str], error_type: str) -> 
 
 
 def _made(kind: type[BaseException], args: Sequence[Any]) -> Exception | None:
-    """The error made again, or None if that does not give an error of this class with these arguments."""
+    """Return the class called with these arguments; None if that does not give an error with the same arguments."""
     if not issubclass(kind, Exception):
         return None
     try:
@@ -175,11 +175,11 @@ def _made(kind: type[BaseException], args: Sequence[Any]) -> Exception | None:
 
 
 def _rebuilt(kind: type[BaseException], args: Sequence[Any], attributes: Mapping[str, Any]) -> Exception | None:
-    """Make the error again without calling its class, which may want other arguments than the error has."""
+    """Return an error made without calling its class, whose parameters may differ from the error's arguments."""
     if not issubclass(kind, Exception):
         return None
     try:
-        made = Exception.__new__(kind, *args)  # refuses classes with a layout of their own
+        made = Exception.__new__(kind, *args)  # raises for classes with their own memory layout
         made.__dict__.update(attributes)
     except Exception:
         return None
@@ -187,7 +187,7 @@ def _rebuilt(kind: type[BaseException], args: Sequence[Any], attributes: Mapping
 
 
 def _is_same(error: BaseException, made: Exception | None) -> bool:
-    """Whether nothing a handler could look at differs: an attribute beside the arguments would be lost silently."""
+    """Return whether message and attributes are equal, so that calling the class loses no attribute."""
     if made is None:
         return False
     try:

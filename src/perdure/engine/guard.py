@@ -1,12 +1,12 @@
-"""The guard around user code: whatever it raises ends its own attempt or run, and never the worker.
+"""The guard around user code: its errors end an attempt or a run, but never the worker.
 
-asyncio lets `SystemExit` and `KeyboardInterrupt` out of its loop when a task ends with one of them, and that ends the
+When a task ends with `SystemExit` or `KeyboardInterrupt`, asyncio raises it from the event loop, and that ends the
 program. A `sys.exit()` deep inside a library that an activity calls would end the worker, then the next worker that
-takes the run, and so on. So both are caught inside the task that runs user code, and recorded like any other error.
+leases the run, and so on. So both are caught inside the task that runs user code, and recorded like any other error.
 
-A real Ctrl-C must still stop the program. Two things tell it apart from an error of user code: an exception that a
+A real Ctrl-C must still stop the program. Two facts distinguish it from an error of user code: an exception that a
 signal handler raised has the handler's frame in its traceback, and Python's own handler for SIGINT, which is written in
-C and has no frame, raises between two instructions of the code that it interrupts and not by a `raise` statement.
+C and has no frame, raises between two instructions of the interrupted code and not by a `raise` statement.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 def came_by_signal(error: BaseException) -> bool:
-    """Return whether a signal handler raised the error, and not the code that the signal interrupted."""
+    """Return whether a signal handler raised the error, and not the interrupted code."""
     if not isinstance(error, SystemExit | KeyboardInterrupt):
         return False
     if threading.current_thread() is not threading.main_thread():
@@ -39,7 +39,7 @@ def came_by_signal(error: BaseException) -> bool:
 
 
 def _code_of(handler: Any) -> CodeType | None:
-    while isinstance(handler, functools.partial):  # asyncio.Runner's is one
+    while isinstance(handler, functools.partial):  # as that of asyncio.Runner
         handler = handler.func
     code = getattr(handler, "__code__", None)
     return code if isinstance(code, CodeType) else None
@@ -55,16 +55,16 @@ def _is_raised_by_statement(error: BaseException) -> bool:
 
 
 def is_cancelled() -> bool:
-    """Return whether this task is being cancelled from outside; else a `CancelledError` is the code's own."""
+    """Return whether this task is being cancelled from outside; otherwise its own code raised a `CancelledError`."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 async def outcome_of(call: Awaitable[T]) -> tuple[T | None, BaseException | None]:
-    """Await user code as the whole of a task, and return what it returned, or what it raised that is no `Exception`.
+    """Await user code as the whole content of a task; return its result, and its error if it is no `Exception`.
 
-    asyncio would let some of that out of its loop, and throws a `GeneratorExit` into whoever awaits the task as if it
-    were to close it. A cancellation is raised.
+    Otherwise asyncio would raise some of these errors from its loop, and a `GeneratorExit` would close the code that
+    awaits the task. Exceptions and cancellations are raised.
     """
     try:
         return await call, None
@@ -79,7 +79,7 @@ async def outcome_of(call: Awaitable[T]) -> tuple[T | None, BaseException | None
 class TaskFactory:
     """Guards the tasks that activities start on the program's loop, such as those of a `TaskGroup`.
 
-    Other tasks of the program are made as before. It is in place while an App is open on the loop.
+    Other tasks of the program are not affected. It is installed while an App is open on the loop.
     """
 
     def __init__(self, inner: Any) -> None:
@@ -88,7 +88,7 @@ class TaskFactory:
 
     @classmethod
     def install(cls) -> "Callable[[], None]":
-        """Put it in place on the running loop; returns what takes it away again."""
+        """Install the factory on the running loop, and return the function that removes it."""
         loop = asyncio.get_running_loop()
         found = loop.get_task_factory()
         factory = found if isinstance(found, cls) else cls(found)

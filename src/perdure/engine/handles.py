@@ -1,4 +1,4 @@
-"""Handles: how a program looks at a run, wherever it runs."""
+"""Handles, with which a program inspects and controls a run on any worker."""
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from perdure.model.records import FRAMEWORK
 
 R = TypeVar("R", covariant=True)
 
-SHOWN_MAX = 200  # bytes of an input in an error
+SHOWN_MAX = 200  # characters of an input in an error message
 
 IfExists = Literal["return", "error"]
 
@@ -32,12 +32,15 @@ class StartRequest:
     source_hash: str
     source: str
     timeout: timedelta | None
-    read: Callable[[bytes], object]  # what the input says, to compare it with another
+    read: Callable[[bytes], object]  # decodes an input, to compare it with another
 
     def differs_from(
         self, id: str, framework: str, workflow_name: str, inputs: Sequence[bytes]
     ) -> RunExistsError | None:
-        """Return the error to raise if a run with this id, this workflow and one of these inputs is another one."""
+        """Return the error to raise if the existing run is not the requested one; None if it is.
+
+        `inputs` are the inputs of the existing run: the current one and, after `recur()`, the first one.
+        """
         if self.if_exists == "error":
             return RunExistsError(f'run {id!r} already exists, and if_exists="error" was given: use another id')
         if framework != FRAMEWORK:
@@ -57,34 +60,37 @@ class StartRequest:
         )
 
     def asks_for(self, input_data: bytes) -> bool:
-        """Whether a run with this input is the one."""
+        """Return whether this input equals the requested one once decoded."""
         return self.read(input_data) == self.read(self.input_data)
 
 
 class Runs(Protocol):
-    """What a handle asks of an app or a client."""
+    """What a handle needs of an App or Client."""
 
     async def finished(self, instance_id: str, timeout: timedelta | None) -> bytes:
-        """Wait for the end of a run and return its result; raise what it ended with."""
+        """Wait until a run has ended and return its result as JSON; raise the run's error."""
 
     async def info(self, instance_id: str) -> RunInfo:
-        """Return everything that is known of a run."""
+        """Return status, input, result, error and everything else that is known of a run."""
 
     async def steps(self, instance_id: str) -> list[StepInfo]:
         """Return the steps of a run."""
 
     async def state(self, instance_id: str) -> Any:
-        """Return what the run last passed to `set_state()`."""
+        """Return the value that the run last passed to `set_state()`."""
 
     def history(self, instance_id: str) -> AsyncIterator[HistoryEntry]:
-        """Iterate over the history of a run, in order."""
+        """Iterate over the history of a run, oldest entry first."""
 
     async def cancel(self, instance_id: str, reason: str = "") -> None:
         """Cancel a run."""
 
 
 class RunHandle(Generic[R]):
-    """A run, seen from outside. It holds nothing open: keep it, or get it again with `app.get(id)`."""
+    """A reference to a run, returned by `start()` and `app.get(id)`.
+
+    It holds no resources, so it can be kept or dropped. `id` is the id of the run.
+    """
 
     __slots__ = ("_decode", "_runs", "id")
 
@@ -95,31 +101,40 @@ class RunHandle(Generic[R]):
     async def result(self, timeout: Duration | None = None) -> R:
         """Wait until the run has ended and return its result.
 
-        `timeout` is in seconds, or a timedelta. Raises `WorkflowFailedError`, whose cause is the run's error,
-        `WorkflowCancelledError`, `TimeoutError`, or `RunNotFoundError`. Logs a warning after some seconds if no live
-        worker serves the run's workflow.
+        `timeout` is in seconds or a timedelta (default: wait forever). Raises `WorkflowFailedError`, whose `__cause__`
+        is the run's error, if the run failed; `WorkflowCancelledError` if it was cancelled; `TimeoutError` if it does
+        not end in time, which does not affect the run; `RunNotFoundError` if it does not exist; and `ClosedError` if
+        the App or Client closes first. Logs a warning after a few seconds if no live worker executes the workflow.
         """
         span = None if timeout is None else timedelta(seconds=seconds(timeout, "result(timeout=)"))
         return self._decode(await self._runs.finished(self.id, span))
 
     async def info(self) -> RunInfo:
-        """Return everything that is known of the run; its status, input, result and error among it."""
+        """Return status, input, result, error and everything else that is known of the run.
+
+        Raises `RunNotFoundError` if the run does not exist.
+        """
         return await self._runs.info(self.id)
 
     async def steps(self) -> list[StepInfo]:
-        """Return the steps of the run, as far as its history tells."""
+        """Return the steps of the run that its history records. Raises `RunNotFoundError` if it does not exist."""
         return await self._runs.steps(self.id)
 
     async def state(self) -> Any:
-        """Return what the run last passed to `set_state()`, or None."""
+        """Return the value that the run last passed to `set_state()`, or None."""
         return await self._runs.state(self.id)
 
     def history(self) -> AsyncIterator[HistoryEntry]:
-        """Iterate over the rows of the run's history, in order; they are read page by page."""
+        """Iterate over the run's history, oldest entry first; entries are read page by page."""
         return self._runs.history(self.id)
 
     async def cancel(self, reason: str = "") -> None:
-        """Cancel the run: no new step starts, completed steps are compensated, then the run is cancelled."""
+        """Cancel the run: no new step starts, completed steps are compensated, then the run is cancelled.
+
+        Returns when the request is recorded, before the compensations run. `reason` appears in the error of `result()`
+        (default: empty). Raises `WorkflowNotCancellableError` if the run has ended, and `RunNotFoundError` if it does
+        not exist.
+        """
         await self._runs.cancel(self.id, reason)
 
     def __repr__(self) -> str:
@@ -132,5 +147,5 @@ def _shown(data: bytes) -> str:
 
 
 def plain(data: bytes) -> Any:
-    """The result of a run whose workflow is not known here: JSON."""
+    """Return the result of a run as plain JSON values, for a handle that does not know the workflow."""
     return decode(data)

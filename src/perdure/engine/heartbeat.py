@@ -1,8 +1,8 @@
-"""The heartbeat: keeps the leases of a worker's runs, from a thread and a connection of its own.
+"""The heartbeat: renews the leases of a worker's runs, in its own thread and with its own connection.
 
-So a body or an activity that blocks the worker's loop loses no lease. One statement renews them all. Each run has a
-deadline by this machine's monotonic clock, counted from before the renewal was sent: after it nothing new is begun,
-since somebody else may have taken the run over.
+So a body or an activity that blocks the worker's loop loses no lease. One statement renews all leases. Each run has a
+deadline by the local monotonic clock, counted from the time before the renewal was sent. After the deadline no new code
+starts, because another worker may have leased the run.
 """
 
 import asyncio
@@ -23,22 +23,22 @@ from perdure.storage.contract import Storage
 log = logging.getLogger("perdure.engine")
 
 PAGE = 1000
-STOP_SEC = 5.0  # how long the end of the worker is waited for
-CALM_SEC = 0.3  # at least so long between two renewals
+STOP_SEC = 5.0  # how long the worker waits for the thread to end
+CALM_SEC = 0.3  # minimum time between two renewals
 
 
 class Held(Protocol):
-    """What is kept alive."""
+    """A run whose lease is renewed."""
 
     deadline: float
 
     @property
     def at_work(self) -> bool:
-        """Whether code may execute now or in a moment: it has to stop soon after the lease is lost."""
+        """Return whether code may execute now or very soon, which has to stop soon after the lease is lost."""
 
 
 class Heartbeat:
-    """Renews leases every third of their time, and says which are lost."""
+    """Renews leases after a third of their duration, and calls `lost` for those that are lost."""
 
     def __init__(
         self,
@@ -58,17 +58,17 @@ class Heartbeat:
         self._whole_at = steady() + lease_sec / 3  # when to renew all leases
         self._nudged = False
         self._stop = threading.Event()
-        self._due = threading.Event()  # renew now: somebody may have taken a lease away
+        self._due = threading.Event()  # renew now: a lease may be lost
         self._thread = threading.Thread(target=self._main, name="perdure-heartbeat", daemon=True)
 
     def start(self) -> None:
-        """Begin to beat."""
+        """Start the thread."""
         self._host = asyncio.get_running_loop()
         self._ended = asyncio.Event()
         self._thread.start()
 
     async def stop(self) -> None:
-        """Stop, and say that the worker is gone; a database that does not answer is not waited for."""
+        """Stop the thread, which marks the worker as gone; don't wait long for an unavailable database."""
         self._stop.set()
         self._due.set()
         try:
@@ -83,16 +83,16 @@ class Heartbeat:
             )
 
     def nudge(self) -> None:
-        """A run of ours may have been cancelled: find out soon."""
+        """Check the leases soon, because a run of this worker may have been cancelled."""
         if self._held:
             self._due.set()
 
     def hold(self, lease: Lease, held: Held) -> None:
-        """Keep this lease from now on."""
+        """Renew this lease from now on."""
         self._held[lease.instance_id] = (lease, held)
 
     def drop(self, lease: Lease) -> None:
-        """Let it go."""
+        """Stop renewing this lease."""
         found = self._held.get(lease.instance_id)
         if found is not None and found[0] is lease:
             del self._held[lease.instance_id]
@@ -124,7 +124,7 @@ class Heartbeat:
                     await self._renew(storage)
                     if not self._nudged and (self._held or time.monotonic() >= rested_until):
                         await storage.beat_worker(self._worker_id)
-                        rested_until = time.monotonic() + self._lease_sec  # an idle one says so less often
+                        rested_until = time.monotonic() + self._lease_sec  # an idle worker reports less often
                     self._supervised.succeeded()
                 except StorageError as error:
                     self._supervised.unavailable(error)
@@ -133,14 +133,14 @@ class Heartbeat:
                 await storage.beat_worker(self._worker_id, gone=True)
 
     async def _rest(self) -> bool:
-        """Wait for the next beat, or for a nudge; True to stop."""
+        """Wait for the next renewal or for a nudge; return True to stop."""
         await asyncio.to_thread(self._stop.wait, min(CALM_SEC, self._lease_sec / 3))
         self._nudged = await asyncio.to_thread(self._due.wait, max(0.0, self._lease_sec / 3 - CALM_SEC))
         self._due.clear()
         return self._stop.is_set()
 
     async def _renew(self, storage: Storage) -> None:
-        """All leases every third of their time; after a nudge those of runs at work, for only they have to be quick."""
+        """Renew all leases after a third of their duration; after a nudge, only those of runs that execute code."""
         held = list(self._held.values())
         if self._nudged and steady() < self._whole_at:
             held = [each for each in held if each[1].at_work]
@@ -155,16 +155,16 @@ class Heartbeat:
     def _judge(self, page: Sequence[tuple[Lease, Held]], renewed: Sequence[Lease | None], deadline: float) -> None:
         for (lease, held), found in zip(page, renewed, strict=True):
             if self._held.get(lease.instance_id, (None,))[0] is not lease:
-                continue  # given back meanwhile
+                continue  # released in the meantime
             if found is None:
                 self._lose(lease)
             elif found.expires_at > self._expiries.get(lease, lease.expires_at):
                 held.deadline = deadline
                 self._expiries[lease] = found.expires_at
-            # else the row is locked by the run's own commit: ours, but not longer than before
+            # Otherwise the run's own commit locks the row: the lease is still held, but was not extended.
 
     def _lose_overdue(self) -> None:
-        """Nobody could be asked in time: somebody else may have taken these."""
+        """Treat the leases whose deadline has passed without a renewal as lost."""
         for lease, held in list(self._held.values()):
             if steady() >= held.deadline:
                 self._lose(lease)

@@ -1,4 +1,4 @@
-"""Type hints taken apart: what they stand for, what is inside them, and which JSON they become."""
+"""Analysis of type hints: what they mean, what they contain, and which JSON their values become."""
 
 import collections.abc
 import dataclasses
@@ -16,7 +16,7 @@ from uuid import UUID
 from perdure.errors import SerializationError
 
 JSON_FORMS = frozenset({"null", "bool", "number", "string", "array", "object"})
-BASIC = frozenset({type(None), bool, int, float, str})  # JSON's own: they need no tag to be told apart from tagged ones
+BASIC = frozenset({type(None), bool, int, float, str})  # the types of JSON itself, which never need a tag
 
 _ANYTHING = {Any, object, typing.NoReturn, typing.Never, typing.Self, typing.ParamSpecArgs, typing.ParamSpecKwargs}
 _WRAPPERS = {typing.Annotated, typing.Required, typing.NotRequired, typing.Final, typing.ClassVar}
@@ -36,7 +36,7 @@ _MAPPINGS = {dict, collections.abc.Mapping, collections.abc.MutableMapping}
 
 
 def bare(hint: Any) -> Any:
-    """A hint without its wrappers: aliases, new types, annotations and type variables become what they stand for."""
+    """Return a hint without wrappers: with aliases, new types, annotations and type variables resolved."""
     while True:
         inner = _inside(hint)
         if inner is hint:
@@ -62,11 +62,11 @@ def _inside(hint: Any) -> Any:
 
 
 def _among(hint: Any, kinds: Collection[Any]) -> bool:
-    return get_origin(hint) is None and hint in kinds  # one with arguments may not be hashable
+    return get_origin(hint) is None and hint in kinds  # a hint with arguments may not be hashable
 
 
 def _alias(hint: Any, origin: Any) -> Any:
-    """What a `type X = …` statement (Python 3.12) names."""
+    """Return the value of a `type X = …` statement (Python 3.12), or the hint itself."""
     kind = getattr(typing, "TypeAliasType", ())
     if isinstance(hint, kind):
         return hint.__value__
@@ -76,7 +76,7 @@ def _alias(hint: Any, origin: Any) -> Any:
 
 
 def replaced(hint: Any, variables: Mapping[Any, Any]) -> Any:
-    """The hint with its type variables put in; those that nobody gave stand for anything."""
+    """Return a hint with its type variables replaced; those without a value become `Any`."""
     if isinstance(hint, TypeVar):
         return variables.get(hint, hint)
     parameters = getattr(hint, "__parameters__", ())
@@ -86,7 +86,7 @@ def replaced(hint: Any, variables: Mapping[Any, Any]) -> Any:
 
 
 def runtime_class(hint: Any) -> type:
-    """The class whose instances a bare hint describes."""
+    """Return the class whose instances a bare hint describes."""
     found = get_origin(hint) or hint
     return dict if typing.is_typeddict(found) else found if isinstance(found, type) else object
 
@@ -96,7 +96,7 @@ def is_union(hint: Any) -> bool:
 
 
 def is_pydantic(hint: Any) -> bool:
-    """Told by its looks, so that pydantic need not be installed."""
+    """Return whether a hint is a pydantic model, by its attributes, so that pydantic need not be installed."""
     return isinstance(hint, type) and hasattr(hint, "__pydantic_validator__") and hasattr(hint, "model_dump")
 
 
@@ -106,7 +106,7 @@ def is_named_tuple(hint: Any) -> bool:
 
 
 def is_record(hint: Any) -> bool:
-    """A dataclass, with type arguments or without."""
+    """Return whether a hint is a dataclass, with or without type arguments."""
     found = get_origin(hint) or hint
     return isinstance(found, type) and dataclasses.is_dataclass(found)
 
@@ -116,7 +116,7 @@ def is_typed_dict(hint: Any) -> bool:
 
 
 def is_odd_enum(hint: Any) -> bool:
-    """An enumeration that cannot be told by its values in JSON: not all texts, not all whole numbers."""
+    """Return whether a hint is an enum whose values are not all strings or all integers, as JSON needs them."""
     if not isinstance(hint, type) or not issubclass(hint, enum.Enum) or issubclass(hint, enum.Flag):
         return False
     kinds = {type(member.value) for member in hint}
@@ -124,7 +124,7 @@ def is_odd_enum(hint: Any) -> bool:
 
 
 def array_class(hint: Any) -> type | None:
-    """What a list, set or variable tuple is rebuilt as; None for other hints."""
+    """Return the class as which a list, set or variable-length tuple is rebuilt; None for other hints."""
     found = get_origin(hint) or hint
     return _ABC_ARRAYS.get(found) or (found if found in _ARRAYS else None)
 
@@ -134,7 +134,7 @@ def is_abstract(found: type) -> bool:
 
 
 def is_fixed(hint: Any) -> bool:
-    """A tuple with a hint for each place, named or not."""
+    """Return whether a hint is a tuple or named tuple with a hint for each item."""
     args = get_args(hint)
     return is_named_tuple(hint) or (get_origin(hint) is tuple and not (len(args) == 2 and args[1] is Ellipsis))
 
@@ -144,12 +144,12 @@ def is_literal(hint: Any) -> bool:
 
 
 def is_basic(hint: Any) -> bool:
-    """One of JSON's own types, or literals of them."""
+    """Return whether a hint is a type of JSON itself, or a literal of such types."""
     return _among(hint, BASIC) or (is_literal(hint) and all(type(value) in BASIC for value in get_args(hint)))
 
 
 def joined(members: Iterable[Any]) -> Any:
-    """The union of hints that are only known at run time."""
+    """Return the union of hints."""
     return Union[tuple(members)]  # noqa: UP007
 
 
@@ -158,7 +158,7 @@ def short_name(hint: Any) -> str:
 
 
 def full_name(hint: Any) -> str:
-    """The name with its type arguments: `list[Circle]`."""
+    """Return the name with type arguments: `list[Circle]`."""
     if is_union(hint):
         return " | ".join(map(full_name, get_args(hint)))
     if not isinstance(get_origin(hint) or hint, type):
@@ -168,7 +168,7 @@ def full_name(hint: Any) -> str:
 
 
 def path_name(hint: Any) -> str:
-    """The name with the module it is in, as little stable as that is."""
+    """Return the name with its module, which is less stable because code may move."""
     found = get_origin(hint) or hint
     return f"{found.__module__}.{found.__qualname__}" if hint is found else f"{found.__module__}.{hint!r}"
 
@@ -178,7 +178,7 @@ def is_mapping(hint: Any) -> bool:
 
 
 def is_key(hint: Any) -> bool:
-    """Whether a dict's keys of this hint are told apart when they are written as JSON's keys, which are texts."""
+    """Return whether dict keys of this hint stay distinct as JSON keys, which are strings."""
     hint = bare(hint)
     if get_origin(hint) is Literal:
         return all(isinstance(value, str) for value in get_args(hint)) or all(type(v) is int for v in get_args(hint))
@@ -190,12 +190,14 @@ def is_enum(hint: Any) -> bool:
 
 
 def fields(hint: Any) -> dict[str, Any]:
-    """The hints of a record's, named tuple's or typed dict's fields, by name."""
+    """Return the hints of the fields of a dataclass, named tuple or typed dict, by name."""
     found = get_origin(hint) or hint
     try:
         hints = typing.get_type_hints(found, include_extras=True)
     except Exception as error:
-        raise SerializationError(f"a hint of {found.__name__} names something that cannot be found: {error}") from error
+        raise SerializationError(
+            f"a type hint of {found.__name__} cannot be resolved: {error}; define or import what it names in the module"
+        ) from error
     variables = _variables(found, get_args(hint))
     names: Iterable[str] = hints
     if is_record(found):
@@ -206,7 +208,7 @@ def fields(hint: Any) -> dict[str, Any]:
 
 
 def _variables(found: type, args: tuple[Any, ...]) -> dict[Any, Any]:
-    """What each type variable of a class and of its generic bases stands for."""
+    """Return the value of each type variable of a class and of its generic bases."""
     variables = dict(zip(getattr(found, "__parameters__", ()), args, strict=False))
     for base in getattr(found, "__orig_bases__", ()):
         if isinstance(origin := get_origin(base), type):
@@ -216,7 +218,7 @@ def _variables(found: type, args: tuple[Any, ...]) -> dict[Any, Any]:
 
 
 def members(hint: Any) -> list[Any]:
-    """A union's members, bare and flat; of a literal its values' types; any other hint is its own only member."""
+    """Return the bare members of a union, flattened; of a literal, the types of its values; else the hint itself."""
     hint = bare(hint)
     if is_union(hint):
         return _distinct(member for part in get_args(hint) for member in members(part))
@@ -234,7 +236,7 @@ def _distinct(found: Iterable[Any]) -> list[Any]:
 
 
 def inner(hint: Any) -> list[Any]:
-    """The hints inside a bare hint."""
+    """Return the hints inside a bare hint."""
     if is_pydantic(hint) or get_origin(hint) is Literal:
         return []
     if is_record(hint) or is_named_tuple(hint) or is_typed_dict(hint):
@@ -243,7 +245,7 @@ def inner(hint: Any) -> list[Any]:
 
 
 def forms(hint: Any) -> frozenset[str]:
-    """The kinds of JSON value that a union's member may become."""
+    """Return the kinds of JSON value that a member of a union may become."""
     if get_origin(hint) is Literal:
         return frozenset().union(*(forms(type(value)) for value in get_args(hint)))
     for form, is_form in _FORMS.items():
@@ -282,16 +284,16 @@ if sys.version_info >= (3, 14):
     import annotationlib
 
     def signature(function: Callable[..., Any]) -> inspect.Signature:
-        """Return the signature of a function whose hints may name what is not defined yet."""
+        """Return the signature of a function whose hints may contain undefined names."""
         return inspect.signature(function, annotation_format=annotationlib.Format.FORWARDREF)
 
     def annotations(function: Callable[..., Any]) -> dict[str, Any]:
-        """Return the hints as they are written; what is not defined is a forward reference."""
+        """Return the hints as they are written; undefined names are forward references."""
         return annotationlib.get_annotations(function, format=annotationlib.Format.FORWARDREF)
-else:  # before, such hints are texts
+else:  # before Python 3.14, such hints are strings
 
     def signature(function: Callable[..., Any]) -> inspect.Signature:
-        """Return the signature of a function whose hints may name what is not defined yet."""
+        """Return the signature of a function whose hints may contain undefined names."""
         return inspect.signature(function)
 
     def annotations(function: Callable[..., Any]) -> dict[str, Any]:
@@ -300,7 +302,7 @@ else:  # before, such hints are texts
 
 
 def closure(function: types.FunctionType) -> dict[str, Any]:
-    """The names that a function inside another one sees of it."""
+    """Return the variables of the enclosing functions that a nested function uses."""
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     return {name: cell.cell_contents for name, cell in cells if _is_filled(cell)}
 
@@ -308,5 +310,5 @@ def closure(function: types.FunctionType) -> dict[str, Any]:
 def _is_filled(cell: types.CellType) -> bool:
     try:
         return cell.cell_contents is not cell
-    except ValueError:  # assigned further down in the outer function
+    except ValueError:  # assigned later in the enclosing function
         return False

@@ -1,6 +1,6 @@
-"""Hooks: functions of the program that are called with what happened to its runs, after the commit.
+"""Hooks: functions of the program that are called with the events of its runs, after the commit.
 
-They are not called during a replay. Errors in hooks are logged and ignored. The log gets the same events; see `log.py`.
+They are not called on replay. Errors in hooks are logged and ignored. The log gets the same events; see `log.py`.
 """
 
 import asyncio
@@ -52,12 +52,12 @@ class Hooks:
             _log_failure(hook, event, error)
 
     async def close(self, grace_sec: float) -> None:
-        """Wait for the hooks that still run, as long as there is time; then cancel them."""
+        """Wait for running hooks within the grace time, then cancel them."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=max(0.0, grace_sec))
         if self._tasks:
             log.warning(
-                "cancelled %d hooks that had not ended when the worker stopped",
+                "cancelled %d hook(s) that had not ended when the worker stopped",
                 len(self._tasks),
                 extra={"hooks": len(self._tasks)},
             )

@@ -1,8 +1,8 @@
-"""The journal: every write of a run goes through here, in the order in which the run made them.
+"""The journal: all records of a run, in the order in which the run made them.
 
-Records of many runs share a commit: what comes while one is under way forms the next. A run goes on without waiting
-for the disk, except where somebody could see what it did: there it waits until its journal is `durable`. A write that
-is refused drops all later ones of its run, and of no other, so what is stored is always the beginning of what was done.
+Group commits write the records of many runs: those that arrive during one commit form the next. A run does not wait for
+its records, except before its effects become visible outside: then it waits until its journal is `durable`. If a write
+is refused, all later writes of the same run are dropped, so the stored history is always a prefix of what the run did.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ Write = Callable[[Sequence[Item]], Awaitable[Sequence[Answer | StorageError]]]
 
 
 class Shared(Generic[Item, Answer]):
-    """One kind of write, of many callers, in one commit at a time."""
+    """A group commit: writes the items of many callers in one commit at a time."""
 
     def __init__(self, write: Write[Item, Answer]) -> None:
         self._write = write
@@ -35,15 +35,15 @@ class Shared(Generic[Item, Answer]):
         self.supervised: Supervised | None = None
 
     def put(self, item: Item) -> "asyncio.Future[Answer | StorageError]":
-        """Write it with the next commit; gives what will come of it."""
+        """Write an item with the next commit; the future's result is the answer or the error."""
         future: asyncio.Future[Answer | StorageError] = asyncio.get_running_loop().create_future()
         self._queue.append((item, future))
         if self._flusher is None:
-            self._flusher = asyncio.create_task(self._flush(), context=Context())  # nobody's in particular
+            self._flusher = asyncio.create_task(self._flush(), context=Context())  # without the context of a caller
         return future
 
     async def __call__(self, item: Item) -> Answer:
-        """Write it and wait; raises what it was refused with."""
+        """Write an item, wait for the commit and return the answer; raise the error if the write is refused."""
         answer = await self.put(item)
         if isinstance(answer, StorageError):
             raise answer
@@ -64,10 +64,10 @@ class Shared(Generic[Item, Answer]):
                     self._flusher = None
                     _answer(batch, answers)
                     raise
-                if self.supervised is not None:  # the callers are told, and the next commit may succeed
+                if self.supervised is not None:  # the callers get the error, and the next commit may succeed
                     self.supervised.failed(error)
             if len(answers) != len(batch):
-                wrong = StorageError(f"a group commit of {len(batch)} gave {len(answers)} answers")
+                wrong = StorageError(f"a group commit of {len(batch)} items returned {len(answers)} answers")
                 answers = [wrong] * len(batch)
             _answer(batch, answers)
         self._flusher = None
@@ -82,7 +82,7 @@ def _answer(
 
 
 class Entry:
-    """A record on its way."""
+    """A record that waits for its commit."""
 
     __slots__ = ("event", "journal")
 
@@ -92,7 +92,7 @@ class Entry:
 
 
 class Journal:
-    """The writes of one run under one lease."""
+    """The records of one run under one lease."""
 
     def __init__(self, records: Shared[Entry, int], lease: Lease, last_id: int) -> None:
         self._records = records
@@ -102,14 +102,14 @@ class Journal:
         self._last: asyncio.Future[int | StorageError] | None = None
 
     def record(self, event: HistoryEvent, stored: Callable[[], None] | None = None) -> None:
-        """Write an event after all that were given before; nobody waits. `stored` is called once it is."""
+        """Queue an event behind the earlier ones, without waiting. `stored` is called after its commit."""
         if self.refused is None:
             self._last = self._records.put(Entry(event, self))
             if stored is not None:
                 self._last.add_done_callback(lambda done: stored() if _is_stored(done) else None)
 
     async def durable(self) -> None:
-        """Wait until everything recorded so far is stored; raises what a write was refused with."""
+        """Wait until everything recorded so far is stored; raise the error if a write was refused."""
         while self.refused is None and self._last is not None:
             last = self._last
             await asyncio.shield(last)
@@ -124,7 +124,7 @@ def _is_stored(done: "asyncio.Future[int | StorageError]") -> bool:
 
 
 def appending(storage: Storage) -> Write[Entry, int]:
-    """How records are written: in one commit, unless an earlier one of their run was refused."""
+    """Return the function that writes records in one commit, without those whose run had a write refused before."""
 
     async def append(entries: Sequence[Entry]) -> Sequence[int | StorageError]:
         live = [entry for entry in entries if entry.journal.refused is None]
@@ -148,7 +148,7 @@ def appending(storage: Storage) -> Write[Entry, int]:
 
 
 async def _append(storage: Storage, entries: Sequence[Entry]) -> Sequence[int | StorageError]:
-    """The same event again changes nothing, so after a lost answer writing again is reading back."""
+    """Write records; after a lost answer write them again, which is safe because appending is idempotent."""
     items = [(entry.event, entry.journal.lease) for entry in entries]
     for _ in range(UNKNOWN_TRIES):
         try:

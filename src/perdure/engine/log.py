@@ -1,7 +1,7 @@
-"""Log messages about runs: one sentence for each event that hooks are called with, the same fields in `extra`.
+"""Log messages about runs: one sentence for each hook event, with the event's fields in `extra`.
 
-Failed runs are errors, retries and stuck runs are warnings, cancelled runs are information; the rest is for debugging.
-No message carries arguments or results.
+Failed runs are logged as errors, retries and stuck runs as warnings, cancelled runs as information, and everything else
+for debugging. No message contains arguments or results.
 """
 
 import logging
@@ -38,7 +38,7 @@ LEVELS: dict[type[HookEvent], int] = {
 
 
 def log_event(event: HookEvent, worker_id: str) -> None:
-    """Log what happened to a run."""
+    """Log an event of a run."""
     level = LEVELS.get(type(event), logging.DEBUG)
     if log.isEnabledFor(level):
         log.log(
@@ -52,7 +52,7 @@ def log_event(event: HookEvent, worker_id: str) -> None:
 
 
 def _sentence(event: HookEvent) -> str:
-    """What the run did, as the rest of a sentence that begins with its id."""
+    """Return what the run did, as the rest of a sentence that starts with its id."""
     match event:
         case RunStarted():
             return "started"
@@ -94,7 +94,7 @@ def _error(event: RunFailed | StepFailed | StepRetrying | CompensationFailed) ->
 
 
 def _fields(event: HookEvent) -> dict[str, object]:
-    """The fields of an event; durations as seconds, which every log format can write."""
+    """Return the fields of an event, with durations in seconds, which every log format supports."""
     found: dict[str, object] = {}
     for field in fields(event):
         value = getattr(event, field.name)
@@ -106,7 +106,7 @@ def _fields(event: HookEvent) -> dict[str, object]:
 
 
 def seconds(span: timedelta | float) -> str:
-    """Return a duration as people read it: `0.02 s`."""
+    """Return a duration as text: `0.02 s`."""
     return f"{span.total_seconds() if isinstance(span, timedelta) else span:.3g} s"
 
 

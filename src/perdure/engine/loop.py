@@ -1,13 +1,13 @@
-"""The loop a workflow's body runs on: it has no clock, no threads and no sockets, so every run of it is the same.
+"""The event loop of a workflow's body. It has no clock, no threads and no sockets, so it is deterministic.
 
-The host calls `pump` after it gave the body something (a step's result, a timer that fired); the body then runs until
-it is still. Nothing else moves it. What the body does therefore depends only on its code and on the order of what it
-was given, and that order is the run's history.
+The worker calls `pump` after it passed the body an input (a step's result, a timer that fired); the body then runs
+until all its tasks wait. Nothing else makes it run. So the behaviour of the body depends only on its code and on the
+order of its inputs, and that order is the run's history.
 
-Three things of Python would still let chance in, and are taken out here:
- - sets of tasks and futures are ordered by hash, which is an address: ours have a hash by number (`BodyTask`);
+Three features of Python would still make it non-deterministic, and are avoided here:
+ - sets of tasks and futures are ordered by hash, which is an address: here the hash is a number (`BodyTask`);
  - `as_completed` makes its tasks in the order of a set of coroutines: see `_AsCompleted`;
- - the cycle collector may run anybody's clean-up anywhere: it is off while the body runs.
+ - the garbage collector may run any clean-up code at any time: it is off while the body runs.
 """
 
 import asyncio
@@ -33,10 +33,10 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 BUDGET = 250_000
-"""How many callbacks a body may run between two rows: many times what tens of thousands of branches need."""
+"""Maximum number of callbacks between two rows: many times what tens of thousands of tasks need."""
 
 NEVER_SEC = 100 * 365.25 * 86400.0
-"""A timer this far away never fires and is not kept: the databases' calendars end before `sleep(inf)` does."""
+"""A timer with a longer delay never fires and is not stored, because databases cannot store `sleep(inf)`."""
 
 _WAYS = {
     "run_in_executor set_default_executor shutdown_default_executor": "make it a plain function with @activity, which "
@@ -45,7 +45,8 @@ _WAYS = {
     "add_signal_handler remove_signal_handler": "cancel the run or send it an event from outside",
     "run_forever run_until_complete stop": "the engine runs the body; await it instead",
     "set_task_factory get_task_factory": "the engine makes the body's tasks",
-    "set_exception_handler get_exception_handler": "the engine reports what nobody awaited; use @workflow.on_failure",
+    "set_exception_handler get_exception_handler": "the engine logs errors of tasks that are never awaited; use "
+    "@workflow.on_failure",
 }
 _ANY_WAY = "move it into an activity"
 
@@ -54,13 +55,13 @@ def _refusal(name: str) -> Callable[..., None]:
     way = next((way for names, way in _WAYS.items() if name in names.split()), _ANY_WAY)
 
     def refuse(*_: object, **__: object) -> None:
-        raise NotDurableError(f"loop.{name}() in a workflow's body could not be replayed: {way}")
+        raise NotDurableError(f"loop.{name}() cannot be used in a workflow's body, as it could not be replayed: {way}")
 
     return refuse
 
 
 if TYPE_CHECKING:
-    # The refusals are put in by name, which a type checker can't see; this class has all the methods.
+    # The refusing methods are added by name, which a type checker cannot see; this class has all of them.
     _Refusing = asyncio.SelectorEventLoop
 else:
     _PUBLIC = [name for name in vars(asyncio.AbstractEventLoop) if not name.startswith("_")]
@@ -68,9 +69,10 @@ else:
 
 
 class Timer(asyncio.TimerHandle):
-    """A timer of the body: `path` names it, `delay` is in seconds from the loop's time when it was made.
+    """A timer of the body: `path` identifies it, `delay` is in seconds from the loop's time at its creation.
 
-    One that was due at once, or never is, has no wait (`waiting` is False from the start) and is not known to `Timers`.
+    A timer that is due at once, or never, does not wait (`waiting` is False from the start), and `Timers` does not
+    know it.
     """
 
     __slots__ = ("delay", "path", "waiting")
@@ -81,32 +83,32 @@ class Timer(asyncio.TimerHandle):
         self.path = ""
         self.waiting = False
 
-    # The base compares by time and callback, so that two `sleep(5)` would be one key of a dict.
+    # The base class compares by time and callback, which would make two `sleep(5)` the same key of a dict.
     __eq__ = object.__eq__  # pyright: ignore[reportAssignmentType]
     __hash__ = object.__hash__
 
 
 class Timers(Protocol):
-    """Who keeps the body's timers and gives them back to `BodyLoop.fire`."""
+    """Keeps the body's timers and passes them to `BodyLoop.fire` when they are due."""
 
     def start(self, timer: Timer) -> None:
-        """The body waits for this timer; what this raises reaches the body."""
+        """Add a timer that the body started. Errors are raised in the body."""
 
     def drop(self, timer: Timer) -> None:
-        """The body cancelled this timer before it fired."""
+        """Remove a timer that the body cancelled before it fired."""
 
 
 class BodyTask(asyncio.Task[T]):
-    """A task whose place in a set depends on its number, not on its address.
+    """A task whose position in a set depends on its number, not on its address.
 
-    `TaskGroup` cancels, `asyncio.wait` answers and bodies iterate in the order of sets.
+    `TaskGroup` cancels its tasks, and `asyncio.wait` returns them, in the order of sets.
     """
 
     __slots__ = ("_code_context", "_hash")
     _log_destroy_pending: bool
 
     def __init__(self, coro: Coroutine[Any, Any, T], *, number: int, context: Context, **options: Any) -> None:
-        self._hash = number  # first: the base puts the task into a set
+        self._hash = number  # set first, because the base class adds the task to a set
         self._code_context = context
         super().__init__(coro, context=context, **options)
 
@@ -114,7 +116,7 @@ class BodyTask(asyncio.Task[T]):
         return self._hash
 
     def close(self) -> bool:
-        """End the coroutine where it stands, in the context that it runs in; False if it goes on all the same."""
+        """Close the coroutine in its own context; return False if it ignores that and continues."""
         loop, coro = self.get_loop(), self.get_coro()
         asyncio.tasks._enter_task(loop, self)
         try:
@@ -130,7 +132,7 @@ class BodyTask(asyncio.Task[T]):
 
 
 class BodyFuture(asyncio.Future[T]):
-    """A future with a hash by number too, taken when it is first asked for: the host's futures must not count."""
+    """A future whose hash is a number too, assigned at first use, so that futures of the worker don't count."""
 
     __slots__ = ("_hash",)
     _hash: int
@@ -146,11 +148,11 @@ class BodyFuture(asyncio.Future[T]):
 
 
 class BodyLoop(_Refusing):
-    """A deterministic event loop, pumped from outside, in the host loop's thread.
+    """A deterministic event loop that runs only when the worker calls `pump`, in the thread of the worker's loop.
 
-    `report` gets what `call_exception_handler` gets, from wherever Python found it. `seed` tells runs apart in hashes
-    and must be the same on every replay of a run: asyncio keeps the tasks of all loops in one set, which would be slow
-    if the first tasks of ten thousand runs were alike.
+    `report` is called with the context of every `call_exception_handler`. `seed` makes the hashes of tasks differ
+    between runs and must be the same on every replay of a run: asyncio keeps the tasks of all loops in one set, which
+    would be slow if the first tasks of ten thousand runs had the same hash.
     """
 
     def __init__(self, timers: Timers, report: Callable[[dict[str, Any]], None], *, seed: str = "") -> None:
@@ -160,25 +162,25 @@ class BodyLoop(_Refusing):
         self._time = 0.0
         self._root = Scope()
         self._places: WeakKeyDictionary[object, str] = WeakKeyDictionary()
-        self._tasks: dict[BodyTask[Any], None] = {}  # kept alive: a forgotten task must not end by collection
+        self._tasks: dict[BodyTask[Any], None] = {}  # references, so that no task is garbage-collected
         self._ordered: dict[int, asyncio.Task[Any]] = {}
-        high = (crc32(seed.encode()) & 0x3FFFFFFF) << 32  # low bits by number, so that small sets are in order
+        high = (crc32(seed.encode()) & 0x3FFFFFFF) << 32  # the low bits are the number, so that small sets are ordered
         self._task_numbers = count(high + 1)
         self._future_numbers = count(high + 1)
         self._pumping = self._closed = self._debug = False
 
-    # Driving it, from the host
+    # The worker's side
 
     def spawn(self, coroutine: Coroutine[Any, Any, T], *, name: str | None = None) -> asyncio.Task[T]:
-        """Make the root task, in a copy of the caller's context; it runs at the next `pump`."""
+        """Return the root task, in a copy of the caller's context; it runs at the next `pump`."""
         return self._task(coroutine, self._root, name or "body", copy_context(), {})
 
     def pump(self, budget: int = BUDGET) -> None:
-        """Run the body until it is still; `NotDurableError` if it is not after so many callbacks.
+        """Run the body until all its tasks wait. Raise `NotDurableError` if it takes more than `budget` callbacks.
 
-        It may be called from a task of the host as well as from a callback: running loop, current task, hooks and
-        collector are the host's again afterwards, whatever is raised. SystemExit and KeyboardInterrupt are raised only
-        if they came by a signal: those of the body's own are an outcome of its tasks like any other error.
+        A task or a callback of the worker may call this. The running loop, the current task, the hooks for async
+        generators and the garbage collector are restored afterwards, also after an error. SystemExit and
+        KeyboardInterrupt are raised only if a signal caused them; those of the body's code are outcomes of its tasks.
         """
         assert not self._pumping, "the body is running: pump was called from inside it"
         self._check_open()
@@ -187,7 +189,7 @@ class BodyLoop(_Refusing):
         self._pumping = True
         try:
             gc.disable()
-            if host is not None and task is not None:  # since 3.14 a thread has one current task, not one per loop
+            if host is not None and task is not None:  # since Python 3.14 a thread has one current task for all loops
                 asyncio.tasks._leave_task(host, task)
             sys.set_asyncgen_hooks(firstiter=None, finalizer=self._abandoned)
             asyncio._set_running_loop(self)
@@ -207,8 +209,9 @@ class BodyLoop(_Refusing):
             budget -= 1
             if budget < 0:
                 raise NotDurableError(
-                    f"the body spins at {_place(ready[0])}: it went on for {BUDGET:,} turns of its loop without "
-                    "waiting for a step, a message or a timer; await one of these, or an asyncio.Event; do not poll"
+                    f"the body spins at {_place(ready[0])}: it ran {BUDGET:,} callbacks of its event loop without "
+                    "waiting for a step, a message or a timer; await one of these, or an asyncio.Event, instead of "
+                    "polling"
                 )
             handle = ready.popleft()
             if not handle._cancelled:
@@ -217,29 +220,29 @@ class BodyLoop(_Refusing):
                 except (SystemExit, KeyboardInterrupt) as error:
                     if came_by_signal(error):
                         raise
-                    if not isinstance(_owner(handle), asyncio.Task):  # a task has it as its outcome
+                    if not isinstance(_owner(handle), asyncio.Task):  # in a task, it is the outcome of the task
                         self._report({"message": f"a callback of the body raised {error!r}", "exception": error})
 
     def fire(self, timer: Timer) -> None:
-        """The timer is due: its time is the loop's time, unless that is later, and its callback is ready."""
+        """Fire a due timer: advance the loop's time to the timer's time, unless it is later, and queue its callback."""
         if timer.waiting:
             timer.waiting = False
             self._time = max(self._time, timer.when())
             self._ready.append(timer)
 
     def advance(self, time: float) -> None:
-        """So much time has passed, as the history says; it does not go back."""
+        """Advance the loop's time to a time of the history; it never goes back."""
         self._time = max(self._time, time)
 
     def tasks(self) -> Set[asyncio.Task[Any]]:
-        """The unfinished tasks, in the order they were made in."""
+        """Return the unfinished tasks in the order of their creation."""
         return {task: None for task in self._tasks if not task.done()}.keys()
 
     def abandon(self, tries: int) -> bool:
-        """End the tasks that do not heed their cancellation; False if there is one that cannot be ended.
+        """Close the tasks that ignore their cancellation; return False if one of them cannot be closed.
 
-        Such a one catches whatever is thrown into it. It is never collected: Python would run it once more then, in
-        whatever context, and complain.
+        Such a task catches every exception. It is never garbage-collected, because Python would then run it once more,
+        in an arbitrary context, and print a warning.
         """
         stubborn: list[object] = []
 
@@ -256,19 +259,19 @@ class BodyLoop(_Refusing):
         return not stubborn
 
     def close(self) -> None:
-        """Refuse further use; cancels nothing, and what was left unfinished is not reported."""
+        """Close the loop without cancelling anything; unfinished tasks are not reported."""
         assert not self._pumping, "the body is running: close was called from inside it"
         self._closed = True
         self._ready.clear()
         for task in self._tasks:
             task._log_destroy_pending = False
 
-    # What asyncio asks of a loop
+    # The interface for asyncio
 
     def call_soon(
         self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.Handle:
-        """Run a callback after those that are ready, in the caller's scope unless `context` has another."""
+        """Queue a callback behind those that are ready, in the caller's scope unless `context` has another."""
         self._check_open()
         handle = asyncio.Handle(callback, args, self, context)
         self._ready.append(handle)
@@ -277,19 +280,19 @@ class BodyLoop(_Refusing):
     def call_later(
         self, delay: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
     ) -> Timer:
-        """A durable timer; with a delay of nothing or less it is no timer but ready at once, like `call_soon`."""
+        """Start a durable timer; with a delay of 0 or less, queue the callback at once, like `call_soon`."""
         return self._timer(Timer(max(delay, 0.0), self._time + delay, callback, args, self, context))
 
     def call_at(
         self, when: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
     ) -> Timer:
-        """A durable timer for a time of this loop; one that is not in the future is ready at once."""
+        """Start a durable timer for a time of this loop; if that is not in the future, queue the callback at once."""
         return self._timer(Timer(max(when - self._time, 0.0), when, callback, args, self, context))
 
     def _timer(self, timer: Timer) -> Timer:
         self._check_open()
         if math.isnan(timer.when()):
-            raise ValueError("a timer's time must be a number")
+            raise ValueError("the time of a timer must be a number, not nan")
         if timer.delay <= 0:
             self._ready.append(timer)
             return timer
@@ -300,7 +303,7 @@ class BodyLoop(_Refusing):
         return timer
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """Called by `Timer.cancel`; that of a closed loop is only Python tidying up."""
+        """Handle `Timer.cancel`; after the loop is closed, that is only Python's clean-up and is ignored."""
         if isinstance(handle, Timer) and handle.waiting and not self._closed:
             handle.waiting = False
             self.timers.drop(handle)
@@ -313,17 +316,17 @@ class BodyLoop(_Refusing):
         context: Context | None = None,
         **options: Any,
     ) -> asyncio.Task[T]:
-        """A task with a scope of its own; a `context` is copied, as two tasks may be given the same one."""
+        """Return a task with its own scope; `context` is copied, because two tasks may get the same one."""
         self._check_open()
         if (origin := _AsCompleted.calling(sys._getframe(1))) is not None:
             return self._as_ordered(origin, coro)
         path = (self._places.pop(coro, None) if type(coro) is CoroutineType else None) or self._scope().next()
         context = copy_context() if context is None else context.copy()
-        # asyncio would count all tasks of the process for the name
+        # The default name of asyncio has the number of all tasks in the process, which is not deterministic.
         return self._task(coro, Scope(path), f"Task-{path}" if name is None else name, context, options)
 
     def placed(self, coro: Coroutine[Any, Any, T], path: str) -> Coroutine[Any, Any, T]:
-        """Have the task that is made of a coroutine, if one is, take this path and none of its own."""
+        """Give a coroutine a path, which a task for it uses instead of a path of its own."""
         self._places[coro] = path
         return coro
 
@@ -331,7 +334,7 @@ class BodyLoop(_Refusing):
         enter(context, scope)
         number = next(self._task_numbers)
         task: BodyTask[Any] = BodyTask(coro, number=number, loop=self, name=name, context=context, **options)
-        if not task.done():  # an eager one may be
+        if not task.done():  # an eager task may be
             self._tasks[task] = None
             task.add_done_callback(self._finished, context=context)
         return task
@@ -340,46 +343,46 @@ class BodyLoop(_Refusing):
         del self._tasks[task]
 
     def _as_ordered(self, origin: "_AsCompleted", coro: Any) -> asyncio.Task[Any]:
-        """The task for one of `as_completed`'s awaitables; at the first of them all are made, in the list's order."""
+        """Return the task for an awaitable of `as_completed`; the first call makes all tasks, in the list's order."""
         key = id(origin.current)
         if key not in self._ordered:
             self._ordered = {id(one): asyncio.ensure_future(one, loop=self) for one in origin.awaitables()}
         if coro is not origin.current:
-            coro.close()  # made by asyncio around an awaitable that has its task already
+            coro.close()  # a wrapper that asyncio made for an awaitable that already has a task
         return self._ordered.pop(key)
 
     def create_future(self) -> asyncio.Future[Any]:
-        """A future of this loop."""
+        """Return a future of this loop."""
         return BodyFuture(loop=self)
 
     def time(self) -> float:
-        """Seconds from 0.0 when the body began; it moves when a timer fires, or with a row that has its time."""
+        """Return the seconds since the body started; timers that fire and rows with a time advance it."""
         return self._time
 
     def is_running(self) -> bool:
-        """True while the body runs."""
+        """Return whether the body runs now."""
         return self._pumping
 
     def is_closed(self) -> bool:
-        """True after `close`."""
+        """Return whether `close` was called."""
         return self._closed
 
     def get_debug(self) -> bool:
-        """Whether asyncio keeps tracebacks of where things were made."""
+        """Return whether asyncio records where tasks and handles are created."""
         return self._debug
 
     def set_debug(self, enabled: bool) -> None:
-        """Have asyncio keep tracebacks of where things were made."""
+        """Set whether asyncio records where tasks and handles are created."""
         self._debug = enabled
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Report what no code of the body can get."""
+        """Report an error that no code of the body can catch."""
         self._report(context)
 
     default_exception_handler = call_exception_handler
 
     async def shutdown_asyncgens(self) -> None:
-        """Nothing to do: a generator is closed when the body lets go of it."""
+        """Do nothing: a generator is closed when the body drops its last reference."""
 
     def _check_open(self) -> None:
         if self._closed:
@@ -389,7 +392,7 @@ class BodyLoop(_Refusing):
         return current_scope() or self._root
 
     def _abandoned(self, generator: AsyncGenerator[Any, Any]) -> None:
-        """Close an async generator the body let go of; one that the collector found, at a time of its own, is left."""
+        """Close an async generator that the body dropped; report one that only the garbage collector found."""
         if asyncio._get_running_loop() is self:
             self.create_task(generator.aclose())
         elif not self._closed:
@@ -400,8 +403,8 @@ class BodyLoop(_Refusing):
 class _AsCompleted(NamedTuple):
     """A call of `asyncio.as_completed` that is making its tasks.
 
-    It does so for each of `set(awaitables)`, and a set of coroutines has the order of their addresses; the paths of
-    the tasks would be dealt out by chance. The list it was given has the order that is meant.
+    It iterates over `set(awaitables)`, whose order depends on addresses, so the paths of the tasks would not be
+    deterministic. The order of the list that was passed to it is used instead.
     """
 
     given: object
@@ -409,31 +412,34 @@ class _AsCompleted(NamedTuple):
 
     @classmethod
     def calling(cls, frame: FrameType | None) -> "_AsCompleted | None":
-        """The call on whose behalf asyncio asks for a task, looking up from `frame` while that is asyncio's code."""
+        """Return the `as_completed` call that makes a task, if any: search from `frame` up through asyncio's frames."""
         inner = frame
         while frame is not None and frame.f_globals is vars(asyncio.tasks):
             if names := _AS_COMPLETED.get(frame.f_code):
                 given, current = names
-                # 3.11 runs the comprehension in a frame of its own; before it begins, what makes tasks is `given`
+                # Python 3.11 runs the comprehension in its own frame; before that, iterating over `given` makes tasks.
                 inside = {**frame.f_locals, **(inner.f_locals if inner is not None else {})}
                 return cls(inside[given], inside[current]) if current in inside else None
             inner, frame = frame, frame.f_back
         return None
 
     def awaitables(self) -> list[Any]:
-        """Those that are no futures yet, each once, in the order they were given in."""
+        """Return the awaitables that are not futures, each once, in the order of the argument."""
         if not isinstance(self.given, Sequence | ValuesView):
-            raise NotDurableError("as_completed() in a workflow's body needs an order to replay: give it a list")
+            raise NotDurableError(
+                f"as_completed() in a workflow's body needs a list, not a {type(self.given).__name__}: without an "
+                "order of the awaitables it is not deterministic"
+            )
         return list({id(one): one for one in self.given if not asyncio.isfuture(one)}.values())
 
 
 def _owner(handle: asyncio.Handle) -> object:
-    """The task whose step or wake-up a handle is, or whatever else the callback is a method of."""
+    """Return the object, usually a task, that the callback of a handle is a method of."""
     return getattr(getattr(handle, "_callback", None), "__self__", None)
 
 
 def _place(handle: asyncio.Handle) -> str:
-    """Where in the user's code a callback goes on: the file, the line and the function."""
+    """Return the file, line and function of the user's code in which a callback continues."""
     owner = _owner(handle)
     if isinstance(owner, asyncio.Task):
         found = _innermost(owner.get_coro())
@@ -447,7 +453,7 @@ def _place(handle: asyncio.Handle) -> str:
 
 
 def _innermost(coro: Any) -> str | None:
-    """The last of the frames that a suspended coroutine waits in, which is not asyncio's or this package's."""
+    """Return the innermost frame of a suspended coroutine that is neither asyncio's nor this package's."""
     found = None
     while coro is not None:
         frame = getattr(coro, "cr_frame", None) or getattr(coro, "gi_frame", None)
@@ -461,9 +467,9 @@ _LIBRARIES = (str(Path(asyncio.__file__).parent), str(Path(__file__).parent))
 
 
 def _keep_for_good(thing: object) -> None:
-    """Never let Python collect it, not even when the process ends."""
+    """Keep an object from ever being garbage-collected, even at the end of the process."""
     try:
-        import ctypes  # not every build of Python has it
+        import ctypes  # missing in some builds of Python
     except ImportError:
         _KEPT.append(thing)
     else:
@@ -480,4 +486,4 @@ def _as_completed_codes() -> dict[CodeType, tuple[str, str]]:
 
 
 _AS_COMPLETED = _as_completed_codes()
-"""The code that makes the tasks, with its names for what it was given and for the one it is at."""
+"""The code objects that make the tasks, with the names of the variables for the argument and the current item."""

@@ -1,6 +1,6 @@
-"""Losses that a hint would cause without a word: a subclass that comes back as its base, a secret that is masked.
+"""Values that a type hint would change silently: a subclass that is decoded as its base class, a masked secret.
 
-Both are refused when a value is written: what a step was given must be what its code gets, now and on every replay.
+Both are rejected when a value is encoded, because a step must get the same value now and on every replay.
 """
 
 from collections.abc import Mapping
@@ -10,11 +10,11 @@ from typing import Any, get_args, get_origin
 from perdure.engine import hints
 from perdure.errors import SerializationError
 
-MASK = "**********"  # what pydantic writes for a secret
+MASK = "**********"  # how pydantic encodes a secret
 
 
 def check_exact(value: Any, hint: Any) -> None:
-    """Refuse a dataclass or model, at whatever depth, that is of a subclass of what its hint says."""
+    """Raise `SerializationError` if a dataclass or model, at any depth, is of a subclass of its hinted class."""
     hint = hints.bare(hint)
     if not has_records(hint):
         return
@@ -42,7 +42,7 @@ def _inner(value: Any, hint: Any) -> list[Any]:
 
 
 def _check_member(value: Any, members: list[Any]) -> None:
-    """One of the members that the value may be has to take it as it is."""
+    """Raise `SerializationError` unless one member of the union accepts the value exactly."""
     refusal: SerializationError | None = None
     for member in members:
         if isinstance(value, hints.runtime_class(hints.bare(member))):
@@ -65,17 +65,17 @@ def _check_record(value: Any, hint: Any) -> None:
 
 
 def check_class(value: Any, kind: type) -> None:
-    """Refuse one that is of a subclass; what is inside is not looked at."""
+    """Raise `SerializationError` if a value is of a subclass of its hinted class; its fields are not checked."""
     if type(value) is not kind and not _is_parametrised(type(value), kind):
         was, said = type(value).__qualname__, kind.__qualname__
         raise SerializationError(
-            f"a {was} where the hint says {said} would come back as {said}: hint it as {was}, or as a union such as "
+            f"a {was} where the hint says {said} would be decoded as {said}: use the hint {was}, or a union such as "
             f"{said} | {was}"
         )
 
 
 def _is_parametrised(found: type, kind: type) -> bool:
-    """Whether a class is `Page[int]` where `Page` is meant, which pydantic makes a subclass."""
+    """Return whether a class is a parametrised generic such as `Page[int]`, which pydantic makes a subclass."""
     about = getattr(found, "__pydantic_generic_metadata__", None) or {}
     return about.get("origin") is kind
 
@@ -85,7 +85,7 @@ def _is_record(hint: Any) -> bool:
 
 
 def _fields_of(kind: Any) -> list[tuple[str, Any]]:
-    """The fields of a dataclass or model that have to be looked at."""
+    """Return the fields of a dataclass or model that contain dataclasses or models."""
     try:
         return _record_fields(kind)
     except TypeError:  # as in has_records
@@ -104,16 +104,16 @@ def _all_fields(kind: Any) -> list[tuple[str, Any]]:
 
 
 def flat_record(hint: Any) -> type | None:
-    """The class of a hint that is a dataclass with no other one inside: its class is all there is to check."""
+    """Return the class of a dataclass hint without nested dataclasses, where only the class must be checked."""
     hint = hints.bare(hint)
     return get_origin(hint) or hint if hints.is_record(hint) and not _fields_of(hint) else None
 
 
 def has_records(hint: Any) -> bool:
-    """Whether there are dataclasses or models in a hint."""
+    """Return whether a hint contains dataclasses or models."""
     try:
         return _has_records(hint)
-    except TypeError:  # an annotation with a list in it cannot be a key
+    except TypeError:  # an annotation that contains a list is not hashable
         return _finds(hint, _is_record, set())
 
 
@@ -134,12 +134,12 @@ def _finds(hint: Any, wanted: Any, seen: set[int]) -> bool:
 
 
 def check_secrets(model: Any, dumped: Any) -> None:
-    """Refuse a pydantic model whose secrets were masked when it was written."""
+    """Raise `SerializationError` if the secrets of a pydantic model were masked when it was encoded."""
     kind: Any = type(model)
     if _may_hold_secrets(kind) and _is_masked(dumped):
         raise SerializationError(
-            f"{type(model).__qualname__} holds a secret, which pydantic writes as {MASK!r}, so that it would be lost: "
-            "pass the secret's name and look it up in the activity, or give the field a serializer that reveals it"
+            f"{type(model).__qualname__} holds a secret, which pydantic would store as {MASK!r} and so lose: pass the "
+            "name of the secret and look it up in the activity, or give the field a serializer that reveals it"
         )
 
 

@@ -1,4 +1,4 @@
-"""Messages and events on their way into the database, from a body, an activity or a client."""
+"""Messages and events that a body, an activity or a client sends, and how they are stored."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -16,20 +16,23 @@ from perdure.storage.contract import Storage
 
 log = logging.getLogger("perdure.engine")
 
-SOURCE = "perdure"  # of events that no workflow sends
+SOURCE = "perdure"  # the default source of events that are sent outside a workflow
 
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """What is stored in one commit: a message for runs of this database and, of an event, its copy for the world."""
+    """A message for runs of this database and, for an event with an outbox, its outbox entry: stored in one commit."""
 
     message: OutgoingMessage
     event: OutboxEvent | None = None
-    stored: Callable[[], None] = lambda: None  # called after the commit, if the world is told
-    to: str | None = None  # the run that it is for alone
+    stored: Callable[[], None] = lambda: None  # called after the commit of an outbox entry
+    to: str | None = None  # the only receiver
 
     async def store(self, storage: Storage, lease: Lease | None = None) -> int:
-        """Store it; with an event, in the transaction that is open."""
+        """Store the message and the outbox entry, if there is one; that needs an open transaction.
+
+        Returns the message's id, or 0 if the receiver has ended and the message is dropped.
+        """
         message = self.message
         if self.to is not None and not await is_received(storage, self.to):
             return 0
@@ -46,17 +49,17 @@ class Outgoing:
                 await storage.add_outbox_event(self.event, lease=lease)
             except HistoryConflictError as error:
                 raise LimitError(
-                    f"another event, of another type or source or with other data, was sent to the outbox with the id "
-                    f"{self.event.event_id!r}: its consumers would take this one for the same, so give it another id"
+                    f"event id {self.event.event_id!r} is already used in the outbox by an event with another type, "
+                    "source or data, and consumers would drop this one as a duplicate: use another id"
                 ) from error
             storage.register_post_commit_callback(self.stored)
         return id
 
 
 async def is_received(storage: Storage, instance_id: str) -> bool:
-    """Return whether a run can receive what is sent to it: one that has ended does not, and what is sent is dropped.
+    """Return whether a run can still receive messages; messages to a run that has ended are dropped.
 
-    Raises `RunNotFoundError` if there is no such run.
+    Raises `RunNotFoundError` if no run has this id.
     """
     found = await storage.get_instance(instance_id)
     if found is None:
@@ -76,7 +79,7 @@ async def is_received(storage: Storage, instance_id: str) -> bool:
 def message(
     channel: str, data: object, metadata: Mapping[str, object] | None = None, *, to: str | None = None
 ) -> Outgoing:
-    """A message to a channel, or on that channel to one run."""
+    """Return a message to all subscribers of a channel, or with `to` to one run."""
     name = names.stored(channel) if to is None else names.direct(channel, to)
     about = None if metadata is None else encode(dict(metadata))
     return Outgoing(OutgoingMessage(name, encode(data), about), to=to)
@@ -90,14 +93,15 @@ def event(
     source: str = "",
     id: str | None = None,
     subject: str | None = None,
-    told: Callable[[], None] | None = None,
+    outbox_stored: Callable[[], None] | None = None,
     sender: str = SOURCE,
 ) -> Outgoing:
-    """An event. One with an id is stored once, however often it is sent with the same source, type and receiver.
+    """Return an event. Events with the same id, source, type and receiver are stored once.
 
-    With `told` it goes to the outbox as well, unless it is for one run; there it needs a source and an id.
+    With `outbox_stored`, which is called after the commit, the event is also stored in the outbox, unless it is for one
+    run. Outbox entries need a source and an id, so defaults are filled in.
     """
-    outside = told is not None and to is None
+    outside = outbox_stored is not None and to is None
     known_as, origin = (id or new_id(), source or sender) if outside else (id, source)
     about = {"ce_type": type, "ce_source": origin, "ce_id": known_as, "ce_subject": subject}
     metadata = encode({key: value for key, value in about.items() if value})
@@ -105,15 +109,15 @@ def event(
     channel = names.stored(type, "event type") if to is None else names.direct(type, to, "event type")
     key = None if id is None else _key(id, channel)
     inside = OutgoingMessage(channel, payload, metadata, message_id=key, source=source)
-    if not outside or told is None:
+    if not outside or outbox_stored is None:
         return Outgoing(inside, to=to)
-    return Outgoing(inside, OutboxEvent(str(known_as), type, origin, payload), told)
+    return Outgoing(inside, OutboxEvent(str(known_as), type, origin, payload), outbox_stored)
 
 
 def _key(id: str, channel: str) -> str:
-    """What an event is known by among those of its source: the same id for another type or receiver is another event.
+    """Return the de-duplication key of an event: the same id with another type or receiver is another event.
 
-    No message of the engine itself has a key of this form.
+    Keys of the engine's own messages never have this form.
     """
     digest = blake2b(f"{len(channel)} {channel} {id}".encode(), digest_size=8).hexdigest()
     return f"{limits.name(id, 'event id')[: limits.NAME_MAX - 17]}~{digest}"

@@ -1,8 +1,8 @@
-"""Names that users give, kept apart from those that the engine makes.
+"""Names that users choose, kept separate from those that the engine makes.
 
-The channels of one run are stored as `<channel>:<run id>`, which the whole family does, and those of a child's end
-begin with `~`. So a public channel or event type must not begin with `~`, and a colon in it is stored as `%3A`:
-whatever its name, a message to everybody is never one to a single run.
+The channels of one run are stored as `<channel>:<run id>`, as in compatible frameworks, and those for the ends of
+children start with `~`. So a public channel or event type must not start with `~`, and a colon in it is stored as
+`%3A`: a message to all subscribers can never be mistaken for a message to one run.
 """
 
 import re
@@ -11,13 +11,13 @@ from perdure.errors import LimitError
 from perdure.model import limits
 
 RESERVED = "~"
-# Generations `<id>~<n>`, runs that were tried again `<id>~r<n>`, and children whose id was taken `<id>~c<n>`.
+# Generations `<id>~<n>`, retried runs `<id>~r<n>`, and children whose id already existed `<id>~c<n>`.
 _MADE = re.compile(r"~[a-z]?[0-9]+\Z")
 _ESCAPED = re.compile("%(3A|25)")
 
 
 def stored(name: str, kind: str = "channel") -> str:
-    """The channel that a public name stands for; `LimitError` if it is none."""
+    """Return the stored name of a public channel or event type; raise `LimitError` if it is invalid."""
     limits.name(name, kind)
     if name.startswith(RESERVED):
         raise LimitError(f"{kind} {name!r} begins with {RESERVED!r}, which is reserved: choose another name")
@@ -27,27 +27,27 @@ def stored(name: str, kind: str = "channel") -> str:
 
 
 def direct(name: str, instance_id: str, kind: str = "channel") -> str:
-    """The channel of what is sent to one run under a public name."""
+    """Return the stored name of the channel for messages to one run."""
     return f"{stored(name, kind)}:{instance_id}"
 
 
 def public(channel: str) -> str:
-    """A stored channel as people know it."""
+    """Return the public name of a stored channel."""
     return _ESCAPED.sub(lambda found: ":" if found[1] == "3A" else "%", channel)
 
 
 def group(name: str) -> str:
-    """The name of a group."""
+    """Return the name of a group; raise `LimitError` if it is invalid."""
     if limits.name(name, "group name").startswith(RESERVED):
         raise LimitError(f"group name {name!r} begins with {RESERVED!r}, which is reserved: choose another name")
     return name
 
 
 def run_id(id: str | None) -> str | None:
-    """The id that a user gives a run; none that the engine could give another one."""
+    """Return the id that a user chose for a run; raise `LimitError` if it is invalid or reserved for the engine."""
     if id is not None and (limits.instance_id(id).startswith(RESERVED) or _MADE.search(id)):
         raise LimitError(
-            f"run id {id!r} is reserved: ids that begin with '~', or end in '~' and a number, are made by the engine; "
+            f"run id {id!r} is reserved: ids that start with '~', or end in '~' and a number, belong to the engine; "
             "choose another id"
         )
     return id

@@ -1,7 +1,7 @@
-"""Queries: runs by workflow, state, start time and input, page by page, and what can be done with all of them.
+"""Queries for runs by workflow, status, start time and input, page by page, and bulk operations on the results.
 
-Runs come newest first, and stuck ones those first that have been stuck for longest. Every filter is served by an index;
-`where` reads the inputs of the runs that the other filters leave, so it needs one of them.
+Runs are sorted newest first; stuck runs, those that have been stuck longest first. Every filter is served by an index,
+except that `where` reads the inputs of the runs that the other filters leave, so it needs one of them.
 """
 
 import base64
@@ -29,7 +29,7 @@ Where = Mapping[str, str | bool | int | float | None]
 
 @dataclass(frozen=True, slots=True)
 class RunPage:
-    """A page of runs. `next_token` gets the next one, and is None on the last."""
+    """A page of runs. Pass `next_token` to `RunQuery.page()` for the next page; it is None on the last one."""
 
     runs: tuple[RunInfo, ...]
     next_token: str | None
@@ -37,10 +37,12 @@ class RunPage:
 
 @dataclass(frozen=True, slots=True)
 class BulkResult:
-    """What came of an operation on all runs of a query.
+    """The result of an operation on all runs of a query.
 
-    `done` counts the runs that were changed, or in a dry run would be. `skipped` counts those that the operation is not
-    for, such as ended runs that are to be cancelled. `failed` has the ids of the others, and why.
+    - `done`: the number of runs that were changed, or in a dry run would be changed.
+    - `skipped`: the number of runs to which the operation does not apply, such as ended runs for `cancel()`.
+    - `failed`: the ids of the runs for which the operation failed, each with the reason.
+    - `dry_run`: whether nothing was changed.
     """
 
     done: int
@@ -50,7 +52,7 @@ class BulkResult:
 
 
 class Source(Protocol):
-    """What a query asks of an App or Client."""
+    """What a query needs of an App or Client."""
 
     @property
     def _storage(self) -> Storage: ...
@@ -63,7 +65,11 @@ class Source(Protocol):
 
 
 class RunQuery:
-    """Runs that match filters; made by `app.runs()`. Nothing is read until it is iterated or awaited."""
+    """A query for runs, made by `app.runs()`. Nothing is read until it is used.
+
+    Iterate over the runs with `async for`, read them with `first()`, `page()` and `count()`, or change all of them with
+    `cancel()`, `retry()` and `delete()`.
+    """
 
     def __init__(
         self,
@@ -111,9 +117,10 @@ class RunQuery:
         return page.runs[0] if page.runs else None
 
     async def page(self, limit: int = PAGE, token: str | None = None) -> RunPage:
-        """Return at most `limit` runs, from the first, or from where `next_token` of the page before says.
+        """Return a page of at most `limit` runs (default: 100).
 
-        Raises `InvalidPageTokenError` for a token that is none.
+        `token` is the `next_token` of the page before (default: None, the first page). Raises `ValueError` for a limit
+        out of range, and `InvalidPageTokenError` for an invalid token.
         """
         if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= PAGE_MAX:
             raise ValueError(f"a page has 1 to {PAGE_MAX} runs, not {limit!r}")
@@ -121,7 +128,7 @@ class RunQuery:
         return RunPage(tuple(await read_runs(self._source._storage, rows)), following)
 
     async def count(self, limit: int = COUNT_MAX) -> int:
-        """Return the number of runs, exact up to `limit`, which is what a greater number is returned as."""
+        """Return the number of runs, counted up to `limit` (default: 10,000); `limit` means that many or more."""
         if not self._stuck:
             return await self._source._storage.count_instances(self._options, limit=limit)
         found = 0
@@ -134,19 +141,25 @@ class RunQuery:
     # Changing.
 
     async def cancel(self, reason: str = "", *, dry_run: bool = False) -> BulkResult:
-        """Cancel all runs that have not ended."""
+        """Cancel all runs of the query that have not ended, with `reason` (default: empty).
+
+        With `dry_run` only count them (default: False).
+        """
 
         async def cancel(id: str) -> bool:
             try:
                 await self._source.cancel(id, reason)
             except WorkflowNotCancellableError:
-                return False  # it has ended meanwhile
+                return False  # the run has ended in the meantime
             return True
 
         return await self._each(lambda row: row.status not in TERMINAL, cancel, dry_run)
 
     async def retry(self, *, dry_run: bool = False) -> BulkResult:
-        """Start all failed and cancelled runs again, each as a new run."""
+        """Start all failed and cancelled runs of the query again, each as a new run; see `Client.retry`.
+
+        With `dry_run` only count them (default: False).
+        """
 
         async def retry(id: str) -> bool:
             await self._source.retry(id)
@@ -156,7 +169,10 @@ class RunQuery:
         return await self._each(lambda row: row.status in ended_badly, retry, dry_run)
 
     async def delete(self, *, dry_run: bool = False) -> BulkResult:
-        """Delete all runs that have ended, with their histories."""
+        """Delete all runs of the query that have ended, with their histories.
+
+        With `dry_run` only count them (default: False).
+        """
         done = skipped = 0
         failed: dict[str, str] = {}
         async for rows in self._pages():
@@ -187,7 +203,7 @@ class RunQuery:
     # Rows.
 
     async def _pages(self) -> AsyncIterator[list[WorkflowInstance]]:
-        """Yield all rows, page by page. Those that are changed meanwhile keep their places."""
+        """Yield all rows, page by page; changing runs does not move them to another page."""
         token, more = None, True
         while more:
             rows, token = await self._rows(PAGE, token)
@@ -201,7 +217,7 @@ class RunQuery:
         return page.instances, page.next_page_token
 
     async def _stuck_rows(self, limit: int, place: "_Place") -> tuple[list[WorkflowInstance], str | None]:
-        """Return a page of stuck runs: those that are backed off, then those whose workflow no live worker serves."""
+        """Return a page of stuck runs: first those in back-off, then those whose workflow no live worker executes."""
         found: list[WorkflowInstance] = []
         while place.since is not None:
             found += await self._backed_off(limit - len(found), place)
@@ -224,7 +240,7 @@ class RunQuery:
         return found, None
 
     async def _backed_off(self, limit: int, place: "_Place") -> list[WorkflowInstance]:
-        """Return the next runs that are backed off and fit the filters, and move the place behind them."""
+        """Return the next runs in back-off that match the filters, and advance `place` past them."""
         storage = self._source._storage
         after = (place.since, place.id) if place.id and place.since is not None else None
         page = await storage.list_stuck(limit, after=after)
@@ -236,7 +252,7 @@ class RunQuery:
         return [row for row in rows if row is not None and self._fits(row)]
 
     async def _unserved(self) -> list[tuple[str, str]]:
-        """Return the workflows that have runs and no live worker, each with the states that a worker is needed in."""
+        """Return the workflows that have runs but no live worker, each with each status that needs a worker."""
         storage, options = self._source._storage, self._options
         served = await served_names(storage)
         if served is None:
@@ -247,7 +263,7 @@ class RunQuery:
         return [(name, status) for name in sorted(set(known) - set(served)) for status in states]
 
     async def _untaken(self, rows: list[WorkflowInstance], now: datetime) -> list[WorkflowInstance]:
-        """Return those of these runs that could have been taken for a while, and were not listed as backed off."""
+        """Return the runs that have been due for a while without being leased, and are not in back-off."""
         waiting = [row for row in rows if unclaimed_for(row, now) >= UNSERVED]
         backed_off = await self._source._storage.get_stuck([row.instance_id for row in waiting])
         return [row for row, known in zip(waiting, backed_off, strict=True) if known is None]
@@ -265,7 +281,7 @@ class RunQuery:
 
 @dataclass(slots=True)
 class _Place:
-    """Where the next page of stuck runs begins: behind one that is backed off, or, without a time, in the others."""
+    """Where the next page of stuck runs starts: after a run in back-off or, if `since` is None, among the others."""
 
     since: datetime | None
     id: str = ""

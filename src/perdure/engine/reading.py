@@ -1,4 +1,4 @@
-"""Reading runs: rows of the storage become what programs see, a page of them with a fixed number of statements."""
+"""Reading runs: convert storage rows to the public classes, with a fixed number of statements per page."""
 
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -28,7 +28,7 @@ from perdure.storage.instances import CANCELLED_ACTIVITY
 
 PAGE = 1000
 CANCELLED = "perdure.errors.WorkflowCancelledError"
-LIFE = (children.PARENT, DEADLINE, FAILED_ID, CANCELLED_ACTIVITY)  # rows that tell of a run as a whole
+LIFE = (children.PARENT, DEADLINE, FAILED_ID, CANCELLED_ACTIVITY)  # rows about the run as a whole
 UNDO = "~undo:"
 _LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -37,7 +37,7 @@ _LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 async def read_runs(storage: Storage, found: Sequence[WorkflowInstance], *, whole: bool = False) -> list[RunInfo]:
-    """Return what is known of these runs, at most a page; with `whole` also their states and children."""
+    """Return the public view of at most a page of runs; with `whole`, also their states and children."""
     ids = [row.instance_id for row in found]
     life: dict[str, dict[str, HistoryEvent]] = {id: {} for id in ids}
     for event in await storage.get_events(ids, LIFE):
@@ -61,7 +61,7 @@ async def read_runs(storage: Storage, found: Sequence[WorkflowInstance], *, whol
 
 
 async def _read_whole(storage: Storage, id: str) -> tuple[Any, tuple[str, ...]]:
-    """Return the state and the children of a run, which only its whole history tells."""
+    """Return the state and the children of a run, which need a read of its whole history."""
     state = await storage.get_last_event(id, STATE)
     started = [_json(event) async for event in rows(storage, id) if _is_child(event)]
     return None if state is None else _json(state)["state"], tuple(map(str, started))
@@ -105,7 +105,7 @@ def _run(
 
 
 def _error_of(row: WorkflowInstance, life: Mapping[str, HistoryEvent]) -> ErrorInfo | None:
-    """Return what a run ended with, or will end with once it is compensated: a cancellation counts first."""
+    """Return the error with which a run ended or will end after its compensations; a cancellation takes precedence."""
     if row.status not in (WorkflowStatus.FAILED, WorkflowStatus.CANCELLED, WorkflowStatus.COMPENSATING):
         return None
     if CANCELLED_ACTIVITY in life:
@@ -126,7 +126,7 @@ def _deadline(event: HistoryEvent | None) -> datetime | None:
 
 
 def _waiting(id: str, waits: Sequence[RegisteredWait]) -> tuple[WaitInfo, ...]:
-    """Return what a run waits for, each once: an event has a row for those to all and one for those to this run."""
+    """Return what a run waits for, each wait once: a wait for an event has two rows, one for events to this run."""
     found: dict[str, WaitInfo] = {}
     for wait in waits:
         step = _step_of(wait.activity_id)
@@ -155,7 +155,7 @@ def _json(event: HistoryEvent) -> Any:
 
 
 def _arguments(defined: Any, data: bytes | None) -> dict[str, Any]:
-    """Return a call's arguments by name, as the hints of what was called say, as far as they fit."""
+    """Return the arguments of a call by name, decoded by the hints as far as they match."""
     try:
         texts = msgspec.json.decode(data or b"{}", type=dict[str, msgspec.Raw])
     except msgspec.DecodeError:
@@ -181,7 +181,7 @@ def _value(data: bytes, hint: Any) -> Any:
 
 
 async def read_history(storage: Storage, id: str) -> AsyncIterator[HistoryEntry]:
-    """Yield the rows of a run's history, in order."""
+    """Yield the entries of a run's history, oldest first."""
     async for event in rows(storage, id):
         data = event.event_data_binary if event.data_type == "binary" else _json(event)
         yield HistoryEntry(event.id, event.activity_id, str(event.event_type), event.created_at, data)
@@ -204,7 +204,7 @@ _UNDONE, _NOT_UNDONE = HistoryEventType.COMPENSATION_EXECUTED, HistoryEventType.
 
 
 async def read_steps(storage: Storage, id: str) -> list[StepInfo]:
-    """Return the steps of a run, those that completed first in the order in which they did."""
+    """Return the steps of a run: first those that have ended, in the order of their ends."""
     steps = _Steps()
     async for event in rows(storage, id):
         steps.add(event)
@@ -215,12 +215,12 @@ async def read_steps(storage: Storage, id: str) -> list[StepInfo]:
 
 
 class _Steps:
-    """Steps, put together row by row."""
+    """Builds the steps of a run from the rows of its history."""
 
     def __init__(self) -> None:
         self._known: dict[str, dict[str, Any]] = {}
-        self._children: dict[str, str] = {}  # by their ids, the steps that started them
-        self._ends: dict[str, str] = {}  # by the names of their end channels
+        self._children: dict[str, str] = {}  # by the ids of children, the steps that started them
+        self._ends: dict[str, str] = {}  # by the paths in the end channels of children, the same steps
 
     def found(self) -> list[StepInfo]:
         return [StepInfo(**fields) for fields in self._known.values()]
@@ -246,7 +246,7 @@ class _Steps:
             self._end(self._step(id), event)
 
     def _add_values(self, event: HistoryEvent) -> None:
-        """A row holds the values that the body took between two others."""
+        """Add the values of a row, which the body took between two steps."""
         for path, value in _json(event)["values"].items():
             step = self._step(path, StepKind.VALUE, path if path.startswith("patch:") else "value")
             step.update(status=StepStatus.COMPLETED, result=value, finished_at=event.created_at)
@@ -286,7 +286,7 @@ class _Steps:
         return self._known[id]
 
     def _end(self, step: dict[str, Any], event: HistoryEvent) -> None:
-        """A step has its outcome; one that starts a child only begins with it."""
+        """Add the outcome of a step; for the start of a child, that is only the beginning of the step."""
         kind, data = event.event_type, _json(event) if event.data_type == "json" else event.event_data_binary
         step.update(finished_at=event.created_at, error=None)
         if kind in (_FAILED, _NOT_UNDONE, _TIMEOUT):
@@ -302,11 +302,11 @@ class _Steps:
             elif step["kind"] in (StepKind.TIMER, StepKind.COMPENSATION):
                 result = None
             step.update(status=StepStatus.COMPLETED, result=result)
-        # In the order of their ends.
+        # Keep the steps in the order of their ends.
         self._known[step["id"]] = self._known.pop(step["id"])
 
     async def add_children(self, storage: Storage) -> None:
-        """Add what the children's own rows tell, as far as they are still there."""
+        """Add workflow, input and start of children from their own rows, unless retention has deleted them."""
         ids = list(self._children)
         for first in range(0, len(ids), PAGE):
             for row in await storage.get_instances(ids[first : first + PAGE]):
@@ -316,7 +316,7 @@ class _Steps:
                     step.update(name=row.workflow_name, input=given, started_at=row.started_at)
 
     def add_wait(self, run: str, wait: RegisteredWait) -> None:
-        """Add a step that is waited for; of an activity, only that its next attempt is waited for."""
+        """Add a step that the run waits for; the wait for the next attempt of an activity changes nothing."""
         id, about = _step_of(wait.activity_id), _wait(run, _step_of(wait.activity_id), wait)
         if about.kind in (WaitKind.TIMER, WaitKind.EVENT, WaitKind.CHANNEL) and not id.startswith(OWN):
             self._step(id)["status"] = StepStatus.WAITING
@@ -331,12 +331,12 @@ def _is_child(event: HistoryEvent) -> bool:
 
 
 def _step_of(id: str) -> str:
-    """Return the step that a row is of."""
+    """Return the id of the step that a row belongs to."""
     return id.partition("#")[0].rstrip("!@~") if not id.startswith(OWN) else id
 
 
 def _end_of(channel: object) -> str:
-    """Return the place of the step whose child's end came by a channel: `~end/<generation>/<place>:<run>`."""
+    """Return the path of the step that started a child from its end channel, `~end/<generation>/<path>:<run>`."""
     if not isinstance(channel, str) or not channel.startswith(children.ENDS):
-        raise EngineError(f"{channel!r} is no channel of a child's end")
+        raise EngineError(f"channel {channel!r} is not a channel for the end of a child")
     return channel.removeprefix(children.ENDS).partition("/")[2].partition(":")[0]

@@ -1,8 +1,8 @@
-"""The relay: hands the events of the outbox to a publisher, at least once each, in order for each source.
+"""The relay: passes the events of the outbox to the publisher, at least once each, in order for each source.
 
-Any worker that has a publisher does it. A source's events are claimed together, so workers share sources, not events.
-One that cannot be published is tried again after a growing while, and the later ones of its source wait behind it; in
-the end it is parked, and no longer in their way.
+Every worker with a publisher runs one. It claims all pending events of a source together, so that the events of one
+source stay in order. An event that cannot be published is retried with back-off, and the later events of its source
+wait; after the last attempt it is marked as failed, and they continue.
 """
 
 import asyncio
@@ -21,18 +21,18 @@ log = logging.getLogger("perdure.engine")
 
 Publisher = Callable[[OutboxEvent], Awaitable[object]]
 
-PAGE = 20  # what is claimed is published before a drain ends
+PAGE = 20  # events per claim: few, because a drain waits until all of them are published
 CLAIM_SEC = 30.0
-PUBLISH_SEC = 20.0  # for one event; below a claim's time
-ATTEMPTS_MAX = 20  # about an hour and a half, by the back-off of the storage
-LOOK_SEC = 10.0  # without a hint
-BUSY_SEC = 1.0  # after something went wrong; then longer and longer
-ENDING_SEC = 1.0  # how long a publisher that is cancelled may take to end
-CALM_SEC = 0.02  # at least so long between two looks that came to nothing
+PUBLISH_SEC = 20.0  # timeout for one event; less than CLAIM_SEC
+ATTEMPTS_MAX = 20  # about an hour and a half with the back-off of the storage
+LOOK_SEC = 10.0  # poll interval without a notification
+BUSY_SEC = 1.0  # first poll interval after an error; it doubles up to LOOK_SEC
+ENDING_SEC = 1.0  # how long a cancelled publisher may take to end
+CALM_SEC = 0.02  # minimum time between two polls that publish nothing
 
 
 class Relay:
-    """One worker's part of it."""
+    """The relay of one worker."""
 
     def __init__(self, storage: Storage, publisher: Publisher, relay_id: str) -> None:
         self._storage = storage
@@ -43,15 +43,15 @@ class Relay:
         self._task: asyncio.Task[None] | None = None
 
     def start(self, supervisor: Supervisor) -> None:
-        """Begin to look for events."""
+        """Start polling for events."""
         self._task = supervisor.start("outbox relay", self._look_for_ever)
 
     def wake(self) -> None:
-        """There may be an event."""
+        """Poll now, because there may be a new event."""
         self._wake.set()
 
     async def stop(self, grace_sec: float, hurried: asyncio.Event) -> None:
-        """Publish what is claimed, if it goes quickly; the rest is claimed by others when its time is up."""
+        """Publish the claimed events within the grace time; other workers claim the rest when the claim expires."""
         self._stopping = True
         self._wake.set()
         if self._task is not None:
@@ -82,13 +82,13 @@ class Relay:
                 pause = min(2 * pause, LOOK_SEC)
 
     async def _look(self) -> tuple[bool, bool]:
-        """Publish a page of events, sources side by side; whether there were any, and whether all went well."""
+        """Publish a page of events, sources concurrently; return whether there were any, and whether all succeeded."""
         events = await self._storage.get_pending_outbox_events(PAGE, relay_id=self._relay_id, lease_sec=CLAIM_SEC)
         sources = [list(some) for _, some in groupby(events, attrgetter("event_source"))]
         return bool(events), all(await asyncio.gather(*map(self._publish_source, sources)))
 
     async def _publish_source(self, events: Sequence[OutboxEvent]) -> bool:
-        """One after the other, up to the first that has to be tried again; whether there was none."""
+        """Publish events in order, up to the first that must be retried; return whether there was none."""
         for event in events:
             try:
                 async with asyncio.timeout(PUBLISH_SEC):
@@ -103,7 +103,7 @@ class Relay:
         return True
 
     async def _parked(self, event: OutboxEvent, error: BaseException) -> bool:
-        """What comes of an attempt that failed: in the end, or if it never can succeed, the event is parked."""
+        """Record a failed attempt; return whether it was the last, so that the event is marked as failed."""
         message = str(error) or type(error).__name__
         attempt = event.retry_count + 1
         final = isinstance(error, TerminalError) or attempt >= ATTEMPTS_MAX
@@ -113,12 +113,12 @@ class Relay:
             await self._storage.increment_outbox_attempts(event.event_id, error=message, relay_id=self._relay_id)
         log.log(
             logging.ERROR if final else logging.WARNING,
-            "event %s (%s) of the outbox could not be published (attempt %d of %d), %s: %s: %s",
+            "event %s (%s) in the outbox could not be published (attempt %d of %d), %s: %s: %s",
             event.event_id,
             event.event_type,
             attempt,
             ATTEMPTS_MAX,
-            "and is parked as failed" if final else "retrying with back-off",
+            "marked as failed" if final else "retrying with back-off",
             type(error).__name__,
             error,
             extra={

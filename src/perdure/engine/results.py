@@ -1,7 +1,7 @@
-"""Results: everybody in this process who waits for the end of a run.
+"""Waiting for the ends of runs, for all waiters in this process.
 
-Callers wait for the row of one run, and runs for the ends of their children. One query covers them all, at most once a
-second; runs that end in this process are told at once.
+Callers wait for the row of one run, and runs wait for their children to end. One query serves all of them, at most once
+a second; the end of a run in this process is passed on at once.
 """
 
 import asyncio
@@ -27,18 +27,18 @@ ENDS = ("completed", "failed", "cancelled")
 
 @dataclass(eq=False, slots=True)
 class _Watch:
-    """Somebody who waits until several runs have ended."""
+    """A wait until several runs have ended."""
 
     left: set[str]
     over: "asyncio.Future[None]"
 
 
 class Results:
-    """Who waits for which run."""
+    """All waits for the ends of runs of one App or Client."""
 
     def __init__(self, storage: Storage, supervisor: Supervisor, *, alone: bool) -> None:
         self._storage = storage
-        self._alone = alone  # nobody passes hints on
+        self._alone = alone  # there is no worker that passes notifications on
         self._waiting: dict[str, list[asyncio.Future[WorkflowInstance | None]]] = {}
         self._watched: dict[str, list[_Watch]] = {}
         self._asker: asyncio.Task[None] | None = None
@@ -47,7 +47,10 @@ class Results:
         self._hint = asyncio.Event()
 
     async def end_of(self, instance_id: str) -> WorkflowInstance | None:
-        """The row of a run once it has ended; None if there is no such run."""
+        """Wait until a run has ended and return its row; None if no run has this id.
+
+        Raises `ClosedError` if the App or Client closes first.
+        """
         self._refuse_if_closed(instance_id)
         found = await self._storage.get_instance(instance_id)
         if found is None or found.status in TERMINAL:
@@ -62,12 +65,12 @@ class Results:
             self._leave(instance_id, future)
 
     async def watch(self, ids: Sequence[str]) -> tuple["asyncio.Future[None]", list[WorkflowInstance]]:
-        """A future that is done once all these runs have ended or are gone, and the rows of those that have not.
+        """Return a future that is done once all these runs have ended or are deleted, and the rows of the others.
 
         Cancel the future to stop watching.
         """
         watch = _Watch(set(ids), asyncio.get_running_loop().create_future())
-        for instance_id in watch.left:  # before they are looked at, so that no end is missed
+        for instance_id in watch.left:  # before the rows are read, so that no end is missed
             self._watched.setdefault(instance_id, []).append(watch)
         watch.over.add_done_callback(lambda _: self._unwatch(watch))
         self._begin()
@@ -104,7 +107,7 @@ class Results:
             self._waiting.pop(instance_id, None)
 
     def hint(self, hint: WakeUp) -> None:
-        """A run may have ended somewhere."""
+        """Query soon if a notification says that a run may have ended."""
         if hint.kind in ("scan", RESUMABLE) and hint.payload.get("reason") in (
             None,
             "completed",
@@ -114,7 +117,7 @@ class Results:
             self._hint.set()
 
     async def ended(self, instance_id: str) -> None:
-        """A run has ended in this process."""
+        """Pass on that a run has ended in this process."""
         self._tell_watches(instance_id)
         if instance_id in self._waiting:
             self._tell([instance_id], [await self._storage.get_instance(instance_id)])
@@ -135,11 +138,11 @@ class Results:
 
     def _asked(self, _: "asyncio.Task[None]") -> None:
         self._asker = None
-        if self._waiting or self._watched:  # somebody came in the last moment
+        if self._waiting or self._watched:  # a wait was added while the task ended
             self._begin()
 
     async def _ask(self, task: Supervised) -> None:
-        """Look at a hint, and without one every second; never more often than that."""
+        """Query after a notification, and without one every second; never more often than that."""
         listener = self._supervisor.start("results listener", self._listen) if self._alone else None
         try:
             while self._waiting or self._watched:
@@ -180,7 +183,7 @@ class Results:
             raise _closed(instance_id)
 
     async def close(self) -> None:
-        """Tell all who still wait that nobody will answer them here."""
+        """Raise `ClosedError` in all callers that still wait."""
         self._closed = True
         for instance_id, futures in list(self._waiting.items()):
             for future in futures:
@@ -193,6 +196,6 @@ class Results:
 
 def _closed(instance_id: str) -> ClosedError:
     return ClosedError(
-        f"the App or Client was closed while result() waited for run {instance_id!r}: the run is not affected, ask "
-        "again from one that is open"
+        f"the App or Client was closed while result() waited for run {instance_id!r}, which is not affected: get its "
+        "result from an App or Client that is open"
     )

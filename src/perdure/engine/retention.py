@@ -1,7 +1,7 @@
-"""Retention: what is over goes after a while, in small batches, beside the work. Nothing goes unless it is asked for.
+"""Retention: delete old data in small batches while the workers run. By default nothing is deleted.
 
-Any worker may do it. Whoever gets the system lock keeps it for the whole interval and sweeps; the others ask once an
-interval and find it taken. A sweep that a crash ends is gone on with by the next one: each batch is a commit.
+Any worker can sweep. The worker that gets the system lock holds it for the whole interval and sweeps; the others try
+once per interval and find it taken. Each batch is one commit, so after a crash the next sweep resumes the work.
 """
 
 import asyncio
@@ -22,12 +22,12 @@ from perdure.storage.contract import Storage
 
 log = logging.getLogger("perdure.engine")
 
-BATCH = 100  # runs go with their whole history, so a commit has few of them
+BATCH = 100  # runs per commit: few, because each is deleted with its whole history
 PAGE = 1000
 PAUSE_SEC = 0.02
-REST = 3.0  # after a batch, rest so many times as long as it took: the work has three quarters of the database
-SOON_SEC = 10.0  # workers that are started together do not all ask at once
-AGAIN_SEC = 60.0  # after the database had trouble
+REST = 3.0  # pause this many times the duration of the last batch: runs keep three quarters of the database's time
+SOON_SEC = 10.0  # spread the first sweeps of workers that start together
+AGAIN_SEC = 60.0  # pause after a database error
 DUTY = "perdure.retention"
 CLOCK = "perdure.retention.clock"
 CLOCK_SEC = 1.0
@@ -35,12 +35,15 @@ CLOCK_SEC = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How long data is kept after it is no longer needed; None (the default) keeps it forever.
+    """A retention policy: how long data is kept after it is no longer needed.
 
-    - `finished`: runs that have ended, with their histories and archives.
-    - `messages`: messages that no live subscriber waits for, with the ids by which they are de-duplicated.
-    - `outbox`: events that were published.
+    - `finished`: runs that have ended, with their histories (default: None, keep forever).
+    - `messages`: messages that no live subscriber waits for, with their de-duplication ids (default: None, keep
+      forever).
+    - `outbox`: published events in the outbox (default: None, keep forever).
     - `every`: sweep interval (default: one hour).
+
+    Durations are seconds or timedeltas. Raises `TypeError` or `ValueError` for an invalid duration.
     """
 
     finished: Duration | None = None
@@ -57,13 +60,16 @@ class Retention:
 
     @staticmethod
     def span(duration: Duration | None) -> timedelta | None:
-        """Return one of the durations as a timedelta."""
+        """Return a duration of the policy as a timedelta, or None."""
         return timedelta(seconds=duration) if isinstance(duration, int | float) else duration
 
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """How many of each went, or in a dry run would go; None where that cannot be told without doing it."""
+    """The numbers of runs, messages and outbox events that a sweep deleted, or in a dry run would delete.
+
+    `messages` is None in a dry run with a policy for messages: they cannot be counted without deleting them.
+    """
 
     finished: int
     messages: int | None
@@ -72,7 +78,7 @@ class Swept:
 
 
 async def sweep(storage: Storage, retention: Retention, *, dry_run: bool = False) -> Swept:
-    """Remove what is older than the policy says, or only count it."""
+    """Delete what the policy no longer keeps, or with `dry_run` only count it."""
     began = time.monotonic()
     swept = await (_survey(storage, retention) if dry_run else _sweep(storage, retention))
     found = swept.finished or swept.messages or swept.outbox
@@ -91,7 +97,7 @@ async def sweep(storage: Storage, retention: Retention, *, dry_run: bool = False
 async def sweep_for_ever(
     storage: Storage, retention: Retention, worker_id: str, task: Supervised | None = None
 ) -> None:
-    """A worker's duty."""
+    """Sweep once per interval, if no other worker does; runs as a background task of every worker."""
     task = task or Supervised("retention")
     every_sec = seconds(retention.every, "every")
     delay = random.uniform(0, min(SOON_SEC, every_sec))  # nosec B311 # a pause
@@ -112,11 +118,11 @@ async def sweep_for_ever(
             )
 
 
-# Doing it.
+# Deleting.
 
 
 async def _sweep(storage: Storage, retention: Retention) -> Swept:
-    """Runs first: what only they still needed can go in the same sweep."""
+    """Delete runs first, so that messages that only they needed are deleted in the same sweep."""
     finished, messages, outbox = map(Retention.span, (retention.finished, retention.messages, retention.outbox))
     return Swept(
         0 if finished is None else await _all(lambda: storage.delete_instances(finished, BATCH), BATCH),
@@ -127,7 +133,7 @@ async def _sweep(storage: Storage, retention: Retention) -> Swept:
 
 
 async def _all(remove: Callable[[], Awaitable[int]], most: int) -> int:
-    """Remove batch by batch, with a rest after each that was full."""
+    """Delete batch by batch, with a pause after each full batch, and return the total."""
     total = 0
     while True:
         began = time.monotonic()
@@ -142,7 +148,7 @@ async def _rest(seconds: float) -> None:
     await asyncio.sleep(seconds)
 
 
-# Counting it.
+# Counting.
 
 
 async def _survey(storage: Storage, retention: Retention) -> Swept:
@@ -150,14 +156,14 @@ async def _survey(storage: Storage, retention: Retention) -> Swept:
     finished, outbox = Retention.span(retention.finished), Retention.span(retention.outbox)
     return Swept(
         0 if finished is None else await _count_finished(storage, now - finished),
-        0 if retention.messages is None else None,  # who still needs one is known only while its channel is locked
+        0 if retention.messages is None else None,  # counting the messages in use would need a lock on each channel
         0 if outbox is None else await _count_published(storage, now - outbox),
         dry_run=True,
     )
 
 
 async def database_now(storage: Storage) -> datetime:
-    """The clock that the sweep would go by: it says when a lock expires, and this one may be renewed by anybody."""
+    """Return the time by the database's clock, computed from the expiry of a lock that any process may renew."""
     while (lease := await storage.try_acquire_system_lock(CLOCK, CLOCK, CLOCK_SEC)) is None:  # noqa: ASYNC110
         await asyncio.sleep(PAUSE_SEC)
     return lease.expires_at - timedelta(seconds=CLOCK_SEC)
@@ -168,7 +174,7 @@ async def _count_finished(storage: Storage, before: datetime) -> int:
 
 
 async def _count_in(storage: Storage, status: WorkflowStatus, before: datetime) -> int:
-    """Runs in one final state, which they have been in since they were last written."""
+    """Count the runs that ended with a status before a time; a run is not updated after it has ended."""
     total, token, more = 0, None, True
     while more:
         page = await storage.list_instances(ListInstancesOptions(BATCH, token, status, started_before=before))

@@ -1,4 +1,4 @@
-"""Retries: how often an activity is tried, and how long the engine waits in between."""
+"""Retry policies: the number of attempts of an activity and the pauses between them."""
 
 import random
 from dataclasses import dataclass
@@ -12,9 +12,15 @@ from perdure.errors import SerializationError, TerminalError
 class Retry:
     """A retry policy with exponential back-off.
 
-    The engine waits `initial` after the first failed attempt, then `factor` times as long after each further one, at
-    most `maximum`. `jitter` shortens each pause by a random share of up to this much. Errors of the classes in
-    `give_up_on` are not retried; neither is `TerminalError`.
+    - `attempts`: maximum number of attempts, the first one included (default: 3).
+    - `initial`: the pause after the first failed attempt (default: 0.2 seconds).
+    - `factor`: each further pause is this many times as long as the one before (default: 2).
+    - `maximum`: the longest pause (default: 5 minutes).
+    - `jitter`: each pause is shortened by a random share of at most this much, from 0 to 1 (default: 0.2).
+    - `give_up_on`: a tuple of exception classes that are not retried, besides `TerminalError` and
+      `SerializationError` (default: none).
+
+    Durations are seconds or timedeltas. Raises `TypeError` or `ValueError` for an invalid setting.
     """
 
     attempts: int = 3
@@ -35,7 +41,7 @@ class Retry:
             raise TypeError(f"Retry(give_up_on=) must be a tuple of exception classes, not {classes!r}")
 
     def pause(self, attempt: int, error: BaseException) -> float | None:
-        """Return the seconds to wait after this attempt failed; None to give up."""
+        """Return the seconds to wait after this attempt failed, or None if there is no further attempt."""
         final: tuple[type[Exception], ...] = (TerminalError, SerializationError, *self.give_up_on)
         if attempt >= self.attempts or not isinstance(error, Exception) or isinstance(error, final):
             return None

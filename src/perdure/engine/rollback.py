@@ -1,11 +1,12 @@
-"""Rollback: what a run that failed or was cancelled did is undone, the last step first.
+"""Rollback of a run that failed or was cancelled: the compensations of its steps, in reverse order.
 
-It is driven like a run, under a lease, by any worker, and goes on where it stopped: every undo is a row of the history
-once it is done. One that fails is tried again, then reported, and the others still run. At the end the run is failed,
-or cancelled if that is why.
+Any worker can execute a rollback under a lease, and resume it where another worker left off, because each compensation
+is recorded in the history. A compensation that fails is retried, then reported, and the others still run. At the end
+the run has failed or is cancelled.
 
-An activity that can be undone has a row when it begins. One that has begun and has no outcome may have happened or not:
-it is undone with `result=None` if its compensation can take that, and else first run to an outcome.
+The start of an activity with a compensation is recorded. If it started but has no recorded outcome, it may or may not
+have taken effect: it is compensated with `result=None` if the compensation accepts that, and otherwise it is first
+executed until it has an outcome.
 """
 
 import asyncio
@@ -49,12 +50,12 @@ HANDLED = "~on_failure"
 
 
 def undo_id(step: object) -> str:
-    """The row of an undo."""
+    """Return the id of the row that records the compensation of a step."""
     return f"~undo:{step}"
 
 
 class Rollback:
-    """One instance that is compensating."""
+    """The rollback of one run."""
 
     def __init__(self, host: Host, workflow: Workflow[..., Any], instance: WorkflowInstance) -> None:
         self.host = host
@@ -82,26 +83,26 @@ class Rollback:
         self._cancelled = False
 
     def drain(self) -> None:
-        """Begin nothing new."""
+        """Start nothing new."""
         self._draining = True
 
     def hint(self) -> None:
-        """Nothing is waited for."""
+        """Do nothing: a rollback waits for no messages or timers."""
 
     def evict(self) -> None:
-        """There is nothing in memory that counts."""
+        """Do nothing: a rollback has no body in memory."""
 
     @property
     def at_work(self) -> bool:
-        """Whether code may execute now or in a moment."""
+        """Return whether code may execute now or very soon."""
         return not self.slot.idling
 
     async def drive(self, lease: Lease) -> End:
-        """Undo what is left, and end the run."""
+        """Execute the remaining compensations and the failure handler, and end the run."""
         self._lease = lease
         self.progressed = self.ending = False
         await self._catch_up()
-        await children.end_all(self, self._children, f"{self.id} is undone")
+        await children.end_all(self, self._children, f"its parent {self.id} is being compensated")
         for step in reversed(self._begun):
             if step not in self._recorded and undo_id(step) not in self._recorded:
                 await self._settle(step)
@@ -111,7 +112,7 @@ class Rollback:
         await self._handle_failure()
         return await self._end()
 
-    # What the history says.
+    # Reading the history.
 
     async def _catch_up(self) -> None:
         async for event in rows(self.host.storage, self.id, self._last_id):
@@ -142,10 +143,10 @@ class Rollback:
             self._failure = event.event_data or b"{}"
             self._error = str(json.loads(self._failure).get("error_message") or "failed")
 
-    # Undoing.
+    # Compensating.
 
     async def _settle(self, step: str) -> None:
-        """An activity that has begun and has no outcome."""
+        """Compensate an activity that started but has no recorded outcome."""
         activity = _known(step.partition(":")[2])
         assert activity.undo is not None
         if _takes_none(activity.undo):
@@ -172,20 +173,25 @@ class Rollback:
         else:
             output = await self._output_of(about["child"], entry.activity_id)
             if output is None:
-                return  # a child that ended otherwise has undone itself
+                return  # a child that did not complete has compensated its own steps
             undo, result = _known_workflow(entry.activity_name).undo, output
         assert undo is not None
         await self._run_undo(undo, undo_id(entry.id), entry.activity_id, given, result, entry)
 
     async def _result_of(self, entry: CompensationEntry) -> Any:
-        """What an activity gave, by its row."""
+        """Return the recorded result of an activity."""
         async for event in rows(self.host.storage, self.id):
             if event.activity_id == entry.activity_id and event.event_type == HistoryEventType.ACTIVITY_COMPLETED:
                 return json.loads(event.event_data or b"null")
-        raise EngineError(f"{self.id} has no result of {entry.activity_id} in its history, so it cannot be undone")
+        raise EngineError(
+            f"step {entry.activity_id!r} of run {self.id!r} cannot be compensated: its result is missing in the history"
+        )
 
     async def _output_of(self, child: str, step: str) -> bytes | None:
-        """What a child gave, if it gave anything: as this run heard, for its row may be gone; else as its row says."""
+        """Return the result of a completed child, or None if it did not complete.
+
+        The recorded message about its end comes first, because retention may have deleted the child's row.
+        """
         channel = children.end_channel(self.id, self.generation, step.removesuffix(":child"))
         if channel in self._ends:
             end = self._ends[channel]
@@ -220,7 +226,7 @@ class Rollback:
             self.host.happened(CompensationFailed(*self._about(), step, undo.name, attempt, kind, message))
 
     async def _attempt(self, activity: Activity[..., Any], id: str, step: str, payload: bytes) -> Done:
-        """Run it until it succeeds, or has failed as often as it may; failures are counted in the history."""
+        """Execute an activity until it succeeds or its attempts are used up; failed attempts are recorded."""
         while True:
             if self._draining:
                 raise Drained(self.id)
@@ -265,7 +271,7 @@ class Rollback:
         await self._record_outcome(HANDLED, "on_failure", handler, done)
 
     async def _record_outcome(self, id: str, step: str, activity: Activity[..., Any], done: Done) -> None:
-        """The outcome of an activity that is no compensation."""
+        """Record the outcome of an activity that is not a compensation."""
         attempt = self._attempts.get(id, 0) + 1
         if done.error is None:
             await self._record(id, HistoryEventType.ACTIVITY_COMPLETED, done.result)
@@ -283,10 +289,10 @@ class Rollback:
         self.progressed = True
 
     async def _end(self) -> End:
-        """End as what it is by now: a cancel that was acknowledged counts, however late it came."""
+        """End the run as failed or cancelled; a cancellation that was acknowledged counts, however late it came."""
         storage, self.ending = self.host.storage, True
         async with storage.transaction():
-            held = WorkflowStatus.COMPENSATING  # no move, but from here on nobody else moves it
+            held = WorkflowStatus.COMPENSATING  # unchanged, but this locks the row against a concurrent cancellation
             await storage.update_instance_status(self.id, held, lease=self._lease)
             await self._catch_up()
             status = WorkflowStatus.CANCELLED if self._cancelled else WorkflowStatus.FAILED
@@ -308,15 +314,19 @@ class Rollback:
 def _known(name: str) -> Activity[..., Any]:
     activity = COMPENSATIONS.get(name)
     if activity is None or activity.undo is None:
-        raise EngineError(f"nothing here knows how to undo {name}: run a worker that imports its compensation")
+        raise EngineError(_unregistered(name))
     return activity
 
 
 def _known_workflow(name: str) -> Workflow[..., Any]:
     workflow = UNDOABLE_WORKFLOWS.get(name)
     if workflow is None:
-        raise EngineError(f"nothing here knows how to undo {name}: run a worker that imports its compensation")
+        raise EngineError(_unregistered(name))
     return workflow
+
+
+def _unregistered(name: str) -> str:
+    return f"no compensation for {name!r} is registered in this process: start a worker that imports it"
 
 
 def _takes_none(undo: Activity[..., Any]) -> bool:
@@ -325,6 +335,6 @@ def _takes_none(undo: Activity[..., Any]) -> bool:
 
 
 def _arguments(activity: Activity[..., Any], given: bytes, result: bytes, **more: object) -> bytes:
-    """Those of a call's arguments that a function names, and what came of it."""
+    """Return the arguments of a compensation or handler: those of the call, the result and more that it names."""
     known = {**json.loads(given), **more, "result": json.loads(result)}
     return json.dumps({name: known[name] for name in activity.signature.hints if name in known}).encode()

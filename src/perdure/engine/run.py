@@ -1,8 +1,8 @@
-"""A run: one instance under one lease, from what its history says to where it can go no further.
+"""A run: one instance executed under one lease, from its history until it ends or waits.
 
-Whatever completes reaches the body through one inbox, one thing after the other: it is recorded, then fed. Records go
-to the journal without waiting. What the database decides (a message, a timer that has a row, an effect) waits for the
-journal first, so that the order of the rows is the order in which the body was told.
+All completions reach the body one by one through an inbox: each is recorded, then passed to the body. Records go to
+the journal without waiting. A completion that the database decides (a message, a timer with a row, an effect) first
+waits for the journal, so that the order of the rows is the order in which the body saw the completions.
 """
 
 import asyncio
@@ -41,8 +41,8 @@ from perdure.model.records import HistoryEvent, HistoryEventType, Lease, Workflo
 from perdure.model.states import WorkflowStatus
 from perdure.storage.contract import Storage
 
-LOOK_SEC = 1.0  # how often a run that cannot wait, for an activity is under way, looks for its messages
-# The caller's mistakes, which the body should hear of; anything else is the database's trouble.
+LOOK_SEC = 1.0  # poll interval for messages while a running activity keeps the run from giving up its lease
+# Mistakes of the caller, which are raised in the body; other storage errors are problems of the database.
 REFUSALS = (
     ChannelModeConflictError,
     InstanceNotFoundError,
@@ -54,7 +54,7 @@ REFUSALS = (
 
 
 class Run:
-    """One instance, driven. It may be driven again later, from where it stands, under another lease."""
+    """The execution of one instance. It can be resumed later under another lease, without a new replay."""
 
     def __init__(self, host: Host, workflow: Workflow[..., Any], instance: WorkflowInstance) -> None:
         self.host = host
@@ -62,7 +62,7 @@ class Run:
         self.workflow = workflow
         self.generation = instance.continued_from
         self.body = Body(workflow, self.id, instance.input_data, self.generation, host.now)
-        self._began = instance.started_at or host.now()  # the zero of the body's loop
+        self._began = instance.started_at or host.now()  # time zero of the body's loop
         self.parent: dict[str, str] | None = None
         self.waits = Waits(self)
         self.journal: Journal
@@ -70,33 +70,34 @@ class Run:
         self.deadline = 0.0  # of the lease, on the monotonic clock
         self.last_id = 0
         self.progressed = False
-        self.resumed = False  # driven before: the body is a copy in memory
+        self.resumed = False  # executed before: the body is cached in memory
         self.ending = False
         self._draining = False
         self._inbox: asyncio.Queue[Callable[[], Awaitable[None]]] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._pauses: set[asyncio.Task[None]] = set()  # those of them that only wait for the next attempt
+        self._pauses: set[asyncio.Task[None]] = set()  # the tasks that only wait before the next attempt
 
     @property
     def lease(self) -> Lease:
-        """The lease this run is driven under."""
+        """Return the lease under which the run is executed."""
         return self.journal.lease
 
-    # Driving.
+    # Executing.
 
     @property
     def at_work(self) -> bool:
-        """Whether code may execute now or in a moment."""
+        """Return whether code may execute now or very soon."""
         return not self.slot.idling
 
     async def drive(self, lease: Lease) -> End:
-        """Go on until the run is finished or waits. Whatever is raised ends the try, and the run is as it was."""
+        """Execute the run until it ends or waits. An error ends this try and leaves the stored run unchanged."""
         self.journal = Journal(self.host.records, lease, self.last_id)
         self.progressed = self.ending = False
         begun = self.body.begun
         try:
             await self.catch_up()
-            self._began = min(self._began, self.host.now() - timedelta(seconds=self.body.time))  # of a retry: earlier
+            # A run that retries another one has its history, so its loop started earlier than its row says.
+            self._began = min(self._began, self.host.now() - timedelta(seconds=self.body.time))
             kind = RunResumed if begun or self.journal.last_id else RunStarted
             self.host.happened(kind(*self.about()))
             self.waits.watch_deadline()
@@ -105,7 +106,7 @@ class Run:
                 if self.body.done:
                     return await endings.finish(self)
                 if self.waits.expired:
-                    return await self._cancel("its time is up")
+                    return await self._cancel("timeout exceeded")
                 if not self._draining or not self._wanting():
                     self._begin_steps()
                 elif not self._under_way():
@@ -122,10 +123,10 @@ class Run:
             await self._put_down()
 
     async def _next(self) -> None:
-        """Take the next thing from the inbox, or look for messages now and then."""
+        """Handle the next item of the inbox, or poll for messages."""
         wanting = self.body.waits or self.waits.registered()
         if self._inbox.empty() and len(self._tasks) == len(self._pauses):
-            self.slot.rest()  # no code executes: it only waits for a short time
+            self.slot.rest()  # no code executes while the run waits for a short time
         try:
             async with asyncio.timeout(LOOK_SEC if wanting else None):
                 handle = await self._inbox.get()
@@ -136,7 +137,7 @@ class Run:
         await handle()
 
     async def _resume(self) -> None:
-        """Take a slot again before any code executes."""
+        """Take a slot again, before code executes."""
         try:
             await self.slot.resume()
         except Drained:
@@ -144,48 +145,48 @@ class Run:
             raise
 
     def drain(self) -> None:
-        """Begin nothing new; what runs may finish."""
+        """Start nothing new; running activities may finish."""
         self._draining = True
         self.post(nothing)
 
     def _wanting(self) -> bool:
-        """Whether the body asks for something that was not begun."""
+        """Return whether the body requested a step that has not started."""
         activities = any(not step.running and not step.pause_sec for step in self.body.activities.values())
         return activities or any(not step.running for step in self.body.effects.values())
 
     async def give_up(self, error: BaseException, lease: Lease) -> None:
-        """Record that the run failed with this error, and leave the rest to its rollback.
+        """Record that the run failed with this error; the rollback does the rest.
 
-        The rollback goes by the history alone, so it needs no body that can be replayed.
+        The rollback reads only the history, so it works although the body cannot be replayed.
         """
         self.journal = Journal(self.host.records, lease, self.last_id)
         await endings.fail(self, error, WorkflowStatus.COMPENSATING)
 
     async def _cancel(self, reason: str) -> End:
-        """Cancel the run itself: it is undone like any that is cancelled, by whoever takes it next."""
+        """Cancel this run; the worker that leases it next compensates its steps."""
         await self.journal.durable()
         self.ending = True
         await self.host.storage.cancel_instance(self.id, reason, compensate=True, lease=self.lease)
         return End.CANCELLING
 
     def _under_way(self) -> bool:
-        """Whether the run has something to wait for here; for a short timer it is not worth giving up the lease."""
+        """Return whether the run keeps its lease: for a task, an item in the inbox or a short timer."""
         return bool(self._tasks) or not self._inbox.empty() or self.waits.short
 
     def evict(self) -> None:
-        """End the body without a verdict."""
+        """Remove the body from memory; the run itself does not end."""
         self.body.evict()
 
     def hint(self) -> None:
-        """There may be a message or a timer for this run."""
+        """Poll for messages and timers of this run, because there may be one."""
         self.waits.hint()
 
     def post(self, handle: Callable[[], Awaitable[None]]) -> None:
-        """Put something in the inbox."""
+        """Put an item in the inbox."""
         self._inbox.put_nowait(handle)
 
     async def _put_down(self) -> None:
-        """End what is under way here, of which nothing was recorded, and leave the time to the rows."""
+        """Stop all tasks and timers of the run in this process; rows in the database keep the time from here on."""
         self.waits.stop()
         plain = [step.task for step in self.body.activities.values() if step.activity.plain and step.task is not None]
         await put_down(self._tasks, plain)
@@ -195,7 +196,7 @@ class Run:
     # The history.
 
     async def catch_up(self) -> None:
-        """Feed the body the rows that it does not know yet; the first time, from the beginning."""
+        """Pass the rows that the body has not seen yet to the body; the first time, all rows (a replay)."""
         await self.journal.durable()
         known = self._rows()
         upcoming = await anext(known, None)
@@ -209,14 +210,14 @@ class Run:
         self._record_taken()
 
     async def _rows(self) -> AsyncIterator[HistoryEvent]:
-        """Rows of steps and values after those that are known, a page in memory at a time."""
+        """Yield the new rows of steps and values, with one page in memory at a time."""
         async for event in rows(self.host.storage, self.id, self.journal.last_id):
             self._read_own(event)
             if not event.activity_id.startswith(OWN) or event.event_type in (VALUES, STATE):
                 yield event
 
     def _read_own(self, event: HistoryEvent) -> None:
-        """Rows that are the engine's own."""
+        """Read a row that belongs to the engine and not to a step."""
         if event.activity_id == children.PARENT:
             self.parent = json.loads(event.event_data or b"{}")
         elif event.activity_id == DEADLINE and event.created_at is not None:
@@ -228,17 +229,20 @@ class Run:
             self.waits.remember(event)
 
     def about(self) -> tuple[str, str, datetime]:
-        """What every hook event begins with."""
+        """Return the first fields of every hook event."""
         return self.id, self.workflow.name, self.host.now()
 
     def lasted(self) -> timedelta:
-        """How long ago the run started."""
+        """Return the time since the start of the run."""
         return max(self.host.now() - self._began, timedelta(0))
 
     def note(
         self, id: str, kind: str, data: bytes, call: Call | None = None, stored: Callable[[], None] | None = None
     ) -> HistoryEvent:
-        """Record an event, of a call if it is a step's; nobody waits. `stored` is called once it is durable."""
+        """Record an event without waiting for the commit, and return it.
+
+        `call` is the call of a step, to compare it on replay. `stored` is called after the commit.
+        """
         event = self._event(id, kind, data, call)
         self.journal.record(event, stored)
         self.progressed = True
@@ -258,11 +262,11 @@ class Run:
     def tell(
         self, id: str, kind: str, data: bytes, call: Call | None = None, stored: Callable[[], None] | None = None
     ) -> None:
-        """Record an event and feed it; what the body takes because of it comes right behind."""
+        """Record an event and pass it to the body; record the values that the body then takes right behind it."""
         self.body.feed(self.note(id, kind, data, call, stored), None)
         self._record_taken()
 
-    # Beginning what the body asks for.
+    # Starting the steps that the body requests.
 
     def _begin_steps(self) -> None:
         for step in list(self.body.activities.values()):
@@ -273,7 +277,10 @@ class Run:
                 effect.running = True
                 self.post(lambda effect=effect: self._effect(effect))  # type: ignore[misc]
         if not self._under_way() and not self.body.timers and not self.body.waits and not self.waits.pauses():
-            raise EngineError(f"{self.id} waits for nothing that could ever come: a future or lock nobody releases?")
+            raise EngineError(
+                f"deadlock: nothing that run {self.id!r} ({self.workflow.name}) awaits can ever complete; check for a "
+                "future that is never set or a lock that is never released"
+            )
 
     def _begin_activity(self, step: ActivityStep) -> None:
         step.running = True
@@ -287,7 +294,7 @@ class Run:
         step.task.add_done_callback(self._tasks.discard)
 
     async def _attempt(self, step: ActivityStep) -> None:
-        """Run one attempt on the host, once everything before it is durable and while the lease is ours."""
+        """Execute one attempt, after everything before it is durable and only while the worker has the lease."""
         try:
             await self.journal.durable()
             done = await self.host.execute(self._attempt_of(step))
@@ -295,7 +302,7 @@ class Run:
         except BaseException as error:
             if came_by_signal(error) or (isinstance(error, asyncio.CancelledError) and is_cancelled()):
                 raise
-            found = _raising(error)  # nobody awaits this task: the run has to hear of it
+            found = _raising(error)  # no code awaits this task, so the inbox raises its error
         if step.task is not None:
             self._tasks.discard(step.task)
         self.post(found)
@@ -311,7 +318,7 @@ class Run:
 
     async def _attempted(self, step: ActivityStep, done: Done) -> None:
         if step.dropped:
-            return  # the body gave it up meanwhile
+            return  # the body has cancelled the step in the meantime
         if done.error is None:
             kind, data = HistoryEventType.ACTIVITY_COMPLETED, done.result
             effects = done.effects
@@ -369,7 +376,7 @@ class Run:
         async def pause() -> None:
             await asyncio.sleep(seconds)
             forget(task)
-            self.post(begin)  # by the inbox: the run may have to take a slot first
+            self.post(begin)  # through the inbox, because the run may have to take a slot first
 
         def forget(done: "asyncio.Task[None]") -> None:
             self._tasks.discard(done)
@@ -380,10 +387,10 @@ class Run:
         self._pauses.add(task)
         task.add_done_callback(forget)
 
-    # What the database decides.
+    # Steps that the database decides.
 
     async def _transact(self, step: ActivityStep) -> None:
-        """A transactional activity: it ends with its record, so nothing else of the run may come between."""
+        """Execute a transactional activity, which records its own result, so no other record may come in between."""
         await self.journal.durable()
         if step.dropped:
             return
@@ -404,7 +411,7 @@ class Run:
             await self._attempted(step, done)
 
     def _stored(self, event: HistoryEvent, stored: Callable[[], None]) -> None:
-        """Feed a row that is stored already."""
+        """Pass a row that is already stored to the body."""
         self.journal.last_id = event.id
         self.progressed = True
         stored()
@@ -424,7 +431,7 @@ class Run:
         call: Call,
         stored: Callable[[], None] | None = None,
     ) -> None:
-        """Effects and their record in one transaction; without `data` the effect's answer is recorded."""
+        """Commit effects and their record in one transaction; without `data`, record what the last effect returned."""
         began = steady()
         await self.journal.durable()
         storage = self.host.storage
@@ -443,7 +450,7 @@ class Run:
 
 
 def _undoing(instance_id: str, step: ActivityStep, result: bytes) -> Effect:
-    """What is committed with the outcome of an activity that can be undone: how to undo it."""
+    """Return the effect that registers a compensation in the commit of the activity's result."""
     entry = undoing(instance_id, step.id, step.activity.name, step.payload, result)
 
     async def write(storage: Storage, lease: Lease) -> int:

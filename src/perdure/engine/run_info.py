@@ -1,4 +1,4 @@
-"""What a program gets to know of a run: plain values, without the storage's records."""
+"""The public view of a run: plain values instead of storage records."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from perdure.model.states import WorkflowStatus
 
 @dataclass(frozen=True, slots=True)
 class ErrorInfo:
-    """An error as text: the path of its class, its message, and its traceback where one was recorded."""
+    """An error as text: the path of its class, its message, and its traceback if one was recorded."""
 
     type: str
     message: str
@@ -23,7 +23,10 @@ class ErrorInfo:
 
 @dataclass(frozen=True, slots=True)
 class StuckInfo:
-    """Why a run makes no progress, and since when. `next_retry_at` is None if any worker may take it already."""
+    """Why a run is stuck, since when, and when it is retried next.
+
+    `next_retry_at` is None if the run is not in back-off, so any worker may retry it now.
+    """
 
     reason: str
     since: datetime
@@ -31,7 +34,7 @@ class StuckInfo:
 
 
 class WaitKind(StrEnum):
-    """What a run can wait for."""
+    """The kind of thing that a run waits for."""
 
     START = "start"
     TIMER = "timer"
@@ -43,9 +46,11 @@ class WaitKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class WaitInfo:
-    """Something that a run waits for: the type of an event, a channel, the step of a timer, child or retry.
+    """Something that a run waits for.
 
-    `until` is when the timer fires or the wait times out; None if it waits forever.
+    - `kind`: what kind of wait it is.
+    - `name`: the event type, the channel, or the id of the step of a timer, child or retry.
+    - `until`: when the timer fires or the wait times out; None if the run waits forever.
     """
 
     kind: WaitKind
@@ -55,11 +60,23 @@ class WaitInfo:
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """A run as it stood when it was read.
+    """A snapshot of a run.
 
-    `input` maps parameters to values. If the workflow is defined in this process, `input` and `result` are decoded by
-    its type hints, and else they are plain JSON values. `attempts` counts the tries in a row that ended without
-    progress. `state` and `children` are read by `RunHandle.info()` only: in the results of a query they are None.
+    - `id`, `workflow`, `status`: the run's id, the name of its workflow and its status.
+    - `input`: the parameters and their values. If the workflow is defined in this process, `input` and `result` are
+      decoded by its type hints; otherwise they are plain JSON values.
+    - `result`: the result of a completed run; `error`: the error of a failed run.
+    - `state`: the value last passed to `set_state()`.
+    - `started_at`, `updated_at`, `finished_at`: times in UTC; `finished_at` is None until the run has ended.
+    - `deadline`: when `options(timeout=)` cancels the run.
+    - `parent`, `children`: the ids of the run that called this one and of the runs that this one called.
+    - `previous`: the id under which the history before the last `recur()` is kept.
+    - `waiting_for`: what a waiting run waits for.
+    - `worker`, `lease_expires_at`: the worker that holds the run's lease, and when the lease expires.
+    - `attempts`: the number of tries in a row that ended without progress.
+    - `stuck`: why the run is stuck; None if it is not.
+
+    `state` and `children` are read by `RunHandle.info()` only; in the results of a query they are None.
     """
 
     id: str

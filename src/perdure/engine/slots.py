@@ -1,9 +1,9 @@
-"""Slots: how many runs of a worker execute code at the same time.
+"""Slots limit how many runs of a worker execute code at the same time.
 
 A run holds a slot while its body, an activity or a compensation may execute. While it only waits (for its children to
-end, for the pause between two attempts, for a short timer) it gives the slot back, and it takes one again before any
-code executes. Slots are granted first come, first served. The worker's search for new runs queues for a slot like a run
-does, so neither the runs in memory nor those in the database starve.
+end, for the next attempt, for a short timer) it releases the slot, and takes one again before code executes. Slots are
+granted first come, first served. The worker's search for new runs queues for a slot like a run, so that neither the
+runs in memory nor those in the database starve.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ class Slots:
 
     def __init__(self, most: int, wake: Callable[[], None]) -> None:
         self.most = most
-        self.taken = 0  # held by runs, by runs that are being claimed, or by the search
+        self.taken = 0  # held by runs, by runs that are being leased, or by the search
         self._wake = wake
         self._queue: OrderedDict[Waiter, None] = OrderedDict()
         self._search: Waiter | None = None  # the search's place in the queue, or the slot it was granted
@@ -29,18 +29,18 @@ class Slots:
 
     @property
     def waiting(self) -> int:
-        """How many wait for a slot."""
+        """Return the length of the queue for a slot."""
         return len(self._queue)
 
     @property
     def idle(self) -> int:
-        """How many runs wait for something else, without a slot."""
+        """Return the number of runs that wait for something else, without a slot."""
         return len(self._idle)
 
     # For the worker.
 
     def reserve(self, count: int) -> "list[Slot]":
-        """Take up to `count` slots for runs that are being claimed; whoever waits for a slot comes first."""
+        """Return at most `count` slots for runs that are about to be leased; the queue is served first."""
         self._grant()
         slots: list[Slot] = []
         if self.searching is not None and count:
@@ -52,7 +52,7 @@ class Slots:
         return slots
 
     def queue_search(self) -> Waiter:
-        """There may be runs to claim, and no slot is free: take a place in the queue, once; done when it is granted."""
+        """Queue the search for a slot, once, because no slot is free; the future is done when it gets one."""
         if self._search is None:
             self._search = self._enqueue()
             self._grant()
@@ -60,17 +60,17 @@ class Slots:
 
     @property
     def searching(self) -> Waiter | None:
-        """The slot that the search was granted and has not used."""
+        """Return the slot that the search was granted and has not used, or None."""
         return self._search if self._search is not None and self._search.done() else None
 
     def end_search(self, granted: Waiter | None) -> None:
-        """Give back the slot that the search was granted before it began, if it found no use for it."""
+        """Release the slot that was granted before the search started, if the search did not use it."""
         if granted is not None and granted is self._search:
             self._search = None
             self.give()
 
     def drain(self) -> None:
-        """Grant no more slots: runs that wait without one are handed over."""
+        """Grant no more slots: runs that wait without one get `Drained` and are released for other workers."""
         self._draining = True
         if self._search is not None:
             granted, self._search = self._search.done(), None
@@ -84,7 +84,7 @@ class Slots:
     # For slots.
 
     async def take(self) -> None:
-        """Take a slot, in turn. Raises `Drained` if the worker stops."""
+        """Wait for a slot in the queue and take it. Raises `Drained` if the worker stops."""
         if self._draining:
             raise Drained("the worker stops")
         if self._is_free():
@@ -100,7 +100,7 @@ class Slots:
             raise
 
     def give(self) -> None:
-        """A slot is free again."""
+        """Release a slot."""
         self.taken -= 1
         self._grant()
 
@@ -115,7 +115,7 @@ class Slots:
         finally:
             self._idle.discard(waiter)
             if waiter.done() and not waiter.cancelled():
-                waiter.exception()  # looked at, even if the run was cancelled at the same time
+                waiter.exception()  # retrieved, so that asyncio does not warn if the run was cancelled as well
 
     def _enqueue(self) -> Waiter:
         waiter: Waiter = asyncio.get_running_loop().create_future()
@@ -128,7 +128,7 @@ class Slots:
     def _grant(self) -> None:
         while self._queue and self.taken < self.most and not self._draining:
             waiter, _ = self._queue.popitem(last=False)
-            if waiter.done():  # cancelled; it leaves the queue by itself a moment later
+            if waiter.done():  # cancelled; `take` is about to remove it
                 continue
             self.taken += 1
             waiter.set_result(None)
@@ -137,23 +137,23 @@ class Slots:
 
 
 class Slot:
-    """The slot of one run: held from the start, given back and taken again as often as the run waits."""
+    """The slot of one run: held at first, released while the run waits and taken again afterwards."""
 
     __slots__ = ("_slots", "held", "idling")
 
     def __init__(self, slots: Slots) -> None:
         self._slots = slots
         self.held = True
-        self.idling = False  # waits for something that may take long
+        self.idling = False  # in a wait that may take long
 
     def rest(self) -> None:
-        """Give the slot back, if it is held: no code executes until `resume()`."""
+        """Release the slot, if it is held; no code may execute until `resume()`."""
         if self.held:
             self.held = False
             self._slots.give()
 
     async def resume(self) -> None:
-        """Take a slot again, in turn. Raises `Drained` if the worker stops."""
+        """Take a slot again, if none is held. Raises `Drained` if the worker stops."""
         if not self.held:
             await self._slots.take()
             self.held = True

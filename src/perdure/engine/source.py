@@ -1,8 +1,8 @@
-"""Calls in a workflow's source that its event loop cannot see, and that would differ when the workflow is replayed.
+"""Find calls in a workflow's source that are not deterministic and that its event loop cannot intercept.
 
-Names are looked up as the function would see them, so an alias is found and a function of the user's own that happens
-to be called `open` is not. Only calls written in the function itself are looked at: not what the functions it calls do,
-not methods of local variables, not functions handed on without being called.
+Names are resolved as the function resolves them, so an alias is found and a user's own function named `open` is not
+reported. Only calls written in the function itself are checked: not the code of functions that it calls, not methods
+of local variables, not functions that are passed on without being called.
 """
 
 import ast
@@ -48,20 +48,20 @@ _HARMLESS = {"secrets.compare_digest"}
 
 
 class NotDurableWarning(UserWarning):
-    """A workflow's source contains a call that no replay could repeat."""
+    """A workflow's source contains a call that is not deterministic, so a replay would get another result."""
 
 
 @dataclass(frozen=True)
 class Named:
-    """Something imported inside the function that is not loaded yet: only its dotted name is known."""
+    """An object known only by its dotted name, such as an import of a module that is not loaded yet."""
 
     path: str
 
 
 def check_source(function: Function, *, strict: bool) -> list[str]:
-    """A sentence for each call in the function that would differ on replay: warned of, or raised if strict.
+    """Warn of each call in the function that is not deterministic, and return the warnings.
 
-    Without source (a REPL, `exec`) nothing is found.
+    Raises `NotDurableError` with all of them instead if `strict`. Without source (a REPL, `exec`) nothing is found.
     """
     target = inspect.unwrap(function)
     findings = list(_findings(target)) if inspect.isfunction(target) else []
@@ -88,7 +88,7 @@ def _findings(function: types.FunctionType) -> Iterator[tuple[int, str]]:
     calls = [node for node in nodes if isinstance(node, ast.Call)]
     for call in sorted(calls, key=lambda call: (call.lineno, call.col_offset)):
         name = _called(scope, call)
-        seeded = name == "random.Random" and (call.args or call.keywords)  # the same again on replay
+        seeded = name == "random.Random" and (call.args or call.keywords)  # deterministic
         if (advice := _advice(name)) is not None and not seeded:
             yield call.lineno, _sentence(call, name, advice)
 
@@ -96,15 +96,15 @@ def _findings(function: types.FunctionType) -> Iterator[tuple[int, str]]:
 def _sentence(call: ast.Call, name: str, advice: str) -> str:
     written, meant = ast.unparse(call.func), name.removeprefix("builtins.")
     also = "" if written == meant else f" (that is {meant})"
-    return f"line {call.lineno}: {written}(){also} is not repeated the same on replay: {advice}"
+    return f"line {call.lineno}: {written}(){also} is not deterministic on replay: {advice}"
 
 
 def _tree(function: types.FunctionType) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
-    """The function's own syntax tree, with the line numbers of its file."""
+    """Return the function's syntax tree with the line numbers of its file, or None if it has no source."""
     try:
         lines, first = inspect.getsourcelines(function)
         tree = ast.parse("if True:\n" + "".join(" " + line for line in lines))
-    except Exception:  # no source, or a part of a line: the check must not keep a workflow from being registered
+    except Exception:  # no source, or only a part of a line: a failing check must not prevent a definition
         return None
     ast.increment_lineno(tree, max(first, 1) - 2)
     match tree.body:
@@ -114,7 +114,7 @@ def _tree(function: types.FunctionType) -> ast.FunctionDef | ast.AsyncFunctionDe
 
 
 class _Scope:
-    """What the names in a function stand for."""
+    """Resolves the names in a function to objects."""
 
     def __init__(
         self, function: types.FunctionType, tree: ast.FunctionDef | ast.AsyncFunctionDef, nodes: list[ast.AST]
@@ -124,7 +124,7 @@ class _Scope:
         self._bound = {name for node in [*nodes, *ast.walk(tree.args)] for name in _bindings(node)}
 
     def look_up(self, name: str) -> object:
-        """The object, or None for what only a run of the function could tell."""
+        """Return the object that a name refers to, or None if that is known only when the function runs."""
         if name in self._imported:
             return self._imported[name]
         return None if name in self._bound else self._outside.get(name)
@@ -152,7 +152,7 @@ def _bindings(node: ast.AST) -> Iterator[str]:
 
 
 def _called(scope: _Scope, call: ast.Call) -> str:
-    """The dotted name of what is called, as its module calls it; empty if unknown."""
+    """Return the dotted name of the called object in its own module; empty if unknown."""
     names: list[str] = []
     node = call.func
     while isinstance(node, ast.Attribute):
@@ -165,7 +165,7 @@ def _called(scope: _Scope, call: ast.Call) -> str:
 
 
 def _attribute(found: object, name: str) -> object:
-    """An attribute, read without running anything."""
+    """Return an attribute without executing code of a property or descriptor."""
     if isinstance(found, Named):
         return Named(f"{found.path}.{name}")
     if isinstance(found, types.ModuleType):
@@ -205,7 +205,7 @@ def _name(found: object) -> str:
 
 
 def _known() -> dict[int, str]:
-    """The names of objects whose own attributes tell another one: `os.urandom` says it is of `posix`."""
+    """Return the documented names of objects, by id, whose attributes say otherwise: `os.urandom` is in `posix`."""
     listed = [path.rpartition(".") for path in _CALLS]
     listed += [(module.__name__, ".", name) for module in (random, secrets) for name in module.__all__]
     modules = [(sys.modules.get(module), module, name) for module, _, name in listed]

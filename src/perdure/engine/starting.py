@@ -1,4 +1,4 @@
-"""Starting: a run is stored, or the one that has its id is found. From a program, or as a step of another run."""
+"""Starting runs: store a new run or find the existing one, from a program or as a step of another run."""
 
 import json
 import re
@@ -21,16 +21,19 @@ from perdure.model.records import FRAMEWORK, HistoryEvent, HistoryEventType, Lea
 from perdure.model.states import WorkflowStatus
 from perdure.storage.contract import Storage
 
-BEGIN = "~begin"  # the timer of a run whose beginning was put off
-DEADLINE = "~deadline"  # the row that says how long a run may take
+BEGIN = "~begin"  # the timer of a run that starts later
+DEADLINE = "~deadline"  # the row with the timeout of a run
 
-_TRIED_AGAIN = re.compile(r"~r[0-9]+\Z")  # what a run that was tried again has behind the id of the first one
+_TRIED_AGAIN = re.compile(r"~r[0-9]+\Z")  # the suffix of a run that `retry` started
 
 Create = Callable[[WorkflowInstance], Awaitable[object]]
 
 
 async def start(storage: Storage, request: StartRequest, create: Create) -> str:
-    """Store a new run, or find the one that has its id; gives the id."""
+    """Store a new run, or find the existing run with the requested id, and return the id.
+
+    Raises `RunExistsError` if the existing run is not the requested one.
+    """
     names.run_id(request.id)
     instance = WorkflowInstance(
         new_id() if request.id is None else request.id,
@@ -50,7 +53,7 @@ async def start(storage: Storage, request: StartRequest, create: Create) -> str:
 
 
 async def _create_with_times(storage: Storage, instance: WorkflowInstance, request: StartRequest) -> None:
-    """A run that begins later, or has a deadline, and the rows that say so."""
+    """Store a run that starts later or has a timeout, with the rows that record this."""
     later = request.at is not None or request.after is not None
     status = WorkflowStatus.WAITING_FOR_TIMER if later else WorkflowStatus.RUNNING
     async with storage.transaction():
@@ -64,7 +67,7 @@ async def _create_with_times(storage: Storage, instance: WorkflowInstance, reque
 
 
 async def _check_existing(storage: Storage, request: StartRequest, instance_id: str) -> None:
-    """Raise `RunExistsError` unless the run with this id is the one to be started: it has the input, or began so."""
+    """Raise `RunExistsError` unless the existing run has the requested input, now or before its first `recur()`."""
     found = await storage.get_instance(instance_id)
     if found is None:
         raise RunExistsError(f"run {instance_id!r} existed a moment ago and was removed: start it again")
@@ -72,7 +75,7 @@ async def _check_existing(storage: Storage, request: StartRequest, instance_id: 
     if found.continued_from is not None:
         first = await storage.get_instance(first_generation(instance_id))
         if first is None or first.status is not WorkflowStatus.RECURRED:
-            inputs.append(request.input_data)  # removed by retention: what the run began with is not known any more
+            inputs.append(request.input_data)  # retention deleted the first input, so any input is accepted
         else:
             inputs.append(first.input_data)
     if (error := request.differs_from(instance_id, found.framework, found.workflow_name, inputs)) is not None:
@@ -80,12 +83,12 @@ async def _check_existing(storage: Storage, request: StartRequest, instance_id: 
 
 
 def not_found(instance_id: str) -> RunNotFoundError:
-    """The error of an id that no run has."""
+    """Return the error for an id that no run has."""
     return RunNotFoundError(f"run {instance_id!r} does not exist: check the id, and whether retention has removed it")
 
 
 def refuse_foreign(found: WorkflowInstance, action: str) -> None:
-    """Raise `EngineError` if a run is of another framework: no worker of ours would ever go on with it."""
+    """Raise `EngineError` if a run belongs to another framework, because no perdure worker would execute it."""
     if found.framework != FRAMEWORK:
         raise EngineError(
             f"run {found.instance_id!r} ({found.workflow_name}) cannot be changed here: it belongs to the framework "
@@ -94,12 +97,15 @@ def refuse_foreign(found: WorkflowInstance, action: str) -> None:
 
 
 def first_generation(instance_id: str) -> str:
-    """The id under which the first generation of a run that has recurred is kept."""
+    """Return the id under which the first generation of a run is kept after `recur()`."""
     return f"{instance_id}~1"
 
 
 async def start_tick(storage: Storage, tick: WorkflowInstance, source: str) -> str:
-    """Store the run of a tick, unless it is there; gives its id. A run of another workflow is not in its way."""
+    """Store the run of a cron tick unless it exists, and return its id.
+
+    If a run of another workflow has the id, the tick gets an id with a suffix.
+    """
     for number in count():
         id = tick.instance_id if number == 0 else f"{tick.instance_id}~c{number}"
         try:
@@ -113,13 +119,19 @@ async def start_tick(storage: Storage, tick: WorkflowInstance, source: str) -> s
 
 
 async def retry(storage: Storage, instance_id: str, from_step: str | None) -> str:
-    """Store a new run `<id>~r<n>` with the input of one that ended badly and the history before `from_step`."""
+    """Store a new run `<id>~r<n>` with the input of a failed or cancelled run and its history before `from_step`.
+
+    Returns the new id. Raises `RunNotFoundError` or `EngineError` if the run cannot be retried.
+    """
     found = await storage.get_instance(instance_id)
     if found is None:
         raise not_found(instance_id)
     refuse_foreign(found, "retry")
     if found.status not in (WorkflowStatus.FAILED, WorkflowStatus.CANCELLED):
-        raise EngineError(f"{instance_id!r} is {found.status}: only a failed or cancelled run is tried again")
+        raise EngineError(
+            f"run {instance_id!r} ({found.workflow_name}) cannot be retried: it is {found.status}, and only failed and "
+            "cancelled runs can"
+        )
     events = [] if from_step is None else await _history_before(storage, instance_id, from_step)
     base = _TRIED_AGAIN.sub("", instance_id)
     for number in count(1):
@@ -138,7 +150,7 @@ async def retry(storage: Storage, instance_id: str, from_step: str | None) -> st
 
 
 async def _history_before(storage: Storage, instance_id: str, from_step: str) -> list[HistoryEvent]:
-    """The rows that a replay feeds before a step has begun; none of them may be of a step that was undone since."""
+    """Return the rows to replay before a step; raise `EngineError` if a step among them was compensated."""
     kept: list[HistoryEvent] = []
     undone: set[str] = set()
     found, last_id, more = False, 0, True
@@ -153,15 +165,18 @@ async def _history_before(storage: Storage, instance_id: str, from_step: str) ->
             if found:
                 continue
             if step.endswith((":subscribe", ":child")):
-                raise EngineError(f"{from_step} comes after {step}, which a new run must do itself: try it from there")
+                raise EngineError(
+                    f"run {instance_id!r} cannot be retried from {from_step!r}: {step!r} comes before it, and a new "
+                    f"run must execute that step itself; retry from {step!r}, or from the start (without from_step)"
+                )
             kept.append(event)
     if not found:
-        raise EngineError(f"{instance_id!r} has no step {from_step!r}: see its history for the steps it has")
+        raise EngineError(f"run {instance_id!r} has no step {from_step!r}: use the id of a step that steps() returns")
     for step in map(_step_of, kept):
         if step in undone:
             raise EngineError(
-                f"{instance_id!r} cannot be retried from {from_step}: {step} comes before it and was undone when the "
-                f"run ended; retry from {step}, or from the start (without from_step)"
+                f"run {instance_id!r} cannot be retried from {from_step!r}: {step!r} comes before it and was "
+                f"compensated when the run ended; retry from {step!r}, or from the start (without from_step)"
             )
     return [each for each in kept if _is_replayed(each)]
 
@@ -170,7 +185,7 @@ _UNDOS = (HistoryEventType.COMPENSATION_EXECUTED, HistoryEventType.COMPENSATION_
 
 
 def _step_of(event: HistoryEvent) -> str:
-    """The step that a row is of."""
+    """Return the id of the step that a row belongs to."""
     return event.activity_id.partition("#")[0].rstrip("!@")
 
 
@@ -179,7 +194,7 @@ def _is_replayed(event: HistoryEvent) -> bool:
 
 
 def starting(request: StartRequest) -> "Callable[[Storage, Lease], Awaitable[str]]":
-    """The effect of a run that another one starts: they commit together, and the new one belongs to nobody."""
+    """Return the effect that stores a run in the commit of the step that starts it; the new run is not leased."""
 
     async def write(storage: Storage, lease: Lease) -> str:
         return await start(storage, request, storage.create_instance)
@@ -188,14 +203,14 @@ def starting(request: StartRequest) -> "Callable[[Storage, Lease], Awaitable[str
 
 
 def new_id() -> str:
-    """A new id; later ones sort behind earlier ones."""
+    """Return a new unique id; ids sort by the time at which they were made (UUID version 7)."""
     stamp = time.time_ns() // 1_000_000
     number = stamp << 80 | 0x7 << 76 | secrets.randbits(12) << 64 | 0b10 << 62 | secrets.randbits(62)
     return str(uuid.UUID(int=number))
 
 
 class InBody:
-    """What a handle that a body holds can do: nothing that a replay could not repeat."""
+    """The runs of a handle that a workflow's body holds; all calls raise because they are not deterministic."""
 
     def _refuse(self) -> NoReturn:
         raise NotDurableError(

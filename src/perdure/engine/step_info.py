@@ -1,4 +1,4 @@
-"""What a program gets to know of the steps of a run, and of its history."""
+"""The public view of a run's steps and history."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from perdure.engine.run_info import ErrorInfo
 
 
 class StepKind(StrEnum):
-    """What a step does."""
+    """The kind of a step."""
 
     ACTIVITY = "activity"
     TIMER = "timer"
@@ -28,7 +28,7 @@ class StepKind(StrEnum):
 
 
 class StepStatus(StrEnum):
-    """Where a step stands. `retrying`: an attempt failed and the next one is due or under way."""
+    """The status of a step. `retrying` means that an attempt failed and the next one is scheduled or running."""
 
     RUNNING = "running"
     RETRYING = "retrying"
@@ -39,11 +39,15 @@ class StepStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StepInfo:
-    """A step of a run, as far as its history tells.
+    """A step of a run, as its history records it.
 
-    The start and the input are recorded for children and for activities that have a compensation; for other steps
-    `started_at` and `input` are None. An activity without a compensation that has not ended its first attempt is not
-    in the history at all.
+    - `id`, `name`, `kind`, `status`: the step's id, the name of the activity or call, its kind and its status.
+    - `attempts`: the number of attempts so far.
+    - `input`: the arguments; `result`: the result of a completed step; `error`: the error of the last failed attempt.
+    - `started_at`, `finished_at`: times in UTC.
+
+    `started_at` and `input` are recorded only for children and for activities with a compensation, and are None for
+    other steps. An activity without a compensation appears in the history when its first attempt has ended.
     """
 
     id: str
@@ -60,7 +64,14 @@ class StepInfo:
 
 @dataclass(frozen=True, slots=True)
 class HistoryEntry:
-    """A row of a run's history: the step that it is about, its kind, and its data as JSON values, or bytes."""
+    """An entry of a run's history.
+
+    - `id`: the position; later entries have greater ids.
+    - `step`: the id of the step.
+    - `kind`: the type of the entry, such as `"ActivityCompleted"`.
+    - `at`: when the entry was recorded.
+    - `data`: plain JSON values, or bytes.
+    """
 
     id: int
     step: str

@@ -1,4 +1,4 @@
-"""Steps: what a body waits for. Each has an id, which is its path in the tree of tasks and its name, and a future."""
+"""Steps that a body waits for. Each has a future and an id: its path in the task tree and the name of its call."""
 
 import asyncio
 import json
@@ -22,7 +22,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Message(Generic[T]):
-    """What `receive()` gives."""
+    """A message; returned by `receive()`.
+
+    - `channel`: the name of the channel.
+    - `data`: the data, decoded as the `type` given to `receive()`.
+    - `id`: the number of the message.
+    - `metadata`: the metadata that was given when it was sent.
+    - `published_at`: when it was sent, in UTC.
+    """
 
     channel: str
     data: T
@@ -33,7 +40,10 @@ class Message(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Event(Generic[T]):
-    """What `wait_event()` gives: the data, and the attributes of the CloudEvent."""
+    """An event; returned by `wait_event()`.
+
+    `data` is decoded as the type given to `wait_event()`. The other fields are the attributes of the CloudEvent.
+    """
 
     type: str
     data: T
@@ -45,26 +55,30 @@ class Event(Generic[T]):
 
 
 class Timed:
-    """A step that time ends. While the run is driven its time is kept here, or by a row; while it waits, by a row."""
+    """A step with a timer or timeout.
+
+    While the run is executed, a timer of the host's loop or a row in the database keeps the time. While it
+    waits, a row does.
+    """
 
     __slots__ = ("handle", "registered")
 
     def __init__(self) -> None:
         self.handle: asyncio.TimerHandle | None = None
-        self.registered = False  # there is a row, which decides
+        self.registered = False  # a row exists, and decides when the time is over
 
     @property
     def timer_id(self) -> str:
-        """Of the row."""
+        """Return the id of the row."""
         raise NotImplementedError
 
     @property
     def delay_sec(self) -> float | None:
-        """How long, from when it was asked for; None is for ever."""
+        """Return the duration in seconds from the call; None waits forever."""
         raise NotImplementedError
 
     def stop(self) -> None:
-        """Forget the time that is kept here."""
+        """Stop the timer on the host's loop."""
         if self.handle is not None:
             self.handle.cancel()
             self.handle = None
@@ -103,51 +117,51 @@ class ActivityStep(Timed):
         self.call = call
         self.future = future
         self.attempt = 1
-        self.pause_sec = 0.0  # a row's time must pass before the next attempt
+        self.pause_sec = 0.0  # before the next attempt, kept by a row
         self.running = False
-        self.begun = False  # of one that can be undone: there is a row that says so
+        self.begun = False  # the start of an activity with a compensation is recorded
         self.dropped = False
         self.task: asyncio.Task[None] | None = None
 
     @property
     def start_id(self) -> str:
-        """The row of the beginning of an activity that can be undone."""
+        """Return the id of the row that records the start of an activity with a compensation."""
         return f"{self.id}!"
 
     def begin(self) -> None:
-        """It is recorded that it began."""
+        """Note that the start is recorded."""
         self.begun = True
 
     @property
     def attempt_id(self) -> str:
-        """The row of an attempt that failed and is not the last."""
+        """Return the id of the row that records the failure of the current attempt, unless it is the last one."""
         return f"{self.id}#{self.attempt}"
 
     @property
     def timer_id(self) -> str:
-        """The row of the pause after the attempt before."""
+        """Return the id of the row for the pause after the previous attempt."""
         return f"{self.id}#{self.attempt - 1}~"
 
     @property
     def delay_sec(self) -> float | None:
-        """The pause, while it lasts."""
+        """Return the pause before the next attempt; 0 if there is none."""
         return self.pause_sec
 
     def failed(self, pause_sec: float) -> None:
-        """An attempt failed; the next one is due after a pause."""
+        """Note that an attempt failed and that the next one is due after a pause."""
         self.attempt += 1
         self.pause_sec = pause_sec
         self.running = False
 
     def resume(self) -> None:
-        """The pause is over."""
+        """Note that the pause is over."""
         self.stop()
         self.pause_sec = 0.0
 
 
 @dataclass(slots=True, eq=False)
 class EffectStep:
-    """Something to be written."""
+    """A step that writes to the database, such as `publish()`."""
 
     id: str
     effect: "Effect"
@@ -165,20 +179,20 @@ class TimerStep(Timed):
         super().__init__()
         self.id = id
         self.timer = timer
-        self.replayed = replayed  # made while rows were fed, or waited for once: there may be a row with its time
+        self.replayed = replayed  # made on replay, or waited for before: a row with its time may exist
 
     @property
     def timer_id(self) -> str:
-        """The step's own."""
+        """Return the id of the step, which is the id of the row."""
         return self.id
 
     @property
     def delay_sec(self) -> float | None:
-        """As the body asked for."""
+        """Return the delay that the body asked for."""
         return self.timer.delay
 
     def stop(self) -> None:
-        """Forget the time; there may be a row by now."""
+        """Stop the timer on the host's loop; a row with its time may exist by now."""
         super().stop()
         self.replayed = True
 
@@ -186,8 +200,8 @@ class TimerStep(Timed):
 class WaitStep(Timed):
     """A wait for the next message of one of its channels that matches `where`.
 
-    The database judges that. Histories of earlier versions have rows of messages that do not match: each of them is
-    passed over, and the next row has the next `round` in its id.
+    The database selects matching messages. Histories of earlier versions contain rows of messages that don't match:
+    they are skipped, and each one increments `round`, which is part of the id of the next row.
     """
 
     __slots__ = ("after", "channels", "future", "hint", "id", "kind", "round", "where")
@@ -214,16 +228,19 @@ class WaitStep(Timed):
 
     @property
     def delay_sec(self) -> float | None:
-        """The time-out."""
+        """Return the timeout in seconds, or None."""
         return None if self.after is None else self.after.total_seconds()
 
     def ids(self) -> dict[str, str]:
-        """The rows that may come, and the channel of each."""
+        """Return the ids of the rows that can complete this wait, each with its channel."""
         base = self.id if self.round == 1 else f"{self.id}#{self.round}"
         return {base + "@" * place: channel for place, channel in enumerate(self.channels)}
 
     def waits(self, until: datetime | None) -> list[ChannelWait]:
-        """What is registered: one wait for each channel. The first one has the time-out, known by now or not."""
+        """Return the waits to register, one for each channel; the first one has the timeout.
+
+        `until` is the time at which the wait times out, if it is known already.
+        """
         times: tuple[datetime | None, timedelta | None] = (None, self.after) if until is None else (until, None)
         found = []
         for id, channel in self.ids().items():
@@ -232,7 +249,7 @@ class WaitStep(Timed):
         return found
 
     def read(self, id: str, event: HistoryEvent) -> tuple[Any, bool]:
-        """What a row says, and whether it is what is waited for."""
+        """Return the message or event of a row, and whether it matches; if it does not, the message is None."""
         message = message_of(event, self.ids()[id])
         if self.where is not None and not matches(message.data, self.where):
             return None, False
@@ -240,12 +257,12 @@ class WaitStep(Timed):
         return (typed if self.kind is None else event_of(typed, self.kind)), True
 
     def pass_over(self) -> None:
-        """Go on to the next message."""
+        """Skip a message that does not match."""
         self.round += 1
 
 
 def message_of(event: HistoryEvent, channel: str) -> Message[Any]:
-    """A recorded message; one that is not JSON has bytes for data."""
+    """Return a recorded message; its data is bytes if it is not JSON."""
     if event.data_type == "binary":
         return Message(channel, event.event_data_binary)
     envelope = json.loads(event.event_data or b"{}")
@@ -268,7 +285,7 @@ def _typed(message: Message[Any], hint: object) -> Message[Any]:
 
 
 def event_of(message: Message[Any], kind: str) -> Event[Any]:
-    """A message of a channel that is named after an event type."""
+    """Return the event in a message of the channel of its type."""
     about = message.metadata
     return Event(
         type=kind,

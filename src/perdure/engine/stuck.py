@@ -1,6 +1,6 @@
-"""Stuck runs: those that are retried with back-off after tries without progress, and those that no worker takes.
+"""Stuck runs: runs in back-off after tries without progress, and runs whose workflow no live worker executes.
 
-The storage keeps why a run is backed off. That no worker serves a workflow is known from what the workers publish.
+The storage has the reason of each back-off. Each worker publishes the names of the workflows that it executes.
 """
 
 import asyncio
@@ -22,11 +22,11 @@ from perdure.storage.stuck import BACKED_OFF
 
 log = logging.getLogger("perdure.engine")
 
-UNSERVED = timedelta(seconds=10)  # a run that could be taken for so long is taken by no worker
-WARN_SEC = 5.0  # until a caller who waits for a run that no worker serves is warned
-SAMPLE = 100  # due runs that are looked at to find the oldest
+UNSERVED = timedelta(seconds=10)  # a run that is due for longer counts as not served by any worker
+WARN_SEC = 5.0  # delay of the warning to a caller that waits for a run that no worker serves
+SAMPLE = 100  # number of due runs that are read to find the oldest
 REASON_MAX = 4000
-BEATS = 2.0  # a worker that missed so many heartbeats is not live
+BEATS = 2.0  # a worker that has missed this many heartbeats is not live
 BEAT_GRACE = timedelta(seconds=5)
 LONGEST_BEAT = timedelta(days=1)
 _TRIES = re.compile(r"#(\d+)(?::|$)")
@@ -34,25 +34,25 @@ _SPACE = re.compile(r"[\s\x00-\x1f\x7f-\x9f\ud800-\udfff]+")
 
 
 def reason_of(error: BaseException) -> str:
-    """Return an error as the reason for which a run is stuck, in one line."""
+    """Return the reason why a run is stuck: the error in one line."""
     message = _SPACE.sub(" ", str(error)).strip()
     text = f"{type(error).__name__}: {message}" if message else type(error).__name__
     return text if len(text) <= REASON_MAX else f"{text[: REASON_MAX - 1].rstrip()}…"
 
 
 def tries_of(owner: str | None) -> int:
-    """Return how many tries in a row ended without progress before the lease of this owner."""
+    """Return the number of tries in a row without progress before this lease, which its owner contains."""
     found = _TRIES.search(owner or "")
     return int(found[1]) if found else 0
 
 
 def is_backed_off(owner: str | None) -> bool:
-    """Return whether the owner of a lease is no worker: the lease keeps workers away."""
+    """Return whether a lease belongs to no worker but keeps a run in back-off."""
     return owner is not None and owner.startswith(BACKED_OFF)
 
 
 def unclaimed_for(row: WorkflowInstance, now: datetime) -> timedelta:
-    """Return for how long any worker could have taken a run; zero for one that cannot be taken."""
+    """Return for how long a run has been due without being leased; zero if it is not due."""
     since = row.updated_at if row.locked_by is None else row.lock_expires_at
     if row.status not in RESUMABLE or since is None:
         return timedelta(0)
@@ -62,7 +62,7 @@ def unclaimed_for(row: WorkflowInstance, now: datetime) -> timedelta:
 def stuck_info(
     row: WorkflowInstance, found: StuckInstance | None, now: datetime, served: Collection[str] | None
 ) -> StuckInfo | None:
-    """Return why a run makes no progress; None if it does. `served` are the workflows with a live worker."""
+    """Return why a run is stuck; None if it is not. `served` has the names of workflows with a live worker."""
     if found is not None:
         return StuckInfo(found.reason, found.since, found.next_retry_at if is_backed_off(row.locked_by) else None)
     waited = unclaimed_for(row, now)
@@ -76,7 +76,7 @@ def stuck_info(
 
 
 async def oldest_due(storage: Storage) -> timedelta | None:
-    """Return for how long the oldest run that a worker could execute has not been taken; None if there is none."""
+    """Return for how long the oldest due run has been waiting for a worker; None if no run is due."""
     found = await storage.find_resumable_workflows(SAMPLE)
     if not found:
         return None
@@ -85,17 +85,17 @@ async def oldest_due(storage: Storage) -> timedelta | None:
     return max((unclaimed_for(row, now) for row in rows if row is not None), default=None)
 
 
-# What workers serve.
+# The workflows of live workers.
 
 
 def published(workflows: Collection[str], lease_sec: float) -> bytes:
-    """Return what a worker says of itself. Too many names are left out: then it counts as one that serves all."""
+    """Return what a worker publishes. If the names are too long they are left out, which means that it serves all."""
     info = encode({"workflows": sorted(workflows), "lease_sec": lease_sec})
     return info if len(info) <= METADATA_MAX else encode({"lease_sec": lease_sec})
 
 
 async def served_names(storage: Storage) -> Collection[str] | None:
-    """Return the names of the workflows that live workers serve; None if one of them may serve any."""
+    """Return the names of the workflows that live workers serve; None if one of them may serve all."""
     now = await storage.current_time()
     names: set[str] = set()
     for worker in await storage.list_workers(alive_within=LONGEST_BEAT):
@@ -110,7 +110,7 @@ async def served_names(storage: Storage) -> Collection[str] | None:
 
 
 class UnservedWarning:
-    """Warns a caller that waits for a run whose workflow no live worker serves: once, after some seconds."""
+    """Logs a warning, once after a few seconds, if a caller waits for a run whose workflow no live worker serves."""
 
     def __init__(self, storage: Storage, instance_id: str) -> None:
         self._storage, self._id = storage, instance_id
@@ -118,7 +118,7 @@ class UnservedWarning:
         self._timer = asyncio.get_running_loop().call_later(WARN_SEC, self._begin)
 
     def stop(self) -> None:
-        """The caller waits no longer."""
+        """Cancel the warning, because the caller no longer waits."""
         self._timer.cancel()
         if self._task is not None:
             self._task.cancel()

@@ -1,8 +1,8 @@
-"""Supervision: a background task that fails is logged, restarted with back-off, and shown by `app.health()`.
+"""Supervision of background tasks: a task that fails is logged, restarted with back-off and shown by `app.health()`.
 
-A task that fails ten times in a row, with no success in between, is given up on: it is still restarted, but `serve()`
-raises, so that whatever runs the process notices and can start a new one. An unavailable database is no such failure:
-the tasks retry until it answers, and the log has one warning for all of them.
+After ten failures in a row `serve()` raises, so that the process manager can restart the process; until then, and
+without `serve()`, the task keeps being restarted. An unavailable database does not count as a failure: the tasks retry
+until it answers, and one warning is logged for all of them.
 """
 
 import asyncio
@@ -28,22 +28,30 @@ FAILURES_MAX = 10
 
 @dataclass(frozen=True, slots=True)
 class TaskHealth:
-    """A background task: whether it runs now, how often it had to be restarted, and because of what."""
+    """The health of a background task.
+
+    - `name`: what the task does.
+    - `alive`: whether it runs now; False while it waits for its restart.
+    - `restarts`: the number of restarts since the App or Client was opened.
+    - `failures`: the number of failures in a row, with no success in between.
+    - `last_error`: the type and message of the last error, or None.
+    """
 
     name: str
     alive: bool
     restarts: int = 0
-    failures: int = 0  # in a row, with no success in between
+    failures: int = 0
     last_error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """How an App or Client is, for readiness probes.
+    """The health of an App or Client, for readiness probes.
 
-    `database` is whether the database answers, `migrations` whether it has every migration of this release, `tasks` the
-    background tasks, and `oldest_due_sec` for how long the oldest run that a worker could execute has not been taken:
-    None if there is no such run.
+    - `database`: whether the database answers.
+    - `tasks`: the background tasks.
+    - `migrations`: whether all migrations of this release are applied.
+    - `oldest_due_sec`: for how many seconds the oldest due run has been waiting for a worker; None if no run is due.
     """
 
     database: bool
@@ -53,12 +61,12 @@ class Health:
 
     @property
     def ok(self) -> bool:
-        """Whether the database answers and is migrated, and each background task runs and recovered from failures."""
+        """Return whether the database answers, all migrations are applied and all background tasks are healthy."""
         return self.database and self.migrations and all(each.alive and not each.failures for each in self.tasks)
 
 
 class Outage:
-    """Logs that the database is unavailable, once, and that it is available again for every task that noticed."""
+    """Logs once that the database is unavailable, and once that it is available again for all affected tasks."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # the heartbeat is a thread
@@ -66,7 +74,7 @@ class Outage:
         self._began = 0.0
 
     def notice(self, task: str, error: BaseException) -> None:
-        """Say that a task cannot reach the database."""
+        """Note that a task cannot reach the database."""
         with self._lock:
             first = not self._noticed
             self._noticed.add(task)
@@ -77,7 +85,7 @@ class Outage:
             )
 
     def end(self, task: str, *, reached: bool) -> None:
-        """Say that a task reached the database, or ended without that."""
+        """Note that a task reached the database again, or ended without reaching it."""
         if task not in self._noticed:
             return
         with self._lock:
@@ -89,7 +97,7 @@ class Outage:
 
 
 class Supervised:
-    """One background task, as its own code sees it: it says that it succeeded, or that it failed."""
+    """The state of one background task, whose code reports its successes and failures here."""
 
     def __init__(
         self, name: str, given_up: Callable[[str], None] = lambda why: None, outage: Outage | None = None
@@ -97,27 +105,27 @@ class Supervised:
         self._outage = outage or Outage()
         self.name = name
         self.alive = True
-        self.ended = False  # as it should: there is nothing left to do
+        self.ended = False  # regularly, with nothing left to do
         self._given_up = given_up
         self._restarts = self._failures = 0
         self._last_error: str | None = None
 
     def succeeded(self) -> None:
-        """Forget the failures before this: what it does came to a good end."""
+        """Report a success, which resets the count of failures."""
         self._failures = 0
         self._outage.end(self.name, reached=True)
 
     def unavailable(self, error: BaseException) -> None:
-        """Say that the database does not answer, and that the task tries again. Any thread may call it."""
+        """Report that the database does not answer and that the task retries. Any thread may call this."""
         self._outage.notice(self.name, error)
 
     def end(self) -> None:
-        """Say that there is nothing left to do."""
+        """Report that the task has ended because nothing is left to do."""
         self.ended = True
         self._outage.end(self.name, reached=False)
 
     def failed(self, error: BaseException) -> float:
-        """Log an unexpected error; returns the seconds to wait before it is tried again. Any thread may call it."""
+        """Log an unexpected error and return the seconds to wait before a restart. Any thread may call this."""
         self._restarts += 1
         self._failures += 1
         self._last_error = f"{type(error).__name__}: {error}"
@@ -143,7 +151,7 @@ class Supervised:
 
     @property
     def health(self) -> TaskHealth:
-        """How it is."""
+        """Return the health of the task."""
         return TaskHealth(self.name, self.alive, self._restarts, self._failures, self._last_error)
 
 
@@ -152,20 +160,20 @@ class Supervisor:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._context = copy_context()  # of whoever opened the app: tasks belong to no caller
+        self._context = copy_context()  # of the code that opened the app: a task must not see a caller's context
         self._supervised: dict[str, Supervised] = {}
         self._broken: asyncio.Future[str] = self._loop.create_future()
         self._outage = Outage()
 
     def watch(self, name: str) -> Supervised:
-        """Keep an eye on a task that keeps itself going, such as a thread; the same name gives the same one."""
+        """Return the state of a task that restarts itself, such as a thread; the same object for the same name."""
         found = self._supervised.get(name)
         if found is None:
             found = self._supervised[name] = Supervised(name, self._give_up, self._outage)
         return found
 
     def start(self, name: str, work: Callable[[Supervised], Coroutine[Any, Any, None]]) -> "asyncio.Task[None]":
-        """Run a task until it returns or is cancelled, however often it fails."""
+        """Start a task and restart it each time it fails, until it returns or is cancelled."""
         keeping = self._keep(self.watch(name), work)
         return asyncio.create_task(keeping, name=f"perdure {name}", context=self._context.copy())
 
@@ -191,13 +199,13 @@ class Supervisor:
             if not self._broken.done():
                 self._broken.set_result(why)
 
-        with suppress(RuntimeError):  # the loop is closed: nobody serves any more
+        with suppress(RuntimeError):  # the loop is closed: no `serve()` waits for this
             self._loop.call_soon_threadsafe(tell)
 
     async def failure(self) -> None:
-        """Wait until a task is given up on, and raise that."""
+        """Wait until a task has failed too often in a row, and raise `EngineError`."""
         raise EngineError(await asyncio.shield(self._broken))
 
     def tasks(self) -> tuple[TaskHealth, ...]:
-        """How they all are."""
+        """Return the health of all tasks that have not ended regularly."""
         return tuple(each.health for each in self._supervised.values() if not each.ended)

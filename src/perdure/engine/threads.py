@@ -1,7 +1,7 @@
-"""Threads for plain functions.
+"""Threads for activities that are plain functions.
 
-They are daemons, unlike those of `concurrent.futures`: a function that does not return must not keep the process from
-ending once the worker's grace time is over.
+They are daemon threads, unlike those of `concurrent.futures`: a function that does not return must not keep the process
+from ending after the worker's grace time.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ Outcome = tuple[Any, BaseException | None]
 
 
 class Threads:
-    """Runs functions in at most so many threads, which are started when they are needed."""
+    """Calls functions in at most `most` threads, which are started on demand."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -26,12 +26,12 @@ class Threads:
         self._closed = False
 
     def submit(self, call: Callable[[], Any]) -> "asyncio.Future[Outcome]":
-        """Call a function in a thread; the future gets what it returned or raised, whatever that is."""
+        """Call a function in a thread; the future's result is what it returned and what it raised."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Outcome] = loop.create_future()
         with self._due:
             if self._closed:
-                raise RuntimeError("the worker has stopped: no function is started any more")
+                raise RuntimeError("the worker has stopped and starts no more functions in threads")
             self._calls.append((call, future, loop))
             if self._idle >= len(self._calls):
                 self._due.notify()
@@ -41,7 +41,7 @@ class Threads:
         return future
 
     def withdraw(self, future: "asyncio.Future[Outcome]") -> bool:
-        """Return whether the function has not been called yet; then it will not be."""
+        """Remove a call from the queue; return False if the function was called already."""
         with self._due:
             for each in self._calls:
                 if each[1] is future:
@@ -50,7 +50,7 @@ class Threads:
         return False
 
     def close(self) -> None:
-        """Start nothing more; threads end as soon as their function returns."""
+        """Call no more functions; each thread ends when its function returns."""
         with self._due:
             self._closed = True
             self._calls.clear()
@@ -67,7 +67,7 @@ class Threads:
                     return
                 call, future, loop = self._calls.popleft()
             outcome = _outcome(call)
-            with suppress(RuntimeError):  # the loop is closed: nobody is interested any more
+            with suppress(RuntimeError):  # the loop is closed, so no code waits for the outcome
                 loop.call_soon_threadsafe(_settle, future, outcome)
             del call, future, loop, outcome
 

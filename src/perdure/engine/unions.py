@@ -1,9 +1,9 @@
-"""Hints that msgspec cannot do by itself: unions whose JSON is ambiguous, pydantic models, dicts with odd keys.
+"""Codecs for hints that msgspec does not support: ambiguous unions, pydantic models, dicts with non-string keys.
 
-A codec packs a value into what msgspec can write, and loads it from JSON text. Everything msgspec does exactly is left
-to it (`Plain`); only the way down to an ambiguous place is walked in Python. There a member that shares its JSON form
-with another carries a tag: `{"$type": "Circle", …its fields}` for dataclasses and models, `{"$type": "datetime",
-"value": …}` for everything else. JSON's own types stay bare, and where nothing is ambiguous nothing is tagged.
+A codec packs a value into what msgspec can encode, and loads it from JSON. msgspec handles everything that it encodes
+exactly (`Plain`); Python code handles only the path to an ambiguous position. There a union member that shares its JSON
+form with another one gets a tag: `{"$type": "Circle", …its fields}` for dataclasses and models, `{"$type": "datetime",
+"value": …}` for everything else. The types of JSON itself have no tag, and unambiguous positions have none.
 """
 
 import dataclasses
@@ -26,11 +26,11 @@ _load_pairs = msgspec.json.Decoder(list[tuple[msgspec.Raw, msgspec.Raw]]).decode
 
 Text = bytes | msgspec.Raw
 
-ADVICE = "use dataclasses, pydantic models, enums, JSON's own types or lists and dicts of them, or convert it before"
+ADVICE = "use dataclasses, pydantic models, enums, JSON types or lists and dicts of them, or convert the value before"
 
 
 class Codec(Protocol):
-    """Packs a value for msgspec's encoder and loads it from JSON text."""
+    """Packs values for msgspec's encoder and loads them from JSON."""
 
     plain: bool
 
@@ -40,10 +40,10 @@ class Codec(Protocol):
 
 
 def codec(hint: Any) -> Codec:
-    """The codec of a hint, made once."""
+    """Return the cached codec of a hint."""
     try:
         return _cached(hint)
-    except TypeError:  # an annotation with a list in it cannot be a key
+    except TypeError:  # an annotation that contains a list is not hashable
         return _made(hint)
 
 
@@ -53,7 +53,7 @@ def _made(hint: Any) -> Codec:
             decoder = msgspec.json.Decoder(hint)
             return Checked(decoder, hint) if losses.has_records(hint) else Plain(decoder)
         except (TypeError, RecursionError, NameError):
-            pass  # something inside that msgspec does not know
+            pass  # it contains something that msgspec does not support
     stripped = hints.bare(hint)
     return codec(stripped) if stripped is not hint else _structured(hint)
 
@@ -62,14 +62,14 @@ _cached = lru_cache(CODECS_MAX)(_made)
 
 
 def _is_plain(hint: Any, seen: set[Any]) -> bool:
-    """Whether what msgspec does with a hint is exact; a hint inside itself adds nothing new."""
+    """Return whether msgspec handles a hint exactly; `seen` ends the recursion of recursive hints."""
     hint = hints.bare(hint)
     try:
         if hint in seen:
             return True
         seen.add(hint)
     except TypeError:
-        pass  # unhashable, and so nothing that could contain itself
+        pass  # an unhashable hint cannot be recursive
     if hints.is_pydantic(hint) or hints.is_odd_enum(hint):
         return False
     if hints.is_union(hint) and _tags(hints.members(hint)):
@@ -83,11 +83,11 @@ def _structured(hint: Any) -> Codec:
     for fits, make in _KINDS:
         if fits(hint):
             return make(hint)
-    raise SerializationError(f"values of {hint!r} cannot be written as JSON and read back: {ADVICE}")
+    raise SerializationError(f"values of {hint!r} cannot be encoded as JSON and decoded again: {ADVICE}")
 
 
 class Plain:
-    """What msgspec writes and reads exactly."""
+    """A hint that msgspec handles exactly."""
 
     plain = True
 
@@ -101,7 +101,7 @@ class Plain:
 
 
 class Checked(Plain):
-    """The same with dataclasses in it, of which no subclass is taken."""
+    """A hint that msgspec handles exactly, with dataclasses in it; instances of subclasses are rejected."""
 
     plain = False
 
@@ -117,7 +117,7 @@ class Checked(Plain):
 
 
 class Model:
-    """A pydantic model, by field names, so that aliases which differ between input and output do no harm."""
+    """A pydantic model, encoded by field names, because the aliases for input and output may differ."""
 
     plain = False
 
@@ -133,21 +133,21 @@ class Model:
         except SerializationError:
             raise
         except Exception as error:
-            raise SerializationError(f"{type(value).__qualname__} cannot be written as JSON: {error}") from error
+            raise SerializationError(f"{type(value).__qualname__} cannot be encoded as JSON: {error}") from error
 
     def load(self, data: Text) -> Any:
         return self._model.model_validate_json(bytes(data), by_alias=False, by_name=True)
 
 
 def dump_model(value: Any) -> Any:
-    """A pydantic model as plain JSON values."""
+    """Return a pydantic model as plain JSON values."""
     dumped = value.model_dump(mode="json", round_trip=True, by_alias=False, warnings=False)
     losses.check_secrets(value, dumped)
     return dumped
 
 
 class OddEnum:
-    """An enumeration of mixed or structured values, by its members' names."""
+    """An enum with mixed or structured values, encoded by the names of its members."""
 
     plain = False
 
@@ -164,7 +164,7 @@ class OddEnum:
 
 
 class Array:
-    """A list, set or tuple of any length."""
+    """A list, set or variable-length tuple."""
 
     plain = False
 
@@ -186,7 +186,7 @@ class Array:
 
 
 class Fixed:
-    """A tuple, named or not, with a hint for each place; a named one may end early where it has defaults."""
+    """A tuple or named tuple with a hint for each item; trailing items with defaults may be missing."""
 
     plain = False
 
@@ -208,13 +208,15 @@ class Fixed:
     def load(self, data: Text) -> Any:
         texts = _load_list(data)
         if not self._least <= len(texts) <= len(self._hints):
-            raise SerializationError(f"{len(texts)} values where {self._class.__name__} has {len(self._hints)}")
+            raise SerializationError(
+                f"{self._class.__name__} has {len(self._hints)} items, but the JSON array has {len(texts)}"
+            )
         parts = [item.load(text) for item, text in zip(self._items, texts, strict=False)]
         return self._class(*parts) if self._named else tuple(parts)
 
 
 class Table:
-    """A dict; as a list of pairs where JSON's keys, which are texts, could not tell its keys apart."""
+    """A dict; encoded as a list of pairs if its keys would not stay distinct as JSON keys, which are strings."""
 
     plain = False
 
@@ -247,7 +249,7 @@ class Table:
 
 
 class Keyed:
-    """A typed dict; keys that it does not name are left out, as msgspec does."""
+    """A typed dict; keys that it does not name are dropped, as msgspec does."""
 
     plain = False
 
@@ -267,12 +269,12 @@ class Keyed:
     def load(self, data: Text) -> Any:
         texts = _load_object(data)
         if missing := self._class.__required_keys__ - texts.keys():
-            raise SerializationError(f"{self._class.__name__} lacks {_listed(missing)}")
+            raise SerializationError(f"{self._class.__name__}: the JSON object lacks the keys {_listed(missing)}")
         return {name: item.load(texts[name]) for name, item in self._items.items() if name in texts}
 
 
 class Record:
-    """A dataclass, rebuilt as msgspec does it: fields set one by one, then `__post_init__`, never `__init__`."""
+    """A dataclass, rebuilt as msgspec does: fields are set, then `__post_init__` runs, but not `__init__`."""
 
     plain = False
 
@@ -306,11 +308,11 @@ class Record:
             return field.default
         if field.default_factory is not dataclasses.MISSING:
             return field.default_factory()
-        raise SerializationError(f"{self._class.__name__} lacks {field.name!r}")
+        raise SerializationError(f"{self._class.__name__}: the JSON object lacks the field {field.name!r}")
 
 
 class Union:
-    """A choice, by the value's type when it is written, by its tag or its JSON form when it is read."""
+    """A union: the type of the value selects the member to encode, the tag or JSON form the member to decode."""
 
     plain = False
 
@@ -326,7 +328,7 @@ class Union:
 
     @cached_property
     def _untagged(self) -> dict[str, Codec]:
-        """The codec of each JSON form that stands without a tag; JSON's own types share one."""
+        """Return the codec of each JSON form that has no tag; the types of JSON itself share one."""
         free = [member for place, member in enumerate(self._members) if place not in self._tags]
         basic = [member for member in free if hints.is_basic(member)]
         found = {form: codec(member) for member in free for form in hints.forms(member)}
@@ -343,13 +345,16 @@ class Union:
         return {TAG: tag, **self._fields(place, packed)}
 
     def _fields(self, place: int, packed: Any) -> dict[str, Any]:
-        """The fields of a dataclass or model that get a tag beside them."""
-        if dataclasses.is_dataclass(packed):  # msgspec would have written it by itself
+        """Return the fields of a dataclass or model, to which a tag is added."""
+        if dataclasses.is_dataclass(packed):  # not packed, because msgspec handles it exactly
             member = hints.runtime_class(self._members[place])
             return {field.name: getattr(packed, field.name) for field in dataclasses.fields(member)}
         if not isinstance(packed, dict) or TAG in packed:
             name = hints.runtime_class(self._members[place]).__name__
-            raise SerializationError(f"{name} in {self._hint} must become an object without a key {TAG!r}")
+            raise SerializationError(
+                f"{name} in {self._hint} must be encoded as a JSON object without the key {TAG!r}, which is the tag of "
+                "unions: rename that field"
+            )
         return packed
 
     def _choice(self, value: Any) -> int:
@@ -359,14 +364,14 @@ class Union:
                 near = _closest(value, [(place, self._members[place]) for place in near], exact)
             if near:
                 return near[0]
-        raise SerializationError(f"a value of type {type(value).__qualname__} is none of {self._hint}")
+        raise SerializationError(f"a value of type {type(value).__qualname__} does not match {self._hint}")
 
     def load(self, data: Text) -> Any:
         form = _FIRST.get(bytes(data).lstrip()[:1], "number")
         if form == "object" and self._tags:
             return self._load_tagged(data)
         if form not in self._untagged:
-            raise SerializationError(f"a JSON {form} is none of {self._hint}")
+            raise SerializationError(f"a JSON {form} does not match {self._hint}")
         return self._untagged[form].load(data)
 
     def _load_tagged(self, data: Text) -> Any:
@@ -374,11 +379,11 @@ class Union:
         tag = msgspec.json.decode(texts.pop(TAG, b"null"))
         member = self._by_tag.get(tag) if isinstance(tag, str) else None
         if member is None:
-            raise SerializationError(f"the tag {tag!r} is none of {_listed(self._by_tag)}")
+            raise SerializationError(f"{TAG!r} must be one of {_listed(self._by_tag)}, not {tag!r}")
         if _is_inline(member):
             return codec(member).load(msgspec.json.encode(texts))
         if VALUE not in texts:
-            raise SerializationError(f"an object tagged {tag!r} lacks {VALUE!r}")
+            raise SerializationError(f"the JSON object with the tag {tag!r} lacks the key {VALUE!r}")
         return codec(member).load(texts[VALUE])
 
 
@@ -386,7 +391,7 @@ _FIRST = {b"{": "object", b"[": "array", b'"': "string", b"t": "bool", b"f": "bo
 
 
 def _tags(members: list[Any]) -> dict[int, str]:
-    """The tags of those members, by place, that plain JSON would not tell apart from another."""
+    """Return the tags, by position, of the members whose JSON could not be distinguished from another member's."""
     forms = [hints.forms(member) for member in members]
     counts = Counter(form for some in forms for form in some)
     tagged = {
@@ -394,39 +399,39 @@ def _tags(members: list[Any]) -> dict[int, str]:
         for place, member in enumerate(members)
         if not hints.is_basic(member) and any(counts[form] > 1 for form in forms[place])
     }
-    if tagged:  # an object is then always a tagged one, so a user's dict that looks like a tag does no harm
+    if tagged:  # then tag all objects, so that a user's dict that looks like a tagged object is no problem
         tagged |= {place for place in range(len(members)) if "object" in forms[place]}
     return _names({place: members[place] for place in tagged})
 
 
 def _names(tagged: dict[int, Any]) -> dict[int, str]:
-    """The class's name for each; where two are called the same, the shortest that tells them apart."""
+    """Return the class name of each member; if two are equal, the shortest form in which all names differ."""
     for name in (hints.short_name, hints.full_name, hints.path_name):
         names = {place: name(member) for place, member in sorted(tagged.items())}
         if len(set(names.values())) == len(names):
             return names
-    raise SerializationError(f"two members of a union have the same name: {_listed(names.values())}")
+    raise SerializationError(f"two members of a union have the same name, rename one: {_listed(names.values())}")
 
 
 def _is_inline(member: Any) -> bool:
-    """Whether the tag stands among the fields; a model whose JSON may be anything is wrapped like the rest."""
+    """Return whether the tag is added to the fields; a model that may not become an object is wrapped instead."""
     return hints.is_record(member) or (hints.is_pydantic(member) and hints.forms(member) == {"object"})
 
 
 def _is_of(value: Any, member: Any, exact: bool) -> bool:
-    """Whether a value's own type is the member's; what is inside is not looked at."""
+    """Return whether a value is of a member's type; its contents are not checked."""
     if get_origin(member) is Literal:
         return any(type(value) is type(one) and value == one for one in get_args(member))
     found = hints.runtime_class(member)
     if exact and not hints.is_abstract(found):
         return type(value) is found
     if found is float and type(value) is int:
-        return True  # as type checkers have it
+        return True  # as for type checkers
     return isinstance(value, found) and not (hints.is_abstract(found) and isinstance(value, str | bytes | bytearray))
 
 
 def _closest(value: Any, near: list[tuple[int, Any]], exact: bool) -> list[int]:
-    """Of several members that a value may be, those that fit inside too, or whose class is nearest to the value's."""
+    """Return the members that match the contents of a value too, those with the nearest base class first."""
     fitting = [(place, member) for place, member in near if _fits(value, member, exact)]
     order = type(value).__mro__
     far = len(order)
@@ -435,7 +440,7 @@ def _closest(value: Any, near: list[tuple[int, Any]], exact: bool) -> list[int]:
 
 
 def _fits(value: Any, hint: Any, exact: bool) -> bool:
-    """Whether a value and all that is inside it are of a hint."""
+    """Return whether a value and its contents match a hint."""
     hint = hints.bare(hint)
     if hint is Any:
         return True

@@ -1,8 +1,8 @@
-"""Waiting: timers, messages and pauses of a run, while it holds its lease and when it gives it up.
+"""The waits of a run for timers, messages and retries, while it holds its lease and when it releases it.
 
-While something keeps a run from giving up its lease, it takes its own messages and timers. Long times are rows all the
-same, so that a crash does not begin them anew. When nothing is left to do but wait, one transaction registers all waits
-and releases the lease.
+While a run keeps its lease, for example because an activity runs, it polls for its own messages and timers. Long
+timeouts are stored in the database even then, so that a crash does not reset them. When a run only waits, one
+transaction registers all waits and releases the lease.
 """
 
 import asyncio
@@ -29,38 +29,38 @@ from perdure.storage.contract import Wait
 if TYPE_CHECKING:
     from perdure.engine.run import Run
 
-STEPS_SHOWN = 100  # of those that a run waits for, in a hook event
-SHORT_SEC = 1.0  # a pause up to this is kept in memory; a longer one is a row
-EXPIRED = "~expired"  # the row of a deadline that passed while the run waited
+STEPS_SHOWN = 100  # maximum number of steps in a RunWaiting event
+SHORT_SEC = 1.0  # shorter timers are kept in memory, longer ones in the database
+EXPIRED = "~expired"  # the row that records that the run's timeout passed while it waited
 TIMED_OUT = b'{"error_type": "TimeoutError"}'
-UNTIL = "~until:"  # the rows of time-outs that began while another branch was at work
+UNTIL = "~until:"  # rows with the ends of timeouts that started while the run kept its lease
 
 
 class Waits:
-    """What one run waits for."""
+    """The waits of one run."""
 
     def __init__(self, run: "Run") -> None:
         self._run = run
         self._hinted = False
         self._listening: set[str] = set()
-        self.ends_at: datetime | None = None  # the deadline of the run, by the database's clock
+        self.ends_at: datetime | None = None  # when the run's timeout passes, by the database's clock
         self.expired = False
         self._deadline: asyncio.TimerHandle | None = None
         self._until: dict[str, datetime] = {}
 
     def hint(self) -> None:
-        """There may be a message or a timer."""
+        """Poll soon, because there may be a message or a timer."""
         if self._run.body.waits and not self._hinted:
             self._hinted = True
             self._run.post(self.look)
 
     @property
     def short(self) -> bool:
-        """Whether a timer is so short that it is not worth giving up the lease."""
+        """Return whether a timer is too short to release the lease for it."""
         return any(map(_is_short, self._run.body.timers.values()))
 
     def watch_deadline(self) -> None:
-        """Keep the time of the run itself, while it is driven."""
+        """Watch the timeout of the run itself while it is executed."""
         if self.ends_at is not None and self._deadline is None:
             left = (self.ends_at - self._run.host.now()).total_seconds()
             self._deadline = asyncio.get_running_loop().call_later(max(0.0, left), self._expire)
@@ -70,7 +70,7 @@ class Waits:
         self._run.post(nothing)
 
     def stop(self) -> None:
-        """Leave the time to the rows."""
+        """Stop all timers in memory; rows in the database keep the time from here on."""
         for step in (*self._run.body.timers.values(), *self._run.body.waits.values(), *self.pauses()):
             step.stop()
         if self._deadline is not None:
@@ -78,7 +78,7 @@ class Waits:
             self._deadline = None
 
     async def look(self) -> None:
-        """Take messages and timers of rows for the run itself, while it holds its lease."""
+        """Poll for messages and timers in the database while the run holds its lease."""
         self._hinted = False
         await self._run.journal.durable()
         for wait in await self._pending():
@@ -89,13 +89,13 @@ class Waits:
                 await self._take_timer(timed.timer_id)
 
     async def _pending(self) -> list[ChannelWait]:
-        """The waits that may have a message; a read, for on SQLite a write in vain would be a hint to look again."""
+        """Return the waits that may have a message, without a write: on SQLite a write would trigger another poll."""
         waits = await self._channel_waits()
         found = set(await self._run.host.storage.pending_waits(self._run.id, waits))
         return [wait for wait in waits if wait.activity_id in found]
 
     async def _channel_waits(self) -> list[ChannelWait]:
-        """What the body waits for, in the order in which it asked; a message goes to the first that it matches."""
+        """Return the body's waits for messages in the order of their calls; a message goes to the first match."""
         found = []
         for step in list(self._run.body.waits.values()):
             for wait in step.waits(self._until.get(step.id)):
@@ -119,7 +119,7 @@ class Waits:
             await self._run.catch_up()
 
     async def _listen(self, step: WaitStep, channel: str) -> None:
-        """An event's channels are subscribed to by waiting for it; the same again changes nothing."""
+        """Subscribe to the channel of an event, which happens with the first wait; later calls change nothing."""
         if step.kind is None or channel in self._listening:
             return
         mode = ChannelMode.BROADCAST if channel == step.kind else ChannelMode.DIRECT
@@ -130,7 +130,7 @@ class Waits:
         return [step for step in self._run.body.activities.values() if step.pause_sec]
 
     async def suspend(self) -> bool:
-        """Give the lease up until the first wait is over; False if one is already, and the body was told."""
+        """Register all waits and release the lease; return False if a wait is over already, after handling it."""
         await self._run.journal.durable()
         waits = await self._all_waits()
         self._run.ending = True
@@ -147,7 +147,7 @@ class Waits:
         return False
 
     def _is_wanted(self, wait: Wait) -> bool:
-        """Whether the body, which was told of others meanwhile, still waits for this."""
+        """Return whether the body still waits for this, after it has handled others in the meantime."""
         return wait.activity_id == EXPIRED or self._run.body.expects(wait.activity_id)
 
     async def _all_waits(self) -> list[Wait]:
@@ -161,7 +161,7 @@ class Waits:
         return waits
 
     async def _take(self, wait: Wait) -> None:
-        """What was ready when the run wanted to wait."""
+        """Handle a wait that was over already when the run tried to release its lease."""
         if isinstance(wait, TimerWait):
             await self._take_timer(wait.timer_id)
             return
@@ -171,7 +171,7 @@ class Waits:
             await self._expire_wait(wait)
 
     async def _expire_wait(self, wait: ChannelWait) -> None:
-        """No message came. If the wait has no row yet, its time-out is known from an earlier worker."""
+        """Time out a wait. If it has no row, an earlier worker recorded when its timeout ends."""
         storage, lease = self._run.host.storage, self._run.lease
         if await storage.expire_channel_wait(self._run.id, wait.channel, lease=lease, activity_id=wait.activity_id):
             await self._run.catch_up()
@@ -179,7 +179,7 @@ class Waits:
             self._run.tell(wait.activity_id, HistoryEventType.MESSAGE_TIMEOUT, TIMED_OUT)
 
     async def keep_time(self) -> None:
-        """While an activity keeps the run from waiting: long times are rows all the same, short ones are kept here."""
+        """Start timers while the run keeps its lease: long ones in the database as well, short ones only in memory."""
         for step in list(self._run.body.timers.values()):
             if step.handle is None:
                 short = _is_short(step)
@@ -197,7 +197,7 @@ class Waits:
             self._watch_wait(wait, seconds)
 
     async def _learn_times(self, waits: list[WaitStep]) -> None:
-        """A wait that is registered has its time in its row."""
+        """Read from their rows when the timeouts of registered waits end."""
         if any(wait.id not in self._until for wait in waits):
             rows = await self._run.host.storage.get_channel_waits(self._run.id)
             known = {row.activity_id: row.timeout_at for row in rows}
@@ -207,7 +207,7 @@ class Waits:
                     self._until.setdefault(wait.id, timeout_at)
 
     def _watch_wait(self, wait: WaitStep, seconds: float) -> None:
-        """Keep a wait's time while the run is driven. That of a long one which has no row is recorded."""
+        """Start the timer of a wait. If it is long and has no row, record when it ends."""
         now = self._run.host.now()
         if seconds > SHORT_SEC and wait.id not in self._until:
             self._until[wait.id] = now + _span(seconds)
@@ -217,7 +217,7 @@ class Waits:
         wait.handle = asyncio.get_running_loop().call_later(seconds, self._run.post, self._timeout(wait))
 
     def remember(self, event: HistoryEvent) -> None:
-        """A time-out that began before this run was driven here."""
+        """Read when a timeout ends that another execution of the run started."""
         at = json.loads(event.event_data or b"{}")["at"]
         self._until[event.activity_id.removeprefix(UNTIL)] = datetime.fromisoformat(at)
 
@@ -258,4 +258,4 @@ def _span(seconds: float) -> timedelta:
 
 
 async def nothing() -> None:
-    """Wakes the inbox."""
+    """Do nothing but wake the run's inbox."""

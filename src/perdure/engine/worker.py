@@ -1,10 +1,10 @@
-"""A worker: drives runs, and does the duties that all workers share.
+"""The worker: executes runs, and does its share of the work for all runs (timers, deliveries, cron ticks).
 
-It is woken, by hints or by the time the next thing is due, and looks for work then: due timers and time-outs, messages
-to deliver, runs to take. Whatever it finds it takes in batches. A hint may be lost, so it looks now and then anyway.
+A notification, or the time of the next due work, wakes it. It then looks for due timers and timeouts, messages to
+deliver and runs to lease, and processes them in batches. Notifications can be lost, so it also polls.
 
-A run that ended a try without progress is retried with back-off: it stays leased, to no worker, for a growing while.
-How often that happened stands behind the `#` of the lease's owner, and why, in a row of the storage.
+A run whose try ended without progress is retried with back-off: a lease without a worker keeps it from being leased,
+longer after each try. The number of tries follows the `#` in the owner of that lease; the storage has the reason.
 """
 
 import asyncio
@@ -55,26 +55,26 @@ from perdure.storage.wakeups import OUTBOX, RESUMABLE
 
 log = logging.getLogger("perdure.engine")
 
-LOOK_SEC = 10.0  # without a hint, how long until a look all the same
-WHOLE_SEC = 30.0  # and until one for everything there might be
-CALM_SEC = 0.02  # at least so long between two looks
-CLAIM_SEC = 0.2  # how long one look goes on claiming runs as slots become free
-OVERDUE_SEC = 0.2  # something is due that could not be done: somebody else is at it
+LOOK_SEC = 10.0  # poll interval without a notification
+WHOLE_SEC = 30.0  # interval of the polls that look for every kind of work
+CALM_SEC = 0.02  # minimum time between two polls
+CLAIM_SEC = 0.2  # how long one poll continues to lease runs as slots become free
+OVERDUE_SEC = 0.2  # first poll interval while work is due that another worker is processing
 BATCH = 100
-PUT_OFF_MAX_SEC = 300.0
-DEATHS_MAX = 3  # so many workers may die under a run before it is backed off
-DEATHS_PATIENCE = 6  # from then on the pauses grow: until then it may just have been with one that kills workers
-CONFLICTS_MAX = 10  # how often a run whose transaction lost a deadlock is run again at once
-TICK_AGAIN_SEC = 60.0  # after a scheduled workflow could not be started
-WARN_AGAIN_SEC = 300.0  # until a workflow that no worker serves is mentioned again
-ENDING_SEC = 1.0  # how long what is cancelled at the end of the grace time may take to end
+BACK_OFF_MAX_SEC = 300.0
+DEATHS_MAX = 3  # deaths of workers in a row, without progress of the run, before it is backed off
+DEATHS_PATIENCE = 6  # deaths before the back-off grows: another run of the same workers may be the cause
+CONFLICTS_MAX = 10  # maximum number of immediate retries of a run whose transaction loses deadlocks
+TICK_AGAIN_SEC = 60.0  # retry interval after a scheduled workflow could not be started
+WARN_AGAIN_SEC = 300.0  # interval of the warnings about a workflow that no worker executes
+ENDING_SEC = 1.0  # how long tasks that are cancelled at the end of the grace time may take to end
 WORK_LOOP = "work loop"
-NAMES_SHOWN = 5  # of workflows or runs in one log message
-RELEASE_SEC = 3.0  # and how long the database may take to give leases back
+NAMES_SHOWN = 5  # maximum number of workflows or runs named in one log message
+RELEASE_SEC = 3.0  # how long the release of leases may take at the end
 
 
 class Worker:
-    """Drives up to `max_runs` at a time."""
+    """Executes at most `max_runs` runs at a time."""
 
     def __init__(
         self,
@@ -110,32 +110,32 @@ class Worker:
         for shared, name in ((self.records, "records"), (self.completions, "ends"), (self.suspensions, "waits")):
             shared.supervised = supervisor.watch(f"group commit of {name}")
         self._heartbeat = heartbeat(self._lost)
-        self._context = copy_context()  # of whoever opened the app: runs belong to no caller
+        self._context = copy_context()  # of the code that opened the app: a run must not see a caller's context
         self._driven: dict[str, asyncio.Task[None]] = {}
         self._leases: dict[str, Lease] = {}
         self._awaited: set[str] = set()
         self._runs: dict[str, Driven] = {}
-        self._hearing: dict[str, Run] = {}  # those of them that may wait for messages; rollbacks can be very many
+        self._hearing: dict[str, Run] = {}  # the runs that may wait for messages, without the rollbacks
         self._parked: OrderedDict[str, Run] = OrderedDict()
         self._wake = asyncio.Event()
         self._slots = Slots(max_runs, self._wake.set)
         self._tasks: list[asyncio.Task[None]] = []
-        self._epoch = datetime.now(UTC) - timedelta(seconds=steady())  # by the database's clock, once it was asked
-        self._whole_at = 0.0  # when to look for everything, by the monotonic clock
+        self._epoch = datetime.now(UTC) - timedelta(seconds=steady())  # replaced by the database's clock at the start
+        self._whole_at = 0.0  # when to look for every kind of work, by the monotonic clock
         self._fruitless = 0
         self._ticked = self.now()
-        self._ticks: dict[str, datetime] = {}  # the last one of each workflow that starts by the clock
-        self._tick_again_at: dict[str, float] = {}  # of those whose last tick could not be started
-        self._losses: set[asyncio.Task[None]] = set()  # leases that were lost and are about to be logged
-        self._died: set[str] = set()  # runs whose last worker died without progress, before they are driven again
-        self._warned_at: dict[str, float] = {}  # names of workflows that nobody seems to serve
+        self._ticks: dict[str, datetime] = {}  # the last tick of each scheduled workflow
+        self._tick_again_at: dict[str, float] = {}  # when to retry a tick that could not be started
+        self._losses: set[asyncio.Task[None]] = set()  # tasks that log a lost lease
+        self._died: set[str] = set()  # runs whose last worker died without progress, until they are executed again
+        self._warned_at: dict[str, float] = {}  # by the names of workflows that no worker seems to execute
         self.stopping = False
-        self.hurried = asyncio.Event()  # whoever stops it does not want to wait for anything
+        self.hurried = asyncio.Event()  # a second signal: stop without waiting
 
-    # Life.
+    # Starting and stopping.
 
     async def start(self) -> None:
-        """Begin to look for work."""
+        """Start the background tasks and look for work."""
         await self._set_clock()
         self._heartbeat.start()
         start = self._supervisor.start
@@ -158,10 +158,10 @@ class Worker:
         )
 
     async def stop(self, grace_sec: float) -> None:
-        """Take no more; let activities that run finish within the time, hand the rest over, give leases back.
+        """Drain and stop: lease no more runs, let running activities finish within the grace time, release all leases.
 
-        What is cancelled when the time is up gets a moment to end. Whatever has not ended by then, such as a plain
-        function in its thread, is left behind: its lease is given back all the same.
+        Tasks that are cancelled at the end of the grace time get a moment to end. The lease of a run is released even
+        if its code has not ended by then, such as a plain function in its thread.
         """
         until = steady() + grace_sec
         self.stopping = True
@@ -189,7 +189,7 @@ class Worker:
                 seconds(grace_sec),
                 extra={"worker": self.worker_id, "runs": sorted(self._driven)[:100]},
             )
-        for patience in (ENDING_SEC, RELEASE_SEC, ENDING_SEC):  # end what runs; then leave it, and give leases back
+        for patience in (ENDING_SEC, RELEASE_SEC, ENDING_SEC):  # first end the code, then stop waiting and release
             for task in self._driven.values():
                 task.cancel()
             if self._driven:
@@ -206,7 +206,7 @@ class Worker:
         log.info("worker %s stopped", self.worker_id, extra={"worker": self.worker_id})
 
     async def _wait_for_runs(self, seconds: float) -> None:
-        """Wait until no run is driven, or the time is up, or somebody is in a hurry."""
+        """Wait until no run is being executed, the time is over, or a second signal arrives."""
         until = steady() + seconds
         hurry = asyncio.create_task(self.hurried.wait())
         while self._driven and not self.hurried.is_set() and (left := until - steady()) > 0:
@@ -223,7 +223,7 @@ class Worker:
                 self._epoch = worker.beat_at - timedelta(seconds=before)
 
     async def _listen(self, task: Supervised) -> None:
-        """Hints wake the look; messages are told to the runs that are driven here, which take their own."""
+        """Listen for notifications: wake the work loop, and let the runs of this worker poll for their messages."""
         while True:
             try:
                 async for hint in self.storage.wakeups():
@@ -270,10 +270,10 @@ class Worker:
                     await self._wake.wait()
 
     async def _look(self) -> float:
-        """Do what there is to do; gives the seconds until something more is due.
+        """Do all due work and return the seconds until more is due.
 
-        One statement tells whether there is anything, so that a vague hint costs no more. What it cannot see (messages
-        of the rest of the family) is looked for now and then.
+        One statement finds out whether any work is due, so that a notification for nothing costs no more. Work that it
+        cannot see (messages of compatible frameworks) is looked for every `WHOLE_SEC`.
         """
         whole = time.monotonic() >= self._whole_at
         delay = await self._delay()
@@ -286,7 +286,7 @@ class Worker:
         if await self._work():
             self._fruitless = 0
             return await self._delay()
-        self._fruitless = min(self._fruitless + 1, 10)  # due, but others are at it, or there is no room
+        self._fruitless = min(self._fruitless + 1, 10)  # work is due, but others process it, or no slot is free
         return min(LOOK_SEC, self.lease_sec, delay or OVERDUE_SEC * 2.0**self._fruitless)
 
     async def _delay(self) -> float:
@@ -296,7 +296,7 @@ class Worker:
         return max(0.0, min(LOOK_SEC, self.lease_sec, *delays))
 
     async def _work(self) -> bool:
-        """Everything once; whether it came to anything."""
+        """Do each kind of work once; return whether anything was done."""
         done = await self._expire()
         done += len(await self.storage.deliver_pending(BATCH))
         done += await self._start_ticks()
@@ -313,9 +313,9 @@ class Worker:
             return None
 
     async def _start_ticks(self) -> int:
-        """Start what the clock says, once; workers that do so at the same time start the same run.
+        """Start the due ticks and return their number; workers that do so at the same time start the same run.
 
-        What goes wrong with the tick of one workflow is no reason not to start those of the others.
+        A tick that cannot be started is logged and does not stop the ticks of other workflows.
         """
         started, self._ticked = 0, self.now()
         for workflow in self._workflows.values():
@@ -364,7 +364,7 @@ class Worker:
         return 1
 
     async def _warn_of_unserved(self) -> None:
-        """Say which workflows have runs that could be taken for a while, and that this worker does not know."""
+        """Warn of workflows that this worker does not execute and whose runs have been due for a while."""
         found = await self.storage.find_resumable_workflows(PAGE_MAX) if self._workflows else []
         names = {each.instance_id: each.workflow_name for each in found if each.workflow_name not in self._workflows}
         if not names:
@@ -388,12 +388,12 @@ class Worker:
                 )
 
     def _forgets(self, tick: datetime) -> bool:
-        """Whether retention may have removed the run of a tick: it must not be started a second time."""
+        """Return whether retention may have deleted the run of a tick, which must not be started a second time."""
         kept = Retention.span(self._retention.finished) if self._retention else None
         return kept is not None and self.now() - tick >= kept
 
     async def _expire(self) -> int:
-        """Fire the timers and time-outs that are due."""
+        """Fire due timers and timeouts, and return their number."""
         done = 0
         while timers := await self.storage.find_expired_timers(BATCH):
             fired = sum(await self.storage.fire_timers([(timer.instance_id, timer.timer_id) for timer in timers]))
@@ -418,23 +418,23 @@ class Worker:
                     break
                 continue
             try:
-                limit += min(len(self._awaited), BATCH)  # those that cannot be taken yet must not hide the others
+                limit += min(len(self._awaited), BATCH)  # runs that cannot be leased yet must not hide the others
                 found = await self.storage.find_resumable_workflows(limit, workflow_names=list(self._workflows))
                 taken = await self._take(found, slots)
             finally:
                 for slot in slots:
-                    slot.rest()  # those that no run got
+                    slot.rest()  # the slots that are left
             claimed += taken
             if not taken or len(found) < limit:
                 break
         return claimed
 
     async def _take(self, found: list[ResumableWorkflow], slots: list[Slot]) -> int:
-        """Acquire what was found, those with equal numbers of tries together; each run takes one of the slots."""
+        """Lease the runs that were found, in one batch per number of tries; each run takes one of the slots."""
         taken = 0
         for each in found:
             if each.instance_id in self._driven:
-                self._awaited.add(each.instance_id)  # its last try is not put down yet: a thread may be at work
+                self._awaited.add(each.instance_id)  # its last try has not ended yet: a thread may still run
                 self._check_lease(each.instance_id)
         free = [each for each in found if each.instance_id not in self._driven][: len(slots)]
         idle = await self._without_progress([each for each in free if _is_death(each.worker_id)])
@@ -460,7 +460,7 @@ class Worker:
         return taken
 
     async def _without_progress(self, died: list[ResumableWorkflow]) -> set[str]:
-        """Return those runs, of some whose worker died, for which nothing was recorded under the expired lease."""
+        """Return the runs, of those whose worker died, for which nothing was recorded under the expired lease."""
         if not died:
             return set()
         rows = await self.storage.get_instances([each.instance_id for each in died])
@@ -470,7 +470,7 @@ class Worker:
     def _log_takeover(self, orphans: Mapping[str, Sequence[str]]) -> None:
         for worker, runs in orphans.items():
             if worker == self.worker_id:
-                continue  # it lost the leases, and logged that
+                continue  # this worker lost the leases itself and has logged it
             log.warning(
                 "worker %s takes over %d run(s) of worker %s, whose lease expired: %s%s",
                 self.worker_id,
@@ -481,15 +481,15 @@ class Worker:
                 extra={"worker": self.worker_id, "from_worker": worker, "runs": list(runs)},
             )
 
-    # Driving.
+    # Executing.
 
     def reserve_slot(self) -> Slot | None:
-        """A slot for a run that is about to be started, if one is free."""
+        """Return a slot for a run that is about to be started, or None if no slot is free."""
         slots = self._slots.reserve(1)
         return slots[0] if slots else None
 
     def drive(self, instance: WorkflowInstance, lease: Lease, sent: float, slot: Slot, tries: int = 0) -> None:
-        """Drive an instance that is leased to us since `sent`, with the slot that was reserved for it."""
+        """Execute an instance that this worker leased at the time `sent`, with a slot that was reserved for it."""
         run = self._taken_up(instance)
         run.slot = slot
         run.deadline = sent + self.lease_sec
@@ -499,7 +499,7 @@ class Worker:
         self._driven[run.id] = asyncio.create_task(driving, name=f"run {run.id}", context=self._context.copy())
 
     def _taken_up(self, instance: WorkflowInstance) -> Driven:
-        """The copy in memory, if it is of this generation, or a new one."""
+        """Return the cached run if it is of the same generation, or else a new run or rollback."""
         parked = self._parked.pop(instance.instance_id, None)
         workflow = self._workflows[instance.workflow_name]
         compensating = instance.status is WorkflowStatus.COMPENSATING
@@ -524,14 +524,14 @@ class Worker:
             self._hearing.pop(run.id, None)
             if run.id in self._awaited:
                 self._awaited.discard(run.id)
-                self._wake.set()  # it can be taken again
+                self._wake.set()  # the run can be leased again
 
     async def _try(self, run: Driven, lease: Lease, tries: int) -> None:
-        """Drive once. A copy in memory that does not fit its history any more is made anew, once."""
+        """Execute a run once. A cached run that no longer matches its history is released, to be replayed anew."""
         if run.id in self._died:
             self._died.discard(run.id)
             if tries >= min(DEATHS_MAX, run.workflow.max_tries or DEATHS_MAX):
-                await self._put_off(run, lease, _deaths(tries), tries - 1, DEATHS_PATIENCE)
+                await self._back_off(run, lease, _deaths(tries), tries - 1, DEATHS_PATIENCE)
                 return
         try:
             run, end = await self._drive_on(run, lease)
@@ -547,7 +547,7 @@ class Worker:
             run = self._runs[run.id]
             self._unavailable(error)
             log.debug(
-                "run %s (%s) stops until the database is available: %s",
+                "run %s (%s) is paused until the database is available: %s",
                 run.id,
                 run.workflow.name,
                 error,
@@ -561,20 +561,20 @@ class Worker:
             run = self._runs[run.id]
             run.evict()
             if await self._is_lost(lease):
-                await self._log_lost(run)  # what it found in its history is another worker's, or a cancellation
+                await self._log_lost(run)  # the unexpected rows are from another worker or a cancellation
                 self._wake.set()
             elif run.resumed:
                 await self._release(lease)
             else:
-                await self._put_off(run, lease, error, 0 if run.progressed else tries)
+                await self._back_off(run, lease, error, 0 if run.progressed else tries)
         else:
             if tries:
-                with suppress(StorageError):  # the row is void: the run made progress
+                with suppress(StorageError):  # harmless if it fails: the row no longer applies
                     await self.storage.clear_stuck([run.id])
             await self._ended(run, end)
 
     async def _drive_on(self, run: Driven, lease: Lease) -> tuple[Driven, End]:
-        """Drive a run and what follows it under the same lease; a transaction that lost a deadlock is run again."""
+        """Execute a run and its rollback or next generation under the same lease; retry after lost deadlocks."""
         conflicts = 0
         while True:
             try:
@@ -597,17 +597,17 @@ class Worker:
             run = await self._next_of(run, lease)
 
     async def _is_lost(self, lease: Lease) -> bool:
-        """Whether the lease is another one's by now, as far as the database answers."""
+        """Return whether the worker has lost the lease; False if the database does not answer."""
         with suppress(StorageError):
             row = await self.storage.get_instance(lease.instance_id)
             return row is None or (row.locked_by, row.lock_token) != (lease.worker_id, lease.token)
         return False
 
     async def _next_of(self, run: Driven, lease: Lease) -> Driven:
-        """The body has failed, or begins anew: the same lease serves to undo it, or for the next generation."""
+        """Return what follows a run under the same lease: its rollback, its next generation or its next try."""
         found = await self.storage.get_instance(run.id)
         if found is None:
-            raise LeaseLostError(f"{run.id} is gone")
+            raise LeaseLostError(f"run {run.id!r} was deleted")
         following = self._taken_up(found)
         following.deadline = run.deadline
         following.slot = run.slot
@@ -626,7 +626,7 @@ class Worker:
             run.evict()
             self._wake.set()
         elif end is not End.SUSPENDED:
-            run.evict()  # branches that the body did not wait for
+            run.evict()  # ends tasks that the body did not await
             await self._results.ended(run.id)
         elif isinstance(run, Run) and self._resident and not self.stopping:
             run.resumed = True
@@ -636,8 +636,11 @@ class Worker:
         else:
             run.evict()
 
-    async def _put_off(self, run: Driven, lease: Lease, error: BaseException, tries: int, patience: int = 1) -> None:
-        """Back off: no worker takes the run for a while, longer each time from the try that `patience` says."""
+    async def _back_off(self, run: Driven, lease: Lease, error: BaseException, tries: int, patience: int = 1) -> None:
+        """Back off: no worker leases the run for a time that doubles with each try after the first `patience` tries.
+
+        If the workflow's `max_tries` is reached, fail the run instead.
+        """
         tries += 1
         limit = run.workflow.max_tries
         if limit is not None and tries >= limit and isinstance(run, Run):
@@ -645,21 +648,25 @@ class Worker:
                 await run.give_up(error, lease)
                 rollback = await self._next_of(run, lease)
             except StorageError as refused:
-                log.debug("run %s (%s) could not be failed, and is tried again: %s", *_about(run).values(), refused)
+                log.debug(
+                    "run %s (%s) reached its max_tries but could not be failed, retrying: %s",
+                    *_about(run).values(),
+                    refused,
+                )
                 await self._release(lease)
                 return
             await self._try(rollback, lease, 0)
             return
-        pause = min(PUT_OFF_MAX_SEC, 2.0 ** min(max(0, tries - patience), 10))
+        pause = min(BACK_OFF_MAX_SEC, 2.0 ** min(max(0, tries - patience), 10))
         if patience > 1:
-            pause *= random.uniform(0.75, 1.25)  # nosec B311 # those that died together do not meet again
+            pause *= random.uniform(0.75, 1.25)  # nosec B311 # so that runs of one dead worker are retried apart
         try:
             await self.storage.back_off(lease, tries, reason_of(error), pause)
         except StorageError as refused:
-            log.debug("run %s (%s) waits for its lease to expire: %s", *_about(run).values(), refused)
+            log.debug("run %s (%s) is retried when its lease expires: %s", *_about(run).values(), refused)
         again = timedelta(seconds=pause)
         self.happened(RunStuck(run.id, run.workflow.name, self.now(), summary_of(error), tries, again))
-        if not isinstance(error, EngineError):  # unexpected, so the traceback says where it comes from
+        if not isinstance(error, EngineError):  # unexpected, so log the traceback
             log.debug("run %s (%s) is stuck because of this error", *_about(run).values(), exc_info=error)
 
     async def _release(self, lease: Lease) -> None:
@@ -667,25 +674,25 @@ class Worker:
             await self.storage.release_lock(lease.instance_id, lease.worker_id, lease=lease)
 
     def _check_lease(self, instance_id: str) -> None:
-        """A run that is driven here can be claimed: it was cancelled, gives its lease back right now, or lost it."""
+        """Check the lease of a run that is executed here although it is due: it was cancelled, or the lease is lost."""
         lease = self._leases.get(instance_id)
         if lease is not None and self._runs[instance_id].at_work:
             self._heartbeat.nudge()
         elif lease is not None:
-            self._lost(lease)  # it only waits: the heartbeat does not look after it soon
+            self._lost(lease)  # it only waits, so the heartbeat would not check its lease soon
 
     def _lost(self, lease: Lease) -> None:
-        """The heartbeat found a lease of ours gone: end the run's tasks at once, unless the run itself gave it back."""
+        """Stop executing a run whose lease is lost, unless the run itself is just releasing it."""
         if self._leases.get(lease.instance_id) is lease and not self._runs[lease.instance_id].ending:
             reporting = asyncio.create_task(self._log_lost(self._runs[lease.instance_id]))
             self._losses.add(reporting)
             reporting.add_done_callback(self._losses.discard)
-            del self._leases[lease.instance_id]  # told once: a second time would disturb its putting down
+            del self._leases[lease.instance_id]  # cancel once: a second cancellation would interrupt the clean-up
             self._heartbeat.drop(lease)
             self._driven[lease.instance_id].cancel()
 
     async def _log_lost(self, run: Driven) -> None:
-        """Log that a lease is gone; to lose it to a cancellation is no reason to worry."""
+        """Log that a lease is lost; not as a warning if the run was cancelled."""
         row = None
         with suppress(StorageError):
             row = await self.storage.get_instance(run.id)
@@ -701,14 +708,14 @@ class Worker:
         )
 
     def _unavailable(self, error: BaseException) -> None:
-        """Note that the database did not answer, and find out whether it does by now."""
+        """Note that the database did not answer, and check soon whether it does again."""
         self._supervisor.watch(WORK_LOOP).unavailable(error)
         self._wake.set()
 
-    # What runs need.
+    # Services for runs.
 
     def now(self) -> datetime:
-        """The database's clock, as far as it is known here; this machine's own may be set at any moment."""
+        """Return an estimate of the database's clock, which does not depend on changes of the local clock."""
         return self._epoch + timedelta(seconds=steady())
 
     def wake(self) -> None:
@@ -716,24 +723,24 @@ class Worker:
         self._wake.set()
 
     async def watch_ends(self, ids: Sequence[str]) -> tuple["asyncio.Future[None]", list[WorkflowInstance]]:
-        """A future that is done once all these runs have ended, and the rows of those that have not."""
+        """Return a future that is done once all these runs have ended, and the rows of those that have not."""
         return await self._results.watch(ids)
 
     def transact(self, attempt: Attempt, record: Record) -> Coroutine[Any, Any, Done]:
-        """Run an attempt's code in a transaction that ends with its record."""
+        """Execute an attempt in a transaction that also records its result."""
         return self._activities.transact(attempt, self.storage, record)
 
     def execute(self, attempt: Attempt) -> Coroutine[Any, Any, Done]:
-        """Run an attempt's code."""
+        """Execute an attempt."""
         return self._activities.execute(attempt)
 
     def happened(self, event: HookEvent) -> None:
-        """Log it and call the hooks."""
+        """Log an event and call the hooks."""
         self._hooks.call(event, self.worker_id)
 
 
 async def _comes(future: "asyncio.Future[None]", seconds: float) -> bool:
-    """Whether it is done in time; if not, it is left as it is."""
+    """Return whether a future is done in time; if not, it is not cancelled."""
     done, _ = await asyncio.wait([future], timeout=seconds)
     return bool(done)
 
@@ -743,12 +750,12 @@ def _about(run: Driven) -> dict[str, object]:
 
 
 def _tries(owner: str | None) -> int:
-    """How many tries in a row had ended without progress, with the one that this owner did not end."""
+    """Return the number of tries in a row without progress, including the one during which the owner died."""
     return tries_of(owner) + 1 if _is_death(owner) else tries_of(owner)
 
 
 def _is_death(owner: str | None) -> bool:
-    """Whether the owner of a lease that ran out is a worker: it died, or lost the database."""
+    """Return whether the owner of an expired lease is a worker, which died or lost its database."""
     return owner is not None and not is_backed_off(owner)
 
 
@@ -760,6 +767,6 @@ def _deaths(count: int) -> WorkerDiedError:
 
 
 def _progressed(found: ResumableWorkflow, row: WorkflowInstance) -> bool:
-    """Whether anything was recorded under the lease that expired."""
+    """Return whether anything was recorded under the expired lease."""
     stamps = found.locked_at, row.updated_at
     return stamps[0] is not None and stamps[1] is not None and stamps[1] > stamps[0]
