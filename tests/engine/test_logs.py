@@ -41,7 +41,7 @@ class PaymentError(Exception):
     pass
 
 
-@activity(retry=Retry(attempts=3, first=timedelta(milliseconds=10)))
+@activity(retry=Retry(attempts=3, initial=timedelta(milliseconds=10)))
 async def charge(card: str) -> str:
     if case in ("failed", "compensated"):
         raise PaymentError("card declined")
@@ -72,14 +72,14 @@ async def order(card: str) -> str:
 
 
 async def main() -> None:
-    app = App(url, worker_id="w1", grace=timedelta(seconds=0.5))
+    app = App(url, worker_id="w1", drain_timeout=timedelta(seconds=0.5))
     if case == "slow":
         async with App(url, workflows=[]):
-            await order.start(secret, id="order-1")
+            await order.options(id="order-1").start(secret)
         await app.serve()
         return
     async with app:
-        handle = await order.start(secret, id="order-1")
+        handle = await order.options(id="order-1").start(secret)
         if case == "cancelled":
             await handle.cancel("customer changed their mind")
         try:

@@ -100,7 +100,7 @@ async def _closed_in(url: str, run: Any, gate: str, *args: str, **options: Any) 
 
 async def test_a_plain_function_does_not_hold_the_door_longer_than_the_grace_time(shared: Database) -> None:
     """B11."""
-    assert await _closed_in(shared.url, blocked, "g", "g", grace=BRIEF) < 4
+    assert await _closed_in(shared.url, blocked, "g", "g", drain_timeout=BRIEF) < 4
     async with Client(shared.url) as client:
         row = await row_of(client, "a")
         assert (row.status, row.locked_by) == (WorkflowStatus.RUNNING, None)  # handed over at once
@@ -112,7 +112,7 @@ async def test_a_plain_function_does_not_hold_the_door_longer_than_the_grace_tim
 async def test_a_plain_function_that_ends_within_the_grace_time_is_not_run_again(shared: Database) -> None:
     """B11."""
     threading.Timer(0.5, lambda: gates["g"].set()).start()
-    assert await _closed_in(shared.url, blocked, "g", "g", grace=SOON) < 10
+    assert await _closed_in(shared.url, blocked, "g", "g", drain_timeout=SOON) < 10
     async with App(shared.url) as app:
         assert await app.get("a").result(SOON) == "g 1"
     assert seen == ["g"]
@@ -120,7 +120,7 @@ async def test_a_plain_function_that_ends_within_the_grace_time_is_not_run_again
 
 async def test_a_coroutine_that_will_not_end_does_not_hold_the_door(shared: Database) -> None:
     """B11."""
-    assert await _closed_in(shared.url, stubborn_run, "g", "g", grace=BRIEF) < 6
+    assert await _closed_in(shared.url, stubborn_run, "g", "g", drain_timeout=BRIEF) < 6
     async with Client(shared.url) as client:
         assert (await row_of(client, "a")).locked_by is None
     gates["g"].set()
@@ -129,7 +129,7 @@ async def test_a_coroutine_that_will_not_end_does_not_hold_the_door(shared: Data
 
 async def test_a_compensation_in_a_thread_does_not_hold_the_door(shared: Database) -> None:
     """B11, 19."""
-    assert await _closed_in(shared.url, undone, "undo", grace=BRIEF) < 4
+    assert await _closed_in(shared.url, undone, "undo", drain_timeout=BRIEF) < 4
     async with Client(shared.url) as client:
         row = await row_of(client, "a")
         assert (row.status, row.locked_by) == (WorkflowStatus.COMPENSATING, None)
@@ -191,7 +191,7 @@ async def blocked() -> None:
     await block()
 
 async def main() -> None:
-    app = App(sys.argv[1], grace=timedelta(seconds=float(sys.argv[2])), workflows=[blocked])
+    app = App(sys.argv[1], drain_timeout=timedelta(seconds=float(sys.argv[2])), workflows=[blocked])
     await app.serve()
 
 asyncio.run(main())
