@@ -181,7 +181,7 @@ def _written(attempt: Attempt, value: object) -> bytes:
     """A result as it is recorded; once it is, it has to be read for ever, so it is read here."""
     signature = attempt.activity.signature
     result = signature.encode_result(value)
-    limits.size(result, "the result of an activity")
+    limits.size(result, f"the result of activity {attempt.activity.name}")
     signature.decode_result(result)
     return result
 
@@ -284,7 +284,10 @@ def connection(kind: Literal["native", "sqlalchemy"] = "native") -> Any:
     """
     found = CONNECTION.get()
     if found is None:
-        raise OutsideWorkflowError("connection() was called outside a transactional activity that a workflow runs")
+        raise OutsideWorkflowError(
+            "connection() was called outside a transactional activity that a workflow runs: use "
+            "@activity(transactional=True)"
+        )
     if kind not in ("native", "sqlalchemy"):
         raise ValueError(f'connection() gives "native" or "sqlalchemy", not {kind!r}')
     return found.sqlalchemy() if kind == "sqlalchemy" else found.native

@@ -64,7 +64,9 @@ def activity_info() -> ActivityInfo:
     """Who calls, from inside an activity that a workflow runs."""
     info = ATTEMPT.get()
     if info is None:
-        raise OutsideWorkflowError("activity_info() was called outside an activity that a workflow runs")
+        raise OutsideWorkflowError(
+            "activity_info() was called outside an activity that a workflow runs: call it in the activity's code"
+        )
     return info
 
 

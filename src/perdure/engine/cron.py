@@ -14,6 +14,8 @@ class Schedule:
     """When a workflow starts: a cron expression of five fields, in a time zone."""
 
     def __init__(self, expression: str, zone: str) -> None:
+        if not isinstance(expression, str):
+            raise TypeError(f"cron= must be a text such as '0 9 * * *', not {expression!r}")
         self.expression = expression
         try:
             self._zone = ZoneInfo(zone)
@@ -23,7 +25,7 @@ class Schedule:
         try:
             self._simulate(expression, datetime.now(self._zone))
         except Exception as error:
-            raise ValueError(f"{expression!r} is no cron expression: {error}") from error
+            raise ValueError(f"{expression!r} is no cron expression such as '0 9 * * *': {error}") from error
 
     def next_after(self, moment: datetime) -> datetime:
         """The first tick after a moment."""

@@ -113,6 +113,9 @@ class BodyTask(asyncio.Task[T]):
     def __hash__(self) -> int:
         return self._hash
 
+    def __repr__(self) -> str:
+        return f"<task {self.get_name()!r} of a workflow>"  # asyncio's errors show it
+
     def close(self) -> bool:
         """End the coroutine where it stands, in the context that it runs in; False if it goes on all the same."""
         loop, coro = self.get_loop(), self.get_coro()

@@ -45,7 +45,7 @@ def group(name: str) -> str:
 
 def run_id(id: str | None) -> str | None:
     """The id that a user gives a run; none that the engine could give another one."""
-    if id is not None and (limits.instance_id(id).startswith(RESERVED) or _MADE.search(id)):
+    if id is not None and (limits.name(id, "run id", limits.INSTANCE_ID_MAX).startswith(RESERVED) or _MADE.search(id)):
         raise LimitError(
             f"run id {id!r} is reserved: ids that begin with '~', or end in '~' and a number, are made by the engine; "
             "choose another id"

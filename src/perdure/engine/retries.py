@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from perdure.engine.durations import Duration, seconds
-from perdure.errors import SerializationError, TerminalError
+from perdure.errors import LimitError, SerializationError, TerminalError
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +14,7 @@ class Retry:
 
     The engine waits `initial` after the first failed attempt, then `factor` times as long after each further one, at
     most `maximum`. `jitter` shortens each pause by a random share of up to this much. Errors of the classes in
-    `give_up_on` are not retried; neither is `TerminalError`.
+    `give_up_on` are not retried; neither is `TerminalError`, nor a result that cannot be stored.
     """
 
     attempts: int = 3
@@ -36,7 +36,7 @@ class Retry:
 
     def pause(self, attempt: int, error: BaseException) -> float | None:
         """Return the seconds to wait after this attempt failed; None to give up."""
-        final: tuple[type[Exception], ...] = (TerminalError, SerializationError, *self.give_up_on)
+        final: tuple[type[Exception], ...] = (TerminalError, SerializationError, LimitError, *self.give_up_on)
         if attempt >= self.attempts or not isinstance(error, Exception) or isinstance(error, final):
             return None
         longest = seconds(self.maximum, "maximum")

@@ -97,7 +97,7 @@ class Run:
                 if self.body.done:
                     return await endings.finish(self)
                 if self.waits.expired:
-                    return await self._cancel("its time is up")
+                    return await self._cancel("its timeout has passed")
                 if not self._draining or not self._wanting():
                     self._begin_steps()
                 elif not self._under_way():
@@ -265,7 +265,10 @@ class Run:
                 effect.running = True
                 self.post(lambda effect=effect: self._effect(effect))  # type: ignore[misc]
         if not self._under_way() and not self.body.timers and not self.body.waits and not self.waits.pauses():
-            raise EngineError(f"{self.id} waits for nothing that could ever come: a future or lock nobody releases?")
+            raise EngineError(
+                "deadlock: nothing this run awaits can ever complete; look for a lock, queue or future that is shared "
+                "with other runs, or that no task of this run releases"
+            )
 
     def _begin_activity(self, step: ActivityStep) -> None:
         step.running = True

@@ -119,7 +119,7 @@ async def retry(storage: Storage, instance_id: str, from_step: str | None) -> st
         raise not_found(instance_id)
     refuse_foreign(found, "retry")
     if found.status not in (WorkflowStatus.FAILED, WorkflowStatus.CANCELLED):
-        raise EngineError(f"{instance_id!r} is {found.status}: only a failed or cancelled run is tried again")
+        raise EngineError(f"run {instance_id!r} is {found.status}: only a failed or cancelled run can be retried")
     events = [] if from_step is None else await _history_before(storage, instance_id, from_step)
     base = _TRIED_AGAIN.sub("", instance_id)
     for number in count(1):
@@ -156,7 +156,7 @@ async def _history_before(storage: Storage, instance_id: str, from_step: str) ->
                 raise EngineError(f"{from_step} comes after {step}, which a new run must do itself: try it from there")
             kept.append(event)
     if not found:
-        raise EngineError(f"{instance_id!r} has no step {from_step!r}: see its history for the steps it has")
+        raise EngineError(f"run {instance_id!r} has no step {from_step!r}: see steps() of its handle for those it has")
     for step in map(_step_of, kept):
         if step in undone:
             raise EngineError(

@@ -306,8 +306,9 @@ def recognised(connection: Any) -> Foreign:
                 foreign = known(connection, package)
                 foreign.in_transaction()
                 return foreign
+    name = f"{type(connection).__module__}.{type(connection).__qualname__}".removeprefix("builtins.")
     raise ConfigurationError(
-        f"in_transaction= knows no connection of type {type(connection).__module__}.{type(connection).__qualname__}: "
+        f"in_transaction= knows no connection of type {name}: "
         "give one of asyncpg, psycopg, sqlite3, aiosqlite, PyMySQL, MySQLdb, aiomysql, asyncmy or SQLAlchemy"
     )
 

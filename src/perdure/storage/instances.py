@@ -345,7 +345,9 @@ def _cancel(instance_id: str, reason: str, compensate: bool, lease: Lease | None
     rows = yield WAITS.hold(instance_id=instance_id)  # whoever would end it meanwhile waits
     if not rows or WorkflowStatus(rows[0][0]) in TERMINAL:
         raise WorkflowNotCancellableError(
-            f"{instance_id!r} is {rows[0][0]}: nothing to cancel" if rows else f"there is no instance {instance_id!r}"
+            f"run {instance_id!r} is {rows[0][0]}: only a run that has not ended can be cancelled"
+            if rows
+            else f"there is no instance {instance_id!r}"
         )
     if lease is not None:
         yield from fences.fence(instance_id, lease)

@@ -129,7 +129,7 @@ def _place(token: str) -> dict[str, Any]:
     except (TypeError, ValueError, OverflowError):  # no text, no time
         found = at = None
     if found is None or at is None:
-        raise InvalidPageTokenError("this is no page token: give back next_page_token as it was")
+        raise InvalidPageTokenError("this is no page token: give back the next token of the page before as it was")
     text = found[1]
     if len(text) == OWN_FORM and text[10] == "T" and text.endswith("+00:00"):
         text = f"{text[:10]} {text[11:26]}"  # as we store it

@@ -177,7 +177,10 @@ def open_storage(url: str) -> SQLiteStorage | PostgresStorage | MySQLStorage:
 def _sqlite_path(url: Secret) -> str:
     place, _, options = url.partition("#")[0].partition("?")
     if not place.lower().startswith("sqlite:///") or place.endswith("///") or options:
-        raise ConfigurationError("a SQLite URL is sqlite:///file.db, sqlite:////dir/file.db or sqlite:///:memory:")
+        raise ConfigurationError(
+            "a SQLite URL has three slashes and no options: sqlite:///file.db, sqlite:////dir/file.db or "
+            "sqlite:///:memory:"
+        )
     return unquote(place[len("sqlite:///") :])
 
 
