@@ -229,7 +229,7 @@ async def test_row_limits_start_timeout_is_a_deadline(database: Database, reside
                 await handle.result(SOON)
         assert "undo hotel None" in done
         assert done.count("unbook flight flight-1") == 2
-        assert done[-1] == "sorry: its time is up"
+        assert done[-1] == "sorry: its timeout has passed"
 
 
 @activity(retry=Retry(attempts=1))
