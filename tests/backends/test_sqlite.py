@@ -116,7 +116,7 @@ async def test_an_unknown_database_is_told_without_secrets(bad: str) -> None:
 async def test_a_file_that_is_no_database(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("not a database, but long enough to be read as one" * 20)
     storage = open_storage(f"sqlite:///{tmp_path}/notes.txt")
-    with pytest.raises(DatabaseUnavailableError, match="not a database"):
+    with pytest.raises(ConfigurationError, match=r"notes\.txt is not a SQLite database"):
         await storage.initialize()
     await storage.close()
 

@@ -186,7 +186,7 @@ def _written(attempt: Attempt, value: object) -> bytes:
     """Return the encoded result; decode it as well, because every later replay must be able to."""
     signature = attempt.activity.signature
     result = signature.encode_result(value)
-    limits.size(result, "the result of an activity")
+    limits.size(result, f"the result of activity {attempt.activity.name}")
     signature.decode_result(result)
     return result
 

@@ -72,7 +72,7 @@ def activity_info() -> ActivityInfo:
     info = ATTEMPT.get()
     if info is None:
         raise OutsideWorkflowError(
-            "activity_info() was called outside an activity that a workflow runs: call it in an activity's code"
+            "activity_info() was called outside an activity that a workflow runs: call it in the activity's code"
         )
     return info
 

@@ -20,7 +20,7 @@ from perdure.engine.clock import steady
 from perdure.engine.codec import decode
 from perdure.engine.definitions import WORKFLOWS, Workflow
 from perdure.engine.durations import Duration, seconds
-from perdure.engine.failures import cancelled, decode_failure
+from perdure.engine.failures import cancelled, decode_failure, failed
 from perdure.engine.guard import TaskFactory
 from perdure.engine.handles import RunHandle, StartRequest, plain
 from perdure.engine.heartbeat import Heartbeat
@@ -42,10 +42,10 @@ from perdure.errors import (
     ConfigurationError,
     EngineError,
     StorageError,
-    WorkflowFailedError,
 )
 from perdure.hooks import Hook
 from perdure.integrations.starts import define
+from perdure.model import limits
 from perdure.model.limits import LEASE_MAX_SEC
 from perdure.model.records import (
     HistoryEventType,
@@ -171,6 +171,8 @@ class Client:
 
     def get(self, instance_id: str) -> RunHandle[Any]:
         """Return a handle on the run with this id. Nothing is read yet, so the run need not exist."""
+        if not isinstance(instance_id, str):
+            raise TypeError(f"get() takes the id of a run, which is a text, not {instance_id!r}")
         return RunHandle((self, instance_id), plain)
 
     def runs(
@@ -234,11 +236,16 @@ class Client:
     async def state(self, instance_id: str) -> Any:
         """Return the value that a run last passed to `set_state()`, or None."""
         event = await self._storage.get_last_event(instance_id, STATE)
-        return None if event is None else decode(event.event_data or b"{}")["state"]
+        if event is None:
+            await self._row(instance_id)
+            return None
+        return decode(event.event_data or b"{}")["state"]
 
-    def history(self, instance_id: str) -> AsyncIterator[HistoryEntry]:
+    async def history(self, instance_id: str) -> AsyncIterator[HistoryEntry]:
         """Iterate over the history of a run, oldest entry first; entries are read page by page."""
-        return read_history(self._storage, instance_id)
+        await self._row(instance_id)
+        async for entry in read_history(self._storage, instance_id):
+            yield entry
 
     async def check_run(self, instance_id: str) -> None:
         """Raise `RunNotFoundError` if no run has this id."""
@@ -254,9 +261,17 @@ class Client:
         """Wait until a run has ended and return its result as JSON; see `RunHandle.result` for what it raises."""
         self._check_home()
         warning = UnservedWarning(self._storage, instance_id)
+        limit = asyncio.timeout(None if timeout is None else timeout.total_seconds())
         try:
-            async with asyncio.timeout(None if timeout is None else timeout.total_seconds()):
+            async with limit:
                 found = await self._results.end_of(instance_id)
+        except TimeoutError:
+            if timeout is None or not limit.expired():
+                raise
+            raise TimeoutError(
+                f"run {instance_id!r} has not ended after {timeout.total_seconds():g} s, and continues: ask again, or "
+                "cancel() it"
+            ) from None
         finally:
             warning.stop()
         if found is None:
@@ -269,7 +284,7 @@ class Client:
             raise cancelled(found.workflow_name, instance_id, reason)
         event = await self._storage.get_last_event(instance_id, HistoryEventType.WORKFLOW_FAILED)
         cause = decode_failure(decode(event.event_data) if event and event.event_data else {})
-        raise WorkflowFailedError(f"{found.workflow_name} {instance_id} failed: {cause}") from cause
+        raise failed(found.workflow_name, instance_id, cause) from cause
 
     async def cancel(self, instance_id: str, reason: str = "") -> None:
         """Cancel a run: no new step starts, completed steps are compensated, then the run is cancelled.
@@ -392,6 +407,14 @@ class App(Client):
         self._transaction_sec = seconds(
             transaction_timeout, "App(transaction_timeout=)", positive=True, longest=longest
         )
+        if retention is not None and not isinstance(retention, Retention):
+            raise TypeError(f"App(retention=) must be a Retention, such as Retention(finished=…), not {retention!r}")
+        if publisher is not None and not callable(publisher):
+            raise TypeError(
+                f"App(publisher=) must be an async function that is called with an event, not {publisher!r}"
+            )
+        if worker_id is not None:
+            limits.name(worker_id, "App(worker_id=)")
         self._publisher = publisher
         self._given = workflows
         self._limits = {"max_runs": max_runs, "resident": max_cached_runs}

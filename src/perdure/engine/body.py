@@ -252,17 +252,16 @@ class Body:
 
     def _report(self, context: Mapping[str, Any]) -> None:
         """Log what asyncio reports about the body: a task whose error was never retrieved, for example."""
+        message, error = str(context.get("message")), context.get("exception")
+        if error is not None and message.endswith("exception was never retrieved"):
+            message = f"a task failed, and the body did not await it: {type(error).__name__}: {error}"
         log.warning(
             "asyncio reported a problem in the body of run %s (%s): %s",
             self.instance_id,
             self.workflow.name,
-            context.get("message"),
-            extra={
-                "run_id": self.instance_id,
-                "workflow": self.workflow.name,
-                "reason": context.get("message"),
-            },
-            exc_info=context.get("exception"),
+            message,
+            extra={"run_id": self.instance_id, "workflow": self.workflow.name, "reason": message},
+            exc_info=error,
         )
 
     # The calls of the function.
@@ -377,7 +376,7 @@ class Body:
         self._refuse_if_evicted()
         if self._numbered:
             self._step()
-        state = encode(value)
+        state = encode(value, what="the value of set_state()")
         if len(state) + self._values_size > STATE_MAX:
             raise LimitError(
                 f"the value of set_state() has {len(state)} bytes, and the maximum is {STATE_MAX}: store large data "
@@ -530,7 +529,7 @@ class Body:
             self._expected.pop(other, None)
         if event.event_type == HistoryEventType.MESSAGE_TIMEOUT:
             self._drop_wait(wait)
-            _settle(wait.future, (None, TimeoutError(f"no message arrived for {wait.id} before its timeout")))
+            _settle(wait.future, (None, TimeoutError(f"no {wait.awaited} came in time (step {wait.id})")))
             return
         try:
             found, fits = wait.read(id, event)

@@ -16,6 +16,7 @@ from perdure.engine.digests import Call
 from perdure.engine.durations import Duration, any_seconds, moment
 from perdure.engine.steps import Event, Message
 from perdure.errors import OutsideWorkflowError
+from perdure.model import limits
 from perdure.model.limits import SPAN_MAX
 from perdure.model.matching import Where, check
 from perdure.model.records import ChannelMode, Lease
@@ -45,7 +46,7 @@ async def sleep(duration: Duration) -> None:
     A long sleep is stored in the database and holds no worker. Raises `ValueError` if `duration` is too long.
     """
     ambient.require_run("sleep()")
-    seconds = any_seconds(duration, "sleep()")
+    seconds = any_seconds(duration, "the duration of sleep()")
     if seconds > SPAN_MAX.total_seconds():
         raise ValueError(f"sleep() takes at most 100 years, not {duration!r}: wait for an event instead")
     await asyncio.sleep(max(0.0, seconds))
@@ -111,7 +112,9 @@ def recur(*args: object, **kwargs: object) -> NoReturn:
     It never returns. Use it to keep the history of a long-lived run short.
     """
     run = ambient.require_run("recur()")
-    raise Recur(run.workflow.signature.bind(args, kwargs))
+    data = run.workflow.signature.bind_checked(args, kwargs)
+    limits.size(data, "the input that recur() was given")
+    raise Recur(data)
 
 
 # Groups.
@@ -169,7 +172,12 @@ async def subscribe(channel: str, mode: ChannelMode | str = ChannelMode.BROADCAS
     Raises `ChannelModeConflictError` if the channel has live subscribers in a different mode.
     """
     run = ambient.require_run("subscribe()")
-    kind, name = ChannelMode(mode), names.stored(channel)
+    name = names.stored(channel)
+    try:
+        kind = ChannelMode(mode)
+    except ValueError:
+        known = ", ".join(repr(each.value) for each in ChannelMode)
+        raise ValueError(f"subscribe(mode=) is one of {known}, not {mode!r}") from None
 
     async def write(storage: Storage, lease: Lease) -> str:
         return await storage.subscribe_to_channel(run.instance_id, name, kind, lease=lease)
@@ -263,8 +271,10 @@ async def wait_event(
     none stays available to later waits. Raises `TimeoutError` if no matching event arrives in time.
     """
     run = ambient.require_run("wait_event()")
+    if where is not None and not isinstance(where, Mapping):
+        raise TypeError(f"wait_event(where=) must be a dict of JSON paths and values, not {where!r}")
     if where:
-        where = Where(decode(encode(dict(where))))
+        where = Where(decode(encode(dict(where), what="wait_event(where=)")))
         check(where)
     name = names.stored(type, "event type")
     channels = (name, f"{name}:{run.instance_id}")

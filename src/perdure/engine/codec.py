@@ -27,9 +27,17 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 _VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
-def encode(value: object, hint: Any = Any) -> bytes:
-    """Return a value as JSON; raise `SerializationError` if it cannot be encoded or does not match its hint."""
-    return _encode(value, codec(hint))
+def encode(value: object, hint: Any = Any, *, what: str = "") -> bytes:
+    """Return a value as JSON; raise `SerializationError` if it cannot be encoded or does not match its hint.
+
+    `what` names the value in the error.
+    """
+    try:
+        return _encode(value, codec(hint))
+    except SerializationError as error:
+        if not what:
+            raise
+        raise SerializationError(f"{what}: {error}") from error
 
 
 def decode(data: bytes, hint: Any = Any) -> Any:
@@ -89,7 +97,7 @@ def _reason(error: SerializationError) -> str:
 
 
 def _name(hint: Any) -> str:
-    return f"{hint.__module__}.{hint.__qualname__}" if isinstance(hint, type) else str(hint)
+    return f"{hint.__module__}.{hint.__qualname__}".removeprefix("builtins.") if isinstance(hint, type) else str(hint)
 
 
 class Signature:
@@ -163,7 +171,7 @@ class Signature:
             except SerializationError as error:
                 shown = repr(value)
                 raise TypeError(
-                    f"{self.name}(): argument {name!r} must be {_name(self.hints[name]).removeprefix('builtins.')}, "
+                    f"{self.name}(): argument {name!r} must be {_name(self.hints[name])}, "
                     f"not {shown if len(shown) <= SHOWN_MAX else shown[:SHOWN_MAX] + '…'} ({_reason(error)})"
                 ) from None
 

@@ -14,6 +14,8 @@ class Schedule:
     """A schedule: a cron expression of five fields in a time zone. Raises `ValueError` if one of them is invalid."""
 
     def __init__(self, expression: str, zone: str) -> None:
+        if not isinstance(expression, str):
+            raise TypeError(f"cron= must be a text such as '0 9 * * *', not {expression!r}")
         self.expression = expression
         try:
             self._zone = ZoneInfo(zone)

@@ -96,6 +96,7 @@ class Activity(Generic[P, R]):
 
         def define(function: Undo) -> "Activity[..., Any]":
             _check_function(function, "a compensation")
+            _check_undo(function, self.function, f"the compensation of {self.name!r}", "result")
             self._undo = Activity(function, function.__name__, retry, timeout)
             _register("activities with a compensation", COMPENSATIONS, self.name, self)
             return self._undo
@@ -115,7 +116,7 @@ class Activity(Generic[P, R]):
         """
         return Activity(
             self.function,
-            name or self.name,
+            self.name if name is None else name,
             self.retry if retry is None else retry,
             self.timeout if timeout is None else timeout,
             self.transactional,
@@ -245,9 +246,17 @@ class Startable(Generic[P, R]):
 
     def _request(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> StartRequest:
         workflow, options = self._workflow, self._options
+        try:
+            data = workflow.signature.bind_checked(args, kwargs)
+        except TypeError as error:
+            known = signature(workflow.function).parameters
+            for name in [each.name for each in fields(StartOptions) if each.name in kwargs and each.name not in known]:
+                raise TypeError(f"{error}: for the option use {workflow.name}.options({name}=…).start(…)") from None
+            raise
+        limits.size(data, f"the input of {workflow.name}")
         return StartRequest(
             workflow.name,
-            workflow.signature.bind_checked(args, kwargs),
+            data,
             options.id,
             options.at,
             cast("timedelta | None", options.after),
@@ -339,6 +348,7 @@ class Workflow(Startable[P, R]):
         completed child fails or is cancelled later.
         """
         _check_function(function, "a compensation")
+        _check_undo(function, self.function, f"the compensation of {self.name!r}", "result")
         self.undo = Activity(function, function.__name__, UNDO_RETRY, None)
         _register("workflows with a compensation", UNDOABLE_WORKFLOWS, self.name, self)
         return self.undo
@@ -350,6 +360,7 @@ class Workflow(Startable[P, R]):
         optionally `error`, the error message or the reason of the cancellation as text.
         """
         _check_function(function, "a failure handler")
+        _check_undo(function, self.function, f"the failure handler of {self.name!r}", "error", "result")
         self.failure_handler = Activity(function, function.__name__, UNDO_RETRY, None)
         return self.failure_handler
 
@@ -376,6 +387,7 @@ def _mark_coroutine(callable: Any) -> None:
         callable._is_coroutine = asyncio.coroutines._is_coroutine  # type: ignore[attr-defined]
 
 
+Startable.start.__qualname__ = "Workflow.start"  # as people know it: "coroutine 'Workflow.start' was never awaited"
 _mark_coroutine(Startable)
 _mark_coroutine(Startable.__call__)
 _mark_coroutine(Activity)
@@ -407,13 +419,21 @@ def _check_function(function: object, what: str, *, asynchronous: bool = False) 
     if isinstance(function, Activity | Workflow):
         raise TypeError(f"{function!r} is already decorated: a function is a workflow or an activity, not both")
     if isinstance(function, staticmethod | classmethod):
-        raise TypeError(f"{what} must be {kind} of a module, not a {type(function).__name__}")
+        raise TypeError(f"{what} must be {kind} of a module, not a {type(function).__name__}: move it out of the class")
+    if isinstance(function, str):
+        raise TypeError(f"{what} must be {kind}, not {function!r}: to give it a name, use name={function!r}")
     if not inspect.isfunction(function):
-        raise TypeError(f"{what} must be {kind}, not {function!r}")
+        raise TypeError(f"{what} must be {kind}, not {function!r}: use a function of a module")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise TypeError(f"{what} must return its result, and {function.__qualname__} is a generator (it has a `yield`)")
+        raise TypeError(
+            f"{what} must return its result, and {function.__qualname__} is a generator (it has a `yield`): return a "
+            "list instead"
+        )
     if asynchronous and not inspect.iscoroutinefunction(function):
-        raise TypeError(f"{what} must be an `async def`, and {function.__qualname__} is a plain function")
+        raise TypeError(
+            f"{what} must be an `async def`, and {function.__qualname__} is a plain function: write "
+            f"`async def {function.__name__}`, or use @activity"
+        )
 
 
 def _name(given: object, function: Callable[..., Any], what: str) -> str:
@@ -421,7 +441,7 @@ def _name(given: object, function: Callable[..., Any], what: str) -> str:
         raise TypeError(f"name= of {what} must be a text, not {given!r}")
     if given is None and function.__name__ == "<lambda>":
         raise TypeError(f"{what} needs a name, and a lambda has none: use def, or name=")
-    return given or function.__name__
+    return function.__name__ if given is None else given
 
 
 @overload
@@ -463,6 +483,11 @@ def workflow(
     """
     if max_tries is not None and (not isinstance(max_tries, int) or isinstance(max_tries, bool) or max_tries < 1):
         raise ValueError(f"workflow(max_tries=) must be a whole number of at least 1, not {max_tries!r}")
+
+    if cron is None and zone != "UTC":
+        raise TypeError(
+            f"workflow(zone={zone!r}) is the time zone of a schedule, and there is none: give cron= as well"
+        )
 
     def define(function: Callable[P, Coroutine[Any, Any, R]]) -> Workflow[P, R]:
         _check_function(function, "a workflow", asynchronous=True)
@@ -536,6 +561,18 @@ def _check_scheduled(function: Callable[..., Any]) -> None:
             raise TypeError(
                 f"{function.__qualname__} is scheduled (cron=), so it is started without arguments: give its parameter "
                 f"{name!r} a default"
+            )
+
+
+def _check_undo(function: Callable[..., Any], undone: Callable[..., Any], what: str, *more: str) -> None:
+    """Refuse a function that could not be called: it is given the arguments of the one that it belongs to, by name."""
+    known = [*signature(undone).parameters, *more]
+    free = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    for name, parameter in signature(function).parameters.items():
+        if name not in known and parameter.default is inspect.Parameter.empty and parameter.kind not in free:
+            raise TypeError(
+                f"{what}, {function.__qualname__}(), has a parameter {name!r} that it is not given: it can take "
+                f"{', '.join(known)}"
             )
 
 

@@ -33,7 +33,7 @@ async def finish(run: "Run") -> End:
     if error is None:
         try:
             output = run.workflow.signature.encode_result(value)
-            limits.size(output, "the result of a workflow")
+            limits.size(output, f"the result of workflow {run.workflow.name}")
             if run.parent is not None:
                 limits.size(children.completed(output), "the result of a child workflow, in the message to its parent,")
         except (EngineError, LimitError) as unfit:

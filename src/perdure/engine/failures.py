@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NotRequired, TypedDict
 
 from perdure.engine.codec import encode
-from perdure.errors import ActivityError, RecordedError, SerializationError, WorkflowCancelledError
+from perdure.errors import ActivityError, RecordedError, SerializationError, WorkflowCancelledError, WorkflowFailedError
 
 MESSAGE_MAX = 64 * 1024
 STACK_TRACE_MAX = 16 * 1024
@@ -74,7 +74,14 @@ def decode_failure(data: Mapping[str, object]) -> Exception:
 
 def cancelled(workflow_name: str, instance_id: str, reason: str) -> WorkflowCancelledError:
     """Return the error for code that waits for a cancelled run."""
-    return WorkflowCancelledError(f"{workflow_name} {instance_id} was cancelled" + (f": {reason}" if reason else ""))
+    because = f": {reason}" if reason else ""
+    return WorkflowCancelledError(f"run {instance_id!r} ({workflow_name}) was cancelled{because}")
+
+
+def failed(workflow_name: str, instance_id: str, cause: BaseException) -> WorkflowFailedError:
+    """Return the error for code that waits for a failed run."""
+    kind = _type_name(cause).rpartition(".")[2]
+    return WorkflowFailedError(f"run {instance_id!r} ({workflow_name}) failed: {kind}: {_message(cause)}")
 
 
 def _type_name(error: BaseException) -> str:

@@ -21,6 +21,8 @@ class Hooks:
     """All hooks of an app."""
 
     def __init__(self, hooks: Sequence[Hook]) -> None:
+        if not isinstance(hooks, Sequence):
+            raise TypeError(f"App(hooks=) must be a list of functions, not {hooks!r}")
         self._hooks = list(hooks)
         for hook in self._hooks:
             if not callable(hook):

@@ -115,6 +115,9 @@ class BodyTask(asyncio.Task[T]):
     def __hash__(self) -> int:
         return self._hash
 
+    def __repr__(self) -> str:
+        return f"<task {self.get_name()!r} of a workflow>"  # asyncio's errors show it
+
     def close(self) -> bool:
         """Close the coroutine in its own context; return False if it ignores that and continues."""
         loop, coro = self.get_loop(), self.get_coro()

@@ -82,7 +82,7 @@ def message(
     """Return a message to all subscribers of a channel, or with `to` to one run."""
     name = names.stored(channel) if to is None else names.direct(channel, to)
     about = None if metadata is None else encode(dict(metadata))
-    return Outgoing(OutgoingMessage(name, encode(data), about), to=to)
+    return Outgoing(OutgoingMessage(name, encode(data, what=f"the message on channel {channel!r}"), about), to=to)
 
 
 def event(
@@ -105,7 +105,7 @@ def event(
     known_as, origin = (id or new_id(), source or sender) if outside else (id, source)
     about = {"ce_type": type, "ce_source": origin, "ce_id": known_as, "ce_subject": subject}
     metadata = encode({key: value for key, value in about.items() if value})
-    payload = encode(data)
+    payload = encode(data, what=f"the data of event {type!r}")
     channel = names.stored(type, "event type") if to is None else names.direct(type, to, "event type")
     key = None if id is None else _key(id, channel)
     inside = OutgoingMessage(channel, payload, metadata, message_id=key, source=source)

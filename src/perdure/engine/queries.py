@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Protocol
 
+from perdure.engine.durations import moment
 from perdure.engine.reading import read_runs
 from perdure.engine.run_info import RunInfo
 from perdure.engine.stuck import UNSERVED, served_names, unclaimed_for
@@ -86,8 +87,10 @@ class RunQuery:
         self._stuck = stuck
         self._where = filters.checked(where or {})
         for name, value in (("started_after", started_after), ("started_before", started_before)):
-            if value is not None and value.tzinfo is None:
-                raise ValueError(f"runs({name}=) must have a time zone, for example datetime.now(UTC), not {value!r}")
+            if value is not None:
+                moment(value, f"runs({name}=)")
+        if workflow is not None and not isinstance(workflow, str):
+            raise TypeError(f"runs(workflow=) must be a workflow or its name, not {workflow!r}")
         if where and workflow is None and status is None and started_after is None and not stuck:
             raise ValueError(
                 "runs(where=) reads the input of every run that the other filters leave, and there is none: give "
@@ -300,7 +303,9 @@ class _Place:
         except (ValueError, TypeError, AttributeError):
             fits = False
         if not fits:
-            raise InvalidPageTokenError("this is no page token of stuck runs: give back next_token as it was")
+            raise InvalidPageTokenError(
+                "this is no page token of stuck runs: give back next_token as it was, to the same query"
+            )
         return place
 
     def text(self) -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from perdure.engine.durations import Duration, seconds
-from perdure.errors import SerializationError, TerminalError
+from perdure.errors import LimitError, SerializationError, TerminalError
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class Retry:
     - `maximum`: the longest pause (default: 5 minutes).
     - `jitter`: each pause is shortened by a random share of at most this much, from 0 to 1 (default: 0.2).
     - `give_up_on`: a tuple of exception classes that are not retried, besides `TerminalError` and
-      `SerializationError` (default: none).
+      results that cannot be stored (default: none).
 
     Durations are seconds or timedeltas. Raises `TypeError` or `ValueError` for an invalid setting.
     """
@@ -42,7 +42,7 @@ class Retry:
 
     def pause(self, attempt: int, error: BaseException) -> float | None:
         """Return the seconds to wait after this attempt failed, or None if there is no further attempt."""
-        final: tuple[type[Exception], ...] = (TerminalError, SerializationError, *self.give_up_on)
+        final: tuple[type[Exception], ...] = (TerminalError, SerializationError, LimitError, *self.give_up_on)
         if attempt >= self.attempts or not isinstance(error, Exception) or isinstance(error, final):
             return None
         longest = seconds(self.maximum, "maximum")

@@ -278,8 +278,8 @@ class Run:
                 self.post(lambda effect=effect: self._effect(effect))  # type: ignore[misc]
         if not self._under_way() and not self.body.timers and not self.body.waits and not self.waits.pauses():
             raise EngineError(
-                f"deadlock: nothing that run {self.id!r} ({self.workflow.name}) awaits can ever complete; check for a "
-                "future that is never set or a lock that is never released"
+                "deadlock: nothing this run awaits can ever complete; look for a lock, queue or future that is shared "
+                "with other runs, or that no task of this run releases"
             )
 
     def _begin_activity(self, step: ActivityStep) -> None:

@@ -96,7 +96,8 @@ def _findings(function: types.FunctionType) -> Iterator[tuple[int, str]]:
 def _sentence(call: ast.Call, name: str, advice: str) -> str:
     written, meant = ast.unparse(call.func), name.removeprefix("builtins.")
     also = "" if written == meant else f" (that is {meant})"
-    return f"line {call.lineno}: {written}(){also} is not deterministic on replay: {advice}"
+    why = "blocks the worker, and every run in it" if name == "time.sleep" else "is not deterministic on replay"
+    return f"line {call.lineno}: {written}(){also} {why}: {advice}"
 
 
 def _tree(function: types.FunctionType) -> ast.FunctionDef | ast.AsyncFunctionDef | None:

@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from perdure.engine import names
 from perdure.engine.codec import decode
 from perdure.engine.definitions import Activity
 from perdure.engine.digests import Call
 from perdure.engine.loop import Timer
+from perdure.errors import SerializationError
 from perdure.model.matching import matches
 from perdure.model.records import ChannelWait, HistoryEvent
 
@@ -231,6 +233,12 @@ class WaitStep(Timed):
         """Return the timeout in seconds, or None."""
         return None if self.after is None else self.after.total_seconds()
 
+    @property
+    def awaited(self) -> str:
+        """What is waited for, in words."""
+        kind, name = ("message on channel", self.channels[0]) if self.kind is None else ("event of type", self.kind)
+        return f"{kind} {names.public(name)!r}"
+
     def ids(self) -> dict[str, str]:
         """Return the ids of the rows that can complete this wait, each with its channel."""
         base = self.id if self.round == 1 else f"{self.id}#{self.round}"
@@ -253,7 +261,7 @@ class WaitStep(Timed):
         message = message_of(event, self.ids()[id])
         if self.where is not None and not matches(message.data, self.where):
             return None, False
-        typed = message if self.hint is None else _typed(message, self.hint)
+        typed = message if self.hint is None else _typed(message, self.hint, self.awaited)
         return (typed if self.kind is None else event_of(typed, self.kind)), True
 
     def pass_over(self) -> None:
@@ -277,10 +285,13 @@ def message_of(event: HistoryEvent, channel: str) -> Message[Any]:
     )
 
 
-def _typed(message: Message[Any], hint: object) -> Message[Any]:
+def _typed(message: Message[Any], hint: object, what: str) -> Message[Any]:
     if isinstance(message.data, bytes):
         return message
-    data = decode(json.dumps(message.data).encode(), hint)
+    try:
+        data = decode(json.dumps(message.data).encode(), hint)
+    except SerializationError as error:
+        raise SerializationError(f"the data of the {what}: {error}") from error
     return Message(message.channel, data, message.id, message.metadata, message.published_at)
 
 

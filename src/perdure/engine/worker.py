@@ -660,6 +660,7 @@ class Worker:
         pause = min(BACK_OFF_MAX_SEC, 2.0 ** min(max(0, tries - patience), 10))
         if patience > 1:
             pause *= random.uniform(0.75, 1.25)  # nosec B311 # so that runs of one dead worker are retried apart
+        run.ending = True  # the heartbeat may find the lease gone before this returns
         try:
             await self.storage.back_off(lease, tries, reason_of(error), pause)
         except StorageError as refused:

@@ -306,10 +306,10 @@ def recognised(connection: Any) -> Foreign:
                 foreign = known(connection, package)
                 foreign.in_transaction()
                 return foreign
+    name = f"{type(connection).__module__}.{type(connection).__qualname__}".removeprefix("builtins.")
     raise ConfigurationError(
-        f"in_transaction= does not support connections of type {type(connection).__module__}."
-        f"{type(connection).__qualname__}: use one of asyncpg, psycopg, sqlite3, aiosqlite, PyMySQL, MySQLdb, "
-        "aiomysql, asyncmy or SQLAlchemy"
+        f"in_transaction= does not support connections of type {name}: use one of asyncpg, psycopg, sqlite3, "
+        "aiosqlite, PyMySQL, MySQLdb, aiomysql, asyncmy or SQLAlchemy"
     )
 
 

@@ -6,6 +6,7 @@ continues unchanged. The driver's own errors are not translated.
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from datetime import timedelta
@@ -94,6 +95,12 @@ VALUES (:workflow_name, :source_hash, :source_code, {now}) {on_conflict_do_nothi
 """,
 )
 
+_NO_TABLES = (
+    "the connection given as in_transaction= is to a database without perdure's tables: open an App or Client on that "
+    "database once to create them, or give a connection to the database of your App"
+)
+_MISSING_TABLE = re.compile(r"no such table: workflow_|workflow_\w+' doesn't exist")  # of SQLite and MySQL
+
 
 async def start_in(connection: object, request: StartRequest, decode: Callable[[bytes], R]) -> RunHandle[R]:
     """Write a start into the open transaction of an asynchronous connection."""
@@ -142,17 +149,19 @@ async def _start(foreign: Foreign, request: StartRequest) -> str:
     await foreign.prepare()
     if isinstance(foreign.driver, PostgresDriver) and not foreign.driver.schema:
         foreign.use_schema(await _schema(foreign))
-    return await drive(foreign, operation)
+    try:
+        return await drive(foreign, operation)
+    except Exception as error:
+        if _MISSING_TABLE.search(str(error)):
+            raise SchemaError(_NO_TABLES) from error
+        raise
 
 
 async def _schema(foreign: Foreign) -> str:
     """Return the schema of our tables on PostgreSQL, for a process without an open app or client."""
     found = await foreign.run(S.schemas())
     if not found:
-        raise SchemaError(
-            "the connection given as in_transaction= is to a database without perdure's tables: open an App or Client "
-            "on it once to create them"
-        )
+        raise SchemaError(_NO_TABLES)
     if len(found) > 1 and found[0][1] == 2:
         names = ", ".join(repr(name) for name, _ in found)
         raise SchemaError(

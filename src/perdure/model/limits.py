@@ -16,6 +16,7 @@ PAGE_MAX = 1000
 COUNT_MAX = 1_000_000  # the maximum that a count returns
 WAITS_MAX = 25_000  # of one instance at once; the engine allows 10,000 steps with at most two waits each
 EVERYTHING = 2**62
+SHOWN_MAX = 40  # characters of a value in an error
 NUMBER_MAX = 2**63 - 1
 LEASE_MAX_SEC = 366 * 24 * 3600
 SPAN_MAX = timedelta(days=36525)  # keeps every date within the range that all databases can store
@@ -30,9 +31,9 @@ def name(value: str, kind: str = "name", longest: int = NAME_MAX) -> str:
     if type(value) is str and 0 < len(value) <= longest and value.isprintable() and value[0] != " " != value[-1]:
         return value  # the usual case; no other white space is printable
     if not isinstance(value, str):
-        raise LimitError(f"{kind} must be a str, not {type(value).__name__}")
+        raise LimitError(f"{kind} must be a str, not {_short(value)}")
     if not value or len(value) > longest:
-        raise LimitError(f"{kind} must have 1 to {longest} characters, but has {len(value)}")
+        raise LimitError(f"{kind} must have 1 to {longest} characters, and {_short(value)} has {len(value)}")
     if value[0].isspace() or value[-1].isspace() or (not value.isprintable() and _CONTROL.search(value)):
         raise LimitError(f"{kind} {value[:40]!r} has outer white space, or a control character: remove it")
     return value
@@ -67,7 +68,16 @@ def size(value: bytes | str | None, kind: str, longest: int = PAYLOAD_MAX) -> No
     if isinstance(value, str) and length * 4 > longest:
         length = len(value.encode("utf-8", "surrogatepass"))
     if length > longest:
-        raise LimitError(f"{kind} has {length} bytes, but at most {longest} are allowed")
+        raise LimitError(
+            f"{kind} has {length} bytes, the limit is {longest}: store large data elsewhere and pass a reference to it"
+        )
+
+
+def _short(value: object) -> str:
+    if isinstance(value, str) and len(value) > SHOWN_MAX:
+        return repr(f"{value[:SHOWN_MAX]}…")
+    text = repr(value)
+    return text if len(text) <= SHOWN_MAX + 2 else f"{text[:SHOWN_MAX]}…"
 
 
 def page(limit: int, default: int) -> int:

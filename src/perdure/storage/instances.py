@@ -345,7 +345,7 @@ def _cancel(instance_id: str, reason: str, compensate: bool, lease: Lease | None
     rows = yield WAITS.hold(instance_id=instance_id)  # a transaction that would end it meanwhile has to wait
     if not rows or WorkflowStatus(rows[0][0]) in TERMINAL:
         raise WorkflowNotCancellableError(
-            f"run {instance_id!r} is {rows[0][0]}: there is nothing to cancel"
+            f"run {instance_id!r} is {rows[0][0]}: only a run that has not ended can be cancelled"
             if rows
             else f"run {instance_id!r} does not exist"
         )

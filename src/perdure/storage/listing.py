@@ -129,7 +129,7 @@ def _place(token: str) -> dict[str, Any]:
     except (TypeError, ValueError, OverflowError):  # no text, or no time
         found = at = None
     if found is None or at is None:
-        raise InvalidPageTokenError("the page token is invalid: pass next_page_token unchanged")
+        raise InvalidPageTokenError("the page token is invalid: pass the next token of the previous page unchanged")
     text = found[1]
     if len(text) == OWN_FORM and text[10] == "T" and text.endswith("+00:00"):
         text = f"{text[:10]} {text[11:26]}"  # as we store it

@@ -178,7 +178,8 @@ def _sqlite_path(url: Secret) -> str:
     place, _, options = url.partition("#")[0].partition("?")
     if not place.lower().startswith("sqlite:///") or place.endswith("///") or options:
         raise ConfigurationError(
-            "the SQLite URL is malformed: write sqlite:///file.db, sqlite:////dir/file.db or sqlite:///:memory:"
+            "a SQLite URL has three slashes and no options: sqlite:///file.db, sqlite:////dir/file.db or "
+            "sqlite:///:memory:"
         )
     return unquote(place[len("sqlite:///") :])
 

@@ -86,6 +86,10 @@ class SQLiteBackend:
             self._set_up(connection)
         except sqlite3.Error as error:
             connection.close()
+            if getattr(error, "sqlite_errorname", "") == "SQLITE_NOTADB":
+                raise ConfigurationError(
+                    f"the file {os.path.abspath(self._path)} is not a SQLite database: correct the path in the URL"
+                ) from error
             raise translate(error) from error
         except BaseException:
             connection.close()
@@ -304,5 +308,7 @@ def _usable(path: str) -> str:
     if not os.path.isdir(folder):
         raise ConfigurationError(f"the folder {folder} does not exist: create it, or correct the path in the URL")
     if not os.access(folder, os.W_OK):
-        raise ConfigurationError(f"the folder {folder} is not writable: SQLite keeps its log and locks beside the file")
+        raise ConfigurationError(f"the folder {folder} is not writable: SQLite needs its log and locks beside the file")
+    if os.path.isdir(path):
+        raise ConfigurationError(f"{os.path.abspath(path)} is a folder: add the name of a file to the URL")
     return path

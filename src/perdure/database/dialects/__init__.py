@@ -20,4 +20,7 @@ def new_driver(url: str) -> Driver:
             return PostgresDriver()
         case "mysql" | "mariadb":
             return MySQLDriver()
-    raise ConfigurationError("the database URL has an unknown scheme: use sqlite://, postgresql:// or mysql://")
+    raise ConfigurationError(
+        "a database URL begins with sqlite://, postgresql:// or mysql://, and this one does not: for a file use "
+        "sqlite:///name.db"
+    )
