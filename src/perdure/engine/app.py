@@ -20,7 +20,7 @@ from perdure.engine.clock import steady
 from perdure.engine.codec import decode
 from perdure.engine.definitions import WORKFLOWS, Workflow
 from perdure.engine.durations import Duration, seconds
-from perdure.engine.failures import cancelled, decode_failure, failed
+from perdure.engine.failures import cancelled, decode_failure, failed_run
 from perdure.engine.guard import TaskFactory
 from perdure.engine.handles import RunHandle, StartRequest, plain
 from perdure.engine.heartbeat import Heartbeat
@@ -284,7 +284,7 @@ class Client:
             raise cancelled(found.workflow_name, instance_id, reason)
         event = await self._storage.get_last_event(instance_id, HistoryEventType.WORKFLOW_FAILED)
         cause = decode_failure(decode(event.event_data) if event and event.event_data else {})
-        raise failed(found.workflow_name, instance_id, cause) from cause
+        raise failed_run(found.workflow_name, instance_id, cause) from cause
 
     async def cancel(self, instance_id: str, reason: str = "") -> None:
         """Cancel a run: no new step starts, completed steps are compensated, then the run is cancelled.

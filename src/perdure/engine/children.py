@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from perdure.engine.codec import encode
 from perdure.engine.digests import Call
-from perdure.engine.failures import cancelled, decode_failure
-from perdure.errors import InstanceExistsError, StorageError, WorkflowFailedError, WorkflowNotCancellableError
+from perdure.engine.failures import cancelled, decode_failure, failed_run
+from perdure.errors import InstanceExistsError, StorageError, WorkflowNotCancellableError
 from perdure.model.limits import INSTANCE_ID_MAX
 from perdure.model.records import ChannelMode, CompensationEntry, HistoryEvent, Lease, WorkflowInstance
 from perdure.model.states import WorkflowStatus
@@ -127,7 +127,7 @@ def outcome(workflow: "Workflow[..., Any]", child: str, end: dict[str, Any]) -> 
     if end["status"] == "cancelled":
         raise cancelled(workflow.name, child, end["reason"])
     cause = decode_failure(end["failure"])
-    raise WorkflowFailedError(f"{workflow.name} {child} failed: {cause}") from cause
+    raise failed_run(workflow.name, child, cause) from cause
 
 
 def completed(output: bytes) -> bytes:

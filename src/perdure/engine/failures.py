@@ -78,7 +78,7 @@ def cancelled(workflow_name: str, instance_id: str, reason: str) -> WorkflowCanc
     return WorkflowCancelledError(f"run {instance_id!r} ({workflow_name}) was cancelled{because}")
 
 
-def failed(workflow_name: str, instance_id: str, cause: BaseException) -> WorkflowFailedError:
+def failed_run(workflow_name: str, instance_id: str, cause: BaseException) -> WorkflowFailedError:
     """Return the error for code that waits for a failed run."""
     kind = _type_name(cause).rpartition(".")[2]
     return WorkflowFailedError(f"run {instance_id!r} ({workflow_name}) failed: {kind}: {_message(cause)}")
