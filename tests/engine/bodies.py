@@ -104,7 +104,7 @@ class Story:
         await publish(channel, 1)
 
     async def _value(self, kind: str) -> str:
-        return str({"now": now, "random": random, "uuid": uuid4}[kind]())
+        return str({"now": now, "random": lambda: random().random(), "uuid": uuid4}[kind]())
 
     async def _state(self, value: int) -> None:
         set_state({"value": value})

@@ -164,7 +164,7 @@ async def order_that_catches() -> str:
 
 
 async def order_that_stamps() -> list[object]:
-    return [await charge(), now(), random(), await ship()]
+    return [await charge(), now(), random().random(), await ship()]
 
 
 def _named(function: Function) -> Workflow[..., Any]:

@@ -17,11 +17,11 @@ from tests.storages import Database
 WRONG: dict[str, list[object]] = {
     "max_runs": [0, -1, 1.5, True, None],
     "max_activities": [0, -1, "many"],
-    "threads": [0, -1],
-    "resident": [-1, None],
-    "lease": [timedelta(0), timedelta(seconds=-1), timedelta(days=1000), 15],
-    "grace": [timedelta(seconds=-1), 10],
-    "transaction_limit": [timedelta(0), timedelta(seconds=-1), 2],
+    "max_threads": [0, -1],
+    "max_cached_runs": [-1, None],
+    "lease": [timedelta(0), timedelta(seconds=-1), timedelta(days=1000), 0, "15", True],
+    "drain_timeout": [timedelta(seconds=-1), -1, None],
+    "transaction_timeout": [timedelta(0), timedelta(seconds=-1), math.nan],
 }
 
 
@@ -30,7 +30,7 @@ def test_nonsense_is_refused_when_the_app_is_made(name: str) -> None:
     """B14."""
     for value in WRONG[name]:
         given: dict[str, Any] = {name: value}
-        with pytest.raises(ValueError, match=rf"App\({name}=\) must be .*, not "):
+        with pytest.raises((TypeError, ValueError), match=rf"App\({name}=\) must be .*, not "):
             App("sqlite:///:memory:", **given)
 
 
@@ -113,5 +113,5 @@ async def test_start_is_recognised_as_a_coroutine_function(database: Database) -
     if sys.version_info >= (3, 12):
         assert inspect.iscoroutinefunction(background.start)
     async with App(database.url) as app:
-        await add_task(background.start, "ann", id="background")
+        await add_task(background.options(id="background").start, "ann")
         assert await app.get("background").result(20) == "hello ann"

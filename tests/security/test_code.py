@@ -34,8 +34,8 @@ def findings(tree: ast.Module, module: str) -> list[str]:
         found += [f"imports {name}" for name in names if name.partition(".")[0] in UNSAFE or name in CALLS]
         if "subprocess" in {name.partition(".")[0] for name in names} and not module.startswith("testing/"):
             found.append("imports subprocess")
-        if isinstance(node, ast.Name) and node.id in BUILTINS:
-            found.append(f"uses {node.id}")
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in BUILTINS:
+            found.append(f"uses {node.id}")  # a field of that name is no use
         if isinstance(node, ast.Attribute) and ast.unparse(node) in CALLS:
             found.append(f"uses {ast.unparse(node)}")
         if isinstance(node, ast.Call):
