@@ -8,7 +8,9 @@ CODE := $(wildcard src tests benchmarks examples scripts)
 
 # Tests wait half of the time, so use one worker more than there are cores. More than four only start more servers.
 WORKERS ?= $(shell expr $$(nproc) + 1)
-PYTEST ?= -n $(WORKERS) --maxprocesses 4 --dist worksteal
+# Without rewritten assertions collecting takes half as long, and a failure in a deep recursion cannot crash pytest on
+# Python 3.11. PYTEST="tests/engine/test_stuck.py" shows the values of a failed assertion.
+PYTEST ?= -n $(WORKERS) --maxprocesses 4 --dist worksteal --assert=plain
 
 .DEFAULT_GOAL := help
 .PHONY: help setup test test-python lint demo demo-storage chaos kills planted bench-storage size audit clean

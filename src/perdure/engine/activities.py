@@ -71,8 +71,8 @@ class Activities:
         because they are not failures of the attempt. A transaction that lost a deadlock is executed again at once.
         """
         async with self._places:
-            for _ in range(CONFLICTS_MAX):
-                done = await self._transact_in_task(attempt, storage, record)
+            done = await self._transact_in_task(attempt, storage, record)
+            for _ in range(CONFLICTS_MAX - 1):
                 if not isinstance(done.error, TransactionConflictError):
                     break
                 log.debug(
@@ -82,6 +82,7 @@ class Activities:
                     attempt.activity.name,
                     done.error,
                 )
+                done = await self._transact_in_task(attempt, storage, record)
             return done
 
     async def _transact_in_task(self, attempt: Attempt, storage: Storage, record: Record) -> Done:

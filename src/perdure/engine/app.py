@@ -421,7 +421,7 @@ class App(Client):
         self._activities = max_activities, max_threads
         self._retention = retention
         self._hooks = Hooks(hooks)
-        self.worker_id = worker_id or f"{socket.gethostname()[:60]}:{os.getpid()}:{secrets.token_hex(4)}"
+        self.worker_id: str = worker_id or f"{socket.gethostname()[:60]}:{os.getpid()}:{secrets.token_hex(4)}"
         self._worker: Worker
 
     async def _enter(self, opening: AsyncExitStack) -> None:

@@ -52,10 +52,10 @@ class Activity(Generic[P, R]):
             raise TypeError(f"retry= of activity {name!r} must be a Retry, such as Retry(attempts=3), not {retry!r}")
         self.transactional = transactional
         self.function = function
-        self.name = limits.name(name, "activity name", 150)
+        self.name: str = limits.name(name, "activity name", 150)
         self.retry = retry
         self.timeout = None if timeout is None else seconds(timeout, f"timeout= of activity {name!r}", positive=True)
-        self.plain = not inspect.iscoroutinefunction(function)
+        self.plain: bool = not inspect.iscoroutinefunction(function)
         self.signature = Signature.of(function)  # encodes the arguments and the result
         self._origin = origin  # the activity that `options()` was called on, which has the compensation
         self._undo: Activity[..., Any] | None = None
@@ -294,7 +294,7 @@ class Workflow(Startable[P, R]):
     ) -> None:
         self._workflow = self
         self.function = function
-        self.name = limits.name(name, "workflow name")
+        self.name: str = limits.name(name, "workflow name")
         self.max_tries = max_tries
         self.schedule = schedule
         self.signature = Signature.of(function)  # encodes the arguments and the result

@@ -95,7 +95,8 @@ class RunHandle(Generic[R]):
     __slots__ = ("_decode", "_runs", "id")
 
     def __init__(self, started: tuple[Runs, str], decode: Callable[[bytes], R]) -> None:
-        self._runs, self.id = started
+        self._runs = started[0]
+        self.id: str = started[1]
         self._decode = decode
 
     async def result(self, timeout: Duration | None = None) -> R:

@@ -299,14 +299,13 @@ class _Place:
         try:
             since, *rest = json.loads(base64.urlsafe_b64decode(text.encode("ascii")))
             place = _Place(None if since is None else datetime.fromisoformat(since), *rest)
-            fits = [type(each) for each in rest] == [str] * 4 and (place.since is None or place.since.tzinfo)
+            if [type(each) for each in rest] == [str] * 4 and (place.since is None or place.since.tzinfo):
+                return place
         except (ValueError, TypeError, AttributeError):
-            fits = False
-        if not fits:
-            raise InvalidPageTokenError(
-                "this is no page token of stuck runs: give back next_token as it was, to the same query"
-            )
-        return place
+            pass
+        raise InvalidPageTokenError(
+            "this is no page token of stuck runs: give back next_token as it was, to the same query"
+        )
 
     def text(self) -> str:
         since = None if self.since is None else self.since.isoformat()
