@@ -58,7 +58,7 @@ class SQLiteBackend:
         if sqlite3.sqlite_version_info < _SAFE_VERSION and not _warned:
             _warned.append(sqlite3.sqlite_version)
             log.debug(
-                "SQLite %s has the WAL-reset bug, a rare race that is fixed in 3.51.3",
+                "SQLite %s has the WAL-reset bug, which can corrupt a database, very rarely; it is fixed in 3.51.3",
                 sqlite3.sqlite_version,
                 extra={"version": sqlite3.sqlite_version},
             )
