@@ -416,7 +416,7 @@ async def test_what_ids_may_be(memory: Database) -> None:
         for good in ("a", "order/A-1", "ä" * 200):
             assert await (await echo.options(id=good).start(1)).result(SOON) == 1
         for bad in ("", " a", "a\n", "a" * 201):
-            with pytest.raises(LimitError, match="instance_id"):
+            with pytest.raises(LimitError, match="run id"):
                 await echo.options(id=bad).start(1)
         ids = [(await echo.start(1)).id for _ in range(3)]
         assert sorted(ids, key=lambda id: id[:13]) == ids

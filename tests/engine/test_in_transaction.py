@@ -372,6 +372,7 @@ async def test_meaning_in_transaction_a_blocking_connection_is_written_to_at_the
         assert await started.result(SOON) == "hello a"
 
 
+@each()
 async def test_in_transaction_each_kind_of_connection_has_its_method(database: Database, caller: Caller) -> None:
     configured = greet.options(in_transaction=caller.connection)
     await caller.begin()

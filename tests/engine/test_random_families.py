@@ -20,7 +20,7 @@ from perdure.errors import WorkflowNotCancellableError
 from tests.conftest import BackendDatabase
 from tests.engine.waiting import until
 
-EXAMPLES = int(os.environ.get("PERDURE_FAMILY_EXAMPLES", "15"))
+EXAMPLES = int(os.environ.get("PERDURE_FAMILY_EXAMPLES", "8"))
 BOUND_SEC = float(os.environ.get("PERDURE_FAMILY_BOUND_SEC", "60"))
 QUICK = Retry(attempts=4, initial=timedelta(milliseconds=20))
 

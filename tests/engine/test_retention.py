@@ -91,14 +91,14 @@ async def left(client: Client) -> int:
 
 
 @pytest.mark.parametrize("field", ["finished", "messages", "outbox", "every"])
-@pytest.mark.parametrize("value", [timedelta(0), -DAY, 7, "7 days", 40_000 * DAY])
+@pytest.mark.parametrize("value", [timedelta(0), -DAY, 0, "7 days", 40_000 * DAY])
 def test_a_policy_that_cannot_be_meant_is_refused_at_once(field: str, value: Any) -> None:
-    with pytest.raises(ValueError, match=rf"Retention\({field}=\) must be a timedelta above 0"):
+    with pytest.raises((TypeError, ValueError), match=rf"Retention\({field}=\) must be "):
         Retention(**{field: value})
 
 
 def test_there_is_no_sweeping_without_an_interval() -> None:
-    with pytest.raises(ValueError, match="every"):
+    with pytest.raises(TypeError, match="every"):
         Retention(every=None)  # type: ignore[arg-type]
 
 

@@ -150,7 +150,7 @@ async def blocked_in_transaction(gate: str) -> str:
 
 async def test_a_transaction_in_a_thread_does_not_hold_the_door(shared: Database) -> None:
     """B11."""
-    options = {"grace": BRIEF, "transaction_limit": timedelta(seconds=20)}
+    options = {"drain_timeout": BRIEF, "transaction_timeout": timedelta(seconds=20)}
     assert await _closed_in(shared.url, blocked_in_transaction, "g", "g", **options) < 5
     gates["g"].set()
     async with App(shared.url) as app:

@@ -213,8 +213,8 @@ async def test_deaths_are_counted_on_after_a_back_off(database: Database, caplog
         assert found.stuck is not None
         assert found.stuck.next_retry_at is not None
         assert 0.7 * 8 < (found.stuck.next_retry_at - row.locked_at).total_seconds() < 1.3 * 8
-    (told,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
-    assert "run a (stuck.quiet) is stuck after 9 tries" in told
+    told = [record.getMessage() for record in caplog.records if "stuck after" in record.getMessage()]
+    assert [text.partition(" without")[0] for text in told] == ["run a (stuck.quiet) is stuck after 9 tries"]
 
 
 # What is listed.
@@ -322,7 +322,7 @@ async def test_workers_publish_what_they_serve(database: Database) -> None:
         await app._storage.beat_worker("other", published(["stuck.other"], 15))
         assert await served_names(app._storage) == {"stuck.quiet", "stuck.other"}
         shift_clock(storage_of(app), timedelta(minutes=10))
-        assert await served_names(app._storage) == set()
+        assert "stuck.other" not in (await served_names(app._storage) or ())  # the app's own worker goes on
         await app._storage.beat_worker("older", b"{}")  # of a version that publishes nothing
         assert await served_names(app._storage) is None
         await app._storage.beat_worker("older", published([f"{n:0200}" for n in range(1000)], 15))

@@ -367,7 +367,7 @@ def test_a_scheduled_workflow_with_a_required_parameter_is_refused_at_once() -> 
     async def report(day: str, format: str = "pdf") -> None:
         raise AssertionError("never called")
 
-    with pytest.raises(TypeError, match=r"report starts by the clock .* its parameter 'day' a default"):
+    with pytest.raises(TypeError, match=r"report is scheduled \(cron=\), .* its parameter 'day' a default"):
         workflow(name="supervision.report", cron="* * * * *")(report)
     assert "supervision.report" not in WORKFLOWS
 

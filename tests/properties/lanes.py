@@ -191,7 +191,7 @@ class Lane:
         return [dict(zip(columns, row, strict=True)) for row in rows]
 
     def _cell(self, table: str, column: str, value: Any) -> str:
-        if column.endswith("_at") and value is not None:
+        if (column.endswith("_at") or column == "since") and value is not None:
             value = utc(value)
         return f"{column}={self.memory.tell(value, _COLUMNS.get(f'{table}.{column}', ''))}"
 

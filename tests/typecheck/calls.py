@@ -11,10 +11,10 @@ from perdure import (
     App,
     Client,
     Event,
-    Handle,
     Message,
     Retention,
     Retry,
+    RunHandle,
     activity,
     now,
     random,
@@ -111,14 +111,14 @@ Retention(finished="30 days")  # wrong: a text is no duration
 async def program() -> None:
     async with App("sqlite:///orders.db", lease=5, drain_timeout=timedelta(seconds=1), max_runs=10) as app:
         run = await order.start("A-1", 9.5)
-        assert_type(run, Handle[Receipt])
+        assert_type(run, RunHandle[Receipt])
         assert_type(await run.result(timeout=5), Receipt)
-        assert_type(await order.options(id="order-A-1", after=60).start("A-1", 9.5, gift=True), Handle[Receipt])
+        assert_type(await order.options(id="order-A-1", after=60).start("A-1", 9.5, gift=True), RunHandle[Receipt])
         assert_type(await order("A-1", 9.5), Receipt)
         assert_type(await order.options(id="order-A-1")("A-1", amount=9.5), Receipt)
         assert_type(await order.function("A-1", 9.5), Receipt)
-        assert_type(await nightly.options(at=datetime(2030, 1, 1, tzinfo=UTC)).start(), Handle[None])
-        assert_type(order.options(in_transaction=object()).start_sync("A-1", 9.5), Handle[Receipt])
+        assert_type(await nightly.options(at=datetime(2030, 1, 1, tzinfo=UTC)).start(), RunHandle[None])
+        assert_type(order.options(in_transaction=object()).start_sync("A-1", 9.5), RunHandle[Receipt])
         await order.start("A-1")  # wrong: an argument is missing
         await order.start(1, 9.5)  # wrong: a number for a text
         await order.start("A-1", 9.5, id="order-A-1")  # wrong: options are for options()
