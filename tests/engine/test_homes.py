@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from perdure import App, Client, EngineError, NotDurableError, activity, send_event, workflow
+from perdure import App, Client, ClosedError, EngineError, NotDurableError, activity, send_event, workflow
+from perdure.engine import ambient
+from perdure.engine.worker import Worker
 from tests.storages import Database
 
 
@@ -165,3 +167,36 @@ async def test_use_after_a_fork_is_refused_and_does_no_harm(shared: Database) ->
     assert "forked from it" in refused
     assert "open an App or Client in each process" in refused
     assert answers == ["hello after", "hello own"]
+
+
+async def test_an_app_is_open_while_its_worker_starts(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first activities that a worker resumes may start runs before `async with` has returned."""
+    start, found = Worker.start, list[Client]()
+
+    async def started(worker: Worker) -> None:
+        app = ambient.current_app()
+        assert await app.runs().count() == 0
+        found.append(app)
+        await start(worker)
+
+    monkeypatch.setattr(Worker, "start", started)
+    async with App(database.url) as app:
+        assert found == [app]
+
+
+async def test_an_app_whose_worker_cannot_start_is_not_open(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fails(worker: Worker) -> None:
+        raise OSError("no threads left")
+
+    app = App(database.url)
+    with monkeypatch.context() as broken:
+        broken.setattr(Worker, "start", fails)
+        with pytest.raises(OSError, match="no threads left"):
+            await app.__aenter__()
+    assert not ambient.is_open()
+    with pytest.raises(ClosedError):
+        await app.runs().count()
+    async with app:
+        assert await app.runs().count() == 0

@@ -97,11 +97,20 @@ class Client:
             self._opened = await opening.enter_async_context(self._storage_to_open())
             token = ambient.APP.set(self)  # before the worker starts: activities send through it
             opening.callback(_reset, token)
-            await self._enter(opening)
+            self._is_open = True  # as well: the first activities may start runs while the worker still starts
+            ambient.opened(self)
+            try:
+                await self._enter(opening)
+            except BaseException:
+                self._leave()
+                raise
             self._opening = opening.pop_all()
-        self._is_open = True
-        ambient.opened(self)
         return self
+
+    def _leave(self) -> None:
+        """Refuse further use."""
+        self._is_open = False
+        ambient.closed(self)
 
     async def _enter(self, opening: AsyncExitStack) -> None:
         """Start the parts of an open client; `opening` closes them, also if a later part fails to start."""
@@ -116,8 +125,7 @@ class Client:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._is_open = False
-        ambient.closed(self)
+        self._leave()
         await self._opening.__aexit__(kind, error, trace)
 
     if not TYPE_CHECKING:  # a type checker reports `with` by itself
