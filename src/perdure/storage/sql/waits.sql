@@ -42,7 +42,7 @@ SELECT w.activity_id, w.channel FROM perdure_waits w
               FROM channel_subscriptions s WHERE s.instance_id = w.instance_id AND s.channel = w.channel) IS NOT NULL)
 
 -- is_due
--- Return whether a timer is due; an existing one keeps its time.
+-- Return whether a timer is due; an existing one keeps its time (PostgreSQL looks at it after `sleep`).
 SELECT CASE WHEN COALESCE((SELECT t.expires_at FROM workflow_timer_subscriptions t
                             WHERE t.instance_id = :instance_id AND t.timer_id = :timer_id),
                           :at, {after(:after_sec)}) <= {now} THEN 1 ELSE 0 END

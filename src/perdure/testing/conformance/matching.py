@@ -188,6 +188,18 @@ async def test_the_same_values_again_do_not_get_the_same_message_again(storage: 
     assert await delivered(storage) == [("i-1", "c", third)]
 
 
+async def test_a_message_taken_for_some_values_is_not_taken_for_others(storage: SQLStorage) -> None:
+    await waiting(storage, wait("a", n=1))
+    _, both = await publish(storage, {"n": 9}, {"n": 1, "m": 1})
+    assert await delivered(storage) == [("i-1", "a", both)]
+    lease = await resumed(storage)
+    assert await take(storage, lease, "b", m=1) is None
+    assert await storage.suspend(lease, [wait("b", m=1)]) == Suspension(True)
+    assert await delivered(storage) == []
+    (later,) = await publish(storage, {"m": 1})
+    assert await delivered(storage) == [("i-1", "b", later)]
+
+
 async def test_the_cursor_moves_over_messages_taken_in_turn_only(storage: SQLStorage, sql: Executor) -> None:
     await waiting(storage, wait("a", n=1))
     start = await cursor(storage)
