@@ -4,11 +4,9 @@ Decorate functions with `@workflow` and `@activity`, open an `App` to execute ru
 `await some_workflow.start(…)`. A `Client` starts and inspects runs without executing them.
 """
 
-from perdure.engine.activities import connection
-from perdure.engine.ambient import ActivityInfo, activity_info
-from perdure.engine.app import App, Client
-from perdure.engine.body import RunEvicted
-from perdure.engine.calls import (
+from perdure.engine.api.ambient import ActivityInfo, activity_info
+from perdure.engine.api.app import App, Client
+from perdure.engine.api.calls import (
     join_group,
     leave_group,
     now,
@@ -29,16 +27,17 @@ from perdure.engine.calls import (
     uuid4,
     wait_event,
 )
-from perdure.engine.definitions import Activity, ConfiguredWorkflow, Workflow, activity, workflow
-from perdure.engine.handles import RunHandle
-from perdure.engine.queries import BulkResult, RunPage, RunQuery
-from perdure.engine.retention import Retention, Swept
-from perdure.engine.retries import Retry
-from perdure.engine.run_info import ErrorInfo, RunInfo, StuckInfo, WaitInfo, WaitKind
-from perdure.engine.source import NotDurableWarning
-from perdure.engine.step_info import HistoryEntry, StepInfo, StepKind, StepStatus
-from perdure.engine.steps import Event, Message
-from perdure.engine.supervision import Health, TaskHealth
+from perdure.engine.api.definitions import Activity, ConfiguredWorkflow, Workflow, activity, workflow
+from perdure.engine.api.handles import RunHandle
+from perdure.engine.api.queries import BulkResult, RunPage, RunQuery
+from perdure.engine.api.run_info import ErrorInfo, RunInfo, StuckInfo, WaitInfo, WaitKind
+from perdure.engine.api.step_info import HistoryEntry, StepInfo, StepKind, StepStatus
+from perdure.engine.replay.body import RunEvicted
+from perdure.engine.replay.source import NotDurableWarning
+from perdure.engine.replay.steps import Event, Message
+from perdure.engine.worker.activities import connection
+from perdure.engine.worker.retention import Retention, Swept
+from perdure.engine.worker.supervision import Health, TaskHealth
 from perdure.errors import (
     ActivityError,
     ClosedError,
@@ -58,6 +57,7 @@ from perdure.errors import (
     WorkflowFailedError,
 )
 from perdure.model.records import OutboxEvent
+from perdure.model.retries import Retry
 from perdure.model.states import WorkflowStatus
 
 __version__ = "0.1.0"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from perdure import App
-from perdure.engine import worker
+from perdure.engine.worker import worker
 from tests.chaos.rigs import Round
 from tests.chaos.skew import mislead
 from tests.conftest import BackendDatabase

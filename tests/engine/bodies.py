@@ -27,10 +27,10 @@ from perdure import (
     wait_event,
     workflow,
 )
-from perdure.engine.body import ATTEMPT_FAILED, OWN, Body
-from perdure.engine.codec import encode
-from perdure.engine.definitions import WORKFLOWS
-from perdure.engine.failures import encode_failure
+from perdure.engine.api.definitions import WORKFLOWS
+from perdure.engine.history.codec import encode
+from perdure.engine.history.failures import encode_failure
+from perdure.engine.replay.body import ATTEMPT_FAILED, OWN, Body
 from perdure.model.records import HistoryEvent, HistoryEventType
 
 Plan = list[Any]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from perdure import App, RunHandle, WorkflowStatus, activity, now, sleep_until, wait_event, workflow
-from perdure.engine.digests import SIZE, Call, stamp, stamped
+from perdure.engine.history.digests import SIZE, Call, stamp, stamped
 from perdure.storage.stores import shift_clock
 from tests.engine.waiting import until, waiting
 from tests.storages import Database, storage_of

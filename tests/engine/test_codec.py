@@ -21,8 +21,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from perdure.engine.codec import Signature, decode, encode
-from perdure.engine.unions import Plain, codec
+from perdure.engine.history.codec import Signature, decode, encode
+from perdure.engine.history.unions import Plain, codec
 from perdure.errors import SerializationError
 
 if TYPE_CHECKING:
@@ -599,7 +599,7 @@ import sys
 sys.modules["pydantic"] = None
 from dataclasses import dataclass
 from datetime import date, datetime
-from perdure.engine.codec import decode, encode
+from perdure.engine.history.codec import decode, encode
 hint = list[date | datetime]
 assert decode(encode([date(2024, 1, 1)], hint), hint) == [date(2024, 1, 1)]
 """

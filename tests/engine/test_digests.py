@@ -28,9 +28,9 @@ from perdure import (
     wait_event,
     workflow,
 )
-from perdure.engine.body import Body
-from perdure.engine.codec import encode
-from perdure.engine.digests import WALK_MAX, Call
+from perdure.engine.history.codec import encode
+from perdure.engine.history.digests import WALK_MAX, Call
+from perdure.engine.replay.body import Body
 from perdure.errors import LimitError
 from perdure.model.records import HistoryEvent, WorkflowInstance
 from perdure.storage.history import HistoryIterator

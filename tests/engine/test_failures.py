@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perdure.engine.codec import decode, encode
-from perdure.engine.failures import MESSAGE_MAX, STACK_TRACE_MAX, decode_failure, encode_failure
+from perdure.engine.history.codec import decode, encode
+from perdure.engine.history.failures import MESSAGE_MAX, STACK_TRACE_MAX, decode_failure, encode_failure
 from perdure.errors import ActivityError, RecordedError, TerminalError
 
 
@@ -396,7 +396,7 @@ def test_strange_entries_among_the_modules(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_class_of_the_main_module() -> None:
     program = """
-from perdure.engine.failures import decode_failure, encode_failure
+from perdure.engine.history.failures import decode_failure, encode_failure
 class Boom(Exception):
     pass
 failure = encode_failure(Boom("x"))

@@ -32,9 +32,9 @@ from perdure import (
     wait_event,
     workflow,
 )
-from perdure.engine import loop as body_loop
-from perdure.engine.body import Body
-from perdure.engine.guard import came_by_signal
+from perdure.engine.replay import loop as body_loop
+from perdure.engine.replay.body import Body
+from perdure.engine.replay.guard import came_by_signal
 from perdure.hooks import HookEvent
 from perdure.model.records import HistoryEventType
 from tests.engine.bodies import live, version

@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from perdure.engine.clock import steady
-from perdure.engine.heartbeat import PAGE, Heartbeat
+from perdure.engine.execution.clock import steady
+from perdure.engine.worker.heartbeat import PAGE, Heartbeat
 from perdure.model.records import Lease, WorkflowInstance
 from perdure.storage.contract import Storage
 from perdure.storage.stores import open_storage

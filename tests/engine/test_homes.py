@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from perdure import App, Client, ClosedError, EngineError, NotDurableError, activity, send_event, workflow
-from perdure.engine import ambient
-from perdure.engine.worker import Worker
+from perdure.engine.api import ambient
+from perdure.engine.worker.worker import Worker
 from tests.storages import Database
 
 

@@ -26,10 +26,10 @@ from perdure import (
     wait_event,
     workflow,
 )
-from perdure.engine import names
-from perdure.engine.cron import tick_id
-from perdure.engine.definitions import WORKFLOWS
+from perdure.engine.api.definitions import WORKFLOWS
 from perdure.errors import LimitError, RunExistsError
+from perdure.model import names
+from perdure.model.schedules import tick_id
 from perdure.storage.stores import shift_clock
 from tests.conftest import BackendDatabase
 from tests.engine.waiting import until, waiting

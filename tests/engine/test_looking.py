@@ -37,8 +37,8 @@ from perdure import (
     wait_event,
     workflow,
 )
-from perdure.engine import stuck
-from perdure.engine.definitions import WORKFLOWS
+from perdure.engine.api.definitions import WORKFLOWS
+from perdure.engine.worker import stuck
 from perdure.errors import InvalidPageTokenError, LimitError, RunExistsError, WorkflowNotCancellableError
 from perdure.model.records import WorkflowInstance
 from perdure.storage.stores import SQLStorage, shift_clock

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 import pytest
 import uvloop
 
-from perdure.engine.loop import NEVER_SEC, BodyLoop, Timer
-from perdure.engine.scopes import current_scope
+from perdure.engine.replay.loop import NEVER_SEC, BodyLoop, Timer
+from perdure.engine.replay.scopes import current_scope
 from perdure.errors import NotDurableError
 
 ROOT = Path(__file__).parents[2]

@@ -31,7 +31,8 @@ from perdure import (
     wait_event,
     workflow,
 )
-from perdure.engine import driven, starting
+from perdure.engine import starting
+from perdure.engine.execution import driven
 from perdure.storage.stores import shift_clock
 from tests.engine.waiting import row_of, status_of, until, waiting
 from tests.storages import Database, storage_of

@@ -18,7 +18,7 @@ from perdure import (
     wait_event,
     workflow,
 )
-from perdure.engine import relay
+from perdure.engine.worker import relay
 from perdure.errors import LimitError
 from perdure.model.records import OutboxStatus
 from perdure.storage.stores import SQLStorage, shift_clock

@@ -39,9 +39,9 @@ from perdure import (
 )
 from perdure.database.backends.postgres import PostgresBackend
 from perdure.database.backends.sqlite import SQLiteBackend
-from perdure.engine.clock import steady
-from perdure.engine.heartbeat import Heartbeat
-from perdure.engine.journal import Entry, Journal, Shared, appending
+from perdure.engine.execution.clock import steady
+from perdure.engine.execution.journal import Entry, Journal, Shared, appending
+from perdure.engine.worker.heartbeat import Heartbeat
 from perdure.errors import CommitUnknownError, LeaseLostError, StorageError
 from perdure.hooks import Hook, RunCompleted
 from perdure.model.records import HistoryEvent, HistoryEventType, Lease, WorkflowInstance

@@ -21,7 +21,7 @@ from perdure import (
     sleep,
     wait_event,
 )
-from perdure.engine.body import OWN, VALUES, Body
+from perdure.engine.replay.body import OWN, VALUES, Body
 from perdure.model.records import HistoryEvent, HistoryEventType
 from tests.engine.bodies import INSTANCE, STORED, Live, asked, live, planned, random_plan, replayed, version
 

@@ -23,9 +23,9 @@ from perdure import (
     wait_event,
     workflow,
 )
-from perdure.engine import retention as retaining
-from perdure.engine.definitions import WORKFLOWS
-from perdure.engine.retention import BATCH, Retention, Swept, sweep, sweep_for_ever
+from perdure.engine.api.definitions import WORKFLOWS
+from perdure.engine.worker import retention as retaining
+from perdure.engine.worker.retention import BATCH, Retention, Swept, sweep, sweep_for_ever
 from perdure.errors import DatabaseUnavailableError
 from perdure.model.records import OutboxEvent, WorkflowInstance
 from perdure.storage.stores import SQLStorage, shift_clock

@@ -5,8 +5,8 @@ from contextvars import Context, copy_context
 
 import pytest
 
-from perdure.engine.loop import BodyLoop, Timer
-from perdure.engine.scopes import PATH_MAX, Scope, current_scope, enter
+from perdure.engine.replay.loop import BodyLoop, Timer
+from perdure.engine.replay.scopes import PATH_MAX, Scope, current_scope, enter
 from perdure.model import limits
 
 

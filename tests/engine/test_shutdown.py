@@ -247,7 +247,7 @@ async def test_serve_leaves_the_signal_handlers_as_it_found_them(shared: Databas
 
 
 def test_threads_end_when_they_are_not_needed_any_more() -> None:
-    from perdure.engine.threads import Threads
+    from perdure.engine.worker.threads import Threads
 
     async def main() -> None:
         threads = Threads(2)

@@ -22,7 +22,7 @@ from perdure import (
     wait_event,
     workflow,
 )
-from perdure.engine import body
+from perdure.engine.replay import body
 from perdure.errors import LimitError
 from perdure.model.limits import PAYLOAD_MAX, SPAN_MAX
 from tests.engine.bodies import live, replayed, version

@@ -23,8 +23,8 @@ from perdure import (
     wait_event,
     workflow,
 )
-from perdure.engine.driven import Drained
-from perdure.engine.slots import Slots
+from perdure.engine.execution.driven import Drained
+from perdure.engine.execution.slots import Slots
 from tests.engine.waiting import status_of, stuck_runs, until
 from tests.storages import Database
 

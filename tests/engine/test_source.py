@@ -31,7 +31,7 @@ from uuid import UUID, uuid4, uuid5
 
 import pytest
 
-from perdure.engine.source import NotDurableWarning, check_source
+from perdure.engine.replay.source import NotDurableWarning, check_source
 from perdure.errors import NotDurableError
 
 now = datetime.now  # an alias of a class's method
@@ -357,7 +357,7 @@ def body():
 
 def test_the_durable_names_are_fine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As `from perdure import now, random, uuid4, sleep` binds them: functions of another module."""
-    durable = types.ModuleType("perdure.engine.clock")
+    durable = types.ModuleType("perdure.engine.execution.clock")
     exec("def now(): ...\ndef random(): ...\ndef uuid4(): ...\nasync def sleep(s): ...", durable.__dict__)
     monkeypatch.setitem(sys.modules, "durable_clock", durable)
     source = """

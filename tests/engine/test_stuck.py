@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from perdure import App, Client, RunInfo, WorkflowFailedError, WorkflowStatus, activity
-from perdure.engine import stuck
-from perdure.engine.stuck import published, reason_of, served_names, stuck_info
+from perdure.engine.worker import stuck
+from perdure.engine.worker.stuck import published, reason_of, served_names, stuck_info
 from perdure.errors import InvalidPageTokenError
 from perdure.model.records import HistoryEvent, HistoryEventType, Lease, WorkflowInstance
 from perdure.storage.stores import shift_clock
@@ -222,7 +222,7 @@ async def test_deaths_are_counted_on_after_a_back_off(database: Database, caplog
 
 async def test_a_rollback_that_cannot_go_on_is_listed(database: Database) -> None:
     """B10."""
-    from perdure.engine.definitions import COMPENSATIONS
+    from perdure.engine.api.definitions import COMPENSATIONS
     from perdure.model.records import CompensationEntry
 
     made = version(quiet, "stuck.quiet")
@@ -271,7 +271,7 @@ async def test_a_run_that_no_worker_serves_is_listed_and_warned_of(
         assert len(warnings()) == 1
         assert "no worker has taken 1 run(s) of workflow 'stuck.gone', for example a" in warnings()[0]
         later = stuck.UNSERVED.total_seconds() + 1000
-        monkeypatch.setattr("perdure.engine.worker.steady", lambda: time.monotonic() + later)
+        monkeypatch.setattr("perdure.engine.worker.worker.steady", lambda: time.monotonic() + later)
         await app._worker._warn_of_unserved()
         assert len(warnings()) == 2
 

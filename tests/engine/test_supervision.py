@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from perdure import App, Client, ClosedError, EngineError, Retention, activity, wait_event, workflow
-from perdure.engine import supervision
-from perdure.engine.definitions import WORKFLOWS
-from perdure.engine.journal import Shared
-from perdure.engine.results import Results
-from perdure.engine.supervision import Supervised, Supervisor
+from perdure.engine.api.definitions import WORKFLOWS
+from perdure.engine.execution.journal import Shared
+from perdure.engine.worker import supervision
+from perdure.engine.worker.results import Results
+from perdure.engine.worker.supervision import Supervised, Supervisor
 from perdure.errors import DatabaseUnavailableError, StorageError
 from perdure.model.records import OutboxEvent
 from tests.engine.waiting import until, waiting
@@ -123,7 +123,7 @@ async def test_the_listener_is_restarted(
 async def test_the_heartbeat_is_restarted_and_leases_are_kept(
     shared: Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from perdure.engine.heartbeat import Heartbeat
+    from perdure.engine.worker.heartbeat import Heartbeat
 
     method, left = failing(Heartbeat._renew, 3)
 
@@ -163,7 +163,7 @@ async def test_whoever_asks_for_results_is_restarted(
 async def test_retention_and_the_relay_are_restarted(
     shared: Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from perdure.engine import retention
+    from perdure.engine.worker import retention
 
     monkeypatch.setattr(retention, "SOON_SEC", 0.01)
     published: list[str] = []
@@ -314,8 +314,8 @@ async def test_a_cancelled_error_out_of_nowhere_ends_no_task() -> None:
 PROGRAM = """
 import asyncio, sys
 from perdure import App
-from perdure.engine import supervision
-from perdure.engine.worker import Worker
+from perdure.engine.worker import supervision
+from perdure.engine.worker.worker import Worker
 
 supervision.FIRST_SEC = supervision.LONGEST_SEC = 0.01
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from perdure import App, activity, receive, sleep, subscribe, wait_event, workflow
-from perdure.engine import body
+from perdure.engine.replay import body
 from perdure.errors import LimitError
 from perdure.hooks import HookEvent, RunResumed
 from tests.engine.waiting import move_clock, stuck_runs, until, waiting

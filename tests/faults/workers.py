@@ -12,7 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from perdure import App, Client
-from perdure.engine import app as apps
+from perdure.engine.api import app as apps
 from perdure.errors import PerdureError
 from perdure.storage.stores import SQLStorage, open_storage
 from tests.engine.rig.checker import Checker

@@ -62,7 +62,7 @@ def url(tmp_path: Path, migrated: Path) -> str:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have `result()` warn soon of a run that no worker serves."""
-    monkeypatch.setattr("perdure.engine.stuck.WARN_SEC", 0.1)
+    monkeypatch.setattr("perdure.engine.worker.stuck.WARN_SEC", 0.1)
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: f"{mistake.group}: {mistake.title}")

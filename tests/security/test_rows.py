@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perdure.engine.codec import decode
+from perdure.engine.history.codec import decode
 from perdure.errors import SerializationError
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from perdure.engine.failures import encode_failure
+from perdure.engine.history.failures import encode_failure
 
 TESTS = str(Path(__file__).parent.parent)
 

@@ -11,12 +11,12 @@ from datetime import timedelta
 from itertools import count
 from typing import Any, NoReturn
 
-from perdure.engine import names
-from perdure.engine.codec import encode
-from perdure.engine.handles import StartRequest
-from perdure.engine.run_info import RunInfo
-from perdure.engine.step_info import HistoryEntry, StepInfo
+from perdure.engine.api.handles import StartRequest
+from perdure.engine.api.run_info import RunInfo
+from perdure.engine.api.step_info import HistoryEntry, StepInfo
+from perdure.engine.history.codec import encode
 from perdure.errors import EngineError, InstanceExistsError, NotDurableError, RunExistsError, RunNotFoundError
+from perdure.model import names
 from perdure.model.records import FRAMEWORK, HistoryEvent, HistoryEventType, Lease, TimerSubscription, WorkflowInstance
 from perdure.model.states import WorkflowStatus
 from perdure.storage.contract import Storage

@@ -291,7 +291,7 @@ _KINDS: dict[str, Callable[[Any, str], Foreign]] = {
     "sqlite3": lambda native, _: SQLite(native),
     "aiosqlite": lambda native, _: Aiosqlite(native),
     "sqlalchemy": lambda native, _: SQLAlchemy(native),
-    "perdure.engine.activities": lambda native, _: ActivityConnection(native),
+    "perdure.engine.worker.activities": lambda native, _: ActivityConnection(native),
     **dict.fromkeys(("pymysql", "MySQLdb", "aiomysql", "asyncmy"), MySQL),
 }
 

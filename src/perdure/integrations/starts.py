@@ -15,14 +15,15 @@ from typing import Any, TypeVar
 from perdure.database.dialects import PostgresDriver
 from perdure.database.operation import Operation, Work
 from perdure.database.statements import Call
-from perdure.engine import ambient, names
-from perdure.engine.codec import encode
-from perdure.engine.handles import RunHandle, Runs, StartRequest
-from perdure.engine.run_info import RunInfo
+from perdure.engine.api import ambient
+from perdure.engine.api.handles import RunHandle, Runs, StartRequest
+from perdure.engine.api.run_info import RunInfo
+from perdure.engine.api.step_info import HistoryEntry, StepInfo
+from perdure.engine.history.codec import encode
 from perdure.engine.starting import BEGIN, DEADLINE, first_generation, new_id
-from perdure.engine.step_info import HistoryEntry, StepInfo
 from perdure.errors import EngineError, InstanceExistsError, SchemaError, StorageError, TransactionError
 from perdure.integrations.foreign import Foreign, at_once, drive, recognised
+from perdure.model import names
 from perdure.model.records import HistoryEvent, TimerSubscription, WorkflowInstance
 from perdure.model.states import WorkflowStatus
 from perdure.storage import history, instances, timers, wakeups

@@ -36,7 +36,7 @@ from perdure import (
 )
 from perdure.database.backends.base import Session
 from perdure.database.operation import Work
-from perdure.engine import app as apps
+from perdure.engine.api import app as apps
 from perdure.model.records import HistoryEvent
 from perdure.storage.stores import SQLStorage, open_storage
 from tests.engine.rig import nursery

@@ -10,8 +10,8 @@ from itertools import count
 from typing import TypeVar
 
 from perdure import Client, HistoryEntry, RunHandle, Workflow
-from perdure.engine.codec import encode
-from perdure.engine.messages import Outgoing
+from perdure.engine.api.messages import Outgoing
+from perdure.engine.history.codec import encode
 from perdure.errors import CommitUnknownError, DatabaseUnavailableError, TransactionConflictError
 from perdure.model.records import OutgoingMessage, WorkflowInstance
 from perdure.model.states import WAITING

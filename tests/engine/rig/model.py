@@ -28,7 +28,7 @@ from perdure import (
     wait_event,
     workflow,
 )
-from perdure.engine import ambient
+from perdure.engine.api import ambient
 from tests.engine.rig.effects import EFFECTS
 from tests.engine.rig.streams import Streams
 from tests.engine.rig.workflows import Executed, Mark

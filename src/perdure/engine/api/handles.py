@@ -1,0 +1,152 @@
+"""Handles, with which a program inspects and controls a run on any worker."""
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Generic, Literal, Protocol, TypeVar
+
+from perdure.engine.api.run_info import RunInfo
+from perdure.engine.api.step_info import HistoryEntry, StepInfo
+from perdure.engine.history.codec import decode
+from perdure.errors import RunExistsError
+from perdure.model.durations import Duration, seconds
+from perdure.model.records import FRAMEWORK
+
+R = TypeVar("R", covariant=True)
+
+SHOWN_MAX = 200  # characters of an input in an error message
+
+IfExists = Literal["return", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class StartRequest:
+    """A run to be started."""
+
+    workflow_name: str
+    input_data: bytes
+    id: str | None
+    at: datetime | None
+    after: timedelta | None
+    if_exists: IfExists
+    source_hash: str
+    source: str
+    timeout: timedelta | None
+    read: Callable[[bytes], object]  # decodes an input, to compare it with another
+
+    def differs_from(
+        self, id: str, framework: str, workflow_name: str, inputs: Sequence[bytes]
+    ) -> RunExistsError | None:
+        """Return the error to raise if the existing run is not the requested one; None if it is.
+
+        `inputs` are the inputs of the existing run: the current one and, after `recur()`, the first one.
+        """
+        if self.if_exists == "error":
+            return RunExistsError(f'run {id!r} already exists, and if_exists="error" was given: use another id')
+        if framework != FRAMEWORK:
+            return RunExistsError(
+                f"run {id!r} already exists, and belongs to the framework {framework!r}: use another id"
+            )
+        if workflow_name != self.workflow_name:
+            return RunExistsError(
+                f"run {id!r} already exists, as a run of workflow {workflow_name!r} and not of {self.workflow_name!r}: "
+                "use another id"
+            )
+        if any(map(self.asks_for, inputs)):
+            return None
+        return RunExistsError(
+            f"run {id!r} ({self.workflow_name}) already exists with different input: it has {_shown(inputs[0])}, and "
+            f"this start has {_shown(self.input_data)}; use another id, or get() the existing run"
+        )
+
+    def asks_for(self, input_data: bytes) -> bool:
+        """Return whether this input equals the requested one once decoded."""
+        return self.read(input_data) == self.read(self.input_data)
+
+
+class Runs(Protocol):
+    """What a handle needs of an App or Client."""
+
+    async def finished(self, instance_id: str, timeout: timedelta | None) -> bytes:
+        """Wait until a run has ended and return its result as JSON; raise the run's error."""
+
+    async def info(self, instance_id: str) -> RunInfo:
+        """Return status, input, result, error and everything else that is known of a run."""
+
+    async def steps(self, instance_id: str) -> list[StepInfo]:
+        """Return the steps of a run."""
+
+    async def state(self, instance_id: str) -> Any:
+        """Return the value that the run last passed to `set_state()`."""
+
+    def history(self, instance_id: str) -> AsyncIterator[HistoryEntry]:
+        """Iterate over the history of a run, oldest entry first."""
+
+    async def cancel(self, instance_id: str, reason: str = "") -> None:
+        """Cancel a run."""
+
+
+class RunHandle(Generic[R]):
+    """A reference to a run, returned by `start()` and `app.get(id)`.
+
+    It holds no resources, so it can be kept or dropped. `id` is the id of the run.
+    """
+
+    __slots__ = ("_decode", "_runs", "id")
+
+    def __init__(self, started: tuple[Runs, str], decode: Callable[[bytes], R]) -> None:
+        self._runs = started[0]
+        self.id: str = started[1]
+        self._decode = decode
+
+    async def result(self, timeout: Duration | None = None) -> R:
+        """Wait until the run has ended and return its result.
+
+        `timeout` is in seconds or a timedelta (default: wait forever). Raises `WorkflowFailedError`, whose `__cause__`
+        is the run's error, if the run failed; `WorkflowCancelledError` if it was cancelled; `TimeoutError` if it does
+        not end in time, which does not affect the run; `RunNotFoundError` if it does not exist; and `ClosedError` if
+        the App or Client closes first. Logs a warning after a few seconds if no live worker executes the workflow.
+        """
+        span = None if timeout is None else timedelta(seconds=seconds(timeout, "result(timeout=)"))
+        return self._decode(await self._runs.finished(self.id, span))
+
+    async def info(self) -> RunInfo:
+        """Return status, input, result, error and everything else that is known of the run.
+
+        Raises `RunNotFoundError` if the run does not exist.
+        """
+        return await self._runs.info(self.id)
+
+    async def steps(self) -> list[StepInfo]:
+        """Return the steps of the run that its history records. Raises `RunNotFoundError` if it does not exist."""
+        return await self._runs.steps(self.id)
+
+    async def state(self) -> Any:
+        """Return the value that the run last passed to `set_state()`, or None."""
+        return await self._runs.state(self.id)
+
+    def history(self) -> AsyncIterator[HistoryEntry]:
+        """Iterate over the run's history, oldest entry first; entries are read page by page."""
+        return self._runs.history(self.id)
+
+    async def cancel(self, reason: str = "") -> None:
+        """Cancel the run: no new step starts, completed steps are compensated, then the run is cancelled.
+
+        Returns when the request is recorded, before the compensations run. `reason` appears in the error of `result()`
+        (default: empty). Raises `WorkflowNotCancellableError` if the run has ended, and `RunNotFoundError` if it does
+        not exist.
+        """
+        await self._runs.cancel(self.id, reason)
+
+    def __repr__(self) -> str:
+        return f"<run {self.id}>"
+
+
+def _shown(data: bytes) -> str:
+    text = data.decode("utf-8", "replace")
+    return text if len(text) <= SHOWN_MAX else text[:SHOWN_MAX] + "…"
+
+
+def plain(data: bytes) -> Any:
+    """Return the result of a run as plain JSON values, for a handle that does not know the workflow."""
+    return decode(data)

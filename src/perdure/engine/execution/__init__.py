@@ -1,0 +1,1 @@
+"""A run under one lease: its steps, waits, rollback and end."""

@@ -1,0 +1,191 @@
+"""Children: runs that another run, their parent, starts and waits for.
+
+One transaction stores the child, its link to the parent, the parent's subscription to its end and the parent's step.
+The commit that ends the child also sends its outcome to the parent. A parent that stops waiting for a child cancels it
+and waits until its steps are compensated.
+"""
+
+import asyncio
+import hashlib
+import json
+import logging
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from perdure.engine.history.codec import encode
+from perdure.engine.history.digests import Call
+from perdure.engine.history.failures import cancelled, decode_failure, failed_run
+from perdure.errors import InstanceExistsError, StorageError, WorkflowNotCancellableError
+from perdure.model.limits import INSTANCE_ID_MAX
+from perdure.model.records import ChannelMode, CompensationEntry, HistoryEvent, Lease, WorkflowInstance
+from perdure.model.states import WorkflowStatus
+from perdure.storage.contract import Storage
+
+if TYPE_CHECKING:
+    from perdure.engine.api.definitions import Workflow
+    from perdure.engine.execution.rollback import Rollback
+    from perdure.engine.execution.run import Run
+    from perdure.engine.replay.body import Body, Effect
+
+log = logging.getLogger("perdure.engine")
+
+PARENT = "~parent"  # the row of a child that names its parent
+LINK = "Parent"
+ENDS = "~end/"  # prefix of the channels for the ends of children
+TOGETHER_MAX = 100  # maximum number of children that are cancelled in one commit
+
+
+def child_id(parent: str, path: str) -> str:
+    """Return the id of the child that its parent starts in the step at `path`; ids differ between generations."""
+    found = f"{parent}/{path}"
+    if len(found) <= INSTANCE_ID_MAX:
+        return found
+    digest = hashlib.sha256(found.encode()).hexdigest()[:16]
+    return f"{found[: INSTANCE_ID_MAX - 17]}~{digest}"
+
+
+def creating(workflow: "Workflow[..., Any]", data: bytes, run: "Body", path: str) -> "Effect":
+    """Return the effect that stores a child, its link to the parent and the parent's subscription to its end."""
+    parent_id, channel = run.instance_id, end_name(run.generation, path)
+    link = encode({"instance_id": parent_id, "channel": channel})
+
+    async def write(storage: Storage, lease: Lease) -> str:
+        # Subscribe first: messages that are stored already belong to an earlier run with the parent's id.
+        await storage.subscribe_to_channel(parent_id, f"{channel}:{parent_id}", ChannelMode.BROADCAST, lease=lease)
+        child = await _create(storage, workflow, data, run.generation or parent_id, path)
+        await storage.append_history(HistoryEvent(child, PARENT, LINK, link))
+        if workflow.undo is not None:
+            args = b'{"child": ' + encode(child) + b', "input": ' + data + b"}"
+            entry = CompensationEntry(parent_id, f"{path}:child", workflow.name, args)
+            await storage.add_compensation(entry, lease=lease)
+        return child
+
+    return write
+
+
+async def _create(storage: Storage, workflow: "Workflow[..., Any]", data: bytes, parent: str, path: str) -> str:
+    """Store a child and return its id.
+
+    The child and its step are one commit, so an existing run with the child's id is another run. In that case the
+    suffixes `~c1`, `~c2` … are tried, which users cannot choose.
+    """
+    for number in count():
+        id = child_id(parent, path if number == 0 else f"{path}~c{number}")
+        instance = WorkflowInstance(id, workflow.name, data, source_hash=workflow.source_hash, owner_service="perdure")
+        with suppress(InstanceExistsError):
+            await storage.create_instance(instance, source_code=workflow.source)
+            return id
+    raise AssertionError("unreachable")
+
+
+def end_name(generation: str | None, path: str) -> str:
+    """Return the name of the channel for the end of the child that a generation starts in the step at `path`."""
+    number = generation.rpartition("~")[2] if generation else "0"
+    return f"{ENDS}{number}/{path}"
+
+
+def end_channel(parent: str, generation: str | None, path: str) -> str:
+    """Return the stored channel for the end of a child, to which only the parent subscribes."""
+    return f"{end_name(generation, path)}:{parent}"
+
+
+def cancelling(instance_id: str, reason: str) -> "Effect":
+    """Return the effect that cancels a child, unless it has ended."""
+
+    async def write(storage: Storage, lease: Lease) -> None:
+        with suppress(WorkflowNotCancellableError):
+            await storage.cancel_instance(instance_id, reason, compensate=True)
+
+    return write
+
+
+async def call(run: "Body", workflow: "Workflow[..., Any]", data: bytes, asked: Call) -> Any:
+    """Start a child as the next step of the body, wait for its end, and return its result."""
+    path = run.place()
+    child: str = await run.effect_at(path, "child", creating(workflow, data, run, path), asked, str)
+    run.children.add(child)
+    channel = end_channel(run.instance_id, run.generation, path)
+    try:
+        message = await run.wait(run.new_wait(f"end.{workflow.name}", (channel,), None, None))
+    except asyncio.CancelledError:
+        if not run.evicted:
+            reason = f"its parent {run.instance_id} no longer waits for it"
+            await run.effect("cancel", cancelling(child, reason), Call(child))
+            await run.wait(run.new_wait(f"end.{workflow.name}", (channel,), None, None))
+            run.children.discard(child)
+        raise
+    run.children.discard(child)
+    return outcome(workflow, child, message.data)
+
+
+def outcome(workflow: "Workflow[..., Any]", child: str, end: dict[str, Any]) -> Any:
+    """Return the result of a child; raise its error if it failed or was cancelled."""
+    if end["status"] == "completed":
+        return workflow.signature.decode_result(json.dumps(end["output"]).encode())
+    if end["status"] == "cancelled":
+        raise cancelled(workflow.name, child, end["reason"])
+    cause = decode_failure(end["failure"])
+    raise failed_run(workflow.name, child, cause) from cause
+
+
+def completed(output: bytes) -> bytes:
+    """Return the message to the parent of a child that completed with this result."""
+    return b'{"status": "completed", "output": ' + output + b"}"
+
+
+def failed(failure: bytes) -> bytes:
+    """Return the message to the parent of a child that failed with this error."""
+    return b'{"status": "failed", "failure": ' + failure + b"}"
+
+
+def was_cancelled(reason: str) -> bytes:
+    """Return the message to the parent of a child that was cancelled for this reason."""
+    return b'{"status": "cancelled", "reason": ' + encode(reason) + b"}"
+
+
+async def tell(storage: Storage, parent: dict[str, str], end: bytes, child: str) -> None:
+    """Send the outcome of a child to its parent, in the commit that ends the child; a repeated call changes nothing."""
+    channel = f"{parent['channel']}:{parent['instance_id']}"
+    await storage.publish_to_channel(channel, end, message_id=f"{child}:end", source="perdure")
+
+
+async def end_all(run: "Run | Rollback", children: Collection[str], reason: str) -> None:
+    """Cancel the children that have not ended, and wait without a slot until they have."""
+    if not children:
+        return
+    ended, left = await run.host.watch_ends(sorted(children))
+    try:
+        going = [row.instance_id for row in left if row.status is not WorkflowStatus.COMPENSATING]
+        for first in range(0, len(going), TOGETHER_MAX):
+            await _cancel(run, going[first : first + TOGETHER_MAX], reason)
+            run.host.wake()
+        if not ended.done():
+            await run.slot.idle(ended)
+    finally:
+        ended.cancel()
+
+
+async def _cancel(run: "Run | Rollback", children: Sequence[str], reason: str) -> None:
+    """Cancel children in one commit; if that fails, one by one."""
+    storage = run.host.storage
+    if len(children) > 1:
+        try:
+            async with storage.transaction():
+                for child in children:
+                    with suppress(WorkflowNotCancellableError):
+                        await storage.cancel_instance(child, reason, compensate=True)
+            return
+        except StorageError as error:  # a deadlock, for example: the storage retries single statements
+            log.debug(
+                "run %s (%s) could not cancel its %d children in one commit, cancelling them one by one: %s",
+                run.id,
+                run.workflow.name,
+                len(children),
+                error,
+                extra={"run_id": run.id, "workflow": run.workflow.name, "reason": str(error)},
+            )
+    for child in children:
+        with suppress(WorkflowNotCancellableError):
+            await storage.cancel_instance(child, reason, compensate=True)

@@ -1,0 +1,168 @@
+"""The interfaces between a worker and what it executes: runs and their rollbacks."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Protocol
+
+from perdure.engine.api.ambient import ActivityInfo
+from perdure.engine.api.definitions import Activity, Workflow
+from perdure.engine.execution.clock import steady
+from perdure.engine.execution.journal import Entry, Shared
+from perdure.engine.history.codec import encode
+from perdure.engine.replay.body import Effect
+from perdure.errors import LeaseLostError
+from perdure.hooks import HookEvent
+from perdure.model.limits import PAYLOAD_MAX
+from perdure.model.records import CompensationEntry, HistoryEvent, Lease, Suspension, WorkflowInstance
+from perdure.storage.contract import Storage, Wait
+
+if TYPE_CHECKING:
+    from perdure.engine.execution.slots import Slot
+
+PAGE = 1000
+RECORDED = "recorded"  # replaces an input and a result that are too large together; the history has both
+STUBBORN_SEC = 10.0  # how long a cancelled activity may take to end
+
+
+class Drained(Exception):
+    """Raised when the worker drains and a run would start something new; the run is released for other workers."""
+
+
+class End(Enum):
+    """How the execution of a run under a lease ended."""
+
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    COMPENSATING = "compensating"
+    RECURRED = "recurred"
+    CANCELLING = "cancelling"
+    SUSPENDED = "suspended"
+
+
+@dataclass(slots=True)
+class Attempt:
+    """An attempt of an activity that the worker is to execute."""
+
+    activity: Activity[..., Any]
+    payload: bytes
+    info: ActivityInfo
+    check: Callable[[], None] = lambda: None  # called right before the code; raises if the lease has expired
+
+
+@dataclass(slots=True)
+class Done:
+    """The outcome of an attempt: a result as JSON, or an error, and the messages to commit with the result."""
+
+    result: bytes = b"null"
+    error: BaseException | None = None
+    effects: tuple[Effect, ...] = ()
+    seconds: float = 0.0  # duration of the code
+
+
+Record = Callable[[Storage, bytes, list[Effect]], Awaitable[None]]
+
+
+class Driven(Protocol):
+    """What a worker executes: a run, or the rollback of a run."""
+
+    id: str
+    workflow: Workflow[..., Any]
+    generation: str | None
+    deadline: float  # of the lease, on the monotonic clock
+    progressed: bool
+    resumed: bool
+    slot: "Slot"  # held while code may execute
+    ending: bool  # a commit that releases the lease is in progress, which may explain a missing lease
+
+    @property
+    def at_work(self) -> bool:
+        """Return whether code may execute now or very soon."""
+
+    async def drive(self, lease: Lease) -> End:
+        """Execute until it ends or waits. An error ends this try."""
+
+    def drain(self) -> None:
+        """Start nothing new."""
+
+    def hint(self) -> None:
+        """Poll for messages and timers, because there may be one."""
+
+    def evict(self) -> None:
+        """Release what is in memory."""
+
+
+class Host(Protocol):
+    """What a run needs of its worker."""
+
+    storage: Storage
+    records: Shared[Entry, int]
+    completions: "Shared[tuple[Lease, bytes], None]"
+    suspensions: "Shared[tuple[Lease, list[Wait]], Suspension]"
+
+    def now(self) -> datetime:
+        """Return an estimate of the database's clock."""
+
+    def wake(self) -> None:
+        """Look for work soon, because something was written that may have created some."""
+
+    async def watch_ends(self, ids: Sequence[str]) -> tuple["asyncio.Future[None]", list[WorkflowInstance]]:
+        """Return a future that is done once all these runs have ended, and the rows of those that have not.
+
+        Cancel the future to stop watching.
+        """
+
+    def transact(self, attempt: Attempt, record: "Record") -> Coroutine[Any, Any, Done]:
+        """Execute an attempt in a transaction that also records its result."""
+
+    def execute(self, attempt: Attempt) -> Coroutine[Any, Any, Done]:
+        """Execute an attempt and return its result or error; only a cancellation is raised."""
+
+    def happened(self, event: HookEvent) -> None:
+        """Log an event, which must be durable, and call the hooks."""
+
+
+def check_deadline(driven: Driven) -> None:
+    """Raise `LeaseLostError` if the lease has expired by the local clock, so that no new code starts."""
+    if steady() >= driven.deadline:
+        raise LeaseLostError(f"the lease of run {driven.id!r} has expired by this worker's clock")
+
+
+async def put_down(tasks: "Collection[asyncio.Task[Any]]", threads: "Collection[asyncio.Task[Any]]") -> None:
+    """Cancel tasks and wait until they have ended: for coroutines up to a limit, for threads without one.
+
+    A cancellation of this call ends the wait, because the worker stops.
+    """
+    for task in tasks:
+        task.cancel()
+    if not tasks:
+        return
+    try:
+        _, left = await asyncio.wait(tasks, timeout=STUBBORN_SEC)
+        if still := left.intersection(threads):
+            await asyncio.wait(still)
+    except asyncio.CancelledError:
+        for task in tasks:
+            task.cancel()
+        raise
+
+
+async def rows(storage: Storage, instance_id: str, after_id: int = 0) -> AsyncIterator[HistoryEvent]:
+    """Yield the rows of a history after an id, with one page in memory at a time."""
+    more = True
+    while more:
+        page, more = await storage.get_history_paginated(instance_id, after_id, PAGE)
+        for event in page:
+            after_id = event.id
+            yield event
+
+
+def undoing(instance_id: str, step: str, name: str, given: bytes, result: bytes) -> CompensationEntry:
+    """Return the compensation to store with the result of an activity; see `RECORDED`."""
+    args = b'{"input": ' + given + b', "result": ' + result + b"}"
+    if len(args) > PAYLOAD_MAX:
+        args = encode({RECORDED: True})
+    return CompensationEntry(instance_id, step, name, args)

@@ -1,0 +1,1 @@
+"""What a run records: typed rows, values as JSON, digests of calls, errors."""

@@ -1,0 +1,1 @@
+"""The worker: background tasks that find, execute and look after runs."""

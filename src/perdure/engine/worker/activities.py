@@ -1,0 +1,302 @@
+"""Execution of activities: user code on the worker's event loop or in threads, with a limit on concurrency."""
+
+import asyncio
+import logging
+import sys
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from contextvars import ContextVar, copy_context
+from dataclasses import replace
+from importlib import import_module
+from typing import Any, Literal
+
+from perdure.database.backends.base import Executor
+from perdure.engine.api import ambient
+from perdure.engine.execution.clock import steady
+from perdure.engine.execution.driven import Attempt, Done, Record
+from perdure.engine.replay.body import Effect
+from perdure.engine.replay.guard import came_by_signal, is_cancelled, outcome_of
+from perdure.engine.worker.threads import Threads
+from perdure.errors import (
+    CommitUnknownError,
+    ConfigurationError,
+    DatabaseUnavailableError,
+    LeaseLostError,
+    OutsideWorkflowError,
+    TransactionConflictError,
+    TransactionTooLongError,
+)
+from perdure.model import limits
+from perdure.storage.contract import Storage
+
+log = logging.getLogger("perdure.engine")
+
+CONFLICTS_MAX = 10  # maximum number of executions of a transaction that loses deadlocks
+
+CONNECTION: "ContextVar[TransactionConnection | None]" = ContextVar("perdure_connection", default=None)
+OUTGOING: ContextVar[list[Effect] | None] = ContextVar("perdure_outgoing", default=None)
+
+
+class Activities:
+    """Executes attempts, at most `most` at a time; plain functions run in at most `threads` threads."""
+
+    def __init__(self, most: int, threads: int, transaction_sec: float | None, idle_sec: float) -> None:
+        self._places = asyncio.Semaphore(most)
+        self._transaction_sec = transaction_sec
+        self._idle_sec = idle_sec  # after this time a server ends an idle transaction
+        self._threads = Threads(threads)
+
+    async def execute(self, attempt: Attempt) -> Done:
+        """Execute an attempt and return its result or error.
+
+        Only a lost lease, a cancellation of this task and an exit by a signal are raised.
+        """
+        async with self._places:
+            outgoing: list[Effect] = []
+            began = steady()
+            try:
+                result = _written(attempt, await self._call(attempt, outgoing))
+                return Done(result, effects=tuple(outgoing), seconds=steady() - began)
+            except LeaseLostError:
+                raise
+            except BaseException as error:
+                if came_by_signal(error) or (isinstance(error, asyncio.CancelledError) and is_cancelled()):
+                    raise
+                return Done(error=error)
+
+    async def transact(self, attempt: Attempt, storage: Storage, record: Record) -> Done:
+        """Execute an attempt in its own transaction, whose last statements record the result.
+
+        An error of the code is returned, and nothing is written. A lost lease and an unavailable database are raised,
+        because they are not failures of the attempt. A transaction that lost a deadlock is executed again at once.
+        """
+        async with self._places:
+            done = await self._transact_in_task(attempt, storage, record)
+            for _ in range(CONFLICTS_MAX - 1):
+                if not isinstance(done.error, TransactionConflictError):
+                    break
+                log.debug(
+                    "run %s (%s) executes %s again at once after a conflict: %s",
+                    attempt.info.workflow_id,
+                    attempt.info.workflow_name,
+                    attempt.activity.name,
+                    done.error,
+                )
+                done = await self._transact_in_task(attempt, storage, record)
+            return done
+
+    async def _transact_in_task(self, attempt: Attempt, storage: Storage, record: Record) -> Done:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        task = asyncio.create_task(outcome_of(self._transact(attempt, storage, record)), context=copy_context())
+        try:
+            done, error = await task
+        except (LeaseLostError, CommitUnknownError):
+            raise
+        except DatabaseUnavailableError as unavailable:
+            if loop.time() - began < self._idle_sec:
+                raise
+            return Done(error=unavailable)  # the code may have left the transaction idle for too long
+        except BaseException as raised:
+            if came_by_signal(raised):
+                raise
+            if isinstance(raised, asyncio.CancelledError) and is_cancelled():
+                task.cancel()
+                try:
+                    await asyncio.wait([task])
+                finally:
+                    task.cancel()  # again, if this task was cancelled a second time: the grace time is over
+                raise
+            return Done(error=raised.error if isinstance(raised, _Raised) else raised)
+        return Done(error=error) if done is None else replace(done, seconds=loop.time() - began)
+
+    async def _transact(self, attempt: Attempt, storage: Storage, record: Record) -> Done:
+        outgoing: list[Effect] = []
+        _import_sharing()  # before the transaction opens, because on SQLite it blocks all other writers
+        limit = None if self._transaction_sec is None else asyncio.get_running_loop().time() + self._transaction_sec
+        async with storage.transaction() as executor:
+            given = TransactionConnection(executor, attempt.activity.plain)
+            await given.prepare()
+            CONNECTION.set(given)
+            try:
+                async with asyncio.timeout_at(limit):
+                    value = await _as_exception(self._call(attempt, outgoing, own_task=False))
+            except TimeoutError as error:
+                if limit is not None and asyncio.get_running_loop().time() >= limit:
+                    raise TransactionTooLongError(
+                        f"the transaction of activity {attempt.activity.name!r} took more than "
+                        f"{self._transaction_sec:g} s, and on SQLite it blocks all other writers: do less in the "
+                        "activity, or increase App(transaction_timeout=)"
+                    ) from error
+                raise
+            finally:
+                given.end()
+            result = _written(attempt, value)
+            await record(storage, result, outgoing)
+        return Done(result)
+
+    async def _call(self, attempt: Attempt, outgoing: list[Effect], *, own_task: bool = True) -> Any:
+        activity = attempt.activity
+        args, kwargs = activity.signature.unbind(attempt.payload)
+        context = copy_context()
+        context.run(ambient.RUN.set, None)
+        context.run(ambient.ATTEMPT.set, attempt.info)
+        context.run(OUTGOING.set, outgoing)
+
+        def call() -> Any:
+            attempt.check()  # the lease may have expired while the attempt waited for its turn or a thread
+            return activity.function(*args, **kwargs)
+
+        async with asyncio.timeout(activity.timeout) as over:
+            if activity.plain:
+                return await self._in_thread(lambda: context.run(call), over)
+            if own_task:
+                code = outcome_of(call())
+                value, error = await asyncio.create_task(code, context=context, name=attempt.info.idempotency_key)
+                if error is not None:
+                    raise error
+                return value
+            ambient.ATTEMPT.set(attempt.info)  # this task and its context belong to this attempt alone
+            ambient.RUN.set(None)
+            OUTGOING.set(outgoing)
+            return await call()
+
+    async def _in_thread(self, call: Callable[[], Any], over: asyncio.Timeout) -> Any:
+        """Call a plain function in a thread.
+
+        A thread cannot be stopped, so a cancellation waits for the function to end: nothing must be compensated while
+        it still runs. A second cancellation does not wait: the worker stops and its grace time is over.
+        """
+        future = self._threads.submit(call)
+        try:
+            value, error = await asyncio.shield(future)
+        except asyncio.CancelledError:
+            if not self._threads.withdraw(future) and not over.expired():
+                await asyncio.wait([future])
+            raise
+        if error is not None:
+            raise error
+        return value
+
+    def close(self) -> None:
+        """Let each thread end when its function returns."""
+        self._threads.close()
+
+
+def _written(attempt: Attempt, value: object) -> bytes:
+    """Return the encoded result; decode it as well, because every later replay must be able to."""
+    signature = attempt.activity.signature
+    result = signature.encode_result(value)
+    limits.size(result, f"the result of activity {attempt.activity.name}")
+    signature.decode_result(result)
+    return result
+
+
+class _Raised(Exception):
+    """Carries a `BaseException` of user code through a transaction as an `Exception`, so that it is rolled back."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+async def _as_exception(code: Coroutine[Any, Any, Any]) -> Any:
+    try:
+        return await code
+    except Exception:
+        raise
+    except BaseException as error:
+        if came_by_signal(error) or (isinstance(error, asyncio.CancelledError) and is_cancelled()):
+            raise
+        raise _Raised(error) from error
+
+
+class Blocking:
+    """The connection of a transaction for a plain function, which runs in a thread; every call blocks."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self._loop = asyncio.get_running_loop()
+
+    def _wait(self, call: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(call, self._loop).result()
+
+    def execute(self, query: str, *args: object) -> int:
+        """Execute a statement, with the driver's own parameter style, and return the number of affected rows."""
+        return int(self._wait(self._executor.execute(query, *args)))
+
+    def fetch(self, query: str, *args: object) -> list[tuple[Any, ...]]:
+        """Execute a query and return all rows."""
+        rows: list[tuple[Any, ...]] = self._wait(self._executor.fetch(query, *args))
+        return rows
+
+    def fetchrow(self, query: str, *args: object) -> tuple[Any, ...] | None:
+        """Execute a query and return the first row, or None."""
+        rows = self.fetch(query, *args)
+        return rows[0] if rows else None
+
+    def fetchval(self, query: str, *args: object) -> Any:
+        """Execute a query and return the first column of the first row, or None."""
+        row = self.fetchrow(query, *args)
+        return row[0] if row else None
+
+
+class TransactionConnection:
+    """The connection of an attempt's transaction, in the forms that `connection()` returns."""
+
+    def __init__(self, executor: Executor, plain: bool) -> None:
+        self._executor = executor
+        self._loop = asyncio.get_running_loop() if plain else None
+        self.native = Blocking(executor) if plain else executor.native
+        self._sharing: Any = None
+
+    async def prepare(self) -> None:
+        """If the program uses SQLAlchemy, run the queries that its connection needs before first use."""
+        sharing = _import_sharing()
+        if sharing is not None:
+            await sharing.prepare(self._executor)
+
+    def sqlalchemy(self) -> Any:
+        """Return the SQLAlchemy connection, the same one each time."""
+        if self._sharing is None:
+            try:
+                from perdure.integrations.shared import Sharing  # needs a library of the user's
+            except ImportError as error:
+                raise ConfigurationError(
+                    'connection("sqlalchemy") needs SQLAlchemy: install sqlalchemy[asyncio]'
+                ) from error
+            self._sharing = Sharing(self._executor, self._loop)
+        return self._sharing.connection
+
+    def end(self) -> None:
+        """Close the SQLAlchemy connection, because the attempt's code has ended."""
+        if self._sharing is not None:
+            self._sharing.end()
+
+
+def _import_sharing() -> Any:
+    """Return the module that wraps a transaction for SQLAlchemy, or None if the program does not use SQLAlchemy."""
+    with suppress(ImportError):  # an unsupported version, or one without greenlet
+        return import_module("perdure.integrations.shared") if "sqlalchemy" in sys.modules else None
+    return None
+
+
+def connection(kind: Literal["native", "sqlalchemy"] = "native") -> Any:
+    """Return the connection of the transaction that records the result of the calling transactional activity.
+
+    - `"native"` (the default): the driver's own connection; in a plain function, an object with the blocking methods
+      `execute`, `fetch`, `fetchrow` and `fetchval`. Don't commit or roll back.
+    - `"sqlalchemy"`: an `AsyncConnection`; in a plain function, a `Connection`. It refuses to commit, and `rollback()`
+      undoes only the statements that were executed on it.
+
+    Raises `OutsideWorkflowError` outside a transactional activity that a workflow executes.
+    """
+    found = CONNECTION.get()
+    if found is None:
+        raise OutsideWorkflowError(
+            "connection() was called outside a transactional activity that a workflow runs: call it in a function with "
+            "@activity(transactional=True)"
+        )
+    if kind not in ("native", "sqlalchemy"):
+        raise ValueError(f'connection() takes "native" or "sqlalchemy", not {kind!r}')
+    return found.sqlalchemy() if kind == "sqlalchemy" else found.native

@@ -1,0 +1,174 @@
+"""The heartbeat: renews the leases of a worker's runs, in its own thread and with its own connection.
+
+So a body or an activity that blocks the worker's loop loses no lease. One statement renews all leases. Each run has a
+deadline by the local monotonic clock, counted from the time before the renewal was sent. After the deadline no new code
+starts, because another worker may have leased the run.
+"""
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
+from datetime import datetime
+from typing import Protocol
+
+from perdure.engine.execution.clock import steady
+from perdure.engine.worker.supervision import Supervised
+from perdure.errors import StorageError
+from perdure.model.records import Lease
+from perdure.storage.contract import Storage
+
+log = logging.getLogger("perdure.engine")
+
+PAGE = 1000
+STOP_SEC = 5.0  # how long the worker waits for the thread to end
+CALM_SEC = 0.3  # minimum time between two renewals
+
+
+class Held(Protocol):
+    """A run whose lease is renewed."""
+
+    deadline: float
+
+    @property
+    def at_work(self) -> bool:
+        """Return whether code may execute now or very soon, which has to stop soon after the lease is lost."""
+
+
+class Heartbeat:
+    """Renews leases after a third of their duration, and calls `lost` for those that are lost."""
+
+    def __init__(
+        self,
+        connect: Callable[[], AbstractAsyncContextManager[Storage]],
+        worker_id: str,
+        lease_sec: float,
+        lost: Callable[[Lease], None],
+        supervised: Supervised | None = None,
+    ) -> None:
+        self._connect = connect
+        self._worker_id = worker_id
+        self._lease_sec = lease_sec
+        self._lost = lost
+        self._supervised = supervised or Supervised("heartbeat")
+        self._held: dict[str, tuple[Lease, Held]] = {}
+        self._expiries: dict[Lease, datetime] = {}  # as last renewed
+        self._whole_at = steady() + lease_sec / 3  # when to renew all leases
+        self._nudged = False
+        self._stop = threading.Event()
+        self._due = threading.Event()  # renew now: a lease may be lost
+        self._thread = threading.Thread(target=self._main, name="perdure-heartbeat", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._host = asyncio.get_running_loop()
+        self._ended = asyncio.Event()
+        self._thread.start()
+
+    async def stop(self) -> None:
+        """Stop the thread, which marks the worker as gone; don't wait long for an unavailable database."""
+        self._stop.set()
+        self._due.set()
+        try:
+            async with asyncio.timeout(STOP_SEC):
+                await self._ended.wait()
+        except TimeoutError:
+            log.warning(
+                "the heartbeat of worker %s did not end within %g s, and the worker stops without it",
+                self._worker_id,
+                STOP_SEC,
+                extra={"worker": self._worker_id},
+            )
+
+    def nudge(self) -> None:
+        """Check the leases soon, because a run of this worker may have been cancelled."""
+        if self._held:
+            self._due.set()
+
+    def hold(self, lease: Lease, held: Held) -> None:
+        """Renew this lease from now on."""
+        self._held[lease.instance_id] = (lease, held)
+
+    def drop(self, lease: Lease) -> None:
+        """Stop renewing this lease."""
+        found = self._held.get(lease.instance_id)
+        if found is not None and found[0] is lease:
+            del self._held[lease.instance_id]
+        self._expiries.pop(lease, None)
+
+    def _main(self) -> None:
+        try:
+            while not self._stop.is_set():
+                try:
+                    asyncio.run(self._beat())
+                except StorageError as error:
+                    self._supervised.unavailable(error)
+                    self._lose_overdue()
+                    self._stop.wait(1)
+                except BaseException as error:
+                    pause = self._supervised.failed(error)
+                    self._lose_overdue()
+                    self._stop.wait(min(pause, self._lease_sec / 3))
+        finally:
+            self._supervised.end()
+            with suppress(RuntimeError):  # the host's loop is closed
+                self._host.call_soon_threadsafe(self._ended.set)
+
+    async def _beat(self) -> None:
+        rested_until = 0.0
+        async with self._connect() as storage:
+            while not await self._rest():
+                try:
+                    await self._renew(storage)
+                    if not self._nudged and (self._held or time.monotonic() >= rested_until):
+                        await storage.beat_worker(self._worker_id)
+                        rested_until = time.monotonic() + self._lease_sec  # an idle worker reports less often
+                    self._supervised.succeeded()
+                except StorageError as error:
+                    self._supervised.unavailable(error)
+                    self._lose_overdue()
+            with suppress(StorageError):
+                await storage.beat_worker(self._worker_id, gone=True)
+
+    async def _rest(self) -> bool:
+        """Wait for the next renewal or for a nudge; return True to stop."""
+        await asyncio.to_thread(self._stop.wait, min(CALM_SEC, self._lease_sec / 3))
+        self._nudged = await asyncio.to_thread(self._due.wait, max(0.0, self._lease_sec / 3 - CALM_SEC))
+        self._due.clear()
+        return self._stop.is_set()
+
+    async def _renew(self, storage: Storage) -> None:
+        """Renew all leases after a third of their duration; after a nudge, only those of runs that execute code."""
+        held = list(self._held.values())
+        if self._nudged and steady() < self._whole_at:
+            held = [each for each in held if each[1].at_work]
+        else:
+            self._whole_at = steady() + self._lease_sec / 3
+        for first in range(0, len(held), PAGE):
+            page = held[first : first + PAGE]
+            sent = steady()
+            renewed = await storage.refresh_locks([lease for lease, _ in page], self._lease_sec)
+            self._judge(page, renewed, sent + self._lease_sec)
+
+    def _judge(self, page: Sequence[tuple[Lease, Held]], renewed: Sequence[Lease | None], deadline: float) -> None:
+        for (lease, held), found in zip(page, renewed, strict=True):
+            if self._held.get(lease.instance_id, (None,))[0] is not lease:
+                continue  # released in the meantime
+            if found is None:
+                self._lose(lease)
+            elif found.expires_at > self._expiries.get(lease, lease.expires_at):
+                held.deadline = deadline
+                self._expiries[lease] = found.expires_at
+            # Otherwise the run's own commit locks the row: the lease is still held, but was not extended.
+
+    def _lose_overdue(self) -> None:
+        """Treat the leases whose deadline has passed without a renewal as lost."""
+        for lease, held in list(self._held.values()):
+            if steady() >= held.deadline:
+                self._lose(lease)
+
+    def _lose(self, lease: Lease) -> None:
+        with suppress(RuntimeError):  # the host's loop is closed
+            self._host.call_soon_threadsafe(self._lost, lease)
