@@ -17,7 +17,7 @@ from uuid import uuid4
 import pytest
 
 from perdure.database.backends.base import Executor
-from perdure.engine.api.definitions import ACTIVITIES
+from perdure.engine.replay.definitions import ACTIVITIES
 from perdure.storage.stores import SQLStorage
 from perdure.testing.servers import MySQLServer, PostgresServer
 from tests.servers.databases import fresh_mysql, fresh_postgres, named_database

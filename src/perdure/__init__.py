@@ -4,7 +4,7 @@ Decorate functions with `@workflow` and `@activity`, open an `App` to execute ru
 `await some_workflow.start(…)`. A `Client` starts and inspects runs without executing them.
 """
 
-from perdure.engine.api.ambient import ActivityInfo, activity_info
+from perdure.engine.api.activity import Activity, activity
 from perdure.engine.api.app import App, Client
 from perdure.engine.api.calls import (
     join_group,
@@ -27,12 +27,13 @@ from perdure.engine.api.calls import (
     uuid4,
     wait_event,
 )
-from perdure.engine.api.definitions import Activity, ConfiguredWorkflow, Workflow, activity, workflow
 from perdure.engine.api.handles import RunHandle
 from perdure.engine.api.queries import BulkResult, RunPage, RunQuery
 from perdure.engine.api.run_info import ErrorInfo, RunInfo, StuckInfo, WaitInfo, WaitKind
 from perdure.engine.api.step_info import HistoryEntry, StepInfo, StepKind, StepStatus
+from perdure.engine.api.workflow import ConfiguredWorkflow, Workflow, workflow
 from perdure.engine.replay.body import RunEvicted
+from perdure.engine.replay.context import ActivityInfo, activity_info
 from perdure.engine.replay.source import NotDurableWarning
 from perdure.engine.replay.steps import Event, Message
 from perdure.engine.worker.activities import connection

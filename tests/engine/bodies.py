@@ -27,10 +27,10 @@ from perdure import (
     wait_event,
     workflow,
 )
-from perdure.engine.api.definitions import WORKFLOWS
 from perdure.engine.history.codec import encode
 from perdure.engine.history.failures import encode_failure
 from perdure.engine.replay.body import ATTEMPT_FAILED, OWN, Body
+from perdure.engine.replay.definitions import WORKFLOWS
 from perdure.model.records import HistoryEvent, HistoryEventType
 
 Plan = list[Any]

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from perdure import App, Workflow, workflow
-from perdure.engine.api.definitions import WORKFLOWS
+from perdure.engine.replay.definitions import WORKFLOWS
 from perdure.model.schedules import Schedule, tick_id
 from tests.engine.waiting import until
 from tests.storages import Database

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from perdure import App, Client, ClosedError, EngineError, NotDurableError, activity, send_event, workflow
-from perdure.engine.api import ambient
+from perdure.engine.api import current
 from perdure.engine.worker.worker import Worker
 from tests.storages import Database
 
@@ -174,7 +174,7 @@ async def test_an_app_is_open_while_its_worker_starts(database: Database, monkey
     start, found = Worker.start, list[Client]()
 
     async def started(worker: Worker) -> None:
-        app = ambient.current_app()
+        app = current.current_app()
         assert await app.runs().count() == 0
         found.append(app)
         await start(worker)
@@ -195,7 +195,7 @@ async def test_an_app_whose_worker_cannot_start_is_not_open(
         broken.setattr(Worker, "start", fails)
         with pytest.raises(OSError, match="no threads left"):
             await app.__aenter__()
-    assert not ambient.is_open()
+    assert not current.is_open()
     with pytest.raises(ClosedError):
         await app.runs().count()
     async with app:

@@ -26,7 +26,7 @@ from perdure import (
     wait_event,
     workflow,
 )
-from perdure.engine.api.definitions import WORKFLOWS
+from perdure.engine.replay.definitions import WORKFLOWS
 from perdure.errors import LimitError, RunExistsError
 from perdure.model import names
 from perdure.model.schedules import tick_id

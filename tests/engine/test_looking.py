@@ -37,7 +37,7 @@ from perdure import (
     wait_event,
     workflow,
 )
-from perdure.engine.api.definitions import WORKFLOWS
+from perdure.engine.replay.definitions import WORKFLOWS
 from perdure.engine.worker import stuck
 from perdure.errors import InvalidPageTokenError, LimitError, RunExistsError, WorkflowNotCancellableError
 from perdure.model.records import WorkflowInstance

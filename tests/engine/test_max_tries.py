@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 
 from perdure import App, Retry, WorkflowFailedError, WorkflowStatus, activity, sleep, wait_event, workflow
-from perdure.engine.api.definitions import COMPENSATIONS
+from perdure.engine.replay.definitions import COMPENSATIONS
 from perdure.hooks import CompensationCompleted, HookEvent, RunFailed, RunStuck
 from tests.engine.bodies import version
 from tests.engine.waiting import stuck_runs, until, waiting

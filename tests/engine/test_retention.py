@@ -23,7 +23,7 @@ from perdure import (
     wait_event,
     workflow,
 )
-from perdure.engine.api.definitions import WORKFLOWS
+from perdure.engine.replay.definitions import WORKFLOWS
 from perdure.engine.worker import retention as retaining
 from perdure.engine.worker.retention import BATCH, Retention, Swept, sweep, sweep_for_ever
 from perdure.errors import DatabaseUnavailableError

@@ -222,7 +222,7 @@ async def test_deaths_are_counted_on_after_a_back_off(database: Database, caplog
 
 async def test_a_rollback_that_cannot_go_on_is_listed(database: Database) -> None:
     """B10."""
-    from perdure.engine.api.definitions import COMPENSATIONS
+    from perdure.engine.replay.definitions import COMPENSATIONS
     from perdure.model.records import CompensationEntry
 
     made = version(quiet, "stuck.quiet")

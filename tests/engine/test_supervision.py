@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from perdure import App, Client, ClosedError, EngineError, Retention, activity, wait_event, workflow
-from perdure.engine.api.definitions import WORKFLOWS
 from perdure.engine.execution.journal import Shared
+from perdure.engine.replay.definitions import WORKFLOWS
 from perdure.engine.worker import supervision
 from perdure.engine.worker.results import Results
 from perdure.engine.worker.supervision import Supervised, Supervisor

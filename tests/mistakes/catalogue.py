@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from perdure import App, RunHandle, activity, workflow
-from perdure.engine.api.definitions import ACTIVITIES, COMPENSATIONS, UNDOABLE_WORKFLOWS, WORKFLOWS
+from perdure.engine.replay.definitions import ACTIVITIES, COMPENSATIONS, UNDOABLE_WORKFLOWS, WORKFLOWS
 from perdure.model.schedules import _cronsim
 from perdure.model.states import TERMINAL
 from tests.engine.waiting import until, waiting

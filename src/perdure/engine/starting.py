@@ -5,17 +5,14 @@ import re
 import secrets
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import replace
-from datetime import timedelta
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from itertools import count
-from typing import Any, NoReturn
+from typing import Literal
 
-from perdure.engine.api.handles import StartRequest
-from perdure.engine.api.run_info import RunInfo
-from perdure.engine.api.step_info import HistoryEntry, StepInfo
 from perdure.engine.history.codec import encode
-from perdure.errors import EngineError, InstanceExistsError, NotDurableError, RunExistsError, RunNotFoundError
+from perdure.errors import EngineError, InstanceExistsError, RunExistsError, RunNotFoundError
 from perdure.model import names
 from perdure.model.records import FRAMEWORK, HistoryEvent, HistoryEventType, Lease, TimerSubscription, WorkflowInstance
 from perdure.model.states import WorkflowStatus
@@ -26,7 +23,55 @@ DEADLINE = "~deadline"  # the row with the timeout of a run
 
 _TRIED_AGAIN = re.compile(r"~r[0-9]+\Z")  # the suffix of a run that `retry` started
 
+SHOWN_MAX = 200  # characters of an input in an error message
+
+IfExists = Literal["return", "error"]
 Create = Callable[[WorkflowInstance], Awaitable[object]]
+
+
+@dataclass(frozen=True, slots=True)
+class StartRequest:
+    """A run to be started."""
+
+    workflow_name: str
+    input_data: bytes
+    id: str | None
+    at: datetime | None
+    after: timedelta | None
+    if_exists: IfExists
+    source_hash: str
+    source: str
+    timeout: timedelta | None
+    read: Callable[[bytes], object]  # decodes an input, to compare it with another
+
+    def differs_from(
+        self, id: str, framework: str, workflow_name: str, inputs: Sequence[bytes]
+    ) -> RunExistsError | None:
+        """Return the error to raise if the existing run is not the requested one; None if it is.
+
+        `inputs` are the inputs of the existing run: the current one and, after `recur()`, the first one.
+        """
+        if self.if_exists == "error":
+            return RunExistsError(f'run {id!r} already exists, and if_exists="error" was given: use another id')
+        if framework != FRAMEWORK:
+            return RunExistsError(
+                f"run {id!r} already exists, and belongs to the framework {framework!r}: use another id"
+            )
+        if workflow_name != self.workflow_name:
+            return RunExistsError(
+                f"run {id!r} already exists, as a run of workflow {workflow_name!r} and not of {self.workflow_name!r}: "
+                "use another id"
+            )
+        if any(map(self.asks_for, inputs)):
+            return None
+        return RunExistsError(
+            f"run {id!r} ({self.workflow_name}) already exists with different input: it has {_shown(inputs[0])}, and "
+            f"this start has {_shown(self.input_data)}; use another id, or get() the existing run"
+        )
+
+    def asks_for(self, input_data: bytes) -> bool:
+        """Return whether this input equals the requested one once decoded."""
+        return self.read(input_data) == self.read(self.input_data)
 
 
 async def start(storage: Storage, request: StartRequest, create: Create) -> str:
@@ -209,31 +254,6 @@ def new_id() -> str:
     return str(uuid.UUID(int=number))
 
 
-class InBody:
-    """The runs of a handle that a workflow's body holds; all calls raise because they are not deterministic."""
-
-    def _refuse(self) -> NoReturn:
-        raise NotDurableError(
-            "a handle is for use outside a workflow: call the workflow itself and await it as a child"
-        )
-
-    async def finished(self, instance_id: str, timeout: timedelta | None) -> bytes:
-        self._refuse()
-
-    async def info(self, instance_id: str) -> RunInfo:
-        self._refuse()
-
-    async def steps(self, instance_id: str) -> list[StepInfo]:
-        self._refuse()
-
-    async def state(self, instance_id: str) -> Any:
-        self._refuse()
-
-    async def cancel(self, instance_id: str, reason: str = "") -> None:
-        self._refuse()
-
-    def history(self, instance_id: str) -> AsyncIterator[HistoryEntry]:
-        self._refuse()
-
-
-IN_BODY = InBody()
+def _shown(data: bytes) -> str:
+    text = data.decode("utf-8", "replace")
+    return text if len(text) <= SHOWN_MAX else text[:SHOWN_MAX] + "…"

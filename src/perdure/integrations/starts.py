@@ -15,12 +15,12 @@ from typing import Any, TypeVar
 from perdure.database.dialects import PostgresDriver
 from perdure.database.operation import Operation, Work
 from perdure.database.statements import Call
-from perdure.engine.api import ambient
-from perdure.engine.api.handles import RunHandle, Runs, StartRequest
+from perdure.engine.api import current
+from perdure.engine.api.handles import RunHandle, Runs
 from perdure.engine.api.run_info import RunInfo
 from perdure.engine.api.step_info import HistoryEntry, StepInfo
 from perdure.engine.history.codec import encode
-from perdure.engine.starting import BEGIN, DEADLINE, first_generation, new_id
+from perdure.engine.starting import BEGIN, DEADLINE, StartRequest, first_generation, new_id
 from perdure.errors import EngineError, InstanceExistsError, SchemaError, StorageError, TransactionError
 from perdure.integrations.foreign import Foreign, at_once, drive, recognised
 from perdure.model import names
@@ -127,7 +127,7 @@ def _use(connection: object, kind: str, call: str) -> str:
 def _runs(foreign: Foreign) -> Runs:
     """Return what the handle queries: the open app, whose database must be of the connection's kind."""
     try:
-        app = ambient.current_app()
+        app = current.current_app()
     except EngineError:
         return LATER
     ours, theirs = app.dialect(), foreign.driver.name
@@ -277,22 +277,22 @@ class Later:
     """Query the app that is open at the time of the call; for handles created without one."""
 
     async def finished(self, instance_id: str, timeout: timedelta | None) -> bytes:
-        return await ambient.current_app().finished(instance_id, timeout)
+        return await current.current_app().finished(instance_id, timeout)
 
     async def info(self, instance_id: str) -> RunInfo:
-        return await ambient.current_app().info(instance_id)
+        return await current.current_app().info(instance_id)
 
     async def steps(self, instance_id: str) -> list[StepInfo]:
-        return await ambient.current_app().steps(instance_id)
+        return await current.current_app().steps(instance_id)
 
     async def state(self, instance_id: str) -> Any:
-        return await ambient.current_app().state(instance_id)
+        return await current.current_app().state(instance_id)
 
     async def cancel(self, instance_id: str, reason: str = "") -> None:
-        await ambient.current_app().cancel(instance_id, reason)
+        await current.current_app().cancel(instance_id, reason)
 
     def history(self, instance_id: str) -> AsyncIterator[HistoryEntry]:
-        return ambient.current_app().history(instance_id)
+        return current.current_app().history(instance_id)
 
 
 LATER = Later()

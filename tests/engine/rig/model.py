@@ -28,7 +28,7 @@ from perdure import (
     wait_event,
     workflow,
 )
-from perdure.engine.api import ambient
+from perdure.engine.replay import context
 from tests.engine.rig.effects import EFFECTS
 from tests.engine.rig.streams import Streams
 from tests.engine.rig.workflows import Executed, Mark
@@ -165,7 +165,7 @@ async def _mail(label: int) -> Any:
     """A letter to itself."""
     channel = f"model.mail.{label}"
     await subscribe(channel, "direct")
-    await send_to(ambient.require_run("mail").instance_id, channel, label)
+    await send_to(context.require_run("mail").instance_id, channel, label)
     return (await receive(channel)).data
 
 

@@ -14,20 +14,22 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from perdure.database.secret import Secret
 from perdure.engine import starting
-from perdure.engine.api import ambient, messages
-from perdure.engine.api.definitions import WORKFLOWS, Workflow
-from perdure.engine.api.handles import RunHandle, StartRequest, plain
+from perdure.engine.api import current, messages
+from perdure.engine.api.handles import RunHandle, plain
 from perdure.engine.api.queries import RunQuery
 from perdure.engine.api.reading import read_history, read_runs, read_steps
 from perdure.engine.api.run_info import RunInfo
 from perdure.engine.api.step_info import HistoryEntry, StepInfo
+from perdure.engine.api.workflow import Workflow
 from perdure.engine.execution.clock import steady
 from perdure.engine.execution.journal import Shared
 from perdure.engine.execution.slots import Slot
 from perdure.engine.history.codec import decode
 from perdure.engine.history.failures import cancelled, decode_failure, failed_run
 from perdure.engine.replay.body import STATE
+from perdure.engine.replay.definitions import WORKFLOWS
 from perdure.engine.replay.guard import TaskFactory
+from perdure.engine.starting import StartRequest
 from perdure.engine.worker.activities import Activities
 from perdure.engine.worker.heartbeat import Heartbeat
 from perdure.engine.worker.hooks import Hooks
@@ -83,7 +85,7 @@ class Client:
             )
         self._given_storage = None if isinstance(database, str) else database
         self.outbox_stored: Callable[[], None] | None = _nothing if outbox else None  # None: there is no outbox
-        self.home: ambient.Home  # the event loop and process that opened the client
+        self.home: current.Home  # the event loop and process that opened the client
         self._is_open = False
         self._opened: Storage
         self._opening: AsyncExitStack
@@ -94,12 +96,12 @@ class Client:
         if self._is_open:
             raise EngineError(f"this {type(self).__name__} is open already: open another one, or use this one")
         async with AsyncExitStack() as opening:
-            self.home = ambient.Home()
+            self.home = current.Home()
             self._opened = await opening.enter_async_context(self._storage_to_open())
-            token = ambient.APP.set(self)  # before the worker starts: activities send through it
+            token = current.APP.set(self)  # before the worker starts: activities send through it
             opening.callback(_reset, token)
             self._is_open = True  # as well: the first activities may start runs while the worker still starts
-            ambient.opened(self)
+            current.opened(self)
             try:
                 await self._enter(opening)
             except BaseException:
@@ -111,7 +113,7 @@ class Client:
     def _leave(self) -> None:
         """Refuse further use."""
         self._is_open = False
-        ambient.closed(self)
+        current.closed(self)
 
     async def _enter(self, opening: AsyncExitStack) -> None:
         """Start the parts of an open client; `opening` closes them, also if a later part fails to start."""
@@ -563,7 +565,7 @@ class App(Client):
 
 def _reset(token: "Token[Client | None]") -> None:
     with suppress(ValueError):  # left in another context
-        ambient.APP.reset(token)
+        current.APP.reset(token)
 
 
 @asynccontextmanager

@@ -8,9 +8,10 @@ from datetime import datetime, timedelta
 from random import Random, SystemRandom
 from typing import Any, NoReturn, TypeVar, overload
 
-from perdure.engine.api import ambient, messages
+from perdure.engine.api import current, messages
 from perdure.engine.history.codec import decode, encode
 from perdure.engine.history.digests import Call
+from perdure.engine.replay import context
 from perdure.engine.replay.body import Recur
 from perdure.engine.replay.steps import Event, Message
 from perdure.engine.worker.activities import OUTGOING
@@ -45,7 +46,7 @@ async def sleep(duration: Duration) -> None:
 
     A long sleep is stored in the database and holds no worker. Raises `ValueError` if `duration` is too long.
     """
-    ambient.require_run("sleep()")
+    context.require_run("sleep()")
     seconds = any_seconds(duration, "the duration of sleep()")
     if seconds > SPAN_MAX.total_seconds():
         raise ValueError(f"sleep() takes at most 100 years, not {duration!r}: wait for an event instead")
@@ -62,13 +63,13 @@ def timeout(duration: Duration | None) -> asyncio.Timeout:
 
     `duration` is in seconds, a timedelta, or None for no timeout. The timeout is durable: it survives restarts.
     """
-    ambient.require_run("timeout()")
+    context.require_run("timeout()")
     return asyncio.timeout(None if duration is None else any_seconds(duration, "timeout()"))
 
 
 def now() -> datetime:
     """Return the current time in UTC by the database's clock. It is recorded, so a replay returns the same time."""
-    run = ambient.require_run("now()")
+    run = context.require_run("now()")
     return datetime.fromisoformat(run.value(lambda: run.clock().isoformat()))
 
 
@@ -77,12 +78,12 @@ def random() -> Random:
 
     A replay returns a generator with the same seed. Don't use its numbers as secrets.
     """
-    return Random(ambient.require_run("random()").value(SystemRandom().random))  # nosec B311 # seeded on purpose
+    return Random(context.require_run("random()").value(SystemRandom().random))  # nosec B311 # seeded on purpose
 
 
 def uuid4() -> _uuid.UUID:
     """Return a random UUID. It is recorded, so a replay returns the same one."""
-    return _uuid.UUID(ambient.require_run("uuid4()").value(lambda: str(_uuid.uuid4())))
+    return _uuid.UUID(context.require_run("uuid4()").value(lambda: str(_uuid.uuid4())))
 
 
 # The run itself.
@@ -94,7 +95,7 @@ def patched(name: str) -> bool:
     Returns False on replay of a run that passed this point before the change was deployed, and True otherwise. `name`
     identifies the change; the answer is recorded for each run and name.
     """
-    return ambient.require_run("patched()").patched(name)
+    return context.require_run("patched()").patched(name)
 
 
 def set_state(value: object) -> None:
@@ -103,7 +104,7 @@ def set_state(value: object) -> None:
     It is not a step, so it can be added to code that has runs. Raises `SerializationError` if the value cannot be
     encoded as JSON, and `LimitError` if it is too large.
     """
-    ambient.require_run("set_state()").set_state(value)
+    context.require_run("set_state()").set_state(value)
 
 
 def recur(*args: object, **kwargs: object) -> NoReturn:
@@ -111,7 +112,7 @@ def recur(*args: object, **kwargs: object) -> NoReturn:
 
     It never returns. Use it to keep the history of a long-lived run short.
     """
-    run = ambient.require_run("recur()")
+    run = context.require_run("recur()")
     data = run.workflow.signature.bind_checked(args, kwargs)
     limits.size(data, "the input that recur() was given")
     raise Recur(data)
@@ -122,7 +123,7 @@ def recur(*args: object, **kwargs: object) -> NoReturn:
 
 async def join_group(name: str) -> None:
     """Make this run a member of the group `name`, until it leaves the group or ends."""
-    run = ambient.require_run("join_group()")
+    run = context.require_run("join_group()")
     names.group(name)
 
     async def write(storage: Storage, lease: Lease) -> None:
@@ -133,7 +134,7 @@ async def join_group(name: str) -> None:
 
 async def leave_group(name: str) -> None:
     """Remove this run from the group `name`."""
-    run = ambient.require_run("leave_group()")
+    run = context.require_run("leave_group()")
 
     async def write(storage: Storage, lease: Lease) -> None:
         await storage.leave_group(run.instance_id, name, lease=lease)
@@ -143,7 +144,7 @@ async def leave_group(name: str) -> None:
 
 async def send_to_group(name: str, channel: str, data: object) -> int:
     """Send a message on `channel` to every member of the group `name`, and return the number of members."""
-    run = ambient.require_run("send_to_group()")
+    run = context.require_run("send_to_group()")
     names.group(name)
     names.stored(channel)
     payload = encode(data)
@@ -171,7 +172,7 @@ async def subscribe(channel: str, mode: ChannelMode | str = ChannelMode.BROADCAS
 
     Raises `ChannelModeConflictError` if the channel has live subscribers in a different mode.
     """
-    run = ambient.require_run("subscribe()")
+    run = context.require_run("subscribe()")
     name = names.stored(channel)
     try:
         kind = ChannelMode(mode)
@@ -187,7 +188,7 @@ async def subscribe(channel: str, mode: ChannelMode | str = ChannelMode.BROADCAS
 
 async def unsubscribe(channel: str) -> None:
     """End this run's subscription to a channel. Raises `NotSubscribedError` if it has none."""
-    run = ambient.require_run("unsubscribe()")
+    run = context.require_run("unsubscribe()")
     stored = run.stored_channel(channel)
 
     async def write(storage: Storage, lease: Lease) -> None:
@@ -213,7 +214,7 @@ async def receive(channel: str, *, timeout: Duration | None = None, type: Any = 
 
     Raises `NotSubscribedError` without a subscription, and `TimeoutError` if no message arrives in time.
     """
-    run = ambient.require_run("receive()")
+    run = context.require_run("receive()")
     stored = run.stored_channel(channel)
     message: Message[Any] = await run.wait(run.new_wait("receive", (stored,), type, _patience(timeout, "receive")))
     return message if "%" not in stored else replace(message, channel=names.public(stored))
@@ -270,7 +271,7 @@ async def wait_event(
     goes to the first wait of the run that it matches, in the order in which the waits were made. An event that matches
     none stays available to later waits. Raises `TimeoutError` if no matching event arrives in time.
     """
-    run = ambient.require_run("wait_event()")
+    run = context.require_run("wait_event()")
     if where is not None and not isinstance(where, Mapping):
         raise TypeError(f"wait_event(where=) must be a dict of JSON paths and values, not {where!r}")
     if where:
@@ -308,7 +309,7 @@ async def send_event(
     `App(publisher=)`, an event without `to` is also stored in the outbox in the same commit. Raises `RunNotFoundError`
     if the run `to` does not exist.
     """
-    app = ambient.APP.get()
+    app = current.APP.get()
     outgoing = messages.event(
         type,
         data,
@@ -317,20 +318,20 @@ async def send_event(
         id=id,
         subject=subject,
         outbox_stored=None if app is None else app.outbox_stored,
-        sender=ambient.workflow_name() or messages.SOURCE,
+        sender=context.workflow_name() or messages.SOURCE,
     )
     await _send("send_event", outgoing, type, to, source, id, subject, data)
 
 
 async def _send(name: str, outgoing: messages.Outgoing, what: str, *about: object) -> None:
-    run, effects = ambient.current_run(), OUTGOING.get()
+    run, effects = context.current_run(), OUTGOING.get()
     if run is not None:
         await run.effect(name, outgoing.store, Call(*about, encoded=outgoing.message.data, what=what))
     elif effects is not None:
         if outgoing.to is not None:  # check it now, so that this call raises and not the commit of the result
-            await ambient.current_app().check_run(outgoing.to)
+            await current.current_app().check_run(outgoing.to)
         effects.append(outgoing.store)
-    elif ambient.ATTEMPT.get() is not None:
+    elif context.ATTEMPT.get() is not None:
         raise OutsideWorkflowError(f"{name}() was called by an activity that has ended")
     else:
-        await ambient.current_app().send(outgoing)
+        await current.current_app().send(outgoing)

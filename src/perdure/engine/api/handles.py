@@ -1,67 +1,16 @@
 """Handles, with which a program inspects and controls a run on any worker."""
 
-from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
-from datetime import datetime, timedelta
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from collections.abc import AsyncIterator, Callable
+from datetime import timedelta
+from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 from perdure.engine.api.run_info import RunInfo
 from perdure.engine.api.step_info import HistoryEntry, StepInfo
 from perdure.engine.history.codec import decode
-from perdure.errors import RunExistsError
+from perdure.errors import NotDurableError
 from perdure.model.durations import Duration, seconds
-from perdure.model.records import FRAMEWORK
 
 R = TypeVar("R", covariant=True)
-
-SHOWN_MAX = 200  # characters of an input in an error message
-
-IfExists = Literal["return", "error"]
-
-
-@dataclass(frozen=True, slots=True)
-class StartRequest:
-    """A run to be started."""
-
-    workflow_name: str
-    input_data: bytes
-    id: str | None
-    at: datetime | None
-    after: timedelta | None
-    if_exists: IfExists
-    source_hash: str
-    source: str
-    timeout: timedelta | None
-    read: Callable[[bytes], object]  # decodes an input, to compare it with another
-
-    def differs_from(
-        self, id: str, framework: str, workflow_name: str, inputs: Sequence[bytes]
-    ) -> RunExistsError | None:
-        """Return the error to raise if the existing run is not the requested one; None if it is.
-
-        `inputs` are the inputs of the existing run: the current one and, after `recur()`, the first one.
-        """
-        if self.if_exists == "error":
-            return RunExistsError(f'run {id!r} already exists, and if_exists="error" was given: use another id')
-        if framework != FRAMEWORK:
-            return RunExistsError(
-                f"run {id!r} already exists, and belongs to the framework {framework!r}: use another id"
-            )
-        if workflow_name != self.workflow_name:
-            return RunExistsError(
-                f"run {id!r} already exists, as a run of workflow {workflow_name!r} and not of {self.workflow_name!r}: "
-                "use another id"
-            )
-        if any(map(self.asks_for, inputs)):
-            return None
-        return RunExistsError(
-            f"run {id!r} ({self.workflow_name}) already exists with different input: it has {_shown(inputs[0])}, and "
-            f"this start has {_shown(self.input_data)}; use another id, or get() the existing run"
-        )
-
-    def asks_for(self, input_data: bytes) -> bool:
-        """Return whether this input equals the requested one once decoded."""
-        return self.read(input_data) == self.read(self.input_data)
 
 
 class Runs(Protocol):
@@ -142,11 +91,36 @@ class RunHandle(Generic[R]):
         return f"<run {self.id}>"
 
 
-def _shown(data: bytes) -> str:
-    text = data.decode("utf-8", "replace")
-    return text if len(text) <= SHOWN_MAX else text[:SHOWN_MAX] + "…"
-
-
 def plain(data: bytes) -> Any:
     """Return the result of a run as plain JSON values, for a handle that does not know the workflow."""
     return decode(data)
+
+
+class InBody:
+    """The runs of a handle that a workflow's body holds; all calls raise because they are not deterministic."""
+
+    def _refuse(self) -> NoReturn:
+        raise NotDurableError(
+            "a handle is for use outside a workflow: call the workflow itself and await it as a child"
+        )
+
+    async def finished(self, instance_id: str, timeout: timedelta | None) -> bytes:
+        self._refuse()
+
+    async def info(self, instance_id: str) -> RunInfo:
+        self._refuse()
+
+    async def steps(self, instance_id: str) -> list[StepInfo]:
+        self._refuse()
+
+    async def state(self, instance_id: str) -> Any:
+        self._refuse()
+
+    async def cancel(self, instance_id: str, reason: str = "") -> None:
+        self._refuse()
+
+    def history(self, instance_id: str) -> AsyncIterator[HistoryEntry]:
+        self._refuse()
+
+
+IN_BODY = InBody()

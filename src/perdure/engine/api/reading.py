@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 
-from perdure.engine.api.definitions import ACTIVITIES, COMPENSATIONS, WORKFLOWS
 from perdure.engine.api.run_info import ErrorInfo, RunInfo, WaitInfo, WaitKind
 from perdure.engine.api.step_info import HistoryEntry, StepInfo, StepKind, StepStatus
 from perdure.engine.execution import children
@@ -17,6 +16,7 @@ from perdure.engine.execution.rollback import HANDLED
 from perdure.engine.execution.waits import EXPIRED
 from perdure.engine.history.codec import decode
 from perdure.engine.replay.body import ATTEMPT_FAILED, OWN, STARTED, STATE, VALUES
+from perdure.engine.replay.definitions import ACTIVITIES, COMPENSATIONS, WORKFLOWS
 from perdure.engine.replay.steps import message_of
 from perdure.engine.starting import BEGIN, DEADLINE
 from perdure.engine.worker.stuck import UNSERVED, is_backed_off, served_names, stuck_info, tries_of, unclaimed_for

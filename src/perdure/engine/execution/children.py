@@ -24,10 +24,10 @@ from perdure.model.states import WorkflowStatus
 from perdure.storage.contract import Storage
 
 if TYPE_CHECKING:
-    from perdure.engine.api.definitions import Workflow
     from perdure.engine.execution.rollback import Rollback
     from perdure.engine.execution.run import Run
     from perdure.engine.replay.body import Body, Effect
+    from perdure.engine.replay.definitions import WorkflowDefinition
 
 log = logging.getLogger("perdure.engine")
 
@@ -46,7 +46,7 @@ def child_id(parent: str, path: str) -> str:
     return f"{found[: INSTANCE_ID_MAX - 17]}~{digest}"
 
 
-def creating(workflow: "Workflow[..., Any]", data: bytes, run: "Body", path: str) -> "Effect":
+def creating(workflow: "WorkflowDefinition", data: bytes, run: "Body", path: str) -> "Effect":
     """Return the effect that stores a child, its link to the parent and the parent's subscription to its end."""
     parent_id, channel = run.instance_id, end_name(run.generation, path)
     link = encode({"instance_id": parent_id, "channel": channel})
@@ -65,7 +65,7 @@ def creating(workflow: "Workflow[..., Any]", data: bytes, run: "Body", path: str
     return write
 
 
-async def _create(storage: Storage, workflow: "Workflow[..., Any]", data: bytes, parent: str, path: str) -> str:
+async def _create(storage: Storage, workflow: "WorkflowDefinition", data: bytes, parent: str, path: str) -> str:
     """Store a child and return its id.
 
     The child and its step are one commit, so an existing run with the child's id is another run. In that case the
@@ -101,7 +101,7 @@ def cancelling(instance_id: str, reason: str) -> "Effect":
     return write
 
 
-async def call(run: "Body", workflow: "Workflow[..., Any]", data: bytes, asked: Call) -> Any:
+async def call(run: "Body", workflow: "WorkflowDefinition", data: bytes, asked: Call) -> Any:
     """Start a child as the next step of the body, wait for its end, and return its result."""
     path = run.place()
     child: str = await run.effect_at(path, "child", creating(workflow, data, run, path), asked, str)
@@ -120,7 +120,7 @@ async def call(run: "Body", workflow: "Workflow[..., Any]", data: bytes, asked: 
     return outcome(workflow, child, message.data)
 
 
-def outcome(workflow: "Workflow[..., Any]", child: str, end: dict[str, Any]) -> Any:
+def outcome(workflow: "WorkflowDefinition", child: str, end: dict[str, Any]) -> Any:
     """Return the result of a child; raise its error if it failed or was cancelled."""
     if end["status"] == "completed":
         return workflow.signature.decode_result(json.dumps(end["output"]).encode())

@@ -7,12 +7,12 @@ from datetime import datetime
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
 
-from perdure.engine.api.ambient import ActivityInfo
-from perdure.engine.api.definitions import Activity, Workflow
 from perdure.engine.execution.clock import steady
 from perdure.engine.execution.journal import Entry, Shared
 from perdure.engine.history.codec import encode
 from perdure.engine.replay.body import Effect
+from perdure.engine.replay.context import ActivityInfo
+from perdure.engine.replay.definitions import ActivityDefinition, WorkflowDefinition
 from perdure.errors import LeaseLostError
 from perdure.hooks import HookEvent
 from perdure.model.limits import PAYLOAD_MAX
@@ -47,7 +47,7 @@ class End(Enum):
 class Attempt:
     """An attempt of an activity that the worker is to execute."""
 
-    activity: Activity[..., Any]
+    activity: ActivityDefinition
     payload: bytes
     info: ActivityInfo
     check: Callable[[], None] = lambda: None  # called right before the code; raises if the lease has expired
@@ -70,7 +70,7 @@ class Driven(Protocol):
     """What a worker executes: a run, or the rollback of a run."""
 
     id: str
-    workflow: Workflow[..., Any]
+    workflow: WorkflowDefinition
     generation: str | None
     deadline: float  # of the lease, on the monotonic clock
     progressed: bool

@@ -14,8 +14,6 @@ import json
 from datetime import datetime, timedelta
 from typing import Any, get_args
 
-from perdure.engine.api.ambient import ActivityInfo
-from perdure.engine.api.definitions import COMPENSATIONS, UNDOABLE_WORKFLOWS, Activity, Workflow
 from perdure.engine.execution import children
 from perdure.engine.execution.driven import (
     RECORDED,
@@ -34,6 +32,8 @@ from perdure.engine.execution.slots import Slot
 from perdure.engine.history.codec import encode
 from perdure.engine.history.failures import encode_failure
 from perdure.engine.replay.body import ATTEMPT_FAILED, STARTED
+from perdure.engine.replay.context import ActivityInfo
+from perdure.engine.replay.definitions import COMPENSATIONS, UNDOABLE_WORKFLOWS, ActivityDefinition, WorkflowDefinition
 from perdure.errors import EngineError
 from perdure.hooks import (
     CompensationCompleted,
@@ -57,7 +57,7 @@ def undo_id(step: object) -> str:
 class Rollback:
     """The rollback of one run."""
 
-    def __init__(self, host: Host, workflow: Workflow[..., Any], instance: WorkflowInstance) -> None:
+    def __init__(self, host: Host, workflow: WorkflowDefinition, instance: WorkflowInstance) -> None:
         self.host = host
         self.id = instance.instance_id
         self.workflow = workflow
@@ -203,7 +203,7 @@ class Rollback:
 
     async def _run_undo(
         self,
-        undo: Activity[..., Any],
+        undo: ActivityDefinition,
         id: str,
         step: str,
         given: bytes,
@@ -225,7 +225,7 @@ class Rollback:
             kind, message = failure["error_type"], failure["error_message"]
             self.host.happened(CompensationFailed(*self._about(), step, undo.name, attempt, kind, message))
 
-    async def _attempt(self, activity: Activity[..., Any], id: str, step: str, payload: bytes) -> Done:
+    async def _attempt(self, activity: ActivityDefinition, id: str, step: str, payload: bytes) -> Done:
         """Execute an activity until it succeeds or its attempts are used up; failed attempts are recorded."""
         while True:
             if self._draining:
@@ -270,7 +270,7 @@ class Rollback:
         done = await self._attempt(handler, HANDLED, "on_failure", payload)
         await self._record_outcome(HANDLED, "on_failure", handler, done)
 
-    async def _record_outcome(self, id: str, step: str, activity: Activity[..., Any], done: Done) -> None:
+    async def _record_outcome(self, id: str, step: str, activity: ActivityDefinition, done: Done) -> None:
         """Record the outcome of an activity that is not a compensation."""
         attempt = self._attempts.get(id, 0) + 1
         if done.error is None:
@@ -311,14 +311,14 @@ class Rollback:
         return self.id, self.workflow.name, self.host.now()
 
 
-def _known(name: str) -> Activity[..., Any]:
+def _known(name: str) -> ActivityDefinition:
     activity = COMPENSATIONS.get(name)
     if activity is None or activity.undo is None:
         raise EngineError(_unregistered(name))
     return activity
 
 
-def _known_workflow(name: str) -> Workflow[..., Any]:
+def _known_workflow(name: str) -> WorkflowDefinition:
     workflow = UNDOABLE_WORKFLOWS.get(name)
     if workflow is None:
         raise EngineError(_unregistered(name))
@@ -329,12 +329,12 @@ def _unregistered(name: str) -> str:
     return f"no compensation for {name!r} is registered in this process: start a worker that imports it"
 
 
-def _takes_none(undo: Activity[..., Any]) -> bool:
+def _takes_none(undo: ActivityDefinition) -> bool:
     hint = undo.signature.hints.get("result", Any)
     return hint in (Any, None, type(None)) or type(None) in get_args(hint)
 
 
-def _arguments(activity: Activity[..., Any], given: bytes, result: bytes, **more: object) -> bytes:
+def _arguments(activity: ActivityDefinition, given: bytes, result: bytes, **more: object) -> bytes:
     """Return the arguments of a compensation or handler: those of the call, the result and more that it names."""
     known = {**json.loads(given), **more, "result": json.loads(result)}
     return json.dumps({name: known[name] for name in activity.signature.hints if name in known}).encode()

@@ -10,10 +10,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Any
 
-from perdure.engine.api.ambient import ActivityInfo
-from perdure.engine.api.definitions import Workflow
 from perdure.engine.execution import children, endings
 from perdure.engine.execution.clock import steady
 from perdure.engine.execution.driven import Attempt, Done, Drained, End, Host, check_deadline, put_down, rows, undoing
@@ -24,6 +21,8 @@ from perdure.engine.history.codec import encode
 from perdure.engine.history.digests import Call, stamp
 from perdure.engine.history.failures import Failure, encode_failure
 from perdure.engine.replay.body import ATTEMPT_FAILED, OWN, STARTED, STATE, VALUES, Body, Effect
+from perdure.engine.replay.context import ActivityInfo
+from perdure.engine.replay.definitions import WorkflowDefinition
 from perdure.engine.replay.guard import came_by_signal, is_cancelled
 from perdure.engine.replay.steps import ActivityStep, EffectStep, name_of
 from perdure.engine.starting import DEADLINE
@@ -56,7 +55,7 @@ REFUSALS = (
 class Run:
     """The execution of one instance. It can be resumed later under another lease, without a new replay."""
 
-    def __init__(self, host: Host, workflow: Workflow[..., Any], instance: WorkflowInstance) -> None:
+    def __init__(self, host: Host, workflow: WorkflowDefinition, instance: WorkflowInstance) -> None:
         self.host = host
         self.id = instance.instance_id
         self.workflow = workflow

@@ -15,12 +15,12 @@ from contextvars import copy_context
 from datetime import UTC, datetime, timedelta
 from typing import Any, NoReturn
 
-from perdure.engine.api import ambient
-from perdure.engine.api.definitions import Activity, Workflow
 from perdure.engine.execution import children
 from perdure.engine.history.codec import decode, encode
 from perdure.engine.history.digests import Call, stamped
 from perdure.engine.history.failures import decode_failure
+from perdure.engine.replay.context import ATTEMPT, RUN
+from perdure.engine.replay.definitions import ActivityDefinition, WorkflowDefinition
 from perdure.engine.replay.loop import BodyLoop, Timer
 from perdure.engine.replay.scopes import current_scope
 from perdure.engine.replay.steps import ActivityStep, EffectStep, TimerStep, WaitStep
@@ -75,7 +75,7 @@ class Body:
 
     def __init__(
         self,
-        workflow: Workflow[..., Any],
+        workflow: WorkflowDefinition,
         instance_id: str,
         input_data: bytes,
         generation: str | None = None,
@@ -147,8 +147,8 @@ class Body:
         self._look_ahead(upcoming)
         args, kwargs = self.workflow.signature.unbind(self._input)
         context = copy_context()
-        context.run(ambient.ATTEMPT.set, None)
-        context.run(ambient.RUN.set, self)
+        context.run(ATTEMPT.set, None)
+        context.run(RUN.set, self)
         self._task = context.run(self._loop.spawn, self.workflow.function(*args, **kwargs))
         self._pump()
 
@@ -268,7 +268,7 @@ class Body:
     # The calls of the function.
 
     def activity(
-        self, activity: Activity[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+        self, activity: ActivityDefinition, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Coroutine[Any, Any, Any]:
         """Return the coroutine of a step that executes an activity. The call sets the step's id; the await starts it.
 
@@ -287,7 +287,7 @@ class Body:
         call = Call(*activity.signature.values(args, kwargs), encoded=payload)
         return self._loop.placed(self._perform(f"{path}:{activity.name}", activity, payload, call), path)
 
-    async def _perform(self, id: str, activity: Activity[..., Any], payload: bytes, call: Call) -> Any:
+    async def _perform(self, id: str, activity: ActivityDefinition, payload: bytes, call: Call) -> Any:
         self._refuse_if_evicted()
         self._refuse_if_too_many()
         step = ActivityStep(id, activity, payload, call, self._future())
@@ -296,7 +296,7 @@ class Body:
         self._on_drop(step.future, lambda: self._drop_activity(step))
         return await step.future
 
-    def child(self, workflow: Workflow[..., Any], data: bytes, call: Call) -> Coroutine[Any, Any, Any]:
+    def child(self, workflow: WorkflowDefinition, data: bytes, call: Call) -> Coroutine[Any, Any, Any]:
         """Start another workflow as a child and wait for its result."""
         return children.call(self, workflow, data, call)
 

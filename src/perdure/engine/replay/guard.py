@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from types import CodeType
 from typing import Any, TypeVar
 
-from perdure.engine.api import ambient
+from perdure.engine.replay.context import ATTEMPT
 from perdure.errors import ActivityError
 
 T = TypeVar("T")
@@ -105,7 +105,7 @@ class TaskFactory:
 
     def __call__(self, loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> "asyncio.Future[Any]":
         context = options.get("context")
-        attempt = ambient.ATTEMPT.get() if context is None else context.get(ambient.ATTEMPT)
+        attempt = ATTEMPT.get() if context is None else context.get(ATTEMPT)
         if attempt is not None and getattr(coro, "cr_code", None) is not outcome_of.__code__:
             coro = _contained(coro)
         if self._inner is None:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from perdure.engine.api.definitions import Activity
 from perdure.engine.history.codec import decode
 from perdure.engine.history.digests import Call
+from perdure.engine.replay.definitions import ActivityDefinition
 from perdure.engine.replay.loop import Timer
 from perdure.errors import SerializationError
 from perdure.model import names
@@ -110,7 +110,7 @@ class ActivityStep(Timed):
     )
 
     def __init__(
-        self, id: str, activity: Activity[..., Any], payload: bytes, call: Call, future: "asyncio.Future[Any]"
+        self, id: str, activity: ActivityDefinition, payload: bytes, call: Call, future: "asyncio.Future[Any]"
     ) -> None:
         super().__init__()
         self.id = id

@@ -11,10 +11,10 @@ from importlib import import_module
 from typing import Any, Literal
 
 from perdure.database.backends.base import Executor
-from perdure.engine.api import ambient
 from perdure.engine.execution.clock import steady
 from perdure.engine.execution.driven import Attempt, Done, Record
 from perdure.engine.replay.body import Effect
+from perdure.engine.replay.context import ATTEMPT, RUN
 from perdure.engine.replay.guard import came_by_signal, is_cancelled, outcome_of
 from perdure.engine.worker.threads import Threads
 from perdure.errors import (
@@ -139,8 +139,8 @@ class Activities:
         activity = attempt.activity
         args, kwargs = activity.signature.unbind(attempt.payload)
         context = copy_context()
-        context.run(ambient.RUN.set, None)
-        context.run(ambient.ATTEMPT.set, attempt.info)
+        context.run(RUN.set, None)
+        context.run(ATTEMPT.set, attempt.info)
         context.run(OUTGOING.set, outgoing)
 
         def call() -> Any:
@@ -156,8 +156,8 @@ class Activities:
                 if error is not None:
                     raise error
                 return value
-            ambient.ATTEMPT.set(attempt.info)  # this task and its context belong to this attempt alone
-            ambient.RUN.set(None)
+            ATTEMPT.set(attempt.info)  # this task and its context belong to this attempt alone
+            RUN.set(None)
             OUTGOING.set(outgoing)
             return await call()
 

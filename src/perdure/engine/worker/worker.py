@@ -18,13 +18,13 @@ from contextvars import copy_context
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from perdure.engine.api.definitions import Workflow
 from perdure.engine.execution.clock import steady
 from perdure.engine.execution.driven import Attempt, Done, Drained, Driven, End, Record
 from perdure.engine.execution.journal import Entry, Shared, appending
 from perdure.engine.execution.rollback import Rollback
 from perdure.engine.execution.run import Run
 from perdure.engine.execution.slots import Slot, Slots
+from perdure.engine.replay.definitions import WorkflowDefinition
 from perdure.engine.replay.guard import came_by_signal, is_cancelled
 from perdure.engine.starting import start_tick
 from perdure.engine.worker.activities import Activities
@@ -79,7 +79,7 @@ class Worker:
     def __init__(
         self,
         storage: Storage,
-        workflows: Mapping[str, Workflow[..., Any]],
+        workflows: Mapping[str, WorkflowDefinition],
         results: Results,
         hooks: Hooks,
         *,
@@ -303,7 +303,7 @@ class Worker:
         done += await self._claim()
         return done > 0
 
-    def _next_tick(self, workflow: Workflow[..., Any]) -> datetime | None:
+    def _next_tick(self, workflow: WorkflowDefinition) -> datetime | None:
         if workflow.schedule is None or workflow.name in self._tick_again_at:
             return None
         try:
@@ -330,7 +330,7 @@ class Worker:
                 self._tick_failed(workflow, error)
         return started
 
-    def _tick_failed(self, workflow: Workflow[..., Any], error: Exception) -> None:
+    def _tick_failed(self, workflow: WorkflowDefinition, error: Exception) -> None:
         log.error(
             "the scheduled workflow %s could not be started, retrying in %g s: %s: %s",
             workflow.name,
@@ -348,7 +348,7 @@ class Worker:
         )
         self._tick_again_at[workflow.name] = steady() + TICK_AGAIN_SEC
 
-    async def _start_tick(self, workflow: Workflow[..., Any], schedule: Schedule) -> int:
+    async def _start_tick(self, workflow: WorkflowDefinition, schedule: Schedule) -> int:
         tick = schedule.last_before(self._ticked)
         if self._ticks.get(workflow.name) == tick or self._forgets(tick):
             return 0
