@@ -32,10 +32,10 @@ from perdure.engine.api.queries import BulkResult, RunPage, RunQuery
 from perdure.engine.api.run_info import ErrorInfo, RunInfo, StuckInfo, WaitInfo, WaitKind
 from perdure.engine.api.step_info import HistoryEntry, StepInfo, StepKind, StepStatus
 from perdure.engine.api.workflow import ConfiguredWorkflow, Workflow, workflow
+from perdure.engine.history.messages import Event, Message
 from perdure.engine.replay.body import RunEvicted
 from perdure.engine.replay.context import ActivityInfo, activity_info
 from perdure.engine.replay.source import NotDurableWarning
-from perdure.engine.replay.steps import Event, Message
 from perdure.engine.worker.activities import connection
 from perdure.engine.worker.retention import Retention, Swept
 from perdure.engine.worker.supervision import Health, TaskHealth

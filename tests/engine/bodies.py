@@ -29,8 +29,12 @@ from perdure import (
 )
 from perdure.engine.history.codec import encode
 from perdure.engine.history.failures import encode_failure
-from perdure.engine.replay.body import ATTEMPT_FAILED, OWN, Body
+from perdure.engine.history.ids import OWN
+from perdure.engine.history.records import ATTEMPT_FAILED, Taken, record_of, row_of
+from perdure.engine.replay.commands import Command, Take
 from perdure.engine.replay.definitions import WORKFLOWS
+from perdure.engine.replay.open_steps import OpenSteps
+from perdure.engine.replay.replayer import Replayer
 from perdure.model.records import HistoryEvent, HistoryEventType
 
 Plan = list[Any]
@@ -277,12 +281,13 @@ def _node(rng: chance.Random, make: Callable[[], Plan]) -> Plan:
 # Live, and again from rows.
 
 
-def asked(body: Body) -> list[str]:
+def asked(steps: OpenSteps) -> list[str]:
     """Everything that a body waits for, down to arguments, attempts and times."""
-    found = [f"{step.id} {step.attempt} {step.pause_sec} {step.payload!r}" for step in body.activities.values()]
-    found += list(body.effects)
-    found += [f"{step.id} {step.delay_sec}" for step in body.timers.values()]
-    found += [f"{id} {channel} {wait.delay_sec}" for wait in body.waits.values() for id, channel in wait.ids().items()]
+    found = [f"{step.id} {step.attempt} {step.pause_sec} {step.payload!r}" for step in steps.activities.values()]
+    found += list(steps.effects)
+    found += [f"{step.id} {step.delay_sec}" for step in steps.timers.values()]
+    for wait in steps.waits.values():
+        found += [f"{each.activity_id} {each.channel} {wait.delay_sec}" for each in wait.waits(None)]
     return sorted(found)
 
 
@@ -296,8 +301,13 @@ class Live:
     snapshots: list[list[str]] = field(default_factory=list)  # what was asked for when so many rows were stored
 
     def __post_init__(self) -> None:
-        self.body = Body(self.workflow, INSTANCE, self.input_data)
+        self.body = Replayer(self.workflow, INSTANCE, self.input_data)
         self._snap()
+
+    @property
+    def steps(self) -> OpenSteps:
+        """The steps that the body waits for."""
+        return self.body.steps
 
     @property
     def story(self) -> Any:
@@ -306,44 +316,39 @@ class Live:
 
     def begin(self) -> "Live":
         """Replay what is there, then go on from it."""
-        upcoming = iter([*self.rows, None])
-        event = next(upcoming)
-        self.body.begin(event)
-        while event is not None:
-            following = next(upcoming)
-            self.body.feed(event, following)
-            event = following
-        self.body.ended()
-        self._record_taken()
+        for row in self.rows:
+            assert not self.body.feed(record_of(row)), "a replay gives no commands"
+        self._obey(self.body.catch_up())
         self._snap()
         return self
 
     def catch_up(self, rows: Sequence[HistoryEvent]) -> None:
         """Feed what others recorded, as to a copy that was kept in memory."""
-        for event, following in zip(rows, [*rows[1:], None], strict=False):
-            self.body.feed(event, following)
-        self.body.ended()
+        for row in rows:
+            self.body.feed(record_of(row))
+        self.body.catch_up()
 
     def tell(self, id: str, kind: str, data: bytes) -> None:
         """Record a row and feed it; what the body takes because of it comes right behind."""
         self._record(id, kind, data)
-        self.body.feed(self.rows[-1], None)
-        self._record_taken()
+        self._obey(self.body.feed(record_of(self.rows[-1])))
+        self._obey(self.body.catch_up())
         self._snap()
 
     def _record(self, id: str, kind: str, data: bytes) -> None:
         assert all(row.activity_id != id for row in self.rows), f"{id} is recorded twice"
         self.rows.append(HistoryEvent(INSTANCE, id, kind, data))
 
-    def _record_taken(self) -> None:
-        taken = self.body.taken()
-        if taken is not None:
-            assert taken[0].startswith(OWN)
-            self._record(*taken)
+    def _obey(self, commands: Sequence[Command]) -> None:
+        for command in commands:
+            if isinstance(command, Take):
+                row = row_of(INSTANCE, command.record)
+                assert row.activity_id.startswith(OWN)
+                self._record(row.activity_id, row.event_type, row.event_data or b"")
 
     def _snap(self) -> None:
         self.snapshots += [[]] * (len(self.rows) + 1 - len(self.snapshots))
-        self.snapshots[len(self.rows)] = asked(self.body)
+        self.snapshots[len(self.rows)] = asked(self.steps)
 
     def run(self, rng: chance.Random, most: int = 1000) -> "Live":
         """Complete what is pending, in any order, until the body is done or waits for nothing."""
@@ -359,21 +364,20 @@ class Live:
         """A row for each thing that could happen next."""
         found: list[tuple[str, str, bytes]] = []
         expired = b'{"result": null}'
-        for step in self.body.activities.values():
+        for step in self.steps.activities.values():
             if step.pause_sec:
-                found.append((step.timer_id, HistoryEventType.TIMER_EXPIRED, expired))
+                found.append((step.pause_id, HistoryEventType.TIMER_EXPIRED, expired))
             else:
                 found.append(_attempted(step.id, step.attempt_id, step.attempt, rng))
-        for id in self.body.effects:
+        for id in self.steps.effects:
             found.append((id, STORED, b'"mail"'))
-        for timer in self.body.timers.values():
+        for timer in self.steps.timers.values():
             found.append((timer.id, HistoryEventType.TIMER_EXPIRED, expired))
-        for wait in self.body.waits.values():
-            id, channel = rng.choice(list(wait.ids().items()))
+        for wait in self.steps.waits.values():
+            id, channel = rng.choice(list(zip(wait.row_ids(), wait.channels, strict=True)))
             found.append((id, HistoryEventType.CHANNEL_MESSAGE_RECEIVED, _message(channel, rng)))
             if wait.after is not None:
-                first = next(iter(wait.ids()))
-                found.append((first, HistoryEventType.MESSAGE_TIMEOUT, b'{"error_type": "TimeoutError"}'))
+                found.append((wait.row_ids()[0], HistoryEventType.MESSAGE_TIMEOUT, b'{"error_type": "TimeoutError"}'))
         return found
 
 
@@ -390,6 +394,11 @@ def _attempted(id: str, attempt_id: str, attempt: int, rng: chance.Random) -> tu
 def _message(channel: str, rng: chance.Random) -> bytes:
     data = {"number": rng.randrange(3)}
     return json.dumps({"id": rng.randrange(1, 99), "channel": channel, "data": data, "metadata": {}}).encode()
+
+
+def taken(body: Replayer) -> list[Taken]:
+    """What a body took that is to be recorded."""
+    return [command.record for command in body.catch_up() if isinstance(command, Take)]
 
 
 def replayed(workflow: Workflow[..., Any], input_data: bytes, rows: Sequence[HistoryEvent]) -> Live:

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from perdure import Client, Workflow, WorkflowStatus
-from perdure.engine.execution.rollback import HANDLED
+from perdure.engine.history.ids import HANDLED
 from perdure.model.records import HistoryEvent, WorkflowInstance
 from perdure.model.states import TERMINAL, WAITING
 from perdure.storage.migrations import tables

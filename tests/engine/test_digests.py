@@ -30,7 +30,8 @@ from perdure import (
 )
 from perdure.engine.history.codec import encode
 from perdure.engine.history.digests import WALK_MAX, Call
-from perdure.engine.replay.body import Body
+from perdure.engine.history.records import record_of
+from perdure.engine.replay.replayer import Replayer
 from perdure.errors import LimitError
 from perdure.model.records import HistoryEvent, WorkflowInstance
 from perdure.storage.history import HistoryIterator
@@ -168,15 +169,14 @@ async def steps(kind: str) -> None:
     await STEPS[kind]()
 
 
-def replay(history: list[HistoryEvent], input_data: bytes, id: str = "digests.run") -> Body:
+def replay(history: list[HistoryEvent], input_data: bytes, id: str = "digests.run") -> Replayer:
     """Feed a body all rows of a history that are a body's."""
     rows = [row for row in history if not row.activity_id.startswith("~") or row.event_type in ("Values", "State")]
-    body = Body(steps, id, input_data)
+    body = Replayer(steps, id, input_data)
     try:
-        body.begin(rows[0] if rows else None)
-        for place, row in enumerate(rows):
-            body.feed(row, rows[place + 1] if place + 1 < len(rows) else None)
-        body.ended()
+        for row in rows:
+            body.feed(record_of(row))
+        body.catch_up()
     finally:
         body.evict()
     return body

@@ -33,11 +33,11 @@ from perdure import (
     workflow,
 )
 from perdure.engine.replay import loop as body_loop
-from perdure.engine.replay.body import Body
 from perdure.engine.replay.guard import came_by_signal
+from perdure.engine.replay.replayer import Replayer
 from perdure.hooks import HookEvent
 from perdure.model.records import HistoryEventType
-from tests.engine.bodies import live, version
+from tests.engine.bodies import live, taken, version
 from tests.engine.waiting import row_of, stuck_runs, until, waiting
 from tests.storages import Database
 
@@ -521,7 +521,7 @@ def test_a_body_that_swallows_its_eviction_is_given_up_on(
     body = live(version(function, "guard.swallows")).body
     body.evict()
     body.evict()
-    assert body.taken() is None
+    assert not taken(body)
     del body
     gc.collect()
     assert not complaints
@@ -572,23 +572,23 @@ async def test_a_copy_that_is_of_no_use_any_more_is_evicted(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """23: a parked run that was cancelled, or whose generation is over."""
-    evicted: list[Body] = []
-    evict = Body.evict
+    evicted: list[Replayer] = []
+    evict = Replayer.evict
 
-    def counted(body: Body) -> None:
+    def counted(body: Replayer) -> None:
         evicted.append(body)
         evict(body)
 
-    monkeypatch.setattr(Body, "evict", counted)
+    monkeypatch.setattr(Replayer, "evict", counted)
     async with App(database.url) as app:
         await gated.options(id="one").start("one")
         await until(lambda: "one" in app._worker._parked)
-        parked = app._worker._parked["one"].body
+        parked = app._worker._parked["one"].replayer
         await app.cancel("one")
         await until(lambda: parked in evicted)
         await gated.options(id="two").start("two")
         await until(lambda: "two" in app._worker._parked)
-        parked = app._worker._parked["two"].body
+        parked = app._worker._parked["two"].replayer
         row = await row_of(app, "two")
         app._worker._taken_up(type(row)("two", gated.name, row.input_data, continued_from="two~1")).evict()
         assert parked in evicted

@@ -552,7 +552,7 @@ async def test_p5_a_copy_in_memory_that_another_worker_overtook_catches_up(share
         here._worker._slots.most = 1000
         await here.publish("right", 2)
         assert sorted(await here.get("a").result(SOON)) == ["clock", "left 1", "right 2"]
-        assert parked.body.done
+        assert parked.replayer.done
     assert seen.count("entered") == 2
 
 

@@ -21,9 +21,11 @@ from perdure import (
     sleep,
     wait_event,
 )
-from perdure.engine.replay.body import OWN, VALUES, Body
+from perdure.engine.history.ids import OWN
+from perdure.engine.history.records import VALUES, Record, record_of, row_of
+from perdure.engine.replay.replayer import Replayer
 from perdure.model.records import HistoryEvent, HistoryEventType
-from tests.engine.bodies import INSTANCE, STORED, Live, asked, live, planned, random_plan, replayed, version
+from tests.engine.bodies import INSTANCE, STORED, Live, asked, live, planned, random_plan, replayed, taken, version
 
 SEEDS = range(20)
 BODIES = 20  # per seed
@@ -39,7 +41,7 @@ def _check_full(history: Live) -> None:
     again = replayed(planned, history.input_data, history.rows)
     assert again.rows == history.rows
     assert again.story == history.story
-    assert asked(again.body) == asked(history.body)
+    assert asked(again.steps) == asked(history.steps)
     again.body.evict()
 
 
@@ -50,11 +52,11 @@ def _check_prefix(history: Live, length: int) -> None:
         return  # the values were not stored: they are taken anew, see _check_crash
     again = replayed(planned, history.input_data, history.rows[:length])
     assert again.rows == history.rows[:length]
-    assert asked(again.body) == history.snapshots[length]
+    assert asked(again.steps) == history.snapshots[length]
     again.catch_up(rest)
-    assert again.body.taken() is None
+    assert not taken(again.body)
     assert again.story == history.story
-    assert asked(again.body) == asked(history.body)
+    assert asked(again.steps) == asked(history.steps)
     again.body.evict()
 
 
@@ -229,7 +231,7 @@ def test_values_that_the_code_no_longer_takes_are_found_out() -> None:
         _replay(order, stamped)
     with pytest.raises(NonDeterminismError, match=r"values at 3, which the code does not take"):
         _replay(order_with_a_value, stamped)
-    assert asked(_replay(order_that_stamps, stamped).body) == asked(history.body)
+    assert asked(_replay(order_that_stamps, stamped).steps) == asked(history.steps)
 
 
 def test_a_wait_in_the_place_of_an_activity_is_found_out() -> None:
@@ -273,13 +275,13 @@ def test_row_versions_patched_is_taken_by_new_runs_and_recorded() -> None:
 
 def test_row_versions_patched_leaves_old_histories_alone() -> None:
     old = _replay(order_patched, _history("1:charge"))
-    assert [line.split()[0] for line in asked(old.body)] == ["2:ship"]
+    assert [line.split()[0] for line in asked(old.steps)] == ["2:ship"]
     assert _replay(order_patched, _history("1:charge", "2:ship")).story == "([1, 1], None)"
 
 
 def test_a_patch_behind_the_last_row_of_an_old_history_is_taken() -> None:
     old = _replay(order_patched_late, _history("1:charge"))
-    assert [line.split()[0] for line in asked(old.body)] == ["2:post"]
+    assert [line.split()[0] for line in asked(old.steps)] == ["2:post"]
     old.tell("2:post", STORED, b"3")
     old.tell("3:post", STORED, b"3")
     assert _replay(order_patched_late, old.rows).story == old.story == "([1, 3, 3], None)"
@@ -325,8 +327,8 @@ def test_an_evicted_body_asks_for_nothing_more() -> None:
     history = live(_named(tidy))
     history.body.evict()
     assert seen == ["refused"]
-    assert history.body.taken() is None
-    assert not history.body.activities
+    assert not taken(history.body)
+    assert not history.steps.activities
     with pytest.raises(RunEvicted):
         history.body.outcome()
 
@@ -341,7 +343,7 @@ def test_no_durable_call_of_an_evicted_body_is_answered(call: Callable[[], objec
 
     history = live(_named(tidy))
     history.body.evict()
-    assert history.body.taken() is None
+    assert not taken(history.body)
     with pytest.raises(RunEvicted):
         history.body.outcome()
 
@@ -356,8 +358,8 @@ def test_no_wait_of_an_evicted_body_is_begun(wait: Function) -> None:
 
     history = live(_named(tidy))
     history.body.evict()
-    assert not history.body.timers
-    assert not history.body.waits
+    assert not history.steps.timers
+    assert not history.steps.waits
     with pytest.raises(RunEvicted):
         history.body.outcome()
 
@@ -374,7 +376,7 @@ def test_a_body_that_swallows_its_eviction_is_left_where_it_is() -> None:
     history.begin()
     history.body.evict()
     history.body.evict()
-    assert history.body.taken() is None
+    assert not taken(history.body)
     assert not history.body.done
 
 
@@ -385,11 +387,11 @@ def test_any_body_can_be_evicted_anywhere(seed: int) -> None:
         history = live(planned, random_plan(rng)).run(rng, most=rng.randrange(6))
         stored = len(history.rows)
         history.body.evict()
-        assert history.body.taken() is None
+        assert not taken(history.body)
         assert len(history.rows) == stored
-        assert not history.body.activities
-        assert not history.body.effects
-        assert not history.body.waits
+        assert not history.steps.activities
+        assert not history.steps.effects
+        assert not history.steps.waits
 
 
 # Values.
@@ -408,7 +410,7 @@ def test_the_state_that_was_shown_is_not_shown_again() -> None:
     assert [row.activity_id for row in history.rows] == ["~state:0", "1:charge", "~state:1"]
     crashed = _replay(stateful, history.rows[:2])
     assert crashed.rows == history.rows
-    assert _replay(stateful, history.rows).body.taken() is None
+    assert taken(_replay(stateful, history.rows).body) == []
 
 
 def test_a_message_timed_out_on_replay_as_it_did() -> None:
@@ -455,7 +457,7 @@ def test_set_state_can_be_added_to_a_body_under_way() -> None:
     for kept in range(3):
         again = version(_plain_state, "replay.state")
         story = replayed(again, b"{}", rows[:kept])
-        assert asked(story.body) == asked(replayed(first, b"{}", rows[:kept]).body)
+        assert asked(story.steps) == asked(replayed(first, b"{}", rows[:kept]).steps)
         story.body.evict()
 
 
@@ -478,32 +480,28 @@ def test_states_of_earlier_versions_keep_their_numbers() -> None:
     whole = replayed(workflow, b"{}", rows)
     assert whole.body.done
     begun = replayed(workflow, b"{}", rows[:3])
-    assert "6:replay.greet" in begun.body.activities
+    assert "6:replay.greet" in begun.steps.activities
     fresh = replayed(workflow, b"{}", rows[:2])  # killed before the state was stored: it is not numbered any more
-    assert "4:replay.greet" in fresh.body.activities
+    assert "4:replay.greet" in fresh.steps.activities
     for each in (begun, fresh):
         each.body.evict()
 
 
 def test_states_have_rows_of_their_own_and_replay() -> None:
     workflow = version(_with_state, "replay.state")
-    body = Body(workflow, INSTANCE, b"{}")
-    body.begin(None)
-    rows: list[HistoryEvent] = []
-    for id in ("1:replay.greet", "3:replay.greet", None):
-        taken = body.taken()
-        assert taken is not None
-        rows.append(HistoryEvent(INSTANCE, *taken))
-        if id is not None:
-            rows.append(_row(id))
-            body.feed(rows[-1], None)
+    body = Replayer(workflow, INSTANCE, b"{}")
+    records: list[Record] = [taken(body)[0]]
+    for id in ("1:replay.greet", "3:replay.greet"):
+        records.append(record_of(_row(id)))
+        body.feed(records[-1])
+        records.append(taken(body)[0])
+    rows = [row_of(INSTANCE, record) for record in records]
     assert [row.activity_id for row in rows] == ["~state:0", "1:replay.greet", "~2", "3:replay.greet", "~state:2"]
     assert [json.loads(row.event_data or b"")["state"] for row in rows[::2]] == ["begun", "way", "done"]
     for kept in range(len(rows) + 1):
-        again = Body(workflow, INSTANCE, b"{}")
-        again.begin(rows[0] if kept else None)
-        for place, row in enumerate(rows[:kept]):
-            again.feed(row, rows[place + 1] if place + 1 < kept else None)
-        again.ended()
+        again = Replayer(workflow, INSTANCE, b"{}")
+        for row in rows[:kept]:
+            again.feed(record_of(row))
+        again.catch_up()
         assert again.done is (kept >= 4)
         again.evict()

@@ -22,7 +22,7 @@ from perdure import (
     wait_event,
     workflow,
 )
-from perdure.engine.replay import body
+from perdure.engine.replay import values
 from perdure.errors import LimitError
 from perdure.model.limits import PAYLOAD_MAX, SPAN_MAX
 from tests.engine.bodies import live, replayed, version
@@ -72,16 +72,16 @@ async def test_a_state_that_is_too_large_raises_in_the_body(shared: Database) ->
     async with App(shared.url, max_cached_runs=0) as app:
         told = await (await shows.start(PAYLOAD_MAX)).result(SOON)
         assert "the value of set_state() has 8388610 bytes" in told
-        handle = await shows.start(body.STATE_MAX - 2)
+        handle = await shows.start(values.STATE_MAX - 2)
         assert await handle.result(SOON) == "shown"
-        assert len(await handle.state()) == body.STATE_MAX - 2
+        assert len(await handle.state()) == values.STATE_MAX - 2
         assert not await stuck_runs(app)
 
 
 def test_values_that_are_too_many_for_a_row_raise_in_the_body_and_in_its_replay(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(body, "STATE_MAX", 1000)
+    monkeypatch.setattr(values, "STATE_MAX", 1000)
 
     async def takes() -> int:
         count = 0

@@ -165,7 +165,7 @@ async def _mail(label: int) -> Any:
     """A letter to itself."""
     channel = f"model.mail.{label}"
     await subscribe(channel, "direct")
-    await send_to(context.require_run("mail").instance_id, channel, label)
+    await send_to(context.require_run("mail").run_id, channel, label)
     return (await receive(channel)).data
 
 

@@ -17,16 +17,17 @@ from perdure.engine import starting
 from perdure.engine.api import current, messages
 from perdure.engine.api.handles import RunHandle, plain
 from perdure.engine.api.queries import RunQuery
-from perdure.engine.api.reading import read_history, read_runs, read_steps
+from perdure.engine.api.reading import read_runs
 from perdure.engine.api.run_info import RunInfo
 from perdure.engine.api.step_info import HistoryEntry, StepInfo
+from perdure.engine.api.step_reading import read_history, read_steps
 from perdure.engine.api.workflow import Workflow
 from perdure.engine.execution.clock import steady
 from perdure.engine.execution.journal import Shared
 from perdure.engine.execution.slots import Slot
 from perdure.engine.history.codec import decode
 from perdure.engine.history.failures import cancelled, decode_failure, failed_run
-from perdure.engine.replay.body import STATE
+from perdure.engine.history.records import STATE
 from perdure.engine.replay.definitions import WORKFLOWS
 from perdure.engine.replay.guard import TaskFactory
 from perdure.engine.starting import StartRequest

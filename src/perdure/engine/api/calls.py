@@ -11,9 +11,9 @@ from typing import Any, NoReturn, TypeVar, overload
 from perdure.engine.api import current, messages
 from perdure.engine.history.codec import decode, encode
 from perdure.engine.history.digests import Call
+from perdure.engine.history.messages import Event, Message
 from perdure.engine.replay import context
 from perdure.engine.replay.body import Recur
-from perdure.engine.replay.steps import Event, Message
 from perdure.engine.worker.activities import OUTGOING
 from perdure.errors import OutsideWorkflowError
 from perdure.model import limits, names
@@ -127,7 +127,7 @@ async def join_group(name: str) -> None:
     names.group(name)
 
     async def write(storage: Storage, lease: Lease) -> None:
-        await storage.join_group(run.instance_id, name, lease=lease)
+        await storage.join_group(run.run_id, name, lease=lease)
 
     await run.effect("join_group", write, Call(name))
 
@@ -137,7 +137,7 @@ async def leave_group(name: str) -> None:
     run = context.require_run("leave_group()")
 
     async def write(storage: Storage, lease: Lease) -> None:
-        await storage.leave_group(run.instance_id, name, lease=lease)
+        await storage.leave_group(run.run_id, name, lease=lease)
 
     await run.effect("leave_group", write, Call(name))
 
@@ -181,7 +181,7 @@ async def subscribe(channel: str, mode: ChannelMode | str = ChannelMode.BROADCAS
         raise ValueError(f"subscribe(mode=) is one of {known}, not {mode!r}") from None
 
     async def write(storage: Storage, lease: Lease) -> str:
-        return await storage.subscribe_to_channel(run.instance_id, name, kind, lease=lease)
+        return await storage.subscribe_to_channel(run.run_id, name, kind, lease=lease)
 
     run.subscribed(channel, await run.effect("subscribe", write, Call(channel, kind.value), str))
 
@@ -192,7 +192,7 @@ async def unsubscribe(channel: str) -> None:
     stored = run.stored_channel(channel)
 
     async def write(storage: Storage, lease: Lease) -> None:
-        await storage.unsubscribe_from_channel(run.instance_id, stored, lease=lease)
+        await storage.unsubscribe_from_channel(run.run_id, stored, lease=lease)
 
     await run.effect("unsubscribe", write, Call(channel))
     run.unsubscribed(channel)
@@ -278,7 +278,7 @@ async def wait_event(
         where = Where(decode(encode(dict(where), what="wait_event(where=)")))
         check(where)
     name = names.stored(type, "event type")
-    channels = (name, f"{name}:{run.instance_id}")
+    channels = (name, f"{name}:{run.run_id}")
     patience = _patience(timeout, "wait_event")
     whole = patience.total_seconds() if where and patience and patience > GLANCE else None
     async with asyncio.timeout(whole):  # an event that does not match must not reset the timeout

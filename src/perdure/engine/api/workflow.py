@@ -11,6 +11,7 @@ from perdure.engine.api.activity import Activity, Undo
 from perdure.engine.api.coroutines import mark_coroutine, named
 from perdure.engine.api.handles import IN_BODY, RunHandle
 from perdure.engine.api.options import StartOptions
+from perdure.engine.execution.children import call_child
 from perdure.engine.history.hints import signature
 from perdure.engine.replay import context
 from perdure.engine.replay.definitions import (
@@ -94,7 +95,7 @@ class Startable(Generic[P, R]):
                 "sleep() for times"
             )
         data = self._workflow.signature.bind_checked(args, kwargs)
-        child = run.child(self._workflow, data, self._workflow.call(args, kwargs, data))
+        child = call_child(run, self._workflow, data, self._workflow.call(args, kwargs, data))
         return named(child, self._workflow.function)
 
     async def _start_and_wait(self, *args: P.args, **kwargs: P.kwargs) -> R:

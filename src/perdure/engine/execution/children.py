@@ -14,26 +14,26 @@ from contextlib import suppress
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+from perdure.engine.history import ids
 from perdure.engine.history.codec import encode
 from perdure.engine.history.digests import Call
 from perdure.engine.history.failures import cancelled, decode_failure, failed_run
+from perdure.engine.history.records import Parent, row_of
 from perdure.errors import InstanceExistsError, StorageError, WorkflowNotCancellableError
 from perdure.model.limits import INSTANCE_ID_MAX
-from perdure.model.records import ChannelMode, CompensationEntry, HistoryEvent, Lease, WorkflowInstance
+from perdure.model.records import ChannelMode, CompensationEntry, Lease, WorkflowInstance
 from perdure.model.states import WorkflowStatus
 from perdure.storage.contract import Storage
 
 if TYPE_CHECKING:
     from perdure.engine.execution.rollback import Rollback
     from perdure.engine.execution.run import Run
-    from perdure.engine.replay.body import Body, Effect
+    from perdure.engine.replay.body import Body
     from perdure.engine.replay.definitions import WorkflowDefinition
+    from perdure.engine.replay.steps import Effect
 
 log = logging.getLogger("perdure.engine")
 
-PARENT = "~parent"  # the row of a child that names its parent
-LINK = "Parent"
-ENDS = "~end/"  # prefix of the channels for the ends of children
 TOGETHER_MAX = 100  # maximum number of children that are cancelled in one commit
 
 
@@ -48,17 +48,17 @@ def child_id(parent: str, path: str) -> str:
 
 def creating(workflow: "WorkflowDefinition", data: bytes, run: "Body", path: str) -> "Effect":
     """Return the effect that stores a child, its link to the parent and the parent's subscription to its end."""
-    parent_id, channel = run.instance_id, end_name(run.generation, path)
-    link = encode({"instance_id": parent_id, "channel": channel})
+    parent_id, channel = run.run_id, ids.end_name(run.generation, path)
+    link = Parent(parent_id, channel)
 
     async def write(storage: Storage, lease: Lease) -> str:
         # Subscribe first: messages that are stored already belong to an earlier run with the parent's id.
         await storage.subscribe_to_channel(parent_id, f"{channel}:{parent_id}", ChannelMode.BROADCAST, lease=lease)
         child = await _create(storage, workflow, data, run.generation or parent_id, path)
-        await storage.append_history(HistoryEvent(child, PARENT, LINK, link))
+        await storage.append_history(row_of(child, link))
         if workflow.undo is not None:
             args = b'{"child": ' + encode(child) + b', "input": ' + data + b"}"
-            entry = CompensationEntry(parent_id, f"{path}:child", workflow.name, args)
+            entry = CompensationEntry(parent_id, ids.step(path, ids.CHILD), workflow.name, args)
             await storage.add_compensation(entry, lease=lease)
         return child
 
@@ -80,17 +80,6 @@ async def _create(storage: Storage, workflow: "WorkflowDefinition", data: bytes,
     raise AssertionError("unreachable")
 
 
-def end_name(generation: str | None, path: str) -> str:
-    """Return the name of the channel for the end of the child that a generation starts in the step at `path`."""
-    number = generation.rpartition("~")[2] if generation else "0"
-    return f"{ENDS}{number}/{path}"
-
-
-def end_channel(parent: str, generation: str | None, path: str) -> str:
-    """Return the stored channel for the end of a child, to which only the parent subscribes."""
-    return f"{end_name(generation, path)}:{parent}"
-
-
 def cancelling(instance_id: str, reason: str) -> "Effect":
     """Return the effect that cancels a child, unless it has ended."""
 
@@ -101,19 +90,20 @@ def cancelling(instance_id: str, reason: str) -> "Effect":
     return write
 
 
-async def call(run: "Body", workflow: "WorkflowDefinition", data: bytes, asked: Call) -> Any:
+async def call_child(run: "Body", workflow: "WorkflowDefinition", data: bytes, asked: Call) -> Any:
     """Start a child as the next step of the body, wait for its end, and return its result."""
-    path = run.place()
-    child: str = await run.effect_at(path, "child", creating(workflow, data, run, path), asked, str)
+    path = run.next_path()
+    child: str = await run.effect_at(path, ids.CHILD, creating(workflow, data, run, path), asked, str)
     run.children.add(child)
-    channel = end_channel(run.instance_id, run.generation, path)
+    channel = ids.end_channel(run.run_id, run.generation, path)
+    name = ids.CHILD_END + workflow.name
     try:
-        message = await run.wait(run.new_wait(f"end.{workflow.name}", (channel,), None, None))
+        message = await run.wait(run.new_wait(name, (channel,), None, None))
     except asyncio.CancelledError:
         if not run.evicted:
-            reason = f"its parent {run.instance_id} no longer waits for it"
+            reason = f"its parent {run.run_id} no longer waits for it"
             await run.effect("cancel", cancelling(child, reason), Call(child))
-            await run.wait(run.new_wait(f"end.{workflow.name}", (channel,), None, None))
+            await run.wait(run.new_wait(name, (channel,), None, None))
             run.children.discard(child)
         raise
     run.children.discard(child)
@@ -145,9 +135,9 @@ def was_cancelled(reason: str) -> bytes:
     return b'{"status": "cancelled", "reason": ' + encode(reason) + b"}"
 
 
-async def tell(storage: Storage, parent: dict[str, str], end: bytes, child: str) -> None:
+async def tell(storage: Storage, parent: Parent, end: bytes, child: str) -> None:
     """Send the outcome of a child to its parent, in the commit that ends the child; a repeated call changes nothing."""
-    channel = f"{parent['channel']}:{parent['instance_id']}"
+    channel = f"{parent.channel}:{parent.run_id}"
     await storage.publish_to_channel(channel, end, message_id=f"{child}:end", source="perdure")
 
 

@@ -1,7 +1,7 @@
 """The interfaces between a worker and what it executes: runs and their rollbacks."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
@@ -9,21 +9,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from perdure.engine.execution.clock import steady
 from perdure.engine.execution.journal import Entry, Shared
-from perdure.engine.history.codec import encode
-from perdure.engine.replay.body import Effect
 from perdure.engine.replay.context import ActivityInfo
 from perdure.engine.replay.definitions import ActivityDefinition, WorkflowDefinition
+from perdure.engine.replay.steps import Effect
 from perdure.errors import LeaseLostError
 from perdure.hooks import HookEvent
-from perdure.model.limits import PAYLOAD_MAX
-from perdure.model.records import CompensationEntry, HistoryEvent, Lease, Suspension, WorkflowInstance
+from perdure.model.records import Lease, Suspension, WorkflowInstance
 from perdure.storage.contract import Storage, Wait
 
 if TYPE_CHECKING:
     from perdure.engine.execution.slots import Slot
 
-PAGE = 1000
-RECORDED = "recorded"  # replaces an input and a result that are too large together; the history has both
 STUBBORN_SEC = 10.0  # how long a cancelled activity may take to end
 
 
@@ -73,10 +69,13 @@ class Driven(Protocol):
     workflow: WorkflowDefinition
     generation: str | None
     deadline: float  # of the lease, on the monotonic clock
-    progressed: bool
     resumed: bool
     slot: "Slot"  # held while code may execute
     ending: bool  # a commit that releases the lease is in progress, which may explain a missing lease
+
+    @property
+    def progressed(self) -> bool:
+        """Return whether anything was recorded under the lease."""
 
     @property
     def at_work(self) -> bool:
@@ -148,21 +147,3 @@ async def put_down(tasks: "Collection[asyncio.Task[Any]]", threads: "Collection[
         for task in tasks:
             task.cancel()
         raise
-
-
-async def rows(storage: Storage, instance_id: str, after_id: int = 0) -> AsyncIterator[HistoryEvent]:
-    """Yield the rows of a history after an id, with one page in memory at a time."""
-    more = True
-    while more:
-        page, more = await storage.get_history_paginated(instance_id, after_id, PAGE)
-        for event in page:
-            after_id = event.id
-            yield event
-
-
-def undoing(instance_id: str, step: str, name: str, given: bytes, result: bytes) -> CompensationEntry:
-    """Return the compensation to store with the result of an activity; see `RECORDED`."""
-    args = b'{"input": ' + given + b', "result": ' + result + b"}"
-    if len(args) > PAYLOAD_MAX:
-        args = encode({RECORDED: True})
-    return CompensationEntry(instance_id, step, name, args)

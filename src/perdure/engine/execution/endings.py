@@ -7,27 +7,25 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from perdure import hooks
 from perdure.engine.execution import children
 from perdure.engine.execution.driven import End
-from perdure.engine.history.codec import encode
 from perdure.engine.history.failures import BODY, encode_failure
+from perdure.engine.history.records import Parent, RunFailed, row_of
 from perdure.engine.replay.body import Recur
 from perdure.errors import ActivityError, EngineError, LimitError, NonDeterminismError, StorageError
-from perdure.hooks import RunCompleted, RunFailed, RunRecurred
+from perdure.hooks import RunCompleted, RunRecurred
 from perdure.model import limits
-from perdure.model.records import HistoryEvent, HistoryEventType
 from perdure.model.states import WorkflowStatus
 
 if TYPE_CHECKING:
     from perdure.engine.execution.run import Run
 
-FAILED_ID = "workflow_failed"
-
 
 async def finish(run: "Run") -> End:
     """End the run with the outcome of its body."""
     try:
-        value, error = run.body.outcome()
+        value, error = run.replayer.outcome()
     except Recur as again:
         return await _recur(run, again.input_data)
     if error is None:
@@ -38,11 +36,11 @@ async def finish(run: "Run") -> End:
                 limits.size(children.completed(output), "the result of a child workflow, in the message to its parent,")
         except (EngineError, LimitError) as unfit:
             error = unfit
-    await run.journal.durable()
-    await children.end_all(run, run.body.children, f"its parent {run.id} has ended")
+    await run.recorder.durable()
+    await children.end_all(run, run.replayer.children, f"its parent {run.id} has ended")
     if error is None:
         await _complete(run, output)  # pyright: ignore[reportPossiblyUnboundVariable]
-        run.host.happened(RunCompleted(*run.about(), run.lasted()))
+        run.host.happened(RunCompleted(*run.about(), run.age()))
         return End.COMPLETED
     if await _leaves_traces(run):
         await fail(run, error, WorkflowStatus.COMPENSATING)
@@ -53,21 +51,20 @@ async def finish(run: "Run") -> End:
 
 async def _leaves_traces(run: "Run") -> bool:
     """Return whether a failed run has compensations or a failure handler to execute before it ends."""
-    if run.workflow.failure_handler is not None or run.body.unsettled:
+    if run.workflow.failure_handler is not None or run.replayer.unsettled:
         return True
     return bool(await run.host.storage.get_compensations(run.id, limit=1))
 
 
 async def _recur(run: "Run", input_data: bytes) -> End:
     """Start the next generation under the same lease; it keeps the link to a parent."""
-    await run.journal.durable()
+    await run.recorder.durable()
     storage = run.host.storage
-    await children.end_all(run, run.body.children, f"its parent {run.id} recurs")
+    await children.end_all(run, run.replayer.children, f"its parent {run.id} recurs")
     async with storage.transaction():
         await storage.recur_instance(run.id, input_data, lease=run.lease)
         if run.parent is not None:
-            link = HistoryEvent(run.id, children.PARENT, children.LINK, encode(run.parent))
-            await storage.append_history(link, lease=run.lease)
+            await storage.append_history(row_of(run.id, run.parent), lease=run.lease)
     run.host.happened(RunRecurred(*run.about()))
     return End.RECURRED
 
@@ -85,7 +82,7 @@ async def _complete(run: "Run", output: bytes) -> None:
             raise
 
 
-async def _complete_child(run: "Run", parent: dict[str, str], output: bytes) -> None:
+async def _complete_child(run: "Run", parent: Parent, output: bytes) -> None:
     storage = run.host.storage
     end = children.completed(output)
     async with storage.transaction():
@@ -101,29 +98,26 @@ async def fail(run: "Run", error: BaseException, status: WorkflowStatus = Workfl
         failure["source"] = BODY
     if isinstance(error, NonDeterminismError):
         failure["summary"] = error.summary
-    data = encode(failure)
+    failed = RunFailed(failure)
     run.ending = status is WorkflowStatus.FAILED
     async with storage.transaction():
         if run.parent is not None and status is WorkflowStatus.FAILED:
-            await children.tell(storage, run.parent, children.failed(data), run.id)
-        event = HistoryEvent(run.id, FAILED_ID, HistoryEventType.WORKFLOW_FAILED, data)
-        await storage.append_history(event, lease=run.lease)
+            await children.tell(storage, run.parent, children.failed(failed.data()), run.id)
+        await storage.append_history(row_of(run.id, failed), lease=run.lease)
         await storage.update_instance_status(run.id, status, lease=run.lease)
     if status is WorkflowStatus.FAILED:
-        run.host.happened(failed_event(run.about(), failure, run.lasted()))
+        run.host.happened(failed_event(run.about(), failure, run.age()))
 
 
 def _failed_step(run: "Run", error: BaseException) -> dict[str, object]:
     """Return the step whose error failed the run and its attempts; nothing if the error is the body's own."""
-    if run.body.last_failure is None or run.body.last_failure[0] is not error:
-        return {}
-    step = run.body.last_failure[1]
-    return {"step": step.id, "attempts": step.attempt}
+    step = run.replayer.failed_step(error)
+    return {} if step is None else {"step": step.id, "attempts": step.attempt}
 
 
-def failed_event(about: tuple[str, str, datetime], failure: Mapping[str, Any], duration: timedelta) -> RunFailed:
+def failed_event(about: tuple[str, str, datetime], failure: Mapping[str, Any], duration: timedelta) -> hooks.RunFailed:
     """Return the hook event for a recorded failure."""
-    return RunFailed(
+    return hooks.RunFailed(
         *about,
         error_type=str(failure.get("error_type") or "Exception"),
         error_message=str(failure.get("summary") or failure.get("error_message") or ""),

@@ -11,12 +11,15 @@ executed until it has an outcome.
 
 import asyncio
 import json
+from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, get_args
 
+from perdure import hooks
 from perdure.engine.execution import children
+from perdure.engine.execution.compensations import RECORDED, compensation_of
 from perdure.engine.execution.driven import (
-    RECORDED,
     Attempt,
     Done,
     Drained,
@@ -24,34 +27,39 @@ from perdure.engine.execution.driven import (
     Host,
     check_deadline,
     put_down,
-    rows,
-    undoing,
 )
 from perdure.engine.execution.endings import failed_event
+from perdure.engine.execution.rows import read_rows
 from perdure.engine.execution.slots import Slot
+from perdure.engine.history import ids
 from perdure.engine.history.codec import encode
 from perdure.engine.history.failures import encode_failure
-from perdure.engine.replay.body import ATTEMPT_FAILED, STARTED
+from perdure.engine.history.records import (
+    AttemptFailed,
+    Compensated,
+    Completed,
+    Failed,
+    MessageReceived,
+    Parent,
+    Record,
+    RunCancelled,
+    RunFailed,
+    Started,
+    record_of,
+    row_of,
+)
 from perdure.engine.replay.context import ActivityInfo
 from perdure.engine.replay.definitions import COMPENSATIONS, UNDOABLE_WORKFLOWS, ActivityDefinition, WorkflowDefinition
 from perdure.errors import EngineError
 from perdure.hooks import (
     CompensationCompleted,
     CompensationFailed,
-    RunCancelled,
     StepCompleted,
     StepFailed,
     StepRetrying,
 )
-from perdure.model.records import CompensationEntry, HistoryEvent, HistoryEventType, Lease, WorkflowInstance
+from perdure.model.records import CompensationEntry, Lease, WorkflowInstance
 from perdure.model.states import WorkflowStatus
-
-HANDLED = "~on_failure"
-
-
-def undo_id(step: object) -> str:
-    """Return the id of the row that records the compensation of a step."""
-    return f"~undo:{step}"
 
 
 class Rollback:
@@ -77,8 +85,8 @@ class Rollback:
         self._children: set[str] = set()
         self._ends: dict[str, dict[str, Any]] = {}
         self._last_id = 0
-        self._parent: dict[str, str] | None = None
-        self._failure = b"{}"
+        self._parent: Parent | None = None
+        self._failure: Mapping[str, Any] = {}
         self._error = ""
         self._cancelled = False
 
@@ -104,10 +112,10 @@ class Rollback:
         await self._catch_up()
         await children.end_all(self, self._children, f"its parent {self.id} is being compensated")
         for step in reversed(self._begun):
-            if step not in self._recorded and undo_id(step) not in self._recorded:
+            if step not in self._recorded and ids.undo_of(step) not in self._recorded:
                 await self._settle(step)
         for entry in await self.host.storage.get_compensations(self.id):
-            if undo_id(entry.id) not in self._recorded:
+            if ids.undo_of(entry.id) not in self._recorded:
                 await self._undo(entry)
         await self._handle_failure()
         return await self._end()
@@ -115,51 +123,48 @@ class Rollback:
     # Reading the history.
 
     async def _catch_up(self) -> None:
-        async for event in rows(self.host.storage, self.id, self._last_id):
-            self._note(event)
-            self._last_id = event.id
+        async for row in read_rows(self.host.storage, self.id, self._last_id):
+            self._note(record_of(row))
+            self._last_id = row.id
 
-    def _note(self, event: HistoryEvent) -> None:
-        id, kind = event.activity_id, event.event_type
-        if kind == STARTED:
-            self._begun[id.removesuffix("!")] = event.event_data or b"{}"
-        elif kind == ATTEMPT_FAILED:
-            step = id.rpartition("#")[0]
-            self._attempts[step] = self._attempts.get(step, 0) + 1
-        else:
-            self._recorded.add(id)
-        if id == children.PARENT:
-            self._parent = json.loads(event.event_data or b"{}")
-        if id.endswith(":child") and kind == HistoryEventType.ACTIVITY_COMPLETED:
-            self._children.add(json.loads(event.event_data or b'""'))
-        if kind == HistoryEventType.CHANNEL_MESSAGE_RECEIVED:
-            message = json.loads(event.event_data or b"{}")
-            if message.get("channel", "").startswith(children.ENDS):
-                self._ends[message["channel"]] = message["data"]
-        if kind == HistoryEventType.WORKFLOW_CANCELLED:
-            self._cancelled = True
-            self._error = str(json.loads(event.event_data or b"{}").get("reason") or "cancelled")
-        elif kind == HistoryEventType.WORKFLOW_FAILED and not self._cancelled:
-            self._failure = event.event_data or b"{}"
-            self._error = str(json.loads(self._failure).get("error_message") or "failed")
+    def _note(self, record: Record) -> None:
+        match record:
+            case Started(step, arguments):
+                self._begun[step] = arguments
+            case AttemptFailed(step):
+                self._attempts[step] = self._attempts.get(step, 0) + 1
+            case Parent():
+                self._parent = record
+            case MessageReceived() if (record.channel or "").startswith(ids.CHILD_ENDS) and record.envelope:
+                self._ends[str(record.channel)] = record.envelope["data"]
+            case RunCancelled(reason):
+                self._cancelled = True
+                self._error = reason or "cancelled"
+            case RunFailed(failure) if not self._cancelled:
+                self._failure = failure
+                self._error = str(failure.get("error_message") or "failed")
+            case Completed(step, result) if ids.name_of(step) == ids.CHILD:
+                self._children.add(json.loads(result))
+        if not isinstance(record, Started | AttemptFailed):
+            self._recorded.add(record.row_id)
 
     # Compensating.
 
     async def _settle(self, step: str) -> None:
         """Compensate an activity that started but has no recorded outcome."""
-        activity = _known(step.partition(":")[2])
+        activity = _known(ids.name_of(step))
         assert activity.undo is not None
         if _takes_none(activity.undo):
-            await self._run_undo(activity.undo, undo_id(step), step, self._begun[step], b"null")
+            await self._run_undo(activity.undo, step, self._begun[step], b"null")
             return
         done = await self._attempt(activity, step, step, self._begun[step])
         if done.error is not None:
             await self._record_outcome(step, step, activity, done)
             return
-        entry = undoing(self.id, step, activity.name, self._begun[step], done.result)
+        entry = compensation_of(self.id, step, activity.name, self._begun[step], done.result)
         async with self.host.storage.transaction():
             await self.host.storage.add_compensation(entry, lease=self._lease)
-            await self._record(step, HistoryEventType.ACTIVITY_COMPLETED, done.result)
+            await self._record(Completed(step, done.result))
         attempt, duration = self._attempts.get(step, 0) + 1, timedelta(seconds=done.seconds)
         self.host.happened(StepCompleted(*self._about(), step, activity.name, attempt, duration))
 
@@ -176,13 +181,14 @@ class Rollback:
                 return  # a child that did not complete has compensated its own steps
             undo, result = _known_workflow(entry.activity_name).undo, output
         assert undo is not None
-        await self._run_undo(undo, undo_id(entry.id), entry.activity_id, given, result, entry)
+        await self._run_undo(undo, entry.activity_id, given, result, entry)
 
     async def _result_of(self, entry: CompensationEntry) -> Any:
         """Return the recorded result of an activity."""
-        async for event in rows(self.host.storage, self.id):
-            if event.activity_id == entry.activity_id and event.event_type == HistoryEventType.ACTIVITY_COMPLETED:
-                return json.loads(event.event_data or b"null")
+        async for row in read_rows(self.host.storage, self.id):
+            record = record_of(row)
+            if isinstance(record, Completed) and record.step == entry.activity_id:
+                return json.loads(record.result)
         raise EngineError(
             f"step {entry.activity_id!r} of run {self.id!r} cannot be compensated: its result is missing in the history"
         )
@@ -192,7 +198,7 @@ class Rollback:
 
         The recorded message about its end comes first, because retention may have deleted the child's row.
         """
-        channel = children.end_channel(self.id, self.generation, step.removesuffix(":child"))
+        channel = ids.end_channel(self.id, self.generation, ids.path_of(step))
         if channel in self._ends:
             end = self._ends[channel]
             return encode(end["output"]) if end["status"] == "completed" else None
@@ -204,24 +210,23 @@ class Rollback:
     async def _run_undo(
         self,
         undo: ActivityDefinition,
-        id: str,
         step: str,
         given: bytes,
         result: bytes,
         entry: CompensationEntry | None = None,
     ) -> None:
+        name = entry.activity_name if entry else ids.name_of(step)
+        executed = Compensated(step, name, entry.id if entry else None)
+        id = executed.row_id
         done = await self._attempt(undo, id, f"undo:{step}", _arguments(undo, given, result))
-        name = entry.activity_name if entry else step.partition(":")[2]
-        about = {"compensation_id": entry and entry.id, "activity_id": step, "activity_name": name}
         attempt = self._attempts.get(id, 0) + 1
         if done.error is None:
-            await self._record(id, HistoryEventType.COMPENSATION_EXECUTED, encode(about))
+            await self._record(executed)
             duration = timedelta(seconds=done.seconds)
             self.host.happened(CompensationCompleted(*self._about(), step, undo.name, attempt, duration))
         else:
             failure = encode_failure(done.error)
-            row = {**about, **failure, "error": str(done.error)}
-            await self._record(id, HistoryEventType.COMPENSATION_FAILED, encode(row))
+            await self._record(replace(executed, failure=failure))
             kind, message = failure["error_type"], failure["error_message"]
             self.host.happened(CompensationFailed(*self._about(), step, undo.name, attempt, kind, message))
 
@@ -239,7 +244,7 @@ class Rollback:
                 return done
             self._attempts[id] = attempt
             failure = encode_failure(done.error)
-            await self._record(f"{id}#{attempt}", ATTEMPT_FAILED, encode(failure))
+            await self._record(AttemptFailed(id, attempt, failure))
             self.host.happened(
                 StepRetrying(
                     *self._about(),
@@ -264,28 +269,28 @@ class Rollback:
 
     async def _handle_failure(self) -> None:
         handler = self.workflow.failure_handler
-        if handler is None or HANDLED in self._recorded:
+        if handler is None or ids.HANDLED in self._recorded:
             return
         payload = _arguments(handler, self._input, b"null", error=self._error)
-        done = await self._attempt(handler, HANDLED, "on_failure", payload)
-        await self._record_outcome(HANDLED, "on_failure", handler, done)
+        done = await self._attempt(handler, ids.HANDLED, "on_failure", payload)
+        await self._record_outcome(ids.HANDLED, "on_failure", handler, done)
 
     async def _record_outcome(self, id: str, step: str, activity: ActivityDefinition, done: Done) -> None:
         """Record the outcome of an activity that is not a compensation."""
         attempt = self._attempts.get(id, 0) + 1
         if done.error is None:
-            await self._record(id, HistoryEventType.ACTIVITY_COMPLETED, done.result)
+            await self._record(Completed(id, done.result))
             duration = timedelta(seconds=done.seconds)
             self.host.happened(StepCompleted(*self._about(), step, activity.name, attempt, duration))
         else:
             failure = encode_failure(done.error)
-            await self._record(id, HistoryEventType.ACTIVITY_FAILED, encode(failure))
+            await self._record(Failed(id, failure))
             kind, message = failure["error_type"], failure["error_message"]
             self.host.happened(StepFailed(*self._about(), step, activity.name, attempt, kind, message))
 
-    async def _record(self, id: str, kind: str, data: bytes) -> None:
-        await self.host.storage.append_history(HistoryEvent(self.id, id, kind, data), lease=self._lease)
-        self._recorded.add(id)
+    async def _record(self, record: Record) -> None:
+        await self.host.storage.append_history(row_of(self.id, record), lease=self._lease)
+        self._recorded.add(record.row_id)
         self.progressed = True
 
     async def _end(self) -> End:
@@ -297,14 +302,14 @@ class Rollback:
             await self._catch_up()
             status = WorkflowStatus.CANCELLED if self._cancelled else WorkflowStatus.FAILED
             if self._parent is not None:
-                end = children.was_cancelled(self._error) if self._cancelled else children.failed(self._failure)
+                end = children.was_cancelled(self._error) if self._cancelled else children.failed(encode(self._failure))
                 await children.tell(storage, self._parent, end, self.id)
             await storage.update_instance_status(self.id, status, lease=self._lease)
         lasted = max(self.host.now() - self._began, timedelta(0))
         if self._cancelled:
-            self.host.happened(RunCancelled(*self._about(), self._error, lasted))
+            self.host.happened(hooks.RunCancelled(*self._about(), self._error, lasted))
             return End.CANCELLED
-        self.host.happened(failed_event(self._about(), json.loads(self._failure), lasted))
+        self.host.happened(failed_event(self._about(), self._failure, lasted))
         return End.FAILED
 
     def _about(self) -> tuple[str, str, datetime]:

@@ -13,9 +13,9 @@ from typing import Any, Literal
 from perdure.database.backends.base import Executor
 from perdure.engine.execution.clock import steady
 from perdure.engine.execution.driven import Attempt, Done, Record
-from perdure.engine.replay.body import Effect
 from perdure.engine.replay.context import ATTEMPT, RUN
 from perdure.engine.replay.guard import came_by_signal, is_cancelled, outcome_of
+from perdure.engine.replay.steps import Effect
 from perdure.engine.worker.threads import Threads
 from perdure.errors import (
     CommitUnknownError,

@@ -1,0 +1,289 @@
+"""The steps of a run that execute code or write: attempts of activities, their retries, and effects."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import datetime, timedelta
+
+from perdure.engine.execution.clock import steady
+from perdure.engine.execution.compensations import compensation_of
+from perdure.engine.execution.driven import Attempt, Done, Host, put_down
+from perdure.engine.execution.progress import Handle, Progress, StepsInProgress
+from perdure.engine.execution.recorder import Recorder
+from perdure.engine.history import ids
+from perdure.engine.history.codec import encode
+from perdure.engine.history.digests import Call
+from perdure.engine.history.failures import Failure, encode_failure
+from perdure.engine.history.records import AttemptFailed, Completed, Failed, Record, Started, row_of
+from perdure.engine.replay.context import ActivityInfo
+from perdure.engine.replay.guard import came_by_signal, is_cancelled
+from perdure.engine.replay.steps import ActivityStep, Effect, EffectStep
+from perdure.errors import (
+    ChannelModeConflictError,
+    InstanceNotFoundError,
+    LimitError,
+    NotSubscribedError,
+    RunExistsError,
+    RunNotFoundError,
+)
+from perdure.hooks import StepCompleted, StepFailed, StepRetrying
+from perdure.model.records import Lease
+from perdure.storage.contract import Storage
+
+SHORT_SEC = 1.0  # shorter pauses and timers are kept in memory, longer ones in the database
+# Mistakes of the caller, which are raised in the body; other storage errors are problems of the database.
+REFUSALS = (
+    ChannelModeConflictError,
+    InstanceNotFoundError,
+    LimitError,
+    NotSubscribedError,
+    RunExistsError,
+    RunNotFoundError,
+)
+
+
+class Attempts:
+    """Starts the steps of one run that are ready. `post` puts their outcomes into the run's inbox."""
+
+    def __init__(
+        self,
+        host: Host,
+        recorder: Recorder,
+        steps: StepsInProgress,
+        post: Callable[[Handle], None],
+        about: Callable[[], tuple[str, str, datetime]],
+        info: Callable[[ActivityStep], ActivityInfo],
+        check: Callable[[], None],
+    ) -> None:
+        self._host = host
+        self._recorder = recorder
+        self._steps = steps
+        self._post = post
+        self._about = about  # the first fields of every hook event
+        self._info = info
+        self._check = check  # raises if the lease has expired
+        self._draining = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._pauses: set[asyncio.Task[None]] = set()  # the tasks that only wait before the next attempt
+
+    @property
+    def under_way(self) -> bool:
+        """Return whether a task executes an attempt, or waits for a short time before one."""
+        return bool(self._tasks)
+
+    @property
+    def only_pausing(self) -> bool:
+        """Return whether no task executes code."""
+        return len(self._tasks) == len(self._pauses)
+
+    def drain(self) -> None:
+        """Start nothing new, not even after a pause."""
+        self._draining = True
+
+    def start_ready(self) -> None:
+        """Start all steps that are ready."""
+        for progress in self._steps.take_ready():
+            if isinstance(progress.step, ActivityStep):
+                self._start_activity(progress)
+            else:
+                self._post(_effect(self, progress))
+
+    async def stop(self) -> None:
+        """Cancel the tasks and wait until they have ended."""
+        running = [each for each in self._steps.running.values() if each.task is not None]
+        plain = [each.task for each in running if isinstance(each.step, ActivityStep) and each.step.activity.plain]
+        await put_down(self._tasks, [task for task in plain if task is not None])
+        self._tasks, self._pauses = set(), set()
+
+    # Attempts.
+
+    def _start_activity(self, progress: Progress[ActivityStep]) -> None:
+        step = progress.step
+        if step.activity.undo is not None and not step.started:
+            self._recorder.tell(Started(step.id, step.payload, self._recorder.call(step.call)))
+            if not progress.is_open:
+                return  # the body has cancelled it in the meantime
+        if step.activity.transactional:
+            self._post(lambda: self._transact(progress))
+            return
+        task = progress.task = asyncio.create_task(self._attempt(progress), name=f"{self._about()[0]} {step.id}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _attempt(self, progress: Progress[ActivityStep]) -> None:
+        """Execute one attempt, after everything before it is durable and only while the worker has the lease."""
+        try:
+            await self._recorder.durable()
+            done = await self._host.execute(self._attempt_of(progress.step))
+            found: Handle = lambda: self._attempted(progress, done)  # noqa: E731
+        except BaseException as error:
+            if came_by_signal(error) or (isinstance(error, asyncio.CancelledError) and is_cancelled()):
+                raise
+            found = _raising(error)  # no code awaits this task, so the inbox raises its error
+        if progress.task is not None:
+            self._tasks.discard(progress.task)
+        self._post(found)
+
+    def _attempt_of(self, step: ActivityStep) -> Attempt:
+        return Attempt(step.activity, step.payload, self._info(step), self._check)
+
+    async def _attempted(self, progress: Progress[ActivityStep], done: Done) -> None:
+        if not progress.is_open:
+            return  # the body has cancelled the step in the meantime
+        step = progress.step
+        if done.error is not None:
+            self._failed(step, done.error)
+            return
+        effects = done.effects
+        if step.activity.undo is not None:
+            effects = (*effects, self._compensation(step, done.result))
+        stored = self._completion(step.id, step.attempt, done.seconds)
+        if effects:
+            await self._commit(step.id, step.call, effects, done.result, stored)
+        else:
+            self._recorder.tell(Completed(step.id, done.result, self._recorder.call(step.call)), stored)
+
+    def _failed(self, step: ActivityStep, error: BaseException) -> None:
+        """Record a failed attempt; the next one follows after a pause, unless it was the last."""
+        call, attempt, failure = self._recorder.call(step.call), step.attempt, encode_failure(error)
+        pause = step.activity.retry.pause(attempt, error)
+        if pause is None:
+            self._recorder.tell(Failed(step.id, failure, call), self._failure(step.id, attempt, failure))
+            return
+        lasting = pause if pause > SHORT_SEC else 0.0
+        retrying = self._retrying(step, attempt, pause, failure)
+        self._recorder.tell(AttemptFailed(step.id, attempt, failure, lasting, call), retrying)
+        if not lasting and (again := self._steps.ready.get(step.id)) is not None:
+            self._start_later(again, pause)  # type: ignore[arg-type]
+
+    def _start_later(self, progress: Progress[ActivityStep], seconds: float) -> None:
+        """Start the next attempt after a short pause, in which the run keeps its lease."""
+        id = progress.step.id
+        self._steps.running[id] = self._steps.ready.pop(id)
+
+        async def start() -> None:
+            if not progress.is_open:
+                return
+            if self._draining:
+                self._steps.ready[id] = self._steps.running.pop(id)
+            else:
+                self._start_activity(progress)
+
+        async def pause() -> None:
+            await asyncio.sleep(seconds)
+            forget(task)
+            self._post(start)  # through the inbox, because the run may have to take a slot first
+
+        def forget(done: "asyncio.Task[None]") -> None:
+            self._tasks.discard(done)
+            self._pauses.discard(done)
+
+        task = asyncio.create_task(pause())
+        self._tasks.add(task)
+        self._pauses.add(task)
+        task.add_done_callback(forget)
+
+    # Steps that are recorded in a transaction with other writes.
+
+    async def _transact(self, progress: Progress[ActivityStep]) -> None:
+        """Execute a transactional activity, which records its own result, so no other record may come in between."""
+        await self._recorder.durable()
+        if not progress.is_open:
+            return
+        step = progress.step
+        written: list[tuple[Record, int]] = []
+
+        async def record(storage: Storage, result: bytes, effects: list[Effect]) -> None:
+            if step.activity.undo is not None:
+                effects.append(self._compensation(step, result))
+            for effect in effects:
+                await effect(storage, self._recorder.lease)
+            completed = Completed(step.id, result, self._recorder.call(step.call))
+            written.append((completed, await self._append(storage, completed)))
+
+        done = await self._host.transact(self._attempt_of(step), record)
+        if done.error is None:
+            self._recorder.add_stored(*written[-1], self._completion(step.id, step.attempt, done.seconds))
+        else:
+            await self._attempted(progress, done)
+
+    async def apply(self, progress: Progress[EffectStep]) -> None:
+        """Execute a step that writes, such as `publish()`, unless the body has cancelled it."""
+        if progress.is_open:
+            await self._commit(progress.step.id, progress.step.call, (progress.step.effect,))
+
+    async def _commit(
+        self,
+        id: str,
+        call: Call,
+        effects: tuple[Effect, ...],
+        result: bytes | None = None,
+        stored: Callable[[], None] | None = None,
+    ) -> None:
+        """Commit effects and their record in one transaction; without `result`, record what the last effect returned.
+
+        An effect that is refused because of a mistake in the body's code fails the step.
+        """
+        began = steady()
+        await self._recorder.durable()
+        storage = self._host.storage
+        try:
+            async with storage.transaction():
+                answers = [await effect(storage, self._recorder.lease) for effect in effects]
+                result = encode(answers[-1]) if result is None else result
+                completed = Completed(id, result, self._recorder.call(call))
+                row_id = await self._append(storage, completed)
+        except REFUSALS as error:
+            failure = encode_failure(error)
+            self._recorder.tell(Failed(id, failure, self._recorder.call(call)), self._failure(id, 1, failure))
+            return
+        self._host.wake()
+        self._recorder.add_stored(completed, row_id, stored or self._completion(id, 1, steady() - began))
+
+    async def _append(self, storage: Storage, record: Record) -> int:
+        lease = self._recorder.lease
+        return await storage.append_history(row_of(lease.instance_id, record), lease=lease)
+
+    def _compensation(self, step: ActivityStep, result: bytes) -> Effect:
+        """Return the effect that registers a compensation in the commit of the activity's result."""
+        run_id = self._recorder.lease.instance_id
+        entry = compensation_of(run_id, step.id, step.activity.name, step.payload, result)
+
+        async def write(storage: Storage, lease: Lease) -> int:
+            return await storage.add_compensation(entry, lease=lease)
+
+        return write
+
+    # Hook events, which are reported once they are stored.
+
+    def _completion(self, step: str, attempt: int, seconds: float) -> Callable[[], None]:
+        name, duration = ids.name_of(step), timedelta(seconds=seconds)
+        return lambda: self._host.happened(StepCompleted(*self._about(), step, name, attempt, duration))
+
+    def _failure(self, step: str, attempt: int, failure: Failure) -> Callable[[], None]:
+        kind, message = failure["error_type"], failure["error_message"]
+        return lambda: self._host.happened(StepFailed(*self._about(), step, ids.name_of(step), attempt, kind, message))
+
+    def _retrying(self, step: ActivityStep, attempt: int, pause: float, failure: Failure) -> Callable[[], None]:
+        return lambda: self._host.happened(
+            StepRetrying(
+                *self._about(),
+                step.id,
+                step.activity.name,
+                attempt,
+                max_attempts=step.activity.retry.attempts,
+                retry_in=timedelta(seconds=pause),
+                error_type=failure["error_type"],
+                error_message=failure["error_message"],
+            )
+        )
+
+
+def _effect(attempts: Attempts, progress: Progress[EffectStep]) -> Handle:
+    return lambda: attempts.apply(progress)
+
+
+def _raising(error: BaseException) -> Callable[[], Awaitable[None]]:
+    async def fail() -> None:
+        raise error
+
+    return fail

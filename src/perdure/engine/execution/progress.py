@@ -1,0 +1,103 @@
+"""What is under way for each open step of a run: the one place for the state of steps while a worker executes them."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from typing import Any, Generic, TypeVar
+
+from perdure.engine.replay.commands import Apply, Await, Command, Execute, Forget, Pause, SetTimer
+from perdure.engine.replay.steps import ActivityStep, EffectStep, TimerStep, WaitStep
+
+Step = TypeVar("Step", bound=ActivityStep | EffectStep | TimerStep | WaitStep, covariant=True)
+Handle = Callable[[], Awaitable[None]]  # an item of a run's inbox
+
+
+class Progress(Generic[Step]):
+    """The execution of one open step."""
+
+    __slots__ = ("is_open", "registered", "step", "task", "timer", "waited")
+
+    def __init__(self, step: Step) -> None:
+        self.step = step
+        self.is_open = True  # the body waits for it
+        self.task: asyncio.Task[None] | None = None  # executes an attempt
+        self.timer: asyncio.TimerHandle | None = None  # keeps the time on the worker's loop
+        self.registered = False  # a row in the database decides when the time is over
+        self.waited = isinstance(step, TimerStep) and step.replayed  # such a row may exist
+
+    def watch(self, seconds: float, post: Callable[[Handle], None], due: Handle) -> None:
+        """Put an item in the inbox after some seconds."""
+        self.timer = asyncio.get_running_loop().call_later(seconds, post, due)
+
+    def stop(self) -> None:
+        """Stop the timer on the worker's loop; a row in the database may keep the time from here on."""
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+        self.registered = False
+        self.waited = True
+
+    def close(self) -> None:
+        """Stop everything: the step has ended, or the body has cancelled it."""
+        self.is_open = False
+        self.stop()
+        if self.task is not None:
+            self.task.cancel()
+
+
+class StepsInProgress:
+    """The open steps of a run, as its commands describe them."""
+
+    def __init__(self) -> None:
+        self.ready: dict[str, Progress[ActivityStep] | Progress[EffectStep]] = {}  # to be started
+        self.running: dict[str, Progress[ActivityStep] | Progress[EffectStep]] = {}
+        self.pauses: dict[str, Progress[ActivityStep]] = {}
+        self.waits: dict[str, Progress[WaitStep]] = {}
+        self.timers: dict[str, Progress[TimerStep]] = {}
+        self._all: tuple[dict[str, Any], ...] = (self.ready, self.running, self.pauses, self.waits, self.timers)
+
+    def apply(self, command: Command) -> None:
+        """Do what the body wants; only what is `ready` is left to do."""
+        match command:
+            case Execute(step):
+                self._forget(step.id)
+                self.ready[step.id] = Progress(step)
+            case Pause(step):
+                self._forget(step.id)
+                self.pauses[step.id] = Progress(step)
+            case Apply(effect):
+                self.ready[effect.id] = Progress(effect)
+            case Await(wait):
+                self.waits[wait.id] = Progress(wait)
+            case SetTimer(timer):
+                self.timers[timer.id] = Progress(timer)
+            case Forget(step_id):
+                self._forget(step_id)
+            case _:
+                raise AssertionError(f"not a command about a step: {command!r}")
+
+    def _forget(self, step_id: str) -> None:
+        for steps in self._all:
+            if (found := steps.pop(step_id, None)) is not None:
+                found.close()
+
+    def take_ready(self) -> Iterator[Progress[ActivityStep] | Progress[EffectStep]]:
+        """Yield the steps to start now, which are running from then on."""
+        while self.ready:
+            id = next(iter(self.ready))
+            progress = self.running[id] = self.ready.pop(id)
+            yield progress
+
+    @property
+    def waiting(self) -> bool:
+        """Return whether a step waits for a time or a message."""
+        return bool(self.pauses or self.waits or self.timers)
+
+    def timed(self) -> Iterable[Progress[ActivityStep] | Progress[TimerStep]]:
+        """Return the steps whose time a row in the database may decide."""
+        return [*self.timers.values(), *self.pauses.values()]
+
+    def stop_timers(self) -> None:
+        """Stop all timers in memory; rows in the database keep the time from here on."""
+        for steps in (self.timers, self.waits, self.pauses):
+            for progress in steps.values():
+                progress.stop()

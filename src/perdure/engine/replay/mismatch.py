@@ -1,0 +1,55 @@
+"""The error for code that does not match the history of its run."""
+
+from typing import NoReturn
+
+from perdure.engine.history.digests import Call
+from perdure.engine.history.records import MessageReceived, Record, WaitTimedOut
+from perdure.engine.replay.steps import WaitStep
+from perdure.errors import NonDeterminismError
+from perdure.model import names
+from perdure.model.matching import match_of
+
+
+class Mismatch:
+    """Compares what the code of a run calls with what its history records."""
+
+    def __init__(self, run_id: str, workflow_name: str) -> None:
+        self._about = f"run {run_id!r} ({workflow_name})"
+
+    def fail(self, what: str, shown: object = None) -> NoReturn:
+        """Raise `NonDeterminismError`. `shown` has the arguments of the call, which must not appear in logs."""
+        about = f"{self._about}: {what}"
+        advice = "deploy compatible code, or guard the change with patched()"
+        raise NonDeterminismError(
+            f"{about}{'' if shown is None else f': {shown}'}; {advice}", summary=f"{about}; {advice}"
+        )
+
+    def check_call(self, step: str, call: Call, record: Record) -> None:
+        """Raise `NonDeterminismError` if the row records the same step with different arguments."""
+        if call.differs(record.call):
+            self.fail(f"the history has {step} with different arguments than the code passes now", call)
+
+    def check_channel(self, wait: WaitStep, record: MessageReceived | WaitTimedOut) -> None:
+        """Raise `NonDeterminismError` if the row records a message of another channel or an event of another type.
+
+        The receiver does not count: a retried run has the events that were sent to the first one.
+        """
+        found, channel = record.channel, wait.channels[record.place]
+        if found is None or found == channel:
+            return
+        known, name = names.public(found), names.public(wait.kind or channel)
+        if known != name and (wait.kind is None or not known.startswith(f"{name}:")):
+            self.fail(f"the history has a message of {known!r} at {wait.id}, but the code waits for {name!r}")
+
+    def check_match(self, wait: WaitStep, record: MessageReceived) -> None:
+        """Raise `NonDeterminismError` if the recorded event was selected by a different `where`.
+
+        Rows of earlier versions, which also recorded events that did not match, don't have this information.
+        """
+        if record.match is None:
+            return
+        if not wait.where or record.match != match_of(str(record.channel), wait.where).key:
+            asked = dict(wait.where) if wait.where else "anything"
+            self.fail(
+                f"the history has an event at {wait.id} that matched a different where= than the code passes now", asked
+            )

@@ -1,0 +1,230 @@
+"""The replayer: a workflow's function and its history, without a database and without a clock.
+
+`feed` passes the next record to the body, which then runs until all its tasks wait; what it wants comes back as
+commands. So a replay is deterministic, in whatever order steps completed. A record that no step waits for means that
+the code differs from the code that made the history.
+
+    replayer = Replayer(workflow, run_id, input_data)
+    for row in history:
+        replayer.feed(record_of(row))
+    commands = replayer.catch_up()
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from contextvars import copy_context
+from datetime import UTC, datetime
+from typing import Any
+
+from perdure.engine.history.digests import stamped
+from perdure.engine.history.records import Record, Taken
+from perdure.engine.replay.body import Body, Recur, RunEvicted
+from perdure.engine.replay.commands import Command, Take
+from perdure.engine.replay.context import ATTEMPT, RUN
+from perdure.engine.replay.definitions import WorkflowDefinition
+from perdure.engine.replay.open_steps import OpenSteps
+from perdure.engine.replay.steps import ActivityStep
+from perdure.errors import NotDurableError, WorkflowCancelledError
+
+log = logging.getLogger("perdure.engine")
+
+EVICTIONS_MAX = 100  # how often an evicted body may catch its cancellation
+EVICTION_BUDGET = 10_000  # how many callbacks it may run after each cancellation
+
+Outcome = tuple[Any, BaseException | None]
+
+
+class Replayer:
+    """Runs a workflow's function from the records of its history."""
+
+    def __init__(
+        self,
+        workflow: WorkflowDefinition,
+        run_id: str,
+        input_data: bytes,
+        generation: str | None = None,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._workflow = workflow
+        self._run_id = run_id
+        self._input = input_data
+        self._body = Body(workflow, run_id, generation, clock, self._report)
+        self._task: asyncio.Task[Any] | None = None
+        self._held: Record | None = None  # passed to the body once the next record is known
+        self._fed = 0
+
+    # Records in, commands out.
+
+    def feed(self, record: Record) -> list[Command]:
+        """Pass the next record of the history to the body; return the commands so far, none in a first replay.
+
+        The body sees a record when the next one is fed, or when `catch_up` is called: the values that it takes because
+        of a record are in the next one.
+        """
+        if isinstance(record, Taken):
+            self._continue(record, more=True)
+        else:
+            self._continue(None, more=True)
+            self._held = record
+        return self._body.steps.commands()
+
+    def catch_up(self) -> list[Command]:
+        """Note that the history has no more records: the body now executes new code, and gives commands."""
+        self._continue(None, more=False)
+        self._body.values.end_replay()
+        self._body.steps.go_live()
+        commands = self._body.steps.commands()
+        taken = None if self._body.evicted else self._body.values.record(self._fed)
+        return commands if taken is None else [Take(taken), *commands]
+
+    def _continue(self, upcoming: Taken | None, *, more: bool) -> None:
+        """Call the function, or pass it the record that was held back, and run it until all its tasks wait."""
+        if self._task is not None and self._held is None:
+            return
+        self._body.values.look_ahead(upcoming, more=more)
+        if self._task is None:
+            self._begin()
+        elif self._held is not None:
+            record, self._held = self._held, None
+            self._fed += 1
+            self._body.loop.advance(stamped(record.call))
+            self._body.steps.accept(record, ended=self.done)
+        self._run()
+
+    def _begin(self) -> None:
+        args, kwargs = self._workflow.signature.unbind(self._input)
+        context = copy_context()
+        context.run(ATTEMPT.set, None)
+        context.run(RUN.set, self._body)
+        self._task = context.run(self._body.loop.spawn, self._workflow.function(*args, **kwargs))
+
+    def _run(self) -> None:
+        self._body.loop.pump()
+        if self._body.broken is not None:
+            raise self._body.broken
+        if left := self._body.values.left():
+            self._body.mismatch.fail(f"the history has values at {', '.join(left)}, which the code does not take")
+        if self._body.values.replaying:
+            self._body.values.forget_recorded()
+        elif self.done and self._task is not None and not self._task.cancelled():
+            self._task.exception()  # retrieved, so that asyncio does not warn: `outcome()` returns it later
+
+    # What became of the function.
+
+    @property
+    def begun(self) -> bool:
+        """Return whether the function was called."""
+        return self._task is not None
+
+    @property
+    def done(self) -> bool:
+        """Return whether the function has ended."""
+        return self._task is not None and self._task.done()
+
+    @property
+    def time(self) -> float:
+        """Return the time of the body's loop: seconds since the function was called."""
+        return self._body.loop.time()
+
+    @property
+    def unsettled(self) -> bool:
+        """Return whether an activity with a compensation started and has no outcome."""
+        return bool(self._body.steps.unsettled)
+
+    @property
+    def children(self) -> set[str]:
+        """Return the children that have not ended."""
+        return self._body.children
+
+    @property
+    def steps(self) -> OpenSteps:
+        """Return the steps that the body waits for."""
+        return self._body.steps
+
+    def expects(self, row_id: str) -> bool:
+        """Return whether the body waits for a row with this id."""
+        return self._body.steps.expects(row_id)
+
+    def failed_step(self, error: BaseException) -> ActivityStep | None:
+        """Return the activity whose error this is; None if the error is the body's own."""
+        last = self._body.steps.last_failure
+        return None if last is None or last[0] is not error else last[1]
+
+    def outcome(self) -> Outcome:
+        """Return what the function returned or raised. `Recur`, and `RunEvicted` of an evicted body, are raised."""
+        assert self._task is not None
+        if self._task.cancelled():
+            return None, WorkflowCancelledError("the workflow's own code cancelled its main task")
+        error = self._task.exception()
+        if error is None:
+            return self._task.result(), None
+        if isinstance(error, Recur) or (self._body.evicted and isinstance(error, RunEvicted)):
+            raise error
+        if isinstance(error, BaseExceptionGroup):
+            return None, _without_recur(error)
+        return None, error
+
+    # Removing the body from memory.
+
+    @property
+    def evicted(self) -> bool:
+        """Return whether the body was removed from memory."""
+        return self._body.evicted
+
+    def evict(self) -> None:
+        """Remove the body from memory: end its tasks and refuse further steps. The run itself does not end."""
+        if self._body.evicted:
+            return
+        self._body.evicted = True
+        self._body.values.end_replay()
+        if not self._end_tasks() and not self._body.loop.abandon(EVICTIONS_MAX):
+            log.warning(
+                "the body of run %s (%s) could not be removed from memory, because it catches its cancellation (a bare "
+                "`except:` in a loop?); it stays in memory until this process ends",
+                self._run_id,
+                self._workflow.name,
+                extra={"run_id": self._run_id, "workflow": self._workflow.name},
+            )
+        self._body.loop.close()
+
+    def _end_tasks(self) -> bool:
+        """Cancel the body's tasks, repeatedly up to a limit; return whether all have ended."""
+        loop = self._body.loop
+        for _ in range(EVICTIONS_MAX):
+            for task in loop.tasks():
+                task.cancel("the run is no longer executed here")
+            try:
+                loop.pump(EVICTION_BUDGET)
+            except NotDurableError:
+                return False
+            if not loop.tasks():
+                return True
+        return False
+
+    def _report(self, context: Mapping[str, Any]) -> None:
+        """Log what asyncio reports about the body: a task whose error was never retrieved, for example."""
+        message, error = str(context.get("message")), context.get("exception")
+        if error is not None and message.endswith("exception was never retrieved"):
+            message = f"a task failed, and the body did not await it: {type(error).__name__}: {error}"
+        log.warning(
+            "asyncio reported a problem in the body of run %s (%s): %s",
+            self._run_id,
+            self._workflow.name,
+            message,
+            extra={"run_id": self._run_id, "workflow": self._workflow.name, "reason": message},
+            exc_info=error,
+        )
+
+
+def _without_recur(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return the errors of a `TaskGroup` other than `Recur`; if there are none, raise the `Recur`."""
+    recurs, errors = group.split(Recur)
+    if recurs is None:
+        return group
+    if errors is not None:
+        return errors
+    first: BaseException = recurs
+    while isinstance(first, BaseExceptionGroup):
+        first = first.exceptions[0]
+    raise first

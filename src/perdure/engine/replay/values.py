@@ -1,0 +1,101 @@
+"""The values that a body takes between two records: times, random numbers, patches, and the state that it sets.
+
+They are recorded together, in a row behind the record that made the body continue. On replay they are in the next row,
+so a replay looks one row ahead.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from perdure.engine.history.codec import encode
+from perdure.engine.history.records import Taken
+from perdure.errors import LimitError
+from perdure.model import limits
+
+STATE_MAX = limits.PAYLOAD_MAX - 64  # a state shares its row with the values taken before it
+VALUE_ROOM = 128  # maximum size of one more value
+
+
+class MissingValue(Exception):
+    """Raised on replay if the history has no value where the code takes one."""
+
+
+class Values:
+    """The values of one body. `replaying` is True while further rows of the history follow."""
+
+    def __init__(self, run_id: str) -> None:
+        self._run_id = run_id
+        self.replaying = False
+        self._given: dict[str, Any] = {}
+        self._taken: dict[str, Any] = {}
+        self._state: bytes | None = None
+        self._patches: dict[str, bool] = {}
+        self._at = ""
+        self._size = self._state_size = 0  # in their future row, replayed values included
+        self.numbered = False  # the next row is a set_state() of an earlier version, where it was a step
+
+    def look_ahead(self, upcoming: Taken | None, *, more: bool) -> None:
+        """Prepare the values that the body takes next, which the next row has; `more` rows follow, or none."""
+        self._size = self._state_size = 0
+        self.replaying = more
+        self._given = {} if upcoming is None else dict(upcoming.values)
+        self.numbered = upcoming is not None and upcoming.state is not None and upcoming.numbered
+
+    def end_replay(self) -> None:
+        """Note that no more rows follow."""
+        self.replaying, self._given = False, {}
+
+    def left(self) -> list[str]:
+        """Return where the history has values that the code did not take."""
+        return sorted(self._given)
+
+    def forget_recorded(self) -> None:
+        """Forget the state that the body set on replay, because it is recorded."""
+        self._state, self._at = None, ""
+
+    def take(self, path: str, make: Callable[[], Any]) -> Any:
+        """Return a new value; on replay the recorded one. Raises `MissingValue` if there is none."""
+        if self._size + self._state_size > STATE_MAX - VALUE_ROOM:
+            raise LimitError(
+                f"run {self._run_id!r} called now(), random() or uuid4() too often without a step in between: "
+                "await a step such as an activity in the loop, or call them in an activity"
+            )
+        if self.replaying:
+            if path not in self._given:
+                raise MissingValue(path)
+            value = self._given.pop(path)
+        else:
+            value = self._taken[path] = make()
+            self._at = self._at or path
+        self._size += len(path) + len(encode(value)) + 8
+        return value
+
+    def patched(self, name: str) -> bool:
+        """Return whether the body takes the new path: True, unless its history passed this point without it."""
+        if name not in self._patches:
+            key = f"patch:{name}"
+            known = bool(self._given.pop(key, False))
+            if not self.replaying:
+                self._taken[key] = True
+                self._at = self._at or key
+            self._patches[name] = known or not self.replaying
+        return self._patches[name]
+
+    def set_state(self, value: object) -> None:
+        """Take the value that `RunHandle.state()` returns."""
+        state = encode(value, what="the value of set_state()")
+        if len(state) + self._size > STATE_MAX:
+            raise LimitError(
+                f"the value of set_state() has {len(state)} bytes, and the maximum is {STATE_MAX}: store large data "
+                "elsewhere and set a reference to it"
+            )
+        self._state, self._state_size = state, len(state)
+
+    def record(self, fed: int) -> Taken | None:
+        """Return what was taken since the last call, or None; `fed` is the number of records that the body saw."""
+        if not self._taken and self._state is None:
+            return None
+        at = self._at or f"state:{fed}"
+        taken = Taken(at, self._taken, self._state)
+        self._at, self._taken, self._state = "", {}, None
+        return taken
