@@ -20,8 +20,15 @@ from perdure.database.backends.base import Executor
 from perdure.engine.definitions import ACTIVITIES
 from perdure.storage.stores import SQLStorage
 from perdure.testing.servers import MySQLServer, PostgresServer
-from tests.servers.databases import fresh_mysql, fresh_postgres, named_database
-from tests.storages import BACKENDS, Database, memory_database, reference_database, server_database, sqlite_database
+from tests.support.databases import fresh_mysql, fresh_postgres, named_database
+from tests.support.storages import (
+    BACKENDS,
+    Database,
+    memory_database,
+    reference_database,
+    server_database,
+    sqlite_database,
+)
 
 pytest.register_assert_rewrite("perdure.testing.conformance")
 

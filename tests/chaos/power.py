@@ -20,11 +20,11 @@ from random import Random
 
 from perdure import App
 from perdure.storage.stores import open_storage
-from tests.chaos.power_again import Recovery
 from tests.chaos.power_checks import Told, violations
 from tests.chaos.power_disk import Disk
 from tests.chaos.power_log import Kind, Record, read
-from tests.chaos.power_orders import order
+from tests.chaos.power_second_cut import Recovery
+from tests.chaos.power_workflow import order
 from tests.chaos.rigs import Outcome, Rig, Round
 
 ROOT = Path(__file__).parents[2]

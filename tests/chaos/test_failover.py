@@ -20,7 +20,7 @@ from tests.engine.rig.driver import Driver
 from tests.engine.rig.load import worked
 from tests.engine.rig.nursery import WorkerSpec
 from tests.engine.rig.places import opened
-from tests.storages import Database
+from tests.support.storages import Database
 
 STEPS = 60
 

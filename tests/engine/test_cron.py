@@ -11,7 +11,7 @@ from perdure import App, Workflow, workflow
 from perdure.engine.cron import Schedule, tick_id
 from perdure.engine.definitions import WORKFLOWS
 from tests.engine.waiting import until
-from tests.storages import Database
+from tests.support.storages import Database
 
 SOON = timedelta(seconds=20)
 DAY = timedelta(days=1)

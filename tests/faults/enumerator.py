@@ -27,14 +27,14 @@ from perdure.errors import (
 )
 from perdure.model.records import WorkflowInstance
 from perdure.storage.stores import PostgresStorage, SQLStorage, open_storage
-from tests.faults import acts_on_messages, acts_on_others, acts_on_runs  # noqa: F401 - they fill the table
+from tests.faults import instance_operations, message_operations, other_operations  # noqa: F401 - they fill the table
 from tests.faults.calls import Calls, Kind
 from tests.faults.mysql_calls import watch_mysql
 from tests.faults.operations import OPERATIONS, Act, stage
 from tests.faults.postgres_calls import watch_postgres
 from tests.faults.sqlite_calls import watch_sqlite
-from tests.faults.watchers import SESSION, SQLiteWatcher, State, Watcher, shape, watch
-from tests.storages import Database
+from tests.faults.table_snapshots import SESSION, SQLiteWatcher, State, Watcher, shape, watch
+from tests.support.storages import Database
 
 ALONE, INSIDE, CAUGHT = "alone", "inside", "caught"
 APART = ("transaction__", "db__", "initialize__")  # which no transaction is put around

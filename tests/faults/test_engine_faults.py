@@ -13,8 +13,8 @@ import pytest
 
 from tests.conftest import BackendDatabase
 from tests.engine.rig.effects import EFFECTS
-from tests.faults.runs import PLAYS
 from tests.faults.workers import KINDS, Ended, Openings, RunCase, lane
+from tests.faults.workflows import PLAYS
 
 CHOSEN = os.environ.get("PERDURE_FAULTS", "")
 BACKENDS = ("sqlite", "postgresql", "mysql")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.planted.bugs import ROOT, Bug, all_bugs
-from tests.planted.hunt import hunt
+from tests.planted.detection import hunt
 
 BUGS = all_bugs()
 QUICK = ["a fence that ignores the token", "a timer fires early", "undos run in the order of the steps"]

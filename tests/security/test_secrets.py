@@ -17,8 +17,8 @@ from perdure.database.dialects import new_driver
 from perdure.errors import ConfigurationError, DatabaseUnavailableError, StorageError
 from perdure.storage.stores import MySQLStorage, PostgresStorage, open_storage
 from perdure.testing.servers import MySQLServer, PostgresServer, Server
-from tests.security import traces
-from tests.storages import storage_of
+from tests.security import secret_search
+from tests.support.storages import storage_of
 
 WORD = "Nachtfalter"
 PASSWORD = f"p@ss:/{WORD}?#%é"
@@ -58,8 +58,8 @@ def url_of(kind: str, server: Server, *, password: str = ENCODED, more: str = ""
 
 
 def is_kept(error: BaseException) -> None:
-    assert traces.in_error(error, WORD) == []
-    assert traces.in_error(error, "Nacht") == []
+    assert secret_search.in_error(error, WORD) == []
+    assert secret_search.in_error(error, "Nacht") == []
 
 
 SCHEMES = ("postgresql", "postgres", "mysql", "mariadb")
@@ -172,7 +172,7 @@ async def test_who_is_turned_away_tells_no_password(
                 raise AssertionError(f"{form} got in as {app.worker_id}")
         if not form.startswith("{0}"):  # there the name is the word, and servers name who they refuse
             is_kept(refused.value)
-    assert traces.in_records(caplog.records, f":{ENCODED}") == []
+    assert secret_search.in_records(caplog.records, f":{ENCODED}") == []
 
 
 @workflow(name="secrets.short")
@@ -210,7 +210,7 @@ async def test_a_server_that_dies_takes_no_password_with_it(
         async with App(url, lease=SHORT, drain_timeout=SHORT) as app, Client(url) as client:
             assert await (await short.start(1)).result() == 2
             for thing in (app, client, app._storage, storage_of(app)._backend, app._worker):
-                assert traces.in_object(thing, WORD) == []
+                assert secret_search.in_object(thing, WORD) == []
             server.kill()
             for call in (app.info("x"), client.info("x"), app.send_event("t", 1), short.start(2)):
                 with pytest.raises(StorageError) as failed:
@@ -225,14 +225,14 @@ async def test_a_server_that_dies_takes_no_password_with_it(
     assert len(errors) >= 4
     for each in errors:
         is_kept(each)
-    assert traces.in_records(caplog.records, WORD) == []
+    assert secret_search.in_records(caplog.records, WORD) == []
 
 
 def test_reprs_are_stars_and_the_url_still_works(guarded: tuple[str, Server]) -> None:
     kind, server = guarded
     url = url_of(kind, server)
     for thing in (App(url), Client(url), open_storage(url), open_storage(url)._backend):
-        assert traces.in_object(thing, WORD) == []
+        assert secret_search.in_object(thing, WORD) == []
         assert WORD not in repr(vars(thing)) + str(thing)
     assert App(url).url == url
     assert WORD in str(App(url).url)
@@ -251,12 +251,12 @@ def test_the_looking_glass_sees() -> None:
     """The checks of this file find a marker where there is one."""
     with pytest.raises(ValueError, match="badly formed") as failed:
         uuid.UUID(WORD * 3)
-    assert traces.in_error(failed.value, WORD)
+    assert secret_search.in_error(failed.value, WORD)
     try:
         int(WORD)
     except ValueError:
         record = logging.LogRecord("x", logging.INFO, "x", 1, "text", (), sys.exc_info())
-        assert traces.in_records([record], WORD)
+        assert secret_search.in_records([record], WORD)
     app = App(f"postgresql://guarded:{ENCODED}@h/d")
     app.worker_id = WORD
-    assert traces.in_object(app, WORD)
+    assert secret_search.in_object(app, WORD)

@@ -1,0 +1,64 @@
+"""A caller's own SQL that ends the transaction, in whatever way: what follows is never committed by itself."""
+
+from contextlib import suppress
+
+import pytest
+
+from perdure.errors import TransactionError
+from perdure.model.records import WorkflowInstance
+from perdure.storage.stores import SQLStorage
+from tests.support.databases import run_natively
+from tests.support.storages import Database
+
+BEFORE, AFTER = WorkflowInstance("before", "wf"), WorkflowInstance("after", "wf")
+
+
+async def check(storage: SQLStorage) -> None:
+    """Nothing of it is there, and the storage goes on."""
+    assert await storage.get_instances(["before", "after"]) == [None, None]
+    await storage.create_instance(AFTER)
+    assert await storage.get_instance("after") is not None
+
+
+@pytest.mark.parametrize("lent", [True, False], ids=["lent", "asked"])
+async def test_an_operation_after_the_end_is_refused(database: Database, lent: bool) -> None:
+    storage = await database.storage()
+    with pytest.raises(TransactionError, match="has ended"):
+        async with storage.transaction() as connection:
+            await storage.create_instance(BEFORE)
+            if lent:
+                await run_natively(connection.native, "ROLLBACK")
+            else:
+                with suppress(TransactionError):
+                    await connection.execute("ROLLBACK")
+            await storage.create_instance(AFTER)
+    await check(storage)
+
+
+async def test_a_commit_after_the_end_is_no_commit(database: Database) -> None:
+    storage = await database.storage()
+    with pytest.raises(TransactionError, match="has ended"):
+        async with storage.transaction() as connection:
+            await storage.create_instance(BEFORE)
+            await run_natively(connection.native, "ROLLBACK")
+    await check(storage)
+
+
+async def test_an_end_that_is_followed_by_an_error_is_only_an_error(database: Database) -> None:
+    """On SQLite the writer would fail at a rollback without a transaction, and nobody could write any more."""
+    storage = await database.storage()
+    with pytest.raises(ZeroDivisionError):
+        async with storage.transaction() as connection:
+            await storage.create_instance(BEFORE)
+            await run_natively(connection.native, "ROLLBACK")
+            raise ZeroDivisionError
+    await check(storage)
+
+
+async def test_who_was_lent_the_connection_may_use_it(database: Database) -> None:
+    storage = await database.storage()
+    async with storage.transaction() as connection:
+        await run_natively(connection.native, "SAVEPOINT own")
+        await storage.create_instance(BEFORE)
+        await run_natively(connection.native, "RELEASE SAVEPOINT own")
+    assert await storage.get_instance("before") is not None
