@@ -21,7 +21,7 @@ async def check(storage: SQLStorage) -> None:
 
 
 @pytest.mark.parametrize("lent", [True, False], ids=["lent", "asked"])
-async def test_an_operation_after_the_end_is_refused(database: Database, lent: bool) -> None:
+async def test_operation_after_the_caller_ended_the_transaction_is_refused(database: Database, lent: bool) -> None:
     storage = await database.storage()
     with pytest.raises(TransactionError, match="has ended"):
         async with storage.transaction() as connection:
@@ -35,7 +35,7 @@ async def test_an_operation_after_the_end_is_refused(database: Database, lent: b
     await check(storage)
 
 
-async def test_a_commit_after_the_end_is_no_commit(database: Database) -> None:
+async def test_commit_after_the_caller_ended_the_transaction_raises(database: Database) -> None:
     storage = await database.storage()
     with pytest.raises(TransactionError, match="has ended"):
         async with storage.transaction() as connection:
@@ -44,7 +44,7 @@ async def test_a_commit_after_the_end_is_no_commit(database: Database) -> None:
     await check(storage)
 
 
-async def test_an_end_that_is_followed_by_an_error_is_only_an_error(database: Database) -> None:
+async def test_error_after_the_caller_ended_the_transaction_is_raised_unchanged(database: Database) -> None:
     """On SQLite the writer would fail at a rollback without a transaction, and nobody could write any more."""
     storage = await database.storage()
     with pytest.raises(ZeroDivisionError):
@@ -55,7 +55,7 @@ async def test_an_end_that_is_followed_by_an_error_is_only_an_error(database: Da
     await check(storage)
 
 
-async def test_who_was_lent_the_connection_may_use_it(database: Database) -> None:
+async def test_caller_can_use_savepoints_on_the_native_connection(database: Database) -> None:
     storage = await database.storage()
     async with storage.transaction() as connection:
         await run_natively(connection.native, "SAVEPOINT own")

@@ -106,7 +106,7 @@ NEXT: dict[str, Callable[[SQLStorage], Awaitable[object]]] = {
 
 
 @pytest.mark.parametrize("then", NEXT.values(), ids=NEXT.keys())
-async def test_an_idle_transaction_is_ended_and_its_row_free(
+async def test_idle_transaction_is_ended_and_its_row_unlocked(
     storage: SQLStorage, peer: SQLStorage, then: Callable[[SQLStorage], Awaitable[object]]
 ) -> None:
     lease = await leased(storage, "i-1")
@@ -120,7 +120,9 @@ async def test_an_idle_transaction_is_ended_and_its_row_free(
     await works_again(storage, successor)
 
 
-async def test_a_frozen_transaction_is_told_why_it_ended(storage: SQLStorage, place: Place, peer: SQLStorage) -> None:
+async def test_error_of_a_frozen_transaction_names_the_timeout(
+    storage: SQLStorage, place: Place, peer: SQLStorage
+) -> None:
     lease = await leased(storage, "i-1")
     with pytest.raises(DatabaseUnavailableError, match=r"idle_transaction_timeout.* nothing was written"):
         async with storage.transaction():
@@ -129,9 +131,7 @@ async def test_a_frozen_transaction_is_told_why_it_ended(storage: SQLStorage, pl
     await works_again(storage, await taken_over(peer))
 
 
-async def test_who_works_on_the_native_connection_is_not_given_up_by_the_clock(
-    storage: SQLStorage, place: Place
-) -> None:
+async def test_work_on_the_native_connection_resets_the_idle_timeout(storage: SQLStorage, place: Place) -> None:
     """What is done there is not seen here, and the server knows better."""
     lease = await leased(storage, "i-1")
     async with storage.transaction() as conn:
@@ -144,7 +144,9 @@ async def test_who_works_on_the_native_connection_is_not_given_up_by_the_clock(
 
 
 @pytest.mark.parametrize("frozen_after", [1, 2])
-async def test_an_operation_of_its_own_is_run_again(storage: SQLStorage, place: Place, frozen_after: int) -> None:
+async def test_operation_ended_by_the_idle_timeout_is_retried(
+    storage: SQLStorage, place: Place, frozen_after: int
+) -> None:
     """Frozen between two statements, or between the last one and the commit."""
     lease = await leased(storage, "i-1")
     runs = 0
@@ -166,7 +168,9 @@ async def test_an_operation_of_its_own_is_run_again(storage: SQLStorage, place: 
     assert found.current_activity_id == "s:2"
 
 
-async def test_the_net_is_the_sessions_own(storage: SQLStorage, peer: SQLStorage, place: Place) -> None:
+async def test_idle_timeout_applies_to_its_own_session_only(
+    storage: SQLStorage, peer: SQLStorage, place: Place
+) -> None:
     """Nobody else's: neither another storage's nor, behind a pooler, that of whoever gets the session next."""
     async with storage.transaction() as conn:
         ours = await conn.fetchval(place.shown)
@@ -176,13 +180,13 @@ async def test_the_net_is_the_sessions_own(storage: SQLStorage, peer: SQLStorage
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "soon", "1e9"])
-def test_a_net_is_a_number_of_seconds(value: str) -> None:
+def test_idle_timeout_must_be_a_number_of_seconds(value: str) -> None:
     for scheme, parse in (("postgresql", postgres_url.parse), ("mysql", mysql_url.parse)):
         with pytest.raises(ConfigurationError, match="idle_transaction_timeout"):
             parse(f"{scheme}://u@h/d?idle_transaction_timeout={value}")
 
 
-async def test_mysql_takes_the_option_and_mariadb_rounds_it_up(fresh_mysql_db: str) -> None:
+async def test_mysql_accepts_the_idle_timeout_and_mariadb_rounds_it_up(fresh_mysql_db: str) -> None:
     async with open_storage(f"{fresh_mysql_db}?idle_transaction_timeout=1.2") as storage:
         if "MariaDB" in str(await storage.db().fetchval("SELECT @@version")):
             assert await storage.db().fetchval("SELECT @@idle_transaction_timeout") == 2

@@ -209,7 +209,7 @@ def chain(error: BaseException | None) -> str:
 # The URL, and what may be wrong with it.
 
 
-def test_a_url_is_taken_apart() -> None:
+def test_url_is_parsed() -> None:
     hosts, login, options = parse_url("mysql://us%40er:p%3A%2F%C3%B6@one:3307,[::1],two/my%20db?pool_size=20&ssl=false")
     assert hosts == [("one", 3307), ("::1", 3306), ("two", 3306)]
     assert (login["user"], login["password"], login["database"]) == ("us@er", "p:/ö".encode(), "my db")
@@ -234,14 +234,14 @@ def test_a_url_is_taken_apart() -> None:
         ("postgresql://u:hunter2@host/db", "the MySQL URL is malformed"),
     ],
 )
-def test_a_wrong_url_is_one_sentence_without_the_password(url: str, said: str) -> None:
+def test_error_for_an_invalid_url_is_one_line_without_the_password(url: str, said: str) -> None:
     with pytest.raises(ConfigurationError, match=said) as raised:
         MySQLBackend(url)
     assert "hunter2" not in chain(raised.value)
     assert "\n" not in str(raised.value)
 
 
-async def test_who_is_turned_away_hears_why_without_the_password(mysql_url: str) -> None:
+async def test_error_for_a_rejected_login_gives_the_reason_without_the_password(mysql_url: str) -> None:
     place, database = mysql_url.rpartition("@")[2].split("/")
     wrong = {
         f"mysql://root:hunter2@{place}/{database}": (ConfigurationError, "wrong password"),
@@ -258,7 +258,7 @@ async def test_who_is_turned_away_hears_why_without_the_password(mysql_url: str)
         await backend.close()
 
 
-async def test_a_server_that_accepts_but_never_speaks_is_given_up(mysql_url: str) -> None:
+async def test_connecting_to_a_silent_server_times_out(mysql_url: str) -> None:
     async with Proxy(mysql_url) as proxy:
         proxy.deaf = True
         backend = MySQLBackend(proxy.url + "?connect_timeout=0.2")
@@ -266,13 +266,13 @@ async def test_a_server_that_accepts_but_never_speaks_is_given_up(mysql_url: str
             await backend.open()
 
 
-def test_without_the_driver_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_driver_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mysql, "asyncmy", None)
     with pytest.raises(ConfigurationError, match=r"install perdure\[mysql\]"):
         MySQLBackend("mysql://root@127.0.0.1/test")
 
 
-async def test_a_password_of_any_characters_gets_in(fresh_mysql_db: str) -> None:
+async def test_password_may_contain_any_characters(fresh_mysql_db: str) -> None:
     parts, name, password = urlsplit(fresh_mysql_db), f"u{random.randrange(10**9)}", "p@s:s/w?ö%'\"€"
     async with opened(fresh_mysql_db) as admin:
         sql = admin.executor()
@@ -287,7 +287,7 @@ async def test_a_password_of_any_characters_gets_in(fresh_mysql_db: str) -> None
             await sql.execute(f"DROP USER {name}")
 
 
-async def test_a_list_of_hosts_is_tried_in_order_and_read_only_ones_are_passed_over(
+async def test_hosts_are_tried_in_order_and_read_only_hosts_are_skipped(
     own_server: MySQLServer, mysql_url: str
 ) -> None:
     parts = urlsplit(mysql_url)
@@ -303,9 +303,7 @@ async def test_a_list_of_hosts_is_tried_in_order_and_read_only_ones_are_passed_o
             await fetch_mysql(admin, "SET GLOBAL read_only = 0")
 
 
-async def test_a_write_that_meets_a_demoted_server_goes_to_the_next(
-    own_server: MySQLServer, fresh_mysql_db: str
-) -> None:
+async def test_write_to_a_demoted_server_is_retried_on_the_next(own_server: MySQLServer, fresh_mysql_db: str) -> None:
     other, name = urlsplit(fresh_mysql_db), urlsplit(fresh_mysql_db).path[1:]
     async with connect_mysql(own_server.url) as first, connect_mysql(fresh_mysql_db) as second:
         await fetch_mysql(first, f"CREATE DATABASE {name}")
@@ -332,7 +330,7 @@ async def test_a_write_that_meets_a_demoted_server_goes_to_the_next(
                 await fetch_mysql(admin, "DROP USER mover")
 
 
-async def test_where_all_are_read_only_nothing_is_open(own_server: MySQLServer) -> None:
+async def test_open_fails_if_all_hosts_are_read_only(own_server: MySQLServer) -> None:
     async with connect_mysql(own_server.url) as admin:
         await fetch_mysql(admin, "SET GLOBAL read_only = 1")
         try:
@@ -342,7 +340,7 @@ async def test_where_all_are_read_only_nothing_is_open(own_server: MySQLServer) 
             await fetch_mysql(admin, "SET GLOBAL read_only = 0")
 
 
-async def test_a_server_for_small_packets_only_is_refused(own_server: MySQLServer) -> None:
+async def test_server_with_a_small_max_allowed_packet_is_refused(own_server: MySQLServer) -> None:
     async with connect_mysql(own_server.url) as admin:
         await fetch_mysql(admin, "SET GLOBAL max_allowed_packet = 8388608")
         try:
@@ -352,7 +350,7 @@ async def test_a_server_for_small_packets_only_is_refused(own_server: MySQLServe
             await fetch_mysql(admin, "SET GLOBAL max_allowed_packet = 16777216")
 
 
-async def test_the_session_is_settled_whatever_the_server_says(own_server: MySQLServer) -> None:
+async def test_session_settings_do_not_depend_on_the_server(own_server: MySQLServer) -> None:
     async with connect_mysql(own_server.url) as admin:
         mode, zone = (await fetch_mysql(admin, "SELECT @@GLOBAL.sql_mode, @@GLOBAL.time_zone"))[0]
         await fetch_mysql(
@@ -392,7 +390,7 @@ VALUES = st.one_of(
 )
 
 
-def test_every_value_comes_back_as_it_was(fresh_mysql_db: str) -> None:
+def test_values_are_read_back_unchanged(fresh_mysql_db: str) -> None:
     with asyncio.Runner() as runner:
         backend = MySQLBackend(fresh_mysql_db)
         runner.run(backend.open())
@@ -420,7 +418,7 @@ def test_every_value_comes_back_as_it_was(fresh_mysql_db: str) -> None:
         runner.run(backend.close())
 
 
-async def test_other_values(backend: MySQLBackend) -> None:
+async def test_enum_decimal_and_zoned_values_are_bound(backend: MySQLBackend) -> None:
     tokyo = datetime(2024, 1, 1, 9, tzinfo=timezone(timedelta(hours=9)))
     given: tuple[object, ...] = (
         Colour.RED,
@@ -437,7 +435,7 @@ async def test_other_values(backend: MySQLBackend) -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_a_number_that_is_none_is_refused(value: float) -> None:
+def test_number_that_is_not_finite_is_refused(value: float) -> None:
     with pytest.raises(LimitError):
         literal(value)
 
@@ -451,7 +449,7 @@ async def test_a_lone_surrogate_is_refused(backend: MySQLBackend) -> None:
         literal(object())
 
 
-async def test_eight_mebibytes_of_anything_come_back_byte_for_byte(backend: MySQLBackend) -> None:
+async def test_eight_mebibytes_are_read_back_byte_for_byte(backend: MySQLBackend) -> None:
     texts = ["'\\" * (4 * MIB), "🦊" * (2 * MIB), "\n\"'" * (MIB // 3) + "x"]
     noise = random.Random(8).randbytes(8 * MIB)
     for number, text in enumerate(texts):
@@ -461,7 +459,7 @@ async def test_eight_mebibytes_of_anything_come_back_byte_for_byte(backend: MySQ
     assert await backend.read(one(S["load"](item="b")), bounded=True) == [(None, noise)]
 
 
-async def test_parts_too_large_for_one_packet_go_in_several(backend: MySQLBackend) -> None:
+async def test_statement_parts_too_large_for_one_packet_are_sent_separately(backend: MySQLBackend) -> None:
     backend._packet_max = 3 * MIB
     await backend.write(one(S["store_both"](item="c", one="x" * (2 * MIB), two="\\" * (2 * MIB))))
     assert await backend.executor().fetchval("SELECT SUM(LENGTH(text)) FROM event") == 4 * MIB
@@ -481,7 +479,7 @@ async def test_the_largest_packet_is_accepted(backend: MySQLBackend) -> None:
 # Answers.
 
 
-async def test_answers(backend: MySQLBackend) -> None:
+async def test_statements_return_row_counts_or_rows(backend: MySQLBackend) -> None:
     assert await backend.write(one(S["bump"](id="a"))) == 1
     assert await backend.write(one(S["bump"](id="nobody"))) == 0
     assert await backend.write(one(S["same"](ids=["a", "b", "nobody"]))) == 2, "found rows, not changed rows"
@@ -494,7 +492,7 @@ async def test_answers(backend: MySQLBackend) -> None:
     assert await backend.write(one(S["add"](item="a", name="x"))) == []
 
 
-async def test_a_fenced_step_is_one_packet(backend: MySQLBackend) -> None:
+async def test_fenced_step_is_sent_in_one_packet(backend: MySQLBackend) -> None:
     packets: list[bytes] = []
     connection = await backend._pool.acquire()
     send = connection._execute_command
@@ -537,7 +535,7 @@ ROADS = pytest.mark.parametrize("run", [_alone, _as_first, _later, _within])
 
 
 @ROADS
-async def test_duplicates_anywhere_in_a_packet_are_forgiven(backend: MySQLBackend, run: Any) -> None:
+async def test_ignored_duplicates_do_not_stop_the_packet(backend: MySQLBackend, run: Any) -> None:
     cases = [[], ["1"], ["2"], ["3"], ["1", "2"], ["2", "3"], ["1", "2", "3"]]
     for expected, taken in enumerate(cases, 1):
         await backend.executor().execute("DELETE FROM event")
@@ -556,7 +554,7 @@ async def test_duplicates_anywhere_in_a_packet_are_forgiven(backend: MySQLBacken
 
 
 @ROADS
-async def test_a_call_that_fails_half_way_leaves_nothing(backend: MySQLBackend, run: Any) -> None:
+async def test_statement_that_fails_half_way_is_rolled_back(backend: MySQLBackend, run: Any) -> None:
     await backend.write(one(S["strict"](item="a", name="x")))
     thread = await backend.executor().fetchval("SELECT CONNECTION_ID()")
     with pytest.raises(StorageError, match="Duplicate entry") as raised:
@@ -572,7 +570,7 @@ async def quiet_pool(backend: MySQLBackend) -> None:
         assert backend.reusable(connection)
 
 
-async def test_a_callers_transaction_goes_on_after_a_refused_statement(backend: MySQLBackend) -> None:
+async def test_transaction_stays_usable_after_a_refused_statement(backend: MySQLBackend) -> None:
     await backend.write(one(S["strict"](item="a", name="x")))
     storage = Transactions(backend)
     async with storage.transaction() as sql:
@@ -590,7 +588,7 @@ async def test_a_callers_transaction_goes_on_after_a_refused_statement(backend: 
     assert [await count(backend, item) for item in "abc"] == [0, 5, 1]
 
 
-async def test_levels(backend: MySQLBackend) -> None:
+async def test_nested_transactions_are_savepoints(backend: MySQLBackend) -> None:
     storage = Transactions(backend)
     async with storage.transaction() as sql:
         await sql.execute("UPDATE item SET n = 1 WHERE id = 'a'")
@@ -604,7 +602,7 @@ async def test_levels(backend: MySQLBackend) -> None:
     await quiet_pool(backend)
 
 
-async def test_a_transaction_left_open_by_own_sql_is_not_passed_on(backend: MySQLBackend) -> None:
+async def test_transaction_left_open_by_caller_sql_is_not_reused(backend: MySQLBackend) -> None:
     for statement in ("BEGIN", "SET autocommit = 0"):
         await backend.executor().execute(statement)
         await backend.write(one(S["bump"](id="a")))
@@ -618,7 +616,7 @@ def backend_place(backend: MySQLBackend) -> str:
     return f"{login['user']}@{host}:{port}/{login['database']}"
 
 
-async def test_a_bare_connection_passes_the_drivers_errors_through(backend: MySQLBackend) -> None:
+async def test_exclusive_connection_raises_driver_errors(backend: MySQLBackend) -> None:
     async with backend.exclusive() as script:
         with pytest.raises(asyncmy.errors.MySQLError) as raised:
             await script.fetch("SELECT 1 FROM missing")
@@ -662,19 +660,19 @@ async def test_a_bare_connection_passes_the_drivers_errors_through(backend: MySQ
         (KeyError(1213), Fault.REFUSED, StorageError),
     ],
 )
-def test_what_an_error_means(error: Exception, fault: Fault, kind: type[StorageError]) -> None:
+def test_driver_errors_are_classified_and_translated(error: Exception, fault: Fault, kind: type[StorageError]) -> None:
     backend = MySQLBackend("mysql://root@127.0.0.1/test")
     assert backend.fault(error) is fault
     assert type(backend.translate(error)) is kind
 
 
-async def test_a_missing_table_says_what_to_do(backend: MySQLBackend) -> None:
+async def test_missing_table_error_says_to_call_initialize(backend: MySQLBackend) -> None:
     with pytest.raises(SchemaError, match=r"call initialize\(\)") as raised:
         await backend.read(one(S["nowhere"]()), bounded=True)
     assert isinstance(raised.value.__cause__, asyncmy.errors.ProgrammingError)
 
 
-async def test_a_read_only_server_takes_no_writes(own_server: MySQLServer) -> None:
+async def test_write_to_a_read_only_server_is_unavailable(own_server: MySQLServer) -> None:
     async with opened(own_server.url) as admin:
         await make_tables(admin)
         await admin.executor().execute("CREATE USER reader")
@@ -711,7 +709,7 @@ async def deadlocked(backend: MySQLBackend) -> tuple[Any, Any]:
     return one_, two
 
 
-async def test_after_a_deadlock_the_transaction_is_over_in_every_respect(backend: MySQLBackend) -> None:
+async def test_transaction_is_unusable_after_a_deadlock(backend: MySQLBackend) -> None:
     victim, survivor = await deadlocked(backend)
     for attempt in (
         victim.execute("UPDATE item SET n = 99"),  # would be committed by itself: the server has no transaction left
@@ -727,7 +725,7 @@ async def test_after_a_deadlock_the_transaction_is_over_in_every_respect(backend
     await quiet_pool(backend)
 
 
-async def test_a_deadlock_over_an_auto_increment_value_takes_the_whole_transaction(backend: MySQLBackend) -> None:
+async def test_deadlock_on_an_auto_increment_value_ends_the_transaction(backend: MySQLBackend) -> None:
     """Told as 1467 where such values are locked; the server itself then believes that the transaction is open."""
     heavy, victim = await backend.begin(), await backend.begin()
     await heavy.execute("INSERT INTO item (id) VALUES " + ", ".join(f"('heavy {n}')" for n in range(300)))
@@ -752,7 +750,7 @@ async def test_a_deadlock_over_an_auto_increment_value_takes_the_whole_transacti
     await quiet_pool(backend)
 
 
-async def test_an_operation_of_its_own_is_run_again_after_a_deadlock(backend: MySQLBackend) -> None:
+async def test_operation_is_retried_after_a_deadlock(backend: MySQLBackend) -> None:
     runs = 0
 
     def swap(first: str, second: str) -> Operation[None]:
@@ -770,7 +768,7 @@ async def test_an_operation_of_its_own_is_run_again_after_a_deadlock(backend: My
     assert runs > 160, "there was a deadlock"
 
 
-async def test_a_row_locked_for_long_is_waited_for_and_then_a_conflict(
+async def test_lock_wait_timeout_is_a_transaction_conflict(
     fresh_mysql_db: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
@@ -793,7 +791,7 @@ async def test_a_row_locked_for_long_is_waited_for_and_then_a_conflict(
 # Cancellation.
 
 
-async def test_a_cancelled_query_does_not_stay_in_the_queue_for_its_lock(backend: MySQLBackend) -> None:
+async def test_cancelled_query_does_not_keep_waiting_for_its_lock(backend: MySQLBackend) -> None:
     holder = await backend.begin()
     await holder.execute("UPDATE item SET n = n + 1 WHERE id = 'a'")
     works = [
@@ -813,7 +811,7 @@ async def test_a_cancelled_query_does_not_stay_in_the_queue_for_its_lock(backend
     assert [await count(backend, item) for item in "ab"] == [1, 1]
 
 
-async def test_what_was_cut_off_in_a_statement_keeps_no_locks(backend: MySQLBackend) -> None:
+async def test_connection_lost_during_a_statement_keeps_no_locks(backend: MySQLBackend) -> None:
     """The server notices only when the statement has ended."""
     session = await backend.begin()
     await session.execute("UPDATE item SET n = n + 1 WHERE id = 'a'")
@@ -829,7 +827,7 @@ async def test_what_was_cut_off_in_a_statement_keeps_no_locks(backend: MySQLBack
     assert await count(backend, "a") == 1
 
 
-async def test_who_ends_cancelled_queries_tries_again(backend: MySQLBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_killing_a_cancelled_query_is_retried(backend: MySQLBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     """They hold locks, and no connection may be free just then."""
     holder = await backend.begin()
     await holder.execute("UPDATE item SET n = n + 1 WHERE id = 'a'")
@@ -856,7 +854,7 @@ async def nobody_waits(backend: MySQLBackend) -> bool:
     return bool(await backend.executor().fetchval(query) == 0)
 
 
-async def test_cancelled_anywhere_nothing_is_left_open(fresh_mysql_db: str) -> None:
+async def test_cancellation_at_any_point_leaves_no_open_transaction(fresh_mysql_db: str) -> None:
     async with opened(fresh_mysql_db, pool_size=2) as backend:
         await make_tables(backend)
         storage, chance = Transactions(backend), random.Random(7)
@@ -986,7 +984,7 @@ async def wire(fresh_mysql_db: str) -> AsyncIterator[tuple[Proxy, MySQLBackend]]
         yield proxy, backend
 
 
-async def test_a_connection_cut_at_rest_is_replaced(wire: tuple[Proxy, MySQLBackend]) -> None:
+async def test_idle_connection_that_was_lost_is_replaced(wire: tuple[Proxy, MySQLBackend]) -> None:
     proxy, backend = wire
     assert await backend.write(one(S["bump"](id="a"))) == 1
     connection = backend._pool._idle[-1]
@@ -1000,7 +998,7 @@ async def at_end(connection: Any) -> bool:
     return bool(connection._proto.eof)
 
 
-async def test_a_lost_answer_is_resolved_and_never_blindly_repeated(wire: tuple[Proxy, MySQLBackend]) -> None:
+async def test_commit_with_a_lost_reply_is_confirmed_and_not_repeated(wire: tuple[Proxy, MySQLBackend]) -> None:
     proxy, backend = wire
     proxy.swallow = b";COMMIT"
     step = S["step"](id="a", token=1, name="x")
@@ -1011,7 +1009,9 @@ async def test_a_lost_answer_is_resolved_and_never_blindly_repeated(wire: tuple[
     assert await count(backend, "b") == 1
 
 
-async def test_what_was_answered_is_not_repeated_when_a_later_call_is_lost(wire: tuple[Proxy, MySQLBackend]) -> None:
+async def test_acknowledged_statement_is_not_repeated_after_a_later_lost_reply(
+    wire: tuple[Proxy, MySQLBackend],
+) -> None:
     proxy, backend = wire
     proxy.swallow = b"SELECT n"
     with pytest.raises(CommitUnknownError):
@@ -1019,7 +1019,7 @@ async def test_what_was_answered_is_not_repeated_when_a_later_call_is_lost(wire:
     assert await count(backend) == 1
 
 
-async def test_a_callers_commit_without_an_answer_is_unknown(wire: tuple[Proxy, MySQLBackend]) -> None:
+async def test_transaction_commit_with_a_lost_reply_is_unknown(wire: tuple[Proxy, MySQLBackend]) -> None:
     proxy, backend = wire
     proxy.swallow = b"\x03COMMIT"
     with pytest.raises(CommitUnknownError):
@@ -1029,7 +1029,7 @@ async def test_a_callers_commit_without_an_answer_is_unknown(wire: tuple[Proxy, 
 
 
 @pytest.mark.parametrize(("options", "counted"), [({}, 1), ({"single": True, "repeat": True}, 2)])
-async def test_what_was_not_committed_or_may_be_repeated_is_run_again(
+async def test_uncommitted_or_repeatable_work_is_retried(
     wire: tuple[Proxy, MySQLBackend], options: dict[str, bool], counted: int
 ) -> None:
     proxy, backend = wire
@@ -1039,7 +1039,7 @@ async def test_what_was_not_committed_or_may_be_repeated_is_run_again(
     assert await count(backend) == counted
 
 
-async def test_a_wire_that_stalls_is_given_up(wire: tuple[Proxy, MySQLBackend]) -> None:
+async def test_stalled_connection_times_out(wire: tuple[Proxy, MySQLBackend]) -> None:
     proxy, backend = wire
     for stalled in proxy.wires:
         stalled.stalled = True
@@ -1049,7 +1049,7 @@ async def test_a_wire_that_stalls_is_given_up(wire: tuple[Proxy, MySQLBackend]) 
     assert await count(backend) == 1
 
 
-async def test_a_killed_session_is_noticed(backend: MySQLBackend) -> None:
+async def test_killed_session_raises_and_writes_nothing(backend: MySQLBackend) -> None:
     session = await backend.begin()
     await session.execute("UPDATE item SET n = n + 1 WHERE id = 'a'")
     thread = await session.fetchval("SELECT CONNECTION_ID()")
@@ -1065,7 +1065,7 @@ async def test_a_killed_session_is_noticed(backend: MySQLBackend) -> None:
     await quiet_pool(backend)
 
 
-async def test_a_crash_of_the_server_under_load_is_survived(own_server: MySQLServer) -> None:
+async def test_server_crash_under_load_loses_no_acknowledged_write(own_server: MySQLServer) -> None:
     async with opened(own_server.url, pool_size=4) as backend:
         await make_tables(backend)
         acknowledged, unknown, stop = 0, 0, asyncio.Event()
@@ -1107,7 +1107,7 @@ async def test_a_crash_of_the_server_under_load_is_survived(own_server: MySQLSer
 # Wake-ups.
 
 
-async def test_pauses_grow_while_nothing_happens_and_a_nudge_makes_them_short(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_polling_backs_off_when_idle_and_a_nudge_resets_it(monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
     timeout = asyncio.timeout
 
@@ -1130,7 +1130,7 @@ async def test_pauses_grow_while_nothing_happens_and_a_nudge_makes_them_short(mo
     assert polling.LONGEST_SEC >= 0.5, "at most two looks a second when idle"
 
 
-async def test_a_nudge_wakes_at_once() -> None:
+async def test_nudge_wakes_a_waiting_poller_at_once() -> None:
     backend = MySQLBackend("mysql://root@127.0.0.1/test")
     hints, loop = backend.wakeups(), asyncio.get_running_loop()
     for _ in range(5):

@@ -41,7 +41,7 @@ async def waiting(source: Source) -> "asyncio.Task[Connection]":
     return task
 
 
-async def test_the_last_used_is_the_first_taken_and_waiters_are_served_in_order() -> None:
+async def test_last_used_connection_is_reused_first_and_waiters_are_served_in_order() -> None:
     source = Source(2)
     a, b = await source.pool.acquire(), await source.pool.acquire()
     first, second = await waiting(source), await waiting(source)
@@ -54,7 +54,7 @@ async def test_the_last_used_is_the_first_taken_and_waiters_are_served_in_order(
     assert source.pool.take() is b
 
 
-async def test_a_dead_connection_makes_room() -> None:
+async def test_dead_connection_is_replaced_for_a_waiter() -> None:
     source = Source(1)
     dead = await source.pool.acquire()
     waiter = await waiting(source)
@@ -69,7 +69,7 @@ async def test_a_dead_connection_makes_room() -> None:
 
 
 @pytest.mark.parametrize("dead", [False, True])
-async def test_what_a_cancelled_waiter_was_given_goes_to_the_next(dead: bool) -> None:
+async def test_connection_given_to_a_cancelled_waiter_goes_to_the_next(dead: bool) -> None:
     source = Source(1)
     held = await source.pool.acquire()
     cancelled, next_one = await waiting(source), await waiting(source)
@@ -81,7 +81,7 @@ async def test_what_a_cancelled_waiter_was_given_goes_to_the_next(dead: bool) ->
     assert cancelled.cancelled()
 
 
-async def test_a_failure_to_connect_leaves_the_place_to_the_next() -> None:
+async def test_failed_connect_lets_the_next_waiter_connect() -> None:
     source = Source(1)
     source.failure = DatabaseUnavailableError("away")
     source.reachable.clear()
@@ -94,7 +94,7 @@ async def test_a_failure_to_connect_leaves_the_place_to_the_next() -> None:
     assert isinstance(await waiter, Connection)
 
 
-async def test_a_wait_is_bounded() -> None:
+async def test_waiting_for_a_connection_times_out() -> None:
     source = Source(1, wait_sec=0.02)
     held = await source.pool.acquire()
     for _ in range(2):
@@ -105,7 +105,7 @@ async def test_a_wait_is_bounded() -> None:
     assert await waiter is held
 
 
-async def test_closing_sends_waiters_away_and_takes_back_what_is_out() -> None:
+async def test_closing_the_pool_fails_waiters_and_closes_returned_connections() -> None:
     source = Source(1)
     held = await source.pool.acquire()
     waiter = await waiting(source)

@@ -214,7 +214,7 @@ def sentence(error: StorageError) -> str:
         ("oracle://u:{}@h/d", "postgresql://"),
     ],
 )
-def test_a_url_that_cannot_work_is_refused_in_one_sentence(url: str, words: str) -> None:
+def test_error_for_an_invalid_url_is_one_sentence(url: str, words: str) -> None:
     with pytest.raises(ConfigurationError) as refused:
         PostgresBackend(url.format(SECRET))
     assert words in sentence(refused.value)
@@ -234,7 +234,7 @@ def test_a_url_that_cannot_work_is_refused_in_one_sentence(url: str, words: str)
         ("postgresql://perdure@{1}/postgres?password={0}&options=-c%20colour%3Dred", ConfigurationError, "colour"),
     ],
 )
-async def test_a_server_that_turns_us_away_is_told_in_one_sentence(
+async def test_error_for_a_rejected_connection_is_one_sentence(
     own_server: PostgresServer, url: str, error: type[StorageError], words: str
 ) -> None:
     backend = PostgresBackend(url.format(SECRET.replace("#", "%23"), f"127.0.0.1:{own_server.port}"))
@@ -245,7 +245,7 @@ async def test_a_server_that_turns_us_away_is_told_in_one_sentence(
     await backend.close()
 
 
-async def test_a_right_password_gets_in(own_server: PostgresServer, connect: Connect) -> None:
+async def test_correct_password_connects(own_server: PostgresServer, connect: Connect) -> None:
     root = await connect(own_server.url)
     await root.executor().execute(f"CREATE ROLE guarded LOGIN PASSWORD '{SECRET}'")
     password = SECRET.replace("#", "%23")
@@ -261,7 +261,7 @@ async def test_several_hosts_are_tried_in_order(own_server: PostgresServer, conn
     assert await read(backend, S["setting"](name="TimeZone")) == [("UTC",)]
 
 
-async def test_a_host_that_is_not_well_is_passed_over(
+async def test_unreachable_and_unsuitable_hosts_are_skipped(
     own_server: PostgresServer, connect: Connect, database: str
 ) -> None:
     parts = urlsplit(database)
@@ -275,7 +275,7 @@ async def test_a_host_that_is_not_well_is_passed_over(
         assert time.monotonic() - before < 0.5, "who led last is asked first"
 
 
-async def test_no_host_is_well(own_server: PostgresServer, connect: Connect) -> None:
+async def test_error_of_all_hosts_is_raised_if_none_is_suitable(own_server: PostgresServer, connect: Connect) -> None:
     nowhere = f"127.0.0.1:{own_server.port}/nowhere"
     with pytest.raises(DatabaseUnavailableError, match=":1 cannot be reached"):  # that may pass: worth another try
         await connect(f"postgresql://perdure@127.0.0.1:1,{nowhere}?target_session_attrs=read-write")
@@ -283,13 +283,13 @@ async def test_no_host_is_well(own_server: PostgresServer, connect: Connect) -> 
         await connect(f"postgresql://perdure@127.0.0.1:{own_server.port},{nowhere}?target_session_attrs=read-write")
 
 
-def test_a_missing_driver_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_driver_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(postgres, "asyncpg", None)
     with pytest.raises(ConfigurationError, match=r"install perdure\[postgres\]"):
         PostgresBackend("postgresql://h/d")
 
 
-async def test_options_of_the_url(database: str, connect: Connect) -> None:
+async def test_url_options_are_applied(database: str, connect: Connect) -> None:
     backend = await connect(f"{database}?pool_size=1&pool_timeout=0.05&application_name=mine&search_path=public")
     assert await read(backend, S["setting"](name="application_name")) == [("mine",)]
     session = await backend.begin()
@@ -298,7 +298,7 @@ async def test_options_of_the_url(database: str, connect: Connect) -> None:
     await session.rollback()
 
 
-async def test_too_many_connections(own_server: PostgresServer, connect: Connect) -> None:
+async def test_too_many_connections_is_unavailable(own_server: PostgresServer, connect: Connect) -> None:
     root = await connect(own_server.url)
     await root.executor().execute("CREATE ROLE single LOGIN CONNECTION LIMIT 1")
     await connect(f"postgresql://single@127.0.0.1:{own_server.port}/postgres")
@@ -309,7 +309,7 @@ async def test_too_many_connections(own_server: PostgresServer, connect: Connect
 # Statements.
 
 
-async def test_answers(backend: PostgresBackend) -> None:
+async def test_statements_return_row_counts_or_rows(backend: PostgresBackend) -> None:
     assert await write(backend, S["put"](name="a", n=1), S["add"](name="a", n=2), S["get"](name="a")) == [
         1,
         1,
@@ -321,14 +321,14 @@ async def test_answers(backend: PostgresBackend) -> None:
     assert (name, n) == ("b", 2)
 
 
-async def test_a_statement_of_several_parts_happens_whole_or_not(backend: PostgresBackend) -> None:
+async def test_statement_of_several_parts_is_atomic(backend: PostgresBackend) -> None:
     await write(backend, S["put"](name="a", n=0), single=True)
     with pytest.raises(StorageError, match="duplicate key"):
         await write(backend, S["add_two"](name="a", other="a", n=5), single=True)
     assert await read(backend, S["get"](name="a")) == [("a", 0)]
 
 
-async def test_parts_inside_a_callers_transaction(backend: PostgresBackend) -> None:
+async def test_failed_statement_of_several_parts_leaves_the_transaction_usable(backend: PostgresBackend) -> None:
     storage = Transactions(backend)
     async with storage.transaction() as conn:
         await conn.execute("INSERT INTO counters VALUES ('a', 0)")
@@ -342,7 +342,7 @@ async def test_parts_inside_a_callers_transaction(backend: PostgresBackend) -> N
     assert await read(backend, S["get"](name="a")) == [("a", 1)]
 
 
-async def test_times_are_the_servers_and_shift(backend: PostgresBackend) -> None:
+async def test_times_are_those_of_the_server_and_can_be_shifted(backend: PostgresBackend) -> None:
     from datetime import UTC, datetime, timedelta, timezone
 
     ((now,),) = await read(backend, S["time"]())
@@ -353,7 +353,7 @@ async def test_times_are_the_servers_and_shift(backend: PostgresBackend) -> None
     assert await read(backend, S["later"](at=given)) == [(given.astimezone(UTC).replace(tzinfo=None),)]
 
 
-async def test_callers_sql_on_the_pool(backend: PostgresBackend) -> None:
+async def test_caller_sql_runs_on_the_pool(backend: PostgresBackend) -> None:
     conn = backend.executor()
     assert await conn.execute("INSERT INTO counters SELECT 'c' || i, i FROM generate_series(1, 5) i") == 5
     assert await conn.fetchrow("SELECT n FROM counters WHERE name = $1", "c3") == (3,)
@@ -365,7 +365,7 @@ async def test_callers_sql_on_the_pool(backend: PostgresBackend) -> None:
         await conn.execute("SELEKT")
 
 
-async def test_a_migration_while_statements_are_prepared(backend: PostgresBackend, admin: asyncpg.Connection) -> None:
+async def test_prepared_statements_survive_a_schema_change(backend: PostgresBackend, admin: asyncpg.Connection) -> None:
     await write(backend, S["put"](name="a", n=1), single=True)
     await admin.execute("ALTER TABLE counters ALTER COLUMN n TYPE int")
     assert await read(backend, S["get"](name="a")) == [("a", 1)]
@@ -384,7 +384,7 @@ async def plan(backend: PostgresBackend, name: str, value: str) -> str:
 
 
 @pytest.mark.parametrize("first_in", ["a statement", "a caller's transaction"])
-async def test_plans_made_on_an_empty_table_stay_on_the_index(connect: Connect, database: str, first_in: str) -> None:
+async def test_plans_made_on_an_empty_table_use_the_index(connect: Connect, database: str, first_in: str) -> None:
     backend = await connect(database, pool_size=1)
     storage, executor = Transactions(backend), backend.executor()
     await executor.execute("ALTER TABLE counters SET (autovacuum_enabled = off)")
@@ -403,7 +403,7 @@ async def test_plans_made_on_an_empty_table_stay_on_the_index(connect: Connect, 
     assert "$1" in kept, "the kept plan is the generic one"
 
 
-async def test_plans_are_made_anew_for_tables_that_grew(
+async def test_plans_are_renewed_for_tables_that_grew(
     connect: Connect, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = await connect(database, pool_size=1)
@@ -422,7 +422,7 @@ async def test_plans_are_made_anew_for_tables_that_grew(
     assert "Index Cond" in await plan(backend, "add_all", "{c7,c8}")
 
 
-async def test_callers_sql_sees_the_servers_settings(connect: Connect, database: str) -> None:
+async def test_caller_sql_sees_the_settings_of_the_server(connect: Connect, database: str) -> None:
     backend = await connect(database, pool_size=1)
     storage = Transactions(backend)
 
@@ -448,7 +448,7 @@ async def test_callers_sql_sees_the_servers_settings(connect: Connect, database:
 # Errors.
 
 
-async def test_errors_are_ours_with_the_drivers_chained(backend: PostgresBackend) -> None:
+async def test_driver_errors_are_translated_and_chained(backend: PostgresBackend) -> None:
     with pytest.raises(SchemaError, match=r"call initialize\(\)") as absent:
         await read(backend, S["lost"]())
     assert isinstance(absent.value.__cause__, asyncpg.UndefinedColumnError)
@@ -467,7 +467,7 @@ async def test_a_read_only_server_is_unavailable(connect: Connect, database: str
         await write(backend, S["put"](name="a", n=1), single=True)
 
 
-async def test_a_write_that_meets_a_standby_goes_to_the_next_server(
+async def test_write_to_a_standby_is_retried_on_the_next_server(
     connect: Connect, database: str, admin: asyncpg.Connection
 ) -> None:
     backend = await connect(f"{database}?target_session_attrs=any")
@@ -480,13 +480,15 @@ async def test_a_write_that_meets_a_standby_goes_to_the_next_server(
     assert await write(backend, S["add"](name="a", n=1), S["get"](name="a")) == [1, [("a", 2)]]
 
 
-async def test_a_statement_given_up_by_the_server(connect: Connect, database: str) -> None:
+async def test_statement_cancelled_by_the_server_is_unavailable(connect: Connect, database: str) -> None:
     backend = await connect(f"{database}?options=-c%20statement_timeout%3D20ms")
     with pytest.raises(DatabaseUnavailableError, match="cancelled the statement"):
         await write(backend, S["pause"](seconds=30.0), single=True)
 
 
-async def test_deadlocks_are_run_again(connect: Connect, database: str, admin: asyncpg.Connection) -> None:
+async def test_operation_is_retried_after_a_deadlock(
+    connect: Connect, database: str, admin: asyncpg.Connection
+) -> None:
     backend = await connect(f"{database}?options=-c%20deadlock_timeout%3D20ms")
     await write(backend, S["put"](name="a", n=0), S["put"](name="b", n=0))
     runs: list[str] = []
@@ -505,7 +507,7 @@ async def test_deadlocks_are_run_again(connect: Connect, database: str, admin: a
     assert await read(backend, S["get"](name="b")) == [("b", 2)]
 
 
-async def test_a_conflict_in_a_callers_transaction(backend: PostgresBackend, admin: asyncpg.Connection) -> None:
+async def test_lock_conflict_in_a_transaction_is_raised(backend: PostgresBackend, admin: asyncpg.Connection) -> None:
     storage = Transactions(backend)
     await write(backend, S["put"](name="a", n=0), single=True)
     async with admin.transaction():
@@ -517,7 +519,7 @@ async def test_a_conflict_in_a_callers_transaction(backend: PostgresBackend, adm
     assert await read(backend, S["get"](name="a")) == [("a", 1)]
 
 
-async def test_a_failed_transaction_is_not_taken_for_committed(backend: PostgresBackend) -> None:
+async def test_commit_of_a_failed_transaction_raises(backend: PostgresBackend) -> None:
     storage = Transactions(backend)
     with pytest.raises(TransactionError, match="rolled it back"):
         async with storage.transaction() as conn:
@@ -552,7 +554,7 @@ async def blocked(backend: PostgresBackend, admin: asyncpg.Connection) -> AsyncI
         await transaction.rollback()
 
 
-async def test_a_write_that_was_not_yet_committed_is_run_again(
+async def test_uncommitted_write_is_retried_after_a_lost_connection(
     backend: PostgresBackend, blocked: asyncpg.Connection
 ) -> None:
     task = asyncio.create_task(write(backend, S["add"](name="a", n=1), S["get"](name="a")))
@@ -565,14 +567,16 @@ async def test_a_write_that_was_not_yet_committed_is_run_again(
     assert await read(backend, S["get"](name="a")) == [("a", 2)]
 
 
-async def test_an_answer_that_was_lost_is_unknown(backend: PostgresBackend, blocked: asyncpg.Connection) -> None:
+async def test_commit_with_a_lost_reply_is_unknown(backend: PostgresBackend, blocked: asyncpg.Connection) -> None:
     task = asyncio.create_task(write(backend, S["add"](name="a", n=1), single=True))
     await end_whoever_waits(blocked)
     with pytest.raises(CommitUnknownError):
         await task
 
 
-async def test_an_answer_that_was_lost_is_read_back(backend: PostgresBackend, blocked: asyncpg.Connection) -> None:
+async def test_commit_with_a_lost_reply_is_confirmed_by_reading(
+    backend: PostgresBackend, blocked: asyncpg.Connection
+) -> None:
     def confirm() -> Operation[list[Any] | None]:
         rows = yield S["get"](name="a")
         return ["found"] if rows else None
@@ -582,14 +586,18 @@ async def test_an_answer_that_was_lost_is_read_back(backend: PostgresBackend, bl
     assert await task == ["found"]
 
 
-async def test_what_may_be_repeated_is(backend: PostgresBackend, blocked: asyncpg.Connection) -> None:
+async def test_repeatable_write_is_retried_after_a_lost_reply(
+    backend: PostgresBackend, blocked: asyncpg.Connection
+) -> None:
     task = asyncio.create_task(write(backend, S["add"](name="a", n=1), single=True, repeat=True))
     await end_whoever_waits(blocked)
     await blocked.execute("ROLLBACK")
     assert await task == [1]
 
 
-async def test_a_callers_transaction_hears_of_it(backend: PostgresBackend, blocked: asyncpg.Connection) -> None:
+async def test_lost_connection_is_raised_in_a_transaction(
+    backend: PostgresBackend, blocked: asyncpg.Connection
+) -> None:
     storage = Transactions(backend)
 
     async def work() -> None:
@@ -604,7 +612,7 @@ async def test_a_callers_transaction_hears_of_it(backend: PostgresBackend, block
     assert await read(backend, S["get"](name="b")) == []
 
 
-async def test_what_nobody_waits_for_any_more_is_ended_by_the_server(
+async def test_server_ends_statements_of_a_disconnected_client(
     backend: PostgresBackend, blocked: asyncpg.Connection
 ) -> None:
     """A killed worker cannot say so itself; its statement would wait for the lock, and then hold it."""
@@ -625,7 +633,9 @@ async def test_connections_that_ended_while_idle_are_replaced(
     assert await asyncio.gather(*(write(backend, S["put"](name=f"{i}", n=i)) for i in range(5))) == [[1]] * 5
 
 
-async def test_a_restart_under_load(own_server: PostgresServer, connect: Connect) -> None:
+async def test_server_restart_under_load_loses_no_acknowledged_write(
+    own_server: PostgresServer, connect: Connect
+) -> None:
     async with fresh_postgres(own_server.url) as url:
         backend = await connect(url, pool_size=4)
         await backend.executor().execute(TABLE)
@@ -669,9 +679,7 @@ async def test_a_restart_under_load(own_server: PostgresServer, connect: Connect
 # Cancellation.
 
 
-async def test_a_cancelled_wait_for_a_lock_ends_on_the_server(
-    backend: PostgresBackend, blocked: asyncpg.Connection
-) -> None:
+async def test_cancelled_lock_wait_ends_on_the_server(backend: PostgresBackend, blocked: asyncpg.Connection) -> None:
     storage = Transactions(backend)
 
     async def in_transaction() -> None:
@@ -711,7 +719,7 @@ async def ramble(backend: PostgresBackend, name: str) -> None:
 
 
 @pytest.mark.parametrize("through", ["server", "pooler"])
-async def test_cancelled_at_any_point_nothing_is_left_open(
+async def test_cancellation_at_any_point_leaves_no_open_transaction(
     connect: Connect, database: str, pooled_database: str, own_server: PostgresServer, through: str
 ) -> None:
     url = database if through == "server" else pooled_database
@@ -748,7 +756,7 @@ async def test_cancelled_at_any_point_nothing_is_left_open(
 # Poolers.
 
 
-async def test_a_pooler_is_found_out(
+async def test_transaction_pooler_is_detected(
     connect: Connect, pooled_database: str, pooler: PgBouncer, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "perdure.storage")
@@ -760,7 +768,7 @@ async def test_a_pooler_is_found_out(
     assert not (await connect(pooler.target)).pooled
 
 
-async def test_many_clients_behind_a_pooler_with_two_connections(connect: Connect, pooled_database: str) -> None:
+async def test_many_clients_work_behind_a_pooler_with_two_connections(connect: Connect, pooled_database: str) -> None:
     clients = [await connect(pooled_database, pool_size=5) for _ in range(4)]
     storages = [Transactions(client) for client in clients]
 
@@ -784,7 +792,9 @@ async def test_many_clients_behind_a_pooler_with_two_connections(connect: Connec
     assert await clients[0].executor().fetchval("SHOW enable_seqscan") == "on"
 
 
-async def test_a_migration_behind_a_pooler(connect: Connect, pooled_database: str) -> None:
+async def test_prepared_statements_survive_a_schema_change_behind_a_pooler(
+    connect: Connect, pooled_database: str
+) -> None:
     backend = await connect(pooled_database, pool_size=1)
     await write(backend, S["put"](name="a", n=1), single=True)
     await read(backend, S["get"](name="a"))
@@ -797,7 +807,7 @@ async def test_a_migration_behind_a_pooler(connect: Connect, pooled_database: st
     assert await read(backend, S["get"](name="a")) == [("a", 5)]
 
 
-async def test_a_deaf_listener_polls_and_says_so_once(
+async def test_listener_behind_a_transaction_pooler_polls_and_warns_once(
     connect: Connect, pooled_database: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(listen, "PROOF_SEC", 0.2)
@@ -808,7 +818,7 @@ async def test_a_deaf_listener_polls_and_says_so_once(
     assert sum("notifications do not arrive" in record.message for record in caplog.records) == 1
 
 
-async def test_behind_a_pooler_that_keeps_sessions_it_listens(own_server: PostgresServer, connect: Connect) -> None:
+async def test_listener_works_behind_a_session_pooler(own_server: PostgresServer, connect: Connect) -> None:
     with PgBouncer(own_server, "session") as pooler:
         backend = await connect(pooler.url)
         assert backend.pooled
@@ -839,7 +849,7 @@ async def test_notifications_arrive_as_hints(backend: PostgresBackend, admin: as
     await until(admin, "count(*) FILTER (WHERE query LIKE 'LISTEN%') = 0")
 
 
-async def test_a_lost_listener_listens_again_and_then_scans(
+async def test_lost_listener_reconnects_and_requests_a_scan(
     backend: PostgresBackend, admin: asyncpg.Connection
 ) -> None:
     async with aclosing(backend.wakeups()) as hints, asyncio.timeout(10):
@@ -853,7 +863,7 @@ async def test_a_lost_listener_listens_again_and_then_scans(
             assert (await anext(hints)).kind == CHANNELS[2]
 
 
-async def test_more_than_a_slow_consumer_can_take_becomes_one_scan(
+async def test_overflow_of_a_slow_consumer_becomes_one_scan(
     backend: PostgresBackend, admin: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listen, "HEARD_MAX", 5)
@@ -867,7 +877,9 @@ async def test_more_than_a_slow_consumer_can_take_becomes_one_scan(
         assert [(await anext(hints)).kind for _ in range(6)] == [CHANNELS[0]] * 5 + ["scan"]
 
 
-async def test_closing_ends_the_iteration(connect: Connect, database: str, admin: asyncpg.Connection) -> None:
+async def test_closing_the_backend_ends_the_wakeup_iterator(
+    connect: Connect, database: str, admin: asyncpg.Connection
+) -> None:
     backend = await connect(database)
     hints = backend.wakeups()
     assert (await anext(hints)).kind == "scan"
@@ -920,7 +932,7 @@ class Wire:
         self._silent.clear()
 
 
-async def test_a_silent_line_is_noticed(
+async def test_silent_connection_of_the_listener_is_detected(
     connect: Connect, own_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listen, "CHECK_SEC", 0.1)
@@ -933,7 +945,7 @@ async def test_a_silent_line_is_noticed(
         await backend.close()
 
 
-async def test_a_command_timeout_frees_whoever_waits(connect: Connect, own_server: PostgresServer) -> None:
+async def test_command_timeout_retries_a_read_on_a_new_connection(connect: Connect, own_server: PostgresServer) -> None:
     async with Wire(own_server.port) as wire, asyncio.timeout(20):
         url = f"postgresql://perdure@127.0.0.1:{wire.port}/postgres?sslmode=disable&command_timeout=0.2&pool_size=1"
         backend = await connect(url)
@@ -944,7 +956,7 @@ async def test_a_command_timeout_frees_whoever_waits(connect: Connect, own_serve
 
 
 @pytest.mark.parametrize("retry_sec", [15.0, 0.0], ids=["in time", "too late"])
-async def test_of_a_silent_server_no_connection_is_used_again(
+async def test_connections_to_a_silent_server_are_not_reused(
     connect: Connect, own_server: PostgresServer, monkeypatch: pytest.MonkeyPatch, retry_sec: float
 ) -> None:
     """Each of them would cost a time-out of its own."""
@@ -978,7 +990,7 @@ class Sent:
         self.more.set()
 
 
-async def test_of_a_burst_the_first_is_due_and_one_trails() -> None:
+async def test_burst_sends_its_first_notification_and_one_trailing() -> None:
     sent = Sent()
     notifier = Notifier(sent)
     assert notifier.due("a")
@@ -994,7 +1006,7 @@ async def test_of_a_burst_the_first_is_due_and_one_trails() -> None:
     assert sent.channels == ["a", "a"], "what is outstanding leaves at the end"
 
 
-async def test_a_transaction_that_commits_late_is_followed_by_its_own() -> None:
+async def test_transaction_that_commits_late_sends_its_own_trailing_notification() -> None:
     sent = Sent()
     notifier = Notifier(sent)
     assert notifier.due("a")
@@ -1007,7 +1019,7 @@ async def test_a_transaction_that_commits_late_is_followed_by_its_own() -> None:
     assert sent.channels == ["a", "a"]
 
 
-async def test_notifications_can_be_switched_off() -> None:
+async def test_disabled_notifier_sends_nothing() -> None:
     sent = Sent()
     notifier = Notifier(sent)
     notifier.enabled = False
@@ -1017,7 +1029,7 @@ async def test_notifications_can_be_switched_off() -> None:
     assert sent.channels == []
 
 
-async def test_no_burst_ends_without_a_wake_after_its_last_commit(
+async def test_listener_is_woken_after_the_last_commit_of_a_burst(
     backend: PostgresBackend, connect: Connect, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listen, "CHECK_SEC", 1000)

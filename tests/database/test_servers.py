@@ -73,7 +73,7 @@ class TestLifeCycle:
         assert not home.exists()
         server.stop()  # harmless
 
-    def test_two_at_once_and_from_a_thread_that_ends(self, kind: type[Server]) -> None:
+    def test_servers_outlive_the_threads_that_start_them(self, kind: type[Server]) -> None:
         one, other = kind(), kind()
         threads = [threading.Thread(target=server.start) for server in (one, other)]
         for thread in threads:
@@ -101,7 +101,7 @@ class TestLifeCycle:
         with pytest.raises(ServerError, match=r"apt-get install (postgresql|mariadb-server)"):
             kind().start()
 
-    def test_a_temporary_directory_that_is_private_and_deep(
+    def test_server_starts_despite_a_private_and_deep_temporary_directory(
         self, kind: type[Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         deep = tmp_path / ("x" * 120)
@@ -129,7 +129,7 @@ MYSQL_SETTINGS = """SELECT concat_ws(' ', timediff(now(), utc_timestamp()), @@ma
     ],
     ids=["postgres", "postgres-durable", "mysql", "mysql-durable"],
 )
-async def test_settings(server: Server, question: str, answer: str) -> None:
+async def test_server_settings_are_applied(server: Server, question: str, answer: str) -> None:
     with server:
         assert await fetchval(server.url, question) == answer
         assert not (server.durable and server.home.is_relative_to("/dev/shm"))
@@ -165,7 +165,7 @@ class TestPgBouncer:
             assert await waiting
             await other.close()
 
-    async def test_restarts_of_pooler_and_server(self, postgres_server: PostgresServer) -> None:
+    async def test_pooler_survives_restarts_of_itself_and_the_server(self, postgres_server: PostgresServer) -> None:
         with PgBouncer(postgres_server) as pooler:
             pooler.kill()
             pooler.start()
@@ -193,7 +193,7 @@ class TestDeathOfTheParent:
             yield process
             process.kill()
 
-    def test_servers_die_and_their_directories_are_removed_later(
+    def test_servers_end_with_their_parent_and_directories_are_removed_later(
         self, parent: "subprocess.Popen[str]", postgres_url: str
     ) -> None:
         assert parent.stdout is not None
@@ -227,7 +227,7 @@ def _children(pid: int) -> list[str]:
 
 
 class TestFreshDatabases:
-    async def test_postgres_is_dropped_under_an_open_transaction(self, postgres_url: str) -> None:
+    async def test_postgres_database_is_dropped_despite_an_open_transaction(self, postgres_url: str) -> None:
         async with fresh_postgres(postgres_url) as url:
             name = await fetchval(url, "SELECT current_database()")
             forgotten = await asyncpg.connect(url)
@@ -238,7 +238,7 @@ class TestFreshDatabases:
         with suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
             await forgotten.close()
 
-    async def test_mysql_is_dropped_under_an_open_transaction(self, mysql_url: str) -> None:
+    async def test_mysql_database_is_dropped_despite_an_open_transaction(self, mysql_url: str) -> None:
         async with AsyncExitStack() as outlives:
             async with fresh_mysql(mysql_url) as url:
                 name = await fetchval(url, "SELECT database()")
@@ -248,7 +248,7 @@ class TestFreshDatabases:
                 await fetch_mysql(forgotten, "INSERT INTO held VALUES (1)")
             assert await fetchval(mysql_url, f"SHOW DATABASES LIKE '{name}'") is None
 
-    async def test_the_fixtures_are_empty_and_different(self, fresh_postgres_db: str, fresh_mysql_db: str) -> None:
+    async def test_fixture_databases_are_empty_and_distinct(self, fresh_postgres_db: str, fresh_mysql_db: str) -> None:
         tables = "SELECT count(*) FROM information_schema.tables WHERE table_schema = "
         assert await fetchval(fresh_postgres_db, f"{tables} 'public'") == 0
         assert await fetchval(fresh_mysql_db, f"{tables} database()") == 0

@@ -47,13 +47,13 @@ def url(tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path}/perdure.db"
 
 
-async def test_pragmas_hold_on_every_connection(url: str) -> None:
+async def test_pragmas_are_set_on_every_connection(url: str) -> None:
     async with open_storage(url) as storage:
         for pragma, wanted in {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1}.items():
             assert await storage.db().fetchval(f"PRAGMA {pragma}") == wanted
 
 
-async def test_opening_waits_for_a_writer_of_a_rollback_journal(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_open_waits_for_a_writer_in_rollback_journal_mode(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """SQLite refuses to change the journal at once while another program writes, whatever the busy timeout is."""
     refused = threading.Event()
 
@@ -85,14 +85,15 @@ async def test_opening_waits_for_a_writer_of_a_rollback_journal(url: str, monkey
         await storage.close()
 
 
-async def test_w37_foreign_keys_act(url: str) -> None:
+@pytest.mark.pitfall(37)
+async def test_foreign_keys_are_enforced(url: str) -> None:
     async with open_storage(url) as storage:
         with pytest.raises(StorageError):
             await storage.create_instance(WorkflowInstance("i-1", "wf", continued_from="nobody"))
         assert await storage.get_instance("i-1") is None
 
 
-async def test_memory_is_private_to_each_storage() -> None:
+async def test_memory_database_is_private_to_its_storage() -> None:
     async with open_storage("sqlite:///:memory:") as one, open_storage("sqlite:///:memory:") as two:
         await one.create_instance(WorkflowInstance("i-1", "wf"))
         assert await two.get_instance("i-1") is None
@@ -101,19 +102,19 @@ async def test_memory_is_private_to_each_storage() -> None:
 @pytest.mark.parametrize(
     "bad", ["sqlite://", "sqlite:///", "sqlite://host/file.db", "sqlite:///f.db?mode=ro", "sqlite:////no/such/dir/f.db"]
 )
-async def test_a_bad_url_is_told_at_once(bad: str) -> None:
+async def test_invalid_url_is_refused_at_once(bad: str) -> None:
     with pytest.raises(ConfigurationError):
         open_storage(bad)
 
 
 @pytest.mark.parametrize("bad", ["oracle://x", "", "file.db", "sqlite", "postgres+psycopg://user:hunter2@host/db"])
-async def test_an_unknown_database_is_told_without_secrets(bad: str) -> None:
+async def test_error_for_an_unknown_database_hides_the_password(bad: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         open_storage(bad)
     assert "hunter2" not in str(caught.value)
 
 
-async def test_a_file_that_is_no_database(tmp_path: Path) -> None:
+async def test_file_that_is_not_a_database_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("not a database, but long enough to be read as one" * 20)
     storage = open_storage(f"sqlite:///{tmp_path}/notes.txt")
     with pytest.raises(ConfigurationError, match=r"notes\.txt is not a SQLite database"):
@@ -121,7 +122,7 @@ async def test_a_file_that_is_no_database(tmp_path: Path) -> None:
     await storage.close()
 
 
-async def test_operations_before_initialize_say_what_to_do(url: str) -> None:
+async def test_operation_before_initialize_says_what_to_do(url: str) -> None:
     storage = SQLiteStorage(url.removeprefix("sqlite:///"))
     with pytest.raises(DatabaseUnavailableError, match="not open"):
         await storage.create_instance(WorkflowInstance("i-1", "wf"))
@@ -134,7 +135,8 @@ async def test_operations_before_initialize_say_what_to_do(url: str) -> None:
             await read
 
 
-async def test_w23_the_zone_of_the_process_does_not_matter(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.pitfall(23)
+async def test_times_do_not_depend_on_the_time_zone_of_the_process(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TZ", "Asia/Tokyo")
     time.tzset()
     try:
@@ -149,7 +151,7 @@ async def test_w23_the_zone_of_the_process_does_not_matter(url: str, monkeypatch
         time.tzset()
 
 
-async def test_waiting_for_the_writer_is_bounded(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_waiting_for_the_writer_times_out(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer, "WAIT_SEC", 1.0)
     async with open_storage(url) as storage:
         async with storage.transaction():
@@ -159,7 +161,7 @@ async def test_waiting_for_the_writer_is_bounded(url: str, monkeypatch: pytest.M
         await storage.create_instance(WorkflowInstance("i-1", "wf"))
 
 
-async def test_a_stranger_that_ignores_the_gate_is_waited_for(url: str) -> None:
+async def test_write_waits_for_a_program_that_ignores_the_gate(url: str) -> None:
     async with open_storage(url) as storage:
         stranger = sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)
         stranger.execute("BEGIN IMMEDIATE")
@@ -172,7 +174,7 @@ async def test_a_stranger_that_ignores_the_gate_is_waited_for(url: str) -> None:
         stranger.close()
 
 
-async def test_a_transaction_that_cannot_be_committed_frees_the_writer(url: str) -> None:
+async def test_failed_commit_frees_the_writer(url: str) -> None:
     """SQLite keeps a transaction open whose deferred constraints fail at its commit."""
     async with open_storage(url) as storage:
         await storage.db().execute("CREATE TABLE mother (id INTEGER PRIMARY KEY)")
@@ -187,7 +189,7 @@ async def test_a_transaction_that_cannot_be_committed_frees_the_writer(url: str)
         assert await storage.db().fetchval("SELECT COUNT(*) FROM child") == 0
 
 
-async def test_a_level_cancelled_at_its_release_is_not_committed_by_who_goes_on(url: str) -> None:
+async def test_savepoint_cancelled_at_its_release_is_not_committed(url: str) -> None:
     """The writer does what it was given, so the level can no longer be undone by itself."""
     async with open_storage(url) as storage:
         task, told = asyncio.current_task(), list[BaseException]()
@@ -206,7 +208,7 @@ async def test_a_level_cancelled_at_its_release_is_not_committed_by_who_goes_on(
         await storage.create_instance(WorkflowInstance("i-2", "wf"))
 
 
-async def test_a_level_whose_transaction_sqlite_dropped_tells_why(url: str) -> None:
+async def test_error_in_a_nested_transaction_that_sqlite_rolled_back_names_the_cause(url: str) -> None:
     async with open_storage(url) as storage:
         await storage.db().execute("PRAGMA max_page_count = 1")  # as little as there is
         with pytest.raises(DatabaseUnavailableError, match="full"):
@@ -236,7 +238,7 @@ class Slow:
         self._real.close()
 
 
-async def test_a_cancelled_initialize_closes_nothing_under_a_running_statement(
+async def test_cancelled_initialize_does_not_close_a_connection_in_use(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with open_storage(url) as storage:
@@ -255,7 +257,7 @@ async def test_a_cancelled_initialize_closes_nothing_under_a_running_statement(
         assert not slow.closed_under_it
 
 
-async def test_many_callers_share_a_commit(url: str) -> None:
+async def test_concurrent_writes_use_group_commit(url: str) -> None:
     async with open_storage(url) as storage:
         await storage.create_instance(WorkflowInstance("first", "wf"))
         await asyncio.gather(*(storage.create_instance(WorkflowInstance(f"i-{n}", "wf")) for n in range(200)))
@@ -267,7 +269,7 @@ async def test_many_callers_share_a_commit(url: str) -> None:
         assert await storage.db().fetchval("SELECT count(*) FROM workflow_instances") == 251
 
 
-async def test_a_job_that_fails_after_writing_takes_nobody_of_its_group_with_it(url: str) -> None:
+async def test_failed_write_does_not_affect_others_in_its_group_commit(url: str) -> None:
     def count(session: sqlite3.Connection) -> int:
         return session.execute("INSERT INTO seen VALUES (1)").rowcount
 
@@ -302,7 +304,7 @@ async def test_the_gate_is_fair_between_eight_processes(url: str) -> None:
     assert min(made) > 0
 
 
-async def test_a_killed_holder_frees_the_gate(url: str) -> None:
+async def test_killed_process_frees_the_gate(url: str) -> None:
     async with open_storage(url) as storage:
         holder = await spawn("hold", url)
         task = asyncio.create_task(storage.create_instance(WorkflowInstance("i-1", "wf")))
@@ -314,7 +316,7 @@ async def test_a_killed_holder_frees_the_gate(url: str) -> None:
         assert await storage.get_instance("never") is None
 
 
-async def test_wakeups_cross_processes_quickly(url: str) -> None:
+async def test_wakeups_reach_other_processes_within_15_ms(url: str) -> None:
     """The 95th percentile of the time from a commit to another process's hint is at most 15 ms."""
     async with open_storage(url) as storage:
         for attempt in range(6):  # a busy machine may need more than one try to show what the watcher can do

@@ -30,7 +30,9 @@ def spread(backend: str) -> Iterator[RunCase]:
 
 @pytest.mark.timeout(3600 if CHOSEN == "all" else 120)
 @pytest.mark.parametrize("backend", BACKENDS)
-async def test_a_run_ends_as_it_must(backend: str, backend_database: BackendDatabase, tmp_path: Path) -> None:
+async def test_run_completes_correctly_despite_a_fault_at_any_call(
+    backend: str, backend_database: BackendDatabase, tmp_path: Path
+) -> None:
     effects, openings = tmp_path / "effects", Openings()
     effects.touch()
     EFFECTS.open(effects)

@@ -61,7 +61,9 @@ async def progress(log: Log) -> None:
 
 
 @pytest.mark.parametrize("how", ["stop", "kill"])
-async def test_a_restart_under_load_loses_nothing(server: tuple[str, Server], storage: SQLStorage, how: str) -> None:
+async def test_server_restart_under_load_loses_no_acknowledged_write(
+    server: tuple[str, Server], storage: SQLStorage, how: str
+) -> None:
     log, stop = Log(), asyncio.Event()
     leases = [await leased(storage, f"i-{n}", timeout_sec=600) for n in range(WRITERS)]
     writers = [asyncio.create_task(write(storage, lease, log, stop)) for lease in leases]
@@ -90,7 +92,7 @@ async def test_a_restart_under_load_loses_nothing(server: tuple[str, Server], st
     assert len(log.acknowledged) == len(set(log.acknowledged))
 
 
-async def test_a_callers_transaction_hears_of_it_and_leaves_nothing(
+async def test_server_restart_fails_and_rolls_back_an_open_transaction(
     server: tuple[str, Server], storage: SQLStorage
 ) -> None:
     lease = await leased(storage, "i-1", timeout_sec=600)
@@ -105,7 +107,7 @@ async def test_a_callers_transaction_hears_of_it_and_leaves_nothing(
     await storage.append_history(HistoryEvent("i-1", "c", "ActivityCompleted", b"1"), lease=lease)
 
 
-async def test_a_server_that_stays_away_is_told_in_one_sentence(
+async def test_error_for_an_unreachable_server_is_one_sentence(
     server: tuple[str, Server], storage: SQLStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("perdure.database.backends.server.RETRY_SEC", 0.5)

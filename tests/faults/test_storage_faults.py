@@ -60,7 +60,7 @@ async def spread(enumerator: Enumerator, place: int) -> list[Case]:
 
 
 @pytest.mark.timeout(3600 if CHOSEN == "all" else 120)
-async def test_a_fault_is_told_and_leaves_nothing_half_done(
+async def test_fault_at_any_call_is_reported_and_the_operation_is_atomic(
     enumerator: Enumerator, request: pytest.FixtureRequest
 ) -> None:
     if CHOSEN == "all":

@@ -23,7 +23,7 @@ async def locked(storage: SQLStorage) -> bool:
     return True
 
 
-async def test_who_takes_many_leases_waits_for_no_row(storage: SQLStorage, peer: SQLStorage) -> None:
+async def test_acquiring_many_leases_skips_locked_rows(storage: SQLStorage, peer: SQLStorage) -> None:
     for instance_id in IDS:
         await new(storage, instance_id)
     async with peer.transaction():
@@ -34,7 +34,7 @@ async def test_who_takes_many_leases_waits_for_no_row(storage: SQLStorage, peer:
     assert [lease and lease.token for lease in await storage.acquire_locks(IDS, "w1", 30)] == [None, 1, None]
 
 
-async def test_a_takeover_in_flight_is_not_taken_over(storage: SQLStorage, peer: SQLStorage) -> None:
+async def test_lease_with_an_uncommitted_renewal_is_not_taken_over(storage: SQLStorage, peer: SQLStorage) -> None:
     """The lease has run out, and its owner has renewed it and not committed yet."""
     for instance_id in IDS:
         await leased(storage, instance_id, timeout_sec=10)
@@ -59,7 +59,7 @@ Batch = Callable[[SQLStorage], Awaitable[list[bool]]]
         pytest.param(lambda on: on.expire_channel_waits([(instance_id, "c") for instance_id in IDS]), id="waits"),
     ],
 )
-async def test_who_wakes_many_waits_for_no_row(storage: SQLStorage, peer: SQLStorage, batch: Batch) -> None:
+async def test_resuming_many_instances_skips_locked_rows(storage: SQLStorage, peer: SQLStorage, batch: Batch) -> None:
     for instance_id in IDS:
         lease = await leased(storage, instance_id)
         await storage.subscribe_to_channel(instance_id, "c", ChannelMode.BROADCAST, lease=lease)

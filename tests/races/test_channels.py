@@ -34,7 +34,8 @@ BROADCAST, COMPETING = ChannelMode.BROADCAST, ChannelMode.COMPETING
 servers = pytest.mark.parametrize("database", ["postgresql", "mysql"], indirect=True)
 
 
-async def test_w6_a_lower_id_never_appears_after_a_higher_one(storage: SQLStorage, peer: SQLStorage) -> None:
+@pytest.mark.pitfall(6)
+async def test_lower_message_id_never_appears_after_a_higher_one(storage: SQLStorage, peer: SQLStorage) -> None:
     await subscriber(storage, "i-1")
     async with storage.transaction():
         (first,) = await publish(storage, b"1")
@@ -45,7 +46,10 @@ async def test_w6_a_lower_id_never_appears_after_a_higher_one(storage: SQLStorag
     assert (await second)[0] > first
 
 
-async def test_w6_nor_that_of_a_publisher_under_a_lease_or_a_key(storage: SQLStorage, peer: SQLStorage) -> None:
+@pytest.mark.pitfall(6)
+async def test_lower_id_of_a_fenced_or_keyed_publisher_never_appears_late(
+    storage: SQLStorage, peer: SQLStorage
+) -> None:
     await subscriber(storage, "i-1")
     lease = await leased(storage, "publisher")
     calls: list[Callable[[], Coroutine[Any, Any, object]]] = [
@@ -82,13 +86,14 @@ async def marked(storage: SQLStorage) -> bool:
 
 
 @servers
-async def test_publishers_of_other_channels_do_not_wait(storage: SQLStorage, peer: SQLStorage) -> None:
+async def test_publishers_of_different_channels_do_not_block_each_other(storage: SQLStorage, peer: SQLStorage) -> None:
     async with storage.transaction():
         await publish(storage, b"1", channel="a")
         await at_once(publish(peer, b"1", channel="b"))
 
 
-async def test_w5_who_starts_to_wait_sees_the_message_in_flight(storage: SQLStorage, peer: SQLStorage) -> None:
+@pytest.mark.pitfall(5)
+async def test_new_wait_finds_a_message_that_was_uncommitted(storage: SQLStorage, peer: SQLStorage) -> None:
     lease = await leased(storage, "i-1")
     await storage.subscribe_to_channel("i-1", "c", BROADCAST, lease=lease)
     await storage.subscribe_to_channel("i-1", "d", BROADCAST, lease=lease)
@@ -101,7 +106,8 @@ async def test_w5_who_starts_to_wait_sees_the_message_in_flight(storage: SQLStor
     assert await status(storage, "i-1") is WorkflowStatus.RUNNING
 
 
-async def test_w5_who_publishes_finds_the_waiter_in_flight(storage: SQLStorage, peer: SQLStorage) -> None:
+@pytest.mark.pitfall(5)
+async def test_message_is_delivered_to_a_wait_that_was_uncommitted(storage: SQLStorage, peer: SQLStorage) -> None:
     lease = await leased(storage, "i-1")
     await storage.subscribe_to_channel("i-1", "c", BROADCAST, lease=lease)
     async with storage.transaction():
@@ -112,8 +118,9 @@ async def test_w5_who_publishes_finds_the_waiter_in_flight(storage: SQLStorage, 
     assert await delivered(peer) == [("i-1", first)]
 
 
+@pytest.mark.pitfall(5)
 @pytest.mark.parametrize("used", [False, True], ids=["paths of the first wait", "paths in use"])
-async def test_w5_who_starts_to_wait_for_values_sees_the_message_in_flight(
+async def test_new_wait_for_values_finds_a_message_that_was_uncommitted(
     storage: SQLStorage, peer: SQLStorage, used: bool
 ) -> None:
     """The waiter is really blocked by the publisher, and looks after it."""
@@ -134,8 +141,9 @@ async def test_w5_who_starts_to_wait_for_values_sees_the_message_in_flight(
     assert await delivered(peer) == [("i-1", message)]
 
 
+@pytest.mark.pitfall(5)
 @pytest.mark.parametrize("used", [False, True], ids=["paths of the first wait", "paths in use"])
-async def test_w5_who_publishes_finds_the_waiter_for_values_in_flight(
+async def test_message_is_delivered_to_a_wait_for_values_that_was_uncommitted(
     storage: SQLStorage, peer: SQLStorage, used: bool
 ) -> None:
     """The publisher is really blocked by the waiter; the next sweep brings the two together."""
@@ -152,7 +160,7 @@ async def test_w5_who_publishes_finds_the_waiter_for_values_in_flight(
 
 
 @servers
-async def test_a_sweep_while_a_waiter_has_the_channel_leaves_it_marked(storage: SQLStorage, peer: SQLStorage) -> None:
+async def test_sweep_keeps_the_mark_of_a_channel_locked_by_a_waiter(storage: SQLStorage, peer: SQLStorage) -> None:
     assert (await storage.suspend(await picky(storage, "other"), [for_value(9)])).suspended
     lease = await picky(storage, "i-1")
     (message,) = await publish(storage, b'{"n": 8}')
@@ -166,9 +174,7 @@ async def test_a_sweep_while_a_waiter_has_the_channel_leaves_it_marked(storage: 
 
 
 @servers
-async def test_a_sweep_while_a_publisher_has_the_channel_leaves_it_marked(
-    storage: SQLStorage, peer: SQLStorage
-) -> None:
+async def test_sweep_keeps_the_mark_of_a_channel_locked_by_a_publisher(storage: SQLStorage, peer: SQLStorage) -> None:
     assert (await storage.suspend(await picky(storage, "i-1"), [for_value(1)])).suspended
     (first,) = await publish(storage, b'{"n": 2}')
     async with storage.transaction():
@@ -181,7 +187,9 @@ async def test_a_sweep_while_a_publisher_has_the_channel_leaves_it_marked(
 
 
 @servers
-async def test_two_sweeps_at_once_deliver_each_message_for_values_once(storage: SQLStorage, peer: SQLStorage) -> None:
+async def test_sweep_beside_an_uncommitted_sweep_delivers_each_match_once(
+    storage: SQLStorage, peer: SQLStorage
+) -> None:
     for n in range(20):
         assert (await storage.suspend(await picky(storage, f"i-{n}"), [for_value(n % 5)])).suspended
     ids = await publish(storage, *(b'{"n": %d}' % n for n in range(5)))
@@ -197,7 +205,7 @@ async def test_two_sweeps_at_once_deliver_each_message_for_values_once(storage: 
         assert await storage.get_history_count(f"i-{n}") == 1
 
 
-async def test_sweeps_in_parallel_deliver_each_message_for_values_once(storage: SQLStorage, peer: SQLStorage) -> None:
+async def test_parallel_sweeps_deliver_each_match_once(storage: SQLStorage, peer: SQLStorage) -> None:
     for n in range(30):
         assert (await storage.suspend(await picky(storage, f"i-{n}"), [for_value(n), for_value(-1, "r:2")])).suspended
     await publish(storage, *(b'{"n": %d}' % n for n in range(30)))
@@ -210,9 +218,7 @@ async def test_sweeps_in_parallel_deliver_each_message_for_values_once(storage: 
 
 
 @servers
-async def test_a_channel_that_is_used_again_while_it_is_forgotten_finds_its_waiter(
-    storage: SQLStorage, peer: SQLStorage
-) -> None:
+async def test_channel_reused_during_its_cleanup_finds_its_waiter(storage: SQLStorage, peer: SQLStorage) -> None:
     """The clean-up has seen that nobody used it; the subscriber comes before its removal, or after."""
     await picky(storage, "before")
     await storage.unsubscribe_from_channel("before", "c")
@@ -236,7 +242,7 @@ async def test_a_channel_that_is_used_again_while_it_is_forgotten_finds_its_wait
     assert await delivered(storage) == [("i-2", message)]
 
 
-async def test_who_subscribes_gets_all_that_comes_after(storage: SQLStorage, peer: SQLStorage) -> None:
+async def test_new_subscriber_gets_all_later_messages(storage: SQLStorage, peer: SQLStorage) -> None:
     await leased(storage, "i-1")
     async with storage.transaction():
         await publish(storage, b"1")
@@ -247,7 +253,8 @@ async def test_who_subscribes_gets_all_that_comes_after(storage: SQLStorage, pee
     assert await publish(storage, b"2") == await pending(peer, "i-1")
 
 
-async def test_w38_two_modes_at_once_are_a_conflict(storage: SQLStorage, peer: SQLStorage) -> None:
+@pytest.mark.pitfall(38)
+async def test_concurrent_subscriptions_in_two_modes_conflict(storage: SQLStorage, peer: SQLStorage) -> None:
     for instance_id in ("i-1", "i-2"):
         await leased(storage, instance_id)
     async with storage.transaction():
@@ -259,7 +266,7 @@ async def test_w38_two_modes_at_once_are_a_conflict(storage: SQLStorage, peer: S
 
 
 @servers
-async def test_a_sweep_does_not_wait_for_publishers_nor_forget_them(storage: SQLStorage, peer: SQLStorage) -> None:
+async def test_sweep_neither_waits_for_nor_misses_uncommitted_messages(storage: SQLStorage, peer: SQLStorage) -> None:
     """It finds nothing while the message is in flight; if it unmarked the channel then, nobody would look again."""
     await listening(storage, "i-1")
     await listening(storage, "i-2", "d")
@@ -274,9 +281,7 @@ async def test_a_sweep_does_not_wait_for_publishers_nor_forget_them(storage: SQL
 
 
 @servers
-async def test_a_message_published_while_its_channel_is_swept_is_not_forgotten(
-    storage: SQLStorage, peer: SQLStorage
-) -> None:
+async def test_message_published_during_a_sweep_is_delivered_later(storage: SQLStorage, peer: SQLStorage) -> None:
     await listening(storage, "i-1")
     await listening(storage, "i-2")
     await publish(storage, b"1")
@@ -290,8 +295,9 @@ async def test_a_message_published_while_its_channel_is_swept_is_not_forgotten(
     assert await delivered(peer) == [("i-1", second), ("i-2", second)]
 
 
+@pytest.mark.pitfall(16)
 @servers
-async def test_w16_a_delivery_passes_over_who_is_being_served(storage: SQLStorage, peer: SQLStorage) -> None:
+async def test_delivery_skips_an_instance_with_an_uncommitted_delivery(storage: SQLStorage, peer: SQLStorage) -> None:
     await listening(storage, "i-1")
     (first,) = await publish(storage, b"1")
     offered = await message(storage, first)
@@ -303,8 +309,11 @@ async def test_w16_a_delivery_passes_over_who_is_being_served(storage: SQLStorag
     assert await delivered(peer) == [("i-1", first)]
 
 
+@pytest.mark.pitfall(4)
 @servers
-async def test_w4_a_competing_message_in_flight_goes_to_nobody_else(storage: SQLStorage, peer: SQLStorage) -> None:
+async def test_competing_message_with_an_uncommitted_delivery_is_not_delivered_again(
+    storage: SQLStorage, peer: SQLStorage
+) -> None:
     for n in range(3):
         await listening(storage, f"i-{n}", mode=COMPETING)
     first, second = await publish(storage, b"1", b"2")
@@ -315,8 +324,9 @@ async def test_w4_a_competing_message_in_flight_goes_to_nobody_else(storage: SQL
     assert await delivered(peer) == [("i-0", first)]
 
 
+@pytest.mark.pitfall(6)
 @servers
-async def test_w6_a_broadcast_message_in_flight_to_one_is_not_skipped_for_another(
+async def test_broadcast_message_with_an_uncommitted_delivery_reaches_other_subscribers(
     storage: SQLStorage, peer: SQLStorage
 ) -> None:
     for n in range(2):
@@ -328,7 +338,7 @@ async def test_w6_a_broadcast_message_in_flight_to_one_is_not_skipped_for_anothe
 
 
 @servers
-async def test_a_timer_in_flight_fires_once(storage: SQLStorage, peer: SQLStorage) -> None:
+async def test_timer_with_an_uncommitted_firing_fires_once(storage: SQLStorage, peer: SQLStorage) -> None:
     await sleeping(storage, "i-1")
     shift(storage, 11)
     shift(peer, 11)
@@ -341,7 +351,7 @@ async def test_a_timer_in_flight_fires_once(storage: SQLStorage, peer: SQLStorag
 
 
 @servers
-async def test_a_time_out_and_a_message_take_turns(storage: SQLStorage, peer: SQLStorage) -> None:
+async def test_timeout_and_delivery_of_one_wait_exclude_each_other(storage: SQLStorage, peer: SQLStorage) -> None:
     await listening(storage, "i-1", after=timedelta(seconds=5))
     (first,) = await publish(storage, b"1")
     shift(storage, 6)
@@ -353,7 +363,8 @@ async def test_a_time_out_and_a_message_take_turns(storage: SQLStorage, peer: SQ
     assert await pending(peer, "i-1") == [first]
 
 
-async def test_w1_a_takeover_in_flight_does_not_slip_past_publishing_or_waiting(
+@pytest.mark.pitfall(1)
+async def test_stale_worker_cannot_publish_or_wait_during_an_uncommitted_takeover(
     storage: SQLStorage, peer: SQLStorage
 ) -> None:
     soon = timedelta(seconds=5)
@@ -380,7 +391,7 @@ async def test_w1_a_takeover_in_flight_does_not_slip_past_publishing_or_waiting(
     assert await storage.db().fetchval("SELECT count(*) FROM workflow_timer_subscriptions") == 0
 
 
-async def test_an_id_in_flight_to_another_channel_is_known_once_it_is_there(
+async def test_message_id_uncommitted_in_another_channel_is_known_after_its_commit(
     storage: SQLStorage, peer: SQLStorage
 ) -> None:
     for end in (storage.rollback_transaction, storage.commit_transaction):
@@ -394,7 +405,8 @@ async def test_an_id_in_flight_to_another_channel_is_known_once_it_is_there(
     assert await again == first
 
 
-async def test_w54_a_subscriber_in_flight_keeps_the_backlog(storage: SQLStorage, peer: SQLStorage) -> None:
+@pytest.mark.pitfall(54)
+async def test_cleanup_keeps_the_backlog_of_an_uncommitted_subscriber(storage: SQLStorage, peer: SQLStorage) -> None:
     await leased(storage, "i-1")
     ids = await publish(storage, b"1")
     shift(peer, 3600)
@@ -407,7 +419,7 @@ async def test_w54_a_subscriber_in_flight_keeps_the_backlog(storage: SQLStorage,
 
 
 @servers
-async def test_what_the_family_publishes_in_flight_is_found_later_whatever_its_id(
+async def test_uncommitted_message_of_another_framework_is_found_later_whatever_its_id(
     storage: SQLStorage, peer: SQLStorage
 ) -> None:
     """The rest of the family takes no lock: a lower id may appear after a higher one was seen."""
@@ -445,7 +457,9 @@ async def test_batches_in_opposite_order_do_not_deadlock(storage: SQLStorage, pe
 
 
 @pytest.mark.parametrize("mode", [BROADCAST, COMPETING])
-async def test_no_message_is_lost_skipped_or_doubled(storage: SQLStorage, peer: SQLStorage, mode: ChannelMode) -> None:
+async def test_concurrent_publishers_sweepers_and_receivers_deliver_each_message_once(
+    storage: SQLStorage, peer: SQLStorage, mode: ChannelMode
+) -> None:
     """Publishers, sweepers and receivers on both sides at once; every receiver waits, is woken, and waits again."""
     receivers, each = ("i-0", "i-1", "i-2"), 12
     for instance_id in receivers:
@@ -494,8 +508,9 @@ async def _received(storage: SQLStorage, instance_id: str) -> list[int]:
     return [json.loads(event.event_data or b"")["id"] for event in events]
 
 
+@pytest.mark.pitfall(9)
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
-async def test_w9_notifications_have_the_keys_of_both_readers(storage: SQLStorage) -> None:
+async def test_notifications_have_the_keys_that_edda_and_romancy_read(storage: SQLStorage) -> None:
     heard: dict[str, dict[str, object]] = {}
     all_heard = asyncio.Event()
 

@@ -27,7 +27,8 @@ def one_writer(storage: SQLStorage) -> bool:
     return storage._backend.driver.name == "sqlite"
 
 
-async def test_w1_a_takeover_in_flight_does_not_slip_past_the_fence(storage: SQLStorage, peer: SQLStorage) -> None:
+@pytest.mark.pitfall(1)
+async def test_stale_worker_cannot_append_during_an_uncommitted_takeover(storage: SQLStorage, peer: SQLStorage) -> None:
     """The successor has taken the row and not committed yet; the old owner's write waits, and then is refused."""
     lease = await leased(storage, "i-1", timeout_sec=10)
     shift(peer, 20)
@@ -41,7 +42,10 @@ async def test_w1_a_takeover_in_flight_does_not_slip_past_the_fence(storage: SQL
     assert await storage.get_history_count("i-1") == 0
 
 
-async def test_w1_a_batch_does_not_slip_past_either(storage: SQLStorage, peer: SQLStorage) -> None:
+@pytest.mark.pitfall(1)
+async def test_stale_worker_cannot_append_a_batch_during_an_uncommitted_takeover(
+    storage: SQLStorage, peer: SQLStorage
+) -> None:
     lease, other = await leased(storage, "i-1", timeout_sec=10), await leased(storage, "i-2")
     shift(peer, 20)
     async with peer.transaction():
@@ -51,7 +55,7 @@ async def test_w1_a_batch_does_not_slip_past_either(storage: SQLStorage, peer: S
     assert [type(answer) for answer in await batch] == [LeaseLostError, int]
 
 
-async def test_a_fenced_write_in_flight_holds_off_the_takeover(storage: SQLStorage, peer: SQLStorage) -> None:
+async def test_uncommitted_fenced_write_prevents_the_takeover(storage: SQLStorage, peer: SQLStorage) -> None:
     """The old owner has written and not committed; an acquirer does not wait, and gets nothing until it is over."""
     lease = await leased(storage, "i-1", timeout_sec=10)
     shift(peer, 20)
@@ -64,7 +68,7 @@ async def test_a_fenced_write_in_flight_holds_off_the_takeover(storage: SQLStora
 
 
 @pytest.mark.parametrize("ended", ["completed", "failed"])
-async def test_an_end_takes_what_was_registered_while_it_waited(
+async def test_ending_an_instance_removes_timers_registered_while_it_was_blocked(
     storage: SQLStorage, peer: SQLStorage, ended: str
 ) -> None:
     """A statement sees what was there when it began: not the timer of the transaction that it then waited for."""
@@ -82,7 +86,7 @@ async def test_an_end_takes_what_was_registered_while_it_waited(
 
 
 @pytest.mark.parametrize("on_message", [False, True], ids=["timer", "message"])
-async def test_a_wait_alone_takes_what_was_registered_while_it_waited(
+async def test_suspend_drops_waits_registered_while_it_was_blocked(
     storage: SQLStorage, peer: SQLStorage, on_message: bool
 ) -> None:
     lease = await leased(storage, "i-1")
@@ -99,9 +103,7 @@ async def test_a_wait_alone_takes_what_was_registered_while_it_waited(
 
 
 @pytest.mark.parametrize("database", ["postgresql", "mysql"], indirect=True)
-async def test_what_was_claimed_while_a_clean_up_waited_is_there_for_others_again(
-    storage: SQLStorage, peer: SQLStorage
-) -> None:
+async def test_message_claimed_while_a_cleanup_was_blocked_is_released(storage: SQLStorage, peer: SQLStorage) -> None:
     lease = await leased(storage, "i-1")
     message = await storage.publish_to_channel("jobs", b"1")
     await storage.deliver_pending()  # nobody is there: the channel's mark is gone
@@ -115,7 +117,7 @@ async def test_what_was_claimed_while_a_clean_up_waited_is_there_for_others_agai
     assert await storage.db().fetch(marked) == [("jobs",)]
 
 
-def test_a_move_that_would_find_its_row_by_now_is_made_again() -> None:
+def test_state_change_whose_row_appeared_meanwhile_is_repeated() -> None:
     """Whatever it was that it did not find: fed by hand, as below."""
     move = finish("i-1", WorkflowStatus.COMPLETED, "1", None)
     next(move)
@@ -126,7 +128,7 @@ def test_a_move_that_would_find_its_row_by_now_is_made_again() -> None:
 
 @pytest.mark.parametrize("inside", [False, True], ids=["alone", "inside"])
 @pytest.mark.parametrize("database", ["postgresql", "mysql"], indirect=True)
-async def test_what_has_to_be_made_again_is(storage: SQLStorage, inside: bool) -> None:
+async def test_operation_that_asks_to_be_repeated_is_repeated(storage: SQLStorage, inside: bool) -> None:
     runs = 0
 
     def look_twice() -> Operation[int]:
@@ -143,7 +145,7 @@ async def test_what_has_to_be_made_again_is(storage: SQLStorage, inside: bool) -
             assert await storage._run(Work(look_twice, single=single)) == 3
 
 
-def test_an_instance_that_appears_after_the_fence_looked_was_not_there() -> None:
+def test_instance_created_after_the_fence_check_is_not_found() -> None:
     """No connection can be stopped between the two looks, so the operation is fed by hand."""
     write = fence("i-1", None)
     next(write)
@@ -152,7 +154,8 @@ def test_an_instance_that_appears_after_the_fence_looked_was_not_there() -> None
         write.send([("running", 1, "w1", "wf")])
 
 
-async def test_w45_completion_and_cancel_take_turns(storage: SQLStorage, peer: SQLStorage) -> None:
+@pytest.mark.pitfall(45)
+async def test_completion_after_an_uncommitted_cancel_loses_its_lease(storage: SQLStorage, peer: SQLStorage) -> None:
     lease = await leased(storage, "i-1")
     async with peer.transaction():
         await peer.cancel_instance("i-1", "too late?")
@@ -165,8 +168,9 @@ async def test_w45_completion_and_cancel_take_turns(storage: SQLStorage, peer: S
     assert (found.status, found.output_data) == (WorkflowStatus.CANCELLED, None)
 
 
+@pytest.mark.pitfall(45)
 @pytest.mark.parametrize("compensate", [False, True])
-async def test_w45_a_cancel_sees_the_end_that_it_waited_for(
+async def test_cancel_after_an_uncommitted_completion_is_refused(
     storage: SQLStorage, peer: SQLStorage, compensate: bool
 ) -> None:
     lease = await leased(storage, "i-1")
@@ -179,7 +183,9 @@ async def test_w45_a_cancel_sees_the_end_that_it_waited_for(
     assert await storage.get_history_count("i-1") == 0
 
 
-async def test_an_administrators_move_sees_the_state_it_waited_for(storage: SQLStorage, peer: SQLStorage) -> None:
+async def test_status_update_without_a_lease_sees_the_state_it_was_blocked_by(
+    storage: SQLStorage, peer: SQLStorage
+) -> None:
     await new(storage, "i-1")
     async with peer.transaction():
         await peer.update_instance_output("i-1", b"1")
@@ -189,7 +195,7 @@ async def test_an_administrators_move_sees_the_state_it_waited_for(storage: SQLS
         await late
 
 
-async def test_the_same_step_from_two_sides_is_recorded_once(storage: SQLStorage, peer: SQLStorage) -> None:
+async def test_concurrent_appends_of_the_same_step_record_it_once(storage: SQLStorage, peer: SQLStorage) -> None:
     lease = await leased(storage, "i-1")
     async with peer.transaction():
         first = await peer.append_history(step(1), lease=lease)
@@ -199,9 +205,7 @@ async def test_the_same_step_from_two_sides_is_recorded_once(storage: SQLStorage
     assert await storage.get_history_count("i-1") == 1
 
 
-async def test_a_heartbeat_that_meets_its_runs_own_transaction_loses_nothing(
-    storage: SQLStorage, peer: SQLStorage
-) -> None:
+async def test_heartbeat_during_a_transaction_of_its_run_loses_no_lease(storage: SQLStorage, peer: SQLStorage) -> None:
     lease, other = await leased(storage, "i-1"), await leased(storage, "i-2")
     async with peer.transaction():
         await peer.append_history(step(1), lease=lease)
@@ -216,7 +220,8 @@ async def test_a_heartbeat_that_meets_its_runs_own_transaction_loses_nothing(
     assert None not in await beat
 
 
-async def test_w27_a_renewal_in_flight_is_not_swept(storage: SQLStorage, peer: SQLStorage) -> None:
+@pytest.mark.pitfall(27)
+async def test_sweep_keeps_a_lease_with_an_uncommitted_renewal(storage: SQLStorage, peer: SQLStorage) -> None:
     lease = await leased(storage, "i-1", timeout_sec=10)
     shift(storage, 20)
     shift(peer, 20)
@@ -231,7 +236,7 @@ async def test_w27_a_renewal_in_flight_is_not_swept(storage: SQLStorage, peer: S
     await storage.append_history(step(1), lease=lease)
 
 
-async def test_a_deadlock_is_told_to_a_callers_transaction(storage: SQLStorage, peer: SQLStorage) -> None:
+async def test_deadlock_in_a_transaction_is_raised(storage: SQLStorage, peer: SQLStorage) -> None:
     """Two transactions lock two rows in opposite order: one goes through, the other hears of the conflict."""
     if one_writer(storage):
         return  # the second transaction begins after the first
@@ -256,7 +261,7 @@ async def _cross(
             await wait.wait()
 
 
-async def test_a_deadlock_between_own_operations_is_retried_inside(storage: SQLStorage, peer: SQLStorage) -> None:
+async def test_deadlock_between_operations_is_retried_internally(storage: SQLStorage, peer: SQLStorage) -> None:
     """Batches over the same rows in opposite order, again and again: no caller hears of a deadlock."""
     leases = [await leased(storage, f"i-{n}") for n in range(6)]
 

@@ -1,4 +1,4 @@
-"""W1: a takeover in flight is not slipped past; the late owner waits for it, and then writes nothing."""
+"""A stale worker waits for an uncommitted takeover, and then writes nothing."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -23,8 +23,9 @@ WRITES: dict[str, Callable[[SQLStorage, Lease], Awaitable[object]]] = {
 }
 
 
+@pytest.mark.pitfall(1)
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES.keys())
-async def test_w1_a_takeover_in_flight_fences_the_late_owner_off(
+async def test_stale_worker_cannot_write_during_an_uncommitted_takeover(
     storage: SQLStorage, peer: SQLStorage, write: Callable[[SQLStorage, Lease], Awaitable[object]]
 ) -> None:
     lease = await leased(storage, "i-1", timeout_sec=10)

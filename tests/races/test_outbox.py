@@ -14,7 +14,7 @@ from tests.races.blocking import at_once, blocked
 pytestmark = pytest.mark.parametrize("database", ["postgresql", "mysql"], indirect=True)
 
 
-async def test_a_lower_sequence_never_appears_after_a_higher_one(storage: SQLStorage, peer: SQLStorage) -> None:
+async def test_lower_sequence_number_never_appears_after_a_higher_one(storage: SQLStorage, peer: SQLStorage) -> None:
     async with storage.transaction():
         await add(storage, "e-1")
         second = asyncio.create_task(add(peer, "e-2"))
@@ -25,7 +25,7 @@ async def test_a_lower_sequence_never_appears_after_a_higher_one(storage: SQLSto
     assert await fetch(peer) == ["e-1", "e-2"]
 
 
-async def test_a_relay_does_not_wait_for_who_adds(storage: SQLStorage, peer: SQLStorage) -> None:
+async def test_relay_does_not_wait_for_uncommitted_events(storage: SQLStorage, peer: SQLStorage) -> None:
     await add(storage, "e-1", "e-2")
     async with storage.transaction():
         await add(storage, "e-3")
@@ -38,9 +38,7 @@ async def test_a_relay_does_not_wait_for_who_adds(storage: SQLStorage, peer: SQL
     assert await fetch(peer) == ["e-3"]
 
 
-async def test_an_event_added_while_its_source_falls_asleep_is_not_stranded(
-    storage: SQLStorage, peer: SQLStorage
-) -> None:
+async def test_event_added_while_its_source_becomes_idle_is_fetched(storage: SQLStorage, peer: SQLStorage) -> None:
     await add(storage, "e-1")
     async with storage.transaction():
         assert await fetch(storage) == ["e-1"]
@@ -51,9 +49,7 @@ async def test_an_event_added_while_its_source_falls_asleep_is_not_stranded(
     assert await fetch(peer) == ["e-2"]
 
 
-async def test_an_event_added_while_its_source_is_forgotten_is_not_stranded(
-    storage: SQLStorage, peer: SQLStorage
-) -> None:
+async def test_event_added_while_its_source_is_deleted_is_fetched(storage: SQLStorage, peer: SQLStorage) -> None:
     await add(storage, "e-1")
     await storage.mark_outbox_event_sent("e-1")
     async with storage.transaction():
@@ -64,7 +60,8 @@ async def test_an_event_added_while_its_source_is_forgotten_is_not_stranded(
     assert await fetch(peer) == ["e-2"]
 
 
-async def test_w30_a_relay_passes_over_what_another_is_fetching(storage: SQLStorage, peer: SQLStorage) -> None:
+@pytest.mark.pitfall(30)
+async def test_relay_skips_events_that_another_relay_is_fetching(storage: SQLStorage, peer: SQLStorage) -> None:
     await add(storage, "a", source="a")
     async with storage.transaction():
         assert await fetch(storage) == ["a"]
@@ -73,7 +70,7 @@ async def test_w30_a_relay_passes_over_what_another_is_fetching(storage: SQLStor
     assert await fetch(peer) == []
 
 
-async def test_a_fetch_rolled_back_claimed_nothing(storage: SQLStorage, peer: SQLStorage) -> None:
+async def test_rolled_back_fetch_claims_nothing(storage: SQLStorage, peer: SQLStorage) -> None:
     await add(storage, "e-1")
     await storage.begin_transaction()
     assert await fetch(storage) == ["e-1"]
@@ -82,7 +79,7 @@ async def test_a_fetch_rolled_back_claimed_nothing(storage: SQLStorage, peer: SQ
     assert await fetch(peer) == ["e-1"]
 
 
-async def test_marks_of_one_source_take_turns(storage: SQLStorage, peer: SQLStorage) -> None:
+async def test_marks_of_one_source_are_serialized(storage: SQLStorage, peer: SQLStorage) -> None:
     """Each must see what the other did, or both would leave the source to the other."""
     await add(storage, "e-1", "e-2", "e-3")
     assert await fetch(storage, 2) == ["e-1", "e-2"]
@@ -94,7 +91,7 @@ async def test_marks_of_one_source_take_turns(storage: SQLStorage, peer: SQLStor
     assert await fetch(peer) == ["e-3"]
 
 
-async def test_the_same_event_from_two_transactions_is_one(storage: SQLStorage, peer: SQLStorage) -> None:
+async def test_same_event_from_two_transactions_is_added_once(storage: SQLStorage, peer: SQLStorage) -> None:
     event = OutboxEvent("e-1", "paid", "shop", b"1")
     async with storage.transaction():
         await storage.add_outbox_event(event)

@@ -13,7 +13,7 @@ from tests.races.blocking import at_once, blocked
 pytestmark = pytest.mark.parametrize("database", ["postgresql", "mysql"], indirect=True)
 
 
-async def test_a_lock_being_taken_is_not_waited_for(storage: SQLStorage, peer: SQLStorage) -> None:
+async def test_acquiring_does_not_wait_for_an_uncommitted_acquisition(storage: SQLStorage, peer: SQLStorage) -> None:
     await take(storage, "w1")
     for side in (storage, peer):
         shift(side, 11)
@@ -23,14 +23,14 @@ async def test_a_lock_being_taken_is_not_waited_for(storage: SQLStorage, peer: S
     assert await peer.try_acquire_system_lock("leader", "w3", 10) is None
 
 
-async def test_a_contender_does_not_get_in_the_owners_way(storage: SQLStorage, peer: SQLStorage) -> None:
+async def test_failed_acquisition_does_not_block_the_owner(storage: SQLStorage, peer: SQLStorage) -> None:
     first = await take(storage, "w1")
     async with peer.transaction():
         assert await peer.try_acquire_system_lock("leader", "w2", 10) is None
         assert (await at_once(take(storage, "w1"))).token == first.token
 
 
-async def test_of_two_first_acquirers_the_second_gets_nothing(storage: SQLStorage, peer: SQLStorage) -> None:
+async def test_second_of_two_first_acquirers_gets_nothing(storage: SQLStorage, peer: SQLStorage) -> None:
     async with storage.transaction():
         await take(storage, "w1")
         second = asyncio.create_task(peer.try_acquire_system_lock("leader", "w2", 10))
@@ -38,7 +38,7 @@ async def test_of_two_first_acquirers_the_second_gets_nothing(storage: SQLStorag
     assert await second is None
 
 
-async def test_of_two_first_acquirers_the_second_wins_if_the_first_rolls_back(
+async def test_second_of_two_first_acquirers_wins_if_the_first_rolls_back(
     storage: SQLStorage, peer: SQLStorage
 ) -> None:
     await storage.begin_transaction()
@@ -51,7 +51,7 @@ async def test_of_two_first_acquirers_the_second_wins_if_the_first_rolls_back(
     assert lease.token == 1
 
 
-async def test_a_renewal_that_meets_a_release_is_lost(storage: SQLStorage, peer: SQLStorage) -> None:
+async def test_renewal_during_an_uncommitted_release_fails(storage: SQLStorage, peer: SQLStorage) -> None:
     """Else the lock would be taken again under a token that somebody else may have had meanwhile."""
     await take(storage, "w1")
     async with storage.transaction():

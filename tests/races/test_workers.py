@@ -6,7 +6,7 @@ from perdure.storage.stores import SQLStorage
 from tests.races.blocking import blocked
 
 
-async def test_of_two_first_beats_neither_is_lost(storage: SQLStorage, peer: SQLStorage) -> None:
+async def test_concurrent_first_heartbeats_are_both_stored(storage: SQLStorage, peer: SQLStorage) -> None:
     async with peer.transaction():
         await peer.beat_worker("w1")
         beat = asyncio.create_task(storage.beat_worker("w1", b'{"n": 1}'))

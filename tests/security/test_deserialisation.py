@@ -95,7 +95,7 @@ hostile = st.recursive(
 
 @settings(max_examples=100, deadline=None)
 @given(hostile)
-def test_a_row_makes_only_what_hints_name(row: object) -> None:
+def test_row_creates_only_types_named_by_hints(row: object) -> None:
     modules = set(sys.modules)
     data = json.dumps(row).encode()
     for hint in HINTS:
@@ -109,7 +109,7 @@ def test_a_row_makes_only_what_hints_name(row: object) -> None:
 
 
 @pytest.mark.parametrize("key", KEYS)
-def test_no_key_is_magic(key: str) -> None:
+def test_no_key_in_a_row_has_a_special_meaning(key: str) -> None:
     for path, hint in itertools.product(PATHS, HINTS):
         row = {key: path, "size": 1, "args": ["true"], "value": {"size": 1}}
         try:
@@ -122,7 +122,7 @@ def test_no_key_is_magic(key: str) -> None:
     assert Trap.made == []
 
 
-def test_the_trap_works() -> None:
+def test_trap_class_detects_that_it_is_created() -> None:
     assert decode(b'{"size": 1}', Trap) == Trap(1)
     assert decode(b'{"size": 1}', TrapModel).size == 1
     assert len(Trap.made) == 3

@@ -58,7 +58,7 @@ async def told(call: Awaitable[Any]) -> Any:
 
 @settings(max_examples=6, **SAFE)  # type: ignore[arg-type]
 @given(st.lists(text, min_size=10, max_size=14))
-async def test_every_text_is_a_value(storage: SQLStorage, texts: list[str]) -> None:
+async def test_any_text_is_stored_as_a_value_or_refused(storage: SQLStorage, texts: list[str]) -> None:
     anchor = f"anchor-{next(number)}"
     await storage.create_instance(WorkflowInstance(anchor, "anchor"))
     for value in texts:
@@ -158,7 +158,7 @@ _FOLD = {n: n + 32 for n in range(ord("A"), ord("Z") + 1)}
 
 @settings(max_examples=6, **SAFE)  # type: ignore[arg-type]
 @given(st.lists(text, min_size=6, max_size=10), st.lists(text, min_size=4, max_size=6))
-async def test_a_part_of_a_name_is_found_letter_by_letter(
+async def test_name_filter_has_no_wildcards_or_patterns(
     storage: SQLStorage, names: list[str], parts: list[str]
 ) -> None:
     """No wildcard, no folding but of ASCII letters, no pattern."""
@@ -190,7 +190,7 @@ token = (
 
 @settings(max_examples=8, **SAFE)  # type: ignore[arg-type]
 @given(st.lists(token, min_size=10, max_size=20))
-async def test_a_forged_page_token_is_a_place_or_refused(storage: SQLStorage, tokens: list[str]) -> None:
+async def test_forged_page_token_is_a_position_or_refused(storage: SQLStorage, tokens: list[str]) -> None:
     await storage.create_instances([WorkflowInstance(f"i-{next(number)}", "wf") for _ in range(3)])
     real = (await storage.list_instances(ListInstancesOptions(limit=1))).next_page_token or ""
     for each in [*tokens, *(real[:n] for n in range(0, len(real), 4)), f"{real}'", f"'{real}"]:
@@ -204,7 +204,7 @@ async def test_a_forged_page_token_is_a_place_or_refused(storage: SQLStorage, to
             await told(storage.list_outbox_events(after=each))
 
 
-async def test_a_session_whose_mode_was_changed_lets_nothing_out(fresh_mysql_db: str) -> None:
+async def test_quoting_is_safe_in_a_session_with_a_changed_sql_mode(fresh_mysql_db: str) -> None:
     """A caller's own SQL may have left NO_BACKSLASH_ESCAPES in a session: a backslash then hides no quote."""
     async with open_storage(fresh_mysql_db) as storage, storage.transaction() as sql:
         await sql.execute("SET SESSION sql_mode = 'NO_BACKSLASH_ESCAPES,ANSI_QUOTES'")

@@ -21,7 +21,7 @@ def _few_instances(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data, "INSTANCES", 300)
 
 
-def test_the_table_has_a_line_for_each_case(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_benchmark_prints_a_line_for_each_case(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "bench.json"
     options = ["--callers", "4", "--rounds", "1", "--seconds", "0.02", "--json", str(path)]
     assert main(["--database", "sqlite", *options]) == 0
@@ -38,7 +38,7 @@ def test_the_table_has_a_line_for_each_case(capsys: pytest.CaptureFixture[str], 
     assert [(entry["case"], len(entry["ours_per_second"])) for entry in written] == [(case.name, 1) for case in CASES]
 
 
-async def test_both_sides_do_the_same() -> None:
+async def test_both_sides_of_the_benchmark_leave_the_same_rows() -> None:
     async with opened("sqlite") as (storage, raw):
         await data.fill(storage)
         for case in CASES:

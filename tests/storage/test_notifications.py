@@ -46,11 +46,11 @@ def about(reason: str, name: str | None = None, instance_id: str = "i-1") -> dic
     return {"instance_id": instance_id, "wf_id": instance_id, "reason": reason, **named}
 
 
-async def test_a_creation_is_told(storage: SQLStorage, peer: SQLStorage) -> None:
+async def test_creating_an_instance_notifies(storage: SQLStorage, peer: SQLStorage) -> None:
     assert await told(storage, peer, lambda on: new(on, "i-1")) == [about("created", "wf")]
 
 
-async def test_the_longest_names_can_be_told(storage: SQLStorage, peer: SQLStorage) -> None:
+async def test_longest_names_fit_into_a_notification(storage: SQLStorage, peer: SQLStorage) -> None:
     instance_id, name = "\N{OCTOPUS}" * 200, "\N{CRAB}" * 255
     payloads = await told(storage, peer, lambda on: new(on, instance_id, name))
     assert payloads == [about("created", name, instance_id)]
@@ -67,11 +67,11 @@ async def test_the_longest_names_can_be_told(storage: SQLStorage, peer: SQLStora
         pytest.param(lambda on: on.acquire_locks(["i-1", "i-2"], "w1", 30), id="acquired"),
     ],
 )
-async def test_what_nobody_can_take_is_not_told(storage: SQLStorage, peer: SQLStorage, act: Act) -> None:
+async def test_change_without_new_work_does_not_notify(storage: SQLStorage, peer: SQLStorage, act: Act) -> None:
     assert await told(storage, peer, act) == []
 
 
-async def test_a_batch_is_told_once(storage: SQLStorage, peer: SQLStorage) -> None:
+async def test_batch_notifies_once(storage: SQLStorage, peer: SQLStorage) -> None:
     many = [WorkflowInstance(f"i-{n}", "wf") for n in (1, 1, 2, 3)]
     payloads = await told(storage, peer, lambda on: on.create_instances(many))
     assert payloads == [about("created")]  # of several no workflow is named: they may differ
@@ -80,7 +80,7 @@ async def test_a_batch_is_told_once(storage: SQLStorage, peer: SQLStorage) -> No
     assert payloads == [about("completed", instance_id="i-2")]
 
 
-async def test_timers_are_told_once(storage: SQLStorage, peer: SQLStorage) -> None:
+async def test_firing_many_timers_notifies_once(storage: SQLStorage, peer: SQLStorage) -> None:
     for n in range(3):
         lease = await leased(storage, f"i-{n}")
         await storage.suspend(lease, [TimerWait("t", "t:1", after=timedelta(seconds=5))])
@@ -89,7 +89,7 @@ async def test_timers_are_told_once(storage: SQLStorage, peer: SQLStorage) -> No
     assert payloads == [{"instance_id": "i-0", "wf_id": "i-0"}]
 
 
-async def test_the_end_of_a_lease_or_an_instance_is_told(storage: SQLStorage, peer: SQLStorage) -> None:
+async def test_end_of_a_lease_or_an_instance_notifies(storage: SQLStorage, peer: SQLStorage) -> None:
     lease = await leased(storage, "i-1")
     acts: list[tuple[Act, dict[str, object]]] = [
         (lambda on: on.recur_instance("i-1", b"2", lease=lease), about("recurred", "wf")),
@@ -104,7 +104,7 @@ async def test_the_end_of_a_lease_or_an_instance_is_told(storage: SQLStorage, pe
     assert payloads == [about("completed", instance_id="i-2")]
 
 
-async def test_it_is_told_if_and_when_it_is_committed(storage: SQLStorage, peer: SQLStorage) -> None:
+async def test_notification_is_sent_only_at_the_commit(storage: SQLStorage, peer: SQLStorage) -> None:
     async def undone(on: SQLStorage) -> None:
         await on.begin_transaction()
         await new(on, "i-1")
@@ -118,7 +118,9 @@ async def test_it_is_told_if_and_when_it_is_committed(storage: SQLStorage, peer:
     assert await told(storage, peer, done) == [about("created", "wf")]
 
 
-async def test_soon_after_another_it_costs_no_transaction(storage: SQLStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_second_notification_within_a_burst_needs_no_transaction(
+    storage: SQLStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One statement, one round trip; the notification follows by itself."""
     backend: Any = storage._backend
     sent = list[tuple[str, str]]()
@@ -143,7 +145,7 @@ async def test_soon_after_another_it_costs_no_transaction(storage: SQLStorage, m
     assert [kind for kind, _ in sent] == [RESUMABLE]
 
 
-async def test_who_cannot_notify_runs_the_operation_as_it_is() -> None:
+async def test_storage_without_notifications_runs_the_plain_operation() -> None:
     async with open_storage("sqlite:///:memory:") as storage:
         assert isinstance(storage._backend.notifier, Silent)
         async with storage.transaction():

@@ -55,7 +55,8 @@ async def ear(storage: SQLStorage) -> AsyncIterator[Ear]:
     await ear.close()
 
 
-async def test_w25_a_notification_leaves_with_its_commit_or_not_at_all(
+@pytest.mark.pitfall(25)
+async def test_notification_is_sent_with_its_commit_or_not_at_all(
     storage: SQLStorage, peer: SQLStorage, ear: Ear
 ) -> None:
     await peer.begin_transaction()
@@ -71,7 +72,8 @@ async def test_w25_a_notification_leaves_with_its_commit_or_not_at_all(
     assert [message.data for message in messages] == [b"2"]
 
 
-async def test_w9_a_message_is_told_with_the_keys_of_both_siblings(peer: SQLStorage, ear: Ear) -> None:
+@pytest.mark.pitfall(9)
+async def test_message_notification_has_the_keys_that_edda_and_romancy_read(peer: SQLStorage, ear: Ear) -> None:
     message = await peer.publish_to_channel("orders", b"1")
     hint = await ear.until("workflow_channel_message")
     assert {"channel": "orders", "channel_name": "orders", "ch": "orders", "message_id": message}.items() <= (
@@ -80,7 +82,8 @@ async def test_w9_a_message_is_told_with_the_keys_of_both_siblings(peer: SQLStor
     assert isinstance(hint.payload["msg_id"], str)
 
 
-async def test_w24_a_timer_is_told_within_the_transaction_that_registers_it(peer: SQLStorage, ear: Ear) -> None:
+@pytest.mark.pitfall(24)
+async def test_timer_notification_is_sent_by_the_registering_transaction(peer: SQLStorage, ear: Ear) -> None:
     lease = await leased(peer, "i-1")
     found = await peer.register_timer_subscription_and_release_lock(
         TimerSubscription("i-1", "t", activity_id="s:1"), "i-1", lease.worker_id, after=timedelta(hours=1), lease=lease
@@ -90,7 +93,7 @@ async def test_w24_a_timer_is_told_within_the_transaction_that_registers_it(peer
     assert (hint.payload["instance_id"], hint.payload["timer_id"]) == ("i-1", "t")
 
 
-async def test_the_switch(storage: SQLStorage, peer: SQLStorage, ear: Ear) -> None:
+async def test_notifications_can_be_disabled(storage: SQLStorage, peer: SQLStorage, ear: Ear) -> None:
     assert isinstance(peer, PostgresStorage)
     assert peer.is_notify_enabled()
     peer.set_notify_enabled(False)

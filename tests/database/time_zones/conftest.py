@@ -1,4 +1,4 @@
-"""Servers whose zone is not UTC, and a process whose zone is not theirs (W23)."""
+"""Servers whose zone is not UTC, and a process whose zone is not theirs."""
 
 import os
 import time

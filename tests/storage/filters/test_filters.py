@@ -36,9 +36,10 @@ def expected(name: str, texts: list[str], filters: reference.Filters) -> set[str
     return {f"{name}:{n}" for n, text in enumerate(texts) if reference.matches(text, filters)}
 
 
+@pytest.mark.pitfall(42)
 @many
 @given(reference.cases(reference.ordinary | reference.strange | reference.garbage))
-async def test_w42_a_listing_finds_what_the_reference_finds(storage: SQLStorage, case: Case) -> None:
+async def test_listing_matches_the_reference(storage: SQLStorage, case: Case) -> None:
     texts, filters = case
     name = await store(storage, texts)
     page = await storage.list_instances(ListInstancesOptions(workflow_name_filter=name, input_filters=filters))
@@ -47,9 +48,10 @@ async def test_w42_a_listing_finds_what_the_reference_finds(storage: SQLStorage,
     )
 
 
+@pytest.mark.pitfall(42)
 @many
 @given(reference.cases(reference.ordinary))
-async def test_w42_the_conditions_alone_are_exact_for_ordinary_json(storage: SQLStorage, case: Case) -> None:
+async def test_sql_conditions_alone_are_exact_for_ordinary_json(storage: SQLStorage, case: Case) -> None:
     texts, filters = case
     name = await store(storage, [*texts, "no JSON"])
     conditions, args = InputFilterBuilder(storage._backend.driver).build_filter_query(filters, 1)
@@ -59,7 +61,7 @@ async def test_w42_the_conditions_alone_are_exact_for_ordinary_json(storage: SQL
 
 @settings(max_examples=200, deadline=None)
 @given(reference.cases(reference.ordinary | reference.strange | reference.garbage))
-def test_the_last_word_is_the_references(case: Case) -> None:
+def test_final_check_in_python_matches_the_reference(case: Case) -> None:
     texts, filters = case
     for text in texts:
         assert matches(text, checked(filters)) == reference.matches(text, filters)
@@ -69,9 +71,7 @@ def test_the_last_word_is_the_references(case: Case) -> None:
     max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 @given(st.lists(reference.paths, min_size=4, max_size=12), st.sampled_from(reference.TEXTS))
-async def test_a_path_is_answered_like_the_reference_or_refused(
-    storage: SQLStorage, drawn: list[str], value: str
-) -> None:
+async def test_path_matches_like_the_reference_or_is_refused(storage: SQLStorage, drawn: list[str], value: str) -> None:
     paths = [path for path in drawn if reference.is_path(path)]
     texts = [reference.at(path, json.dumps(each)) for path in paths for each in (value, value + "'", 1)]
     name = await store(storage, [*texts, "no JSON"])
@@ -88,7 +88,7 @@ async def test_a_path_is_answered_like_the_reference_or_refused(
 
 @settings(max_examples=100, deadline=None)
 @given(reference.paths)
-async def test_what_is_no_path_is_refused_before_it_reaches_the_database(path: str) -> None:
+async def test_invalid_path_is_refused_before_it_reaches_the_database(path: str) -> None:
     for url in ("sqlite:///:memory:", "postgresql://127.0.0.1:1/d", "mysql://127.0.0.1:1/d"):
         if not reference.is_path(path):
             with pytest.raises(InvalidJSONPathError):  # nothing is open: a statement would fail otherwise
@@ -109,7 +109,7 @@ def test_arguments_are_bound_and_numbered(driver: SQLiteDriver | PostgresDriver 
 
 
 @pytest.mark.parametrize("driver", DRIVERS, ids=lambda driver: driver.name)
-def test_no_path_gets_into_the_text_unchecked(driver: SQLiteDriver | PostgresDriver | MySQLDriver) -> None:
+def test_driver_refuses_invalid_paths(driver: SQLiteDriver | PostgresDriver | MySQLDriver) -> None:
     for path in ("a' OR 1=1 --", "a.", "", "a[0]", "a\n", "é"):
         with pytest.raises(InvalidJSONPathError):
             driver.json_extract("input_data", path)
@@ -120,17 +120,17 @@ def test_no_path_gets_into_the_text_unchecked(driver: SQLiteDriver | PostgresDri
     validate_json_path("order.customer_id.x1")
 
 
-def test_no_filters_are_no_conditions() -> None:
+def test_no_filters_give_no_conditions() -> None:
     assert InputFilterBuilder(SQLiteDriver()).build_filter_query({}, 1) == ([], [])
 
 
-def test_values_are_checked() -> None:
+def test_filter_values_are_checked() -> None:
     with pytest.raises(LimitError):
         InputFilterBuilder(SQLiteDriver()).build_filter_query({"a": 2**53 + 1}, 1)
     assert checked({"a": 1, "b": True, "c": None, "d": "x"}) == {"a": 1.0, "b": True, "c": None, "d": "x"}
 
 
-def test_a_driver_by_url() -> None:
+def test_driver_is_chosen_by_url() -> None:
     urls = {
         "sqlite:///x.db": SQLiteDriver,
         "postgresql://h/d": PostgresDriver,

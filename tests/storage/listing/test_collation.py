@@ -29,9 +29,9 @@ async def american(postgres_url: str) -> AsyncIterator[SQLStorage]:
 async def test_ids_are_ordered_by_code_points(american: SQLStorage) -> None:
     rows = await american.db().fetch("SELECT 'a' < 'B', 'B' COLLATE \"C\" < 'a'")
     assert rows == [(True, True)]
-    await conformance.test_equal_times_are_ordered_by_the_code_points_of_the_id(american, american.db(), 2)
+    await conformance.test_equal_times_are_ordered_by_id_in_code_points(american, american.db(), 2)
 
 
 @pytest.mark.parametrize("name", ["workflow_name", "instance_id"])
-async def test_only_ascii_letters_are_folded(american: SQLStorage, name: str) -> None:
-    await conformance.test_only_ascii_letters_match_in_either_case(american, name)
+async def test_name_filter_ignores_case_of_ascii_letters_only(american: SQLStorage, name: str) -> None:
+    await conformance.test_name_filter_ignores_case_of_ascii_letters_only(american, name)

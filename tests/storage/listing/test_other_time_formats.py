@@ -19,7 +19,7 @@ TIMES = [
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 20])
-async def test_pages_miss_nothing_and_end(tmp_path: Path, limit: int) -> None:
+async def test_pages_list_every_instance_once_and_end(tmp_path: Path, limit: int) -> None:
     async with open_storage(f"sqlite:///{tmp_path / 'family.db'}") as storage:
         await storage.db().execute(
             "INSERT INTO workflow_definitions (workflow_name, source_hash, source_code) VALUES ('wf', '', '')"

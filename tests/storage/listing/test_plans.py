@@ -91,7 +91,8 @@ async def plan(storage: SQLStorage, call: Call) -> str:
     return f"{'SEARCH' if served else 'SCAN'} {read}"
 
 
-async def test_w35_pages_are_served_by_an_index(storage: SQLStorage) -> None:
+@pytest.mark.pitfall(35)
+async def test_pages_are_served_by_an_index(storage: SQLStorage) -> None:
     await seed(storage)
     for name, options in PAGES.items():
         found = await plan(storage, page(storage, options))
@@ -108,14 +109,15 @@ async def test_w35_pages_are_served_by_an_index(storage: SQLStorage) -> None:
             assert found.startswith("SEARCH"), f"{name}: {found}"
 
 
-async def test_w35_frameworks_are_found_without_reading_their_rows(storage: SQLStorage) -> None:
+@pytest.mark.pitfall(35)
+async def test_framework_is_looked_up_in_an_index_only(storage: SQLStorage) -> None:
     await seed(storage)
     found = await plan(storage, Call(S.framework, {"framework": "go", "limit": 1}))
     assert "Index Only Scan" in found or found.startswith("SEARCH"), found
 
 
 @pytest.mark.parametrize("options", PAGES.values(), ids=PAGES)
-async def test_the_page_is_the_one_asked_for(storage: SQLStorage, options: dict[str, Any]) -> None:
+async def test_listed_page_has_the_expected_instances(storage: SQLStorage, options: dict[str, Any]) -> None:
     await seed(storage)
     result = await storage.list_instances(ListInstancesOptions(limit=7, **options))
     assert [found.instance_id for found in result.instances] == expected(options)[:7]

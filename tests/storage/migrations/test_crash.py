@@ -68,7 +68,7 @@ async def recorded(database: Database) -> int:
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
-async def test_a_crash_in_the_transaction_leaves_nothing(database: Database) -> None:
+async def test_crash_in_the_transaction_leaves_no_tables(database: Database) -> None:
     statements = 1
     while await crashes(database, statements) and not await database.tables():
         statements += 1
@@ -78,7 +78,7 @@ async def test_a_crash_in_the_transaction_leaves_nothing(database: Database) -> 
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
-async def test_nothing_shows_before_the_commit(database: Database) -> None:
+async def test_no_table_is_visible_before_the_commit(database: Database) -> None:
     """What others can see is what a crash would leave, so one run, looked at after each statement, is them all."""
     for statements in (1, 2, 4, 5, 50):
         assert await crashes(database, statements)
@@ -104,7 +104,7 @@ FROM workflow_instances i JOIN workflow_history h USING (instance_id)"""
 
 @pytest.mark.parametrize("database", ["mysql"], indirect=True)
 class TestMySQL:
-    async def test_a_crash_after_each_statement_in_turn(self, database: Database) -> None:
+    async def test_migration_completes_after_a_crash_at_each_statement(self, database: Database) -> None:
         """Each start gets one statement further than the last, so that all of them are the last one once."""
         await database.make_family()
         await database.execute(*FAMILY_ROWS)
@@ -119,7 +119,7 @@ class TestMySQL:
         assert await database.schema() == await database.finished_schema()
         assert await database.fetch(TIMES) == [("2024-01-31 23:59:59.000000", "2024-02-29 12:00:00.000000")]
 
-    async def test_a_crash_in_the_conversion_and_one_restart(self, database: Database) -> None:
+    async def test_conversion_completes_after_a_crash_and_one_restart(self, database: Database) -> None:
         """From the family's tables each time, with keys gone, tables half converted, keys half added again."""
         conversion = len(up_statements("mysql")[1].statements)
         for statements in range(5, conversion, 13):

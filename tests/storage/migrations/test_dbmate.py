@@ -20,19 +20,19 @@ def dbmate(database: Database, command: str, *, schema: str = "") -> str:
     return ended.stdout
 
 
-async def test_dbmate_then_perdure(database: Database) -> None:
+async def test_perdure_accepts_tables_migrated_by_dbmate(database: Database) -> None:
     assert dbmate(database, "migrate").count("Applied") == len(versions(database.dialect))
     assert await database.migrate() == []
     assert await database.schema() == await database.finished_schema()
 
 
-async def test_perdure_then_dbmate(database: Database) -> None:
+async def test_dbmate_accepts_tables_migrated_by_perdure(database: Database) -> None:
     await database.migrate()
     assert "Pending: 0" in dbmate(database, "status", schema="perdure")
     assert "Appl" not in dbmate(database, "migrate", schema="perdure")
 
 
-async def test_dbmate_goes_on_where_the_family_is(database: Database) -> None:
+async def test_dbmate_continues_from_the_tables_of_edda(database: Database) -> None:
     await database.make_family()
     await database.execute("CREATE TABLE schema_migrations (version VARCHAR(255) PRIMARY KEY)")
     await database.execute(f"INSERT INTO schema_migrations VALUES ('{versions(database.dialect)[0]}')")
@@ -40,7 +40,7 @@ async def test_dbmate_goes_on_where_the_family_is(database: Database) -> None:
     assert await database.migrate() == []
 
 
-async def test_dbmate_takes_everything_back(database: Database) -> None:
+async def test_dbmate_rolls_back_all_migrations(database: Database) -> None:
     await database.migrate()
     for _ in versions(database.dialect):
         dbmate(database, "rollback")

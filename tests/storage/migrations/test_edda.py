@@ -37,7 +37,7 @@ async def edda(database: Database) -> AsyncIterator[Any]:
 
 
 async def _initialized(storage: Any) -> None:
-    """Start as Edda does. Its lock is the server's: while another test has it, it goes on without tables (W46)."""
+    """Start as Edda does. Its lock is the server's: while another test has it, it starts without tables."""
     for _ in range(10):
         try:
             await storage.initialize()
@@ -145,7 +145,7 @@ async def test_tables_from_before_edda_had_migrations_are_refused(database: Data
     assert await database.schema() == before
 
 
-async def test_the_first_file_is_the_familys(database: Database) -> None:
+async def test_first_migration_is_that_of_edda(database: Database) -> None:
     theirs = resources("edda") / "migrations" / database.dialect / f"{FAMILY}_initial_schema.sql"
     up = files._UP.search(theirs.read_text())
     assert up is not None

@@ -56,7 +56,7 @@ async def recorded(database: Database, ledger: str) -> list[str]:
     indirect=["database"],
 )
 @pytest.mark.parametrize("name", TOOLS)
-async def test_the_ledger_of_another_tool_is_left_alone(
+async def test_ledger_of_another_tool_is_not_changed(
     database: Database, schema: str, name: str, tmp_path: Path
 ) -> None:
     tool, ledger = TOOLS[name]
@@ -73,7 +73,7 @@ async def test_the_ledger_of_another_tool_is_left_alone(
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 @pytest.mark.parametrize("name", TOOLS)
-async def test_a_tool_can_come_later_on_postgresql(database: Database, name: str, tmp_path: Path) -> None:
+async def test_another_tool_can_be_added_later_on_postgresql(database: Database, name: str, tmp_path: Path) -> None:
     tool, ledger = TOOLS[name]
     await use(url_of(database), "first")
     await tool(database, tmp_path)
@@ -83,9 +83,7 @@ async def test_a_tool_can_come_later_on_postgresql(database: Database, name: str
 
 
 @pytest.mark.parametrize("name", [name for name in TOOLS if name not in SHARED])
-async def test_a_tool_with_a_ledger_of_another_name_can_come_later(
-    database: Database, name: str, tmp_path: Path
-) -> None:
+async def test_tool_with_another_ledger_name_can_be_added_later(database: Database, name: str, tmp_path: Path) -> None:
     tool, ledger = TOOLS[name]
     await use(url_of(database, "public"), "first")
     await tool(database, tmp_path)
@@ -95,7 +93,7 @@ async def test_a_tool_with_a_ledger_of_another_name_can_come_later(
 
 
 @pytest.mark.parametrize("name", SHARED)
-async def test_a_tool_with_our_ledgers_name_can_come_later_once_ours_is_renamed(
+async def test_tool_with_the_same_ledger_name_can_be_added_after_a_rename(
     database: Database, name: str, tmp_path: Path
 ) -> None:
     tool, ledger = TOOLS[name]
@@ -113,7 +111,7 @@ async def test_a_tool_with_our_ledgers_name_can_come_later_once_ours_is_renamed(
 
 
 @pytest.mark.parametrize("name", ["rails", "ecto"])
-async def test_versions_that_an_earlier_release_put_into_another_ledger_count(database: Database, name: str) -> None:
+async def test_versions_recorded_in_another_ledger_by_an_earlier_release_count(database: Database, name: str) -> None:
     """Until now the rows went into whatever `schema_migrations` there was."""
     older = up_statements(database.dialect)[:-1]
     place = "public." if database.dialect == "postgresql" else ""
@@ -134,7 +132,7 @@ async def test_versions_that_an_earlier_release_put_into_another_ledger_count(da
 
 
 @pytest.mark.parametrize("table", ["workflow_instances", "schema_version", "perdure_workers"])
-async def test_a_table_that_is_not_ours_is_named_before_anything_is_written(database: Database, table: str) -> None:
+async def test_foreign_table_is_reported_before_anything_is_written(database: Database, table: str) -> None:
     place = "public." if database.dialect == "postgresql" else ""
     await database.execute(f"CREATE TABLE {place}{table} (id INTEGER PRIMARY KEY, version INTEGER)")
     with pytest.raises(SchemaError, match=f"the table '{table}'.* is not perdure's.*Use another"):
@@ -143,7 +141,7 @@ async def test_a_table_that_is_not_ours_is_named_before_anything_is_written(data
 
 
 @pytest.mark.parametrize("database", ["mysql"], indirect=True)
-async def test_a_crash_before_the_first_record_leaves_the_ledger_ours(database: Database) -> None:
+async def test_ledger_is_recognized_after_a_crash_before_its_first_row(database: Database) -> None:
     first = up_statements("mysql")[0]
     await database.execute(*first.statements, "CREATE TABLE schema_migrations (version VARCHAR(128) PRIMARY KEY)")
     await use(url_of(database), "first")

@@ -9,6 +9,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from perdure.storage.migrations import versions
 from tests.storage.migrations.databases import Database
 
@@ -34,7 +36,8 @@ def start_all(database: Database, lives: Sequence[int]) -> list[tuple[int, str]]
         return [(process.wait(timeout=60), process.stdout.read()) for process in processes]
 
 
-async def test_w46_every_process_returns_to_finished_tables(database: Database) -> None:
+@pytest.mark.pitfall(46)
+async def test_concurrent_starts_find_finished_tables_although_some_crash(database: Database) -> None:
     ended = start_all(database, [20, 60, 100, *[NEVER] * 10])
 
     assert [code for code, _ in ended[3:]] == [0] * 10

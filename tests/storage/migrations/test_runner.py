@@ -35,14 +35,14 @@ class TestFiles:
         assert versions("sqlite") == sorted(set(versions("sqlite")))
 
     @pytest.mark.parametrize("dialect", DIALECTS)
-    def test_every_file_does_something_that_the_splitter_understands(self, dialect: str) -> None:
+    def test_every_file_splits_into_known_statements(self, dialect: str) -> None:
         for migration in up_statements(dialect):
             assert migration.statements
             for statement in migration.statements:
                 assert re.match(r"(CREATE|ALTER|DROP|INSERT|UPDATE|SELECT|SET|PREPARE|EXECUTE|DEALLOCATE)\b", statement)
                 assert not re.search(r"\$\$|\\|--|/\*", statement)
 
-    def test_splitting_minds_quotes_and_comments(self) -> None:
+    def test_splitting_respects_quotes_and_comments(self) -> None:
         script = """
         -- first; not a statement
         INSERT INTO a VALUES ('x;--y', 'it''s; /* quoted */'); /* between;
@@ -59,7 +59,7 @@ class TestFiles:
 
 
 class TestLedger:
-    async def test_a_second_run_is_one_select(self, database: Database) -> None:
+    async def test_second_run_executes_one_select(self, database: Database) -> None:
         assert await database.migrate() == versions(database.dialect)
         recorded = await database.fetch("SELECT version FROM schema_migrations ORDER BY version")
         assert [version for (version,) in recorded] == versions(database.dialect)
@@ -72,17 +72,17 @@ class TestLedger:
         assert len(looks) == (1 if database.dialect == "postgresql" else 0)  # for the schema
         assert await database.schema() == before
 
-    async def test_a_newer_version_is_left_alone(self, database: Database) -> None:
+    async def test_newer_version_is_not_changed(self, database: Database) -> None:
         await database.migrate()
         await database.execute("INSERT INTO schema_migrations VALUES ('29990101000000')")
         assert await database.migrate() == []
 
-    async def test_tables_of_the_family_without_a_ledger_are_adopted(self, database: Database) -> None:
+    async def test_tables_of_edda_without_a_ledger_are_adopted(self, database: Database) -> None:
         await database.make_family()
         assert await database.migrate() == versions(database.dialect)
         assert await database.schema() == await database.finished_schema()
 
-    async def test_reset_leaves_nothing(self, database: Database) -> None:
+    async def test_reset_drops_all_tables(self, database: Database) -> None:
         await database.migrate()
         await database.execute(DEFINITION, f"{INSTANCE}) VALUES ('i', 'w', 'h', 'o', '{{}}')")
         async with database.connect() as connection:
@@ -107,7 +107,7 @@ class Counting:
 
 
 class TestColumns:
-    async def test_claimable_and_finished_follow_the_row(self, database: Database) -> None:
+    async def test_generated_columns_follow_the_row(self, database: Database) -> None:
         await database.migrate()
         # Defaults only, which MySQL fills in after it has computed generated columns for the first time.
         await database.execute(DEFINITION, f"{INSTANCE}) VALUES ('i', 'w', 'h', 'o', '{{}}')")
@@ -163,7 +163,7 @@ class TestColumns:
             await database.execute(f"INSERT INTO {table} ({columns}) VALUES ({values.format('b')})")
             assert await database.fetch(f"SELECT max(id) FROM {table}") == [(beyond,)]
 
-    async def test_the_new_tables_take_rows(self, database: Database) -> None:
+    async def test_new_tables_accept_rows(self, database: Database) -> None:
         await database.migrate()
         time, big = "'2030-01-01 00:00:00.123456'", 2**62
         await database.execute(
@@ -191,7 +191,7 @@ class TestColumns:
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
-async def test_times_on_sqlite_get_one_form(database: Database) -> None:
+async def test_times_on_sqlite_are_converted_to_one_format(database: Database) -> None:
     given = {
         "2024-01-31 23:59:59": "2024-01-31 23:59:59.000000",
         "2024-01-31 23:59:59.123456": "2024-01-31 23:59:59.123456",
@@ -215,7 +215,7 @@ async def test_times_on_sqlite_get_one_form(database: Database) -> None:
 
 @pytest.mark.parametrize("database", ["mysql"], indirect=True)
 class TestMySQL:
-    async def test_times_do_not_shift_in_another_zone(self, database: Database) -> None:
+    async def test_times_do_not_shift_in_another_time_zone(self, database: Database) -> None:
         await database.make_family()
         async with database.connect(zone=True) as connection:
             await connection.execute(
@@ -231,7 +231,7 @@ class TestMySQL:
         exact += "'schema_migrations' AND collation_name <> 'utf8mb4_bin'"
         assert await database.fetch(exact) == [(0,)]
 
-    async def test_references_take_the_spelling_of_what_they_refer_to(self, database: Database) -> None:
+    async def test_references_get_the_exact_case_of_their_targets(self, database: Database) -> None:
         await database.make_family()
         time = "'2024-02-29 00:00:00'"
         await database.execute(
@@ -266,7 +266,7 @@ class TestMySQL:
         await database.migrate()
         assert await database.schema() == await database.finished_schema()
 
-    async def test_foreign_keys_are_the_familys_again(self, database: Database) -> None:
+    async def test_foreign_keys_are_restored_as_in_edda(self, database: Database) -> None:
         keys = """SELECT k.table_name, k.column_name, k.referenced_table_name, k.referenced_column_name,
             r.delete_rule, r.update_rule, r.constraint_name
         FROM information_schema.key_column_usage k JOIN information_schema.referential_constraints r
@@ -289,7 +289,9 @@ class TestMySQL:
         assert [key[:-1] for key in after] == [key[:-1] for key in before]
         assert {key[-1] for key in after} == {f"{key[0]}_ibfk_{key[-1][-1]}" for key in before}
 
-    async def test_the_wait_for_the_lock_is_bounded(self, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_waiting_for_the_migration_lock_times_out(
+        self, database: Database, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(runner, "WAIT_SEC", 1.0)
         async with database.connect() as holder:
             await holder.fetch("SELECT GET_LOCK('edda_migration', 60)")
@@ -297,7 +299,7 @@ class TestMySQL:
                 await database.migrate()
         assert await database.tables() == []
 
-    async def test_the_lock_is_released(self, database: Database) -> None:
+    async def test_migration_lock_is_released(self, database: Database) -> None:
         async with database.connect() as connection:
             await migrate(connection, "mysql")
             # Not whether it is free: on a shared server somebody else may hold it by now.
@@ -306,7 +308,7 @@ class TestMySQL:
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
-async def test_behind_a_transaction_pooler(database: Database) -> None:
+async def test_migration_works_behind_a_transaction_pooler(database: Database) -> None:
     with PgBouncer(database.url, settings={"default_pool_size": 2}) as pooler:
         sessions = [Postgres(await asyncpg.connect(pooler.url, statement_cache_size=0)) for _ in range(4)]
         applied = await asyncio.gather(*(migrate(session, "postgresql") for session in sessions))
@@ -317,7 +319,7 @@ async def test_behind_a_transaction_pooler(database: Database) -> None:
 
 
 class TestFailure:
-    async def test_another_error_is_not_skipped(self, database: Database) -> None:
+    async def test_unexpected_migration_error_is_raised(self, database: Database) -> None:
         """Only a column that is there already may be there already, and only on MySQL."""
         if database.dialect == "postgresql":
             await database.execute("CREATE SCHEMA perdure")
@@ -344,7 +346,7 @@ class TestFailure:
             ("CREATE TABLE a (b INT)", 1050, False),
         ],
     )
-    async def test_each_kind_has_one_number(
+    async def test_only_the_expected_error_code_is_skipped(
         self, monkeypatch: pytest.MonkeyPatch, statement: str, code: int, skipped: bool
     ) -> None:
         monkeypatch.setattr(runner, "up_statements", lambda _: (Migration("1", (statement,)),))
@@ -357,7 +359,7 @@ class TestFailure:
         assert session.released
 
     @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
-    async def test_the_wait_for_a_busy_sqlite_is_bounded(
+    async def test_waiting_for_a_busy_sqlite_times_out(
         self, database: Database, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setitem(runner._PATIENCE_SEC, "sqlite", 0.2)

@@ -64,13 +64,13 @@ async def role(database: Database, *grants: str, settings: str = "") -> AsyncIte
         await database.execute(f"DROP OWNED BY {name} CASCADE", f"DROP ROLE {name}")
 
 
-async def test_tables_go_into_a_schema_of_their_own(database: Database) -> None:
+async def test_tables_are_created_in_their_own_schema(database: Database) -> None:
     await use(database.url)
     assert await schemas(database) == {"perdure": OURS}
 
 
 @pytest.mark.parametrize("name", ["jobs", "My-Jobs", "_jöbs", "select"])
-async def test_the_url_names_another_schema(database: Database, name: str) -> None:
+async def test_schema_can_be_set_in_the_url(database: Database, name: str) -> None:
     await use(f"{database.url}?schema={name}")
     await use(f"{database.url}?schema={name}", "i-2")
     assert await schemas(database) == {name: OURS}
@@ -79,13 +79,13 @@ async def test_the_url_names_another_schema(database: Database, name: str) -> No
 @pytest.mark.parametrize(
     "name", ["", "1st", "a b", 'a"b', "a'b", "a.b", "a%25b", "{now}", ":id", "pg_jobs", "information_schema", "x" * 64]
 )
-def test_a_name_that_is_no_schema_is_refused(database: Database, name: str) -> None:
+def test_invalid_schema_name_is_refused(database: Database, name: str) -> None:
     with pytest.raises(ConfigurationError, match="the option schema of the PostgreSQL URL is not a schema name"):
         open_storage(f"{database.url}?schema={name}")
 
 
 @pytest.mark.parametrize("schema", ["public", "theirs"])
-async def test_tables_of_the_family_are_adopted_where_they_are(database: Database, schema: str) -> None:
+async def test_tables_of_edda_are_adopted_in_their_schema(database: Database, schema: str) -> None:
     if schema != "public":
         place = urlsplit(database.url).path.strip("/")
         await database.execute(f"CREATE SCHEMA {schema}", f"ALTER DATABASE {place} SET search_path = {schema}, public")
@@ -96,19 +96,19 @@ async def test_tables_of_the_family_are_adopted_where_they_are(database: Databas
     assert await schemas(database) == {schema: OURS}
 
 
-async def test_tables_of_the_family_in_public_are_adopted_whatever_the_search_path_is(database: Database) -> None:
+async def test_tables_of_edda_in_public_are_adopted_whatever_the_search_path(database: Database) -> None:
     await database.make_family()
     await use(f"{database.url}?search_path=pg_catalog")
     assert await schemas(database) == {"public": OURS}
 
 
-async def test_a_table_of_others_in_public_is_not_adopted(database: Database) -> None:
+async def test_unrelated_table_in_public_is_not_adopted(database: Database) -> None:
     await database.execute("CREATE TABLE public.workflow_instances (id BIGINT PRIMARY KEY, status TEXT)")
     await use(database.url)
     assert await schemas(database) == {"public": {"workflow_instances"}, "perdure": OURS}
 
 
-async def test_a_schema_of_ours_stays_when_the_family_comes_later(database: Database) -> None:
+async def test_schema_is_kept_when_edda_is_added_later(database: Database) -> None:
     await use(database.url)
     await database.execute("SET search_path = public", *up_statements("postgresql")[0].statements)
     await use(database.url, "i-2")
@@ -116,7 +116,7 @@ async def test_a_schema_of_ours_stays_when_the_family_comes_later(database: Data
     assert await database.fetch("SELECT count(*) FROM perdure.workflow_instances") == [(2,)]
 
 
-async def test_the_search_path_of_a_role_does_not_matter(database: Database) -> None:
+async def test_search_path_of_the_role_is_ignored(database: Database) -> None:
     grant = f"GRANT CREATE ON DATABASE {urlsplit(database.url).path.strip('/')} TO {{}}"
     async with role(database, grant, settings="search_path = nowhere") as url:
         await use(url)
@@ -126,7 +126,7 @@ async def test_the_search_path_of_a_role_does_not_matter(database: Database) -> 
     assert set(await schemas(database)) <= {"perdure"}
 
 
-async def test_a_role_without_the_right_to_create_schemas_hears_what_to_do(database: Database) -> None:
+async def test_error_for_a_role_that_cannot_create_schemas_says_what_to_do(database: Database) -> None:
     async with role(database) as url:
         name = urlsplit(url).username
         with pytest.raises(SchemaError, match=r"does not exist .* lacks the privilege CREATE on the data") as caught:
@@ -139,7 +139,7 @@ async def test_a_role_without_the_right_to_create_schemas_hears_what_to_do(datab
         assert await schemas(database) == {"perdure": OURS}
 
 
-async def test_a_role_without_rights_in_the_schema_hears_what_to_do(database: Database) -> None:
+async def test_error_for_missing_privileges_on_the_schema_says_what_to_do(database: Database) -> None:
     await database.execute("CREATE SCHEMA perdure")
     async with role(database) as url:
         with pytest.raises(SchemaError, match="lacks the privilege USAGE or CREATE on the schema 'perdure'") as caught:
@@ -149,13 +149,13 @@ async def test_a_role_without_rights_in_the_schema_hears_what_to_do(database: Da
         await use(url)
 
 
-async def test_a_role_can_use_public(database: Database) -> None:
+async def test_role_can_use_the_public_schema(database: Database) -> None:
     async with role(database, "GRANT USAGE, CREATE ON SCHEMA public TO {}") as url:
         await use(f"{url}?schema=public")
         assert await schemas(database) == {"public": OURS}
 
 
-async def test_a_role_needs_no_right_to_create_once_the_tables_are_there(database: Database) -> None:
+async def test_role_needs_no_create_privilege_once_the_tables_exist(database: Database) -> None:
     await use(database.url)
     grants = [
         "GRANT USAGE ON SCHEMA perdure TO {}",
@@ -166,7 +166,7 @@ async def test_a_role_needs_no_right_to_create_once_the_tables_are_there(databas
         await use(url, "i-2")
 
 
-async def test_two_schemas_of_one_database_are_apart(database: Database) -> None:
+async def test_two_schemas_of_one_database_are_independent(database: Database) -> None:
     one, two = f"{database.url}?schema=one", f"{database.url}?schema=two"
     async with App(one):
         await (await greet.options(id="same").start("a")).result()
@@ -181,9 +181,7 @@ async def test_two_schemas_of_one_database_are_apart(database: Database) -> None
         assert [(value in data, status) for data, status in found] == [(True, "completed")]
 
 
-async def test_a_migration_of_another_schema_is_not_waited_for(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_migration_does_not_wait_for_another_schema(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "WAIT_SEC", 1.0)
     async with database.connect() as rival, database.connect() as connection:
         await rival.execute("BEGIN")
@@ -203,7 +201,7 @@ def test_every_statement_names_the_schema(database: Database, name: str) -> None
 
 
 class TestStartInATransaction:
-    async def test_the_callers_search_path_does_not_matter(self, database: Database) -> None:
+    async def test_search_path_of_the_caller_is_ignored(self, database: Database) -> None:
         await use(database.url)
         caller = await asyncpg.connect(database.url, server_settings={"search_path": "nowhere"})
         async with caller.transaction():
@@ -213,7 +211,7 @@ class TestStartInATransaction:
             (1,)
         ]
 
-    async def test_the_schema_is_that_of_the_open_client(self, database: Database) -> None:
+    async def test_start_uses_the_schema_of_the_open_client(self, database: Database) -> None:
         await use(database.url)
         async with Client(f"{database.url}?schema=other"):
             with psycopg.connect(database.url) as caller:
@@ -223,7 +221,7 @@ class TestStartInATransaction:
             query = f"SELECT count(*) FROM {schema}.workflow_instances WHERE instance_id = 'run'"
             assert await database.fetch(query) == [(number,)]
 
-    async def test_without_a_client_the_only_schema_is_found(self, database: Database) -> None:
+    async def test_start_without_a_client_finds_the_only_schema(self, database: Database) -> None:
         await use(f"{database.url}?schema=other")
         caller = await asyncpg.connect(database.url)
         async with caller.transaction():
@@ -231,7 +229,7 @@ class TestStartInATransaction:
         await caller.close()
         assert await database.fetch("SELECT status FROM other.workflow_instances WHERE instance_id = 'run'")
 
-    async def test_without_a_client_several_schemas_are_named(self, database: Database) -> None:
+    async def test_start_without_a_client_lists_several_schemas_in_its_error(self, database: Database) -> None:
         await use(f"{database.url}?schema=one")
         await use(f"{database.url}?schema=two")
         caller = await asyncpg.connect(database.url)
@@ -241,7 +239,7 @@ class TestStartInATransaction:
             assert await caller.fetchval("SELECT 1") == 1
         await caller.close()
 
-    async def test_without_tables_the_error_says_so(self, database: Database) -> None:
+    async def test_start_without_tables_says_what_to_do(self, database: Database) -> None:
         caller = await asyncpg.connect(database.url)
         async with caller.transaction():
             with pytest.raises(SchemaError, match="without perdure's tables: open an App or Client"):

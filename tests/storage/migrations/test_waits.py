@@ -57,7 +57,7 @@ async def left(database: Database) -> list[tuple[object, ...]]:
     return [tuple(row) for row in rows]
 
 
-async def test_waits_move_in_their_order_and_a_relatives_stay(database: Database) -> None:
+async def test_waits_are_migrated_in_order_and_those_of_other_frameworks_stay(database: Database) -> None:
     await before(database)
     assert await database.migrate() == [version for version in versions(database.dialect) if version >= WAITS]
     assert await database.schema() == await database.finished_schema()
@@ -67,7 +67,7 @@ async def test_waits_move_in_their_order_and_a_relatives_stay(database: Database
     assert [cursor for (cursor,) in cursors] == [5, 0, 0, 0, 0, 0]
 
 
-async def test_what_was_waited_for_before_is_delivered_after(database: Database) -> None:
+async def test_waits_from_before_the_migration_are_delivered(database: Database) -> None:
     await before(database)
     url = database.url.replace("sqlite://", "sqlite:///") if database.dialect == "sqlite" else database.url
     async with open_storage(url) as storage:
@@ -79,7 +79,7 @@ async def test_what_was_waited_for_before_is_delivered_after(database: Database)
 
 
 @pytest.mark.parametrize("database", ["mysql"], indirect=True)
-async def test_a_crash_after_each_statement_loses_no_wait(database: Database) -> None:
+async def test_crash_after_any_statement_loses_no_wait(database: Database) -> None:
     await before(database)
     done, statements = await recorded(database), 1
     while await crashes(database, statements):
@@ -91,7 +91,7 @@ async def test_a_crash_after_each_statement_loses_no_wait(database: Database) ->
 
 
 @pytest.mark.parametrize("database", ["sqlite", "postgresql"], indirect=True)
-async def test_a_crash_before_the_commit_leaves_the_waits_where_they_were(database: Database) -> None:
+async def test_crash_before_the_commit_keeps_the_old_waits(database: Database) -> None:
     await before(database)
     known = await left(database)
     statements = 1
@@ -102,7 +102,7 @@ async def test_a_crash_before_the_commit_leaves_the_waits_where_they_were(databa
     assert await waits(database) == MOVED
 
 
-async def test_dbmate_takes_the_waits_back_and_forth(database: Database) -> None:
+async def test_dbmate_migrates_waits_back_and_forth(database: Database) -> None:
     await before(database)
     async with database.connect() as connection:
         await migrate(connection, database.dialect)

@@ -1,7 +1,9 @@
-"""Every index earns its writes: none is the beginning of another (W35)."""
+"""Every index earns its writes: none is the beginning of another."""
 
 from collections import defaultdict
 from typing import NamedTuple
+
+import pytest
 
 from perdure.storage.stores import SQLStorage
 
@@ -21,7 +23,8 @@ class Index(NamedTuple):
     key: bool
 
 
-async def test_w35_no_index_is_the_beginning_of_another(storage: SQLStorage) -> None:
+@pytest.mark.pitfall(35)
+async def test_no_index_is_a_prefix_of_another(storage: SQLStorage) -> None:
     indexes = await of(storage)
     assert not {index.name for index in indexes} & GONE
     doubles = [

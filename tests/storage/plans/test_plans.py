@@ -1,4 +1,4 @@
-"""No statement of the hot paths or of the background reads more in a larger database (W34, W35, W52).
+"""No statement of the hot paths or of the background reads more in a larger database.
 
 The operations run on 5,000 instances and on 50,000, with all that belongs to them, and the costs are compared statement
 by statement: with plans made before the database knew anything about its tables, with fresh statistics, and within a
@@ -108,7 +108,10 @@ async def busy(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
                 yield Busy("mysql", f"{url}?pool_size=1", MySQLMeter(), lambda g: seed_mysql(url, g))
 
 
-async def test_w35_no_statement_reads_more_in_a_larger_database(busy: Busy) -> None:
+@pytest.mark.pitfall(34)
+@pytest.mark.pitfall(35)
+@pytest.mark.pitfall(52)
+async def test_no_statement_reads_more_in_a_larger_database(busy: Busy) -> None:
     readings = await measure(busy)
     grown = list(growing(busy.kind, readings))
     assert any(CONTROL in line for line in grown), "the instrument is blind"

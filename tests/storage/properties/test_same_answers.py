@@ -110,7 +110,7 @@ async def sorting_database(server: str, name: str) -> str:
     suppress_health_check=[HealthCheck.too_slow],
 )
 @given(seed=st.binary(min_size=8, max_size=8))
-def test_every_database_gives_the_same_answers(lanes: Lanes, seed: bytes) -> None:
+def test_every_database_gives_the_same_results(lanes: Lanes, seed: bytes) -> None:
     steps = sequence(Random(seed))
     wrong = lanes.compare(steps)
     if wrong:

@@ -23,7 +23,7 @@ def test_no_aggregate_hides_a_name_of_another() -> None:
     assert hidden(Reference) == set()
 
 
-def test_the_reference_has_all_that_a_storage_has() -> None:
+def test_reference_implements_the_whole_contract() -> None:
     reference: Storage = Reference()
     names = {name for name in dir(Storage) if not name.startswith("_")}
     assert {name for name in names if callable(getattr(reference, name, None))} == names

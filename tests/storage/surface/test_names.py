@@ -47,13 +47,13 @@ def methods(kind: type) -> set[str]:
     return {name for name, _ in inspect.getmembers(kind, inspect.isfunction) if not name.startswith("_")}
 
 
-def test_the_contract_is_the_seeds_64_methods_and_those_beyond() -> None:
+def test_contract_has_exactly_the_listed_methods() -> None:
     assert len(SEED) == 64
     assert methods(Storage) == {*SEED, *BEYOND}
 
 
 @pytest.mark.parametrize("kind", [SQLiteStorage, PostgresStorage, MySQLStorage])
-def test_every_storage_has_them_with_the_contracts_signatures(kind: type) -> None:
+def test_every_storage_has_the_methods_and_signatures_of_the_contract(kind: type) -> None:
     switches = {"set_notify_enabled", "is_notify_enabled"} if kind is PostgresStorage else set()
     assert methods(kind) == methods(Storage) | switches
     for name in SEED + BEYOND:
@@ -63,20 +63,20 @@ def test_every_storage_has_them_with_the_contracts_signatures(kind: type) -> Non
         ], name
 
 
-def test_a_storage_is_a_storage() -> None:
+def test_storage_implements_the_protocol() -> None:
     storage: Storage = open_storage("sqlite:///:memory:")  # mypy checks the types
     assert storage is not None
 
 
 @pytest.mark.parametrize("package", [perdure, perdure.storage], ids=lambda package: package.__name__)
-def test_names_are_sorted_there_and_described(package: ModuleType) -> None:
+def test_public_names_are_sorted_and_documented(package: ModuleType) -> None:
     names = package.__all__
     assert names == sorted(names)
     for name in names:
         assert inspect.getdoc(getattr(package, name)), name
 
 
-def test_every_error_is_public_documented_and_has_a_code_of_its_own() -> None:
+def test_every_error_is_public_documented_and_has_a_unique_code() -> None:
     page = (SOURCE.parents[2] / "docs" / "storage.md").read_text("utf-8")
     found = [each for _, each in inspect.getmembers(errors, inspect.isclass) if issubclass(each, StorageError)]
     assert len({each.code for each in found}) == len(found)
@@ -85,7 +85,7 @@ def test_every_error_is_public_documented_and_has_a_code_of_its_own() -> None:
         assert each is StorageError or f"`{each.code}`" in page
 
 
-def test_every_public_thing_says_what_it_is() -> None:
+def test_every_method_of_the_contract_is_documented() -> None:
     for name in SEED + BEYOND:
         assert inspect.getdoc(getattr(Storage, name)), name
 
@@ -106,7 +106,7 @@ def test_every_statement_is_used_described_and_renders(file: Path) -> None:
                 assert re.search(rf"^-- {name} \[{dialect}\]\n-- Differs", text, re.MULTILINE), statement.name
 
 
-def test_every_piece_is_described_and_used_by_several() -> None:
+def test_every_shared_sql_piece_is_documented_and_used_more_than_once() -> None:
     text, pieces = "\n".join(file.read_text("utf-8") for file in FILES), SOURCE / "sql" / "pieces.sql"
     for piece in load_statements("pieces"):
         name = piece.name.partition(".")[2]
@@ -124,12 +124,12 @@ def test_every_piece_is_described_and_used_by_several() -> None:
         "-- a\n-- Twice.\nSELECT 1\n\n-- a\n-- Twice.\nSELECT 2",
     ],
 )
-def test_a_bad_statement_file_is_refused(text: str) -> None:
+def test_invalid_statement_file_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="a"):
         parse("file", text)
 
 
-def test_sql_stands_in_its_own_files() -> None:
+def test_sql_is_only_in_sql_files() -> None:
     """SQL statements stand in .sql files; the dialects and backends have pieces, the migrations their own files."""
     verb = re.compile(r"^\s*(SELECT|INSERT INTO|UPDATE|DELETE FROM)\s", re.IGNORECASE)
     for path in SOURCE.glob("*.py"):
@@ -139,7 +139,7 @@ def test_sql_stands_in_its_own_files() -> None:
     assert DIALECTS == ("sqlite", "postgresql", "mysql")
 
 
-def test_the_database_layer_knows_nothing_of_the_storage_layer() -> None:
+def test_database_layer_does_not_import_the_storage_layer() -> None:
     for path in (SOURCE.parent / "database").rglob("*.py"):
         assert "perdure.storage" not in path.read_text("utf-8").replace("`perdure.storage`", "").replace(
             '"perdure.storage"', ""
