@@ -1,4 +1,4 @@
-"""Workers and their workflows on a disk that is full for a while: every run comes to its end, and nobody dies of it."""
+"""Workers on a disk that is full for a while: every run ends, and no worker dies."""
 
 import asyncio
 import random

@@ -1,4 +1,4 @@
-"""Failover: the primary of a cluster is killed under load, or falls silent, and everybody goes on with the next."""
+"""Failover: the primary of a cluster is killed or falls silent under load, and workers continue on the next one."""
 
 import asyncio
 import random

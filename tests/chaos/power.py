@@ -1,4 +1,4 @@
-"""Power cuts on SQLite: nothing acknowledged is lost, nothing is there by halves, and work goes on.
+"""Power cuts on SQLite: no acknowledged write is lost, every write is atomic, and work continues.
 
 A process of its own runs perdure on files that record every write and every sync. Each cut takes the recording up to
 some moment, forgets by chance what was not synced by then, and opens what is left with Python's own SQLite. A share of

@@ -1,4 +1,4 @@
-"""A workflow with transactional steps, for the process that is cut and for the one that goes on."""
+"""A workflow with transactional steps, for the process whose power is cut and for the one that resumes its runs."""
 
 from perdure import activity, activity_info, connection, workflow
 

@@ -1,4 +1,4 @@
-"""The checker finds what it is there for: effects that are missing, doubled or unrecorded."""
+"""The checker finds effects that are missing, duplicated or unrecorded."""
 
 import json
 from pathlib import Path

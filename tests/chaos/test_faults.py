@@ -1,4 +1,4 @@
-"""The short form of the fault enumerator, as the long runner plays it; most of it is in tests/faults/."""
+"""The short form of the fault rig, as the runner runs it; most fault tests are in tests/faults/."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What can befall a server short of a crash, once each; `tests/engine/test_restarts.py` has crashes and SQLite."""
+"""Each fault of a server except a crash, once; `tests/engine/test_restarts.py` has crashes and SQLite."""
 
 import secrets
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Power cuts: a small round of the rig, and what it has to find when the disk or the pragmas are worse."""
+"""Power cuts: a small round of the rig, and the losses that it must detect with worse disks or pragmas."""
 
 import secrets
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The runner itself, with a rig that does no harm."""
+"""The runner, with a rig that does nothing."""
 
 import asyncio
 import io

@@ -1,4 +1,4 @@
-"""A wire that fails in every way: a small round of the rig on both servers."""
+"""Network faults of every kind: a small round of the rig on both servers."""
 
 import secrets
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What other processes do in the SQLite tests: `python -m tests.database.sqlite_process <what> <url> …`.
+"""Run another process for the SQLite tests: `python -m tests.database.sqlite_process <what> <url> …`.
 
 Each prints one line when it is ready and one with its figures; the times are of the monotonic clock, which all
 processes of a machine share.

@@ -1,4 +1,4 @@
-"""A caller's own SQL that ends the transaction, in whatever way: what follows is never committed by itself."""
+"""SQL of the caller that ends the transaction: later statements are never committed on their own."""
 
 from contextlib import suppress
 

@@ -1,4 +1,4 @@
-"""`idle_transaction_timeout`: a transaction that does nothing is ended by the server, and nobody is left in doubt.
+"""`idle_transaction_timeout`: the server ends an idle transaction, and its caller gets an error that says so.
 
 A worker that is frozen (SIGSTOP) sees nothing meanwhile; here the event loop is blocked for that long instead.
 """

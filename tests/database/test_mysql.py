@@ -1,4 +1,4 @@
-"""The MySQL backend by itself, with tiny statements on tables of its own; on MariaDB or MySQL, as `mysql_url` says."""
+"""The MySQL backend alone, with small statements on its own tables; on MariaDB or MySQL, depending on `mysql_url`."""
 
 import asyncio
 import random

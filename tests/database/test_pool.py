@@ -1,4 +1,4 @@
-"""The pool by itself: its limit, its queue, and nothing lost when a waiter is cancelled at the wrong moment."""
+"""The connection pool: its limit, its queue, and no lost connection when a waiter is cancelled."""
 
 import asyncio
 

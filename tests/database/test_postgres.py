@@ -1,4 +1,4 @@
-"""The PostgreSQL backend by itself: sessions, plans, poolers, errors, cancellation, lost connections and wake-ups."""
+"""The PostgreSQL backend alone: sessions, plans, poolers, errors, cancellation, lost connections and wake-ups."""
 
 import asyncio
 import logging

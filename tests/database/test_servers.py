@@ -1,4 +1,4 @@
-"""The throwaway servers: life cycle, settings, and that none outlives its test run."""
+"""The temporary servers: life cycle, settings, and that none outlives its test run."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""SQLite's own promises: pragmas, one writer, the gate between processes, wake-ups, a database that is in the way."""
+"""The SQLite backend: pragmas, the single writer, the gate between processes, wake-ups, and locked databases."""
 
 import asyncio
 import json

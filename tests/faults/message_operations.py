@@ -1,4 +1,4 @@
-"""Operations on what runs wait for: timers, channels, messages and their delivery."""
+"""Operations on timers, channels, messages and their delivery."""
 
 from datetime import UTC, datetime, timedelta
 

@@ -1,4 +1,4 @@
-"""Operations on the outbox, on groups, locks and workers, and what callers do by themselves."""
+"""Operations on the outbox, groups, locks and workers, and SQL of the caller."""
 
 from datetime import timedelta
 

@@ -1,4 +1,4 @@
-"""Somebody beside the storages: takes snapshots of all tables, empties them, and sees what is held.
+"""A connection beside the storages that takes snapshots of all tables, empties them, and sees which locks are held.
 
 A snapshot is of one moment, and without what differs from one run to the next: times, random ids, and the numbers that
 a database gives to rows, of which only the order counts.

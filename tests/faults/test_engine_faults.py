@@ -1,4 +1,4 @@
-"""Faults at the calls of a worker: the run still ends as it must, soon, and what must be done once is done once.
+"""Faults at the calls of a worker: the run still ends correctly and soon, and exactly-once effects happen once.
 
 The suite plays one fault of each run on every database; PERDURE_FAULTS=all plays all of them, and
 PERDURE_FAULTS=saga:after:30 this one.

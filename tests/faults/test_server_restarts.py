@@ -1,4 +1,4 @@
-"""A server restarted or killed in the middle: nothing acknowledged is lost, and the program goes on by itself."""
+"""A server is restarted or killed under load: no acknowledged write is lost, and the program continues by itself."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator

@@ -1,4 +1,4 @@
-"""Faults at the calls of storage operations: who is told what, what is there, and what is held.
+"""Faults at the calls of storage operations: the errors raised, the rows written and the locks held.
 
 The suite plays two faults of every operation, on one database each; PERDURE_FAULTS=all plays all of them on all, and
 PERDURE_FAULTS=append_history:alone:after:3 this one.

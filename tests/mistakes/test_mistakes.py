@@ -1,4 +1,4 @@
-"""What a new user sees after a mistake: never nothing, never a hang, and nothing that only the engine's authors know.
+"""A new user gets a message after every mistake: no silence, no hang, and no internal names.
 
 Set PERDURE_TEST_SNAPSHOTS=write to write the snapshots anew, then read the difference as a stranger would.
 """

@@ -1,4 +1,4 @@
-"""Whether a test catches a bug: it is run on a copy of the sources, and must fail, not break."""
+"""Check that a test detects a bug: it runs on a copy of the sources with the bug, and must fail."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""The list of planted bugs is up to date, and some of them are really planted; `make planted` plants all."""
+"""The list of planted bugs is up to date, and some are inserted here; `make planted` inserts all."""
 
 import re
 from pathlib import Path

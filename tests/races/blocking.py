@@ -1,4 +1,4 @@
-"""Waiting until a rival is really blocked, as each database shows it."""
+"""Wait until another connection is really blocked, as each database shows it."""
 
 import asyncio
 from collections.abc import Awaitable

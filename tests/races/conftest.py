@@ -1,4 +1,4 @@
-"""Races need two storages on one database, as two processes have them; a database in memory has but one."""
+"""Races need two storages on one database, like two processes; a database in memory has only one."""
 
 from collections.abc import AsyncIterator
 

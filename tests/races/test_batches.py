@@ -1,4 +1,4 @@
-"""Batches that meet rows somebody else has locked: they pass them over and do the rest, at once."""
+"""Batches skip rows that another transaction has locked, and process the others at once."""
 
 from collections.abc import Awaitable, Callable
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""Messages between open transactions: nothing is lost, skipped or doubled, and no delivery waits."""
+"""Messages in concurrent transactions: none is lost, skipped or delivered twice, and no delivery waits."""
 
 import asyncio
 import json

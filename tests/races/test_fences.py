@@ -1,4 +1,4 @@
-"""Fences and takeovers with real connections; the test goes on only when the rival is really blocked."""
+"""Fencing and takeovers with real connections; a test continues when the other side is really blocked."""
 
 import asyncio
 from contextlib import nullcontext

@@ -1,4 +1,4 @@
-"""The outbox between open transactions: who adds is never waited for, and nothing is stranded."""
+"""The outbox in concurrent transactions: relays wait for no transaction that adds events, and no event is missed."""
 
 import asyncio
 from datetime import timedelta

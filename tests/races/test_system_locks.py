@@ -1,4 +1,4 @@
-"""System locks between open transactions."""
+"""System locks in concurrent transactions."""
 
 import asyncio
 

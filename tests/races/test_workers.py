@@ -1,4 +1,4 @@
-"""Worker rows with real connections; the test goes on only when the rival is really blocked."""
+"""Rows of workers with real connections; a test continues when the other side is really blocked."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Where a marker shows up: in an error and all that led to it, in log records, in objects of perdure."""
+"""Search for a secret in an error and its causes, in log records, and in objects of perdure."""
 
 import logging
 import pickle

@@ -1,4 +1,4 @@
-"""What the package's code never does: load code or objects from data, run a shell, import what a row names."""
+"""The package never loads code or objects from data, runs a shell, or imports a name from a row."""
 
 import ast
 import sys

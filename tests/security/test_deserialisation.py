@@ -1,4 +1,4 @@
-"""A row makes nothing but what the type hints of the program's own code name."""
+"""A row creates only objects of the types that the type hints of the program name."""
 
 import dataclasses
 import datetime

@@ -1,4 +1,4 @@
-"""Texts from outside are only ever values: stored as they are or refused as a limit says, on every database."""
+"""Texts from outside are only values: stored unchanged or refused by a limit, on every database."""
 
 import json
 from collections.abc import Awaitable

@@ -1,4 +1,4 @@
-"""Every limit on every database: what is at it is stored and read back, one beyond it is refused and nothing stored.
+"""Every limit on every database: a value at the limit is stored and read back, one beyond it is refused.
 
 Names are made of characters of four bytes, which fill a column and its index as much as any name can. The largest
 inputs, events and messages are in the conformance suite.

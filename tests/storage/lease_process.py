@@ -1,4 +1,4 @@
-"""A worker to be stopped in the midst of it: `python -m tests.storage.lease_process <url> <leases>`.
+"""A worker process that the test stops at any moment: `python -m tests.storage.lease_process <url> <leases>`.
 
 It takes, renews, gives back and sweeps leases without a pause, and prints one line when it has begun.
 """

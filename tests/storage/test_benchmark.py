@@ -1,4 +1,4 @@
-"""The storage benchmark runs, prints what it promises, and compares like with like. No speed is asked for here."""
+"""The storage benchmark runs, prints its table, and compares equal work. No speed is checked here."""
 
 import json
 from pathlib import Path

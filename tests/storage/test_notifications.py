@@ -1,4 +1,4 @@
-"""What PostgreSQL's listeners are told about instances, and what that costs who tells it."""
+"""Notifications of PostgreSQL about instances: when they are sent, and what they cost."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping

@@ -1,4 +1,4 @@
-"""A worker that is stopped at any moment (SIGSTOP, a frozen machine) leaves no lease's row locked behind it."""
+"""A worker that is stopped at any moment (SIGSTOP, a frozen machine) leaves no row of a lease locked."""
 
 import asyncio
 import random

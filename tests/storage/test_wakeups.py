@@ -1,4 +1,4 @@
-"""PostgreSQL's notifications at the storage's level: they leave with their commit, and both siblings can read them."""
+"""Notifications of PostgreSQL in the storage layer: sent with their commit, readable for Edda and Romancy."""
 
 import asyncio
 from collections.abc import AsyncIterator

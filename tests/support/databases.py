@@ -1,4 +1,4 @@
-"""Databases of one test each, on a server that many tests share."""
+"""A database for one test, on a server that many tests share."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress

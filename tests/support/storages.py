@@ -1,7 +1,7 @@
-"""Fresh storages on every backend for one test each.
+"""New storages on every backend, for one test each.
 
-Making a schema takes seconds on MySQL, so each server has one database a test process, emptied before every test; a
-SQLite file is a copy of one made once.
+Creating the tables takes seconds on MySQL, so each server has one database per test process, emptied before every
+test. A SQLite file is a copy of a template.
 """
 
 import shutil

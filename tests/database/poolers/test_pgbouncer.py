@@ -1,4 +1,4 @@
-"""The storage behind PgBouncer in transaction mode: no named statement, no session setting survives there."""
+"""The storage behind PgBouncer in transaction mode, where no prepared statement or session setting is kept."""
 
 from perdure.testing.conformance.channels import *  # noqa: F403
 from perdure.testing.conformance.delivery import *  # noqa: F403

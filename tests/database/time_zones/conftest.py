@@ -1,4 +1,4 @@
-"""Servers whose zone is not UTC, and a process whose zone is not theirs."""
+"""Servers whose time zone is not UTC, and a process in another time zone."""
 
 import os
 import time

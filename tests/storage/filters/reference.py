@@ -1,4 +1,4 @@
-"""What a filter means, said once more: a matcher that knows nothing of databases, and texts to try it on."""
+"""A second implementation of input filters, without a database, and texts to test it on."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""PostgreSQL sorts text as its database says; a listing does not."""
+"""A listing does not depend on the collation of the PostgreSQL database."""
 
 from collections.abc import AsyncIterator
 from uuid import uuid4

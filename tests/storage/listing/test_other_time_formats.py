@@ -1,4 +1,4 @@
-"""On SQLite the rest of the family writes times in other forms while we run; pages must still end."""
+"""On SQLite, other frameworks write times in other formats at the same time; paging must still end."""
 
 from pathlib import Path
 

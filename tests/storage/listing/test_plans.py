@@ -1,4 +1,4 @@
-"""A page that no text is looked for in is read from an index, in order, and nothing but the page is read."""
+"""A page without a text filter is read from an index, in order, and no other row is read."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any

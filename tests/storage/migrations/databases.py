@@ -1,4 +1,4 @@
-"""An empty database of each kind: how to reach it, and what its tables look like."""
+"""An empty database of each kind, with its connections and its schema."""
 
 import re
 import sqlite3

@@ -1,4 +1,4 @@
-"""A process that dies after any statement leaves nothing that the next start does not put right."""
+"""A process that dies after any statement leaves a state that the next start repairs."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The real dbmate reads our files and our ledger, and we read its."""
+"""The real dbmate reads the files and the ledger of perdure, and perdure reads those of dbmate."""
 
 import subprocess
 import sysconfig

@@ -1,4 +1,4 @@
-"""The real Edda on our tables, and we on its tables with its rows."""
+"""The real Edda on the tables of perdure, and perdure on the tables and rows of Edda."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

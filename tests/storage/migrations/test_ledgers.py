@@ -1,4 +1,4 @@
-"""Beside other projects' migration tools: their ledgers stay theirs, and ours is found again."""
+"""Other migration tools in the same database: their ledgers are not changed, and perdure finds its own."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What the runner makes of an empty database, and of the family's."""
+"""Migrations of an empty database, and of a database of Edda."""
 
 import asyncio
 import re

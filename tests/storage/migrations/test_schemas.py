@@ -1,4 +1,4 @@
-"""PostgreSQL: the schema that holds the tables, whatever else is in the database and whoever connects."""
+"""PostgreSQL: the schema of the tables, with any other content of the database and any role."""
 
 import re
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""The waits of a database of the version before get rows of their own, and back."""
+"""Waits of an earlier version are migrated to their own table, and back."""
 
 from datetime import datetime
 

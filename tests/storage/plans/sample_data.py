@@ -1,4 +1,4 @@
-"""A busy database, written straight into the tables: what lies in the way of the statements at work.
+"""Rows of a busy database, written directly into the tables.
 
 Every group of rows grows with the size of the database, but for those that a page is read from. Rows that a sweep must
 pass by come before those it is after: older, of a lower id, of names nobody asks for.

@@ -1,4 +1,4 @@
-"""Instruments: what each statement costs while an operation really runs, and how it gets at its rows.
+"""Measure the cost and the access paths of each statement while an operation really runs.
 
 Costs are counted, not timed: SQLite's loop iterations in the statement's program, PostgreSQL's rows out of scans and
 pages touched, MySQL's row reads. Each is of one statement, those that a foreign key runs included.

@@ -1,4 +1,4 @@
-"""Every index earns its writes: none is the beginning of another."""
+"""No index is redundant: none is a prefix of another."""
 
 from collections import defaultdict
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""What one database has answered so far, and how to tell it in words that all databases share.
+"""The results of one database so far, in a form that is comparable between databases.
 
 Ids are told by the order in which they appeared, times by whole quanta since the sequence began, errors by their class.
 All else is told exactly, with its type.

@@ -1,4 +1,4 @@
-"""Lanes side by side: the same steps on each, and where the answers first differ."""
+"""Run the same steps on several lanes, and find where their results first differ."""
 
 import asyncio
 import itertools

@@ -1,4 +1,4 @@
-"""A lane: one database, and the workers on it, that runs a sequence and tells its answers."""
+"""A lane: one database with its workers, which runs a sequence of steps and returns the results."""
 
 import asyncio
 import traceback

@@ -1,4 +1,4 @@
-"""The lane of the reference: what no SQL reaches is done to its tables directly."""
+"""The lane of the reference: changes that the others make by SQL are made directly in its tables."""
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence

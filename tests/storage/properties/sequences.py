@@ -1,4 +1,4 @@
-"""Sequences of steps, at random but about something: aggregates that have to do with each other, and scenes in them."""
+"""Random sequences of steps about related aggregates, with fixed scenes in them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass, replace

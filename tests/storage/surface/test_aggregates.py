@@ -1,4 +1,4 @@
-"""The aggregates of a storage share one object, so none may hide a name of another."""
+"""The aggregates of a storage share one object, so none may override a name of another."""
 
 from perdure.storage.contract import Storage
 from perdure.storage.stores import SQLStorage

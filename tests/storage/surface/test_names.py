@@ -1,4 +1,4 @@
-"""The public surface: small, sorted, documented, and all of the seed's."""
+"""The public names of the storage layer: sorted, documented, and complete."""
 
 import ast
 import inspect
