@@ -14,7 +14,7 @@ BEFORE, AFTER = WorkflowInstance("before", "wf"), WorkflowInstance("after", "wf"
 
 
 async def check(storage: SQLStorage) -> None:
-    """Nothing of it is there, and the storage goes on."""
+    """Check that nothing was written and the storage still works."""
     assert await storage.get_instances(["before", "after"]) == [None, None]
     await storage.create_instance(AFTER)
     assert await storage.get_instance("after") is not None
@@ -45,7 +45,7 @@ async def test_commit_after_the_caller_ended_the_transaction_raises(database: Da
 
 
 async def test_error_after_the_caller_ended_the_transaction_is_raised_unchanged(database: Database) -> None:
-    """On SQLite the writer would fail at a rollback without a transaction, and nobody could write any more."""
+    """On SQLite the writer would fail at a rollback without a transaction, and block all later writes."""
     storage = await database.storage()
     with pytest.raises(ZeroDivisionError):
         async with storage.transaction() as connection:

@@ -57,7 +57,7 @@ async def place(request: pytest.FixtureRequest, shared_database_name: str) -> As
 
 @pytest.fixture
 async def storage(place: Place) -> AsyncIterator[SQLStorage]:
-    """With a net, and one connection: whoever lost it would be noticed."""
+    """A storage with an idle timeout and one connection, so that a lost connection is detected."""
     url = f"{place.url}?pool_size=1&pool_timeout=5&idle_transaction_timeout={place.seconds}"
     async with open_storage(url) as storage:
         yield storage
@@ -171,7 +171,7 @@ async def test_operation_ended_by_the_idle_timeout_is_retried(
 async def test_idle_timeout_applies_to_its_own_session_only(
     storage: SQLStorage, peer: SQLStorage, place: Place
 ) -> None:
-    """Nobody else's: neither another storage's nor, behind a pooler, that of whoever gets the session next."""
+    """Neither to another storage nor, behind a pooler, to the next client of the server session."""
     async with storage.transaction() as conn:
         ours = await conn.fetchval(place.shown)
     theirs = await peer.db().fetchval(place.shown)

@@ -179,7 +179,7 @@ async def blocked(backend: MySQLBackend) -> Any:
 
 
 async def quiet(url: str) -> None:
-    """Wait until nobody has a transaction open in this database."""
+    """Wait until no transaction is open in this database."""
     query = (
         "SELECT COUNT(*) FROM information_schema.innodb_trx t JOIN information_schema.processlist p "
         "ON p.id = t.trx_mysql_thread_id WHERE p.db = DATABASE()"
@@ -726,7 +726,7 @@ async def test_transaction_is_unusable_after_a_deadlock(backend: MySQLBackend) -
 
 
 async def test_deadlock_on_an_auto_increment_value_ends_the_transaction(backend: MySQLBackend) -> None:
-    """Told as 1467 where such values are locked; the server itself then believes that the transaction is open."""
+    """The error is 1467 where such values are locked; the server still reports an open transaction then."""
     heavy, victim = await backend.begin(), await backend.begin()
     await heavy.execute("INSERT INTO item (id) VALUES " + ", ".join(f"('heavy {n}')" for n in range(300)))
     await victim.execute("INSERT INTO item (id) VALUES ('before')")

@@ -19,7 +19,7 @@ _WAITERS = {
 
 
 async def blocked(storage: SQLStorage, rival: "asyncio.Task[object]") -> None:
-    """Return once the database says that somebody waits for a lock; fail if the rival ends instead."""
+    """Return once the database reports a connection that waits for a lock; fail if the other side ends instead."""
     query = _WAITERS.get(storage._backend.driver.name)
     async with asyncio.timeout(20):
         while True:

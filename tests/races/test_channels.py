@@ -219,7 +219,7 @@ async def test_parallel_sweeps_deliver_each_match_once(storage: SQLStorage, peer
 
 @servers
 async def test_channel_reused_during_its_cleanup_finds_its_waiter(storage: SQLStorage, peer: SQLStorage) -> None:
-    """The clean-up has seen that nobody used it; the subscriber comes before its removal, or after."""
+    """The cleanup has found the channel unused; the subscriber comes before its removal, or after."""
     await picky(storage, "before")
     await storage.unsubscribe_from_channel("before", "c")
     async with storage.transaction():
@@ -267,7 +267,7 @@ async def test_concurrent_subscriptions_in_two_modes_conflict(storage: SQLStorag
 
 @servers
 async def test_sweep_neither_waits_for_nor_misses_uncommitted_messages(storage: SQLStorage, peer: SQLStorage) -> None:
-    """It finds nothing while the message is in flight; if it unmarked the channel then, nobody would look again."""
+    """The sweep finds nothing before the commit; if it unmarked the channel then, no later sweep would check it."""
     await listening(storage, "i-1")
     await listening(storage, "i-2", "d")
     await storage.publish_to_channel("other", b"1")
@@ -422,7 +422,7 @@ async def test_cleanup_keeps_the_backlog_of_an_uncommitted_subscriber(storage: S
 async def test_uncommitted_message_of_another_framework_is_found_later_whatever_its_id(
     storage: SQLStorage, peer: SQLStorage
 ) -> None:
-    """The rest of the family takes no lock: a lower id may appear after a higher one was seen."""
+    """Other frameworks take no lock: a lower id may appear after a higher one was seen."""
     await listening(storage, "i-1")
     insert = (
         "INSERT INTO channel_messages (channel, message_id, data_type, data, published_at) "

@@ -237,7 +237,7 @@ async def test_sweep_keeps_a_lease_with_an_uncommitted_renewal(storage: SQLStora
 
 
 async def test_deadlock_in_a_transaction_is_raised(storage: SQLStorage, peer: SQLStorage) -> None:
-    """Two transactions lock two rows in opposite order: one goes through, the other hears of the conflict."""
+    """Two transactions lock two rows in opposite order: one commits, the other gets a conflict error."""
     if one_writer(storage):
         return  # the second transaction begins after the first
     leases = {"i-1": await leased(storage, "i-1"), "i-2": await leased(storage, "i-2")}
@@ -262,7 +262,7 @@ async def _cross(
 
 
 async def test_deadlock_between_operations_is_retried_internally(storage: SQLStorage, peer: SQLStorage) -> None:
-    """Batches over the same rows in opposite order, again and again: no caller hears of a deadlock."""
+    """Many batches over the same rows in opposite order: no caller gets a deadlock error."""
     leases = [await leased(storage, f"i-{n}") for n in range(6)]
 
     async def batch(side: SQLStorage, n: int) -> list[object]:

@@ -52,7 +52,7 @@ async def test_second_of_two_first_acquirers_wins_if_the_first_rolls_back(
 
 
 async def test_renewal_during_an_uncommitted_release_fails(storage: SQLStorage, peer: SQLStorage) -> None:
-    """Else the lock would be taken again under a token that somebody else may have had meanwhile."""
+    """Otherwise the lock would be acquired again with a token that another worker may have had meanwhile."""
     await take(storage, "w1")
     async with storage.transaction():
         await storage.release_system_lock("leader", "w1")

@@ -126,7 +126,7 @@ async def as_payloads(storage: SQLStorage, anchor: str, value: str) -> None:
 
 
 async def as_questions(storage: SQLStorage, anchor: str, value: str) -> None:
-    """What asks for something that is not there hears so, or of a limit."""
+    """Reading something that does not exist returns nothing or raises a limit error."""
     doomed = f"doomed-{next(number)}"
     await storage.create_instance(WorkflowInstance(doomed, "wf"))
     for call in (

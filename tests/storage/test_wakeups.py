@@ -14,7 +14,7 @@ from tests.support.storages import Database
 
 
 class Ear:
-    """Hears every hint of a storage in a task of its own."""
+    """Collect all wake-up hints of a storage in a separate task."""
 
     def __init__(self, storage: SQLStorage) -> None:
         self.heard: list[WakeUp] = []

@@ -12,7 +12,7 @@ import asyncpg
 
 @asynccontextmanager
 async def fresh_postgres(server_url: str) -> AsyncIterator[str]:
-    """The URL of an empty database, dropped afterwards with whoever is still connected."""
+    """Yield the URL of an empty database, which is dropped afterwards, even with open connections."""
     name = f"perdure_{uuid4().hex}"
     await _create_postgres(server_url, name)
     try:
@@ -23,7 +23,7 @@ async def fresh_postgres(server_url: str) -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def fresh_mysql(server_url: str) -> AsyncIterator[str]:
-    """The URL of an empty database, dropped afterwards with whoever is still connected."""
+    """Yield the URL of an empty database, which is dropped afterwards, even with open connections."""
     name = f"perdure_{uuid4().hex}"
     async with connect_mysql(server_url) as connection:
         await fetch_mysql(connection, f"CREATE DATABASE {name}")
@@ -35,7 +35,7 @@ async def fresh_mysql(server_url: str) -> AsyncIterator[str]:
 
 
 async def named_database(server_url: str, name: str) -> str:
-    """The URL of the database of that name, made if it is not there."""
+    """Return the URL of the database with that name, and create it if it does not exist."""
     if server_url.startswith("mysql"):
         async with connect_mysql(server_url) as connection:
             await fetch_mysql(connection, f"CREATE DATABASE IF NOT EXISTS {name}")
@@ -103,7 +103,7 @@ def _with_database(url: str, name: str) -> str:
 
 
 async def run_natively(native: Any, statement: str) -> None:
-    """Run it behind the storage's back, on whatever driver's connection this is."""
+    """Execute a statement on the connection of any driver, without the storage."""
     if hasattr(native, "ping"):
         async with native.cursor() as cursor:
             await cursor.execute(statement)

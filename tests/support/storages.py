@@ -19,14 +19,14 @@ BACKENDS = ("sqlite", "memory", "postgresql", "mysql")
 
 
 class Database:
-    """One backend's database, as tests see it: a URL, and storages on it."""
+    """A database of one backend for tests: its URL, and storages on it."""
 
     def __init__(self, backend: str, url: str) -> None:
         self.backend, self.url = backend, url
         self._storages: list[SQLStorage] = []
 
     async def storage(self) -> SQLStorage:
-        """A new storage on the database, as another process would have it; in memory there is but one."""
+        """Open another storage on the database, like another process; a database in memory has only one."""
         if self.backend == "memory" and self._storages:
             return self._storages[0]
         storage = open_storage(self.url)
@@ -41,7 +41,7 @@ class Database:
 
 @asynccontextmanager
 async def sqlite_database(folder: Path, template: Path) -> AsyncIterator[Database]:
-    """A copy of the template, which is made when it is not there."""
+    """Yield a copy of the template, which is created if it does not exist."""
     if not template.exists():
         async with open_storage(f"sqlite:///{template}"):
             pass
@@ -64,14 +64,14 @@ async def memory_database() -> AsyncIterator[Database]:
 
 
 class ReferenceDatabase(Database):
-    """The reference: storages on one world."""
+    """The reference: storages that share one state."""
 
     def __init__(self) -> None:
         super().__init__("reference", "")
         self._first = Reference()
 
     async def storage(self) -> SQLStorage:
-        return cast(SQLStorage, Reference(self._first.world))  # tests ask for no more than the contract
+        return cast(SQLStorage, Reference(self._first.world))  # tests use only the contract
 
 
 @asynccontextmanager
@@ -81,7 +81,7 @@ async def reference_database() -> AsyncIterator[Database]:
 
 @asynccontextmanager
 async def server_database(backend: str, url: str) -> AsyncIterator[Database]:
-    """The database at the URL, migrated and emptied."""
+    """Yield the database at the URL, migrated and emptied."""
     database = Database(backend, url)
     try:
         await wipe(await database.storage())
@@ -91,7 +91,7 @@ async def server_database(backend: str, url: str) -> AsyncIterator[Database]:
 
 
 async def wipe(storage: SQLStorage) -> None:
-    """Empty every table but the ledger."""
+    """Empty every table except the ledger."""
     dialect = storage._backend.driver.name
     async with storage._backend.exclusive() as script:
         if dialect == "postgresql":
@@ -105,7 +105,7 @@ async def wipe(storage: SQLStorage) -> None:
 
 
 def storage_of(app: Client) -> SQLStorage:
-    """The storage of an app that was opened on a URL."""
+    """Return the storage of an app that was opened on a URL."""
     storage = app._storage
     assert isinstance(storage, SQLStorage)
     return storage

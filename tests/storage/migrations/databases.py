@@ -137,7 +137,7 @@ class Database:
         return _finished[server]
 
     async def make_family(self) -> None:
-        """Make the family's tables, as Romancy leaves them after a crash: without a word in the ledger."""
+        """Create the tables of Edda, as Romancy leaves them after a crash: without a row in the ledger."""
         first = up_statements(self.dialect)[0]
         assert first.version == FAMILY
         await self.execute(*first.statements)

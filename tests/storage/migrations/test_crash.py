@@ -36,7 +36,7 @@ class Crashing:
 
 
 class Watched:
-    """Notes after each statement whether somebody else can see a table."""
+    """Record after each statement whether another connection can see a table."""
 
     def __init__(self, session: Connection, watcher: Connection) -> None:
         self._session, self._watcher = session, watcher
@@ -120,7 +120,7 @@ class TestMySQL:
         assert await database.fetch(TIMES) == [("2024-01-31 23:59:59.000000", "2024-02-29 12:00:00.000000")]
 
     async def test_conversion_completes_after_a_crash_and_one_restart(self, database: Database) -> None:
-        """From the family's tables each time, with keys gone, tables half converted, keys half added again."""
+        """From the tables of Edda each time, with keys missing, tables half converted, keys half restored."""
         conversion = len(up_statements("mysql")[1].statements)
         for statements in range(5, conversion, 13):
             await database.make_family()

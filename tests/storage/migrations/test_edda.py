@@ -133,7 +133,7 @@ async def test_edda_starts_on_our_tables(database: Database) -> None:
 
 
 async def test_tables_from_before_edda_had_migrations_are_refused(database: Database) -> None:
-    """They differ in more than a column, and the ledger does not tell: Edda goes on using them and records its file."""
+    """They differ in more than a column, and the ledger does not show it: Edda still uses them and records its file."""
     engine = create_async_engine(DRIVERS[database.dialect] + database.url.partition(":")[2])
     async with engine.begin() as connection:
         await connection.run_sync(Base.metadata.create_all)

@@ -510,7 +510,7 @@ async def test_deleting_an_instance_deletes_its_subscriptions(storage: SQLStorag
 
 @pytest.mark.parametrize("wrong", ["", "c ", " c", "c\x00", "c" * 256])
 async def test_invalid_names_are_refused_by_every_operation(storage: SQLStorage, wrong: str) -> None:
-    """MySQL finds `c` when asked for `c `."""
+    """MySQL finds `c` when the query says `c `."""
     await listening(storage, "c", "c")
     await publish(storage, b"1")
     (message,) = await storage.get_pending_channel_messages("c")
