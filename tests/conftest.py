@@ -2,7 +2,7 @@
 
 The databases' servers are started when the first test asks for one, once per process: under xdist each worker has its
 own. A start takes under a second and 25 MB (PostgreSQL) or 100 MB (MariaDB), less than sharing one server between
-workers would cost in rules about who stops it, and a worker's load never shows in another's timings or locks.
+workers would cost in rules for stopping it, and the load of one worker never affects timings or locks of another.
 
 PERDURE_TEST_POSTGRES_URL and PERDURE_TEST_MYSQL_URL name existing servers instead. Nothing is skipped: a database that
 can be neither started nor reached is an error.
@@ -20,8 +20,15 @@ from perdure.database.backends.base import Executor
 from perdure.engine.replay.definitions import ACTIVITIES
 from perdure.storage.stores import SQLStorage
 from perdure.testing.servers import MySQLServer, PostgresServer
-from tests.servers.databases import fresh_mysql, fresh_postgres, named_database
-from tests.storages import BACKENDS, Database, memory_database, reference_database, server_database, sqlite_database
+from tests.support.databases import fresh_mysql, fresh_postgres, named_database
+from tests.support.storages import (
+    BACKENDS,
+    Database,
+    memory_database,
+    reference_database,
+    server_database,
+    sqlite_database,
+)
 
 pytest.register_assert_rewrite("perdure.testing.conformance")
 
@@ -68,7 +75,7 @@ async def fresh_mysql_db(mysql_url: str) -> AsyncIterator[str]:
 
 @pytest.fixture(scope="session")
 def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the migrated SQLite file is that tests copy."""
+    """The path of the migrated SQLite file that tests copy."""
     return tmp_path_factory.mktemp("template") / "template.db"
 
 
@@ -82,7 +89,7 @@ def shared_database_name() -> str:
 def backend_database(
     request: pytest.FixtureRequest, tmp_path: Path, sqlite_template: Path, shared_database_name: str
 ) -> BackendDatabase:
-    """Opens an empty database, migrated, of the backend that is named."""
+    """A function that opens an empty, migrated database of a backend."""
 
     @asynccontextmanager
     async def opened(backend: str) -> AsyncIterator[Database]:
@@ -103,30 +110,30 @@ def backend_database(
 
 @pytest.fixture(params=BACKENDS)
 async def database(request: pytest.FixtureRequest, backend_database: BackendDatabase) -> AsyncIterator[Database]:
-    """An empty database, migrated, of each backend in turn."""
+    """An empty, migrated database of each backend."""
     async with backend_database(request.param) as database:
         yield database
 
 
 @pytest.fixture
 async def storage(database: Database) -> SQLStorage:
-    """A fresh storage of the backend under test."""
+    """A new storage of the backend under test."""
     return await database.storage()
 
 
 @pytest.fixture
 async def peer(storage: SQLStorage, database: Database) -> SQLStorage:
-    """A second storage on the same database, as another process would have it."""
+    """A second storage on the same database, like that of another process."""
     return await database.storage()
 
 
 @pytest.fixture
 async def sql(storage: SQLStorage) -> Executor:
-    """The tables of the backend under test; the reference has none, so tests that ask for them do not run on it."""
+    """SQL on the tables of the backend under test; the reference has none, so tests with this do not run on it."""
     return storage.db()
 
 
 def pytest_collectstart(collector: pytest.Collector) -> None:
-    """Test modules are programs of their own that share a process: each may define activities of any name."""
+    """Let each test module define activities of any name, as if it were a program of its own."""
     if isinstance(collector, pytest.Module):
         ACTIVITIES.clear()

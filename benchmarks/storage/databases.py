@@ -16,7 +16,7 @@ from benchmarks.storage.raw_sqlite import RawSQLite
 from benchmarks.storage.sides import POOL_SIZE, Side
 from perdure.storage.stores import SQLStorage, open_storage
 from perdure.testing.servers import MySQLServer, PostgresServer
-from tests.servers.databases import fresh_mysql, fresh_postgres
+from tests.support.databases import fresh_mysql, fresh_postgres
 
 DATABASES = ("sqlite", "postgresql", "mysql")
 

@@ -1,4 +1,4 @@
-"""The chaos room: rigs that try to break every promise, for as long as it takes.
+"""Fault-injection rigs that try to break every guarantee, for hours.
 
 python -m tests.chaos                                     every rig on every database, up to its goal
 python -m tests.chaos --list                              what there is, and how far it is

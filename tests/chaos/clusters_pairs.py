@@ -11,7 +11,7 @@ from pymysql.cursors import DictCursor
 from perdure.testing.servers import HOST, MySQLServer, PostgresServer, Server, _find
 from tests.chaos.clusters import DATABASE, Death, wait_for
 from tests.engine.rig.places import USER
-from tests.servers.databases import named_database
+from tests.support.databases import named_database
 
 
 class _Pair:

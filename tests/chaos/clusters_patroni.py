@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from perdure.testing.servers import HOST, Server, ServerError, _account, _find, _free_port
 from tests.chaos.clusters import DATABASE, Death, wait_for
-from tests.servers.databases import named_database
+from tests.support.databases import named_database
 
 NODES = 3
 USER = "perdure"

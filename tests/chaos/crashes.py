@@ -15,7 +15,7 @@ from tests.engine.rig.load import under_load, worked, working_again
 from tests.engine.rig.nemesis import FileNemesis, MySQLNemesis, PostgresNemesis, ServerNemesis, Strike
 from tests.engine.rig.nursery import WorkerSpec
 from tests.engine.rig.places import own_database, own_server, plain_user
-from tests.storages import Database
+from tests.support.storages import Database
 
 WORKERS = 3
 BUSY = 20  # executions between two strikes

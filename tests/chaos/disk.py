@@ -1,4 +1,4 @@
-"""A disk that is full, and one that cannot sync: errors say so, nothing acknowledged is lost, and work goes on.
+"""A full disk, and a disk that cannot sync: errors say so, no acknowledged write is lost, and work continues.
 
 On SQLite a share of the episodes has workers on it, with workflows, instead of writers on a storage.
 

@@ -1,4 +1,4 @@
-"""Workers and their workflows on a disk that is full for a while: every run comes to its end, and nobody dies of it."""
+"""Workers on a disk that is full for a while: every run ends, and no worker dies."""
 
 import asyncio
 import random
@@ -12,7 +12,7 @@ from tests.engine.rig.crew import Crew, until
 from tests.engine.rig.load import under_load, worked, working_again
 from tests.engine.rig.nursery import LEASE_SEC, WorkerSpec
 from tests.engine.rig.places import opened
-from tests.storages import Database
+from tests.support.storages import Database
 
 WORKERS, LANES = 2, 9
 BUSY = 15  # executions before the disk is full

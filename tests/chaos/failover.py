@@ -1,4 +1,4 @@
-"""Failover: the primary of a cluster is killed under load, or falls silent, and everybody goes on with the next."""
+"""Failover: the primary of a cluster is killed or falls silent under load, and workers continue on the next one."""
 
 import asyncio
 import random
@@ -20,8 +20,8 @@ from tests.engine.rig.effects import Line
 from tests.engine.rig.load import under_load, worked
 from tests.engine.rig.nursery import WorkerSpec
 from tests.engine.rig.places import USER, opened
-from tests.servers.databases import connect_mysql, fetch_mysql
-from tests.storages import Database
+from tests.support.databases import connect_mysql, fetch_mysql
+from tests.support.storages import Database
 
 WORKERS, LANES = 3, 12
 LEASE_SEC = 3.0  # with three servers beside the workers a heartbeat may starve on two cores

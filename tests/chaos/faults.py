@@ -16,10 +16,10 @@ from tests.engine.rig.effects import EFFECTS
 from tests.engine.rig.places import opened, own_server
 from tests.faults.calls import Kind
 from tests.faults.enumerator import Enumerator, all_pairs, enumerating
-from tests.faults.runs import PLAYS
 from tests.faults.workers import KINDS, Lane, Openings, RunCase, lane
-from tests.servers.databases import named_database
-from tests.storages import Database
+from tests.faults.workflows import PLAYS
+from tests.support.databases import named_database
+from tests.support.storages import Database
 
 LANES = 4  # databases at once, since most of it is waiting
 

@@ -1,4 +1,4 @@
-"""What was played so far, kept in a file a rig and database: one JSON line a round."""
+"""The finished rounds, in one file per rig and database: one JSON line per round."""
 
 import json
 import subprocess

@@ -9,12 +9,12 @@ from random import Random
 
 from tests.chaos.rigs import Outcome, Rig, Round
 from tests.engine.rig.places import own_database
-from tests.properties.comparison import disagreement
-from tests.properties.lanes import Lane
-from tests.properties.model import ReferenceLane
-from tests.properties.sequences import BEFORE_BURST, WORKERS, burst, sequence
-from tests.properties.steps import Step, in_turn
-from tests.storages import Database
+from tests.storage.properties.comparison import disagreement
+from tests.storage.properties.executors import Lane
+from tests.storage.properties.reference import ReferenceLane
+from tests.storage.properties.sequences import BEFORE_BURST, WORKERS, burst, sequence
+from tests.storage.properties.steps import Step, in_turn
+from tests.support.storages import Database
 
 TRIES = 3  # at what happens at once
 

@@ -1,4 +1,4 @@
-"""Power cuts on SQLite: nothing acknowledged is lost, nothing is there by halves, and work goes on.
+"""Power cuts on SQLite: no acknowledged write is lost, every write is atomic, and work continues.
 
 A process of its own runs perdure on files that record every write and every sync. Each cut takes the recording up to
 some moment, forgets by chance what was not synced by then, and opens what is left with Python's own SQLite. A share of
@@ -20,11 +20,11 @@ from random import Random
 
 from perdure import App
 from perdure.storage.stores import open_storage
-from tests.chaos.power_again import Recovery
 from tests.chaos.power_checks import Told, violations
 from tests.chaos.power_disk import Disk
 from tests.chaos.power_log import Kind, Record, read
-from tests.chaos.power_orders import order
+from tests.chaos.power_second_cut import Recovery
+from tests.chaos.power_workflow import order
 from tests.chaos.rigs import Outcome, Rig, Round
 
 ROOT = Path(__file__).parents[2]

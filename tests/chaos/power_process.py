@@ -17,8 +17,8 @@ from perdure.database.backends import sqlite
 from perdure.storage.stores import SQLStorage, open_storage
 from tests.chaos.power_load import EFFECTS, Load
 from tests.chaos.power_log import Log
-from tests.chaos.power_orders import order
 from tests.chaos.power_vfs import Connection, RecordedDisk
+from tests.chaos.power_workflow import order
 
 LANES = 4
 STEPS = 8

@@ -1,4 +1,4 @@
-"""One line that says how far a rig is."""
+"""One line with the progress of a rig."""
 
 import asyncio
 import time

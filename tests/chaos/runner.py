@@ -1,4 +1,4 @@
-"""The runner: plays rigs round by round, up to their goals, and keeps account.
+"""The runner: runs rigs round by round, up to their goals, and records the results.
 
 A round that was played is never lost: it stands in the ledger, and the next call goes on from there. It stops by itself
 at the goal, when its time is up, and at the first violation, with the command that repeats the round.

@@ -8,7 +8,7 @@ from tests.engine.rig.driver import LANES
 from tests.engine.rig.load import under_load, worked
 from tests.engine.rig.nursery import WorkerSpec
 from tests.engine.rig.places import own_database
-from tests.storages import Database
+from tests.support.storages import Database
 
 WORKERS = 3
 BUSY = 40  # executions an episode

@@ -1,4 +1,4 @@
-"""The checker finds what it is there for: effects that are missing, doubled or unrecorded."""
+"""The checker finds effects that are missing, duplicated or unrecorded."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ STEP = "1:entering"
 COUNTED = Entry("run", STEP, "7-1")
 
 
-def test_half_a_line_of_a_killed_worker_is_no_line(tmp_path: Path) -> None:
+def test_incomplete_line_of_a_killed_worker_is_ignored(tmp_path: Path) -> None:
     writer, effects = Writer(), Effects(tmp_path / "effects")
     writer.open(effects.path)
     writer.write("begin", run="run-1")
@@ -37,7 +37,7 @@ def test_half_a_line_of_a_killed_worker_is_no_line(tmp_path: Path) -> None:
         ([COUNTED, Entry("run", "3:entering", "7-2")], "took effect too often"),
     ],
 )
-def test_a_transactional_step_takes_effect_once(entries: list[Entry], complaint: str) -> None:
+def test_checker_reports_missing_and_duplicate_transactional_effects(entries: list[Entry], complaint: str) -> None:
     assert not found([COUNTED])
     assert any(complaint in each for each in found(entries))
 

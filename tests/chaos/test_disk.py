@@ -20,7 +20,7 @@ from tests.engine.rig.checker import all_right
         ("failing", "mysql", 1),
     ],
 )
-async def test_nothing_acknowledged_is_lost(kind: str, backend: str, count: int, tmp_path: Path) -> None:
+async def test_disk_faults_lose_no_acknowledged_write(kind: str, backend: str, count: int, tmp_path: Path) -> None:
     outcome = await episodes(kind, Round(backend, secrets.randbits(32), count, tmp_path))
     all_right(outcome.wrong)
     assert outcome.done == count

@@ -20,7 +20,7 @@ from tests.engine.rig.driver import Driver
 from tests.engine.rig.load import worked
 from tests.engine.rig.nursery import WorkerSpec
 from tests.engine.rig.places import opened
-from tests.storages import Database
+from tests.support.storages import Database
 
 STEPS = 60
 
@@ -30,7 +30,7 @@ STEPS = 60
     [(PostgresPair, [Death.SERVER]), (MariaDBPair, [Death.DEMOTION, Death.SERVER])],
     ids=["postgresql", "mysql"],
 )
-async def test_nothing_is_lost_when_the_primary_is(pair: type[Cluster], deaths: list[Death], tmp_path: Path) -> None:
+async def test_failover_loses_no_acknowledged_write(pair: type[Cluster], deaths: list[Death], tmp_path: Path) -> None:
     round_ = Round(pair.__name__, secrets.randbits(32), len(deaths), tmp_path)
     async with started(pair()) as cluster:
         outcome = await fail_over(cluster, round_, deaths, work=20, lanes=6)
@@ -38,7 +38,7 @@ async def test_nothing_is_lost_when_the_primary_is(pair: type[Cluster], deaths: 
     assert outcome.done == len(deaths)
 
 
-async def test_what_an_asynchronous_standby_loses_is_noticed(tmp_path: Path) -> None:
+async def test_rig_detects_writes_lost_by_an_asynchronous_standby(tmp_path: Path) -> None:
     """The rig can fail: steps and a start that were acknowledged are not there after this failover."""
     pair, chance = CarelessPair(), random.Random(1)
     async with started(pair), opened(Database("postgresql", pair.url)) as database:

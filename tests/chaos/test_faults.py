@@ -1,4 +1,4 @@
-"""The short form of the fault enumerator, as the long runner plays it; most of it is in tests/faults/."""
+"""The short form of the fault rig, as the runner runs it; most fault tests are in tests/faults/."""
 
 from pathlib import Path
 
@@ -9,7 +9,9 @@ from tests.chaos.rigs import Round
 
 
 @pytest.mark.timeout(120)
-async def test_a_round_plays_whole_themes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_round_of_the_fault_rig_runs_all_cases_of_its_operation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(faults, "LANES", 1)
     number = faults.THEMES.index(("try_acquire_lock", "alone"))
     outcome = await faults.play(Round("sqlite", seed=number, count=1, folder=tmp_path))

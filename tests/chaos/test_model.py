@@ -13,7 +13,9 @@ STEPS = 200
 
 
 @pytest.mark.parametrize("backend", ["sqlite", "postgresql", "mysql"])
-async def test_model(backend: str, backend_database: BackendDatabase) -> None:
+async def test_random_operations_give_the_same_results_as_the_reference(
+    backend: str, backend_database: BackendDatabase
+) -> None:
     seed = secrets.randbits(32)
     print(f"to repeat: python -m tests.chaos --rig model --database {backend} --seed {seed} --count {STEPS}")
     async with backend_database(backend) as database:

@@ -1,4 +1,4 @@
-"""What can befall a server short of a crash, once each; `tests/engine/test_restarts.py` has crashes and SQLite."""
+"""Each fault of a server except a crash, once; `tests/engine/test_restarts.py` has crashes and SQLite."""
 
 import secrets
 from pathlib import Path
@@ -12,7 +12,7 @@ from tests.engine.rig.checker import all_right
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("backend", ["postgresql", "mysql"])
-async def test_nemesis(backend: str, tmp_path: Path) -> None:
+async def test_server_faults_under_load_lose_nothing(backend: str, tmp_path: Path) -> None:
     round_ = Round(backend, secrets.randbits(32), 3, tmp_path)
     async with fragile(round_) as (database, _, others):
         outcome = await strike(database, round_, others, list(others), lanes=9)

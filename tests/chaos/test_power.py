@@ -1,4 +1,4 @@
-"""Power cuts: a small round of the rig, and what it has to find when the disk or the pragmas are worse."""
+"""Power cuts: a small round of the rig, and the losses that it must detect with worse disks or pragmas."""
 
 import secrets
 from pathlib import Path
@@ -14,7 +14,7 @@ def small(folder: Path, cuts: int = CUTS) -> Round:
     return Round("sqlite", secrets.randbits(32), cuts, folder)
 
 
-async def test_nothing_acknowledged_is_lost(tmp_path: Path) -> None:
+async def test_power_cuts_lose_no_acknowledged_write(tmp_path: Path) -> None:
     outcome = await cuts(small(tmp_path), lives=16, failing=FAILING)
     all_right(outcome.wrong)
     assert outcome.done == CUTS
@@ -23,17 +23,17 @@ async def test_nothing_acknowledged_is_lost(tmp_path: Path) -> None:
     assert outcome.figures["went on"] > 0
 
 
-async def test_the_rig_finds_what_less_than_full_synchrony_loses(tmp_path: Path) -> None:
+async def test_rig_detects_writes_lost_with_synchronous_normal(tmp_path: Path) -> None:
     outcome = await cuts(small(tmp_path, 30), lives=4, synchronous=NORMAL)
     assert any("lost: " in each for each in outcome.wrong)
 
 
-async def test_the_rig_finds_the_damage_of_a_disk_that_does_not_sync(tmp_path: Path) -> None:
+async def test_rig_detects_damage_by_a_disk_that_does_not_sync(tmp_path: Path) -> None:
     outcome = await cuts(small(tmp_path, 60), lives=16, deaf=True)
     assert any("damaged: " in each for each in outcome.wrong)
 
 
-async def test_the_rig_finds_what_a_recovery_loses_that_does_not_sync(tmp_path: Path) -> None:
+async def test_rig_detects_writes_lost_by_a_recovery_that_does_not_sync(tmp_path: Path) -> None:
     outcome = await cuts(small(tmp_path, 30), lives=8, again=1, deaf_again=True)
     assert any("again at " in each and ("lost: " in each or "fell from" in each) for each in outcome.wrong)
     assert outcome.figures["cut again"] == 30

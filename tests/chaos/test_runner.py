@@ -1,4 +1,4 @@
-"""The runner itself, with a rig that does no harm."""
+"""The runner, with a rig that does nothing."""
 
 import asyncio
 import io
@@ -45,7 +45,7 @@ def harmless(tmp_path: Path) -> Harmless:
     return Harmless(tmp_path / "ledgers")
 
 
-def test_it_stops_at_the_goal_of_each_database(harmless: Harmless) -> None:
+def test_runner_stops_at_the_goal_of_each_database(harmless: Harmless) -> None:
     assert harmless.run(("here", "there")) == 0
     assert [(each.backend, each.count) for each in harmless.played] == [
         ("here", 10), ("here", 10), ("here", 5), ("there", 5)
@@ -56,7 +56,7 @@ def test_it_stops_at_the_goal_of_each_database(harmless: Harmless) -> None:
     assert "25 nothings" in harmless.out.getvalue()
 
 
-def test_a_round_is_a_line_with_all_it_takes_to_repeat_it(harmless: Harmless) -> None:
+def test_each_round_is_recorded_with_seed_and_count(harmless: Harmless) -> None:
     harmless.run(seed=7, count=12)
     lines = [json.loads(line) for line in (harmless.home / "harmless-here.jsonl").read_text().splitlines()]
     assert [(line["seed"], line["count"], line["done"], line["wrong"]) for line in lines] == [
@@ -65,7 +65,7 @@ def test_a_round_is_a_line_with_all_it_takes_to_repeat_it(harmless: Harmless) ->
     assert all(line["seconds"] >= 0 and line["commit"] and line["figures"]["runs"] == 2 for line in lines)
 
 
-def test_it_goes_on_where_it_was_and_begins_anew_when_told(harmless: Harmless) -> None:
+def test_runner_continues_where_it_stopped_and_can_start_over(harmless: Harmless) -> None:
     harmless.run(count=10)
     harmless.run()
     assert [each.count for each in harmless.played] == [10, 10, 5]
@@ -76,7 +76,7 @@ def test_it_goes_on_where_it_was_and_begins_anew_when_told(harmless: Harmless) -
     assert harmless.totals().done == 25
 
 
-def test_a_list_is_gone_through_once_and_a_repeated_part_of_it_does_not_count(harmless: Harmless) -> None:
+def test_rig_with_ordered_cases_runs_each_case_once(harmless: Harmless) -> None:
     harmless.rig = replace(harmless.rig, in_order=True)
     harmless.run(seed=15, count=5)
     harmless.run()
@@ -84,7 +84,7 @@ def test_a_list_is_gone_through_once_and_a_repeated_part_of_it_does_not_count(ha
     assert harmless.totals().done == 25
 
 
-def test_half_a_line_of_a_killed_runner_is_no_round(harmless: Harmless) -> None:
+def test_incomplete_line_of_a_killed_runner_is_ignored(harmless: Harmless) -> None:
     harmless.run(count=10)
     with (harmless.home / "harmless-here.jsonl").open("a") as file:
         file.write('{"seed": 1, "cou')
@@ -93,7 +93,7 @@ def test_half_a_line_of_a_killed_runner_is_no_round(harmless: Harmless) -> None:
     assert harmless.totals().done == 25
 
 
-def test_it_stops_at_a_violation_with_the_command_that_repeats_the_round(tmp_path: Path) -> None:
+def test_runner_stops_at_a_violation_and_prints_the_command_to_repeat_it(tmp_path: Path) -> None:
     harmless = Harmless(tmp_path / "ledgers", wrong_at=2)
     assert harmless.run(("here", "there"), seed=40) == 1
     assert len(harmless.played) == 2
@@ -104,7 +104,7 @@ def test_it_stops_at_a_violation_with_the_command_that_repeats_the_round(tmp_pat
     assert harmless.totals().wrong == ["it was wrong"]
 
 
-def test_an_old_violation_counts_towards_the_goal_and_not_against_a_repeated_round(tmp_path: Path) -> None:
+def test_earlier_violation_does_not_fail_a_repeated_round(tmp_path: Path) -> None:
     harmless = Harmless(tmp_path / "ledgers", wrong_at=1)
     assert harmless.run() == 1
     assert harmless.run(seed=3, count=10) == 0
@@ -113,13 +113,13 @@ def test_an_old_violation_counts_towards_the_goal_and_not_against_a_repeated_rou
     assert harmless.run(fresh=True) == 0
 
 
-def test_it_keeps_going_when_told_and_still_fails(tmp_path: Path) -> None:
+def test_keep_going_continues_after_a_violation_and_still_fails(tmp_path: Path) -> None:
     harmless = Harmless(tmp_path / "ledgers", wrong_at=2)
     assert harmless.run(("here", "there"), keep_going=True) == 1
     assert len(harmless.played) == 4
 
 
-def test_a_round_that_breaks_off_is_a_violation(harmless: Harmless) -> None:
+def test_round_that_raises_is_a_violation(harmless: Harmless) -> None:
     async def broken(_: Round) -> Outcome:
         raise RuntimeError("no such server")
 
@@ -128,13 +128,13 @@ def test_a_round_that_breaks_off_is_a_violation(harmless: Harmless) -> None:
     assert harmless.totals().wrong == ["the round broke off: RuntimeError('no such server')"]
 
 
-def test_its_time_is_shared_between_databases(harmless: Harmless) -> None:
+def test_time_limit_is_shared_between_databases(harmless: Harmless) -> None:
     """The first round of each is always played; another one only if there is time for it."""
     assert harmless.run(("here", "there"), minutes=1e-6) == 0
     assert [each.backend for each in harmless.played] == ["here", "there"]
 
 
-def test_an_interrupt_ends_it_with_what_was_done(harmless: Harmless) -> None:
+def test_interrupt_ends_the_runner_and_keeps_finished_rounds(harmless: Harmless) -> None:
     async def interrupted(round_: Round) -> Outcome:
         if len(harmless.played) == 1:
             os.kill(os.getpid(), signal.SIGINT)
@@ -151,7 +151,7 @@ def test_an_interrupt_ends_it_with_what_was_done(harmless: Harmless) -> None:
     assert "10 nothings" in harmless.out.getvalue()
 
 
-def test_on_a_terminal_the_line_is_rewritten() -> None:
+def test_progress_line_is_rewritten_on_a_terminal() -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True
@@ -178,14 +178,14 @@ def test_on_a_terminal_the_line_is_rewritten() -> None:
         ("--quickly", "unrecognized arguments"),
     ],
 )
-def test_bad_options_are_named(arguments: str, complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_options_are_reported(arguments: str, complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as refused:
         chaos.main(arguments.split())
     assert refused.value.code == 2
     assert complaint in capsys.readouterr().err
 
 
-def test_the_list_has_every_goal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_option_shows_every_goal(capsys: pytest.CaptureFixture[str]) -> None:
     assert chaos.main(["--list", "--rig", "kills", "wire"]) == 0
     listed = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert [line[:2] for line in listed[1:]] == [
@@ -194,6 +194,6 @@ def test_the_list_has_every_goal(capsys: pytest.CaptureFixture[str]) -> None:
     assert all("2,000" in line for line in listed[1:4])
 
 
-def test_every_rig_is_what_the_table_says() -> None:
+def test_every_rig_module_defines_the_rig_of_its_name() -> None:
     for name in RIGS:
         assert rig_named(name).name == name

@@ -20,7 +20,9 @@ NEARLY = timedelta(minutes=1)
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("backend", ["sqlite", "postgresql", "mysql"])
-async def test_skew(backend: str, backend_database: BackendDatabase, tmp_path: Path) -> None:
+async def test_wrong_clocks_and_lost_notifications_lose_nothing(
+    backend: str, backend_database: BackendDatabase, tmp_path: Path
+) -> None:
     async with backend_database(backend) as database:
         outcome = await mislead(database, Round(backend, secrets.randbits(32), 1, tmp_path), lanes=9)
     all_right(outcome.wrong)
@@ -28,7 +30,7 @@ async def test_skew(backend: str, backend_database: BackendDatabase, tmp_path: P
     assert outcome.figures["entries"] > 0
 
 
-async def test_the_wall_clock_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_worker_uses_the_database_clock_when_the_machine_clock_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a worker takes for the time of deadlines and cron stays the database's when its machine's clock is set."""
     async with App("sqlite:///:memory:") as app:
         before = app._worker.now()

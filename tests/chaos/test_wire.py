@@ -1,4 +1,4 @@
-"""A wire that fails in every way: a small round of the rig on both servers."""
+"""Network faults of every kind: a small round of the rig on both servers."""
 
 import secrets
 from pathlib import Path
@@ -15,7 +15,7 @@ FAULTS = 4  # each kind once
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("backend", ["postgresql", "mysql"])
-async def test_wire(backend: str, backend_database: BackendDatabase, tmp_path: Path) -> None:
+async def test_network_faults_lose_nothing(backend: str, backend_database: BackendDatabase, tmp_path: Path) -> None:
     async with backend_database(backend) as database:
         outcome = await disturb(database, Round(backend, secrets.randbits(32), FAULTS, tmp_path), lanes=9)
     print(backend, outcome.figures)

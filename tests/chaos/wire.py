@@ -11,7 +11,7 @@ from tests.engine.rig.driver import LANES
 from tests.engine.rig.load import under_load, worked, working_again
 from tests.engine.rig.nursery import WorkerSpec
 from tests.engine.rig.places import own_database
-from tests.storages import Database
+from tests.support.storages import Database
 
 WORKERS = 3
 BUSY = 15  # executions between two faults

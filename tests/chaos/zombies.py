@@ -25,7 +25,7 @@ from tests.engine.rig.nursery import WorkerSpec
 from tests.engine.rig.places import own_database
 from tests.engine.rig.workflows import GATES, PROBE, PROBES, Account, detained
 from tests.engine.waiting import row_of
-from tests.storages import Database
+from tests.support.storages import Database
 
 EXPECTED = {"alone": [2, 7, 4], "threads": [2, 8, 4], "branches": [2, 7, 8, 8, 4], "twice": [2, 7, 4, 7, 4]}
 IN_TRANSACTION = {"transaction": [2, 9, 4]}

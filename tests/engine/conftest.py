@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests.conftest import BackendDatabase
-from tests.storages import Database
+from tests.support.storages import Database
 
 
 @pytest.fixture(params=["sqlite", "postgresql", "mysql"])

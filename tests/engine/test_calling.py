@@ -22,7 +22,7 @@ from perdure import (
     workflow,
 )
 from tests.conftest import BackendDatabase
-from tests.storages import Database
+from tests.support.storages import Database
 
 SOON = timedelta(seconds=60)
 

@@ -10,7 +10,7 @@ from perdure import App, RunHandle, WorkflowStatus, activity, now, sleep_until, 
 from perdure.engine.history.digests import SIZE, Call, stamp, stamped
 from perdure.storage.stores import shift_clock
 from tests.engine.waiting import until, waiting
-from tests.storages import Database, storage_of
+from tests.support.storages import Database, storage_of
 
 HOUR = timedelta(hours=1)
 SOON = timedelta(minutes=5)  # a loaded machine is not off by that

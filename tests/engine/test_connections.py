@@ -15,7 +15,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from perdure import App, Retry, WorkflowFailedError, activity, activity_info, connection, workflow
 from perdure.errors import TransactionError
 from perdure.storage.stores import SQLStorage
-from tests.storages import Database, storage_of
+from tests.support.storages import Database, storage_of
 
 SOON = timedelta(seconds=20)
 ONCE = Retry(attempts=1)

@@ -29,8 +29,8 @@ from tests.engine.rig.crashes import LEDGER, MOVED, Fate, Ward, all_rows, is_und
 from tests.engine.rig.crew import until
 from tests.engine.rig.effects import Effects
 from tests.engine.waiting import row_of
-from tests.servers.databases import fresh_mysql, fresh_postgres
-from tests.storages import Database, server_database, sqlite_database, wipe
+from tests.support.databases import fresh_mysql, fresh_postgres
+from tests.support.storages import Database, server_database, sqlite_database, wipe
 
 ALL = os.environ.get("PERDURE_CRASH_POINTS") == "all"
 SEED = int(os.environ.get("PERDURE_SEED", "0")) or secrets.randbelow(1 << 32)

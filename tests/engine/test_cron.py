@@ -11,7 +11,7 @@ from perdure import App, Workflow, workflow
 from perdure.engine.replay.definitions import WORKFLOWS
 from perdure.model.schedules import Schedule, tick_id
 from tests.engine.waiting import until
-from tests.storages import Database
+from tests.support.storages import Database
 
 SOON = timedelta(seconds=20)
 DAY = timedelta(days=1)

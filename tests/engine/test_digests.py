@@ -37,7 +37,7 @@ from perdure.model.records import HistoryEvent, WorkflowInstance
 from perdure.storage.history import HistoryIterator
 from tests.conftest import BackendDatabase
 from tests.engine.waiting import waiting
-from tests.storages import Database
+from tests.support.storages import Database
 
 CODE: dict[str, Any] = {"new": False}  # which version of the code is deployed
 failures: list[str] = []

@@ -41,7 +41,7 @@ from perdure.errors import ConfigurationError, LimitError, RunExistsError
 from perdure.hooks import HookEvent, RunCompleted, RunResumed, RunStarted, RunWaiting, StepCompleted
 from tests.conftest import BackendDatabase
 from tests.engine.waiting import waiting
-from tests.storages import Database
+from tests.support.storages import Database
 
 SOON = timedelta(seconds=20)
 ONCE = Retry(attempts=1)

@@ -9,7 +9,7 @@ import pytest
 
 from perdure import App, activity, subscribe, wait_event, workflow
 from tests.engine.waiting import until, waiting
-from tests.storages import Database
+from tests.support.storages import Database
 
 SOON = timedelta(seconds=20)
 DAY = timedelta(days=1)

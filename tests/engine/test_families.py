@@ -29,7 +29,7 @@ from perdure import (
 from perdure.model.records import HistoryEventType
 from perdure.storage.stores import shift_clock
 from tests.engine.waiting import status_of, until
-from tests.storages import Database, storage_of
+from tests.support.storages import Database, storage_of
 
 SOON = timedelta(seconds=20)
 done: list[str] = []

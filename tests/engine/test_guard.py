@@ -39,7 +39,7 @@ from perdure.hooks import HookEvent
 from perdure.model.records import HistoryEventType
 from tests.engine.bodies import live, taken, version
 from tests.engine.waiting import row_of, stuck_runs, until, waiting
-from tests.storages import Database
+from tests.support.storages import Database
 
 ROOT = Path(__file__).parents[2]
 SOON = timedelta(seconds=30)

@@ -14,7 +14,7 @@ from perdure.model.records import Lease, WorkflowInstance
 from perdure.storage.contract import Storage
 from perdure.storage.stores import open_storage
 from tests.engine.waiting import until
-from tests.storages import Database
+from tests.support.storages import Database
 
 LEASE_SEC = 3.0
 

@@ -11,7 +11,7 @@ import pytest
 from perdure import App, Client, ClosedError, EngineError, NotDurableError, activity, send_event, workflow
 from perdure.engine.api import current
 from perdure.engine.worker.worker import Worker
-from tests.storages import Database
+from tests.support.storages import Database
 
 
 @workflow(name="homes.greet")

@@ -39,7 +39,7 @@ from perdure.hooks import (
 )
 from tests.engine.bodies import version
 from tests.engine.waiting import stuck_runs, until, waiting
-from tests.storages import Database
+from tests.support.storages import Database
 
 SOON = timedelta(seconds=20)
 QUICK = Retry(attempts=2, initial=timedelta(milliseconds=5))

@@ -37,7 +37,7 @@ from perdure import (
 from perdure.errors import ConfigurationError, NotDurableError, RunExistsError, TerminalError, TransactionError
 from perdure.integrations.foreign import recognised, settled
 from perdure.storage.stores import SQLStorage
-from tests.storages import Database
+from tests.support.storages import Database
 
 SOON = timedelta(seconds=20)
 P = ParamSpec("P")

@@ -33,7 +33,7 @@ from perdure.model.schedules import tick_id
 from perdure.storage.stores import shift_clock
 from tests.conftest import BackendDatabase
 from tests.engine.waiting import until, waiting
-from tests.storages import Database, storage_of
+from tests.support.storages import Database, storage_of
 
 gates: dict[str, asyncio.Event] = {}
 

@@ -20,7 +20,7 @@ from perdure.storage.migrations import versions
 from perdure.testing.servers import PostgresServer
 from tests.engine.bodies import version
 from tests.engine.waiting import row_of, status_of, stuck_runs, until, waiting
-from tests.storages import Database
+from tests.support.storages import Database
 
 SOON = timedelta(seconds=20)
 SHORT = timedelta(seconds=1)

@@ -43,7 +43,7 @@ from perdure.errors import InvalidPageTokenError, LimitError, RunExistsError, Wo
 from perdure.model.records import WorkflowInstance
 from perdure.storage.stores import SQLStorage, shift_clock
 from tests.engine.waiting import until, waiting
-from tests.storages import Database, storage_of
+from tests.support.storages import Database, storage_of
 
 SOON = 20
 DAY = timedelta(days=1)

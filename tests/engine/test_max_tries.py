@@ -10,7 +10,7 @@ from perdure.engine.replay.definitions import COMPENSATIONS
 from perdure.hooks import CompensationCompleted, HookEvent, RunFailed, RunStuck
 from tests.engine.bodies import version
 from tests.engine.waiting import stuck_runs, until, waiting
-from tests.storages import Database
+from tests.support.storages import Database
 
 SOON = timedelta(seconds=20)
 SHORT = timedelta(seconds=1)

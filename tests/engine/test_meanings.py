@@ -35,7 +35,7 @@ from perdure.engine import starting
 from perdure.engine.execution import driven
 from perdure.storage.stores import shift_clock
 from tests.engine.waiting import row_of, status_of, until, waiting
-from tests.storages import Database, storage_of
+from tests.support.storages import Database, storage_of
 
 SOON = timedelta(seconds=20)
 DAY = timedelta(days=1)

@@ -24,7 +24,7 @@ from perdure.model.records import OutboxStatus
 from perdure.storage.stores import SQLStorage, shift_clock
 from tests.engine.rig.entries import run_sql
 from tests.engine.waiting import row_of, until
-from tests.storages import Database, storage_of
+from tests.support.storages import Database, storage_of
 
 SOON = timedelta(seconds=20)
 ONCE = Retry(attempts=1)

@@ -27,7 +27,7 @@ from perdure.model.records import WorkflowInstance
 from perdure.storage.stores import SQLStorage
 from tests.engine.bodies import version
 from tests.engine.waiting import row_of, stuck_runs, until, waiting
-from tests.storages import Database, storage_of
+from tests.support.storages import Database, storage_of
 
 SOON = timedelta(seconds=30)
 SHORT = timedelta(seconds=1)

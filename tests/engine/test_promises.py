@@ -49,7 +49,7 @@ from perdure.storage.stores import SQLStorage
 from tests.conftest import BackendDatabase
 from tests.engine.bodies import version
 from tests.engine.waiting import row_of, stuck_runs, until, waiting
-from tests.storages import Database, storage_of
+from tests.support.storages import Database, storage_of
 
 ROOT = Path(__file__).parents[2]
 SOON = timedelta(seconds=30)

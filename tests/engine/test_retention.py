@@ -29,7 +29,7 @@ from perdure.engine.worker.retention import BATCH, Retention, Swept, sweep, swee
 from perdure.errors import DatabaseUnavailableError
 from perdure.model.records import OutboxEvent, WorkflowInstance
 from perdure.storage.stores import SQLStorage, shift_clock
-from tests.storages import Database, storage_of
+from tests.support.storages import Database, storage_of
 
 SOON = timedelta(seconds=20)
 DAY = timedelta(days=1)

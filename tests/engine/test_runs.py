@@ -29,7 +29,7 @@ from perdure import (
 )
 from perdure.errors import RunExistsError
 from tests.engine.waiting import stuck_runs, until, waiting
-from tests.storages import Database
+from tests.support.storages import Database
 
 SOON = timedelta(seconds=20)
 QUICK = Retry(attempts=3, initial=timedelta(milliseconds=5))

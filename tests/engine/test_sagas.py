@@ -19,7 +19,7 @@ from perdure import (
 )
 from perdure.errors import EngineError, WorkflowNotCancellableError
 from tests.engine.waiting import status_of, until
-from tests.storages import Database
+from tests.support.storages import Database
 
 SOON = timedelta(seconds=20)
 QUICK = Retry(attempts=3, initial=timedelta(milliseconds=5))

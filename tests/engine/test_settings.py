@@ -12,7 +12,7 @@ import pytest
 
 from perdure import App, Client, receive, sleep, subscribe, timeout, wait_event, workflow
 from perdure.errors import ConfigurationError
-from tests.storages import Database
+from tests.support.storages import Database
 
 WRONG: dict[str, list[object]] = {
     "max_runs": [0, -1, 1.5, True, None],

@@ -17,7 +17,7 @@ import pytest
 from perdure import App, Client, WorkflowStatus, activity, workflow
 from perdure.hooks import HookEvent
 from tests.engine.waiting import row_of, until
-from tests.storages import Database
+from tests.support.storages import Database
 
 ROOT = Path(__file__).parents[2]
 SOON = timedelta(seconds=30)

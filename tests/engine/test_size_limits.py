@@ -27,7 +27,7 @@ from perdure.errors import LimitError
 from perdure.model.limits import PAYLOAD_MAX, SPAN_MAX
 from tests.engine.bodies import live, replayed, version
 from tests.engine.waiting import stuck_runs, waiting
-from tests.storages import Database
+from tests.support.storages import Database
 
 SOON = timedelta(seconds=60)
 MEGABYTE = 1024 * 1024

@@ -26,7 +26,7 @@ from perdure import (
 from perdure.engine.execution.driven import Drained
 from perdure.engine.execution.slots import Slots
 from tests.engine.waiting import status_of, stuck_runs, until
-from tests.storages import Database
+from tests.support.storages import Database
 
 SOON = timedelta(seconds=20)
 HOURLY = Retry(attempts=10, initial=timedelta(hours=1))

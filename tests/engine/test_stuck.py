@@ -21,7 +21,7 @@ from perdure.model.records import HistoryEvent, HistoryEventType, Lease, Workflo
 from perdure.storage.stores import shift_clock
 from tests.engine.bodies import version
 from tests.engine.waiting import move_clock, row_of, stuck_runs, until
-from tests.storages import Database, storage_of
+from tests.support.storages import Database, storage_of
 
 ROOT = Path(__file__).parents[2]
 SOON = timedelta(seconds=60)

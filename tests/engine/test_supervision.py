@@ -20,7 +20,7 @@ from perdure.engine.worker.supervision import Supervised, Supervisor
 from perdure.errors import DatabaseUnavailableError, StorageError
 from perdure.model.records import OutboxEvent
 from tests.engine.waiting import until, waiting
-from tests.storages import Database
+from tests.support.storages import Database
 
 SOON = timedelta(seconds=30)
 

@@ -25,7 +25,7 @@ from perdure.errors import OutsideWorkflowError
 from perdure.storage.stores import SQLStorage
 from tests.engine.rig.entries import run_sql
 from tests.engine.waiting import row_of
-from tests.storages import Database, storage_of
+from tests.support.storages import Database, storage_of
 
 SOON = timedelta(seconds=20)
 QUICK = Retry(attempts=3, initial=timedelta(milliseconds=5))

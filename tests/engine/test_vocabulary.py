@@ -43,7 +43,7 @@ from perdure.hooks import (
     StepRetrying,
 )
 from tests.engine.waiting import row_of, status_of, until, waiting
-from tests.storages import Database
+from tests.support.storages import Database
 
 SOON = timedelta(seconds=20)
 DAY = timedelta(days=1)

@@ -15,7 +15,7 @@ from perdure.engine.replay import body
 from perdure.errors import LimitError
 from perdure.hooks import HookEvent, RunResumed
 from tests.engine.waiting import move_clock, stuck_runs, until, waiting
-from tests.storages import Database
+from tests.support.storages import Database
 
 SOON = timedelta(seconds=100)
 gates: dict[str, asyncio.Event] = {}

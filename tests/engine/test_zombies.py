@@ -16,7 +16,7 @@ from tests.engine.rig.dump import changes, dump
 from tests.engine.rig.locks import are_held
 from tests.engine.rig.nursery import WorkerSpec
 from tests.engine.rig.workflows import PROBE, Account, pausing
-from tests.storages import Database
+from tests.support.storages import Database
 
 ZOMBIES = 5
 

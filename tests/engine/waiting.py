@@ -9,7 +9,7 @@ from typing import Any
 from perdure import App, Client, RunHandle, RunInfo, WorkflowStatus
 from perdure.model.records import WorkflowInstance
 from perdure.storage.stores import shift_clock
-from tests.storages import storage_of
+from tests.support.storages import storage_of
 
 
 async def until(check: Callable[[], Awaitable[bool] | bool], seconds: float = 20) -> None:

@@ -1,4 +1,4 @@
-"""Connections that a fault tore from their owners are collected where they were lost, not in somebody else's test."""
+"""Collect connections that a fault left behind in the test that lost them, not in a later one."""
 
 import gc
 import sys

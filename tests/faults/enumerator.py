@@ -1,12 +1,12 @@
-"""The enumeration: every operation, alone and in a caller's transaction, with every kind of fault at each of its calls.
+"""Every operation, alone and in a transaction of the caller, with every kind of fault at each of its calls.
 
-An operation is run once to learn its calls, the state before and after it, and the call from which on others see what
-it did. Then, for every case, on the same state:
-- who is told that it was done finds it done, with the same answer; who is told of an error finds nothing of it, unless
-  he is told that nobody knows; and that is said only when the commit may have been on its way;
-- no look of another connection ever finds half of it;
-- nothing is held: the pool is whole, no session has a transaction open;
-- doing it again, where nothing was done, does it; and the storage goes on.
+An operation is run once to learn its calls, the state before and after it, and the call after which other connections
+see its effect. Then, for every case, on the same state:
+- a caller that gets a result finds the operation done, with the same result; a caller that gets an error finds nothing
+  of it, unless the error says that the outcome is unknown, which is allowed only if the commit may have been sent;
+- no other connection ever sees half of it;
+- nothing is held: the pool is complete, and no session has an open transaction;
+- repeating the operation, where nothing was done, does it; and the storage still works.
 """
 
 import asyncio
@@ -27,14 +27,14 @@ from perdure.errors import (
 )
 from perdure.model.records import WorkflowInstance
 from perdure.storage.stores import PostgresStorage, SQLStorage, open_storage
-from tests.faults import acts_on_messages, acts_on_others, acts_on_runs  # noqa: F401 - they fill the table
+from tests.faults import instance_operations, message_operations, other_operations  # noqa: F401 - they fill the table
 from tests.faults.calls import Calls, Kind
 from tests.faults.mysql_calls import watch_mysql
 from tests.faults.operations import OPERATIONS, Act, stage
 from tests.faults.postgres_calls import watch_postgres
 from tests.faults.sqlite_calls import watch_sqlite
-from tests.faults.watchers import SESSION, SQLiteWatcher, State, Watcher, shape, watch
-from tests.storages import Database
+from tests.faults.table_snapshots import SESSION, SQLiteWatcher, State, Watcher, shape, watch
+from tests.support.storages import Database
 
 ALONE, INSIDE, CAUGHT = "alone", "inside", "caught"
 APART = ("transaction__", "db__", "initialize__")  # which no transaction is put around

@@ -1,7 +1,7 @@
 """Every operation of the storage contract: what must be there before it, and the call.
 
 A function is named after its operation, with a word after two underscores where there are several ways; it seeds and
-gives back the call. They stand in `acts_on_runs`, `acts_on_messages` and `acts_on_others`.
+gives back the call. They stand in `instance_operations`, `message_operations` and `other_operations`.
 """
 
 from collections.abc import Awaitable, Callable
@@ -9,8 +9,8 @@ from datetime import timedelta
 
 from perdure.model.records import ChannelMessage, ChannelMode, HistoryEvent, Lease
 from perdure.storage.stores import SQLStorage
-from tests.plans.meters import Meter
-from tests.plans.operations import Stage
+from tests.storage.plans.operations import Stage
+from tests.storage.plans.statement_costs import Meter
 
 DAY = timedelta(days=1)
 MANY = 3

@@ -1,4 +1,4 @@
-"""Faults at the calls of a worker: the run still ends as it must, soon, and what must be done once is done once.
+"""Faults at the calls of a worker: the run still ends correctly and soon, and exactly-once effects happen once.
 
 The suite plays one fault of each run on every database; PERDURE_FAULTS=all plays all of them, and
 PERDURE_FAULTS=saga:after:30 this one.
@@ -13,8 +13,8 @@ import pytest
 
 from tests.conftest import BackendDatabase
 from tests.engine.rig.effects import EFFECTS
-from tests.faults.runs import PLAYS
 from tests.faults.workers import KINDS, Ended, Openings, RunCase, lane
+from tests.faults.workflows import PLAYS
 
 CHOSEN = os.environ.get("PERDURE_FAULTS", "")
 BACKENDS = ("sqlite", "postgresql", "mysql")
@@ -30,7 +30,9 @@ def spread(backend: str) -> Iterator[RunCase]:
 
 @pytest.mark.timeout(3600 if CHOSEN == "all" else 120)
 @pytest.mark.parametrize("backend", BACKENDS)
-async def test_a_run_ends_as_it_must(backend: str, backend_database: BackendDatabase, tmp_path: Path) -> None:
+async def test_run_completes_correctly_despite_a_fault_at_any_call(
+    backend: str, backend_database: BackendDatabase, tmp_path: Path
+) -> None:
     effects, openings = tmp_path / "effects", Openings()
     effects.touch()
     EFFECTS.open(effects)

@@ -1,4 +1,4 @@
-"""Faults at the calls of storage operations: who is told what, what is there, and what is held.
+"""Faults at the calls of storage operations: the errors raised, the rows written and the locks held.
 
 The suite plays two faults of every operation, on one database each; PERDURE_FAULTS=all plays all of them on all, and
 PERDURE_FAULTS=append_history:alone:after:3 this one.
@@ -60,7 +60,7 @@ async def spread(enumerator: Enumerator, place: int) -> list[Case]:
 
 
 @pytest.mark.timeout(3600 if CHOSEN == "all" else 120)
-async def test_a_fault_is_told_and_leaves_nothing_half_done(
+async def test_fault_at_any_call_is_reported_and_the_operation_is_atomic(
     enumerator: Enumerator, request: pytest.FixtureRequest
 ) -> None:
     if CHOSEN == "all":

@@ -21,9 +21,9 @@ from tests.engine.rig.effects import EFFECTS, Effects
 from tests.engine.waiting import row_of
 from tests.faults.calls import Calls, Kind
 from tests.faults.enumerator import attach
-from tests.faults.runs import CAST, PLAYS, Play
-from tests.faults.watchers import SESSION, Watcher, watch
-from tests.storages import Database
+from tests.faults.table_snapshots import SESSION, Watcher, watch
+from tests.faults.workflows import CAST, PLAYS, Play
+from tests.support.storages import Database
 
 LEASE = timedelta(seconds=1)
 GRACE = timedelta(seconds=0.3)

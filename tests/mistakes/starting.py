@@ -9,7 +9,7 @@ import asyncpg
 
 from perdure import App, Client, workflow
 from tests.mistakes.catalogue import mistake
-from tests.servers.databases import connect_mysql
+from tests.support.databases import connect_mysql
 
 
 @mistake("a text for a number")

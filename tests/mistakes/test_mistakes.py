@@ -1,4 +1,4 @@
-"""What a new user sees after a mistake: never nothing, never a hang, and nothing that only the engine's authors know.
+"""A new user gets a message after every mistake: no silence, no hang, and no internal names.
 
 Set PERDURE_TEST_SNAPSHOTS=write to write the snapshots anew, then read the difference as a stranger would.
 """
@@ -66,7 +66,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: f"{mistake.group}: {mistake.title}")
-def test_a_mistake_shows_itself(
+def test_mistake_gives_the_recorded_message(
     mistake: Mistake, written: dict[str, dict[str, str]], request: pytest.FixtureRequest
 ) -> None:
     given = {name: request.getfixturevalue(name) for name in mistake.needs if name != "shop"}
@@ -81,13 +81,13 @@ def test_a_mistake_shows_itself(
 
 @pytest.mark.skipif(WRITE, reason="the snapshots are being written")
 @pytest.mark.parametrize("group", GROUPS)
-def test_a_snapshot_has_the_mistakes_of_its_group(group: str) -> None:
+def test_snapshot_lists_the_mistakes_of_its_group(group: str) -> None:
     assert list(read_snapshot(group)) == [each.title for each in MISTAKES if each.group == group]
 
 
 @pytest.mark.skipif(WRITE, reason="the snapshots are being written")
 @pytest.mark.parametrize("group", GROUPS)
-def test_no_message_names_something_internal(group: str) -> None:
+def test_messages_name_nothing_internal(group: str) -> None:
     shown = [
         line.removeprefix("    > ") for line in snapshot(group).read_text("utf-8").splitlines() if "    > " in line
     ]
@@ -95,6 +95,6 @@ def test_no_message_names_something_internal(group: str) -> None:
     assert not [line for line in shown if INTERNAL.search(ALLOWED.sub("", line))]
 
 
-def test_the_catalogue_is_large_and_its_titles_differ() -> None:
+def test_catalogue_has_80_mistakes_with_unique_titles() -> None:
     assert len(MISTAKES) >= 80
     assert len({(each.group, each.title) for each in MISTAKES}) == len(MISTAKES)

@@ -1,4 +1,4 @@
-"""The README is the project's page on PyPI, where a relative link leads nowhere."""
+"""The README is the page of the project on PyPI, where relative links do not work."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The wheel and the sdist: what they hold, and that the wheel works where only its dependencies are installed."""
+"""The wheel and the sdist: their content, and that the wheel works with only its dependencies installed."""
 
 import os
 import re

@@ -6,7 +6,7 @@ import sys
 import time
 
 from tests.planted.bugs import SOURCE, Bug, all_bugs
-from tests.planted.hunt import hunt, run
+from tests.planted.detection import hunt, run
 
 
 def chosen(words: list[str]) -> list[Bug]:

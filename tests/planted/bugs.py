@@ -1,4 +1,4 @@
-"""The bugs that can be planted, and how one is."""
+"""The planted bugs, and how to insert one."""
 
 import shutil
 import tomllib

@@ -1,4 +1,4 @@
-"""The list of planted bugs is up to date, and some of them are really planted; `make planted` plants all."""
+"""The list of planted bugs is up to date, and some are inserted here; `make planted` inserts all."""
 
 import re
 from pathlib import Path
@@ -6,18 +6,18 @@ from pathlib import Path
 import pytest
 
 from tests.planted.bugs import ROOT, Bug, all_bugs
-from tests.planted.hunt import hunt
+from tests.planted.detection import hunt
 
 BUGS = all_bugs()
 QUICK = ["a fence that ignores the token", "a timer fires early", "undos run in the order of the steps"]
 
 
-def test_there_are_enough() -> None:
+def test_list_has_40_distinct_bugs() -> None:
     assert len({bug.what for bug in BUGS}) == len(BUGS) >= 40
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.what)
-def test_a_bug_can_be_planted_and_names_tests_that_exist(bug: Bug) -> None:
+def test_planted_bug_applies_and_names_existing_tests(bug: Bug) -> None:
     assert bug.count == 1, f"{bug.file} has the text to change {bug.count} times"
     assert bug.old != bug.new
     for test in bug.caught_by:
@@ -35,6 +35,6 @@ def _text(path: Path) -> str:
 
 
 @pytest.mark.parametrize("what", QUICK)
-async def test_a_planted_bug_is_caught(what: str) -> None:
+async def test_planted_bug_is_detected(what: str) -> None:
     (bug,) = [bug for bug in BUGS if bug.what == what]
     assert (await hunt(bug)).caught_by is not None

@@ -1,4 +1,4 @@
-"""What the package's code never does: load code or objects from data, run a shell, import what a row names."""
+"""The package never loads code or objects from data, runs a shell, or imports a name from a row."""
 
 import ast
 import sys
@@ -60,11 +60,11 @@ def _loads_code(call: ast.Call) -> bool:
 
 
 @pytest.mark.parametrize("module", TREES)
-def test_no_code_comes_from_data(module: str) -> None:
+def test_package_never_loads_code_from_data(module: str) -> None:
     assert findings(TREES[module], module) == EXPLAINED.get(module, [])
 
 
-def test_the_walk_sees_every_module() -> None:
+def test_check_covers_every_module() -> None:
     assert len(TREES) > 80
     known = {"engine/history/codec.py", "engine/history/failures.py", "storage/stores.py", "integrations/foreign.py"}
     assert known <= set(TREES)
@@ -92,7 +92,7 @@ def test_the_walk_sees_every_module() -> None:
         "import xml.etree.ElementTree",
     ],
 )
-def test_the_walk_finds_each(text: str) -> None:
+def test_check_finds_each_kind_of_unsafe_code(text: str) -> None:
     assert findings(ast.parse(text), "engine/x.py")
 
 

@@ -1,4 +1,4 @@
-"""Every limit on every database: what is at it is stored and read back, one beyond it is refused and nothing stored.
+"""Every limit on every database: a value at the limit is stored and read back, one beyond it is refused.
 
 Names are made of characters of four bytes, which fill a column and its index as much as any name can. The largest
 inputs, events and messages are in the conformance suite.
@@ -53,7 +53,7 @@ async def refused(storage: SQLStorage, calls: Sequence[Callable[[], Awaitable[An
     assert await rows(storage) == before
 
 
-async def test_instances(storage: SQLStorage) -> None:
+async def test_limits_of_instances(storage: SQLStorage) -> None:
     full = WorkflowInstance(
         ID,
         NAME,
@@ -105,7 +105,7 @@ async def test_instances(storage: SQLStorage) -> None:
     assert [done.output_data == JSON, done.lock_token > 2**62] == [True, True]
 
 
-async def test_history_and_compensations(storage: SQLStorage) -> None:
+async def test_limits_of_history_and_compensations(storage: SQLStorage) -> None:
     lease = await leased(storage, ID)
     text = HistoryEvent(ID, NAME, TYPE, b"1")
     await storage.append_history(text, lease=lease)
@@ -133,7 +133,7 @@ async def test_history_and_compensations(storage: SQLStorage) -> None:
     assert [event.activity_id for event in await storage.get_archived_history(ID)] == [NAME, "b"]
 
 
-async def test_channels(storage: SQLStorage) -> None:
+async def test_limits_of_channels(storage: SQLStorage) -> None:
     await new(storage, ID)
     metadata = b'"' + b"m" * (64 * 1024 - 2) + b'"'
     await storage.subscribe_to_channel(ID, NAME, ChannelMode.BROADCAST)
@@ -162,7 +162,7 @@ async def test_channels(storage: SQLStorage) -> None:
     assert len(await storage.get_pending_channel_messages(NAME, -(2**63 - 1))) == 2
 
 
-async def test_timers_and_times(storage: SQLStorage) -> None:
+async def test_limits_of_timers_and_times(storage: SQLStorage) -> None:
     for n, (timer_id, at, after) in enumerate([
         (NAME, LAST, None), ("first", FIRST, None), ("far", None, SPAN_MAX), ("now", None, timedelta(0))
     ]):  # fmt: skip
@@ -192,7 +192,7 @@ async def test_timers_and_times(storage: SQLStorage) -> None:
     )
 
 
-async def test_outbox_groups_locks_and_workers(storage: SQLStorage) -> None:
+async def test_limits_of_outbox_groups_locks_and_workers(storage: SQLStorage) -> None:
     full = OutboxEvent(NAME, TYPE, NAME, JSON, content_type="c" * 100)
     await storage.add_outbox_event(full)
     await storage.add_outbox_event(OutboxEvent("b", TYPE, NAME, None, BINARY, "binary"))
@@ -233,7 +233,7 @@ async def test_outbox_groups_locks_and_workers(storage: SQLStorage) -> None:
     )
 
 
-async def test_pages_and_batches(storage: SQLStorage) -> None:
+async def test_limits_of_pages_and_batches(storage: SQLStorage) -> None:
     ids = [f"i-{n:04}" for n in range(1001)]
     await storage.create_instances([WorkflowInstance(id, "wf", b'{"n": 1}') for id in ids])
     page = await storage.list_instances(ListInstancesOptions(limit=1000, input_filters={"n": 1}))
@@ -279,7 +279,7 @@ async def test_pages_and_batches(storage: SQLStorage) -> None:
     )
 
 
-def test_names_of_code() -> None:
+def test_limits_of_workflow_and_activity_names() -> None:
     async def nothing() -> None: ...
 
     assert activity(name="a" * 150)(nothing).name == "a" * 150

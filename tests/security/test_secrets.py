@@ -17,8 +17,8 @@ from perdure.database.dialects import new_driver
 from perdure.errors import ConfigurationError, DatabaseUnavailableError, StorageError
 from perdure.storage.stores import MySQLStorage, PostgresStorage, open_storage
 from perdure.testing.servers import MySQLServer, PostgresServer, Server
-from tests.security import traces
-from tests.storages import storage_of
+from tests.security import secret_search
+from tests.support.storages import storage_of
 
 WORD = "Nachtfalter"
 PASSWORD = f"p@ss:/{WORD}?#%é"
@@ -58,8 +58,8 @@ def url_of(kind: str, server: Server, *, password: str = ENCODED, more: str = ""
 
 
 def is_kept(error: BaseException) -> None:
-    assert traces.in_error(error, WORD) == []
-    assert traces.in_error(error, "Nacht") == []
+    assert secret_search.in_error(error, WORD) == []
+    assert secret_search.in_error(error, "Nacht") == []
 
 
 SCHEMES = ("postgresql", "postgres", "mysql", "mariadb")
@@ -104,7 +104,7 @@ ALIEN = [
 
 
 @pytest.mark.parametrize("form", [*WRONG, *ALIEN])
-async def test_a_wrong_url_is_refused_without_the_password(form: str) -> None:
+async def test_error_for_an_invalid_url_hides_the_password(form: str) -> None:
     for scheme in SCHEMES if "{0}" in form else ("",):
         url = form.format(scheme, ENCODED, PASSWORD, WORD)
         with pytest.raises(ConfigurationError) as refused:
@@ -125,7 +125,7 @@ async def test_a_wrong_url_is_refused_without_the_password(form: str) -> None:
             is_kept(refused.value)
 
 
-def test_a_wrong_argument_beside_a_right_url_shows_no_password() -> None:
+def test_error_for_an_invalid_argument_hides_the_password() -> None:
     with pytest.raises(TypeError, match="lease") as wrong:
         App(f"postgresql://guarded:{ENCODED}@h/d", lease="15")  # type: ignore[arg-type]
     is_kept(wrong.value)
@@ -159,9 +159,7 @@ REFUSED = {
 }
 
 
-async def test_who_is_turned_away_tells_no_password(
-    guarded: tuple[str, Server], caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_rejected_login_hides_the_password(guarded: tuple[str, Server], caplog: pytest.LogCaptureFixture) -> None:
     kind, server = guarded
     caplog.set_level(logging.DEBUG)
     asyncio.get_running_loop().set_debug(True)
@@ -172,7 +170,7 @@ async def test_who_is_turned_away_tells_no_password(
                 raise AssertionError(f"{form} got in as {app.worker_id}")
         if not form.startswith("{0}"):  # there the name is the word, and servers name who they refuse
             is_kept(refused.value)
-    assert traces.in_records(caplog.records, f":{ENCODED}") == []
+    assert secret_search.in_records(caplog.records, f":{ENCODED}") == []
 
 
 @workflow(name="secrets.short")
@@ -198,7 +196,7 @@ async def until_logged(caplog: pytest.LogCaptureFixture, message: str) -> None:
         logging.getLogger("perdure").removeHandler(ear)
 
 
-async def test_a_server_that_dies_takes_no_password_with_it(
+async def test_server_crash_hides_the_password(
     guarded: tuple[str, Server], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kind, server = guarded
@@ -210,7 +208,7 @@ async def test_a_server_that_dies_takes_no_password_with_it(
         async with App(url, lease=SHORT, drain_timeout=SHORT) as app, Client(url) as client:
             assert await (await short.start(1)).result() == 2
             for thing in (app, client, app._storage, storage_of(app)._backend, app._worker):
-                assert traces.in_object(thing, WORD) == []
+                assert secret_search.in_object(thing, WORD) == []
             server.kill()
             for call in (app.info("x"), client.info("x"), app.send_event("t", 1), short.start(2)):
                 with pytest.raises(StorageError) as failed:
@@ -225,21 +223,21 @@ async def test_a_server_that_dies_takes_no_password_with_it(
     assert len(errors) >= 4
     for each in errors:
         is_kept(each)
-    assert traces.in_records(caplog.records, WORD) == []
+    assert secret_search.in_records(caplog.records, WORD) == []
 
 
-def test_reprs_are_stars_and_the_url_still_works(guarded: tuple[str, Server]) -> None:
+def test_reprs_hide_the_password_and_the_url_still_works(guarded: tuple[str, Server]) -> None:
     kind, server = guarded
     url = url_of(kind, server)
     for thing in (App(url), Client(url), open_storage(url), open_storage(url)._backend):
-        assert traces.in_object(thing, WORD) == []
+        assert secret_search.in_object(thing, WORD) == []
         assert WORD not in repr(vars(thing)) + str(thing)
     assert App(url).url == url
     assert WORD in str(App(url).url)
     assert "***" in repr(App(url).url)
 
 
-def test_what_cannot_be_pickled_says_so_without_the_password() -> None:
+def test_pickling_error_hides_the_password() -> None:
     storage = open_storage(f"postgresql://guarded:{ENCODED}@h/d")
     for thing in (storage, storage._backend):
         with pytest.raises((TypeError, AttributeError, pickle.PicklingError)) as failed:
@@ -247,16 +245,16 @@ def test_what_cannot_be_pickled_says_so_without_the_password() -> None:
         assert WORD not in repr(failed.value)
 
 
-def test_the_looking_glass_sees() -> None:
+def test_checks_of_this_file_find_a_shown_password() -> None:
     """The checks of this file find a marker where there is one."""
     with pytest.raises(ValueError, match="badly formed") as failed:
         uuid.UUID(WORD * 3)
-    assert traces.in_error(failed.value, WORD)
+    assert secret_search.in_error(failed.value, WORD)
     try:
         int(WORD)
     except ValueError:
         record = logging.LogRecord("x", logging.INFO, "x", 1, "text", (), sys.exc_info())
-        assert traces.in_records([record], WORD)
+        assert secret_search.in_records([record], WORD)
     app = App(f"postgresql://guarded:{ENCODED}@h/d")
     app.worker_id = WORD
-    assert traces.in_object(app, WORD)
+    assert secret_search.in_object(app, WORD)

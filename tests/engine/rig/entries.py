@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from perdure import activity_info, connection
 from perdure.storage.stores import SQLStorage
-from tests.servers.databases import run_natively
+from tests.support.databases import run_natively
 
 TABLE = "rig_entries"
 COLUMNS = "run", "step", "token"

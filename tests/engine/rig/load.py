@@ -13,7 +13,7 @@ from tests.engine.rig.driver import LANES, Driver
 from tests.engine.rig.entries import entered, make_table
 from tests.engine.rig.lateness import Lateness
 from tests.engine.rig.nursery import WorkerSpec
-from tests.storages import Database, storage_of
+from tests.support.storages import Database, storage_of
 
 Harm = Callable[[Crew], Awaitable[None]]
 

@@ -10,7 +10,7 @@ import os
 import time
 
 from perdure.storage.stores import SQLStorage
-from tests.storages import Database
+from tests.support.storages import Database
 
 SETTLE_SEC = 0.2  # longer than any statement takes whose answer nobody reads
 OPEN = {

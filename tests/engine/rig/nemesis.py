@@ -16,7 +16,7 @@ import asyncpg
 
 from perdure.testing.servers import Server
 from tests.engine.rig.places import NAME
-from tests.servers.databases import connect_mysql, fetch_mysql
+from tests.support.databases import connect_mysql, fetch_mysql
 
 AWAY_SEC = 2.0  # twice a lease
 MYSQL_FULL, MYSQL_WAITED = 1040, 1205

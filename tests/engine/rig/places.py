@@ -5,8 +5,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from perdure.testing.servers import MySQLServer, PostgresServer, Server
-from tests.servers.databases import connect_mysql, fetch_mysql, named_database
-from tests.storages import Database
+from tests.support.databases import connect_mysql, fetch_mysql, named_database
+from tests.support.storages import Database
 
 NAME = "rig"
 USER = "worker"

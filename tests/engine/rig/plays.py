@@ -15,7 +15,7 @@ from tests.engine.rig.checker import Checker, Rows
 from tests.engine.rig.crashes import Fate, Ward, all_rows, is_undo, of_generation
 from tests.engine.rig.effects import Effects
 from tests.engine.rig.model import Model, Plan, Planner
-from tests.storages import Database
+from tests.support.storages import Database
 
 WORKERS = 3
 RESULT_SEC = 60

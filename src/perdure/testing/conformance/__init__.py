@@ -5,7 +5,9 @@ require:
 
     from perdure.testing.conformance.locks import *
 
-They are written for pytest with pytest-asyncio.
+They are written for pytest with pytest-asyncio. They use a marker that your pytest configuration has to register:
+
+    markers = ["pitfall(number): a known fault of other systems"]
 """
 
 from importlib.util import find_spec

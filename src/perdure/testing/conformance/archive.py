@@ -51,7 +51,8 @@ async def give_everything(storage: SQLStorage, sql: Executor, instance_id: str) 
     await storage.join_group(instance_id, "g")
 
 
-async def test_w3_the_whole_history_moves_with_its_ids_and_times(storage: SQLStorage) -> None:
+@pytest.mark.pitfall(3)
+async def test_archiving_keeps_event_ids_and_times(storage: SQLStorage) -> None:
     await new(storage, "i-1")
     await record(storage, "i-1", "b", "a")
     binary = HistoryEvent("i-1", "c", "ChannelMessageReceived", event_data_binary=BINARY, data_type="binary")
@@ -77,7 +78,7 @@ async def test_w3_the_whole_history_moves_with_its_ids_and_times(storage: SQLSto
     assert all(event.archived_at > (event.original_created_at or event.archived_at) for event in moved)
 
 
-async def test_archiving_again_adds_what_is_new(storage: SQLStorage) -> None:
+async def test_archiving_again_adds_only_new_events(storage: SQLStorage) -> None:
     await new(storage, "i-1")
     await storage.archive_history("i-1")
     await record(storage, "i-1", "a", "b")
@@ -90,13 +91,13 @@ async def test_archiving_again_adds_what_is_new(storage: SQLStorage) -> None:
     assert await archived(storage, "nobody") == []
 
 
-async def test_an_unknown_instance_has_nothing_to_archive(storage: SQLStorage) -> None:
+async def test_archiving_an_unknown_instance_is_refused(storage: SQLStorage) -> None:
     for call in (storage.archive_history("nobody"), storage.cleanup_instance_subscriptions("nobody")):
         with pytest.raises(InstanceNotFoundError):
             await call
 
 
-async def test_rows_archived_by_the_family_report_what_they_have(storage: SQLStorage, sql: Executor) -> None:
+async def test_rows_archived_by_other_frameworks_can_be_read(storage: SQLStorage, sql: Executor) -> None:
     await new(storage, "i-1")
     await record(storage, "i-1", "ours")
     await storage.archive_history("i-1")
@@ -111,7 +112,8 @@ async def test_rows_archived_by_the_family_report_what_they_have(storage: SQLSto
     assert ours.activity_id == "ours"
 
 
-async def test_w1_a_lost_lease_archives_and_cleans_nothing(storage: SQLStorage) -> None:
+@pytest.mark.pitfall(1)
+async def test_lost_lease_cannot_archive_or_clean_up(storage: SQLStorage) -> None:
     lease = await leased(storage, "i-1", timeout_sec=10)
     await record(storage, "i-1", "a", lease=lease)
     await storage.join_group("i-1", "g")
@@ -130,7 +132,8 @@ async def test_w1_a_lost_lease_archives_and_cleans_nothing(storage: SQLStorage) 
     assert await storage.get_instance("i-1~1") is None
 
 
-async def test_w44_cleanup_leaves_nothing_behind(storage: SQLStorage, sql: Executor) -> None:
+@pytest.mark.pitfall(44)
+async def test_cleanup_removes_all_subscriptions_of_an_instance(storage: SQLStorage, sql: Executor) -> None:
     for name in ("i-1", "i-2"):
         await new(storage, name)
     await give_everything(storage, sql, "i-1")
@@ -150,7 +153,8 @@ async def test_w44_cleanup_leaves_nothing_behind(storage: SQLStorage, sql: Execu
     assert await count(sql, "channel_messages") == 1
 
 
-async def test_w5_a_message_whose_claim_is_cleaned_up_reaches_the_next(storage: SQLStorage) -> None:
+@pytest.mark.pitfall(5)
+async def test_message_whose_claim_is_cleaned_up_reaches_the_next_instance(storage: SQLStorage) -> None:
     for name in ("i-1", "i-2"):
         await new(storage, name)
         await storage.subscribe_to_channel(name, "jobs", ChannelMode.COMPETING)
@@ -172,7 +176,8 @@ async def start(storage: SQLStorage, given: bytes = b'{"n": 1}', **fields: Any) 
     return lease
 
 
-async def test_w20_a_generation_ends_and_the_next_begins(storage: SQLStorage) -> None:
+@pytest.mark.pitfall(20)
+async def test_recur_ends_one_generation_and_starts_the_next(storage: SQLStorage) -> None:
     lease = await start(storage)
     await record(storage, "i-1", "a", "b", lease=lease)
     before = await storage.get_instance("i-1")
@@ -200,7 +205,8 @@ async def test_w20_a_generation_ends_and_the_next_begins(storage: SQLStorage) ->
     assert await archived(storage, "i-1") == []
 
 
-async def test_w20_the_same_lease_goes_on_generation_after_generation(storage: SQLStorage) -> None:
+@pytest.mark.pitfall(20)
+async def test_lease_stays_valid_over_many_generations(storage: SQLStorage) -> None:
     lease = await start(storage)
     for n in (1, 2, 3):
         await record(storage, "i-1", "step:1", lease=lease)
@@ -216,7 +222,10 @@ async def test_w20_the_same_lease_goes_on_generation_after_generation(storage: S
         await storage.recur_instance("i-1", b"4", lease=lease)
 
 
-async def test_w20_what_goes_and_what_stays(storage: SQLStorage, sql: Executor) -> None:
+@pytest.mark.pitfall(20)
+async def test_recur_removes_timers_and_waits_but_keeps_subscriptions_and_groups(
+    storage: SQLStorage, sql: Executor
+) -> None:
     lease = await start(storage)
     await give_everything(storage, sql, "i-1")
     await storage.add_compensation(CompensationEntry("i-1", "s:1", "undo"), lease=lease)
@@ -242,7 +251,7 @@ async def test_only_a_running_instance_recurs(storage: SQLStorage, status: str) 
     assert await storage.get_instance("i-1~1") is None
 
 
-async def test_a_recurrence_is_all_or_nothing(storage: SQLStorage) -> None:
+async def test_recur_is_atomic(storage: SQLStorage) -> None:
     lease = await start(storage)
     await record(storage, "i-1", "a", lease=lease)
     before = await storage.get_instance("i-1")
@@ -258,7 +267,7 @@ async def test_a_recurrence_is_all_or_nothing(storage: SQLStorage) -> None:
             await storage.recur_instance("i-1", given, lease=lease)  # type: ignore[arg-type]
 
 
-async def test_of_two_recurrences_at_once_each_is_a_generation(storage: SQLStorage, peer: SQLStorage) -> None:
+async def test_concurrent_recurs_each_make_a_generation(storage: SQLStorage, peer: SQLStorage) -> None:
     lease = await start(storage)
     await asyncio.gather(*(side.recur_instance("i-1", b"2", lease=lease) for side in [storage, peer] * 3))
     live = await storage.get_instance("i-1")
@@ -266,14 +275,15 @@ async def test_of_two_recurrences_at_once_each_is_a_generation(storage: SQLStora
     assert live.continued_from == "i-1~6"
 
 
-async def test_a_taken_name_is_passed_over(storage: SQLStorage) -> None:
+async def test_recur_skips_a_generation_id_that_is_taken(storage: SQLStorage) -> None:
     """Retention unlinks the generations it deletes, and an id may look like a generation's."""
     lease = await start(storage)
     await new(storage, "i-1~1")
     assert (await storage.recur_instance("i-1", b"2", lease=lease)).continued_from == "i-1~2"
 
 
-async def test_w44_finished_generations_are_deleted_with_their_archive(storage: SQLStorage) -> None:
+@pytest.mark.pitfall(44)
+async def test_finished_generations_are_deleted_with_their_archive(storage: SQLStorage) -> None:
     lease = await start(storage)
     await record(storage, "i-1", "a", lease=lease)
     await storage.recur_instance("i-1", b"2", lease=lease)
@@ -287,7 +297,7 @@ async def test_w44_finished_generations_are_deleted_with_their_archive(storage: 
     assert (second.continued_from, live.continued_from) == (None, "i-1~2")
 
 
-async def test_an_instance_that_continues_another_keeps_the_link(storage: SQLStorage) -> None:
+async def test_first_generation_keeps_its_continued_from(storage: SQLStorage) -> None:
     await new(storage, "other")
     lease = await start(storage, continued_from="other")
     await storage.recur_instance("i-1", b"2", lease=lease)
@@ -296,7 +306,7 @@ async def test_an_instance_that_continues_another_keeps_the_link(storage: SQLSto
     assert done.continued_from == "other"
 
 
-async def test_the_longest_id_still_recurs(storage: SQLStorage) -> None:
+async def test_instance_with_the_longest_id_can_recur(storage: SQLStorage) -> None:
     name = "i" * 200
     lease = await leased(storage, name)
     assert (await storage.recur_instance(name, b"2", lease=lease)).continued_from == f"{name}~1"

@@ -53,7 +53,7 @@ async def family_message(sql: Executor, message_id: str, channel: str = "c") -> 
     )
 
 
-async def test_a_message_comes_back_byte_for_byte(storage: SQLStorage) -> None:
+async def test_message_is_read_back_byte_for_byte(storage: SQLStorage) -> None:
     before = datetime.now(UTC) - timedelta(minutes=1)
     data, metadata = ' {"a":  "\\u00e4ä\\\\ %s \'", "n": 1.0}'.encode(), b'{ "trace":"x" }'
     first = await storage.publish_to_channel("c", data, metadata)
@@ -70,7 +70,7 @@ async def test_a_message_comes_back_byte_for_byte(storage: SQLStorage) -> None:
 
 
 @pytest.mark.parametrize("value", [b"", b"{", b"NaN", b"[Infinity]", b"\xff", b'"\x01"', b"[" * 100_000, b"1" * 5000])
-async def test_what_is_not_json_is_refused(storage: SQLStorage, value: bytes) -> None:
+async def test_message_that_is_not_json_is_refused(storage: SQLStorage, value: bytes) -> None:
     with pytest.raises(LimitError):
         await storage.publish_to_channel("c", value)
     with pytest.raises(LimitError):
@@ -78,7 +78,7 @@ async def test_what_is_not_json_is_refused(storage: SQLStorage, value: bytes) ->
     assert await remaining(storage) == []
 
 
-async def test_the_limits_of_a_message(storage: SQLStorage) -> None:
+async def test_message_sizes_and_names_have_limits(storage: SQLStorage) -> None:
     large = b'"' + b"x" * (8 * 1024 * 1024 - 2) + b'"'
     await storage.publish_to_channel(
         "c" * 255, large, b'"' + b"x" * 65534 + b'"', message_id="m" * 255, source="s" * 255
@@ -106,7 +106,7 @@ async def test_the_limits_of_a_message(storage: SQLStorage) -> None:
     assert first.data == large == second.data_binary
 
 
-async def test_names_are_exact(storage: SQLStorage) -> None:
+async def test_channel_names_are_compared_exactly(storage: SQLStorage) -> None:
     for channel in ("Pay:1", "pay:1", "påy:1", "pay:1\u00a0x"):
         await storage.publish_to_channel(channel, b"1")
         assert len(await storage.get_pending_channel_messages(channel)) == 1
@@ -127,7 +127,7 @@ async def test_publishing_the_same_id_again_stores_nothing(storage: SQLStorage) 
     assert await remaining(storage, "other") == []
 
 
-async def test_a_known_id_outlives_its_message_for_the_retention_time(storage: SQLStorage) -> None:
+async def test_message_id_is_known_for_the_retention_time_after_deletion(storage: SQLStorage) -> None:
     first = await storage.publish_to_channel("c", b"1", message_id="m-1", source="s")
     await storage.delete_channel_message(first)
     assert await storage.publish_to_channel("c", b"1", message_id="m-1", source="s") == first
@@ -140,7 +140,7 @@ async def test_a_known_id_outlives_its_message_for_the_retention_time(storage: S
     assert await storage.publish_to_channel("c", b"1", message_id="m-1", source="s") > first
 
 
-async def test_an_id_that_the_family_used_is_known(storage: SQLStorage, sql: Executor) -> None:
+async def test_message_id_used_by_another_framework_is_known(storage: SQLStorage, sql: Executor) -> None:
     await family_message(sql, "m-1")
     found = await storage.publish_to_channel("c", b"1", message_id="m-1")
     assert [(m.id, m.data) for m in await storage.get_pending_channel_messages("c")] == [(found, b'{"by": "family"}')]
@@ -172,7 +172,7 @@ async def test_a_publisher_is_fenced(storage: SQLStorage) -> None:
     assert len(await remaining(storage)) == 1
 
 
-async def test_many_messages_in_one_commit(storage: SQLStorage) -> None:
+async def test_many_messages_are_published_in_one_commit(storage: SQLStorage) -> None:
     found = await storage.publish_messages(
         [
             OutgoingMessage("b", b"1"),
@@ -197,7 +197,7 @@ async def test_messages_are_listed_after_an_id(storage: SQLStorage) -> None:
         await storage.get_pending_channel_messages("c", 0, 1001)
 
 
-async def test_broadcast_begins_with_what_comes_after_it(storage: SQLStorage) -> None:
+async def test_broadcast_subscriber_gets_only_later_messages(storage: SQLStorage) -> None:
     (old,) = await publish(storage, b"1")
     await subscriber(storage, "i-1")
     assert await pending(storage, "i-1") == []
@@ -210,7 +210,7 @@ async def test_broadcast_begins_with_what_comes_after_it(storage: SQLStorage) ->
     assert await storage.get_delivery_cursor("i-1", "c") == old
 
 
-async def test_competing_shares_a_backlog(storage: SQLStorage) -> None:
+async def test_competing_subscribers_share_the_backlog(storage: SQLStorage) -> None:
     ids = await publish(storage, b"1", b"2")
     for instance_id in ("i-1", "i-2"):
         await subscriber(storage, instance_id, mode=COMPETING)
@@ -218,7 +218,8 @@ async def test_competing_shares_a_backlog(storage: SQLStorage) -> None:
     assert [await pending(storage, instance_id) for instance_id in ("i-1", "i-2")] == [ids[1:], ids[1:]]
 
 
-async def test_w22_direct_messages_reach_one_instance_also_if_sent_before(storage: SQLStorage) -> None:
+@pytest.mark.pitfall(22)
+async def test_direct_message_reaches_its_instance_even_if_sent_before(storage: SQLStorage) -> None:
     for instance_id in ("i-1", "i-2"):
         await new(storage, instance_id)
     (first,) = await publish(storage, b"1", channel="orders:i-1")
@@ -233,7 +234,7 @@ async def test_w22_direct_messages_reach_one_instance_also_if_sent_before(storag
         await pending(storage, "i-1", "orders")
 
 
-async def test_the_composed_name_of_a_direct_channel_has_the_limit(storage: SQLStorage) -> None:
+async def test_full_name_of_a_direct_channel_is_limited(storage: SQLStorage) -> None:
     await new(storage, "i" * 200)
     assert len(await storage.subscribe_to_channel("i" * 200, "c" * 54, DIRECT)) == 255
     with pytest.raises(LimitError):
@@ -248,7 +249,7 @@ async def test_subscribing_again_changes_nothing(storage: SQLStorage) -> None:
     assert await pending(storage, "i-1") == ids[1:]
 
 
-async def test_one_mode_among_live_subscribers(storage: SQLStorage) -> None:
+async def test_live_subscribers_of_a_channel_have_one_mode(storage: SQLStorage) -> None:
     await subscriber(storage, "i-1")
     await new(storage, "i-2")
     assert await storage.get_channel_mode("c") is BROADCAST
@@ -259,7 +260,8 @@ async def test_one_mode_among_live_subscribers(storage: SQLStorage) -> None:
     assert await storage.get_channel_mode("elsewhere") is None
 
 
-async def test_w44_the_dead_do_not_decide_the_mode(storage: SQLStorage) -> None:
+@pytest.mark.pitfall(44)
+async def test_finished_instances_do_not_decide_the_channel_mode(storage: SQLStorage) -> None:
     await subscriber(storage, "i-1")
     await new(storage, "i-2")
     await storage.update_instance_output("i-1", b"1")
@@ -268,7 +270,8 @@ async def test_w44_the_dead_do_not_decide_the_mode(storage: SQLStorage) -> None:
     assert await storage.get_channel_mode("c") is COMPETING
 
 
-async def test_w38_concurrent_subscribers_get_an_answer(storage: SQLStorage, peer: SQLStorage) -> None:
+@pytest.mark.pitfall(38)
+async def test_concurrent_subscribers_succeed_or_get_a_mode_conflict(storage: SQLStorage, peer: SQLStorage) -> None:
     await new(storage, "i-1")
     await new(storage, "i-2")
     calls = [
@@ -326,6 +329,7 @@ async def test_a_cursor_never_goes_back(storage: SQLStorage) -> None:
     assert await pending(storage, "i-1") == ids[2:]
 
 
+@pytest.mark.pitfall(7)
 @pytest.mark.parametrize(
     "moved",
     [
@@ -333,7 +337,7 @@ async def test_a_cursor_never_goes_back(storage: SQLStorage) -> None:
         "UPDATE channel_delivery_cursors SET last_delivered_id = {id}",
     ],
 )
-async def test_w7_whichever_cursor_the_family_moved_counts(storage: SQLStorage, sql: Executor, moved: str) -> None:
+async def test_cursor_moved_by_another_framework_counts(storage: SQLStorage, sql: Executor, moved: str) -> None:
     await subscriber(storage, "i-1")
     ids = await publish(storage, b"1", b"2")
     await sql.execute(moved.format(id=ids[0]))
@@ -341,7 +345,8 @@ async def test_w7_whichever_cursor_the_family_moved_counts(storage: SQLStorage, 
     assert await storage.get_delivery_cursor("i-1", "c") == ids[0]
 
 
-async def test_w7_both_cursors_move(storage: SQLStorage, sql: Executor) -> None:
+@pytest.mark.pitfall(7)
+async def test_updating_the_delivery_cursor_moves_both_cursors(storage: SQLStorage, sql: Executor) -> None:
     await subscriber(storage, "i-1")
     ids = await publish(storage, b"1", b"2")
     await storage.update_delivery_cursor("i-1", "c", ids[0])
@@ -352,7 +357,9 @@ async def test_w7_both_cursors_move(storage: SQLStorage, sql: Executor) -> None:
     assert [await sql.fetchval(query) for query in stores] == [ids[0], ids[0]]
 
 
-async def test_subscriptions_of_the_family_have_empty_cursors(storage: SQLStorage, sql: Executor) -> None:
+async def test_subscription_of_another_framework_without_cursors_starts_at_zero(
+    storage: SQLStorage, sql: Executor
+) -> None:
     await new(storage, "i-1")
     ids = await publish(storage, b"1")
     await sql.execute("INSERT INTO channel_subscriptions (instance_id, channel, mode) VALUES ('i-1', 'c', 'broadcast')")
@@ -360,7 +367,8 @@ async def test_subscriptions_of_the_family_have_empty_cursors(storage: SQLStorag
     assert await storage.get_delivery_cursor("i-1", "c") == 0
 
 
-async def test_w4_one_claims_a_message(storage: SQLStorage) -> None:
+@pytest.mark.pitfall(4)
+async def test_only_one_instance_claims_a_message(storage: SQLStorage) -> None:
     for instance_id in ("i-1", "i-2"):
         await subscriber(storage, instance_id, mode=COMPETING)
     (message,) = await publish(storage, b"1")
@@ -371,7 +379,8 @@ async def test_w4_one_claims_a_message(storage: SQLStorage) -> None:
     assert not await storage.claim_channel_message(message, "i-2")
 
 
-async def test_w38_who_loses_a_claim_gets_an_answer(storage: SQLStorage, peer: SQLStorage) -> None:
+@pytest.mark.pitfall(38)
+async def test_lost_claim_returns_false(storage: SQLStorage, peer: SQLStorage) -> None:
     (message,) = await publish(storage, b"1")
     for n in range(8):
         await new(storage, f"i-{n}")
@@ -379,7 +388,8 @@ async def test_w38_who_loses_a_claim_gets_an_answer(storage: SQLStorage, peer: S
     assert sorted(found) == [False] * 7 + [True]
 
 
-async def test_w21_what_is_rolled_back_was_never_published(storage: SQLStorage) -> None:
+@pytest.mark.pitfall(21)
+async def test_rolled_back_message_was_never_published(storage: SQLStorage) -> None:
     await listening(storage, "i-1")
     await storage.begin_transaction()
     await publish(storage, b"1")
@@ -399,7 +409,7 @@ async def old(storage: SQLStorage, *data: bytes) -> list[int]:
     return ids
 
 
-async def test_old_messages_that_nobody_needs_go(storage: SQLStorage) -> None:
+async def test_cleanup_deletes_old_messages_without_readers(storage: SQLStorage) -> None:
     ids = await old(storage, b"1", b"2", b"3")
     fresh = await publish(storage, b"4")
     assert await storage.cleanup_old_channel_messages(DAY, limit=2) == 2
@@ -409,7 +419,8 @@ async def test_old_messages_that_nobody_needs_go(storage: SQLStorage) -> None:
     assert await remaining(storage) == fresh
 
 
-async def test_w54_what_a_live_subscriber_needs_stays(storage: SQLStorage) -> None:
+@pytest.mark.pitfall(54)
+async def test_cleanup_keeps_messages_for_live_subscribers(storage: SQLStorage) -> None:
     for instance_id in ("fast", "slow", "dead"):
         await subscriber(storage, instance_id)
     ids = await old(storage, b"1", b"2", b"3")
@@ -421,7 +432,8 @@ async def test_w54_what_a_live_subscriber_needs_stays(storage: SQLStorage) -> No
     assert await storage.cleanup_old_channel_messages(DAY, force=True) == 2
 
 
-async def test_w54_what_was_sent_to_an_instance_stays_while_it_lives(storage: SQLStorage) -> None:
+@pytest.mark.pitfall(54)
+async def test_cleanup_keeps_direct_messages_of_a_live_instance(storage: SQLStorage) -> None:
     """Before it has ever subscribed; ids and channels may contain colons themselves."""
     await storage.create_instance(WorkflowInstance("to:i-1", "wf"))
     for channel in ("a:b:to:i-1", "a:b", "a:nobody", "plain"):
@@ -433,14 +445,15 @@ async def test_w54_what_was_sent_to_an_instance_stays_while_it_lives(storage: SQ
     assert await storage.cleanup_old_channel_messages(DAY) == 1
 
 
-async def test_all_ids_past_their_time_are_forgotten(storage: SQLStorage, sql: Executor) -> None:
+async def test_cleanup_deletes_all_expired_message_ids(storage: SQLStorage, sql: Executor) -> None:
     await storage.publish_messages([OutgoingMessage("c", b"1", message_id=f"m-{n}", source="s") for n in range(7)])
     shift(storage, 2 * 86400)
     await storage.cleanup_old_channel_messages(DAY, limit=2)
     assert await sql.fetch("SELECT message_id FROM perdure_message_keys") == []
 
 
-async def test_w54_a_competing_backlog_stays_while_somebody_lives(storage: SQLStorage) -> None:
+@pytest.mark.pitfall(54)
+async def test_cleanup_keeps_a_competing_backlog_with_live_subscribers(storage: SQLStorage) -> None:
     await subscriber(storage, "i-1", mode=COMPETING)
     ids = await old(storage, b"1", b"2")
     await storage.claim_channel_message(ids[0], "i-1")
@@ -450,7 +463,7 @@ async def test_w54_a_competing_backlog_stays_while_somebody_lives(storage: SQLSt
     assert await storage.cleanup_old_channel_messages(DAY) == 1
 
 
-async def test_what_is_needed_does_not_hide_what_is_not(storage: SQLStorage) -> None:
+async def test_needed_messages_do_not_stop_the_cleanup_of_others(storage: SQLStorage) -> None:
     await subscriber(storage, "i-1", "needed")
     await publish(storage, *[b"1"] * 5, channel="needed")
     await old(storage, b"1")
@@ -458,7 +471,8 @@ async def test_what_is_needed_does_not_hide_what_is_not(storage: SQLStorage) -> 
     assert await remaining(storage) == []
 
 
-async def test_w12_cleaning_up_leaves_fresh_claims(storage: SQLStorage) -> None:
+@pytest.mark.pitfall(12)
+async def test_cleanup_keeps_recent_claims(storage: SQLStorage) -> None:
     await subscriber(storage, "i-1", mode=COMPETING)
     (message,) = await publish(storage, b"1")
     assert await storage.claim_channel_message(message, "i-1")
@@ -467,7 +481,7 @@ async def test_w12_cleaning_up_leaves_fresh_claims(storage: SQLStorage) -> None:
     assert not await storage.claim_channel_message(message, "i-1")
 
 
-async def test_unused_channels_are_forgotten(storage: SQLStorage, sql: Executor) -> None:
+async def test_cleanup_deletes_unused_channels(storage: SQLStorage, sql: Executor) -> None:
     await subscriber(storage, "i-1", "used")
     await subscriber(storage, "i-1-b", "left")
     await storage.unsubscribe_from_channel("i-1-b", "left")
@@ -484,7 +498,7 @@ async def channels(sql: Executor) -> Sequence[str]:
     return sorted(row[0] for row in await sql.fetch("SELECT channel FROM perdure_channels"))
 
 
-async def test_deleting_an_instance_takes_its_subscriptions(storage: SQLStorage, sql: Executor) -> None:
+async def test_deleting_an_instance_deletes_its_subscriptions(storage: SQLStorage, sql: Executor) -> None:
     await storage.create_instance(WorkflowInstance("i-1", "wf"))
     await storage.subscribe_to_channel("i-1", "c", BROADCAST)
     await storage.cancel_instance("i-1")
@@ -495,8 +509,8 @@ async def test_deleting_an_instance_takes_its_subscriptions(storage: SQLStorage,
 
 
 @pytest.mark.parametrize("wrong", ["", "c ", " c", "c\x00", "c" * 256])
-async def test_what_is_not_a_name_is_not_looked_up(storage: SQLStorage, wrong: str) -> None:
-    """MySQL finds `c` when asked for `c `."""
+async def test_invalid_names_are_refused_by_every_operation(storage: SQLStorage, wrong: str) -> None:
+    """MySQL finds `c` when the query says `c `."""
     await listening(storage, "c", "c")
     await publish(storage, b"1")
     (message,) = await storage.get_pending_channel_messages("c")

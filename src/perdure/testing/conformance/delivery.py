@@ -43,7 +43,7 @@ async def delivered(storage: SQLStorage, limit: int = 0) -> list[tuple[str, int]
     return [(found.instance_id, found.message_id) for found in await storage.deliver_pending(limit)]
 
 
-async def test_a_message_reaches_who_waits_for_it(storage: SQLStorage) -> None:
+async def test_message_reaches_the_waiting_instance(storage: SQLStorage) -> None:
     await listening(storage, "i-1")
     first = await storage.publish_to_channel("c", b'{"n": 1}', b'{"m": 2}')
     found = await storage.deliver_channel_message_with_lock("i-1", "c", await message(storage, first), "w9", 30)
@@ -57,7 +57,8 @@ async def test_a_message_reaches_who_waits_for_it(storage: SQLStorage) -> None:
     assert await storage.deliver_channel_message("i-1", await message(storage, first)) is None
 
 
-async def test_w49_the_payload_suits_both_of_the_familys_readers(storage: SQLStorage) -> None:
+@pytest.mark.pitfall(49)
+async def test_payload_has_the_keys_that_edda_and_romancy_read(storage: SQLStorage) -> None:
     name = 'ä"\\ %s :x {y}'
     await listening(storage, "i-1", name)
     first = await storage.publish_to_channel(name, b'{"n":  1.50}', b'{"m":2}')
@@ -72,8 +73,9 @@ async def test_w49_the_payload_suits_both_of_the_familys_readers(storage: SQLSto
     assert b'"data": {"n":  1.50}, "metadata": {"m":2}' in (events[0].event_data or b"")  # as published, not as parsed
 
 
+@pytest.mark.pitfall(41)
 @pytest.mark.parametrize("data", [b"null", b"[1, 2]", b'"text"', b"0", b"false", b'{"a": "\\u0000"}'])
-async def test_w41_any_json_is_delivered_as_it_is(storage: SQLStorage, data: bytes) -> None:
+async def test_json_is_delivered_unchanged(storage: SQLStorage, data: bytes) -> None:
     await listening(storage, "i-1")
     await publish(storage, data)
     await storage.deliver_pending()
@@ -81,7 +83,8 @@ async def test_w41_any_json_is_delivered_as_it_is(storage: SQLStorage, data: byt
     assert (await payload(storage, "i-1"))["metadata"] == {}
 
 
-async def test_w41_bytes_are_delivered_as_bytes(storage: SQLStorage) -> None:
+@pytest.mark.pitfall(41)
+async def test_bytes_are_delivered_as_bytes(storage: SQLStorage) -> None:
     await listening(storage, "i-1")
     first = await storage.publish_to_channel("c", b"\x00\xff'", b'{"m": 2}', binary=True)
     await storage.deliver_pending()
@@ -91,9 +94,8 @@ async def test_w41_bytes_are_delivered_as_bytes(storage: SQLStorage) -> None:
     assert (found["id"], found["data"], found["metadata"]) == (first, None, {"m": 2})
 
 
-async def test_w6_the_lowest_pending_message_is_delivered_whichever_is_offered(
-    storage: SQLStorage, sql: Executor
-) -> None:
+@pytest.mark.pitfall(6)
+async def test_lowest_pending_message_is_delivered_first(storage: SQLStorage, sql: Executor) -> None:
     await listening(storage, "i-1")
     ids = await publish(storage, b"1", b"2", b"3")
     for n, expected in enumerate(ids, 2):
@@ -127,7 +129,8 @@ async def test_every_broadcast_subscriber_gets_every_message_once_in_order(stora
     assert seen == {f"i-{n}": ids for n in range(3)}
 
 
-async def test_w4_a_competing_message_goes_to_one(storage: SQLStorage) -> None:
+@pytest.mark.pitfall(4)
+async def test_competing_message_goes_to_one_instance(storage: SQLStorage) -> None:
     for n in range(3):
         await listening(storage, f"i-{n}", mode=COMPETING)
     ids = await publish(storage, b"1", b"2")
@@ -138,7 +141,8 @@ async def test_w4_a_competing_message_goes_to_one(storage: SQLStorage) -> None:
     assert await delivered(storage) == []
 
 
-async def test_w4_concurrent_deliverers_deliver_a_competing_message_once(storage: SQLStorage, peer: SQLStorage) -> None:
+@pytest.mark.pitfall(4)
+async def test_concurrent_deliverers_deliver_a_competing_message_once(storage: SQLStorage, peer: SQLStorage) -> None:
     for n in range(6):
         await listening(storage, f"i-{n}", mode=COMPETING)
     ids = await publish(storage, b"1", b"2")
@@ -159,7 +163,8 @@ async def test_a_claimed_message_is_not_delivered(storage: SQLStorage) -> None:
     assert await delivered(storage) == [("i-1", ids[1])]
 
 
-async def test_w22_a_direct_message_goes_to_its_instance(storage: SQLStorage) -> None:
+@pytest.mark.pitfall(22)
+async def test_a_direct_message_goes_to_its_instance(storage: SQLStorage) -> None:
     for n in range(2):
         await listening(storage, f"i-{n}", "mail", DIRECT)
     await listening(storage, "i-2", "mail")
@@ -167,7 +172,8 @@ async def test_w22_a_direct_message_goes_to_its_instance(storage: SQLStorage) ->
     assert await delivered(storage) == [("i-1", first)]
 
 
-async def test_w16_who_does_not_wait_gets_nothing(storage: SQLStorage) -> None:
+@pytest.mark.pitfall(16)
+async def test_instance_that_does_not_wait_gets_no_message(storage: SQLStorage) -> None:
     await subscriber(storage, "running")
     await new(storage, "stranger")
     for instance_id in ("finished", "cancelled", "elsewhere"):
@@ -189,7 +195,8 @@ async def test_w16_who_does_not_wait_gets_nothing(storage: SQLStorage) -> None:
     assert await pending(storage, "running") == ids
 
 
-async def test_w16_a_step_recorded_already_takes_no_message_and_strands_nobody(storage: SQLStorage) -> None:
+@pytest.mark.pitfall(16)
+async def test_delivery_to_a_recorded_step_resumes_the_run_and_takes_no_message(storage: SQLStorage) -> None:
     """As Romancy leaves it when it dies during a delivery."""
     for mode, channel in ((BROADCAST, "b"), (COMPETING, "c")):
         await listening(storage, channel, channel, mode)
@@ -201,7 +208,8 @@ async def test_w16_a_step_recorded_already_takes_no_message_and_strands_nobody(s
         assert not await again(storage, channel, channel, activity_id="r:2")
 
 
-async def test_w16_a_delivery_is_all_or_nothing(storage: SQLStorage) -> None:
+@pytest.mark.pitfall(16)
+async def test_delivery_is_atomic(storage: SQLStorage) -> None:
     await listening(storage, "i-1", mode=COMPETING)
     ids = await publish(storage, b"1")
     await storage.begin_transaction()
@@ -212,7 +220,7 @@ async def test_w16_a_delivery_is_all_or_nothing(storage: SQLStorage) -> None:
     assert await delivered(storage) == [("i-1", ids[0])]
 
 
-async def test_nothing_is_delivered_to_who_is_held_and_the_sweep_makes_up_for_it(storage: SQLStorage) -> None:
+async def test_leased_instance_gets_its_message_in_a_sweep_after_release(storage: SQLStorage) -> None:
     await listening(storage, "i-1")
     held = await storage.try_acquire_lock("i-1", "w2", 30)
     assert held is not None
@@ -224,7 +232,7 @@ async def test_nothing_is_delivered_to_who_is_held_and_the_sweep_makes_up_for_it
     assert await delivered(storage) == [("i-1", ids[0])]
 
 
-async def test_a_delivery_fences_off_a_lease_that_ran_out(storage: SQLStorage) -> None:
+async def test_delivery_fences_off_an_expired_lease(storage: SQLStorage) -> None:
     await listening(storage, "i-1")
     held = await storage.try_acquire_lock("i-1", "w2", 10)
     await publish(storage, b"1")
@@ -234,7 +242,7 @@ async def test_a_delivery_fences_off_a_lease_that_ran_out(storage: SQLStorage) -
         await storage.append_history(HistoryEvent("i-1", "late", "ActivityCompleted", b"1"), lease=held)
 
 
-async def test_the_holder_takes_messages_for_itself_and_keeps_the_lease(storage: SQLStorage) -> None:
+async def test_lease_holder_takes_messages_and_keeps_its_lease(storage: SQLStorage) -> None:
     lease = await leased(storage, "i-1")
     await storage.subscribe_to_channel("i-1", "c", BROADCAST, lease=lease)
     ids = await publish(storage, b"1", b"2")
@@ -252,7 +260,8 @@ async def test_the_holder_takes_messages_for_itself_and_keeps_the_lease(storage:
         await storage.deliver_channel_message("i-1", offered, activity_id="r:3")
 
 
-async def test_w5_a_sweep_finds_what_nobody_delivered(storage: SQLStorage) -> None:
+@pytest.mark.pitfall(5)
+async def test_sweep_delivers_undelivered_messages(storage: SQLStorage) -> None:
     await listening(storage, "i-1")
     await listening(storage, "i-2", "d", COMPETING)
     (first,) = await publish(storage, b"1")
@@ -261,7 +270,7 @@ async def test_w5_a_sweep_finds_what_nobody_delivered(storage: SQLStorage) -> No
     assert await delivered(storage) == []
 
 
-async def test_a_sweep_goes_on_where_it_stopped(storage: SQLStorage) -> None:
+async def test_sweep_resumes_where_it_stopped(storage: SQLStorage) -> None:
     for n in range(5):
         await listening(storage, f"i-{n}")
     (first,) = await publish(storage, b"1")
@@ -272,7 +281,7 @@ async def test_a_sweep_goes_on_where_it_stopped(storage: SQLStorage) -> None:
         await delivered(storage, 1001)
 
 
-async def test_a_channel_that_cannot_be_served_does_not_hold_up_the_others(storage: SQLStorage) -> None:
+async def test_undeliverable_channel_does_not_block_other_channels(storage: SQLStorage) -> None:
     for channel in ("a", "b"):
         await listening(storage, f"i-{channel}", channel)
     assert await storage.try_acquire_lock("i-a", "w2", 30) is not None
@@ -281,7 +290,7 @@ async def test_a_channel_that_cannot_be_served_does_not_hold_up_the_others(stora
     assert [await delivered(storage, 1), await delivered(storage, 1)] == [[], [("i-b", second)]]
 
 
-async def test_a_sweep_of_named_channels_looks_at_no_others(storage: SQLStorage) -> None:
+async def test_sweep_of_named_channels_skips_other_channels(storage: SQLStorage) -> None:
     for channel in ("a", "b"):
         await listening(storage, f"i-{channel}", channel)
         await publish(storage, b"1", channel=channel)
@@ -290,7 +299,7 @@ async def test_a_sweep_of_named_channels_looks_at_no_others(storage: SQLStorage)
     assert await storage.deliver_pending(channels=[]) == []
 
 
-async def test_a_sweep_delivers_what_the_family_published(storage: SQLStorage, sql: Executor) -> None:
+async def test_sweep_delivers_messages_of_other_frameworks(storage: SQLStorage, sql: Executor) -> None:
     await listening(storage, "i-1")
     await family_message(sql, "m-1")
     (found,) = await storage.deliver_pending()
@@ -302,7 +311,7 @@ async def test_a_sweep_delivers_what_the_family_published(storage: SQLStorage, s
     assert len(await storage.deliver_pending()) == 1
 
 
-async def test_messages_go_to_waiting_instances_of_any_framework(storage: SQLStorage, sql: Executor) -> None:
+async def test_messages_reach_waiting_instances_of_other_frameworks(storage: SQLStorage, sql: Executor) -> None:
     """Edda and Romancy keep their one wait on a channel in the subscription."""
     await listening(storage, "i-1", after=timedelta(seconds=5))
     for table in ("workflow_instances", "channel_subscriptions"):
@@ -322,7 +331,8 @@ async def test_messages_go_to_waiting_instances_of_any_framework(storage: SQLSto
     assert await delivered(storage) == []
 
 
-async def test_w7_a_delivery_moves_both_cursors(storage: SQLStorage, sql: Executor) -> None:
+@pytest.mark.pitfall(7)
+async def test_delivery_moves_both_cursors(storage: SQLStorage, sql: Executor) -> None:
     await listening(storage, "i-1")
     await publish(storage, b"1")
     ((_, first),) = await delivered(storage)
@@ -333,7 +343,7 @@ async def test_w7_a_delivery_moves_both_cursors(storage: SQLStorage, sql: Execut
     assert [await sql.fetchval(query) for query in stores] == [first, first]
 
 
-async def test_who_waits_on_a_channel(storage: SQLStorage) -> None:
+async def test_waiting_subscribers_are_listed_in_the_order_of_their_waits(storage: SQLStorage) -> None:
     await subscriber(storage, "running")
     for n in (2, 0, 1):
         await listening(storage, f"i-{n}", activity_id=f"r:{n}")
@@ -349,7 +359,7 @@ async def test_who_waits_on_a_channel(storage: SQLStorage) -> None:
     assert [found.instance_id for found in await storage.get_channel_subscribers_waiting("c")] == ["i-2", "i-1"]
 
 
-async def test_a_wait_that_nothing_came_for_ends_once(storage: SQLStorage) -> None:
+async def test_wait_times_out_once(storage: SQLStorage) -> None:
     await listening(storage, "i-1", after=timedelta(seconds=5))
     assert not await storage.expire_channel_wait("i-1", "c")
     shift(storage, 6)
@@ -366,7 +376,7 @@ async def test_a_wait_that_nothing_came_for_ends_once(storage: SQLStorage) -> No
     assert await delivered(storage) == []
 
 
-async def test_many_waits_end_in_one_commit(storage: SQLStorage) -> None:
+async def test_many_waits_time_out_in_one_commit(storage: SQLStorage) -> None:
     for n in range(3):
         await listening(storage, f"i-{n}", after=timedelta(seconds=5))
     await listening(storage, "later", after=timedelta(seconds=60))
@@ -397,7 +407,8 @@ async def test_expired_waits_are_listed_oldest_first(storage: SQLStorage) -> Non
     assert len(await storage.find_expired_channel_subscriptions(2)) == 2
 
 
-async def test_w10_a_time_out_recorded_already_strands_nobody(storage: SQLStorage) -> None:
+@pytest.mark.pitfall(10)
+async def test_timeout_that_is_already_recorded_resumes_the_run(storage: SQLStorage) -> None:
     await listening(storage, "i-1", after=timedelta(seconds=5))
     await storage.append_history(HistoryEvent("i-1", "r:1", "MessageTimeout", b'{"_error": true}'))
     shift(storage, 6)
@@ -406,7 +417,7 @@ async def test_w10_a_time_out_recorded_already_strands_nobody(storage: SQLStorag
     assert await status(storage, "i-1") is WorkflowStatus.RUNNING
 
 
-async def test_the_holder_ends_its_own_wait_while_it_runs(storage: SQLStorage) -> None:
+async def test_lease_holder_expires_its_own_wait(storage: SQLStorage) -> None:
     await listening(storage, "i-1", after=timedelta(seconds=5))
     shift(storage, 6)
     lease = await storage.try_acquire_lock("i-1", "w1", 30)
@@ -417,7 +428,7 @@ async def test_the_holder_ends_its_own_wait_while_it_runs(storage: SQLStorage) -
     await storage.append_history(HistoryEvent("i-1", "s", "ActivityCompleted", b"1"), lease=lease)
 
 
-async def test_what_is_offered_is_of_the_channel(storage: SQLStorage) -> None:
+async def test_message_of_another_channel_is_refused(storage: SQLStorage) -> None:
     await listening(storage, "i-1")
     ids = await publish(storage, b"1")
     with pytest.raises(LimitError):
@@ -427,7 +438,8 @@ async def test_what_is_offered_is_of_the_channel(storage: SQLStorage) -> None:
     assert await delivered(storage) == [("i-1", ids[0])]
 
 
-async def test_w18_a_callback_after_the_commit_delivers(storage: SQLStorage) -> None:
+@pytest.mark.pitfall(18)
+async def test_post_commit_callback_can_deliver(storage: SQLStorage) -> None:
     await listening(storage, "i-1")
     seen: list[ChannelDeliveryResult] = []
 

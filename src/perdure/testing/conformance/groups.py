@@ -9,7 +9,7 @@ from perdure.storage.stores import SQLStorage
 from perdure.testing.conformance.tools import leased, new, shift
 
 
-async def test_members_come_in_the_order_of_joining(storage: SQLStorage) -> None:
+async def test_members_are_listed_in_the_order_of_joining(storage: SQLStorage) -> None:
     for name in ("c", "a", "b"):
         await new(storage, name)
         await storage.join_group(name, "g")
@@ -35,7 +35,8 @@ async def test_leaving_is_idempotent(storage: SQLStorage) -> None:
     assert await storage.get_group_members("h") == []
 
 
-async def test_w38_many_join_at_once(storage: SQLStorage, peer: SQLStorage) -> None:
+@pytest.mark.pitfall(38)
+async def test_concurrent_joins_and_leaves_succeed(storage: SQLStorage, peer: SQLStorage) -> None:
     for name in ("a", "b"):
         await new(storage, name)
     sides = [storage, peer] * 6
@@ -45,7 +46,8 @@ async def test_w38_many_join_at_once(storage: SQLStorage, peer: SQLStorage) -> N
     assert await storage.get_group_members("g") == []
 
 
-async def test_w36_group_names_are_exact(storage: SQLStorage) -> None:
+@pytest.mark.pitfall(36)
+async def test_group_names_are_compared_exactly(storage: SQLStorage) -> None:
     await new(storage, "a")
     await storage.join_group("a", "Team")
     assert await storage.get_group_members("team") == []
@@ -68,7 +70,8 @@ async def test_an_unknown_instance_is_refused(storage: SQLStorage) -> None:
     assert await storage.get_group_members("g") == []
 
 
-async def test_w1_a_lost_lease_changes_no_membership(storage: SQLStorage) -> None:
+@pytest.mark.pitfall(1)
+async def test_lost_lease_cannot_change_a_membership(storage: SQLStorage) -> None:
     lease = await leased(storage, "a", timeout_sec=10)
     await storage.join_group("a", "g", lease=lease)
     shift(storage, 11)
@@ -83,7 +86,7 @@ async def test_w1_a_lost_lease_changes_no_membership(storage: SQLStorage) -> Non
     assert (await storage.get_group_members("g"), await storage.get_group_members("h")) == (["a"], [])
 
 
-async def test_a_membership_is_part_of_the_callers_transaction(storage: SQLStorage) -> None:
+async def test_joining_is_rolled_back_with_the_callers_transaction(storage: SQLStorage) -> None:
     await new(storage, "a")
     with pytest.raises(KeyError):
         async with storage.transaction():
@@ -92,7 +95,7 @@ async def test_a_membership_is_part_of_the_callers_transaction(storage: SQLStora
     assert await storage.get_group_members("g") == []
 
 
-async def test_a_finished_instance_keeps_the_time_of_its_end(storage: SQLStorage) -> None:
+async def test_leaving_groups_keeps_the_finish_time(storage: SQLStorage) -> None:
     """Retention counts from that time, so leaving a group later must not change it."""
     await new(storage, "a")
     await storage.join_group("a", "g")

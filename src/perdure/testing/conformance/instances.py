@@ -24,7 +24,7 @@ S = WorkflowStatus
 MOVABLE = [S.RUNNING, *sorted(WAITING), S.COMPENSATING]
 
 
-async def test_every_field_given_comes_back(storage: SQLStorage) -> None:
+async def test_all_fields_are_read_back_as_given(storage: SQLStorage) -> None:
     started = datetime(2026, 1, 2, 3, 4, 5, 678901, UTC)
     await new(storage, "parent")
     given = WorkflowInstance(
@@ -50,7 +50,7 @@ async def test_every_field_given_comes_back(storage: SQLStorage) -> None:
     assert await storage.get_instance("i-1") == given
 
 
-async def test_times_left_out_are_the_databases(storage: SQLStorage) -> None:
+async def test_omitted_times_are_set_by_the_database(storage: SQLStorage) -> None:
     await new(storage, "i-1")
     found = await storage.get_instance("i-1")
     assert found is not None
@@ -59,11 +59,11 @@ async def test_times_left_out_are_the_databases(storage: SQLStorage) -> None:
     assert (found.framework, found.status, found.lock_token) == ("perdure", S.RUNNING, 0)
 
 
-async def test_an_absent_instance_is_none(storage: SQLStorage) -> None:
+async def test_absent_instance_is_none(storage: SQLStorage) -> None:
     assert await storage.get_instance("nobody") is None
 
 
-async def test_many_come_in_the_order_they_are_asked_for(storage: SQLStorage) -> None:
+async def test_instances_are_returned_in_the_order_of_the_given_ids(storage: SQLStorage) -> None:
     for n in range(5):
         await storage.create_instance(WorkflowInstance(f"i-{n}", f"wf-{n}", input_data=b'{"n": %d}' % n))
     await storage.create_instance(WorkflowInstance("I-1", "other"))
@@ -79,7 +79,7 @@ async def test_many_come_in_the_order_they_are_asked_for(storage: SQLStorage) ->
         assert changed.status is S.COMPLETED
 
 
-async def test_a_thousand_are_given_at_once_and_no_more(storage: SQLStorage) -> None:
+async def test_at_most_a_thousand_instances_are_read_at_once(storage: SQLStorage) -> None:
     ids = [f"i-{n}" for n in range(1001)]
     await storage.create_instances([WorkflowInstance(instance_id, "wf") for instance_id in ids[:1000]])
     found = await storage.get_instances(ids[:1000])
@@ -88,7 +88,7 @@ async def test_a_thousand_are_given_at_once_and_no_more(storage: SQLStorage) -> 
         await storage.get_instances(ids)
 
 
-async def test_an_id_is_taken_once(storage: SQLStorage) -> None:
+async def test_instance_id_can_be_created_once(storage: SQLStorage) -> None:
     await new(storage, "i-1", input_data=b'{"first": true}')
     with pytest.raises(InstanceExistsError):
         await new(storage, "i-1", input_data=b'{"second": true}')
@@ -97,7 +97,8 @@ async def test_an_id_is_taken_once(storage: SQLStorage) -> None:
     assert found.input_data == b'{"first": true}'
 
 
-async def test_w38_one_of_many_creators_wins(storage: SQLStorage, peer: SQLStorage) -> None:
+@pytest.mark.pitfall(38)
+async def test_one_of_many_concurrent_creators_wins(storage: SQLStorage, peer: SQLStorage) -> None:
     answers = await asyncio.gather(
         *(new(side, "i-1", source_hash="h") for side in [storage, peer] * 8), return_exceptions=True
     )
@@ -105,7 +106,8 @@ async def test_w38_one_of_many_creators_wins(storage: SQLStorage, peer: SQLStora
     assert all(answer is None or isinstance(answer, InstanceExistsError) for answer in answers)
 
 
-async def test_w48_an_instance_can_be_born_leased(storage: SQLStorage, peer: SQLStorage) -> None:
+@pytest.mark.pitfall(48)
+async def test_instance_can_be_created_with_a_lease(storage: SQLStorage, peer: SQLStorage) -> None:
     lease = await storage.create_instance(WorkflowInstance("i-1", "wf"), worker_id="w1", timeout_sec=30)
     assert lease is not None
     assert (lease.instance_id, lease.worker_id, lease.token) == ("i-1", "w1", 1)
@@ -114,7 +116,8 @@ async def test_w48_an_instance_can_be_born_leased(storage: SQLStorage, peer: SQL
     await storage.append_history(HistoryEvent("i-1", "s", "ActivityCompleted", b"1"), lease=lease)
 
 
-async def test_ids_are_exact_w36(storage: SQLStorage) -> None:
+@pytest.mark.pitfall(36)
+async def test_instance_ids_are_compared_exactly(storage: SQLStorage) -> None:
     for instance_id in ("Pay:1", "pay:1", "pay:1é", "pay:1e\u0301"):
         await new(storage, instance_id)
     for instance_id in ("Pay:1", "pay:1", "pay:1é", "pay:1e\u0301"):
@@ -146,7 +149,7 @@ async def test_limits_hold_to_the_byte(storage: SQLStorage) -> None:
 
 @pytest.mark.parametrize("target", [status for status in S if status is not S.RECURRED])
 @pytest.mark.parametrize("source", [status for status in S if status is not S.RECURRED])
-async def test_states_move_along_the_table(storage: SQLStorage, source: S, target: S) -> None:
+async def test_only_listed_state_transitions_are_allowed(storage: SQLStorage, source: S, target: S) -> None:
     await storage.create_instance(WorkflowInstance("i-1", "wf", status=source))
     if source in sources_of(target):
         await storage.update_instance_status("i-1", target)
@@ -160,7 +163,7 @@ async def test_states_move_along_the_table(storage: SQLStorage, source: S, targe
     assert found.status == expected
 
 
-async def test_recurred_is_never_moved_to(storage: SQLStorage) -> None:
+async def test_status_cannot_be_set_to_recurred(storage: SQLStorage) -> None:
     await new(storage, "i-1")
     with pytest.raises(InvalidTransitionError):
         await storage.update_instance_status("i-1", S.RECURRED)
@@ -191,7 +194,7 @@ async def test_a_failure_records_its_message(storage: SQLStorage) -> None:
     assert payload["error"] == payload["error_message"] == "no such card ☠"
 
 
-async def test_output_completes(storage: SQLStorage) -> None:
+async def test_output_completes_the_instance_and_releases_its_lease(storage: SQLStorage) -> None:
     lease = await leased(storage, "i-1")
     await storage.update_instance_output("i-1", b'{"total": 9.50}', lease=lease)
     found = await storage.get_instance("i-1")
@@ -204,7 +207,8 @@ async def test_output_completes(storage: SQLStorage) -> None:
         await storage.update_instance_output("i-1", b"2", lease=lease)
 
 
-async def test_a_stale_lease_completes_nothing_w1(storage: SQLStorage, peer: SQLStorage) -> None:
+@pytest.mark.pitfall(1)
+async def test_stale_lease_cannot_complete_an_instance(storage: SQLStorage, peer: SQLStorage) -> None:
     lease = await leased(storage, "i-1", timeout_sec=10)
     shift(peer, 11)
     taken = await peer.try_acquire_lock("i-1", "w2", 10)
@@ -224,7 +228,7 @@ async def test_a_stale_lease_completes_nothing_w1(storage: SQLStorage, peer: SQL
     assert await storage.get_history_count("i-1") == 0
 
 
-async def test_complete_instances_tells_each_fate(storage: SQLStorage) -> None:
+async def test_complete_instances_reports_a_result_for_each(storage: SQLStorage) -> None:
     leases = [await leased(storage, f"i-{n}") for n in range(3)]
     await storage.release_lock("i-1", leases[1].worker_id)
     answers = await storage.complete_instances(
@@ -235,7 +239,7 @@ async def test_complete_instances_tells_each_fate(storage: SQLStorage) -> None:
     assert statuses == [S.COMPLETED, S.RUNNING, S.COMPLETED]
 
 
-async def test_create_instances_tells_each_fate(storage: SQLStorage) -> None:
+async def test_create_instances_reports_a_result_for_each(storage: SQLStorage) -> None:
     await new(storage, "i-1")
     answers = await storage.create_instances(
         [
@@ -251,7 +255,7 @@ async def test_create_instances_tells_each_fate(storage: SQLStorage) -> None:
 
 
 @pytest.mark.parametrize("status", MOVABLE)
-async def test_cancel_from_any_state_that_is_not_final(storage: SQLStorage, status: S) -> None:
+async def test_cancel_works_in_every_state_that_is_not_final(storage: SQLStorage, status: S) -> None:
     lease = await leased(storage, "i-1")
     await storage.update_instance_status("i-1", status)
     await storage.cancel_instance("i-1", "changed my mind")
@@ -266,7 +270,7 @@ async def test_cancel_from_any_state_that_is_not_final(storage: SQLStorage, stat
 
 
 @pytest.mark.parametrize("status", sorted(TERMINAL))
-async def test_a_finished_instance_is_not_cancellable(storage: SQLStorage, status: S) -> None:
+async def test_finished_instance_cannot_be_cancelled(storage: SQLStorage, status: S) -> None:
     await storage.create_instance(WorkflowInstance("i-1", "wf", status=status))
     for compensate in (False, True):
         with pytest.raises(WorkflowNotCancellableError):
@@ -276,7 +280,8 @@ async def test_a_finished_instance_is_not_cancellable(storage: SQLStorage, statu
         await storage.cancel_instance("nobody")
 
 
-async def test_w13_a_cancelled_instance_has_no_timer_left(storage: SQLStorage) -> None:
+@pytest.mark.pitfall(13)
+async def test_cancel_removes_timers(storage: SQLStorage) -> None:
     for instance_id, compensate in (("i-1", False), ("i-2", True)):
         await new(storage, instance_id)
         await storage.register_timer_subscription(
@@ -287,7 +292,8 @@ async def test_w13_a_cancelled_instance_has_no_timer_left(storage: SQLStorage) -
     assert await storage.find_expired_timers() == []
 
 
-async def test_w45_cancel_with_compensation_survives_as_an_event(storage: SQLStorage) -> None:
+@pytest.mark.pitfall(45)
+async def test_cancel_with_compensation_is_recorded_as_an_event(storage: SQLStorage) -> None:
     lease = await leased(storage, "i-1")
     await storage.cancel_instance("i-1", "first", compensate=True)
     found = await storage.get_instance("i-1")
@@ -305,7 +311,7 @@ async def test_w45_cancel_with_compensation_survives_as_an_event(storage: SQLSto
     assert b"first" in (events[0].event_data or b"")
 
 
-async def test_resumable_is_what_no_live_lease_covers(storage: SQLStorage) -> None:
+async def test_resumable_instances_have_no_valid_lease(storage: SQLStorage) -> None:
     at = datetime(2026, 1, 1, tzinfo=UTC)
     for n, status in enumerate([S.RUNNING, S.COMPENSATING, S.WAITING_FOR_TIMER, S.COMPLETED, S.RUNNING]):
         await storage.create_instance(
@@ -323,7 +329,7 @@ async def test_resumable_is_what_no_live_lease_covers(storage: SQLStorage) -> No
     ]
 
 
-async def test_what_is_resumable_tells_whose_lease_ran_out(storage: SQLStorage) -> None:
+async def test_resumable_instance_names_the_worker_whose_lease_expired(storage: SQLStorage) -> None:
     await storage.create_instance(WorkflowInstance("free", "wf"))
     for instance_id in ("lost", "released", "swept"):
         assert await storage.try_acquire_lock(instance_id, "w1", 10) is None
@@ -344,7 +350,8 @@ async def test_what_is_resumable_tells_whose_lease_ran_out(storage: SQLStorage) 
     assert "lost" not in {it.instance_id for it in await storage.find_resumable_workflows()}
 
 
-async def test_w31_unknown_names_do_not_block_known_ones(storage: SQLStorage) -> None:
+@pytest.mark.pitfall(31)
+async def test_instances_of_unknown_workflows_do_not_hide_known_ones(storage: SQLStorage) -> None:
     for n in range(120):
         await new(storage, f"alien-{n}", workflow_name="alien")
     for day, name in enumerate(["b", "a"], 1):
@@ -362,7 +369,8 @@ async def test_a_page_has_one_to_a_thousand_rows(storage: SQLStorage, limit: int
         await storage.find_resumable_workflows(limit)
 
 
-async def test_w44_finished_instances_are_deleted_by_age(storage: SQLStorage) -> None:
+@pytest.mark.pitfall(44)
+async def test_finished_instances_are_deleted_by_age(storage: SQLStorage) -> None:
     for n in range(3):
         await new(storage, f"i-{n}")
         await storage.append_history(HistoryEvent(f"i-{n}", "s", "ActivityCompleted", b"1"))
@@ -377,7 +385,7 @@ async def test_w44_finished_instances_are_deleted_by_age(storage: SQLStorage) ->
     await new(storage, "i-0")  # the id is free again
 
 
-async def test_deletion_is_not_stopped_by_later_generations(storage: SQLStorage) -> None:
+async def test_earlier_generations_are_deleted_despite_later_ones(storage: SQLStorage) -> None:
     await storage.create_instance(WorkflowInstance("i~1", "wf", status=S.RECURRED))
     await storage.create_instance(WorkflowInstance("i~2", "wf", status=S.RECURRED, continued_from="i~1"))
     await new(storage, "i", continued_from="i~2")
@@ -391,13 +399,13 @@ async def test_deletion_is_not_stopped_by_later_generations(storage: SQLStorage)
     assert await storage.delete_instances(timedelta(seconds=5)) == 2
 
 
-async def test_errors_have_codes_and_one_root(storage: SQLStorage) -> None:
+async def test_errors_have_codes_and_one_base_class(storage: SQLStorage) -> None:
     with pytest.raises(StorageError) as caught:
         await storage.update_instance_activity("nobody", "a")
     assert caught.value.code == "storage.instance_not_found"
 
 
-async def test_instances_that_have_ended_are_deleted_by_id(storage: SQLStorage) -> None:
+async def test_finished_instances_are_deleted_by_id(storage: SQLStorage) -> None:
     for name in ("done", "live", "i~1"):
         await new(storage, name)
         await storage.append_history(HistoryEvent(name, "s", "ActivityCompleted", b"1"))
@@ -413,7 +421,7 @@ async def test_instances_that_have_ended_are_deleted_by_id(storage: SQLStorage) 
     assert await storage.delete_ended([]) == []
 
 
-async def test_the_names_of_workflows_that_have_instances(storage: SQLStorage) -> None:
+async def test_workflow_names_with_instances_are_listed(storage: SQLStorage) -> None:
     assert await storage.list_workflow_names() == []
     for n, name in enumerate(("b", "a", "B", "b", "é", "a b")):
         await new(storage, f"i-{n}", name)

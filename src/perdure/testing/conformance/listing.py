@@ -66,7 +66,7 @@ async def as_framework(sql: Executor, framework: str, *instance_ids: str) -> Non
         )
 
 
-async def test_the_newest_come_first(storage: SQLStorage) -> None:
+async def test_newest_instances_are_listed_first(storage: SQLStorage) -> None:
     await fill(
         storage,
         WorkflowInstance("a", "wf", started_at=NOON),
@@ -76,7 +76,7 @@ async def test_the_newest_come_first(storage: SQLStorage) -> None:
     assert await ids(storage) == ["b", "a", "c"]
 
 
-async def test_nothing_is_an_empty_page(storage: SQLStorage) -> None:
+async def test_empty_database_returns_an_empty_page(storage: SQLStorage) -> None:
     assert await storage.list_instances() == PaginationResult([], None, False)
 
 
@@ -93,9 +93,7 @@ async def test_every_field_is_listed(storage: SQLStorage) -> None:
 
 
 @pytest.mark.parametrize("limit", [1, 2, 5, 18, 19, 20])
-async def test_equal_times_are_ordered_by_the_code_points_of_the_id(
-    storage: SQLStorage, sql: Executor, limit: int
-) -> None:
+async def test_equal_times_are_ordered_by_id_in_code_points(storage: SQLStorage, sql: Executor, limit: int) -> None:
     await fill(storage, *(WorkflowInstance(instance_id, "wf", started_at=NOON) for instance_id in IDS))
     expected = sorted(IDS, reverse=True)
     assert await all_ids(storage, limit=limit) == expected
@@ -105,7 +103,7 @@ async def test_equal_times_are_ordered_by_the_code_points_of_the_id(
     assert await all_ids(storage, limit=limit, framework="python") == expected[1::3]
 
 
-async def test_pages_miss_nothing_and_repeat_nothing(storage: SQLStorage) -> None:
+async def test_pages_list_every_instance_once(storage: SQLStorage) -> None:
     instances = [WorkflowInstance(f"i-{n:03}", "wf", started_at=NOON + n // 4 * MICROSECOND) for n in range(120)]
     await fill(storage, *instances)
     newest_first = [instance.instance_id for instance in reversed(instances)]
@@ -113,7 +111,7 @@ async def test_pages_miss_nothing_and_repeat_nothing(storage: SQLStorage) -> Non
         assert await all_ids(storage, limit=limit) == newest_first
 
 
-async def test_a_page_knows_whether_there_is_more(storage: SQLStorage) -> None:
+async def test_page_reports_whether_more_follow(storage: SQLStorage) -> None:
     await fill(storage, *(WorkflowInstance(f"i-{n}", "wf") for n in range(4)))
     full = await page(storage, limit=4)
     assert (len(full.instances), full.has_more, full.next_page_token) == (4, False, None)
@@ -123,14 +121,15 @@ async def test_a_page_knows_whether_there_is_more(storage: SQLStorage) -> None:
     assert (len(last.instances), last.has_more, last.next_page_token) == (1, False, None)
 
 
-async def test_what_starts_meanwhile_does_not_disturb_the_pages(storage: SQLStorage, peer: SQLStorage) -> None:
+async def test_new_instances_do_not_disturb_later_pages(storage: SQLStorage, peer: SQLStorage) -> None:
     await fill(storage, *(WorkflowInstance(f"i-{n}", "wf", started_at=NOON + n * SECOND) for n in range(6)))
     first = await page(storage, limit=3)
     await new(peer, "later", started_at=NOON + timedelta(hours=1))
     assert await ids(peer, limit=3, page_token=first.next_page_token) == ["i-2", "i-1", "i-0"]
 
 
-async def test_w43_a_token_is_the_same_on_every_database(storage: SQLStorage) -> None:
+@pytest.mark.pitfall(43)
+async def test_page_token_is_the_same_on_every_database(storage: SQLStorage) -> None:
     at = NOON.replace(microsecond=123456)
     await fill(storage, *(WorkflowInstance(name, "wf", started_at=at) for name in ("x||1", "x||2")))
     token = (await page(storage, limit=1)).next_page_token
@@ -138,6 +137,7 @@ async def test_w43_a_token_is_the_same_on_every_database(storage: SQLStorage) ->
     assert await ids(storage, page_token=token) == ["x||1"]
 
 
+@pytest.mark.pitfall(43)
 @pytest.mark.parametrize(
     "token",
     [
@@ -165,13 +165,13 @@ async def test_w43_a_token_is_the_same_on_every_database(storage: SQLStorage) ->
         7,
     ],
 )
-async def test_w43_a_token_that_is_none_is_refused(storage: SQLStorage, token: Any) -> None:
+async def test_invalid_page_token_is_refused(storage: SQLStorage, token: Any) -> None:
     await new(storage, "i-1")
     with pytest.raises(InvalidPageTokenError):
         await page(storage, page_token=token)
 
 
-async def test_a_page_has_a_size(storage: SQLStorage) -> None:
+async def test_page_size_has_a_default_and_a_maximum(storage: SQLStorage) -> None:
     await fill(storage, *(WorkflowInstance(f"i-{n}", "wf") for n in range(51)))
     assert len(await ids(storage)) == 50
     assert len(await ids(storage, limit=1000)) == 51
@@ -180,7 +180,7 @@ async def test_a_page_has_a_size(storage: SQLStorage) -> None:
             await page(storage, limit=limit)
 
 
-async def test_by_status(storage: SQLStorage) -> None:
+async def test_list_is_filtered_by_status(storage: SQLStorage) -> None:
     await fill(storage, *(WorkflowInstance(status, "wf", status=status) for status in WorkflowStatus))
     for status in WorkflowStatus:
         assert await ids(storage, status_filter=status) == [status]
@@ -189,7 +189,7 @@ async def test_by_status(storage: SQLStorage) -> None:
         await page(storage, status_filter="Running")
 
 
-async def test_times_are_exclusive(storage: SQLStorage) -> None:
+async def test_time_filters_are_exclusive(storage: SQLStorage) -> None:
     times = [NOON - MICROSECOND, NOON, NOON + MICROSECOND]
     await fill(storage, *(WorkflowInstance(str(n), "wf", started_at=at) for n, at in enumerate(times)))
     assert await ids(storage, started_after=NOON) == ["2"]
@@ -202,7 +202,7 @@ async def test_times_are_exclusive(storage: SQLStorage) -> None:
         await page(storage, started_after=NOON.replace(tzinfo=None))
 
 
-async def test_own_rows_unless_asked_for_others(storage: SQLStorage, sql: Executor) -> None:
+async def test_instances_of_other_frameworks_are_listed_only_on_request(storage: SQLStorage, sql: Executor) -> None:
     await fill(storage, *(WorkflowInstance(name, "wf", started_at=NOON) for name in ("own", "edda", "romancy")))
     await as_framework(sql, "python", "edda")
     await as_framework(sql, "go", "romancy")
@@ -216,8 +216,9 @@ async def test_own_rows_unless_asked_for_others(storage: SQLStorage, sql: Execut
             await page(storage, framework=framework)
 
 
+@pytest.mark.pitfall(43)
 @pytest.mark.parametrize("name", ["workflow_name", "instance_id"])
-async def test_w43_names_match_by_a_part_of_them(storage: SQLStorage, name: str) -> None:
+async def test_name_filter_matches_a_substring(storage: SQLStorage, name: str) -> None:
     async def found(part: str) -> list[str]:
         return await ids(storage, **{f"{name}_filter": part})
 
@@ -246,7 +247,7 @@ async def test_w43_names_match_by_a_part_of_them(storage: SQLStorage, name: str)
 
 
 @pytest.mark.parametrize("name", ["workflow_name", "instance_id"])
-async def test_only_ascii_letters_match_in_either_case(storage: SQLStorage, name: str) -> None:
+async def test_name_filter_ignores_case_of_ascii_letters_only(storage: SQLStorage, name: str) -> None:
     letters = ["É-eA", "é-EA", "e\u0301-ea", "Ж", "ж", "ſ", "\u212a", "İ", "ı", "ß", "Ａ", "ａ"]
     instances = [
         WorkflowInstance(text if name == "instance_id" else str(n), text, started_at=NOON - n * SECOND)
@@ -261,13 +262,13 @@ async def test_only_ascii_letters_match_in_either_case(storage: SQLStorage, name
 
 
 @pytest.mark.parametrize("part", ["x" * 256, "a\0b", "\ud800", 7])
-async def test_a_part_that_no_name_has_is_refused(storage: SQLStorage, part: Any) -> None:
+async def test_invalid_name_filter_is_refused(storage: SQLStorage, part: Any) -> None:
     for name in ("workflow_name_filter", "instance_id_filter"):
         with pytest.raises(LimitError):
             await page(storage, **{name: part})
 
 
-async def test_all_filters_hold_together(storage: SQLStorage, sql: Executor) -> None:
+async def test_filters_are_combined_with_and(storage: SQLStorage, sql: Executor) -> None:
     wanted = WorkflowInstance("order-1", "Shop", b'{"n": 1}', started_at=NOON)
     await fill(
         storage,
@@ -325,13 +326,15 @@ TYPED = [
 ]
 
 
-async def test_w42_a_value_is_compared_with_its_kind(storage: SQLStorage) -> None:
+@pytest.mark.pitfall(42)
+async def test_input_filter_compares_types(storage: SQLStorage) -> None:
     nothing = ['{"a": {}}', '{"a": []}', '{"a": [1]}', '{"a": {"a": 1}}', "{}", "[]", "1", "null", '"a"', '[{"a": 1}]']
     await given(storage, *(text for text, _ in TYPED), *nothing)
     for n, (_, value) in enumerate(TYPED):
         assert await ids(storage, input_filters={"a": value}) == [str(n)]
 
 
+@pytest.mark.pitfall(42)
 @pytest.mark.parametrize(
     ("value", "stored"),
     [
@@ -347,13 +350,14 @@ async def test_w42_a_value_is_compared_with_its_kind(storage: SQLStorage) -> Non
         (5e-324, ["5e-324", "4e-324"]),
     ],
 )
-async def test_w42_numbers_are_compared_by_value(storage: SQLStorage, value: float, stored: list[str]) -> None:
+async def test_input_filter_compares_numbers_by_value(storage: SQLStorage, value: float, stored: list[str]) -> None:
     others = ["2", "-1", "1e400", "-1e400", "9" * 400, '"1"', "true", "0.30000000000000010", "9007199254740990"]
     await given(storage, *(f'{{"a": {number}}}' for number in [*stored, *others]))
     assert await ids(storage, input_filters={"a": value}) == [str(n) for n in range(len(stored))]
 
 
-async def test_w42_a_text_is_compared_by_its_code_points(storage: SQLStorage) -> None:
+@pytest.mark.pitfall(42)
+async def test_input_filter_compares_text_by_code_points(storage: SQLStorage) -> None:
     texts = ["é", "😀", "\u2028", "\x7f", "\\", '"', "/", "\n\t\b\f\r", "a'b", "%s ? $1 :x {now}", "İ", "\ufeff", "ﬁ"]
     await given(
         storage, *(json.dumps({"a": text}, ensure_ascii=escaped) for text in texts for escaped in (True, False))
@@ -362,7 +366,8 @@ async def test_w42_a_text_is_compared_by_its_code_points(storage: SQLStorage) ->
         assert await ids(storage, input_filters={"a": text}) == [str(2 * n), str(2 * n + 1)]
 
 
-async def test_w42_what_is_not_json_matches_nothing_and_breaks_nothing(storage: SQLStorage) -> None:
+@pytest.mark.pitfall(42)
+async def test_input_that_is_not_json_matches_no_filter(storage: SQLStorage) -> None:
     garbage = [
         "",
         " ",
@@ -397,7 +402,8 @@ async def test_w42_what_is_not_json_matches_nothing_and_breaks_nothing(storage: 
         assert await ids(storage, input_filters={"a": value}) == []
 
 
-async def test_w42_json_that_a_database_cannot_read_is_found_all_the_same(storage: SQLStorage) -> None:
+@pytest.mark.pitfall(42)
+async def test_json_that_the_database_cannot_parse_is_still_matched(storage: SQLStorage) -> None:
     found = [
         '{"b": "\\u0000", "a": "x"}',
         '{"b": "\\ud800", "a": "x"}',
@@ -422,7 +428,7 @@ async def test_w42_json_that_a_database_cannot_read_is_found_all_the_same(storag
     assert await all_ids(storage, limit=1, input_filters={"a": "x"}) == expected
 
 
-async def test_dots_lead_into_objects(storage: SQLStorage) -> None:
+async def test_dots_in_a_path_select_nested_keys(storage: SQLStorage) -> None:
     await given(
         storage,
         '{"order": {"customer": {"id": 7}}}',
@@ -441,7 +447,7 @@ async def test_dots_lead_into_objects(storage: SQLStorage) -> None:
     assert await ids(storage, input_filters={"order.customer.id": 7}) == ["0", "6", "8", "9", "11"]
 
 
-async def test_input_filters_hold_together(storage: SQLStorage) -> None:
+async def test_input_filters_are_combined_with_and(storage: SQLStorage) -> None:
     await given(storage, '{"a": 1, "b": "x"}', '{"a": 1, "b": "y"}', '{"a": 2, "b": "x"}', '{"b": "x"}', '{"a": 1}')
     assert await ids(storage, input_filters={"a": 1, "b": "x"}) == ["0"]
     assert await ids(storage, input_filters={"path": 1, "condition": 2}) == []
@@ -452,7 +458,7 @@ async def test_input_filters_hold_together(storage: SQLStorage) -> None:
         await page(storage, input_filters={**many, "one_more": 1})
 
 
-async def test_a_path_may_be_as_deep_and_as_long_as_the_limits_say(storage: SQLStorage) -> None:
+async def test_path_depth_and_length_up_to_the_limits_work(storage: SQLStorage) -> None:
     deep, long = ".".join("a" * 30), "k" * 255
     nested = "7"
     for _ in range(30):
@@ -467,7 +473,7 @@ async def test_a_path_may_be_as_deep_and_as_long_as_the_limits_say(storage: SQLS
     ["", ".", "a.", ".a", "a..b", "a b", " a", "a\n", "1", "a.1", "a[0]", "$.a", '"a"', "a'b", "a-b", "é", "a*", "a\0",
      "k" * 256, ".".join("a" * 31), 7, None],
 )  # fmt: skip
-async def test_a_path_is_identifiers_joined_by_dots(storage: SQLStorage, path: Any) -> None:
+async def test_invalid_path_is_refused(storage: SQLStorage, path: Any) -> None:
     with pytest.raises(InvalidJSONPathError):
         await page(storage, input_filters={path: 1})
 
@@ -477,19 +483,19 @@ async def test_a_path_is_identifiers_joined_by_dots(storage: SQLStorage, path: A
     [2**53 + 1, -(2**53) - 2, 2.0**54, 10**400, float("inf"), float("nan"), b"x", [1], {}, NOON, "a\0", "\ud800",
      "x" * 65537],
 )  # fmt: skip
-async def test_a_value_has_limits(storage: SQLStorage, value: Any) -> None:
+async def test_invalid_filter_value_is_refused(storage: SQLStorage, value: Any) -> None:
     with pytest.raises(LimitError):
         await page(storage, input_filters={"a": value})
 
 
-async def test_pages_go_on_past_what_only_looked_like_a_match(storage: SQLStorage) -> None:
+async def test_pages_continue_after_false_matches(storage: SQLStorage) -> None:
     texts = ['{"a": "x"}' if n % 10 == 0 else "no JSON at all" for n in range(60)]
     await given(storage, *texts)
     for limit in (1, 2, 6, 50):
         assert await all_ids(storage, limit=limit, input_filters={"a": "x"}) == ["0", "10", "20", "30", "40", "50"]
 
 
-async def test_a_whole_name_finds_the_instances_of_one_workflow(storage: SQLStorage) -> None:
+async def test_workflow_name_option_matches_the_whole_name(storage: SQLStorage) -> None:
     states = (WorkflowStatus.RUNNING, WorkflowStatus.FAILED, WorkflowStatus.COMPLETED)
     await fill(
         storage,

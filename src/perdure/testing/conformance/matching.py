@@ -122,7 +122,7 @@ async def test_a_message_goes_to_the_wait_that_it_matches(storage: SQLStorage) -
     assert await delivered(storage) == [("i-1", "c", other)]
 
 
-async def test_of_the_waits_that_a_message_matches_the_first_that_was_made_gets_it(storage: SQLStorage) -> None:
+async def test_message_goes_to_the_earliest_wait_that_it_matches(storage: SQLStorage) -> None:
     await waiting(storage, wait("z", n=1), wait("a", n=1), wait("m"))
     first, second, third = await publish(storage, {"n": 1}, {"n": 1}, {"n": 1})
     assert await delivered(storage) == [("i-1", "z", first)]
@@ -136,7 +136,7 @@ async def test_of_the_waits_that_a_message_matches_the_first_that_was_made_gets_
     assert await pending(storage, "i-1") == []
 
 
-async def test_the_lowest_message_goes_first_whichever_wait_it_is_for(storage: SQLStorage) -> None:
+async def test_lowest_matching_message_is_delivered_first(storage: SQLStorage) -> None:
     await waiting(storage, wait("a", n=1), wait("b", n=2))
     second, first = await publish(storage, {"n": 2}, {"n": 1})
     assert await delivered(storage) == [("i-1", "b", second)]
@@ -144,7 +144,7 @@ async def test_the_lowest_message_goes_first_whichever_wait_it_is_for(storage: S
     assert await pending(storage, "i-1") == [first]
 
 
-async def test_a_message_that_nobody_waits_for_changes_nothing(storage: SQLStorage) -> None:
+async def test_message_that_matches_no_wait_changes_nothing(storage: SQLStorage) -> None:
     await waiting(storage, wait("a", n=1))
     before, start = await storage.get_instance("i-1"), await cursor(storage)
     ids = await publish(storage, {"n": 2}, {"m": 1}, [1], "1", None)
@@ -158,7 +158,7 @@ async def test_a_message_that_nobody_waits_for_changes_nothing(storage: SQLStora
     assert await storage.next_work_at() is None  # the sweep is done with the channel
 
 
-async def test_what_no_wait_matched_is_there_for_a_later_one(storage: SQLStorage) -> None:
+async def test_unmatched_message_is_kept_for_a_later_wait(storage: SQLStorage) -> None:
     await waiting(storage, wait("a", n=1))
     left, other, _ = await publish(storage, {"n": 2}, {"n": 3}, {"n": 1})
     assert [activity for _, activity, _ in await delivered(storage)] == ["a"]
@@ -171,7 +171,7 @@ async def test_what_no_wait_matched_is_there_for_a_later_one(storage: SQLStorage
     assert await storage.suspend(lease, [wait("c")]) == Suspension(False, ("c",))
 
 
-async def test_the_same_values_again_do_not_get_the_same_message_again(storage: SQLStorage) -> None:
+async def test_later_wait_for_the_same_values_gets_the_next_message(storage: SQLStorage) -> None:
     await waiting(storage, wait("a", n=1))
     left, first, second = await publish(storage, {"n": 9}, {"n": 1}, {"n": 1})
     assert await delivered(storage) == [("i-1", "a", first)]
@@ -188,7 +188,7 @@ async def test_the_same_values_again_do_not_get_the_same_message_again(storage: 
     assert await delivered(storage) == [("i-1", "c", third)]
 
 
-async def test_a_message_taken_for_some_values_is_not_taken_for_others(storage: SQLStorage) -> None:
+async def test_message_is_taken_once_even_if_it_matches_other_values(storage: SQLStorage) -> None:
     await waiting(storage, wait("a", n=1))
     _, both = await publish(storage, {"n": 9}, {"n": 1, "m": 1})
     assert await delivered(storage) == [("i-1", "a", both)]
@@ -200,7 +200,7 @@ async def test_a_message_taken_for_some_values_is_not_taken_for_others(storage: 
     assert await delivered(storage) == [("i-1", "b", later)]
 
 
-async def test_the_cursor_moves_over_messages_taken_in_turn_only(storage: SQLStorage, sql: Executor) -> None:
+async def test_cursor_moves_only_over_messages_taken_in_order(storage: SQLStorage, sql: Executor) -> None:
     await waiting(storage, wait("a", n=1))
     start = await cursor(storage)
     left, first, last = await publish(storage, {"n": 9}, {"n": 1}, {"n": 2})
@@ -216,7 +216,7 @@ async def test_the_cursor_moves_over_messages_taken_in_turn_only(storage: SQLSto
     assert await rows(sql, "perdure_taken_messages") == 1
 
 
-async def test_waits_for_any_message_and_for_values_are_mixed(storage: SQLStorage) -> None:
+async def test_waits_for_any_message_and_for_values_can_be_mixed(storage: SQLStorage) -> None:
     await waiting(storage, wait("n", n=1), wait("any"), wait("m", m=1))
     first, second, third = await publish(storage, {"m": 1}, {"n": 1}, {"n": 1})
     assert await delivered(storage) == [("i-1", "any", first)]  # registered before the one for `m`
@@ -231,7 +231,7 @@ async def test_waits_for_any_message_and_for_values_are_mixed(storage: SQLStorag
     assert await delivered(storage) == [("i-1", "m", fourth)]
 
 
-async def test_several_plain_waits_get_one_message_each_in_order(storage: SQLStorage) -> None:
+async def test_waits_for_any_message_get_one_message_each_in_order(storage: SQLStorage) -> None:
     await waiting(storage, wait("b"), wait("a"))
     first, second = await publish(storage, 1, 2)
     assert await delivered(storage) == [("i-1", "b", first)]
@@ -239,7 +239,7 @@ async def test_several_plain_waits_get_one_message_each_in_order(storage: SQLSto
     assert await pending(storage, "i-1") == [second]
 
 
-async def test_every_instance_gets_what_it_asks_for(storage: SQLStorage) -> None:
+async def test_every_instance_gets_the_messages_that_it_matches(storage: SQLStorage) -> None:
     for n in range(5):
         await waiting(storage, wait("a", n=n), instance_id=f"i-{n}")
     await waiting(storage, wait("a"), instance_id="all")
@@ -250,7 +250,7 @@ async def test_every_instance_gets_what_it_asks_for(storage: SQLStorage) -> None
     assert await delivered(storage) == []
 
 
-async def test_a_sweep_goes_on_where_it_stopped(storage: SQLStorage) -> None:
+async def test_sweep_resumes_where_it_stopped(storage: SQLStorage) -> None:
     for n in range(5):
         await waiting(storage, wait("a", n=n % 2), instance_id=f"i-{n}")
     await publish(storage, {"n": 0}, {"n": 1})
@@ -260,7 +260,7 @@ async def test_a_sweep_goes_on_where_it_stopped(storage: SQLStorage) -> None:
     assert {await status(storage, f"i-{n}") for n in range(5)} == {RUNNING}
 
 
-async def test_each_wait_ends_at_its_own_time(storage: SQLStorage) -> None:
+async def test_each_wait_times_out_at_its_own_time(storage: SQLStorage) -> None:
     waits = [
         wait("late", after=30, n=1),
         wait("never", n=2),
@@ -285,7 +285,7 @@ async def test_each_wait_ends_at_its_own_time(storage: SQLStorage) -> None:
     assert await delivered(storage) == [("i-1", "never", message)]
 
 
-async def test_waits_that_are_over_end_one_after_the_other_the_earliest_first(storage: SQLStorage) -> None:
+async def test_expired_waits_time_out_one_by_one_earliest_first(storage: SQLStorage) -> None:
     waits = [wait("b", after=20, n=1), wait("a", after=10, n=1), wait("c", after=60)]
     await waiting(storage, *waits)
     shift(storage, 30)
@@ -298,7 +298,7 @@ async def test_waits_that_are_over_end_one_after_the_other_the_earliest_first(st
     assert await recorded(storage, "i-1") == [("a", TIMED_OUT), ("b", TIMED_OUT)]
 
 
-async def test_a_message_leaves_the_other_waits_with_their_times(storage: SQLStorage) -> None:
+async def test_delivery_keeps_the_timeouts_of_other_waits(storage: SQLStorage) -> None:
     waits = [wait("a", after=10, n=1), wait("b", after=20, n=2), wait("c", n=3)]
     await waiting(storage, *waits)
     due = await storage.next_due_at()
@@ -312,7 +312,7 @@ async def test_a_message_leaves_the_other_waits_with_their_times(storage: SQLSto
     assert (await recorded(storage, "i-1"))[-1] == ("a", TIMED_OUT)
 
 
-async def test_a_wait_asked_for_again_keeps_its_time_and_its_place(storage: SQLStorage) -> None:
+async def test_repeated_wait_keeps_its_timeout_and_its_position(storage: SQLStorage) -> None:
     await waiting(storage, wait("b", n=1), wait("a", after=10, n=1), TimerWait("t", "t:1", after=sec(1)))
     shift(storage, 2)
     assert await storage.fire_timer("i-1", "t")
@@ -328,9 +328,7 @@ async def test_a_wait_asked_for_again_keeps_its_time_and_its_place(storage: SQLS
 
 
 @pytest.mark.parametrize("again", [wait("a", after=50), wait("a", after=50, n=2), wait("a", "d", after=50)])
-async def test_an_activity_that_waits_for_something_else_does_not_wait_for_the_first_thing(
-    storage: SQLStorage, again: ChannelWait
-) -> None:
+async def test_new_wait_of_an_activity_replaces_its_earlier_wait(storage: SQLStorage, again: ChannelWait) -> None:
     lease = await subscribed(storage)
     await storage.subscribe_to_channel("i-1", "d", BROADCAST, lease=lease)
     waits: list[Wait] = [wait("a", after=10, n=1), wait("b", n=5), TimerWait("t", "t:1", after=sec(1))]
@@ -345,7 +343,7 @@ async def test_an_activity_that_waits_for_something_else_does_not_wait_for_the_f
     assert await delivered(storage) == [("i-1", "a", message)]
 
 
-async def test_a_plain_wait_of_the_same_activity_on_another_channel_replaces_the_first(storage: SQLStorage) -> None:
+async def test_wait_on_another_channel_replaces_the_earlier_wait(storage: SQLStorage) -> None:
     lease = await subscribed(storage)
     await storage.subscribe_to_channel("i-1", "d", BROADCAST, lease=lease)
     assert await storage.suspend(lease, [wait("a", after=10)]) == Suspension(True)
@@ -359,7 +357,7 @@ async def test_a_plain_wait_of_the_same_activity_on_another_channel_replaces_the
     assert await delivered(storage) == [("i-1", "a", message)]
 
 
-async def test_what_is_dropped_is_not_waited_for(storage: SQLStorage, sql: Executor) -> None:
+async def test_dropped_wait_gets_no_message_and_no_timeout(storage: SQLStorage, sql: Executor) -> None:
     await waiting(storage, wait("a", after=10, n=1), wait("b", n=2), wait("c", n=3))
     await publish(storage, {"n": 3})
     assert len(await delivered(storage)) == 1
@@ -372,7 +370,7 @@ async def test_what_is_dropped_is_not_waited_for(storage: SQLStorage, sql: Execu
     assert await pending(storage, "i-1") == ids
 
 
-async def test_what_is_ready_is_not_waited_for(storage: SQLStorage) -> None:
+async def test_suspend_returns_waits_that_are_ready(storage: SQLStorage) -> None:
     lease = await subscribed(storage)
     await publish(storage, {"n": 1}, {"n": 2})
     asked = [wait("d", n=4), wait("b", n=2), wait("a", n=1), wait("over", after=0, n=5)]
@@ -381,7 +379,7 @@ async def test_what_is_ready_is_not_waited_for(storage: SQLStorage) -> None:
     assert await storage.suspend(lease, [wait("d", n=4)]) == Suspension(True)
 
 
-async def test_a_message_that_came_while_it_ran_is_seen_by_a_wait_that_it_kept(storage: SQLStorage) -> None:
+async def test_repeated_wait_sees_a_message_published_while_running(storage: SQLStorage) -> None:
     await waiting(storage, wait("a", n=1), wait("b", n=2))
     await publish(storage, {"n": 2})
     assert len(await delivered(storage)) == 1
@@ -396,9 +394,7 @@ async def test_a_message_that_came_while_it_ran_is_seen_by_a_wait_that_it_kept(s
 
 
 @pytest.mark.parametrize("where", [{}, {"n": 1}])
-async def test_a_wait_that_stays_beside_another_gets_what_came_while_it_did_not_count(
-    storage: SQLStorage, where: Where
-) -> None:
+async def test_kept_wait_gets_a_message_published_while_it_was_inactive(storage: SQLStorage, where: Where) -> None:
     for instance_id, channel in (("i-1", "d"), ("i-2", "d"), ("i-3", "c")):
         lease = await subscribed(storage, instance_id)
         if channel == "d":
@@ -424,7 +420,7 @@ async def test_a_wait_that_stays_beside_another_gets_what_came_while_it_did_not_
     assert await delivered(storage) == []  # the third is running
 
 
-async def test_nothing_is_delivered_to_who_is_held_and_the_sweep_makes_up_for_it(storage: SQLStorage) -> None:
+async def test_leased_instance_gets_its_message_in_a_sweep_after_release(storage: SQLStorage) -> None:
     await waiting(storage, wait("a", n=1))
     await waiting(storage, wait("a", n=2), instance_id="i-2")
     held = await storage.try_acquire_lock("i-1", "w2", 30)
@@ -437,7 +433,7 @@ async def test_nothing_is_delivered_to_who_is_held_and_the_sweep_makes_up_for_it
     assert await delivered(storage) == []
 
 
-async def test_a_message_offered_goes_to_who_matches_it(storage: SQLStorage) -> None:
+async def test_lease_holder_takes_a_matching_message_without_a_sweep(storage: SQLStorage) -> None:
     await waiting(storage, wait("a", n=1))
     (message,) = await publish(storage, {"n": 1})
     await storage.deliver_pending(channels=["elsewhere"])
@@ -448,7 +444,7 @@ async def test_a_message_offered_goes_to_who_matches_it(storage: SQLStorage) -> 
     assert await delivered(storage) == []
 
 
-async def test_a_delivery_finds_the_wait_without_a_sweep(storage: SQLStorage) -> None:
+async def test_delivery_finds_the_matching_wait_without_a_sweep(storage: SQLStorage) -> None:
     await waiting(storage, wait("a", n=1), wait("b", n=2))
     left, first, second = await publish(storage, {"n": 3}, {"n": 2}, {"n": 1})
     found = await storage.deliver_channel_message("i-1", ChannelMessage(left, "c", ""))
@@ -459,7 +455,7 @@ async def test_a_delivery_finds_the_wait_without_a_sweep(storage: SQLStorage) ->
     assert found == ChannelDeliveryResult("i-1", "wf", "a", "c", second)
 
 
-async def test_the_holder_takes_by_values(storage: SQLStorage) -> None:
+async def test_lease_holder_takes_messages_by_values(storage: SQLStorage) -> None:
     lease = await subscribed(storage)
     left, first, second = await publish(storage, {"n": 9}, {"n": 1, "m": {"k": "x"}}, {"n": 1, "m": {"k": "y"}})
     found = await take(storage, lease, "a", **{"m.k": "y"})
@@ -487,7 +483,7 @@ async def test_the_holder_takes_by_values(storage: SQLStorage) -> None:
         await take(storage, lease, "c", n=object())
 
 
-async def test_a_competing_channel_is_not_asked_for_values(storage: SQLStorage) -> None:
+async def test_waiting_for_values_on_a_competing_channel_is_refused(storage: SQLStorage) -> None:
     lease = await subscribed(storage, mode=COMPETING)
     ids = await publish(storage, {"n": 2}, {"n": 1})
     with pytest.raises(LimitError):
@@ -534,7 +530,7 @@ SAME: list[tuple[Any, Any]] = [
 ]
 
 
-async def test_values_are_equal_with_their_types(storage: SQLStorage) -> None:
+async def test_values_are_compared_with_their_types(storage: SQLStorage) -> None:
     lease = await subscribed(storage)
     ids = await publish(storage, *({"v": value, "at": n} for n, value in enumerate(VALUES)))
     for n, value in enumerate(VALUES):
@@ -549,7 +545,7 @@ async def test_values_are_equal_with_their_types(storage: SQLStorage) -> None:
         assert found.message_id == message
 
 
-async def test_paths_lead_through_objects_only(storage: SQLStorage) -> None:
+async def test_paths_select_keys_of_objects_only(storage: SQLStorage) -> None:
     lease = await subscribed(storage)
     data = {"a": {"b": {"c": 1}, "x.y": 2, "0": 3, "": 4}, "list": [{"a": 5}], "Ä b": 6, "t": "text"}
     (message,) = await publish(storage, data)
@@ -563,7 +559,7 @@ async def test_paths_lead_through_objects_only(storage: SQLStorage) -> None:
     assert found.message_id == message
 
 
-async def test_what_is_no_object_matches_nothing(storage: SQLStorage) -> None:
+async def test_message_that_is_not_an_object_matches_nothing(storage: SQLStorage) -> None:
     await waiting(storage, wait("a", n=1))
     await publish(storage, None, 1, "n", [{"n": 1}], True, {"n": {"n": 1}})
     await storage.publish_to_channel("c", b'{"n": 1}', binary=True)
@@ -574,7 +570,7 @@ async def test_what_is_no_object_matches_nothing(storage: SQLStorage) -> None:
     assert await delivered(storage) == [("i-1", "a", message)]
 
 
-async def test_data_that_the_family_stored_and_is_not_json_matches_nothing(storage: SQLStorage, sql: Executor) -> None:
+async def test_invalid_json_of_other_frameworks_matches_nothing(storage: SQLStorage, sql: Executor) -> None:
     await waiting(storage, wait("a", n=1))
     for n, data in enumerate(["no json", "", "[" * 100_000, '{"n": ' + "1" * 5000 + "}", '{"n": NaN}']):
         await sql.execute(
@@ -586,9 +582,7 @@ async def test_data_that_the_family_stored_and_is_not_json_matches_nothing(stora
     assert await delivered(storage) == [("i-1", "a", message)]
 
 
-async def test_a_message_of_the_family_that_appears_below_one_that_was_looked_at_is_found(
-    storage: SQLStorage, sql: Executor
-) -> None:
+async def test_late_message_of_another_framework_with_a_lower_id_is_matched(storage: SQLStorage, sql: Executor) -> None:
     await waiting(storage, wait("a", n=1))
     hole, _ = await publish(storage, {"n": 1}, {"n": 2})
     await storage.delete_channel_message(hole)
@@ -601,7 +595,9 @@ async def test_a_message_of_the_family_that_appears_below_one_that_was_looked_at
 
 
 @pytest.mark.parametrize("end", ["unsubscribe", "clear", "cancel", "compensate", "fail", "complete", "recur", "clean"])
-async def test_waits_go_with_what_they_belong_to(storage: SQLStorage, sql: Executor, end: str) -> None:
+async def test_waits_are_deleted_with_their_instance_or_subscription(
+    storage: SQLStorage, sql: Executor, end: str
+) -> None:
     await waiting(storage, wait("a", after=10, n=1), wait("b", after=10), wait("c", n=3))
     await publish(storage, {"n": 3})
     await publish(storage, {"n": 3})
@@ -639,7 +635,7 @@ async def test_waits_go_with_what_they_belong_to(storage: SQLStorage, sql: Execu
         assert [await rows(sql, table) for table in ("perdure_waits", "perdure_taken_messages")] == [0, 0]
 
 
-async def test_who_subscribes_again_begins_anew(storage: SQLStorage) -> None:
+async def test_new_subscription_starts_from_the_beginning(storage: SQLStorage) -> None:
     lease = await subscribed(storage, channel="mail", mode=DIRECT)
     first, second = await publish(storage, {"n": 1}, {"n": 2}, channel="mail:i-1")
     found = await take(storage, lease, "a", "mail:i-1", n=2)
@@ -652,7 +648,7 @@ async def test_who_subscribes_again_begins_anew(storage: SQLStorage) -> None:
     assert found.message_id == second
 
 
-async def test_a_clean_up_keeps_what_a_subscriber_has_not_had(storage: SQLStorage) -> None:
+async def test_cleanup_keeps_messages_that_a_subscriber_has_not_received(storage: SQLStorage) -> None:
     await waiting(storage, wait("a", n=1))
     ids = await publish(storage, {"n": 9}, {"n": 1}, {"n": 8})
     assert len(await delivered(storage)) == 1
@@ -666,7 +662,7 @@ async def test_a_clean_up_keeps_what_a_subscriber_has_not_had(storage: SQLStorag
     assert await storage.cleanup_old_channel_messages(sec(10)) == 3
 
 
-async def test_a_clean_up_by_force_leaves_waits_that_find_later_messages(storage: SQLStorage) -> None:
+async def test_waits_match_later_messages_after_a_forced_cleanup(storage: SQLStorage) -> None:
     await waiting(storage, wait("a", n=1))
     await publish(storage, {"n": 9})
     assert await delivered(storage) == []
@@ -676,7 +672,7 @@ async def test_a_clean_up_by_force_leaves_waits_that_find_later_messages(storage
     assert await delivered(storage) == [("i-1", "a", message)]
 
 
-async def test_a_channel_out_of_use_and_in_use_again_is_matched(storage: SQLStorage) -> None:
+async def test_channel_is_matched_after_its_cleanup_and_reuse(storage: SQLStorage) -> None:
     await waiting(storage, wait("a", n=1))
     await publish(storage, {"n": 1})
     assert len(await delivered(storage)) == 1
@@ -689,7 +685,7 @@ async def test_a_channel_out_of_use_and_in_use_again_is_matched(storage: SQLStor
 
 
 @pytest.mark.timeout(180)
-async def test_an_instance_waits_for_1500_things(storage: SQLStorage) -> None:
+async def test_instance_can_have_1500_waits(storage: SQLStorage) -> None:
     lease = await subscribed(storage)
     waits: list[Wait] = [wait(f"a:{n}", after=1000 + 1000 * n, n=n) for n in range(1500)]
     assert await storage.suspend(lease, waits) == Suspension(True)
@@ -706,7 +702,7 @@ async def test_an_instance_waits_for_1500_things(storage: SQLStorage) -> None:
 
 
 @pytest.mark.timeout(180)
-async def test_values_are_found_among_thousands_of_messages(storage: SQLStorage) -> None:
+async def test_match_is_found_among_thousands_of_messages(storage: SQLStorage) -> None:
     """A set of paths that is not in use yet, and one whose keys exist for a later subscriber only."""
     early = await subscribed(storage, "early")
     ids = await publish_many(storage, [{"n": n, "m": -n} for n in range(2500)])
@@ -728,7 +724,7 @@ async def test_values_are_found_among_thousands_of_messages(storage: SQLStorage)
 
 
 @pytest.mark.timeout(180)
-async def test_a_sweep_passes_over_thousands_of_messages_that_nobody_waits_for(storage: SQLStorage) -> None:
+async def test_sweep_skips_thousands_of_unmatched_messages(storage: SQLStorage) -> None:
     await waiting(storage, wait("a", n=-1), wait("b", m=-1))
     ids = await publish_many(storage, [{"n": n, "m": n} for n in range(2300)] + [{"n": -1, "m": 0}])
     found: list[tuple[str, str, int]] = []

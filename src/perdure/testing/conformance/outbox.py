@@ -39,7 +39,7 @@ async def states(storage: SQLStorage) -> dict[str, tuple[str, int]]:
     return {event.event_id: (event.status, event.retry_count) for event in await storage.list_outbox_events()}
 
 
-async def test_what_was_added_is_handed_out(storage: SQLStorage) -> None:
+async def test_added_events_are_fetched_as_added(storage: SQLStorage) -> None:
     json = OutboxEvent("e-1", "order.paid", "/shop", b'{"n":  1}', content_type="application/cloudevents+json")
     binary = OutboxEvent("e-2", "order.paid", "/shop", event_data_binary=b"\x00\xff", data_type="binary")
     for event in (json, binary):
@@ -55,7 +55,7 @@ async def test_what_was_added_is_handed_out(storage: SQLStorage) -> None:
     assert (first.published_at, first.last_error) == (None, None)
 
 
-async def test_an_event_tells_when_it_last_changed(storage: SQLStorage) -> None:
+async def test_every_change_of_an_event_sets_updated_at(storage: SQLStorage) -> None:
     async def changed() -> datetime:
         (event,) = await storage.list_outbox_events()
         assert event.updated_at is not None
@@ -85,7 +85,8 @@ async def test_an_event_tells_when_it_last_changed(storage: SQLStorage) -> None:
     assert all(later - earlier > timedelta(seconds=0.5) for earlier, later in pairwise(times))
 
 
-async def test_w17_an_event_is_there_if_and_only_if_its_transaction_committed(storage: SQLStorage) -> None:
+@pytest.mark.pitfall(17)
+async def test_event_exists_if_and_only_if_its_transaction_committed(storage: SQLStorage) -> None:
     with pytest.raises(KeyError):
         async with storage.transaction():
             await add(storage, "e-1")
@@ -100,7 +101,7 @@ async def test_w17_an_event_is_there_if_and_only_if_its_transaction_committed(st
     assert await fetch(storage) == ["e-2"]
 
 
-async def test_the_same_event_again_changes_nothing(storage: SQLStorage) -> None:
+async def test_adding_the_same_event_again_changes_nothing(storage: SQLStorage) -> None:
     event = OutboxEvent("e-1", "paid", "shop", b"1")
     await storage.add_outbox_event(event)
     await storage.add_outbox_event(event)
@@ -118,7 +119,7 @@ async def test_the_same_event_again_changes_nothing(storage: SQLStorage) -> None
     {"event_data": None, "event_data_binary": b"1", "data_type": "binary"},
     {"content_type": "text/plain"},
 ])  # fmt: skip
-async def test_another_event_of_the_same_id_is_a_conflict(storage: SQLStorage, change: dict[str, object]) -> None:
+async def test_different_event_with_the_same_id_is_a_conflict(storage: SQLStorage, change: dict[str, object]) -> None:
     event = OutboxEvent("e-1", "paid", "shop", b"1")
     await storage.add_outbox_event(event)
     async with storage.transaction():
@@ -128,7 +129,8 @@ async def test_another_event_of_the_same_id_is_a_conflict(storage: SQLStorage, c
     assert await send_all(storage) == ["e-1", "e-2"]
 
 
-async def test_w1_a_lost_lease_adds_no_event(storage: SQLStorage) -> None:
+@pytest.mark.pitfall(1)
+async def test_lost_lease_cannot_add_an_event(storage: SQLStorage) -> None:
     lease = await leased(storage, "i-1", timeout_sec=10)
     await storage.add_outbox_event(OutboxEvent("e-1", "paid", "shop"), lease=lease)
     shift(storage, 11)
@@ -138,7 +140,8 @@ async def test_w1_a_lost_lease_adds_no_event(storage: SQLStorage) -> None:
     assert await fetch(storage) == ["e-1"]
 
 
-async def test_w30_no_event_is_handed_out_twice(storage: SQLStorage, peer: SQLStorage) -> None:
+@pytest.mark.pitfall(30)
+async def test_concurrent_relays_fetch_each_event_once(storage: SQLStorage, peer: SQLStorage) -> None:
     for n in range(40):
         await add(storage, f"e-{n}", source=f"s-{n % 7}")
     found: list[str] = []
@@ -151,7 +154,7 @@ async def test_w30_no_event_is_handed_out_twice(storage: SQLStorage, peer: SQLSt
     assert await fetch(storage) == []
 
 
-async def test_a_page_is_filled_from_many_sources(storage: SQLStorage) -> None:
+async def test_fetch_fills_a_page_from_many_sources(storage: SQLStorage) -> None:
     await add(storage, "a1", "a2", "a3", source="a")
     for n in range(10):
         await add(storage, f"b{n}", source=f"b-{n}")
@@ -172,7 +175,7 @@ async def test_a_busy_source_does_not_starve_the_others(storage: SQLStorage) -> 
     assert (await fetch(storage, 5))[0] == "b"
 
 
-async def test_a_sources_events_come_in_order(storage: SQLStorage) -> None:
+async def test_events_of_a_source_are_fetched_in_order(storage: SQLStorage) -> None:
     names = [f"e-{n:02}" for n in range(25)]
     await add(storage, *reversed(names))
     sent: list[str] = []
@@ -183,7 +186,7 @@ async def test_a_sources_events_come_in_order(storage: SQLStorage) -> None:
     assert sent == names[::-1]
 
 
-async def test_nothing_later_is_handed_out_while_an_earlier_one_is_claimed(storage: SQLStorage) -> None:
+async def test_later_events_wait_for_a_claimed_earlier_event(storage: SQLStorage) -> None:
     await add(storage, "e-1", "e-2", "e-3", "e-4")
     assert await fetch(storage, 2) == ["e-1", "e-2"]
     assert await fetch(storage) == []
@@ -194,7 +197,8 @@ async def test_nothing_later_is_handed_out_while_an_earlier_one_is_claimed(stora
     assert await fetch(storage) == ["e-3", "e-4", "e-5"]
 
 
-async def test_w11_the_claims_of_a_dead_relay_come_back(storage: SQLStorage) -> None:
+@pytest.mark.pitfall(11)
+async def test_events_claimed_by_a_dead_relay_are_fetched_again(storage: SQLStorage) -> None:
     await add(storage, "e-1", "e-2", "e-3")
     assert await fetch(storage, relay_id="dead", lease_sec=20) == ["e-1", "e-2", "e-3"]
     await storage.mark_outbox_event_sent("e-1")
@@ -206,7 +210,7 @@ async def test_w11_the_claims_of_a_dead_relay_come_back(storage: SQLStorage) -> 
     assert await fetch(storage) == ["e-3"]
 
 
-async def test_marks_may_be_repeated(storage: SQLStorage) -> None:
+async def test_marking_an_event_again_changes_nothing(storage: SQLStorage) -> None:
     await add(storage, "e-1", "e-2")
     await fetch(storage)
     assert await storage.mark_outbox_event_sent("e-1")
@@ -224,7 +228,7 @@ async def test_marks_may_be_repeated(storage: SQLStorage) -> None:
     assert await states(storage) == {"e-1": ("published", 0), "e-2": ("invalid", 0)}
 
 
-async def test_what_is_not_there_is_said_so(storage: SQLStorage) -> None:
+async def test_marking_an_unknown_event_returns_false(storage: SQLStorage) -> None:
     for call in (
         storage.mark_outbox_event_sent("nothing"),
         storage.mark_outbox_event_failed("nothing"),
@@ -234,7 +238,8 @@ async def test_what_is_not_there_is_said_so(storage: SQLStorage) -> None:
         assert await call is False
 
 
-async def test_w30_a_failed_attempt_waits_longer_and_longer(storage: SQLStorage) -> None:
+@pytest.mark.pitfall(30)
+async def test_failed_attempts_back_off_exponentially(storage: SQLStorage) -> None:
     await add(storage, "e-1")
     now = 0.0
     for attempt, wait in enumerate([1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300]):
@@ -249,7 +254,7 @@ async def test_w30_a_failed_attempt_waits_longer_and_longer(storage: SQLStorage)
         shift(storage, now)
 
 
-async def test_a_back_off_can_be_given(storage: SQLStorage) -> None:
+async def test_back_off_can_be_set_by_the_caller(storage: SQLStorage) -> None:
     await add(storage, "e-1")
     await fetch(storage)
     await storage.increment_outbox_attempts("e-1", back_off=timedelta(seconds=50))
@@ -263,7 +268,7 @@ async def test_a_back_off_can_be_given(storage: SQLStorage) -> None:
         await storage.increment_outbox_attempts("e-1", back_off=timedelta(seconds=-1))
 
 
-async def test_a_back_off_holds_the_source_and_no_other(storage: SQLStorage) -> None:
+async def test_back_off_holds_only_its_own_source(storage: SQLStorage) -> None:
     await add(storage, "a-1", "a-2", "a-3", source="a")
     await add(storage, "b-1", source="b")
     assert await fetch(storage) == ["a-1", "a-2", "a-3", "b-1"]
@@ -286,7 +291,7 @@ async def test_a_back_off_holds_the_source_and_no_other(storage: SQLStorage) -> 
     assert await send_all(storage) == ["a-2", "a-3", "a-4"]
 
 
-async def test_an_attempt_that_fails_before_an_earlier_one_ends_waits_for_it(storage: SQLStorage) -> None:
+async def test_failed_event_waits_for_earlier_events_of_its_source(storage: SQLStorage) -> None:
     await add(storage, "e-1", "e-2", "e-3")
     await fetch(storage, lease_sec=100)
     await storage.increment_outbox_attempts("e-2", back_off=timedelta(seconds=50))
@@ -304,7 +309,8 @@ async def test_an_attempt_that_fails_before_an_earlier_one_ends_waits_for_it(sto
     assert await fetch(storage) == ["e-2", "e-3"]
 
 
-async def test_w11_a_parked_event_is_never_fetched_and_in_nobodys_way(storage: SQLStorage, sql: Executor) -> None:
+@pytest.mark.pitfall(11)
+async def test_parked_event_is_skipped_and_does_not_block_its_source(storage: SQLStorage, sql: Executor) -> None:
     await add(storage, "e-1", "e-2", "e-3")
     await fetch(storage, 1)
     await storage.mark_outbox_event_failed("e-1", error="poison")
@@ -319,7 +325,7 @@ async def test_w11_a_parked_event_is_never_fetched_and_in_nobodys_way(storage: S
     assert stored == [("invalid",)]  # Edda would fetch `failed` again
 
 
-async def test_a_parked_event_can_be_put_back(storage: SQLStorage) -> None:
+async def test_parked_event_can_be_requeued(storage: SQLStorage) -> None:
     await add(storage, "e-1", "e-2")
     await fetch(storage)
     await storage.increment_outbox_attempts("e-1", error="no", back_off=timedelta(0))
@@ -335,7 +341,7 @@ async def test_a_parked_event_can_be_put_back(storage: SQLStorage) -> None:
     assert second.event_id == "e-3"
 
 
-async def test_a_late_relay_does_not_touch_anothers_claim(storage: SQLStorage) -> None:
+async def test_late_relay_cannot_change_an_event_claimed_by_another_relay(storage: SQLStorage) -> None:
     await add(storage, "e-1", "e-2")
     assert await fetch(storage, relay_id="slow", lease_sec=10) == ["e-1", "e-2"]
     shift(storage, 11)
@@ -349,7 +355,7 @@ async def test_a_late_relay_does_not_touch_anothers_claim(storage: SQLStorage) -
     assert await fetch(storage) == ["e-2"]
 
 
-async def test_an_event_not_yet_fetched_can_be_marked(storage: SQLStorage) -> None:
+async def test_event_can_be_marked_before_it_is_fetched(storage: SQLStorage) -> None:
     await add(storage, "e-1", "e-2", "e-3")
     assert await storage.mark_outbox_event_sent("e-1")
     assert await storage.increment_outbox_attempts("e-2", back_off=timedelta(seconds=10))
@@ -359,7 +365,7 @@ async def test_an_event_not_yet_fetched_can_be_marked(storage: SQLStorage) -> No
     assert await send_all(storage) == ["e-2"]
 
 
-async def test_the_familys_events_are_left_alone(storage: SQLStorage, sql: Executor) -> None:
+async def test_events_of_other_frameworks_are_not_touched(storage: SQLStorage, sql: Executor) -> None:
     for event_id, status in (("theirs-1", "pending"), ("theirs-2", "processing"), ("theirs-3", "failed")):
         await sql.execute(
             "INSERT INTO outbox_events (event_id, event_type, event_source, event_data, status) "
@@ -386,7 +392,8 @@ async def test_the_familys_events_are_left_alone(storage: SQLStorage, sql: Execu
     ]
 
 
-async def test_w52_lists_are_bounded_and_in_order(storage: SQLStorage) -> None:
+@pytest.mark.pitfall(52)
+async def test_lists_are_bounded_and_in_order(storage: SQLStorage) -> None:
     start = datetime(2020, 1, 1, tzinfo=UTC)
     names = [f"{letter}-{n}" for n in range(4) for letter in "abc"]
     for place, name in enumerate(reversed(names)):
@@ -407,7 +414,8 @@ async def test_w52_lists_are_bounded_and_in_order(storage: SQLStorage) -> None:
         await storage.list_outbox_events("unknown")
 
 
-async def test_w44_published_events_are_removed_by_the_time_of_publication(storage: SQLStorage) -> None:
+@pytest.mark.pitfall(44)
+async def test_published_events_are_removed_by_the_time_of_publication(storage: SQLStorage) -> None:
     old = datetime(2020, 1, 1, tzinfo=UTC)
     for name in ("sent", "late", "parked", "waiting"):
         await storage.add_outbox_event(OutboxEvent(name, "paid", name, created_at=old))
@@ -426,7 +434,8 @@ async def test_w44_published_events_are_removed_by_the_time_of_publication(stora
     assert await storage.cleanup_old_outbox_events(timedelta(0)) == 0
 
 
-async def test_w44_a_source_without_events_is_forgotten_and_can_return(storage: SQLStorage, sql: Executor) -> None:
+@pytest.mark.pitfall(44)
+async def test_source_without_events_is_deleted_and_can_be_reused(storage: SQLStorage, sql: Executor) -> None:
     await add(storage, "e-1", source="order/1")
     await add(storage, "e-2", "e-3", source="order/2")
     await fetch(storage)
@@ -447,7 +456,7 @@ async def test_many_events_are_removed_batch_by_batch(storage: SQLStorage, sql: 
     assert await storage.cleanup_old_outbox_events(timedelta(0)) == 1100
 
 
-async def test_many_add_to_one_source_at_once(storage: SQLStorage, peer: SQLStorage) -> None:
+async def test_concurrent_adds_to_one_source_succeed(storage: SQLStorage, peer: SQLStorage) -> None:
     sides = [storage, peer] * 10
     await asyncio.gather(*(add(side, f"e-{n}") for n, side in enumerate(sides)))
     await asyncio.gather(*(add(side, "same", source="other") for side in sides))
@@ -470,13 +479,14 @@ async def test_many_add_to_one_source_at_once(storage: SQLStorage, peer: SQLStor
     OutboxEvent("e-1", "paid", "shop", b"\xff"),
     OutboxEvent("e-1", "paid", "shop", event_data_binary=b"1" * (8 * 1024 * 1024 + 1), data_type="binary"),
 ])  # fmt: skip
-async def test_limits(storage: SQLStorage, event: OutboxEvent) -> None:
+async def test_event_beyond_a_limit_is_refused(storage: SQLStorage, event: OutboxEvent) -> None:
     with pytest.raises(LimitError):
         await storage.add_outbox_event(event)
     assert await storage.list_outbox_events() == []
 
 
-async def test_w36_ids_and_sources_are_exact(storage: SQLStorage) -> None:
+@pytest.mark.pitfall(36)
+async def test_event_ids_and_sources_are_compared_exactly(storage: SQLStorage) -> None:
     await add(storage, "e-1", source="shop")
     await add(storage, "E-1", source="Shop")
     events = await storage.get_pending_outbox_events()

@@ -22,7 +22,7 @@ async def stuck(storage: SQLStorage) -> list[str]:
     return [each.instance_id for each in await storage.list_stuck()]
 
 
-async def test_an_instance_that_is_backed_off_is_taken_by_no_worker_until_its_time(storage: SQLStorage) -> None:
+async def test_backed_off_instance_is_not_leased_before_its_time(storage: SQLStorage) -> None:
     lease = await leased(storage, "i-1")
     before = await storage.get_instance("i-1")
     await storage.back_off(lease, 3, "ValueError: bad\nline", 60)
@@ -49,7 +49,7 @@ async def test_only_the_holder_of_the_lease_backs_off(storage: SQLStorage) -> No
     assert await storage.list_stuck() == []
 
 
-async def test_an_instance_that_makes_progress_is_stuck_no_longer(storage: SQLStorage) -> None:
+async def test_progress_ends_being_stuck(storage: SQLStorage) -> None:
     for instance_id in ("i-1", "i-2", "i-3", "i-4"):
         await storage.back_off(await leased(storage, instance_id), 1, "no", 1)
     lease = await again(storage, "i-1", 2)
@@ -63,7 +63,7 @@ async def test_an_instance_that_makes_progress_is_stuck_no_longer(storage: SQLSt
     assert await stuck(storage) == []
 
 
-async def test_it_has_been_stuck_since_the_first_of_its_tries(storage: SQLStorage) -> None:
+async def test_stuck_since_is_the_time_of_the_first_failed_try(storage: SQLStorage) -> None:
     await storage.back_off(await leased(storage, "i-1"), 1, "no", 1)
     (first,) = await storage.list_stuck()
     await storage.back_off(await again(storage, "i-1", 10), 2, "still no", 1)
@@ -75,7 +75,7 @@ async def test_it_has_been_stuck_since_the_first_of_its_tries(storage: SQLStorag
     assert third.since > first.since
 
 
-async def test_those_that_are_stuck_for_longest_come_first_page_by_page(storage: SQLStorage) -> None:
+async def test_stuck_instances_are_listed_longest_first_in_pages(storage: SQLStorage) -> None:
     for n, instance_id in enumerate(("c", "a", "b", "é", "Z")):
         shift(storage, n)
         await storage.back_off(await leased(storage, instance_id), 1, "no", 60)
@@ -94,7 +94,7 @@ async def test_a_deleted_instance_is_not_stuck(storage: SQLStorage) -> None:
     assert await storage.get_stuck(["i-1"]) == [None]
 
 
-async def test_limits(storage: SQLStorage) -> None:
+async def test_back_off_and_lists_of_stuck_instances_have_limits(storage: SQLStorage) -> None:
     lease = await leased(storage, "i-1")
     with pytest.raises(LimitError):
         await storage.back_off(lease, 1, "r" * (64 * 1024 + 1), 1)

@@ -24,7 +24,7 @@ async def sleeping(storage: SQLStorage, instance_id: str, after: timedelta = SOO
     return lease
 
 
-async def test_the_first_time_stands(storage: SQLStorage) -> None:
+async def test_registering_a_timer_again_keeps_its_first_time(storage: SQLStorage) -> None:
     lease = await leased(storage, "i-1")
     for at in (AT, AT + SOON):
         await storage.register_timer_subscription(TimerSubscription("i-1", "t", at, "t:1"), lease=lease)
@@ -34,7 +34,8 @@ async def test_the_first_time_stands(storage: SQLStorage) -> None:
     assert await storage.find_expired_timers() == []
 
 
-async def test_w28_times_keep_their_fractions(storage: SQLStorage) -> None:
+@pytest.mark.pitfall(28)
+async def test_timer_times_keep_their_fractions(storage: SQLStorage) -> None:
     await sleeping(storage, "i-1", timedelta(seconds=1.9))
     shift(storage, 1)
     assert await storage.find_expired_timers() == []
@@ -50,7 +51,7 @@ async def test_w28_times_keep_their_fractions(storage: SQLStorage) -> None:
     assert [timer.expires_at for timer in await storage.find_expired_timers()][1:] == [AT]
 
 
-async def test_waiting_releases_the_lease_in_the_same_step(storage: SQLStorage) -> None:
+async def test_registering_a_wait_releases_the_lease_in_the_same_commit(storage: SQLStorage) -> None:
     lease = await sleeping(storage, "i-1")
     found = await storage.get_instance("i-1")
     assert found is not None
@@ -60,7 +61,7 @@ async def test_waiting_releases_the_lease_in_the_same_step(storage: SQLStorage) 
     assert await storage.find_resumable_workflows() == []
 
 
-async def test_the_seeds_form_goes_by_the_workers_name(storage: SQLStorage) -> None:
+async def test_register_and_release_without_a_lease_checks_the_worker(storage: SQLStorage) -> None:
     await leased(storage, "i-1")
     timer = TimerSubscription("i-1", "t")
     with pytest.raises(LeaseLostError):
@@ -71,7 +72,7 @@ async def test_the_seeds_form_goes_by_the_workers_name(storage: SQLStorage) -> N
     assert await recorded(storage, "i-1") == [("t", "TimerExpired")]
 
 
-async def test_a_timer_that_is_due_is_not_waited_for(storage: SQLStorage) -> None:
+async def test_timer_that_is_due_does_not_suspend(storage: SQLStorage) -> None:
     lease = await leased(storage, "i-1")
     past = TimerSubscription("i-1", "t", datetime(2020, 1, 1, tzinfo=UTC), "t:1")
     found = await storage.register_timer_subscription_and_release_lock(past, "i-1", "w1", lease=lease)
@@ -81,7 +82,7 @@ async def test_a_timer_that_is_due_is_not_waited_for(storage: SQLStorage) -> Non
     assert not await storage.fire_timer("i-1", "t", lease=lease)  # nothing was registered
 
 
-async def test_expired_timers_are_those_of_waiting_instances_oldest_first(storage: SQLStorage) -> None:
+async def test_expired_timers_of_waiting_instances_are_listed_oldest_first(storage: SQLStorage) -> None:
     for n, seconds in enumerate([30, 10, 20, 10]):
         await sleeping(storage, f"i-{n}", timedelta(seconds=seconds))
     await leased(storage, "running")
@@ -125,7 +126,7 @@ async def test_many_timers_fire_in_one_commit(storage: SQLStorage) -> None:
     assert await storage.fire_timers([]) == []
 
 
-async def test_a_batch_of_timers_is_all_or_nothing_and_has_its_limits(storage: SQLStorage) -> None:
+async def test_batch_of_timers_is_atomic_and_has_limits(storage: SQLStorage) -> None:
     for n in range(2):
         await sleeping(storage, f"i-{n}")
     shift(storage, 11)
@@ -154,7 +155,7 @@ async def test_two_batches_fire_each_timer_once(storage: SQLStorage, peer: SQLSt
     assert [await storage.get_history_count(instance_id) for instance_id, _ in timers] == [1] * len(timers)
 
 
-async def test_names_stand_in_the_payload_as_they_are(storage: SQLStorage) -> None:
+async def test_timer_id_is_escaped_in_the_payload(storage: SQLStorage) -> None:
     name = "ä\"\\u0001' %s :x {y}"
     await sleeping(storage, "i-1", timer_id=name)
     shift(storage, 11)
@@ -163,7 +164,7 @@ async def test_names_stand_in_the_payload_as_they_are(storage: SQLStorage) -> No
     assert json.loads(event.event_data or b"")["timer_id"] == name
 
 
-async def test_a_timer_does_not_fire_early_nor_while_somebody_holds_the_instance(storage: SQLStorage) -> None:
+async def test_timer_does_not_fire_early_or_while_the_instance_is_leased(storage: SQLStorage) -> None:
     await sleeping(storage, "i-1")
     assert not await storage.fire_timer("i-1", "t")
     shift(storage, 11)
@@ -180,7 +181,7 @@ async def test_a_timer_does_not_fire_early_nor_while_somebody_holds_the_instance
         await storage.append_history(HistoryEvent("i-1", "late", "ActivityCompleted", b"1"), lease=held)
 
 
-async def test_the_holder_fires_its_own_timers_while_it_runs(storage: SQLStorage) -> None:
+async def test_lease_holder_fires_its_own_timers(storage: SQLStorage) -> None:
     lease = await leased(storage, "i-1")
     await storage.register_timer_subscription(TimerSubscription("i-1", "t", activity_id="t:1"), after=SOON, lease=lease)
     assert not await storage.fire_timer("i-1", "t", lease=lease)
@@ -193,7 +194,8 @@ async def test_the_holder_fires_its_own_timers_while_it_runs(storage: SQLStorage
         await storage.fire_timer("i-1", "t", lease=lease)
 
 
-async def test_w10_a_timer_whose_event_is_recorded_already_strands_nobody(storage: SQLStorage) -> None:
+@pytest.mark.pitfall(10)
+async def test_timer_whose_event_is_already_recorded_resumes_the_run(storage: SQLStorage) -> None:
     """As Edda leaves it when it dies between recording and removing."""
     await sleeping(storage, "i-1")
     await storage.append_history(HistoryEvent("i-1", "t:1", "TimerExpired", b'{"result": null}'))
@@ -204,7 +206,8 @@ async def test_w10_a_timer_whose_event_is_recorded_already_strands_nobody(storag
     assert await storage.find_resumable_workflows() == [ResumableWorkflow("i-1", "wf")]
 
 
-async def test_w10_who_is_resumed_by_a_timer_and_dies_is_resumed_again(storage: SQLStorage) -> None:
+@pytest.mark.pitfall(10)
+async def test_run_is_resumed_again_if_its_worker_dies_after_a_timer(storage: SQLStorage) -> None:
     await sleeping(storage, "i-1")
     shift(storage, 11)
     assert await storage.fire_timer("i-1", "t")
@@ -213,7 +216,7 @@ async def test_w10_who_is_resumed_by_a_timer_and_dies_is_resumed_again(storage: 
     assert [info.instance_id for info in await storage.cleanup_stale_locks()] == ["i-1"]
 
 
-async def test_firing_is_all_or_nothing(storage: SQLStorage) -> None:
+async def test_firing_a_timer_is_atomic(storage: SQLStorage) -> None:
     await sleeping(storage, "i-1")
     shift(storage, 11)
     await storage.begin_transaction()
@@ -224,7 +227,8 @@ async def test_firing_is_all_or_nothing(storage: SQLStorage) -> None:
     assert await storage.fire_timer("i-1", "t")
 
 
-async def test_w13_a_finished_instance_has_no_timers(storage: SQLStorage) -> None:
+@pytest.mark.pitfall(13)
+async def test_a_finished_instance_has_no_timers(storage: SQLStorage) -> None:
     await sleeping(storage, "i-1")
     await storage.cancel_instance("i-1", "enough")
     shift(storage, 11)
@@ -235,7 +239,7 @@ async def test_w13_a_finished_instance_has_no_timers(storage: SQLStorage) -> Non
         await storage.register_timer_subscription(TimerSubscription("i-1", "t"), after=SOON)
 
 
-async def test_removing_is_fenced_and_repeatable(storage: SQLStorage) -> None:
+async def test_removing_a_timer_is_fenced_and_idempotent(storage: SQLStorage) -> None:
     lease = await sleeping(storage, "i-1")
     with pytest.raises(LeaseLostError):
         await storage.remove_timer_subscription("i-1", "t", lease=lease)
@@ -244,7 +248,7 @@ async def test_removing_is_fenced_and_repeatable(storage: SQLStorage) -> None:
     assert await storage.next_due_at() is None
 
 
-async def test_only_own_timers_are_fired(storage: SQLStorage, sql: Executor) -> None:
+async def test_timers_of_other_frameworks_are_not_fired(storage: SQLStorage, sql: Executor) -> None:
     await sleeping(storage, "i-1")
     await sql.execute("UPDATE workflow_timer_subscriptions SET framework = NULL")
     shift(storage, 11)
@@ -253,7 +257,7 @@ async def test_only_own_timers_are_fired(storage: SQLStorage, sql: Executor) -> 
     assert await storage.next_due_at() is None
 
 
-async def test_what_cannot_be_registered(storage: SQLStorage) -> None:
+async def test_invalid_timer_is_refused(storage: SQLStorage) -> None:
     lease = await leased(storage, "i-1")
     with pytest.raises(InstanceNotFoundError):
         await storage.register_timer_subscription(TimerSubscription("nobody", "t"), after=SOON)

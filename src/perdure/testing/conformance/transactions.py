@@ -24,7 +24,7 @@ def event(n: int) -> HistoryEvent:
     return HistoryEvent("i-1", f"s:{n}", "ActivityCompleted", b"1")
 
 
-async def test_what_a_block_did_is_committed(storage: SQLStorage) -> None:
+async def test_transaction_block_commits(storage: SQLStorage) -> None:
     assert not storage.in_transaction()
     async with storage.transaction():
         assert storage.in_transaction()
@@ -34,7 +34,7 @@ async def test_what_a_block_did_is_committed(storage: SQLStorage) -> None:
     assert await storage.get_instance("i-1") is not None
 
 
-async def test_a_block_that_raises_leaves_nothing(storage: SQLStorage) -> None:
+async def test_transaction_block_that_raises_rolls_back(storage: SQLStorage) -> None:
     with pytest.raises(ZeroDivisionError):
         async with storage.transaction():
             await new(storage, "i-1")
@@ -43,7 +43,7 @@ async def test_a_block_that_raises_leaves_nothing(storage: SQLStorage) -> None:
     assert await storage.get_instance("i-1") is None
 
 
-async def test_i14_nothing_is_visible_before_the_commit(storage: SQLStorage, peer: SQLStorage) -> None:
+async def test_nothing_is_visible_before_the_commit(storage: SQLStorage, peer: SQLStorage) -> None:
     if peer is storage:
         return  # a database in memory has one storage
     async with storage.transaction():
@@ -52,7 +52,7 @@ async def test_i14_nothing_is_visible_before_the_commit(storage: SQLStorage, pee
     assert await peer.get_instance("i-1") is not None
 
 
-async def test_the_seeds_form(storage: SQLStorage) -> None:
+async def test_transaction_can_be_begun_committed_and_rolled_back_by_calls(storage: SQLStorage) -> None:
     await storage.begin_transaction()
     await new(storage, "i-1")
     await storage.rollback_transaction()
@@ -68,7 +68,7 @@ async def test_commit_without_a_transaction_raises_and_rollback_is_harmless(stor
     await storage.rollback_transaction()
 
 
-async def test_levels_are_savepoints(storage: SQLStorage) -> None:
+async def test_nested_transactions_are_savepoints(storage: SQLStorage) -> None:
     async with storage.transaction():
         await new(storage, "outer")
         with pytest.raises(KeyError):
@@ -84,7 +84,7 @@ async def test_levels_are_savepoints(storage: SQLStorage) -> None:
     assert found == [True, False, True, True]
 
 
-async def test_an_outer_rollback_takes_the_inner_levels(storage: SQLStorage) -> None:
+async def test_outer_rollback_undoes_nested_transactions(storage: SQLStorage) -> None:
     with pytest.raises(KeyError):
         async with storage.transaction():
             async with storage.transaction():
@@ -93,7 +93,7 @@ async def test_an_outer_rollback_takes_the_inner_levels(storage: SQLStorage) -> 
     assert await storage.get_instance("inner") is None
 
 
-async def test_own_errors_leave_the_transaction_usable(storage: SQLStorage) -> None:
+async def test_storage_errors_leave_the_transaction_usable(storage: SQLStorage) -> None:
     lease = await leased(storage, "i-1")
     await storage.append_history(event(0), lease=lease)
     async with storage.transaction():
@@ -143,7 +143,9 @@ async def test_callbacks_of_a_rollback_are_dropped(storage: SQLStorage) -> None:
     assert seen == []
 
 
-async def test_a_callback_that_raises_stops_no_other(storage: SQLStorage, caplog: pytest.LogCaptureFixture) -> None:
+async def test_failing_callback_does_not_stop_other_callbacks(
+    storage: SQLStorage, caplog: pytest.LogCaptureFixture
+) -> None:
     seen: list[int] = []
 
     def broken() -> None:
@@ -162,7 +164,8 @@ async def test_a_callback_needs_a_transaction(storage: SQLStorage) -> None:
         storage.register_post_commit_callback(lambda: None)
 
 
-async def test_w40_a_spawned_task_is_refused_unless_detached(storage: SQLStorage) -> None:
+@pytest.mark.pitfall(40)
+async def test_task_started_in_a_transaction_is_refused_unless_detached(storage: SQLStorage) -> None:
     async def inside() -> None:
         with pytest.raises(TransactionError):
             await storage.get_instance("i-1")
@@ -178,7 +181,8 @@ async def test_w40_a_spawned_task_is_refused_unless_detached(storage: SQLStorage
         assert storage.in_transaction()
 
 
-async def test_w40_a_task_that_outlives_the_transaction_is_free(storage: SQLStorage) -> None:
+@pytest.mark.pitfall(40)
+async def test_task_that_outlives_the_transaction_can_use_the_storage(storage: SQLStorage) -> None:
     ended = asyncio.Event()
 
     async def survivor() -> bool:
@@ -192,7 +196,8 @@ async def test_w40_a_task_that_outlives_the_transaction_is_free(storage: SQLStor
     assert await task is False
 
 
-async def test_w40_two_storages_never_mix(storage: SQLStorage, peer: SQLStorage) -> None:
+@pytest.mark.pitfall(40)
+async def test_transaction_of_one_storage_does_not_affect_another(storage: SQLStorage, peer: SQLStorage) -> None:
     if peer is storage:
         return  # a database in memory has one storage
     async with storage.transaction():
@@ -200,7 +205,7 @@ async def test_w40_two_storages_never_mix(storage: SQLStorage, peer: SQLStorage)
         await peer.get_instance("i-1")
 
 
-async def test_two_tasks_have_two_transactions(storage: SQLStorage) -> None:
+async def test_concurrent_tasks_have_separate_transactions(storage: SQLStorage) -> None:
     async def one(n: int) -> None:
         async with storage.transaction():
             await new(storage, f"i-{n}")
@@ -213,7 +218,8 @@ async def test_two_tasks_have_two_transactions(storage: SQLStorage) -> None:
     assert len((await storage.list_instances()).instances) == 6
 
 
-async def test_w39_operations_need_no_second_connection(storage: SQLStorage) -> None:
+@pytest.mark.pitfall(39)
+async def test_operations_need_no_second_connection(storage: SQLStorage) -> None:
     """Twenty transactions, each with several operations, on a pool of ten: none waits for the second of another."""
     leases = [await leased(storage, f"i-{n}") for n in range(20)]
 
@@ -227,7 +233,7 @@ async def test_w39_operations_need_no_second_connection(storage: SQLStorage) -> 
     assert [await storage.get_history_count(lease.instance_id) for lease in leases] == [2] * 20
 
 
-async def test_a_cancelled_block_leaves_nothing(storage: SQLStorage) -> None:
+async def test_cancelled_transaction_block_rolls_back(storage: SQLStorage) -> None:
     entered = asyncio.Event()
 
     async def block() -> None:
@@ -245,7 +251,7 @@ async def test_a_cancelled_block_leaves_nothing(storage: SQLStorage) -> None:
     await new(storage, "i-1")
 
 
-async def test_time_goes_on_in_a_transaction(storage: SQLStorage) -> None:
+async def test_clock_advances_within_a_transaction(storage: SQLStorage) -> None:
     """Otherwise a long transaction would evaluate leases and timers by a clock that stands still."""
     await new(storage, "i-1")
     async with storage.transaction():
@@ -258,7 +264,7 @@ async def test_time_goes_on_in_a_transaction(storage: SQLStorage) -> None:
     assert first.created_at < second.created_at
 
 
-async def test_cancelled_at_every_await(storage: SQLStorage) -> None:
+async def test_transaction_cancelled_at_any_await_is_atomic(storage: SQLStorage) -> None:
     """Cancel after 0, 1, 2, … iterations of the loop: all or nothing, and the storage keeps working."""
     lease = await leased(storage, "i-1")
     for turns in range(60):
@@ -285,7 +291,7 @@ async def _three_writes(storage: SQLStorage, lease: Lease, turn: int) -> None:
             await storage.append_history(HistoryEvent("i-1", f"{turn}:{n}", "ActivityCompleted", b"1"), lease=lease)
 
 
-async def test_single_operations_cancelled_at_every_await(storage: SQLStorage) -> None:
+async def test_operation_cancelled_at_any_await_is_atomic(storage: SQLStorage) -> None:
     await new(storage, "i-1")
     for turns in range(40):
         task = asyncio.create_task(storage.try_acquire_lock("i-1", "w", 30))
@@ -298,7 +304,7 @@ async def test_single_operations_cancelled_at_every_await(storage: SQLStorage) -
         await storage.release_lock("i-1", "w")
 
 
-async def test_a_callers_own_sql(storage: SQLStorage, sql: Executor) -> None:
+async def test_caller_can_execute_sql_on_the_connection(storage: SQLStorage, sql: Executor) -> None:
     await new(storage, "i-1")
     assert await sql.fetchval(COUNT) == 1
     conn = storage.conn()

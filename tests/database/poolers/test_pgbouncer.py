@@ -1,0 +1,7 @@
+"""The storage behind PgBouncer in transaction mode, where no prepared statement or session setting is kept."""
+
+from perdure.testing.conformance.channels import *  # noqa: F403
+from perdure.testing.conformance.delivery import *  # noqa: F403
+from perdure.testing.conformance.locks import *  # noqa: F403
+from perdure.testing.conformance.outbox import *  # noqa: F403
+from perdure.testing.conformance.transactions import *  # noqa: F403

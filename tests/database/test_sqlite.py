@@ -1,0 +1,340 @@
+"""The SQLite backend: pragmas, the single writer, the gate between processes, wake-ups, and locked databases."""
+
+import asyncio
+import json
+import os
+import random
+import signal
+import sqlite3
+import statistics
+import sys
+import threading
+import time
+from asyncio.subprocess import PIPE, Process
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perdure.database.backends import sqlite, writer
+from perdure.database.backends.sqlite import SQLiteBackend
+from perdure.errors import ConfigurationError, DatabaseUnavailableError, SchemaError, StorageError
+from perdure.model.records import ListInstancesOptions, WorkflowInstance
+from perdure.storage.stores import SQLiteStorage, open_storage
+
+GATE_SEC = float(os.environ.get("PERDURE_GATE_SECONDS", "4"))
+
+
+async def spawn(*arguments: object) -> Process:
+    """Another process of `sqlite_process`, once it is ready."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tests.database.sqlite_process", *map(str, arguments), stdout=PIPE, limit=1 << 24
+    )
+    assert process.stdout is not None
+    assert await process.stdout.readline() == b"ready\n"
+    return process
+
+
+async def finish(process: Process) -> str:
+    output, _ = await process.communicate()
+    assert process.returncode == 0
+    return output.decode()
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/perdure.db"
+
+
+async def test_pragmas_are_set_on_every_connection(url: str) -> None:
+    async with open_storage(url) as storage:
+        for pragma, wanted in {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1}.items():
+            assert await storage.db().fetchval(f"PRAGMA {pragma}") == wanted
+
+
+async def test_open_waits_for_a_writer_in_rollback_journal_mode(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLite refuses to change the journal at once while another program writes, whatever the busy timeout is."""
+    refused = threading.Event()
+
+    class Watched(sqlite3.Connection):
+        def execute(self, *args: Any) -> sqlite3.Cursor:
+            try:
+                return super().execute(*args)
+            except sqlite3.OperationalError:
+                refused.set()
+                raise
+
+    def connect(path: str) -> sqlite3.Connection:
+        return sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False, factory=Watched)
+
+    monkeypatch.setattr(sqlite, "connect", connect)
+    rival = sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)
+    rival.execute("CREATE TABLE theirs (n)")
+    rival.execute("BEGIN IMMEDIATE")
+    rival.execute("INSERT INTO theirs VALUES (1)")
+    storage = open_storage(url)
+    opening = asyncio.create_task(storage.initialize())
+    try:
+        assert await asyncio.to_thread(refused.wait, 10)
+        rival.execute("COMMIT")
+        await opening
+        assert await storage.db().fetchval("PRAGMA journal_mode") == "wal"
+    finally:
+        rival.close()
+        await storage.close()
+
+
+@pytest.mark.pitfall(37)
+async def test_foreign_keys_are_enforced(url: str) -> None:
+    async with open_storage(url) as storage:
+        with pytest.raises(StorageError):
+            await storage.create_instance(WorkflowInstance("i-1", "wf", continued_from="nobody"))
+        assert await storage.get_instance("i-1") is None
+
+
+async def test_memory_database_is_private_to_its_storage() -> None:
+    async with open_storage("sqlite:///:memory:") as one, open_storage("sqlite:///:memory:") as two:
+        await one.create_instance(WorkflowInstance("i-1", "wf"))
+        assert await two.get_instance("i-1") is None
+
+
+@pytest.mark.parametrize(
+    "bad", ["sqlite://", "sqlite:///", "sqlite://host/file.db", "sqlite:///f.db?mode=ro", "sqlite:////no/such/dir/f.db"]
+)
+async def test_invalid_url_is_refused_at_once(bad: str) -> None:
+    with pytest.raises(ConfigurationError):
+        open_storage(bad)
+
+
+@pytest.mark.parametrize("bad", ["oracle://x", "", "file.db", "sqlite", "postgres+psycopg://user:hunter2@host/db"])
+async def test_error_for_an_unknown_database_hides_the_password(bad: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        open_storage(bad)
+    assert "hunter2" not in str(caught.value)
+
+
+async def test_file_that_is_not_a_database_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("not a database, but long enough to be read as one" * 20)
+    storage = open_storage(f"sqlite:///{tmp_path}/notes.txt")
+    with pytest.raises(ConfigurationError, match=r"notes\.txt is not a SQLite database"):
+        await storage.initialize()
+    await storage.close()
+
+
+async def test_operation_before_initialize_says_what_to_do(url: str) -> None:
+    storage = SQLiteStorage(url.removeprefix("sqlite:///"))
+    with pytest.raises(DatabaseUnavailableError, match="not open"):
+        await storage.create_instance(WorkflowInstance("i-1", "wf"))
+    await storage._connect()
+    with pytest.raises(SchemaError, match=r"initialize\(\)"):
+        await storage.create_instance(WorkflowInstance("i-1", "wf"))
+    await storage.close()
+    for read in (storage.get_instance("i-1"), storage.list_instances(ListInstancesOptions())):
+        with pytest.raises(DatabaseUnavailableError, match="not open"):
+            await read
+
+
+@pytest.mark.pitfall(23)
+async def test_times_do_not_depend_on_the_time_zone_of_the_process(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        async with open_storage(url) as storage:
+            await storage.create_instance(WorkflowInstance("i-1", "wf"))
+            found = await storage.get_instance("i-1")
+            assert found is not None
+            assert found.started_at is not None
+            assert abs(found.started_at - datetime.now(UTC)) < timedelta(minutes=1)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+async def test_waiting_for_the_writer_times_out(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "WAIT_SEC", 1.0)
+    async with open_storage(url) as storage:
+        async with storage.transaction():
+            with storage.detached(), pytest.raises(DatabaseUnavailableError, match="no turn to write"):
+                await storage.create_instance(WorkflowInstance("i-1", "wf"))
+        assert await storage.get_instance("i-1") is None
+        await storage.create_instance(WorkflowInstance("i-1", "wf"))
+
+
+async def test_write_waits_for_a_program_that_ignores_the_gate(url: str) -> None:
+    async with open_storage(url) as storage:
+        stranger = sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)
+        stranger.execute("BEGIN IMMEDIATE")
+        task = asyncio.create_task(storage.create_instance(WorkflowInstance("i-1", "wf")))
+        await asyncio.sleep(0.05)
+        assert not task.done()
+        assert await storage.get_instance("i-1") is None  # readers are not blocked
+        stranger.execute("COMMIT")
+        await task
+        stranger.close()
+
+
+async def test_failed_commit_frees_the_writer(url: str) -> None:
+    """SQLite keeps a transaction open whose deferred constraints fail at its commit."""
+    async with open_storage(url) as storage:
+        await storage.db().execute("CREATE TABLE mother (id INTEGER PRIMARY KEY)")
+        await storage.db().execute(
+            "CREATE TABLE child (mother INTEGER REFERENCES mother (id) DEFERRABLE INITIALLY DEFERRED)"
+        )
+        with pytest.raises(StorageError, match="FOREIGN KEY"):
+            async with storage.transaction() as connection:
+                await connection.execute("INSERT INTO child VALUES (1)")
+        async with asyncio.timeout(20):
+            await storage.create_instance(WorkflowInstance("i-1", "wf"))
+        assert await storage.db().fetchval("SELECT COUNT(*) FROM child") == 0
+
+
+async def test_savepoint_cancelled_at_its_release_is_not_committed(url: str) -> None:
+    """The writer does what it was given, so the level can no longer be undone by itself."""
+    async with open_storage(url) as storage:
+        task, told = asyncio.current_task(), list[BaseException]()
+        assert task is not None
+        with pytest.raises(StorageError, match="savepoint"):
+            async with storage.transaction():
+                try:
+                    async with storage.transaction():
+                        await storage.create_instance(WorkflowInstance("i-1", "wf"))
+                        asyncio.get_running_loop().call_soon(task.cancel)
+                except asyncio.CancelledError as error:
+                    told.append(error)
+                    task.uncancel()
+        assert len(told) == 1
+        assert await storage.get_instance("i-1") is None
+        await storage.create_instance(WorkflowInstance("i-2", "wf"))
+
+
+async def test_error_in_a_nested_transaction_that_sqlite_rolled_back_names_the_cause(url: str) -> None:
+    async with open_storage(url) as storage:
+        await storage.db().execute("PRAGMA max_page_count = 1")  # as little as there is
+        with pytest.raises(DatabaseUnavailableError, match="full"):
+            async with storage.transaction(), storage.transaction():
+                await storage.create_instance(WorkflowInstance("i-1", "wf", input_data=b'"%s"' % (b"x" * 100_000)))
+        assert await storage.get_instance("i-1") is None
+        await storage.db().execute("PRAGMA max_page_count = 1000000")
+        await storage.create_instance(WorkflowInstance("i-2", "wf"))
+
+
+class Slow:
+    """A connection whose statement takes its time; to close it meanwhile would bring the interpreter down."""
+
+    def __init__(self, real: sqlite3.Connection) -> None:
+        self._real = real
+        self.asked, self.go_on, self.closed = threading.Event(), threading.Event(), threading.Event()
+        self.closed_under_it = False
+
+    def execute(self, sql: str) -> sqlite3.Cursor:
+        self.asked.set()
+        assert self.go_on.wait(30)
+        self.closed_under_it = self.closed.is_set()
+        return self._real.execute(sql)
+
+    def close(self) -> None:
+        self.closed.set()
+        self._real.close()
+
+
+async def test_cancelled_initialize_does_not_close_a_connection_in_use(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_storage(url) as storage:
+        backend = storage._backend
+        assert isinstance(backend, SQLiteBackend)
+        slow = Slow(backend._connect())
+        monkeypatch.setattr(backend, "_connect", lambda: slow)
+        task = asyncio.create_task(storage.initialize())
+        assert await asyncio.to_thread(slow.asked.wait, 30)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert not await asyncio.to_thread(slow.closed.wait, 0.3)  # long enough for who would
+        slow.go_on.set()
+        assert await asyncio.to_thread(slow.closed.wait, 30)
+        assert not slow.closed_under_it
+
+
+async def test_concurrent_writes_use_group_commit(url: str) -> None:
+    async with open_storage(url) as storage:
+        await storage.create_instance(WorkflowInstance("first", "wf"))
+        await asyncio.gather(*(storage.create_instance(WorkflowInstance(f"i-{n}", "wf")) for n in range(200)))
+        answers = await asyncio.gather(
+            *(storage.create_instance(WorkflowInstance(f"i-{n}", "wf")) for n in range(150, 250)),
+            return_exceptions=True,
+        )
+        assert sum(isinstance(answer, StorageError) for answer in answers) == 50
+        assert await storage.db().fetchval("SELECT count(*) FROM workflow_instances") == 251
+
+
+async def test_failed_write_does_not_affect_others_in_its_group_commit(url: str) -> None:
+    def count(session: sqlite3.Connection) -> int:
+        return session.execute("INSERT INTO seen VALUES (1)").rowcount
+
+    def write_and_fail(session: sqlite3.Connection) -> int:
+        count(session)
+        raise StorageError("refused after writing")
+
+    def fail(_: sqlite3.Connection) -> int:
+        raise StorageError("refused before writing")
+
+    async with open_storage(url) as storage:
+        await storage.db().execute("CREATE TABLE seen (n)")
+        async with storage.transaction():  # what comes meanwhile is one group
+            jobs = [count, fail, write_and_fail, count, fail, count]
+            with storage.detached():
+                submit = storage._backend._writer.submit  # type: ignore[attr-defined]
+                waiting = [asyncio.create_task(submit(writer.Job(job))) for job in jobs]
+                await asyncio.sleep(0)
+        found = await asyncio.gather(*waiting, return_exceptions=True)
+        assert [answer if isinstance(answer, int) else str(answer)[:13] for answer in found] == [
+            *(1, "refused befor", "refused after", 1, "refused befor", 1)
+        ]
+        assert await storage.db().fetchval("SELECT count(*) FROM seen") == 3
+
+
+async def test_the_gate_is_fair_between_eight_processes(url: str) -> None:
+    async with open_storage(url):
+        start = time.monotonic() + 4
+        processes = await asyncio.gather(*(spawn("write", url, f"w{n}", start, start + GATE_SEC) for n in range(8)))
+        made = [int(await finish(process)) for process in processes]
+    assert min(made) >= statistics.mean(made) / 3, made
+    assert min(made) > 0
+
+
+async def test_killed_process_frees_the_gate(url: str) -> None:
+    async with open_storage(url) as storage:
+        holder = await spawn("hold", url)
+        task = asyncio.create_task(storage.create_instance(WorkflowInstance("i-1", "wf")))
+        await asyncio.sleep(0.05)
+        assert not task.done()
+        holder.send_signal(signal.SIGKILL)
+        await asyncio.wait_for(task, 5)
+        await holder.communicate()
+        assert await storage.get_instance("never") is None
+
+
+async def test_wakeups_reach_other_processes_within_15_ms(url: str) -> None:
+    """The 95th percentile of the time from a commit to another process's hint is at most 15 ms."""
+    async with open_storage(url) as storage:
+        for attempt in range(6):  # a busy machine may need more than one try to show what the watcher can do
+            listener = await spawn("listen", url, 2.2)
+            committed = []
+            for n in range(40):
+                await storage.create_instance(WorkflowInstance(f"i-{attempt}-{n}", "wf"))
+                committed.append(time.monotonic())
+                await asyncio.sleep(random.uniform(0.03, 0.07))
+            heard = json.loads(await finish(listener))["heard"]
+            delays = [next((at - when for at in heard if at >= when - 0.001), 9.0) for when in committed]
+            p95 = statistics.quantiles(delays, n=20)[-1]
+            if p95 <= 0.015:
+                return
+        pytest.fail(f"p95 of the wake-up is {p95 * 1000:.1f} ms")
+
+
+async def test_idle_listening_costs_under_one_percent_of_a_core(url: str) -> None:
+    async with open_storage(url):
+        listener = await spawn("listen", url, 3)
+        assert json.loads(await finish(listener))["cpu"] < 0.01

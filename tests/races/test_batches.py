@@ -1,0 +1,76 @@
+"""Batches skip rows that another transaction has locked, and process the others at once."""
+
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+
+import pytest
+
+from perdure.model.records import ChannelMode, ChannelWait, TimerWait
+from perdure.model.states import WorkflowStatus
+from perdure.storage.stores import SQLStorage
+from perdure.testing.conformance.tools import leased, new, recorded, shift
+from tests.races.blocking import at_once
+
+SOON = timedelta(seconds=5)
+IDS = ["i-0", "i-1", "i-2"]
+
+
+async def locked(storage: SQLStorage) -> bool:
+    """Lock the row of the second one in the open transaction; False where that would lock out everybody."""
+    if storage._backend.driver.name == "sqlite":
+        return False
+    await storage.conn().fetch("SELECT status FROM workflow_instances WHERE instance_id = 'i-1' FOR UPDATE")
+    return True
+
+
+async def test_acquiring_many_leases_skips_locked_rows(storage: SQLStorage, peer: SQLStorage) -> None:
+    for instance_id in IDS:
+        await new(storage, instance_id)
+    async with peer.transaction():
+        if not await locked(peer):
+            return
+        leases = await at_once(storage.acquire_locks(IDS, "w1", 30))
+        assert [lease and lease.token for lease in leases] == [1, None, 1]
+    assert [lease and lease.token for lease in await storage.acquire_locks(IDS, "w1", 30)] == [None, 1, None]
+
+
+async def test_lease_with_an_uncommitted_renewal_is_not_taken_over(storage: SQLStorage, peer: SQLStorage) -> None:
+    """The lease has run out, and its owner has renewed it and not committed yet."""
+    for instance_id in IDS:
+        await leased(storage, instance_id, timeout_sec=10)
+    shift(storage, 20)
+    shift(peer, 20)
+    async with peer.transaction():
+        if not await locked(peer):
+            return
+        await peer.refresh_lock("i-1", "w1", 60)
+        taken = await at_once(storage.acquire_locks(IDS, "w2", 30))
+        assert [lease and lease.token for lease in taken] == [2, None, 2]
+    assert await storage.acquire_locks(IDS, "w3", 30) == [None] * 3
+
+
+Batch = Callable[[SQLStorage], Awaitable[list[bool]]]
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        pytest.param(lambda on: on.fire_timers([(instance_id, "t") for instance_id in IDS]), id="timers"),
+        pytest.param(lambda on: on.expire_channel_waits([(instance_id, "c") for instance_id in IDS]), id="waits"),
+    ],
+)
+async def test_resuming_many_instances_skips_locked_rows(storage: SQLStorage, peer: SQLStorage, batch: Batch) -> None:
+    for instance_id in IDS:
+        lease = await leased(storage, instance_id)
+        await storage.subscribe_to_channel(instance_id, "c", ChannelMode.BROADCAST, lease=lease)
+        waits: list[TimerWait | ChannelWait] = [TimerWait("t", "t:1", after=SOON), ChannelWait("c", "c:1", after=SOON)]
+        assert (await storage.suspend(lease, waits)).suspended
+    shift(storage, 6)
+    async with peer.transaction():
+        if not await locked(peer):
+            return
+        assert await at_once(batch(storage)) == [True, False, True]
+    assert await batch(storage) == [False, True, False]
+    assert [len(await recorded(storage, instance_id)) for instance_id in IDS] == [1, 1, 1]
+    found = await storage.get_instances(IDS)
+    assert [it and it.status for it in found] == [WorkflowStatus.RUNNING] * 3

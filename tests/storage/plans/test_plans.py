@@ -1,0 +1,181 @@
+"""No statement of the hot paths or of the background reads more in a larger database.
+
+The operations run on 5,000 instances and on 50,000, with all that belongs to them, and the costs are compared statement
+by statement: with plans made before the database knew anything about its tables, with fresh statistics, and within a
+caller's transaction. Substring and JSON filters read what there is; they are not here.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack
+from importlib.resources import files
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from perdure.storage.sql import load_statements
+from perdure.storage.stores import SQLStorage, open_storage
+from tests.storage.plans.operations import CONTROL, run_all, run_writes
+from tests.storage.plans.sample_data import Growth, seed_mysql, seed_postgres, seed_sqlite
+from tests.storage.plans.statement_costs import Costs, Meter, MySQLMeter, PostgresMeter, SQLiteMeter
+from tests.support.databases import fresh_mysql, fresh_postgres
+
+SMALL, LARGE = 5_000, 50_000
+
+# An index gets a level deeper, and PostgreSQL comes upon the pages of rows just removed. What reads all rows of a kind
+# reads ten times as many.
+TOLERANCE = {"pages": (2.0, 250), "rows": (1.5, 100), "reads": (1.5, 100), "steps": (1.5, 100)}
+
+GROWING = {  # with one channel, not with the database
+    "channels.mode": "reads past the subscribers of this channel that are over, until they are deleted",
+    "delivery.waiting": "all who wait on one channel, in order; nothing sweeps with it",
+}
+PLANS = {  # that look at all of something, or sort it
+    ("archive.list", "USE TEMP B-TREE FOR ORDER BY"): "the archive of one instance",
+    ("archive.claimed", "USE TEMP B-TREE FOR DISTINCT"): "the claims of one instance",
+    ("delivery.due", "USE TEMP B-TREE FOR ORDER BY"): "the waits of one instance on one channel",
+    ("delivery.target", "SCAN f"): "the waits of one instance on one channel",
+    ("delivery.target", "USE TEMP B-TREE FOR ORDER BY"): "the waits of one instance on one channel",
+    ("matching.found", "SCAN w"): "a subquery of one row",
+    ("matching.may_find", "SCAN w"): "a subquery of one row",
+    ("delivery.unseen", "SCAN channel_messages USING INDEX idx_channel_messages_family"): "an index of them only",
+    ("delivery.waiting", "USE TEMP B-TREE FOR ORDER BY"): "the subscribers of one channel",
+    ("listing.counted", "SCAN found"): "a subquery of as many as are counted",
+    ("locks.sweep", "SCAN stale"): "a subquery of one page",
+    ("outbox.ahead", "SCAN claimed"): "a subquery of one row",
+    ("outbox.ahead", "SCAN waiting"): "a subquery of one row",
+    ("outbox.list_status", "USE TEMP B-TREE FOR RIGHT PART OF ORDER BY"): "events of the same microsecond",
+    ("instances.resumable_named_2", "SCAN branch"): "a subquery of one page",
+    ("instances.resumable_named_20", "SCAN branch"): "a subquery of one page",
+    ("system_locks.cleanup", "SCAN system_locks"): "a row a duty",
+    ("system_locks.cleanup", "Seq Scan on system_locks"): "a row a duty",
+    ("workers.list", "SCAN perdure_workers"): "a row a worker",
+    ("workers.list", "USE TEMP B-TREE FOR ORDER BY"): "a row a worker",
+    ("workers.list", "Seq Scan on perdure_workers"): "a row a worker",
+}
+FRAGMENTS = {  # put together to statements that are measured
+    "instances.resumable_named",
+    *(f"listing.{name}" for name in ("select", "in_any_state", "in_one_state", "started_after", "started_before")),
+    *(f"listing.{name}" for name in ("after", "workflow_name", "instance_id", "input", "order")),
+    *(f"listing.{name}" for name in ("of_one_workflow", "count", "counted")),
+}
+RARE = {"channels.claimant", "channels.key", "channels.named"}  # after a race or a lost answer; each by a unique key
+ONLY_ON = {  # where the others need more statements, or fewer
+    "delivery.deliver": ("postgresql", "mysql"),
+    "delivery.take": ("sqlite",),
+    "delivery.target": ("sqlite",),
+    "history.fence_many": ("sqlite",),
+    "history.lock_many": ("mysql",),
+    "locks.take": ("sqlite", "mysql"),
+    "timers.fire": ("postgresql",),
+    "waits.listen": ("postgresql",),
+    "waits.sleep": ("postgresql",),
+    "wakeups.notify": ("postgresql",),
+}
+
+UNRUN = {"transactions", "pieces"}  # they read nothing; pieces are measured with what they are in
+
+FILES = [
+    path.name.removesuffix(".sql") for path in files("perdure.storage.sql").iterdir() if path.name.endswith(".sql")
+]
+
+
+class Busy(NamedTuple):
+    """An empty database that can be filled, and the instrument for it."""
+
+    kind: str
+    url: str
+    meter: Meter
+    grow: Callable[[Growth], Awaitable[None]]
+
+
+@pytest.fixture(params=["sqlite", "postgresql", "mysql"])
+async def busy(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Busy]:
+    async with AsyncExitStack() as stack:
+        match request.param:
+            case "sqlite":
+                path = str(tmp_path / "perdure.db")
+
+                async def into_sqlite(growth: Growth) -> None:
+                    seed_sqlite(path, growth)
+
+                yield Busy("sqlite", f"sqlite:///{path}", SQLiteMeter(), into_sqlite)
+            case "postgresql":
+                url = await stack.enter_async_context(fresh_postgres(request.getfixturevalue("postgres_url")))
+                yield Busy("postgresql", f"{url}?pool_size=1", PostgresMeter(), lambda g: seed_postgres(url, g))
+            case _:
+                url = await stack.enter_async_context(fresh_mysql(request.getfixturevalue("mysql_url")))
+                yield Busy("mysql", f"{url}?pool_size=1", MySQLMeter(), lambda g: seed_mysql(url, g))
+
+
+@pytest.mark.pitfall(34)
+@pytest.mark.pitfall(35)
+@pytest.mark.pitfall(52)
+async def test_no_statement_reads_more_in_a_larger_database(busy: Busy) -> None:
+    readings = await measure(busy)
+    grown = list(growing(busy.kind, readings))
+    assert any(CONTROL in line for line in grown), "the instrument is blind"
+    found = [line for line in grown if CONTROL not in line]
+    found += [f"{busy.kind}: {name}: {plan}" for name, plan in busy.meter.plans if (name, plan) not in PLANS]
+    found += [f"{busy.kind}: {name} is not measured" for name in sorted(unmeasured(busy.kind, readings))]
+    assert not found, "\n".join(["", *found])
+
+
+async def measure(busy: Busy) -> dict[str, Costs]:
+    """What the statements cost at each size, in that order, and by which plans."""
+    meter, readings = busy.meter, dict[str, Costs]()
+    async with open_storage(busy.url) as storage:
+        meter.attach(storage)
+        await leave_unanalyzed(storage)
+        for before, after in ((0, 0), (0, SMALL), (SMALL, LARGE)):
+            await busy.grow(Growth(before, after))
+            await run_all(storage, meter)
+            readings[f"{after:,}"] = meter.take()
+        await analyze(storage)
+    del readings["0"]  # it made the plans
+    async with open_storage(busy.url) as storage:
+        meter.attach(storage)
+        await busy.grow(Growth(LARGE, LARGE))
+        await run_all(storage, meter)
+        readings[f"{LARGE:,} with statistics"] = meter.take()
+        plans = dict(meter.plans)
+        await run_writes(storage, meter)
+        readings[f"{LARGE:,} in a transaction"] = meter.take()
+        meter.plans = plans  # a caller's transaction has the server's settings, and all versions of its own rows
+        for counts in readings[f"{LARGE:,} in a transaction"].values():
+            del counts["pages"]
+    return readings
+
+
+async def leave_unanalyzed(storage: SQLStorage) -> None:
+    """See to it that PostgreSQL does not look at the tables by itself."""
+    if storage._backend.driver.name == "postgresql":
+        for (table,) in await storage.db().fetch("SELECT tablename FROM pg_tables WHERE schemaname = 'perdure'"):
+            await storage.db().execute(f"ALTER TABLE {table} SET (autovacuum_enabled = off)")
+
+
+async def analyze(storage: SQLStorage) -> None:
+    if storage._backend.driver.name == "mysql":
+        tables = [name for (name,) in await storage.db().fetch("SHOW TABLES")]
+        await storage.db().fetch(f"ANALYZE TABLE {', '.join(tables)}")
+    else:
+        await storage.db().execute("ANALYZE")
+
+
+def growing(kind: str, readings: dict[str, Costs]) -> Iterator[str]:
+    """The statements that cost more than at the smallest size, each with its operation and both counts."""
+    for key in {key: None for costs in readings.values() for key in costs}:
+        operation, statement = key
+        for unit, (factor, extra) in TOLERANCE.items():
+            counts = [(costs[key][unit], at) for at, costs in readings.items() if unit in costs.get(key, ())]
+            if counts and max(counts)[0] > factor * counts[0][0] + extra and statement not in GROWING:
+                both = " and ".join(f"{count:,} {unit} at {at}" for count, at in (counts[0], max(counts)))
+                yield f"{kind}: {operation}: {statement} costs {both}"
+
+
+def unmeasured(kind: str, readings: dict[str, Costs]) -> set[str]:
+    """Statements that no operation has run."""
+    every = {statement.name for name in FILES for statement in load_statements(name) if name not in UNRUN}
+    measured = {statement for costs in readings.values() for _, statement in costs}
+    elsewhere = {name for name, kinds in ONLY_ON.items() if kind not in kinds}
+    return every - measured - FRAGMENTS - RARE - elsewhere
