@@ -36,7 +36,7 @@ def test_every_invariant_and_every_rig_names_its_tests() -> None:
 
 def test_every_test_of_a_call_or_behaviour_is_on_the_page() -> None:
     names = {name for _, name in NAMED}
-    for path in sorted((ROOT / "tests" / "engine").glob("test_*.py")):
+    for path in sorted((ROOT / "tests" / "engine").rglob("test_*.py")):
         for name in _DEFINED.findall(path.read_text("utf-8")):
             assert name in names or not name.startswith(("test_row_", "test_meaning_")), f"{path.name}::{name}"
 
