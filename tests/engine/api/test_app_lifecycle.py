@@ -33,7 +33,7 @@ USES: dict[str, Callable[[App], Awaitable[Any]]] = {
 
 
 @pytest.mark.parametrize("use", USES)
-async def test_use_on_another_loop_is_refused(database: Database, use: str) -> None:
+async def test_app_use_on_another_event_loop_is_refused(database: Database, use: str) -> None:
     """B13: it took the App by accident, and failed now and then."""
 
     async def elsewhere(app: App) -> None:
@@ -46,7 +46,7 @@ async def test_use_on_another_loop_is_refused(database: Database, use: str) -> N
         await (await greet.start("b")).result(20)
 
 
-async def test_the_ways_that_the_error_names_work(shared: Database) -> None:
+async def test_alternatives_named_by_the_event_loop_error_work(shared: Database) -> None:
     loop = asyncio.get_running_loop()
 
     async def with_a_client() -> str:
@@ -81,7 +81,7 @@ async def plain() -> str:
     return await in_a_thread()
 
 
-async def test_a_plain_activity_with_a_loop_of_its_own_is_told(database: Database) -> None:
+async def test_app_use_from_an_activity_with_its_own_event_loop_is_refused(database: Database) -> None:
     async with App(database.url):
         assert "opened on another event loop" in await (await plain.start()).result(20)
 
@@ -98,7 +98,7 @@ async def body() -> str:
     return ""
 
 
-async def test_an_app_in_a_body_is_refused(database: Database) -> None:
+async def test_app_use_in_a_body_is_refused(database: Database) -> None:
     async with App(database.url) as app:
         APPS[:] = [app]
         assert "in a workflow's body: use it in an activity" in await (await body.start()).result(20)
@@ -158,7 +158,7 @@ asyncio.run(main(sys.argv[1], sys.argv[2]))
 """
 
 
-async def test_use_after_a_fork_is_refused_and_does_no_harm(shared: Database) -> None:
+async def test_app_use_after_a_fork_is_refused_and_leaves_the_parent_intact(shared: Database) -> None:
     """B13: it hung on SQLite, and broke the parent's connections on servers."""
     program = [sys.executable, "-W", "ignore", "-c", FORK, str(shared.url), OWN]
     done = await asyncio.to_thread(subprocess.run, program, capture_output=True, text=True, timeout=120)
@@ -169,7 +169,7 @@ async def test_use_after_a_fork_is_refused_and_does_no_harm(shared: Database) ->
     assert answers == ["hello after", "hello own"]
 
 
-async def test_an_app_is_open_while_its_worker_starts(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_app_is_open_while_its_worker_starts(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first activities that a worker resumes may start runs before `async with` has returned."""
     start, found = Worker.start, list[Client]()
 
@@ -184,9 +184,7 @@ async def test_an_app_is_open_while_its_worker_starts(database: Database, monkey
         assert found == [app]
 
 
-async def test_an_app_whose_worker_cannot_start_is_not_open(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_app_whose_worker_cannot_start_is_not_open(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     async def fails(worker: Worker) -> None:
         raise OSError("no threads left")
 

@@ -34,6 +34,7 @@ async def fill(storage: SQLStorage, count: int, **fields: Any) -> None:
         assert set(await storage.create_instances(rows)) == {None}
 
 
+@pytest.mark.call("run")
 async def test_all_runs_of_a_query_are_cancelled(database: Database) -> None:
     async with App(database.url) as app:
         for n in range(3):
@@ -51,6 +52,7 @@ async def test_all_runs_of_a_query_are_cancelled(database: Database) -> None:
                 await app.get(f"w{n}").result(SOON)
 
 
+@pytest.mark.call("run")
 async def test_all_runs_of_a_query_are_retried(database: Database) -> None:
     async with App(database.url) as app:
         for n in range(3):
@@ -64,6 +66,7 @@ async def test_all_runs_of_a_query_are_retried(database: Database) -> None:
                 await app.get(f"bad-{n}~r1").result(SOON)
 
 
+@pytest.mark.call("run")
 async def test_all_ended_runs_of_a_query_are_deleted_with_their_histories(database: Database) -> None:
     async with App(database.url) as app:
         await fill(storage_of(app), 250, status=WorkflowStatus.COMPLETED)
@@ -79,7 +82,7 @@ async def test_all_ended_runs_of_a_query_are_deleted_with_their_histories(databa
         assert await app._storage.get_history_count("o") == 0
 
 
-async def test_what_failed_is_named_with_its_reason(database: Database) -> None:
+async def test_bulk_delete_reports_each_failure_with_its_reason(database: Database) -> None:
     async with App(database.url, workflows=[]) as client:
         storage = client._storage
         await storage.create_instance(WorkflowInstance("a~1", "api.looped", status=WorkflowStatus.RECURRED))
@@ -89,7 +92,7 @@ async def test_what_failed_is_named_with_its_reason(database: Database) -> None:
         assert "continues from it" in done.failed["a~1"]
 
 
-async def test_runs_of_another_framework_cannot_be_changed_here(database: Database) -> None:
+async def test_runs_of_another_framework_cannot_be_cancelled_or_retried(database: Database) -> None:
     async with App(database.url, workflows=[]) as app:
         for id, status in (("theirs", WorkflowStatus.RUNNING), ("failed", WorkflowStatus.FAILED)):
             await app._storage.create_instance(
@@ -105,7 +108,7 @@ async def test_runs_of_another_framework_cannot_be_changed_here(database: Databa
         assert [run async for run in app.runs()] == []
 
 
-async def test_a_run_that_has_ended_is_not_cancelled(database: Database) -> None:
+async def test_cancelling_an_ended_run_is_refused(database: Database) -> None:
     async with App(database.url) as app:
         await (await simple.options(id="x").start("x")).result(SOON)
         with pytest.raises(WorkflowNotCancellableError):

@@ -99,7 +99,7 @@ async def where() -> str:
     return activity_info().step
 
 
-async def test_a_task_of_a_call_does_not_change_the_steps_after_it(memory: Database) -> None:
+async def test_task_of_a_call_does_not_change_the_steps_after_it(memory: Database) -> None:
     """Versions of Python differ in where they make tasks; the history must not."""
     async with App(memory.url):
         assert await either_way(True) == await either_way(False) == "3"
@@ -111,7 +111,7 @@ async def forgetful() -> int:
     return await double(2)
 
 
-async def test_a_call_that_is_never_awaited_warns_with_the_name_of_the_function(memory: Database) -> None:
+async def test_call_that_is_never_awaited_warns_with_the_name_of_the_function(memory: Database) -> None:
     async with App(memory.url):
         with pytest.warns(RuntimeWarning, match="coroutine 'double' was never awaited"):
             assert await (await forgetful.start()).result(SOON) == 4
@@ -121,12 +121,12 @@ async def test_a_call_that_is_never_awaited_warns_with_the_name_of_the_function(
         ways()  # type: ignore[unused-coroutine]
 
 
-async def test_frameworks_see_that_calls_have_to_be_awaited() -> None:
+async def test_frameworks_recognise_calls_as_coroutine_functions() -> None:
     for each in (double, plainly, ways, ways.options(id="a"), ways.start):
         assert asyncio.iscoroutinefunction(each) or inspect.iscoroutinefunction(each)
 
 
-async def test_outside_a_workflow_an_activity_runs_its_function() -> None:
+async def test_activity_called_outside_a_workflow_runs_its_function() -> None:
     assert await double(2) == 4
     assert await plainly(2) == -2
     assert await double.options(retry=Retry(attempts=1))(3) == 6
@@ -163,7 +163,7 @@ async def optional() -> list[object]:
     return found
 
 
-async def test_options_are_for_one_call(memory: Database) -> None:
+async def test_options_apply_to_one_call(memory: Database) -> None:
     async with App(memory.url):
         assert await optional() == [3, "one", "calling.elsewhere", "late"]
     assert attempts == ["three"] * 3 + ["one"]
@@ -185,7 +185,7 @@ async def saga(renamed: bool) -> None:
     raise ValueError("over")
 
 
-async def test_an_activity_with_options_is_compensated(memory: Database) -> None:
+async def test_activity_with_options_is_compensated(memory: Database) -> None:
     async with App(memory.url):
         with pytest.raises(WorkflowFailedError, match="over"):
             await saga(False)
@@ -222,7 +222,8 @@ async def through(well: bool) -> int:
     return await (led() if well else misled())
 
 
-async def test_a_workflow_called_from_a_program_is_a_durable_run(database: Database) -> None:
+@pytest.mark.call("run")
+async def test_workflow_called_from_a_program_is_a_durable_run(database: Database) -> None:
     async with App(database.url) as app:
         assert await adds.options(id="a")(3, right=4) == 11
         steps = [event.step async for event in app.history("a")]
@@ -231,12 +232,13 @@ async def test_a_workflow_called_from_a_program_is_a_durable_run(database: Datab
         assert await parent() == 3 + 8
 
 
-async def test_a_workflow_called_with_a_client_runs_elsewhere(shared: Database) -> None:
+async def test_workflow_called_with_a_client_runs_in_another_app(shared: Database) -> None:
     async with App(shared.url), Client(shared.url):
         assert await adds(3) == 5
 
 
-async def test_a_workflow_is_never_run_without_durability(memory: Database) -> None:
+@pytest.mark.call("run")
+async def test_workflow_is_never_run_without_durability(memory: Database) -> None:
     with pytest.raises(
         OutsideWorkflowError, match=r"where no App or Client is open.*adds\.start\(…\).*\.function\(…\)"
     ):
@@ -254,7 +256,7 @@ async def particular() -> int:
     return await adds.options(id="mine")(1)
 
 
-async def test_a_child_takes_no_options(memory: Database) -> None:
+async def test_options_are_refused_for_a_child(memory: Database) -> None:
     async with App(memory.url):
         with pytest.raises(WorkflowFailedError, match=r"a child takes no options, and calling\.adds was given id"):
             await particular()
@@ -281,6 +283,7 @@ async def test_no_parameter_name_is_reserved(memory: Database) -> None:
         assert await handle.result(SOON) == "x y 2 [3]"
 
 
+@pytest.mark.call("run")
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -309,12 +312,12 @@ async def wrong_child() -> str:
     return "nothing"
 
 
-async def test_the_arguments_of_a_child_are_checked_where_it_is_called(memory: Database) -> None:
+async def test_arguments_of_a_child_are_checked_where_it_is_called(memory: Database) -> None:
     async with App(memory.url):
         assert "argument 'left' must be int, not 'abc'" in await wrong_child()
 
 
-async def test_an_id_that_is_taken_says_what_differs(database: Database) -> None:
+async def test_error_for_an_existing_id_says_what_differs(database: Database) -> None:
     async with App(database.url):
         await adds.options(id="a").start(1)
         assert (await adds.options(id="a").start(1)).id == "a"
@@ -335,13 +338,13 @@ async def starts_taken() -> str:
     return "nothing"
 
 
-async def test_an_id_that_is_taken_raises_in_a_body(database: Database) -> None:
+async def test_existing_id_raises_in_a_body(database: Database) -> None:
     async with App(database.url):
         await adds.options(id="a").start(1)
         assert "run 'a' (calling.adds) already exists with different input" in await starts_taken()
 
 
-def test_wrong_options_are_refused_where_they_are_given() -> None:
+def test_wrong_options_are_refused_at_the_call() -> None:
     wrong: list[tuple[dict[str, Any], type[Exception], str]] = [
         ({"timeout": "3"}, TypeError, r"options\(timeout=\) must be a number of seconds or a timedelta, not '3'"),
         ({"timeout": 0}, ValueError, r"options\(timeout=\) must be above 0 seconds"),
@@ -408,7 +411,7 @@ def test_bounds_of_settings_are_checked_when_the_decorator_runs() -> None:
 def _defined_at_the_top() -> None: ...
 
 
-def test_two_activities_of_one_name_are_refused() -> None:
+def test_two_activities_with_one_name_are_refused() -> None:
     activity(name="calling.twice")(_function)
     activity(name="calling.twice")(_function)  # a module that is imported again
     with pytest.raises(ValueError, match=r"two activities are named 'calling\.twice', in"):
@@ -450,7 +453,7 @@ async def timers() -> list[str]:
     return found
 
 
-async def test_outside_a_workflow_an_activity_is_an_ordinary_call() -> None:
+async def test_activity_called_outside_a_workflow_is_an_ordinary_call() -> None:
     await note("plainly")
     assert seen == ["plainly"]
 
@@ -461,7 +464,7 @@ async def test_outside_a_workflow_an_activity_is_an_ordinary_call() -> None:
     assert await sum_of(1, 2, 3) == 6
 
 
-async def test_durable_calls_outside_a_workflow_say_so() -> None:
+async def test_durable_calls_outside_a_workflow_raise() -> None:
     for call in (lambda: sleep(1), lambda: wait_event("x")):
         with pytest.raises(OutsideWorkflowError, match="outside a workflow"):
             await call()
@@ -473,7 +476,7 @@ async def test_durable_calls_outside_a_workflow_say_so() -> None:
         await timers.start()
 
 
-def test_a_workflow_that_is_not_async_is_refused() -> None:
+def test_workflow_that_is_not_async_is_refused() -> None:
     with pytest.raises(TypeError, match="async def"):
 
         @workflow(name="calling.not_async")  # type: ignore[arg-type]

@@ -45,7 +45,8 @@ async def shouter(what: str) -> str:
     return await shout(what)
 
 
-async def test_row_run_client_does_the_same_without_running(shared: Database) -> None:
+@pytest.mark.call("run")
+async def test_client_starts_cancels_and_retries_runs_without_executing_them(shared: Database) -> None:
     async with Client(shared.url) as client:
         good, bad = await shouter.options(id="good").start("good"), await shouter.start("bad")
         later = await shouter.options(after=DAY).start("later")
@@ -91,7 +92,7 @@ async def order(order_id: str, amount: float) -> Receipt:
     return Receipt(receipt.order_id, await halve(receipt.amount))
 
 
-async def test_a_client_starts_what_an_app_runs(database: Database) -> None:
+async def test_app_executes_a_run_that_a_client_started(database: Database) -> None:
     if database.backend == "memory":
         async with App(database.url) as app:
             handle = await order.start("A-1", 2.0)

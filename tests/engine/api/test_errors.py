@@ -16,7 +16,8 @@ async def memory(backend_database: BackendDatabase) -> AsyncIterator[Database]:
         yield database
 
 
-def test_meaning_errors_are_one_tree() -> None:
+@pytest.mark.behaviour("errors")
+def test_engine_errors_share_one_base_class() -> None:
     named = """NonDeterminismError ActivityError WorkflowFailedError WorkflowCancelledError RunNotFoundError
     NotDurableError OutsideWorkflowError TransactionTooLongError"""
     for name in named.split():
@@ -25,7 +26,7 @@ def test_meaning_errors_are_one_tree() -> None:
     assert not issubclass(RunEvicted, Exception)
 
 
-async def test_every_error_is_perdures(memory: Database) -> None:
+async def test_error_of_an_unknown_run_is_a_perdure_error(memory: Database) -> None:
     async with App(memory.url) as app:
         with pytest.raises(PerdureError):
             await app.get("nobody").info()

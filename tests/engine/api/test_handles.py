@@ -60,7 +60,8 @@ async def waits_for(handle: RunHandle[Any], name: str) -> None:
     await until(is_there)
 
 
-async def test_info_tells_all_of_a_run_in_typed_values(database: Database) -> None:
+@pytest.mark.call("run")
+async def test_info_returns_everything_about_a_run_in_typed_values(database: Database) -> None:
     order = Order("o-1", Decimal("9.50"))
     async with App(database.url, worker_id="me") as app:
         handle = await whole.options(id="a", timeout=DAY).start(order)
@@ -94,9 +95,7 @@ async def test_info_tells_all_of_a_run_in_typed_values(database: Database) -> No
             info.id = "b"  # type: ignore[misc]
 
 
-async def test_info_of_a_run_whose_workflow_is_not_defined_here_is_plain_json(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_info_of_an_unknown_workflow_is_plain_json(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     async with App(database.url):
         handle = await child.options(id="a").start(Order("o", Decimal(3)))
         await handle.result(SOON)
@@ -105,7 +104,7 @@ async def test_info_of_a_run_whose_workflow_is_not_defined_here_is_plain_json(
         assert (info.input, info.result) == ({"order": {"id": "o", "price": "3"}}, "3")
 
 
-async def test_the_error_of_a_run(database: Database) -> None:
+async def test_info_and_queries_return_the_error_of_a_run(database: Database) -> None:
     async with App(database.url) as app:
         bad = await simple.options(id="bad").start("bad")
         with pytest.raises(WorkflowFailedError):
@@ -125,7 +124,7 @@ async def test_the_error_of_a_run(database: Database) -> None:
         assert found["waits"] == error
 
 
-async def test_a_run_that_recurred_names_the_run_before(database: Database) -> None:
+async def test_info_of_a_recurred_run_names_the_previous_run(database: Database) -> None:
     async with App(database.url) as app:
         assert await (await looped.options(id="a").start(2)).result(SOON) == "over"
         info = await app.get("a").info()
@@ -133,7 +132,7 @@ async def test_a_run_that_recurred_names_the_run_before(database: Database) -> N
         assert (await app.get("a~2").info()).status is WorkflowStatus.RECURRED
 
 
-async def test_a_run_that_is_executed_names_its_worker(database: Database) -> None:
+async def test_info_of_an_executing_run_names_its_worker(database: Database) -> None:
     begun, over = asyncio.Event(), asyncio.Event()
 
     @activity
@@ -157,7 +156,7 @@ async def test_a_run_that_is_executed_names_its_worker(database: Database) -> No
         assert (await app.health()).oldest_due_sec is None
 
 
-async def test_a_run_that_starts_later_waits_for_its_start(database: Database) -> None:
+async def test_info_of_a_delayed_run_shows_that_it_waits_for_its_start(database: Database) -> None:
     async with App(database.url, workflows=[]):
         (only,) = (await (await simple.options(after=DAY).start("x")).info()).waiting_for
         assert (only.kind, only.name) == (WaitKind.START, "start")
@@ -171,7 +170,7 @@ async def test_result_takes_seconds_or_a_timedelta(database: Database) -> None:
                 await handle.result(timeout=span)
 
 
-async def test_a_run_that_does_not_exist(database: Database) -> None:
+async def test_every_method_of_a_handle_raises_for_an_unknown_run(database: Database) -> None:
     async with App(database.url) as app:
         handle = app.get("nobody")
         for ask in (handle.result, handle.info, handle.steps, handle.cancel):
@@ -179,7 +178,7 @@ async def test_a_run_that_does_not_exist(database: Database) -> None:
                 await ask()
 
 
-async def test_history_is_decoded(database: Database) -> None:
+async def test_history_entries_are_decoded(database: Database) -> None:
     async with App(database.url):
         handle = await child.start(Order("o", Decimal(2)))
         await handle.result(SOON)
@@ -233,7 +232,8 @@ async def order(order_id: str, amount: float) -> Receipt:
     return Receipt(receipt.order_id, await halve(receipt.amount))
 
 
-async def test_row_run_result_status_and_history(database: Database) -> None:
+@pytest.mark.call("run")
+async def test_handle_returns_result_status_and_history(database: Database) -> None:
     async with App(database.url):
         handle = await order.options(id="order-A-1").start("A-1", 9.0)
         assert await handle.result(SOON) == Receipt("A-1", 4.5)
@@ -278,7 +278,8 @@ async def packed(parcel: Parcel) -> tuple[Parcel, int]:
     return found, len(parcel.parts)
 
 
-async def test_row_run_result_timeout(memory: Database) -> None:
+@pytest.mark.call("run")
+async def test_result_raises_after_its_timeout(memory: Database) -> None:
     async with App(memory.url) as app:
         handle = await packed.start(PARCEL)
         with pytest.raises(TimeoutError):
@@ -288,7 +289,7 @@ async def test_row_run_result_timeout(memory: Database) -> None:
         await handle.result(SOON)
 
 
-async def test_a_run_that_is_not_there(memory: Database) -> None:
+async def test_result_info_and_steps_raise_for_an_unknown_run(memory: Database) -> None:
     async with App(memory.url) as app:
         for ask in (app.get("nobody").result, app.get("nobody").info, app.get("nobody").steps):
             with pytest.raises(RunNotFoundError, match="nobody"):

@@ -8,7 +8,7 @@ from tests.engine.api.workflows import simple
 from tests.storages import Database, storage_of
 
 
-async def test_health_tells_how_late_work_is(database: Database) -> None:
+async def test_health_reports_how_late_work_is(database: Database) -> None:
     async with App(database.url, workflows=[]) as app:
         health = await app.health()
         assert (health.ok, health.database, health.migrations, health.oldest_due_sec) == (True, True, True, None)
@@ -20,7 +20,7 @@ async def test_health_tells_how_late_work_is(database: Database) -> None:
         assert 80 < oldest < 120
 
 
-async def test_health_tells_of_missing_migrations(database: Database) -> None:
+async def test_health_reports_missing_migrations(database: Database) -> None:
     async with App(database.url, workflows=[]) as client:
         ledger = "schema_migrations WHERE version = '20261117000000'"
         await client._storage.db().execute(f"DELETE FROM {ledger}")

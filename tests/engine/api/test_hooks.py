@@ -69,7 +69,7 @@ def of(found: list[HookEvent], kind: type[E]) -> list[E]:
 
 
 @pytest.mark.parametrize("hook", [None, "print", 3, [print]], ids=repr)
-def test_a_hook_that_is_not_callable_is_refused(hook: Any) -> None:
+def test_hook_that_is_not_callable_is_refused(hook: Any) -> None:
     with pytest.raises(TypeError, match="hooks"):
         App("sqlite:///:memory:", hooks=[hook])
 
@@ -112,7 +112,7 @@ async def trip() -> None:
     await pay()
 
 
-async def test_a_saga_that_fails_tells_each_step_retry_and_compensation(database: Database) -> None:
+async def test_hooks_get_each_step_retry_and_compensation_of_a_failed_saga(database: Database) -> None:
     found: list[HookEvent] = []
     async with App(database.url, hooks=[found.append]):
         with pytest.raises(WorkflowFailedError):
@@ -161,7 +161,7 @@ async def paying() -> None:
     await pay()
 
 
-async def test_a_retry_is_told_after_its_commit(shared: Database) -> None:
+async def test_retry_hook_is_called_after_the_commit(shared: Database) -> None:
     peer = await shared.storage()
     counts: list[int] = []
     pending: list[HookEvent] = []
@@ -189,7 +189,7 @@ async def counting(left: int) -> int:
     return left
 
 
-async def test_a_run_that_recurs_waits_and_resumes(shared: Database) -> None:
+async def test_hooks_of_a_run_that_recurs_waits_and_resumes(shared: Database) -> None:
     found: list[HookEvent] = []
     async with App(shared.url, max_cached_runs=0, hooks=[found.append]) as app:
         handle = await counting.options(id="a").start(1)
@@ -208,7 +208,7 @@ async def test_a_run_that_recurs_waits_and_resumes(shared: Database) -> None:
     assert any("wait_event" in step for step in waits.steps)
 
 
-async def test_a_cancelled_run_tells_its_reason(shared: Database) -> None:
+async def test_cancel_hook_gets_the_reason(shared: Database) -> None:
     found: list[HookEvent] = []
     async with App(shared.url, hooks=[found.append]) as app:
         handle = await counting.options(id="a").start(0)
@@ -228,7 +228,7 @@ async def after() -> None:
     await wait_event("hooks.go")
 
 
-async def test_a_stuck_run_tells_its_reason_tries_and_pause(shared: Database) -> None:
+async def test_stuck_hook_gets_reason_tries_and_pause(shared: Database) -> None:
     found: list[HookEvent] = []
     old, new = version(before, "hooks.changing"), version(after, "hooks.changing")
     async with App(shared.url, workflows=[old]) as app:
@@ -287,8 +287,9 @@ async def observed(ends: str) -> None:
     await shout(ends)
 
 
+@pytest.mark.call("observe")
 @pytest.mark.parametrize("end", ENDS)
-async def test_row_observe_every_hook_after_its_commit(database: Database, end: type[HookEvent]) -> None:
+async def test_every_hook_is_called_after_its_commit(database: Database, end: type[HookEvent]) -> None:
     told: list[type[HookEvent]] = []
     seen: list[WorkflowStatus] = []
 
@@ -365,7 +366,8 @@ async def echo(value: int) -> int:
     return value
 
 
-async def test_row_observe_hooks_are_not_told_on_replay(sqlite: Database) -> None:
+@pytest.mark.call("observe")
+async def test_hooks_are_not_called_on_replay(sqlite: Database) -> None:
     told: list[tuple[type[HookEvent], object]] = []
 
     async def slowly(event: HookEvent) -> None:
@@ -383,7 +385,8 @@ async def test_row_observe_hooks_are_not_told_on_replay(sqlite: Database) -> Non
     assert ends == [RunStarted, RunWaiting, RunResumed, RunCompleted]
 
 
-async def test_row_observe_hooks_are_told_after_the_commit(sqlite: Database) -> None:
+@pytest.mark.call("observe")
+async def test_step_hook_is_called_after_the_commit(sqlite: Database) -> None:
     counts: list[int] = []
     peer = await sqlite.storage()
 
@@ -396,7 +399,8 @@ async def test_row_observe_hooks_are_told_after_the_commit(sqlite: Database) -> 
     assert counts == [1]
 
 
-async def test_row_observe_a_hook_that_raises_is_logged(memory: Database, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.call("observe")
+async def test_error_in_a_hook_is_logged_and_ignored(memory: Database, caplog: pytest.LogCaptureFixture) -> None:
     def broken(event: HookEvent) -> None:
         raise ValueError("a hook's own trouble")
 

@@ -118,7 +118,7 @@ async def test_reserved_names_are_refused_in_a_body(memory: Database) -> None:
             assert "begins with '~', which is reserved" in await handle.result(20), way
 
 
-async def test_a_childs_end_cannot_be_forged(database: Database) -> None:
+async def test_public_messages_cannot_forge_the_end_of_a_child(database: Database) -> None:
     """B4."""
     async with App(database.url) as app:
         handle = await parent.options(id="P").start("right")
@@ -145,7 +145,7 @@ async def receiver(channel: str, mode: str) -> list[Any]:
     return [message.channel, message.data]
 
 
-async def test_a_public_message_is_never_one_to_a_single_run(database: Database) -> None:
+async def test_public_message_is_never_taken_for_a_message_to_a_single_run(database: Database) -> None:
     """B4: `publish("approved:T")` passed as an event sent to T."""
     async with App(database.url) as app:
         handle = await waiter.options(id="T").start("approved")
@@ -179,7 +179,7 @@ LONG = "x" * 255
 
 @pytest.mark.parametrize("source", ["", "shop"])
 @pytest.mark.parametrize("id", ["order-7", LONG])
-async def test_the_same_event_id_with_another_type_or_receiver_is_another_event(
+async def test_same_event_id_with_another_type_or_receiver_is_another_event(
     database: Database, source: str, id: str
 ) -> None:
     """A10: the second was dropped silently."""
@@ -200,7 +200,7 @@ async def test_the_same_event_id_with_another_type_or_receiver_is_another_event(
         assert await handle.result(20) == expected
 
 
-async def test_an_event_cannot_take_the_place_of_a_childs_end(database: Database) -> None:
+async def test_event_id_cannot_suppress_the_end_of_a_child(database: Database) -> None:
     """A10, B4: the end of a child has an id and a source too, which are easy to guess."""
     async with App(database.url) as app:
         handle = await parent.options(id="P").start("right")
@@ -210,7 +210,7 @@ async def test_an_event_cannot_take_the_place_of_a_childs_end(database: Database
         assert await handle.result(20) == "right"
 
 
-async def test_the_same_id_for_another_event_of_the_outbox_is_refused(memory: Database) -> None:
+async def test_same_id_for_another_event_of_the_outbox_is_refused(memory: Database) -> None:
     """A10: consumers take events of one source and id for the same, whatever their types."""
 
     async def publisher(event: object) -> None:
@@ -247,7 +247,7 @@ async def typed(kind: str) -> str:
     return (await wait_event(kind)).type
 
 
-async def test_an_event_has_the_type_it_was_sent_with(memory: Database) -> None:
+async def test_event_keeps_the_type_it_was_sent_with(memory: Database) -> None:
     async with App(memory.url) as app:
         handle = await typed.options(id="T").start("com.example:paid")
         await waiting(app, "T")
@@ -265,7 +265,7 @@ def test_stored_names_are_different_for_different_names() -> None:
 
 
 @pytest.mark.parametrize("id", ["~", "~mine", "order~1", "order~r2", "order/1~c3"])
-async def test_ids_that_the_engine_makes_are_refused(memory: Database, id: str) -> None:
+async def test_ids_with_the_form_of_generated_ids_are_refused(memory: Database, id: str) -> None:
     """B1, B4."""
     async with App(memory.url):
         with pytest.raises(LimitError, match="is reserved"):
@@ -273,7 +273,7 @@ async def test_ids_that_the_engine_makes_are_refused(memory: Database, id: str) 
 
 
 @pytest.mark.parametrize("id", ["order~", "order~rest", "a/1", "a:1", "a@b", "x~r", "x~1a"])
-async def test_other_ids_are_the_users_own(memory: Database, id: str) -> None:
+async def test_other_ids_are_accepted(memory: Database, id: str) -> None:
     async with App(memory.url):
         gates["a"] = asyncio.Event()
         gates["a"].set()
@@ -283,7 +283,7 @@ async def test_other_ids_are_the_users_own(memory: Database, id: str) -> None:
 # Ids that are taken.
 
 
-async def test_a_users_run_with_a_childs_id_is_not_in_its_way(database: Database) -> None:
+async def test_run_of_a_user_with_the_id_of_a_child_does_not_block_the_child(database: Database) -> None:
     """B1: the parent was stuck forever."""
     async with App(database.url) as app:
         for name in ("mine", "theirs"):
@@ -296,7 +296,7 @@ async def test_a_users_run_with_a_childs_id_is_not_in_its_way(database: Database
         assert await app.get("P/1~c1").result(20) == "theirs"
 
 
-async def test_children_of_an_earlier_run_with_the_parents_id_are_not_in_the_way(database: Database) -> None:
+async def test_children_of_an_earlier_run_with_the_same_id_do_not_block_new_children(database: Database) -> None:
     """B1: retention may remove a parent before its child."""
     async with App(database.url) as app:
         for name in ("first", "second"):
@@ -312,7 +312,7 @@ async def failing() -> None:
     raise ValueError("as it is")
 
 
-async def test_a_run_is_tried_again_under_its_own_id(database: Database) -> None:
+async def test_id_of_a_retry_is_derived_from_the_id_of_its_run(database: Database) -> None:
     """B1: `X~rest` was tried again as `X~r1`."""
     async with App(database.url) as app:
         for id, expected in (("X~rest", "X~rest~r1"), ("X", "X~r1")):
@@ -335,7 +335,7 @@ def yearly() -> Iterator[Workflow[[], str]]:
     del WORKFLOWS["isolation.yearly"]
 
 
-async def test_a_run_of_another_workflow_with_a_ticks_id_is_not_in_its_way(
+async def test_run_of_another_workflow_with_the_id_of_a_tick_does_not_block_the_tick(
     shared: Database, yearly: Workflow[[], str]
 ) -> None:
     """B1."""
@@ -362,7 +362,7 @@ async def forever(number: int) -> None:
     await wait_event("isolation.never")
 
 
-async def test_the_same_start_after_recur_is_the_same_run(database: Database) -> None:
+async def test_same_start_after_recur_returns_the_same_run(database: Database) -> None:
     """B2: "make sure it runs" at boot worked once."""
     async with App(database.url) as app:
         handle = await forever.options(id="F").start(1)

@@ -122,11 +122,12 @@ async def output(case: str, url: str) -> list[str]:
     return plain(told.decode())
 
 
-async def test_a_completed_run_logs_nothing_of_its_own(shared: Database) -> None:
+async def test_completed_run_logs_nothing(shared: Database) -> None:
     assert await output("completed", shared.url) == [STARTED, STOPPED]
 
 
-async def test_a_failed_run_logs_its_retries_and_its_reason(shared: Database) -> None:
+@pytest.mark.call("observe")
+async def test_failed_run_logs_its_retries_and_its_reason(shared: Database) -> None:
     reason = "PaymentError: card declined"
     assert await output("failed", shared.url) == [
         STARTED,
@@ -137,7 +138,7 @@ async def test_a_failed_run_logs_its_retries_and_its_reason(shared: Database) ->
     ]
 
 
-async def test_a_failed_compensation_is_an_error(shared: Database) -> None:
+async def test_failed_compensation_is_logged_as_an_error(shared: Database) -> None:
     found = await output("compensated", shared.url)
     assert found[3:] == [
         "ERROR:perdure.engine:run order-1 (order) could not compensate step 1:reserve: release failed: OSError: "
@@ -147,7 +148,7 @@ async def test_a_failed_compensation_is_an_error(shared: Database) -> None:
     ]
 
 
-async def test_a_cancelled_run_is_information(shared: Database) -> None:
+async def test_cancelled_run_is_logged_at_info(shared: Database) -> None:
     assert await output("cancelled", shared.url) == [
         STARTED,
         "INFO:perdure.engine:run order-1 (order) was cancelled: customer changed their mind",
@@ -166,7 +167,7 @@ async def test_migrations_are_logged_when_they_are_applied(tmp_path: Path) -> No
     assert await output("completed", url) == [STARTED, STOPPED]
 
 
-async def test_a_worker_that_gets_sigterm_logs_how_it_drains(shared: Database) -> None:
+async def test_worker_that_gets_sigterm_logs_how_it_drains(shared: Database) -> None:
     async with program("slow", shared.url) as process, asyncio.timeout(60):
         assert process.stdout is not None
         assert (await process.stdout.readline()).strip() == b"charging"
@@ -243,7 +244,9 @@ async def lenient() -> str:
     return ""
 
 
-async def test_a_failed_step_that_the_workflow_catches_is_no_warning(database: Database, lines: Lines) -> None:
+async def test_failed_step_that_the_workflow_catches_is_not_logged_as_a_warning(
+    database: Database, lines: Lines
+) -> None:
     async with App(database.url):
         assert await (await lenient.start()).result(SOON) == "done without it"
     assert lines.told() == []
@@ -254,7 +257,7 @@ async def broken() -> None:
     raise KeyError("its own mistake")
 
 
-async def test_the_fields_of_a_message_are_in_extra(database: Database, lines: Lines) -> None:
+async def test_fields_of_a_message_are_in_extra(database: Database, lines: Lines) -> None:
     async with App(database.url, worker_id="w1"):
         with pytest.raises(WorkflowFailedError):
             await (await broken.options(id="a").start()).result(SOON)
@@ -287,7 +290,7 @@ async def two(secret: str) -> str:
 async def fail_with_nothing(secret: str) -> None: ...
 
 
-async def test_a_stuck_run_is_a_warning_that_shows_no_arguments(shared: Database, lines: Lines) -> None:
+async def test_stuck_run_is_logged_as_a_warning_without_arguments(shared: Database, lines: Lines) -> None:
     async with App(shared.url, workflows=[version(one, "logs.changing")]) as app:
         await version(one, "logs.changing").options(id="a").start(SECRET)
         await waiting(app, "a")
@@ -307,7 +310,7 @@ async def test_a_stuck_run_is_a_warning_that_shows_no_arguments(shared: Database
     assert not [each for each in lines.records if SECRET in repr(vars(each))]
 
 
-async def test_a_lost_lease_is_one_warning(shared: Database, lines: Lines) -> None:
+async def test_lost_lease_is_logged_as_one_warning(shared: Database, lines: Lines) -> None:
     async with App(shared.url, workflows=[order], lease=SHORT, worker_id="w1") as app, Client(shared.url) as client:
         handle = await order.options(id="a").start("gate")
         await until(lambda: "gate" in gates)
@@ -328,7 +331,7 @@ async def test_a_lost_lease_is_one_warning(shared: Database, lines: Lines) -> No
     assert vars(lines.of("lost its lease")[0])["run_id"] == "a"
 
 
-async def test_a_run_that_is_cancelled_while_it_executes_is_no_lost_lease(shared: Database, lines: Lines) -> None:
+async def test_cancelling_an_executing_run_is_not_logged_as_a_lost_lease(shared: Database, lines: Lines) -> None:
     async with App(shared.url, workflows=[order], lease=SHORT):
         handle = await order.options(id="a").start("gate")
         await until(lambda: "gate" in gates)
@@ -338,7 +341,7 @@ async def test_a_run_that_is_cancelled_while_it_executes_is_no_lost_lease(shared
     assert lines.told() == [("INFO", "run a (logs.order) was cancelled: enough")]
 
 
-async def test_a_takeover_names_both_workers_and_the_runs(shared: Database, lines: Lines) -> None:
+async def test_takeover_names_both_workers_and_the_runs(shared: Database, lines: Lines) -> None:
     async with Client(shared.url) as client:
         for id in ("a", "b"):
             await order.options(id=id).start("gate")
@@ -357,7 +360,7 @@ async def test_a_takeover_names_both_workers_and_the_runs(shared: Database, line
     ]
 
 
-async def test_an_outage_of_the_database_is_one_warning(lines: Lines) -> None:
+async def test_database_outage_is_logged_as_one_warning(lines: Lines) -> None:
     with PostgresServer() as server:
         async with App(server.url, workflows=[order], lease=SHORT) as app:
             gates["gate"] = asyncio.Event()
@@ -378,7 +381,7 @@ async def test_an_outage_of_the_database_is_one_warning(lines: Lines) -> None:
     assert [each for each in lines.told() if "the database is" not in each[1] and "lost its lease" not in each[1]] == []
 
 
-async def test_a_worker_that_stops_during_an_outage_does_not_log_its_end(lines: Lines) -> None:
+async def test_worker_that_stops_during_an_outage_does_not_log_its_end(lines: Lines) -> None:
     with PostgresServer() as server:
         async with App(server.url, workflows=[order], lease=SHORT, drain_timeout=SHORT):
             server.kill()
@@ -386,7 +389,7 @@ async def test_a_worker_that_stops_during_an_outage_does_not_log_its_end(lines: 
     assert [level for level, message in lines.told() if "the database is" in message] == ["WARNING"]
 
 
-async def test_terminated_sessions_of_the_database_are_no_error(
+async def test_terminated_database_sessions_are_not_logged_as_errors(
     postgres_url: str, fresh_postgres_db: str, lines: Lines
 ) -> None:
     async with App(fresh_postgres_db, workflows=[order]) as app:
@@ -400,7 +403,7 @@ async def test_terminated_sessions_of_the_database_are_no_error(
     assert not [each for each in lines.told() if each[0] == "ERROR"]
 
 
-async def test_a_crashed_background_task_is_an_error(
+async def test_crashed_background_task_is_logged_as_an_error(
     database: Database, lines: Lines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with App(database.url, workflows=[order]) as app:
@@ -431,9 +434,8 @@ async def keeps_secrets(password: str) -> str:
         return password
 
 
-async def test_row_observe_logs_are_structured_and_carry_no_payload(
-    database: Database, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.mark.call("observe")
+async def test_logs_are_structured_and_contain_no_payload(database: Database, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "perdure")
     async with App(database.url):
         assert await (await keeps_secrets.start("hunter2")).result(SOON) == "hunter2"

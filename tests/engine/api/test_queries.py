@@ -41,6 +41,7 @@ async def fill(storage: SQLStorage, count: int, **fields: Any) -> None:
         assert set(await storage.create_instances(rows)) == {None}
 
 
+@pytest.mark.call("run")
 async def test_ten_thousand_runs_are_paged_counted_and_read_with_few_statements(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -67,7 +68,7 @@ async def test_ten_thousand_runs_are_paged_counted_and_read_with_few_statements(
         assert sum(calls.values()) <= 5 * pages, calls
 
 
-async def test_a_query_by_workflow_status_time_and_input(database: Database) -> None:
+async def test_query_by_workflow_status_time_and_input(database: Database) -> None:
     async with App(database.url) as app:
         for text in ("one", "two", "bad"):
             with pytest.raises(WorkflowFailedError) if text == "bad" else _nothing():
@@ -97,7 +98,7 @@ class _nothing:
     def __exit__(self, *_: object) -> None: ...
 
 
-async def test_what_a_query_refuses(database: Database) -> None:
+async def test_invalid_query_arguments_are_refused(database: Database) -> None:
     async with App(database.url, workflows=[]) as client:
         with pytest.raises(ValueError, match=r"runs\(status=\) is one of 'running', .*, not 'finished'"):
             client.runs(status="finished")
@@ -138,7 +139,8 @@ async def sleeper(what: str) -> None:
     await sleep(DAY)
 
 
-async def test_row_run_get_and_list(database: Database) -> None:
+@pytest.mark.call("run")
+async def test_runs_are_found_by_id_and_by_filters(database: Database) -> None:
     async with App(database.url) as app:
         for what in ("one", "two", "bad"):
             await shouter.options(id=what).start(what)

@@ -36,7 +36,8 @@ async def waiter() -> None:
     await asyncio.gather(sleep(DAY), wait_event("retry.never", timeout=DAY))
 
 
-async def test_meaning_retry_of_a_run_that_is_under_way_or_went_well_is_refused(database: Database) -> None:
+@pytest.mark.behaviour("retry")
+async def test_retrying_an_unfinished_or_completed_run_is_refused(database: Database) -> None:
     async with App(database.url) as app:
         asleep, well = await waiter.start(), await noter.start("well")
         await well.result(SOON)

@@ -33,8 +33,9 @@ async def sender(to: str, how: str) -> list[str]:
     return told
 
 
+@pytest.mark.behaviour("events")
 @pytest.mark.parametrize("how", ["event", "message"])
-async def test_what_is_sent_to_a_run_that_does_not_exist_is_refused(database: Database, how: str) -> None:
+async def test_message_to_an_unknown_run_is_refused(database: Database, how: str) -> None:
     async with App(database.url, max_cached_runs=0) as app:
         for send in (
             app.send_event("api.go", 1, to="nobody"),
@@ -50,9 +51,8 @@ async def test_what_is_sent_to_a_run_that_does_not_exist_is_refused(database: Da
         assert await handle.result(SOON) == [refused, refused]
 
 
-async def test_what_is_sent_to_a_run_that_has_ended_is_dropped(
-    database: Database, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.mark.behaviour("events")
+async def test_message_to_an_ended_run_is_dropped(database: Database, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "perdure.engine")
     async with App(database.url) as app:
         await (await simple.options(id="x").start("x")).result(SOON)

@@ -26,7 +26,7 @@ WRONG: dict[str, list[object]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_nonsense_is_refused_when_the_app_is_made(name: str) -> None:
+def test_invalid_settings_are_refused_by_the_constructor(name: str) -> None:
     """B14."""
     for value in WRONG[name]:
         given: dict[str, Any] = {name: value}
@@ -34,7 +34,7 @@ def test_nonsense_is_refused_when_the_app_is_made(name: str) -> None:
             App("sqlite:///:memory:", **given)
 
 
-def test_the_least_that_makes_sense_is_accepted() -> None:
+def test_smallest_valid_settings_are_accepted() -> None:
     App(
         "sqlite:///:memory:", max_runs=1, max_activities=1, max_threads=1, max_cached_runs=0, drain_timeout=timedelta(0)
     )
@@ -59,7 +59,7 @@ async def waits(kind: str) -> str:
 
 
 @pytest.mark.parametrize("kind", WAITS)
-async def test_nan_is_no_duration(database: Database, kind: str) -> None:
+async def test_nan_is_refused_as_a_duration(database: Database, kind: str) -> None:
     """B14: sleep(nan) returned at once."""
     async with App(database.url):
         assert "not nan" in await (await waits.start(kind)).result(20)
@@ -76,7 +76,7 @@ async def test_nan_is_no_duration(database: Database, kind: str) -> None:
         "mysql://h",
     ],
 )
-async def test_a_url_that_names_no_database_is_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_url_without_a_database_is_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """B14: it reached whatever server and database are the default, and migrated them."""
     for name in ("PGDATABASE", "PGSERVICE"):
         monkeypatch.delenv(name, raising=False)
@@ -84,7 +84,7 @@ async def test_a_url_that_names_no_database_is_refused(url: str, monkeypatch: py
         await Client(url).__aenter__()
 
 
-def test_a_database_is_named_in_several_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_database_can_be_named_in_several_ways(monkeypatch: pytest.MonkeyPatch) -> None:
     from perdure.database.backends.postgres_url import parse
 
     monkeypatch.delenv("PGDATABASE", raising=False)
@@ -139,7 +139,7 @@ async def timers() -> list[str]:
 
 
 @pytest.mark.parametrize("url", ["oracle://x", "sqlite://x.db", "", "orders.db"])
-async def test_a_wrong_url_is_told_at_once(url: str) -> None:
+async def test_invalid_url_is_refused_when_the_app_opens(url: str) -> None:
     for opened in (App, Client):
         with pytest.raises(ConfigurationError, match="URL"):
             async with opened(url):

@@ -38,7 +38,9 @@ async def sleeper(what: str) -> None:
     await sleep(DAY)
 
 
-async def test_row_limits_set_state_is_peeked_at(database: Database) -> None:
+@pytest.mark.call("limits")
+@pytest.mark.call("run")
+async def test_state_of_a_run_can_be_read_while_it_waits_and_after_it_ended(database: Database) -> None:
     async with App(database.url):
         handle = await sleeper.start("asleep")
         await status_of(handle, WorkflowStatus.WAITING_FOR_TIMER)

@@ -43,7 +43,8 @@ def named(steps: list[StepInfo]) -> dict[str, StepInfo]:
     return {f"{step.kind}:{step.name}": step for step in steps}
 
 
-async def test_steps_tell_what_a_run_did_and_waits_for(database: Database) -> None:
+@pytest.mark.call("run")
+async def test_steps_show_what_a_run_did_and_waits_for(database: Database) -> None:
     order = Order("o-1", Decimal("9.50"))
     async with App(database.url) as app:
         handle = await whole.options(id="a").start(order, 2)
@@ -70,7 +71,7 @@ async def test_steps_tell_what_a_run_did_and_waits_for(database: Database) -> No
         assert {step.status for step in steps.values()} == {StepStatus.COMPLETED}
 
 
-async def test_steps_of_a_run_that_failed_and_was_compensated(database: Database) -> None:
+async def test_steps_show_failed_and_compensated_steps(database: Database) -> None:
     async with App(database.url):
         handle = await whole.start(Order("bad", Decimal(1)))
         with pytest.raises(WorkflowFailedError):
@@ -82,7 +83,7 @@ async def test_steps_of_a_run_that_failed_and_was_compensated(database: Database
         assert undone == ["bad"]
 
 
-async def test_steps_that_failed_or_are_between_attempts(database: Database) -> None:
+async def test_steps_show_retries_and_timeouts(database: Database) -> None:
     @activity(retry=Retry(attempts=2, initial=timedelta(hours=1)))
     async def later() -> None:
         raise KeyError("no")

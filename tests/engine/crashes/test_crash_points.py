@@ -289,9 +289,10 @@ async def run_lane(
         return await lane.run(ward, cases)
 
 
+@pytest.mark.call("saga")
 @pytest.mark.timeout(1800 if ALL else 120)
 @pytest.mark.parametrize("backend", ["sqlite", "postgresql", "mysql"])
-async def test_death_at_a_commit(
+async def test_worker_crash_at_any_commit_is_recovered(
     backend: str, tmp_path: Path, sqlite_template: Path, request: pytest.FixtureRequest
 ) -> None:
     server = {"sqlite": "", "postgresql": "postgres_url", "mysql": "mysql_url"}[backend]

@@ -55,7 +55,9 @@ async def _crash(url: str) -> None:
         await (await crashing.options(id="a").start()).result()
 
 
-async def test_p3_a_killed_process_loses_nothing_and_costs_a_lease(shared: Database) -> None:
+@pytest.mark.guarantee(3)
+@pytest.mark.behaviour("background tasks")
+async def test_killed_process_loses_nothing_and_delays_its_runs_by_a_lease(shared: Database) -> None:
     crash = "from tests.engine.crashes.test_killed_process import _crash"
     code = f"import asyncio; {crash}; asyncio.run(_crash({shared.url!r}))"
     child = await asyncio.create_subprocess_exec(

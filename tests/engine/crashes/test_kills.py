@@ -22,9 +22,10 @@ KILLS = 50
 SEED = secrets.randbelow(1 << 32)
 
 
+@pytest.mark.guarantee(3)
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("backend", ["sqlite", "postgresql", "mysql"])
-async def test_kills(backend: str, backend_database: BackendDatabase, tmp_path: Path) -> None:
+async def test_killed_workers_lose_nothing(backend: str, backend_database: BackendDatabase, tmp_path: Path) -> None:
     """A round of the chaos room's rig, which has no end of them."""
     print(f"to repeat: python -m tests.chaos --rig kills --database {backend} --seed {SEED} --count {KILLS}")
     async with backend_database(backend) as database:
@@ -35,7 +36,7 @@ async def test_kills(backend: str, backend_database: BackendDatabase, tmp_path: 
     assert outcome.figures["entries"] > 0
 
 
-async def test_a_worker_keeps_what_it_took_over(tmp_path: Path) -> None:
+async def test_worker_keeps_the_runs_it_took_over(tmp_path: Path) -> None:
     """Leases that were taken over and others are renewed side by side, and nothing is begun a second time."""
     url = f"sqlite:///{tmp_path}/perdure.db"
     async with Client(url), WorkerPool(WorkerSpec(url, str(tmp_path)), random.Random(SEED)) as pool:

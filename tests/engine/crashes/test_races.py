@@ -146,7 +146,7 @@ async def ended(handle: RunHandle[int]) -> None:
 
 
 @everywhere
-async def test_cancel_against_completion(backend: str, backend_database: BackendDatabase) -> None:
+async def test_race_of_cancel_and_completion(backend: str, backend_database: BackendDatabase) -> None:
     chance = random.Random(SEED)
     async with rivals(backend, backend_database) as (one, other):
         handles = [await brief.start(chance.uniform(0, 0.3)) for _ in range(58)]
@@ -170,7 +170,7 @@ async def test_cancel_against_completion(backend: str, backend_database: Backend
 
 
 @everywhere
-async def test_two_who_cancel_and_one_who_resumes(backend: str, backend_database: BackendDatabase) -> None:
+async def test_race_of_two_cancellations_and_a_resume(backend: str, backend_database: BackendDatabase) -> None:
     chance = random.Random(SEED)
     async with rivals(backend, backend_database) as (one, other):
         handles = [await resumed.start() for _ in range(30)]
@@ -199,7 +199,7 @@ async def test_two_who_cancel_and_one_who_resumes(backend: str, backend_database
 
 
 @everywhere
-async def test_delivery_against_a_time_out(backend: str, backend_database: BackendDatabase) -> None:
+async def test_race_of_delivery_and_timeout(backend: str, backend_database: BackendDatabase) -> None:
     """What comes as the time runs out is received, once, or stays for the next wait."""
     chance = random.Random(SEED)
     async with rivals(backend, backend_database) as (one, other):
@@ -233,7 +233,7 @@ async def test_delivery_against_a_time_out(backend: str, backend_database: Backe
 
 
 @everywhere
-async def test_recur_against_messages(backend: str, backend_database: BackendDatabase) -> None:
+async def test_race_of_recur_and_messages(backend: str, backend_database: BackendDatabase) -> None:
     """Messages to a run that begins anew all the time: none is lost, none comes twice, all come in order."""
     chance = random.Random(SEED)
     async with rivals(backend, backend_database) as clients:

@@ -19,7 +19,9 @@ SEED = int(os.environ.get("PERDURE_SEED", "0")) or secrets.randbelow(1 << 32)
 
 @pytest.mark.timeout(60 + 5 * SEEDS)
 @pytest.mark.parametrize("backend", ["sqlite", "postgresql", "mysql"])
-async def test_random_workflows(backend: str, backend_database: BackendDatabase, tmp_path: Path) -> None:
+async def test_random_workflows_under_kills_match_the_model(
+    backend: str, backend_database: BackendDatabase, tmp_path: Path
+) -> None:
     print(f"to repeat: PERDURE_SEED={SEED} PERDURE_MODEL_SEEDS={SEEDS}")
     async with backend_database(backend) as database:
         checker, figures = await perform(database, tmp_path, SEED, SEEDS)

@@ -26,7 +26,8 @@ def backend(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-async def test_zombies(backend: str, backend_database: BackendDatabase, tmp_path: Path) -> None:
+@pytest.mark.guarantee(2)
+async def test_zombie_workers_write_nothing(backend: str, backend_database: BackendDatabase, tmp_path: Path) -> None:
     """A small round of the chaos room's rig."""
     async with backend_database(backend) as database:
         outcome = await rise(database, Round(backend, secrets.randbits(32), ZOMBIES, tmp_path))
@@ -34,7 +35,10 @@ async def test_zombies(backend: str, backend_database: BackendDatabase, tmp_path
     assert outcome.done == ZOMBIES
 
 
-async def test_a_zombie_begins_nothing(backend: str, backend_database: BackendDatabase, tmp_path: Path) -> None:
+@pytest.mark.guarantee(2)
+async def test_zombie_worker_starts_no_activity(
+    backend: str, backend_database: BackendDatabase, tmp_path: Path
+) -> None:
     """Stopped in a pause that is kept in memory, with nothing to write: only the clock can keep it from going on."""
     async with backend_database(backend) as database:
         spec = WorkerSpec(database.url, str(tmp_path))

@@ -122,7 +122,8 @@ async def retried_soon() -> int:
     return await soon()
 
 
-async def test_p1_a_recorded_activity_never_runs_again(shared: Database) -> None:
+@pytest.mark.guarantee(1)
+async def test_recorded_activity_never_executes_again(shared: Database) -> None:
     async with App(shared.url, max_cached_runs=0) as app:
         await approved.options(id="a").start("once")
         assert await waiting(app, "a") is WorkflowStatus.WAITING_FOR_MESSAGE
@@ -132,7 +133,8 @@ async def test_p1_a_recorded_activity_never_runs_again(shared: Database) -> None
     assert seen == ["once", "after"]
 
 
-async def test_p1_an_interrupted_activity_runs_again_under_the_same_key(shared: Database) -> None:
+@pytest.mark.guarantee(1)
+async def test_interrupted_activity_executes_again_with_the_same_idempotency_key(shared: Database) -> None:
     async with App(shared.url, drain_timeout=timedelta(0)) as app:
         await two_gates.options(id="a").start("one", "two")
         await until(entered("one"))
@@ -143,7 +145,8 @@ async def test_p1_an_interrupted_activity_runs_again_under_the_same_key(shared: 
     assert seen == [("one", 1, key), ("one cancelled", 1, key), ("one", 1, key), ("two", 1, "a::2:gated")]
 
 
-async def test_p1_attempts_are_counted_across_workers_and_a_long_back_off_frees_them(shared: Database) -> None:
+@pytest.mark.guarantee(1)
+async def test_attempts_are_counted_across_workers_and_a_long_back_off_releases_the_lease(shared: Database) -> None:
     async with App(shared.url) as app:
         await retried_late.options(id="a").start()
         assert await waiting(app, "a") is WorkflowStatus.WAITING_FOR_TIMER
@@ -155,7 +158,8 @@ async def test_p1_attempts_are_counted_across_workers_and_a_long_back_off_frees_
     assert seen == [(1, "a::1:late"), (2, "a::1:late")]
 
 
-async def test_p1_an_attempt_before_a_short_back_off_is_counted_as_well(shared: Database) -> None:
+@pytest.mark.guarantee(1)
+async def test_attempt_before_a_short_back_off_is_counted_across_workers(shared: Database) -> None:
     async with App(shared.url) as app:
         await retried_soon.options(id="a").start()
 
@@ -169,7 +173,8 @@ async def test_p1_an_attempt_before_a_short_back_off_is_counted_as_well(shared: 
     assert seen == [(1, "a::1:soon"), (2, "a::1:soon")]
 
 
-def test_p1_the_back_off_grows_and_varies() -> None:
+@pytest.mark.guarantee(1)
+def test_back_off_grows_and_varies() -> None:
     retry = Retry(attempts=9, initial=timedelta(seconds=1), maximum=timedelta(seconds=20))
     pauses = [retry.pause(attempt, ValueError()) or 0 for attempt in range(1, 9)]
     assert all(2 ** (n - 1) * 0.8 <= pause <= 2 ** (n - 1) for n, pause in enumerate(pauses[:5], 1))
@@ -226,12 +231,14 @@ async def terminal() -> None:
     await hopeless()
 
 
-async def test_p1_failures_are_retried_and_counted(database: Database) -> None:
+@pytest.mark.guarantee(1)
+async def test_failed_attempts_are_retried_and_counted(database: Database) -> None:
     async with App(database.url):
         assert await (await retrying.start(3)).result(SOON) == 3
 
 
-async def test_meaning_errors_come_back_as_the_same_class(database: Database) -> None:
+@pytest.mark.behaviour("errors")
+async def test_error_of_an_activity_keeps_its_class(database: Database) -> None:
     async with App(database.url):
         with pytest.raises(WorkflowFailedError) as caught:
             await (await failing.start()).result(SOON)
@@ -240,7 +247,8 @@ async def test_meaning_errors_come_back_as_the_same_class(database: Database) ->
         assert await (await catching.start()).result(SOON) == "none left"
 
 
-async def test_p1_a_terminal_error_is_never_retried(database: Database) -> None:
+@pytest.mark.guarantee(1)
+async def test_terminal_error_is_never_retried(database: Database) -> None:
     async with App(database.url):
         with pytest.raises(WorkflowFailedError):
             await (await terminal.start()).result(SOON)
@@ -264,7 +272,8 @@ async def private() -> list[str]:
     return []
 
 
-async def test_meaning_errors_of_other_classes_are_activity_errors_with_type_message_and_trace(
+@pytest.mark.behaviour("errors")
+async def test_error_that_cannot_be_rebuilt_is_an_activity_error_with_type_message_and_traceback(
     database: Database,
 ) -> None:
     async with App(database.url):
@@ -299,7 +308,8 @@ async def in_a_thread() -> list[Any]:
     return await threaded(21)
 
 
-async def test_row_limits_activity_timeout_is_for_each_attempt(memory: Database) -> None:
+@pytest.mark.call("limits")
+async def test_activity_timeout_applies_to_each_attempt(memory: Database) -> None:
     async with App(memory.url):
         handle = await too_slow.start()
         assert await handle.result(SOON) == "too slow"
@@ -307,6 +317,6 @@ async def test_row_limits_activity_timeout_is_for_each_attempt(memory: Database)
     assert seen == [1, 2]
 
 
-async def test_a_plain_function_runs_in_a_thread(memory: Database) -> None:
+async def test_plain_function_runs_in_a_thread(memory: Database) -> None:
     async with App(memory.url):
         assert await (await in_a_thread.start()).result(SOON) == [42, False, 1]

@@ -39,7 +39,8 @@ async def waiter() -> None:
     await asyncio.gather(sleep(DAY), wait_event("cancel.never", timeout=DAY))
 
 
-async def test_meaning_cancel_is_one_commit_that_ends_all_waits(database: Database) -> None:
+@pytest.mark.behaviour("cancel")
+async def test_cancel_ends_all_waits_in_one_commit(database: Database) -> None:
     async with App(database.url) as app:
         handle = await waiter.start()
         await waiting(app, handle.id)
@@ -85,7 +86,8 @@ async def tidier(cleans_up: bool) -> None:
     await note("a new step")
 
 
-async def test_meaning_cancel_reaches_another_worker_and_its_activity_may_clean_up(shared: Database) -> None:
+@pytest.mark.behaviour("cancel")
+async def test_cancel_reaches_another_worker_whose_activity_may_clean_up(shared: Database) -> None:
     async with App(shared.url):
         handle = await tidier.start(True)
         await until(lambda: done == ["begin"])
@@ -99,7 +101,8 @@ async def test_meaning_cancel_reaches_another_worker_and_its_activity_may_clean_
         assert done == ["begin", "clean up", "undo"]
 
 
-async def test_meaning_cancel_does_not_wait_for_ever_for_an_activity(
+@pytest.mark.behaviour("cancel")
+async def test_cancel_does_not_wait_forever_for_an_activity(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert driven.STUBBORN_SEC == 10
@@ -133,7 +136,8 @@ async def stubborn() -> None:
     raise ValueError("undo it")
 
 
-async def test_meaning_cancel_of_an_undo_does_not_hold_up_the_shutdown(
+@pytest.mark.behaviour("cancel")
+async def test_compensation_that_ignores_cancellation_does_not_delay_shutdown(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(driven, "STUBBORN_SEC", 0.1)
@@ -157,7 +161,8 @@ async def late() -> None:
     await fail_late()
 
 
-async def test_meaning_cancel_what_a_thread_raises_after_it_is_no_complaint(database: Database) -> None:
+@pytest.mark.behaviour("cancel")
+async def test_error_of_a_thread_after_cancel_is_not_reported(database: Database) -> None:
     complaints: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
     thread_gate.clear()

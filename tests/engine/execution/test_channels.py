@@ -54,7 +54,8 @@ async def sender(to: str) -> None:
     await publish("nobody", {"a": 1})
 
 
-async def test_row_channels_broadcast_reaches_all_in_order(database: Database) -> None:
+@pytest.mark.call("channels")
+async def test_broadcast_reaches_all_subscribers_in_order(database: Database) -> None:
     async with App(database.url) as app:
         handles = [await listener.start(5) for _ in range(3)]
         await until(lambda: calls.count("ready") == 3)
@@ -63,7 +64,8 @@ async def test_row_channels_broadcast_reaches_all_in_order(database: Database) -
         assert [await handle.result(SOON) for handle in handles] == [list(range(5))] * 3
 
 
-async def test_row_channels_competing_runs_share_the_messages(database: Database) -> None:
+@pytest.mark.call("channels")
+async def test_competing_subscribers_share_the_messages(database: Database) -> None:
     async with App(database.url) as app:
         handles = [await job_worker.start(5) for _ in range(3)]
         for number in range(15):
@@ -72,7 +74,8 @@ async def test_row_channels_competing_runs_share_the_messages(database: Database
         assert sorted(number for some in done for number in some) == list(range(15))
 
 
-async def test_row_channels_send_to_one_run(database: Database) -> None:
+@pytest.mark.call("channels")
+async def test_direct_message_reaches_its_run(database: Database) -> None:
     async with App(database.url):
         one = await direct.options(id="one").start()
         await (await sender.start("one")).result(SOON)
@@ -111,7 +114,8 @@ async def writer() -> None:
     await publish("channels.news", {"n": 1}, metadata={"by": "writer"})
 
 
-async def test_row_channels_publish_with_metadata_receive_with_timeout_unsubscribe(database: Database) -> None:
+@pytest.mark.call("channels")
+async def test_publish_with_metadata_receive_with_timeout_and_unsubscribe(database: Database) -> None:
     async with App(database.url):
         handle = await reader.start()
         await until(lambda: done == ["ready"])

@@ -147,7 +147,9 @@ async def caller(group: str) -> int:
     return await send_to_group(group, "mail", "hello")
 
 
-async def test_row_compose_a_workflow_called_in_a_body_is_a_child(database: Database) -> None:
+@pytest.mark.call("compose")
+@pytest.mark.behaviour("children")
+async def test_workflow_called_in_a_body_is_a_child(database: Database) -> None:
     async with App(database.url) as app:
         handle = await parent.options(id="family").start(["a", "b", "c"])
         assert await handle.result(SOON) == ["A", "B", "C"]
@@ -156,12 +158,14 @@ async def test_row_compose_a_workflow_called_in_a_body_is_a_child(database: Data
         assert ids == ["family/1.1", "family/2.1", "family/3.1"]
 
 
-async def test_meaning_children_errors_reach_the_parent(database: Database) -> None:
+@pytest.mark.behaviour("children")
+async def test_error_of_a_child_reaches_its_parent(database: Database) -> None:
     async with App(database.url):
         assert await (await careful_parent.start()).result(SOON) == "ValueError bad"
 
 
-async def test_meaning_children_of_a_dropped_branch_are_cancelled_and_undone(database: Database) -> None:
+@pytest.mark.behaviour("children")
+async def test_children_of_a_cancelled_branch_are_cancelled_and_compensated(database: Database) -> None:
     async with App(database.url) as app:
         handle = await impatient.options(id="parent").start()
         await until(lambda: done == ["long"])
@@ -172,7 +176,8 @@ async def test_meaning_children_of_a_dropped_branch_are_cancelled_and_undone(dat
         assert done == ["long", "undo long"]
 
 
-async def test_meaning_children_of_a_cancelled_parent_are_cancelled_first(database: Database) -> None:
+@pytest.mark.behaviour("children")
+async def test_children_of_a_cancelled_parent_are_cancelled_first(database: Database) -> None:
     async with App(database.url) as app:
         handle = await waiting.start()
         await until(lambda: "theirs" in done)
@@ -185,14 +190,16 @@ async def test_meaning_children_of_a_cancelled_parent_are_cancelled_first(databa
         assert left.status is WorkflowStatus.CANCELLED
 
 
-async def test_meaning_children_end_with_their_parent(database: Database) -> None:
+@pytest.mark.behaviour("children")
+async def test_children_are_cancelled_when_their_parent_ends(database: Database) -> None:
     async with App(database.url) as app:
         assert await (await forgetful.start()).result(SOON) == "gone"
         (left,) = [run async for run in app.runs(workflow="families.sleeper")]
         assert left.status is WorkflowStatus.CANCELLED
 
 
-async def test_row_compose_start_in_a_body_is_an_independent_run(database: Database) -> None:
+@pytest.mark.call("compose")
+async def test_start_in_a_body_creates_an_independent_run(database: Database) -> None:
     async with App(database.url) as app:
         handle = await starter.start(3)
         ids = await handle.result(SOON)
@@ -200,7 +207,8 @@ async def test_row_compose_start_in_a_body_is_an_independent_run(database: Datab
         assert [await app.get(id).result(SOON) for id in ids] == ["N0", "N1", "N2"]
 
 
-async def test_row_long_life_recur_keeps_the_id_and_begins_anew(database: Database) -> None:
+@pytest.mark.call("long life")
+async def test_recur_keeps_the_id_and_starts_with_an_empty_history(database: Database) -> None:
     async with App(database.url, max_cached_runs=0) as app:
         handle = await countdown.options(id="countdown").start(3, [])
         assert await handle.result(SOON) == ["AT 3", "AT 2", "AT 1", "AT 0"]
@@ -209,12 +217,14 @@ async def test_row_long_life_recur_keeps_the_id_and_begins_anew(database: Databa
         assert [(await app.get(id).info()).status for id in generations] == [WorkflowStatus.RECURRED] * 3
 
 
-async def test_row_long_life_a_child_that_recurs_still_answers_its_parent(database: Database) -> None:
+@pytest.mark.call("long life")
+async def test_child_that_recurs_returns_its_last_result_to_the_parent(database: Database) -> None:
     async with App(database.url):
         assert await (await grandparent.start()).result(SOON) == "end of the line"
 
 
-async def test_row_groups_join_leave_and_send(database: Database) -> None:
+@pytest.mark.call("groups")
+async def test_message_to_a_group_reaches_its_current_members(database: Database) -> None:
     async with App(database.url):
         handles = [await member.start("all", stays) for stays in (True, True, False)]
         await until(lambda: done.count("joined") == 3)
@@ -239,7 +249,9 @@ async def twice(price: int) -> int:
     return price
 
 
-async def test_meaning_retry_is_a_new_run_from_the_start_or_a_step(database: Database) -> None:
+@pytest.mark.call("run")
+@pytest.mark.behaviour("retry")
+async def test_retry_creates_a_new_run_from_the_start_or_a_step(database: Database) -> None:
     async with App(database.url) as app:
         handle = await twice.options(id="again").start(7)
         with pytest.raises(WorkflowFailedError):
@@ -277,7 +289,9 @@ async def spender(ends: str) -> None:
         await note("bad")
 
 
-async def test_meaning_children_with_a_compensation_are_undone_when_the_parent_fails_later(database: Database) -> None:
+@pytest.mark.call("saga")
+@pytest.mark.behaviour("children")
+async def test_completed_child_is_compensated_when_its_parent_fails_later(database: Database) -> None:
     async with App(database.url):
         with pytest.raises(WorkflowFailedError):
             await (await spender.start("bad")).result(SOON)
@@ -294,7 +308,7 @@ async def late_failure() -> None:
     await note("bad")
 
 
-async def test_a_child_is_undone_although_retention_has_removed_it(database: Database) -> None:
+async def test_child_is_compensated_although_retention_removed_it(database: Database) -> None:
     async with App(database.url) as app:
         handle = await late_failure.options(id="parent").start()
         async with asyncio.timeout(20):
@@ -338,7 +352,7 @@ async def _fail_after(what: str) -> None:
     raise ValueError("torn")
 
 
-async def test_a_branch_that_was_cancelled_half_way_is_undone(database: Database) -> None:
+async def test_branch_that_was_cancelled_halfway_is_compensated(database: Database) -> None:
     async with App(database.url):
         with pytest.raises(WorkflowFailedError):
             await (await torn.start()).result(SOON)
@@ -358,7 +372,7 @@ async def dynasty(left: int, heard: list[str]) -> list[str]:
     return heard
 
 
-async def test_every_generation_has_children_of_its_own(database: Database) -> None:
+async def test_children_are_new_runs_after_recur(database: Database) -> None:
     async with App(database.url) as app:
         assert await (await dynasty.options(id="house").start(2, [])).result(SOON) == ["OF 2", "OF 1", "OF 0"]
         ids = {run.id async for run in app.runs(workflow="families.child")}
@@ -399,7 +413,8 @@ async def _raise_child(generation: int) -> None:
     await growing_child(generation)
 
 
-async def test_meaning_children_of_a_generation_end_with_it(database: Database) -> None:
+@pytest.mark.behaviour("children")
+async def test_children_are_cancelled_when_their_parent_recurs(database: Database) -> None:
     async with App(database.url) as app:
         assert await (await recurring.start(1)).result(SOON) == "end"
         (left,) = [run async for run in app.runs(workflow="children.growing_child")]

@@ -35,7 +35,8 @@ async def _halved(number: int) -> float:
     return await halve(float(number))
 
 
-async def test_row_compose_task_group(database: Database) -> None:
+@pytest.mark.call("compose")
+async def test_activities_run_concurrently_in_a_task_group(database: Database) -> None:
     async with App(database.url):
         handle = await parallel.start(40)
         assert await handle.result(SOON) == [number / 2 for number in range(40)]
@@ -83,8 +84,9 @@ async def _told() -> str:
     return str((await wait_event("composition.tell")).data)
 
 
+@pytest.mark.call("compose")
 @pytest.mark.parametrize("resident", [0, 10])
-async def test_row_compose_gather_wait_queues_and_locks(database: Database, resident: int) -> None:
+async def test_gather_wait_queues_and_locks_work_in_a_body(database: Database, resident: int) -> None:
     async with App(database.url, max_cached_runs=resident) as app:
         handle = await composed.start()
         await status_of(handle, WorkflowStatus.WAITING_FOR_MESSAGE)  # for the child

@@ -232,9 +232,10 @@ async def notes(storage: SQLStorage) -> list[str]:
     return [row[0] for row in await storage.db().fetch("SELECT note FROM entries ORDER BY id")]
 
 
+@pytest.mark.behaviour("connection")
 @everywhere
 @pytest.mark.parametrize("name", ["move", "move_plainly"])
-async def test_meaning_connection_of_sqlalchemy_shares_the_very_transaction(database: Database, name: str) -> None:
+async def test_sqlalchemy_connection_shares_the_transaction(database: Database, name: str) -> None:
     async with App(database.url) as app:
         assert await (await one.start(name, [10, 1])).result(SOON) == 10
         assert await balances(storage_of(app)) == {"ann": 90, "bob": 10}
@@ -242,7 +243,7 @@ async def test_meaning_connection_of_sqlalchemy_shares_the_very_transaction(data
 
 @everywhere
 @pytest.mark.parametrize("name", ["move", "move_plainly"])
-async def test_what_fails_leaves_nothing(database: Database, name: str) -> None:
+async def test_failed_activity_leaves_nothing_written_with_sqlalchemy(database: Database, name: str) -> None:
     async with App(database.url) as app:
         with pytest.raises(WorkflowFailedError):
             await (await one.start(name, [10, 9])).result(SOON)
@@ -250,7 +251,7 @@ async def test_what_fails_leaves_nothing(database: Database, name: str) -> None:
 
 
 @everywhere
-async def test_the_orm_works_on_it(database: Database) -> None:
+async def test_orm_session_works_on_the_connection(database: Database) -> None:
     async with App(database.url) as app:
         assert await (await one.start("map_objects", [])).result(SOON) == [f"{n} %s ? $1 :x" for n in range(3)]
         assert await (await one.start("map_objects_plainly", [])).result(SOON) == 5
@@ -271,14 +272,15 @@ ENDINGS = {
 
 @everywhere
 @pytest.mark.parametrize("how", ENDINGS)
-async def test_nothing_ends_the_transaction(database: Database, how: str) -> None:
+async def test_sqlalchemy_cannot_end_the_transaction(database: Database, how: str) -> None:
     async with App(database.url) as app:
         assert await (await one.start("end_it", [how])).result(SOON) == how
         assert await notes(storage_of(app)) == ENDINGS[how]
 
 
+@pytest.mark.behaviour("connection")
 @everywhere
-async def test_meaning_connection_of_sqlalchemy_refuses_commit(database: Database) -> None:
+async def test_commit_on_the_sqlalchemy_connection_is_refused(database: Database) -> None:
     async with App(database.url) as app:
         with pytest.raises(WorkflowFailedError, match="the engine commits"):
             await (await one.start("end_it", ["fail"])).result(SOON)
@@ -286,14 +288,14 @@ async def test_meaning_connection_of_sqlalchemy_refuses_commit(database: Databas
 
 
 @everywhere
-async def test_errors_are_sqlalchemys(database: Database) -> None:
+async def test_errors_are_those_of_sqlalchemy(database: Database) -> None:
     async with App(database.url) as app:
         assert await (await one.start("stumble", [])).result(SOON) == "done"
         assert await notes(storage_of(app)) == ["still here"]
 
 
 @everywhere
-async def test_afterwards_it_is_of_no_use(database: Database) -> None:
+async def test_sqlalchemy_connection_is_unusable_after_the_activity(database: Database) -> None:
     KEPT.clear()
     async with App(database.url) as app:
         await (await one.start("keep", [])).result(SOON)
@@ -303,20 +305,20 @@ async def test_afterwards_it_is_of_no_use(database: Database) -> None:
 
 
 @everywhere
-async def test_tables_can_be_looked_at(database: Database) -> None:
+async def test_tables_can_be_inspected(database: Database) -> None:
     async with App(database.url):
         assert await (await one.start("make_tables", [])).result(SOON) == 2
 
 
 @everywhere
-async def test_many_at_a_time(database: Database) -> None:
+async def test_many_sqlalchemy_transactions_run_concurrently(database: Database) -> None:
     async with App(database.url) as app:
         assert await (await many.start()).result(SOON) == 12
         assert len(await notes(storage_of(app))) == 24
 
 
 @pytest.mark.parametrize("database", ["postgresql", "mysql"], indirect=True)
-async def test_a_deadlock_cannot_be_overlooked(database: Database) -> None:
+async def test_deadlocked_transaction_is_retried_within_its_attempt(database: Database) -> None:
     MEETING[:] = [asyncio.Event(), asyncio.Event()]
     async with App(database.url) as app:
         await app._storage.db().execute("INSERT INTO accounts (name, balance) VALUES ('bob', 100)")
@@ -327,7 +329,7 @@ async def test_a_deadlock_cannot_be_overlooked(database: Database) -> None:
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
-async def test_the_next_user_of_a_connection_finds_no_change(database: Database) -> None:
+async def test_connection_is_reset_for_its_next_user(database: Database) -> None:
     """SQLAlchemy would set codecs on it."""
     async with App(database.url) as app:
         await (await one.start("map_objects", [])).result(SOON)

@@ -39,11 +39,12 @@ EVENTS = {"text": "1", "true": True, "null": None, "other": 2, "number": 1.0, "m
 EVENTS |= {"list": [True], "numbers": [1], "object": {"c": [0]}, "lie": {"c": [False]}}
 
 
+@pytest.mark.behaviour("events")
 @pytest.mark.parametrize(
     ("value", "found"),
     [(1, "number"), ("1", "text"), (True, "true"), (None, "null"), ([1.0], "numbers"), ({"c": [False]}, "lie")],
 )
-async def test_meaning_events_where_is_typed_equality_and_the_rest_is_passed_over(
+async def test_where_compares_values_with_their_types_and_skips_other_events(
     database: Database, value: object, found: str
 ) -> None:
     async with App(database.url) as app:
@@ -65,7 +66,8 @@ async def impatient() -> str:
     return "gave up"
 
 
-async def test_meaning_events_passed_over_do_not_begin_the_timeout_anew(database: Database) -> None:
+@pytest.mark.behaviour("events")
+async def test_skipped_events_do_not_reset_the_timeout(database: Database) -> None:
     async with App(database.url) as app:
         handle = await impatient.start()
         over = asyncio.create_task(handle.result(SOON))
@@ -86,8 +88,9 @@ async def listener(how: str) -> list[object]:
     return [(await wait_event("events.happened")).data for _ in range(2)]
 
 
+@pytest.mark.behaviour("events")
 @pytest.mark.parametrize("how", ["subscribed", "waited"])
-async def test_meaning_events_are_seen_from_the_first_subscription_or_wait_on(database: Database, how: str) -> None:
+async def test_run_sees_events_from_its_first_subscription_or_wait_on(database: Database, how: str) -> None:
     async with App(database.url) as app:
         await app.send_event("events.happened", "before")
         handle = await listener.start(how)
@@ -116,7 +119,7 @@ async def twins() -> list[str]:
     return [str(each) for each in found]
 
 
-async def test_two_waits_for_one_event_are_both_too_late(database: Database) -> None:
+async def test_two_waits_for_one_event_both_time_out(database: Database) -> None:
     """Of two that wait for one channel the first is in its row: the other one's time is up all the same, as its own."""
     async with App(database.url):
         assert await (await twins.start()).result(SOON) == ["late", "late"]
@@ -137,7 +140,8 @@ async def gives_up() -> str:
     return "came"
 
 
-async def test_row_events_wait_event_where(database: Database) -> None:
+@pytest.mark.call("events")
+async def test_wait_event_returns_the_event_that_matches_where(database: Database) -> None:
     async with App(database.url) as app:
         handle = await approval.start("A-1")
         await waiting(app, handle.id)
@@ -146,14 +150,17 @@ async def test_row_events_wait_event_where(database: Database) -> None:
         assert await handle.result(SOON) == "yes"
 
 
-async def test_meaning_events_sent_to_one_run_are_kept_until_it_takes_them(database: Database) -> None:
+@pytest.mark.behaviour("events")
+async def test_event_to_one_run_is_kept_until_the_run_takes_it(database: Database) -> None:
     async with App(database.url) as app:
         handle = await approval.options(id="approval-1", after=timedelta(milliseconds=300)).start("A-1")
         await app.send_event("decided", {"order": {"id": "A-1"}, "verdict": "kept"}, to="approval-1")
         assert await handle.result(SOON) == "kept"
 
 
-async def test_row_events_wait_event_timeout(database: Database) -> None:
+@pytest.mark.call("events")
+@pytest.mark.behaviour("background tasks")
+async def test_wait_event_raises_after_its_timeout(database: Database) -> None:
     async with App(database.url):
         assert await (await gives_up.start()).result(SOON) == "gave up"
 
@@ -172,7 +179,8 @@ async def answerer(to: str) -> None:
         await send_event("events.answered", data, to=to, id="e-1", source="/desk", subject="lamp")
 
 
-async def test_row_events_data_and_attributes_sent_by_a_body_and_by_an_app(database: Database) -> None:
+@pytest.mark.call("events")
+async def test_event_has_the_data_and_attributes_that_a_body_or_app_sent(database: Database) -> None:
     async with App(database.url) as app:
         handle = await asker.options(id="asker").start()
         await (await answerer.start("asker")).result(SOON)

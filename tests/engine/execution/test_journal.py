@@ -43,7 +43,8 @@ async def looking_back() -> list[int]:
     return found
 
 
-async def test_p6_an_activity_starts_when_all_before_it_is_stored(database: Database) -> None:
+@pytest.mark.guarantee(6)
+async def test_activity_starts_after_all_earlier_steps_are_stored(database: Database) -> None:
     async with App(database.url) as app:
         gates_storage[:] = [storage_of(app) if database.backend == "memory" else await database.storage()]
         for run in [await looking_back.start() for _ in range(20)]:
@@ -67,7 +68,8 @@ async def _stored(storage: SQLStorage, id: str) -> list[str]:
     return [event.activity_id for event in (await storage.get_history_paginated(id))[0]]
 
 
-async def test_p6_a_refused_write_drops_all_later_ones_of_its_run_and_of_no_other(storage: SQLStorage) -> None:
+@pytest.mark.guarantee(6)
+async def test_rejected_write_drops_all_later_writes_of_its_run_only(storage: SQLStorage) -> None:
     records: Shared[Entry, int] = Shared(appending(storage))
     lost, kept = [Journal(records, await _leased(storage, id), 0) for id in ("lost", "kept")]
     stored: list[str] = []
@@ -89,7 +91,8 @@ async def test_p6_a_refused_write_drops_all_later_ones_of_its_run_and_of_no_othe
     assert stored == ["lost 1", *["kept"] * 4]
 
 
-async def test_p6_after_a_lost_answer_nothing_later_is_sent_until_it_is_known(storage: SQLStorage) -> None:
+@pytest.mark.guarantee(6)
+async def test_later_writes_wait_until_the_outcome_of_an_unknown_commit_is_known(storage: SQLStorage) -> None:
     sent: list[list[str]] = []
     plain = storage.append_histories
 

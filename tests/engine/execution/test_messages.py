@@ -76,7 +76,8 @@ async def _told(storage: SQLStorage, channel: str) -> list[bytes | None]:
     return [message.data for message in await storage.get_pending_channel_messages(channel)]
 
 
-async def test_p4_what_an_activity_sends_commits_with_its_result(database: Database) -> None:
+@pytest.mark.guarantee(4)
+async def test_messages_of_an_activity_commit_with_its_result(database: Database) -> None:
     async with App(database.url) as app:
         await app._storage.create_instance(WorkflowInstance("listener", "messages.listener"))
         assert await (await announced.start(2)).result(SOON) == 2
@@ -84,7 +85,8 @@ async def test_p4_what_an_activity_sends_commits_with_its_result(database: Datab
             assert await _told(storage_of(app), channel) == [b"2"], channel
 
 
-async def test_p4_an_activity_that_fails_sends_nothing(database: Database) -> None:
+@pytest.mark.guarantee(4)
+async def test_failed_activity_sends_nothing(database: Database) -> None:
     async with App(database.url) as app:
         await app._storage.create_instance(WorkflowInstance("listener", "messages.listener"))
         with pytest.raises(WorkflowFailedError, match="after the publish"):
@@ -93,14 +95,16 @@ async def test_p4_an_activity_that_fails_sends_nothing(database: Database) -> No
             assert await _told(storage_of(app), channel) == [], channel
 
 
-async def test_p4_waits_in_an_activity_are_refused(database: Database) -> None:
+@pytest.mark.guarantee(4)
+async def test_waits_in_an_activity_are_refused(database: Database) -> None:
     async with App(database.url):
         refused = await (await misplaced_waits.start()).result(SOON)
     assert len(refused) == 4
     assert all("in an activity" in each for each in refused)
 
 
-async def test_p4_a_body_publishes_once_however_often_it_is_replayed(database: Database) -> None:
+@pytest.mark.guarantee(4)
+async def test_body_publishes_once_however_often_it_is_replayed(database: Database) -> None:
     async with App(database.url, max_cached_runs=0) as app:
         await publishing.options(id="a").start()
         assert await waiting(app, "a") is WorkflowStatus.WAITING_FOR_MESSAGE
@@ -124,14 +128,16 @@ async def listening(channel: str, count: int) -> list[Any]:
     return [(await receive(channel)).data for _ in range(count)]
 
 
-async def test_w5_a_message_sent_while_a_run_is_about_to_wait_is_not_lost(database: Database) -> None:
+@pytest.mark.pitfall(5)
+async def test_message_sent_while_a_run_starts_to_wait_is_not_lost(database: Database) -> None:
     async with App(database.url) as app:
         handles = await asyncio.gather(*(waits_for.options(id=f"w{n}").start("ready") for n in range(30)))
         await asyncio.gather(*(app.send_event("ready", n, to=f"w{n}") for n in range(30)))
         assert await asyncio.gather(*(handle.result(SOON) for handle in handles)) == list(range(30))
 
 
-async def test_w6_many_publishers_at_once_and_no_message_is_skipped(database: Database) -> None:
+@pytest.mark.pitfall(6)
+async def test_concurrent_publishers_cause_no_skipped_message(database: Database) -> None:
     async with App(database.url) as app:
         handles = [await listening.options(id=f"l{n}").start("news", 30) for n in range(3)]
         await waiting(app, *(handle.id for handle in handles))
@@ -141,7 +147,9 @@ async def test_w6_many_publishers_at_once_and_no_message_is_skipped(database: Da
     assert found == [found[0]] * 3
 
 
-async def test_w9_a_message_of_another_process_wakes_its_receiver(shared: Database) -> None:
+@pytest.mark.behaviour("background tasks")
+@pytest.mark.pitfall(9)
+async def test_message_from_another_process_wakes_its_receiver(shared: Database) -> None:
     async with App(shared.url) as app:
         handle = await waits_for.options(id="a").start("call")
         await waiting(app, "a")
@@ -152,7 +160,8 @@ async def test_w9_a_message_of_another_process_wakes_its_receiver(shared: Databa
             assert time.monotonic() - sent < 3
 
 
-async def test_w16_a_message_for_a_run_that_has_ended_changes_nothing(database: Database) -> None:
+@pytest.mark.pitfall(16)
+async def test_message_to_an_ended_run_changes_nothing(database: Database) -> None:
     async with App(database.url) as app:
         await waits_for.options(id="a").start("once")
         await app.send_event("once", 1, to="a")
@@ -177,7 +186,8 @@ async def sending() -> str:
     return "done"
 
 
-async def test_w19_no_side_effect_is_repeated_by_a_replay(database: Database) -> None:
+@pytest.mark.pitfall(19)
+async def test_replay_repeats_no_message_or_subscription(database: Database) -> None:
     async with App(database.url, max_cached_runs=0) as app:
         await app._storage.create_instance(WorkflowInstance("somebody", "messages.somebody"))
         handle = await sending.options(id="a").start()
@@ -188,7 +198,8 @@ async def test_w19_no_side_effect_is_repeated_by_a_replay(database: Database) ->
         assert [await messages(storage_of(app), each) for each in ("out", "mail:somebody", "told")] == [2, 1, 1]
 
 
-async def test_w22_an_event_sent_to_one_run_is_seen_by_no_other(database: Database) -> None:
+@pytest.mark.pitfall(22)
+async def test_event_to_one_run_is_invisible_to_other_runs(database: Database) -> None:
     async with App(database.url) as app:
         await waits_for.options(id="a").start("for.one")
         await waits_for.options(id="b").start("for.one")
@@ -208,7 +219,8 @@ async def anything(count: int) -> list[str]:
     return found
 
 
-async def test_w41_bytes_lists_and_scalars_arrive_as_they_are_and_poison_no_replay(database: Database) -> None:
+@pytest.mark.pitfall(41)
+async def test_bytes_lists_and_scalars_arrive_unchanged_and_replay(database: Database) -> None:
     async with App(database.url, max_cached_runs=0) as app:
         await anything.options(id="a").start(5)
         await waiting(app, "a")
@@ -225,7 +237,8 @@ async def stamped() -> datetime | None:
     return (await receive("stamps")).published_at
 
 
-async def test_w49_a_message_says_when_it_was_published(database: Database) -> None:
+@pytest.mark.pitfall(49)
+async def test_message_has_its_time_of_publication(database: Database) -> None:
     async with App(database.url) as app:
         await stamped.options(id="a").start()
         await waiting(app, "a")
@@ -245,7 +258,8 @@ async def shouted(number: int) -> int:
     return await shouting(number)
 
 
-async def test_w39_activities_that_send_do_not_wait_for_each_others_connections(shared: Database) -> None:
+@pytest.mark.pitfall(39)
+async def test_sending_activities_do_not_exhaust_the_connection_pool(shared: Database) -> None:
     async with App(shared.url) as app:
         handles = await asyncio.gather(*(shouted.start(n) for n in range(60)))
         assert await asyncio.gather(*(handle.result(SOON) for handle in handles)) == list(range(60))

@@ -120,7 +120,8 @@ async def careful_trip() -> None:
     await careful("hotel")
 
 
-async def test_row_saga_a_failed_run_is_undone_in_reverse_then_on_failure(database: Database) -> None:
+@pytest.mark.call("saga")
+async def test_failed_run_is_compensated_in_reverse_order_then_on_failure_runs(database: Database) -> None:
     async with App(database.url):
         handle = await trip.start("fail")
         with pytest.raises(WorkflowFailedError) as caught:
@@ -137,13 +138,14 @@ async def test_row_saga_a_failed_run_is_undone_in_reverse_then_on_failure(databa
         assert kinds.count("CompensationExecuted") == 3
 
 
-async def test_a_run_that_ends_well_undoes_nothing(database: Database) -> None:
+async def test_completed_run_runs_no_compensation(database: Database) -> None:
     async with App(database.url):
         assert await (await trip.start("well")).result(SOON) == "booked"
         assert not [what for what in done if what.startswith("unbook")]
 
 
-async def test_row_saga_a_failing_undo_is_retried_then_reported_and_the_others_still_run(database: Database) -> None:
+@pytest.mark.call("saga")
+async def test_failing_compensation_is_retried_then_reported_and_the_others_still_run(database: Database) -> None:
     async with App(database.url):
         handle = await stubborn_trip.start()
         with pytest.raises(WorkflowFailedError):
@@ -154,7 +156,8 @@ async def test_row_saga_a_failing_undo_is_retried_then_reported_and_the_others_s
         assert kinds.count("CompensationFailed") == 1
 
 
-async def test_row_run_cancel_with_a_reason_undoes_a_waiting_run(database: Database) -> None:
+@pytest.mark.call("run")
+async def test_cancel_with_a_reason_compensates_a_waiting_run(database: Database) -> None:
     async with App(database.url) as app:
         handle = await trip.options(id="cancelled").start("wait")
         await status_of(handle, WorkflowStatus.WAITING_FOR_TIMER)
@@ -167,7 +170,8 @@ async def test_row_run_cancel_with_a_reason_undoes_a_waiting_run(database: Datab
             await app.cancel("cancelled")
 
 
-async def test_meaning_cancel_undoes_with_none_what_was_begun_without_an_outcome(database: Database) -> None:
+@pytest.mark.behaviour("cancel")
+async def test_cancel_compensates_an_activity_without_outcome_with_result_none(database: Database) -> None:
     async with App(database.url):
         handle = await slow_trip.start()
         await until(lambda: "begin hotel" in done)
@@ -196,7 +200,7 @@ async def held_trip() -> None:
     await refuse()
 
 
-async def test_a_run_that_is_cancelled_while_it_is_undone_ends_as_cancelled(database: Database) -> None:
+async def test_run_cancelled_during_its_rollback_ends_as_cancelled(database: Database) -> None:
     async with App(database.url):
         handle = await held_trip.start()
         await until(lambda: "undo hotel" in done)
@@ -207,7 +211,8 @@ async def test_a_run_that_is_cancelled_while_it_is_undone_ends_as_cancelled(data
         assert done == ["do hotel", "undo hotel"]
 
 
-async def test_meaning_cancel_an_undo_that_needs_a_result_has_its_activity_run_to_one(database: Database) -> None:
+@pytest.mark.behaviour("cancel")
+async def test_cancel_completes_an_activity_whose_compensation_needs_its_result(database: Database) -> None:
     async with App(database.url):
         handle = await careful_trip.start()
         await until(lambda: len(done) == 1)
@@ -219,8 +224,9 @@ async def test_meaning_cancel_an_undo_that_needs_a_result_has_its_activity_run_t
         assert undo == "undo hotel-2"
 
 
+@pytest.mark.call("run")
 @pytest.mark.parametrize("resident", [0, 10])
-async def test_row_limits_start_timeout_is_a_deadline(database: Database, resident: int) -> None:
+async def test_timeout_of_start_is_a_deadline(database: Database, resident: int) -> None:
     async with App(database.url, max_cached_runs=resident):
         waiting = await trip.options(timeout=timedelta(seconds=1.6)).start("wait")
         working = await slow_trip.options(timeout=timedelta(seconds=1.2)).start()
@@ -250,7 +256,8 @@ async def threaded() -> None:
     await in_a_thread("work")
 
 
-async def test_meaning_cancel_waits_for_a_thread(database: Database) -> None:
+@pytest.mark.behaviour("cancel")
+async def test_cancel_waits_for_a_thread(database: Database) -> None:
     async with App(database.url):
         handle = await threaded.start()
         await until(lambda: "begin work" in done)
@@ -280,7 +287,7 @@ async def shop(kind: str) -> str:
 
 
 @pytest.mark.parametrize(("kind", "step"), [("undone", "2:book"), ("undo failed", "2:stubborn")])
-async def test_a_retry_does_not_replay_steps_that_were_undone(database: Database, kind: str, step: str) -> None:
+async def test_retry_does_not_replay_compensated_steps(database: Database, kind: str, step: str) -> None:
     """B5: the run ended "paid" with nothing booked."""
     async with App(database.url) as app:
         handle = await shop.options(id="shop").start(kind)
@@ -326,7 +333,8 @@ async def steps() -> None:
     await shout("bad")
 
 
-async def test_row_saga_undoing_goes_on_where_another_worker_stopped(shared: Database) -> None:
+@pytest.mark.call("saga")
+async def test_rollback_resumes_where_another_worker_stopped(shared: Database) -> None:
     async with App(shared.url, drain_timeout=timedelta(0)):
         handle = await steps.options(id="steps").start()
         await until(lambda: "undo b" in done)

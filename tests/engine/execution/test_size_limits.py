@@ -68,7 +68,7 @@ async def shows(size: int) -> str:
     return await echo("shown")
 
 
-async def test_a_state_that_is_too_large_raises_in_the_body(shared: Database) -> None:
+async def test_state_that_is_too_large_raises_in_the_body(shared: Database) -> None:
     """B8."""
     async with App(shared.url, max_cached_runs=0) as app:
         told = await (await shows.start(PAYLOAD_MAX)).result(SOON)
@@ -79,7 +79,7 @@ async def test_a_state_that_is_too_large_raises_in_the_body(shared: Database) ->
         assert not await stuck_runs(app)
 
 
-def test_values_that_are_too_many_for_a_row_raise_in_the_body_and_in_its_replay(
+def test_too_many_values_for_a_row_raise_in_the_body_and_in_its_replay(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(body, "STATE_MAX", 1000)
@@ -113,7 +113,7 @@ async def stores(size: int, result: int, fails: bool = False) -> str:
     return "stored"
 
 
-async def test_arguments_that_are_too_large_to_be_undone_are_refused_before_it_runs(shared: Database) -> None:
+async def test_arguments_too_large_for_a_compensation_are_refused_before_the_activity_runs(shared: Database) -> None:
     """B8."""
     async with App(shared.url) as app:
         told = await (await stores.start(PAYLOAD_MAX, 0)).result(SOON)
@@ -122,7 +122,7 @@ async def test_arguments_that_are_too_large_to_be_undone_are_refused_before_it_r
         assert not await stuck_runs(app)
 
 
-async def test_what_was_done_can_be_undone_however_large_input_and_result_are_together(shared: Database) -> None:
+async def test_large_input_and_result_together_do_not_prevent_compensation(shared: Database) -> None:
     """B8."""
     async with App(shared.url) as app:
         handle = await stores.start(5 * MEGABYTE, 5 * MEGABYTE, True)
@@ -146,7 +146,7 @@ async def parent(size: int) -> int | str:
         return str(error)
 
 
-async def test_a_childs_result_that_its_parent_could_not_be_told_fails_the_child(shared: Database) -> None:
+async def test_child_result_too_large_for_its_parent_fails_the_child(shared: Database) -> None:
     """B8."""
     async with App(shared.url) as app:
         told = await (await parent.start(PAYLOAD_MAX - 10)).result(SOON)
@@ -189,7 +189,7 @@ async def patient(which: int) -> str:
     return "came"
 
 
-async def test_a_timeout_of_more_than_a_hundred_years_is_none(shared: Database) -> None:
+async def test_timeout_of_more_than_a_hundred_years_is_none(shared: Database) -> None:
     """B8."""
     async with App(shared.url, max_cached_runs=0) as app:
         handles = [await patient.start(which) for which in range(len(PATIENT))]
@@ -234,7 +234,7 @@ async def sleeps(which: int) -> str:
     return "slept"
 
 
-async def test_a_sleep_of_more_than_a_hundred_years_raises_in_the_body(shared: Database) -> None:
+async def test_sleep_of_more_than_a_hundred_years_raises_in_the_body(shared: Database) -> None:
     """B8."""
     async with App(shared.url) as app:
         told = [await (await sleeps.start(which)).result(SOON) for which in range(len(SLEEPS))]
@@ -243,7 +243,7 @@ async def test_a_sleep_of_more_than_a_hundred_years_raises_in_the_body(shared: D
         assert not await stuck_runs(app)
 
 
-async def test_a_deadline_of_more_than_a_hundred_years_is_refused_at_the_start(shared: Database) -> None:
+async def test_deadline_of_more_than_a_hundred_years_is_refused_at_the_start(shared: Database) -> None:
     """B8."""
     async with App(shared.url) as app:
         with pytest.raises(ValueError, match=r"options\(timeout=\) must be at most 100 years"):
@@ -265,7 +265,7 @@ async def retried() -> None:
     await fails()
 
 
-async def test_a_pause_between_attempts_of_more_than_a_hundred_years_is_stored_as_that(shared: Database) -> None:
+async def test_back_off_of_more_than_a_hundred_years_leaves_no_run_stuck(shared: Database) -> None:
     async with App(shared.url) as app:
         handle = await retried.start()
         assert await waiting(app, handle.id) is WorkflowStatus.WAITING_FOR_TIMER

@@ -50,7 +50,8 @@ async def _slept(database: Database) -> None:
     assert await storage.fire_timers([("a", "1:timer")]) == [True]
 
 
-async def test_w10_a_crash_after_a_timer_fired_does_not_strand_its_run(shared: Database) -> None:
+@pytest.mark.pitfall(10)
+async def test_crash_after_a_timer_fired_does_not_strand_its_run(shared: Database) -> None:
     await _slept(shared)
     storage = await shared.storage()
     assert await storage.try_acquire_lock("a", "dead#0", 0.1) is not None  # took it, and died
@@ -60,7 +61,8 @@ async def test_w10_a_crash_after_a_timer_fired_does_not_strand_its_run(shared: D
     assert seen == ["awake"]
 
 
-async def test_w28_a_sleep_is_not_cut_to_whole_seconds(database: Database) -> None:
+@pytest.mark.pitfall(28)
+async def test_sleep_is_not_truncated_to_whole_seconds(database: Database) -> None:
     async with App(database.url):
         began = time.monotonic()
         handle = await sleeping.start(1.25)
@@ -86,7 +88,8 @@ async def times() -> list[str]:
     return found
 
 
-async def test_row_time_sleep_until_and_timeout(database: Database) -> None:
+@pytest.mark.call("time")
+async def test_sleep_until_and_timeout_use_the_time_of_the_run(database: Database) -> None:
     async with App(database.url, max_cached_runs=0):
         assert await (await times.start()).result(SOON) == ["on time", "too long", "in which zone?"]
 
@@ -112,7 +115,9 @@ async def values() -> list[str]:
     return taken
 
 
-async def test_row_time_values_are_recorded_and_a_long_sleep_is_a_row(database: Database) -> None:
+@pytest.mark.call("time")
+@pytest.mark.behaviour("background tasks")
+async def test_values_are_recorded_and_a_long_sleep_is_stored(database: Database) -> None:
     async with App(database.url, max_cached_runs=0) as app:
         handle = await values.start()
         await waiting(app, handle.id)

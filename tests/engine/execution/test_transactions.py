@@ -189,8 +189,10 @@ async def accounts(backend_database: Any, request: pytest.FixtureRequest) -> Any
 everywhere = pytest.mark.parametrize("accounts", ["sqlite", "postgresql", "mysql"], indirect=True)
 
 
+@pytest.mark.guarantee(1)
+@pytest.mark.call("transactions")
 @everywhere
-async def test_row_transactions_sql_result_and_messages_are_one_commit(accounts: Database) -> None:
+async def test_sql_result_and_messages_are_one_commit(accounts: Database) -> None:
     async with App(accounts.url) as app:
         listener = await listening.start()
         while (await row_of(listener)).status.value == "running":  # noqa: ASYNC110
@@ -202,8 +204,10 @@ async def test_row_transactions_sql_result_and_messages_are_one_commit(accounts:
         assert len(messages) == 1  # the attempts that failed sent nothing
 
 
+@pytest.mark.call("transactions")
+@pytest.mark.pitfall(29)
 @everywhere
-async def test_row_transactions_what_fails_leaves_nothing(accounts: Database) -> None:
+async def test_failed_transaction_leaves_nothing(accounts: Database) -> None:
     async with App(accounts.url) as app:
         with pytest.raises(WorkflowFailedError):
             await (await transfer.start(10, 99)).result(SOON)
@@ -213,7 +217,7 @@ async def test_row_transactions_what_fails_leaves_nothing(accounts: Database) ->
 
 @everywhere
 @pytest.mark.parametrize("plainly", [False, True])
-async def test_trouble_of_the_database_is_no_attempt(accounts: Database, plainly: bool) -> None:
+async def test_database_error_does_not_count_as_an_attempt(accounts: Database, plainly: bool) -> None:
     """The only attempt that is allowed meets it, and is made again."""
     harm = Harm(accounts.backend, await accounts.storage())
     HARMS.append(harm)
@@ -228,7 +232,7 @@ async def test_trouble_of_the_database_is_no_attempt(accounts: Database, plainly
 
 
 @everywhere
-async def test_a_transaction_that_its_code_has_ended_records_nothing(accounts: Database) -> None:
+async def test_transaction_ended_by_its_code_records_nothing(accounts: Database) -> None:
     async with App(accounts.url) as app:
         handle = await ending.start()
         with pytest.raises(WorkflowFailedError, match="has ended"):
@@ -239,15 +243,17 @@ async def test_a_transaction_that_its_code_has_ended_records_nothing(accounts: D
         assert await balances(storage_of(app)) == {"ann": 90, "bob": 10}
 
 
+@pytest.mark.behaviour("connection")
 @everywhere
-async def test_meaning_connection_is_a_blocking_facade_in_a_plain_function(accounts: Database) -> None:
+async def test_connection_is_a_blocking_facade_in_a_plain_function(accounts: Database) -> None:
     async with App(accounts.url) as app:
         assert await (await plain_transfer.start(7)).result(SOON) == 7
         assert await balances(storage_of(app)) == {"ann": 93, "bob": 7}
 
 
+@pytest.mark.guarantee(7)
 @everywhere
-async def test_p7_transactions_of_one_run_side_by_side(accounts: Database) -> None:
+async def test_transactions_of_one_run_run_concurrently(accounts: Database) -> None:
     async with App(accounts.url) as app:
         handles = [await many.start() for _ in range(3)]
         for handle in handles:
@@ -255,8 +261,9 @@ async def test_p7_transactions_of_one_run_side_by_side(accounts: Database) -> No
         assert await balances(storage_of(app)) == {"ann": 70, "bob": 30}
 
 
+@pytest.mark.guarantee(7)
 @pytest.mark.parametrize("accounts", ["sqlite"], indirect=True)
-async def test_p7_on_sqlite_a_transaction_has_a_limit(accounts: Database) -> None:
+async def test_transaction_on_sqlite_has_a_time_limit(accounts: Database) -> None:
     async with App(accounts.url, transaction_timeout=timedelta(seconds=0.2)) as app:
         began = time.monotonic()
         with pytest.raises(WorkflowFailedError) as caught:
@@ -266,7 +273,7 @@ async def test_p7_on_sqlite_a_transaction_has_a_limit(accounts: Database) -> Non
         assert await balances(storage_of(app)) == {"ann": 100, "bob": 0}
 
 
-def test_there_is_no_connection_elsewhere() -> None:
+def test_connection_outside_a_transactional_activity_is_refused() -> None:
     with pytest.raises(OutsideWorkflowError):
         connection()
 
@@ -283,6 +290,7 @@ async def native() -> str:
     return await look_at_it()
 
 
-async def test_meaning_connection_is_the_native_one(database: Database) -> None:
+@pytest.mark.behaviour("connection")
+async def test_connection_is_the_native_connection_of_the_driver(database: Database) -> None:
     async with App(database.url):
         assert await (await native.start()).result(SOON) != "something else"

@@ -78,8 +78,9 @@ async def tidy() -> str:
     return "done"
 
 
+@pytest.mark.guarantee(5)
 @pytest.mark.parametrize("resident", [0, 100])
-async def test_p5_of_several_waits_each_is_served_when_it_comes(database: Database, resident: int) -> None:
+async def test_concurrent_waits_are_served_in_the_order_of_their_events(database: Database, resident: int) -> None:
     async with App(database.url, max_cached_runs=resident) as app:
         handle = await several.options(id="a").start()
         await waiting(app, "a")
@@ -109,7 +110,8 @@ async def impatient() -> str:
     return await working
 
 
-async def test_p5_the_time_of_a_wait_beside_a_working_branch_outlives_its_worker(shared: Database) -> None:
+@pytest.mark.guarantee(5)
+async def test_timeout_of_a_wait_beside_a_running_activity_survives_its_worker(shared: Database) -> None:
     async with App(shared.url, drain_timeout=timedelta(0)) as app:
         handle = await impatient.options(id="impatient").start()
 
@@ -123,8 +125,9 @@ async def test_p5_the_time_of_a_wait_beside_a_working_branch_outlives_its_worker
         assert await app.get(handle.id).result(SOON) == "working"
 
 
+@pytest.mark.guarantee(5)
 @pytest.mark.parametrize("resident", [0, 100])
-async def test_p5_a_body_put_away_has_no_durable_effect(shared: Database, resident: int) -> None:
+async def test_evicted_body_has_no_durable_effect(shared: Database, resident: int) -> None:
     async with App(shared.url, max_cached_runs=resident) as app:
         await tidy.options(id="a").start()
         await waiting(app, "a")
@@ -136,7 +139,8 @@ async def test_p5_a_body_put_away_has_no_durable_effect(shared: Database, reside
     assert "tidied" not in seen
 
 
-async def test_p5_a_copy_in_memory_that_another_worker_overtook_catches_up(shared: Database) -> None:
+@pytest.mark.guarantee(5)
+async def test_cached_run_catches_up_after_another_worker_resumed_it(shared: Database) -> None:
     """Parked here, driven on by a second app to its next wait, and taken up here again with the rows in between."""
     async with App(shared.url) as here:
         await several.options(id="a").start()

@@ -46,7 +46,7 @@ async def approvals(names: list[str]) -> list[Any]:
 
 
 @pytest.mark.parametrize("order", ["ab", "ba"])
-async def test_branches_wait_for_one_type_with_different_matches(database: Database, order: str) -> None:
+async def test_branches_wait_for_one_type_with_different_where(database: Database, order: str) -> None:
     """A1."""
     async with App(database.url) as app:
         handle = await approvals.start(["ann", "bob"])
@@ -64,7 +64,7 @@ async def equals(where: dict[str, Any]) -> list[int]:
 
 
 @pytest.mark.parametrize("where", [{}, {"kind": "x"}])
-async def test_equal_waits_get_events_in_the_order_they_were_made(database: Database, where: dict[str, Any]) -> None:
+async def test_equal_waits_get_events_in_the_order_of_their_creation(database: Database, where: dict[str, Any]) -> None:
     async with App(database.url) as app:
         handle = await equals.start(where)
         await waiting(app, handle.id)
@@ -85,7 +85,7 @@ async def wait_of(where: dict[str, Any] | None) -> int:
     return int((await wait_event("waits.mixed", where=where)).data["n"])
 
 
-async def test_an_event_goes_to_the_first_wait_that_it_matches(database: Database) -> None:
+async def test_event_goes_to_the_first_wait_that_it_matches(database: Database) -> None:
     async with App(database.url) as app:
         handle = await overlapping.start()
         await waiting(app, handle.id)
@@ -108,7 +108,7 @@ async def late() -> list[str]:
     return list(await asyncio.gather(first(), second()))
 
 
-async def test_an_event_that_no_wait_matches_yet_is_there_for_a_later_wait(database: Database) -> None:
+async def test_event_that_matches_no_wait_is_kept_for_a_later_wait(database: Database) -> None:
     async with App(database.url) as app:
         handle = await late.start()
         await until(lambda: "late" in done)
@@ -134,7 +134,7 @@ async def unmoved() -> int:
     return int((await wait_event("waits.noise", where={"mine": True})).data["n"])
 
 
-async def test_events_that_do_not_match_are_not_recorded_and_wake_nobody(database: Database) -> None:
+async def test_events_that_do_not_match_are_not_recorded_and_wake_no_run(database: Database) -> None:
     """A11: a run that waited through many foreign events has one history row."""
     resumed: list[HookEvent] = []
     async with App(database.url, hooks=[resumed.append]) as app:
@@ -178,7 +178,7 @@ async def timeouts(kind: str, spans: list[float | None]) -> list[str]:
 
 @pytest.mark.parametrize("kind", ["receive", "event", "where"])
 @pytest.mark.parametrize("parked", [True, False])
-async def test_a_timeout_does_not_depend_on_other_waits(database: Database, kind: str, parked: bool) -> None:
+async def test_timeout_does_not_depend_on_other_waits(database: Database, kind: str, parked: bool) -> None:
     """A2: a wait without a time-out, or with a longer one, does not hide that of another branch."""
     async with App(database.url, max_cached_runs=1000 if parked else 0) as app:
         handle = await timeouts.start(kind, [None, 8000, 2000, 5000])
@@ -222,7 +222,7 @@ async def many(kind: str, count: int) -> int:
     ],
     indirect=["shared"],
 )
-async def test_a_run_waits_for_more_than_a_thousand_things_at_once(shared: Database, kind: str) -> None:
+async def test_run_has_more_than_a_thousand_waits_at_once(shared: Database, kind: str) -> None:
     """A8."""
     count = 1_001
     async with App(shared.url) as app:
@@ -269,7 +269,7 @@ async def _seconds(app: App, start: Callable[[int], Awaitable[Any]], send: Calla
     return taken
 
 
-async def test_many_runs_with_their_own_match_cost_little_more_than_events_sent_to_each(shared: Database) -> None:
+async def test_many_runs_with_their_own_where_cost_little_more_than_events_to_single_runs(shared: Database) -> None:
     """A11: linear in events plus matches. PERDURE_TEST_MATCHES=10000 is the long form."""
     async with App(shared.url, max_cached_runs=COUNT, max_runs=1000) as app:
         plain = await _seconds(
@@ -295,7 +295,7 @@ CHANGED: dict[str, Any] = {}
 
 
 @pytest.mark.parametrize("now", [None, {"n": 2}, {"m": 1}])
-async def test_an_event_that_was_matched_by_other_values_is_a_mismatch(shared: Database, now: Any) -> None:
+async def test_recorded_event_matched_by_other_values_is_a_mismatch(shared: Database, now: Any) -> None:
     """B12: a changed match is found on replay."""
     CHANGED.clear()
     async with App(shared.url, max_cached_runs=0, drain_timeout=0.1) as app:
@@ -322,7 +322,7 @@ async def waits_again(count: int) -> int:
     return total
 
 
-async def test_a_run_that_waits_for_the_same_values_again_and_again_gets_each_event_once(database: Database) -> None:
+async def test_run_that_waits_repeatedly_for_the_same_values_gets_each_event_once(database: Database) -> None:
     async with App(database.url) as app:
         handle = await waits_again.start(30)
         await waiting(app, handle.id)

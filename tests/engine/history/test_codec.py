@@ -323,18 +323,18 @@ STRUCTURED: list[tuple[object, Any]] = [
 
 
 @pytest.mark.parametrize(("value", "hint"), PLAIN, ids=[f"{n} {hint}" for n, (_, hint) in enumerate(PLAIN)])
-def test_plain_hints_come_back_and_are_left_to_msgspec(value: object, hint: Any) -> None:
+def test_plain_hints_round_trip_and_are_left_to_msgspec(value: object, hint: Any) -> None:
     assert isinstance(codec(hint), Plain)
     assert b"$type" not in check(value, hint)
 
 
 @pytest.mark.parametrize(("value", "hint"), STRUCTURED, ids=[f"{n} {hint}" for n, (_, hint) in enumerate(STRUCTURED)])
-def test_structured_hints_come_back(value: object, hint: Any) -> None:
+def test_structured_hints_round_trip(value: object, hint: Any) -> None:
     assert not isinstance(codec(hint), Plain)
     check(value, hint)
 
 
-def test_the_json_is_what_the_page_says() -> None:
+def test_json_is_as_documented() -> None:
     assert encode(Ball(1.0), Circle | Ball) == b'{"$type":"Ball","radius":1.0}'
     assert encode(Person(name="a"), Circle | Person) == b'{"$type":"Person","name":"a","born":null,"shoe":"42.50"}'
     assert encode(MOMENT, datetime | str) == b'{"$type":"datetime","value":"2024-02-29T01:02:03.000004Z"}'
@@ -343,12 +343,12 @@ def test_the_json_is_what_the_page_says() -> None:
     assert encode("\0") == b'"\\u0000"'
 
 
-def test_only_the_ambiguous_place_is_tagged() -> None:
+def test_only_ambiguous_values_are_tagged() -> None:
     assert encode([Circle(1.0), 3], list[Circle | int]) == b'[{"radius":1.0},3]'
     assert encode(Tree(Circle(1.0)), Tree) == b'{"shape":{"$type":"Circle","radius":1.0},"children":[]}'
 
 
-def test_classes_of_one_name_are_told_apart() -> None:
+def test_classes_with_one_name_are_distinguished() -> None:
     first, second = (dataclasses.make_dataclass("Twin", [("x", int)]) for _ in range(2))
     first.__module__, second.__module__ = "left", "right"
     check(first(1), first | second)
@@ -356,17 +356,17 @@ def test_classes_of_one_name_are_told_apart() -> None:
     assert b'"right.Twin"' in data
 
 
-def test_an_object_of_a_union_may_come_back_with_its_keys_in_another_order() -> None:
+def test_object_of_a_union_may_return_with_reordered_keys() -> None:
     """As from PostgreSQL's jsonb and MySQL's JSON, with white space."""
     assert decode(b' { "radius" : 1.5 , "$type" : "Ball" } ', Circle | Ball) == Ball(1.5)
     assert decode(b'{"value":"2024-02-29","$type":"date"}', date | datetime) == DATE
 
 
-def test_an_int_counts_as_a_float() -> None:
+def test_int_counts_as_a_float() -> None:
     assert decode(encode(3, float | Level), float | Level) == 3.0
 
 
-def test_abstract_containers_come_back_as_lists_and_dicts() -> None:
+def test_abstract_containers_return_as_lists_and_dicts() -> None:
     assert decode(encode((DATE,), collections.abc.Sequence[date]), collections.abc.Sequence[date]) == [DATE]
     hint = collections.abc.Sequence[date | datetime] | str
     assert decode(encode((MOMENT,), hint), hint) == [MOMENT]
@@ -375,7 +375,7 @@ def test_abstract_containers_come_back_as_lists_and_dicts() -> None:
     assert decode(encode({"a": MOMENT}, mapping), mapping) == {"a": MOMENT}
 
 
-def test_without_a_hint_values_take_their_natural_form() -> None:
+def test_values_without_a_hint_take_their_natural_form() -> None:
     class Word(str):
         pass
 
@@ -422,12 +422,12 @@ def test_without_a_hint_values_take_their_natural_form() -> None:
         (lambda x: (1, x), Any),
     ],
 )
-def test_what_is_no_number_is_refused(number: float, wrap: Callable[[float], object], hint: Any) -> None:
+def test_nan_and_infinity_are_refused(number: float, wrap: Callable[[float], object], hint: Any) -> None:
     with pytest.raises(SerializationError, match="not a number or infinite"):
         encode(wrap(number), hint)
 
 
-def test_no_number_in_a_model_is_refused() -> None:
+def test_nan_in_a_model_is_refused() -> None:
     class Reading(pydantic.BaseModel):
         value: float
 
@@ -435,7 +435,7 @@ def test_no_number_in_a_model_is_refused() -> None:
         encode(Reading(value=math.nan), Reading)
 
 
-def test_null_in_texts_and_none_are_no_reason_to_refuse() -> None:
+def test_null_in_strings_and_none_are_accepted() -> None:
     check({"null": None, "x": "null"}, dict[str, str | None])
     check([None, 1.5], list[float | None])
 
@@ -474,17 +474,17 @@ class Dangling:
         pytest.param(10**5000, int, "int", id="huge"),
     ],
 )
-def test_what_cannot_be_written_is_named(value: object, hint: Any, named: str) -> None:
+def test_value_that_cannot_be_encoded_is_named(value: object, hint: Any, named: str) -> None:
     with pytest.raises(SerializationError, match=named):
         encode(value, hint)
 
 
-def test_the_message_says_what_to_do() -> None:
+def test_encoding_error_says_what_to_do() -> None:
     with pytest.raises(SerializationError, match="use dataclasses, pydantic models"):
         encode(Opaque())
 
 
-def test_a_value_inside_itself_is_refused() -> None:
+def test_circular_value_is_refused() -> None:
     loop: list[object] = []
     loop.append(loop)
     with pytest.raises(SerializationError):
@@ -531,12 +531,12 @@ def test_a_value_inside_itself_is_refused() -> None:
         (b'{"a":' * 50_000, Tree),
     ],
 )
-def test_json_that_does_not_fit_is_refused(data: bytes, hint: Any) -> None:
+def test_json_that_does_not_match_the_hint_is_refused(data: bytes, hint: Any) -> None:
     with pytest.raises(SerializationError):
         decode(data, hint)
 
 
-def test_a_class_that_refuses_to_be_made_again() -> None:
+def test_class_whose_constructor_raises_is_a_serialization_error() -> None:
     @dataclass
     class Picky:
         at: date | datetime
@@ -551,24 +551,24 @@ def test_a_class_that_refuses_to_be_made_again() -> None:
         decode(encode(picky, Picky), Picky)
 
 
-def test_a_model_with_a_key_like_the_tag_cannot_be_tagged() -> None:
+def test_model_with_a_key_like_the_tag_cannot_be_tagged() -> None:
     loose = Loose.model_validate({"$type": "Circle"})
     check(loose, Loose)
     with pytest.raises(SerializationError, match=r"\$type"):
         encode(loose, Loose | Circle)
 
 
-def test_defaults_fill_what_an_older_row_lacks() -> None:
+def test_defaults_fill_fields_missing_in_an_older_row() -> None:
     assert decode(b'{"shape":{"$type":"Ball","radius":1.0}}', Tree) == Tree(Ball(1.0))
     assert decode(b'[{"$type":"date","value":"2024-02-29"}]', Spot) == Spot(DATE)
 
 
-def test_a_hint_that_cannot_be_hashed() -> None:
+def test_unhashable_hint_is_accepted() -> None:
     check(DATE, Annotated[date | datetime, ["unhashable"]])
     check([1], list[Annotated[int, ["unhashable"]]])
 
 
-def test_hints_that_say_nothing_are_any() -> None:
+def test_hints_without_information_are_any() -> None:
     hints: list[Any] = [typing.NoReturn, typing.Never, T, Any | int, typing.Self]
     for hint in hints:
         assert decode(encode({"a": [1]}, hint), hint) == {"a": [1]}
@@ -578,7 +578,7 @@ def test_hints_that_say_nothing_are_any() -> None:
 
 if sys.version_info >= (3, 12):  # the type statement is new there
 
-    def test_type_statements() -> None:
+    def test_type_statements_are_supported() -> None:
         space: dict[str, Any] = {"Circle": Circle, "Ball": Ball, "date": date, "datetime": datetime}
         exec(
             "type Shape = Circle | Ball\ntype Days[X] = list[X | date]\ntype Nest = list[Nest] | date | datetime", space
@@ -589,11 +589,11 @@ if sys.version_info >= (3, 12):  # the type statement is new there
         check([[DATE, [MOMENT]], []], space["Nest"])
 
 
-def test_codecs_are_made_once() -> None:
+def test_codecs_are_cached() -> None:
     assert codec(list[Circle | Ball]) is codec(list[Circle | Ball])
 
 
-def test_pydantic_is_not_needed() -> None:
+def test_pydantic_is_optional() -> None:
     program = """
 import sys
 sys.modules["pydantic"] = None
@@ -675,7 +675,7 @@ HINTS = st.recursive(LEAVES | st.lists(LEAVES, min_size=2, max_size=4).map(union
 
 @settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
-def test_whatever_the_hint_what_it_names_comes_back(data: st.DataObject) -> None:
+def test_random_values_of_random_hints_round_trip(data: st.DataObject) -> None:
     hint, values = data.draw(HINTS)
     check(data.draw(values), hint)
 
@@ -689,13 +689,13 @@ JSON_VALUES = st.recursive(
 
 @settings(max_examples=300, deadline=None)
 @given(JSON_VALUES)
-def test_json_comes_back_as_it_is(value: object) -> None:
+def test_json_round_trips_unchanged(value: object) -> None:
     check(value, Any)
 
 
 @settings(max_examples=300, deadline=None)
 @given(JSON_VALUES.map(encode) | st.binary(max_size=20), st.sampled_from([h for _, h in PLAIN + STRUCTURED]))
-def test_foreign_json_is_read_or_refused_and_nothing_else(data: bytes, hint: Any) -> None:
+def test_foreign_json_is_decoded_or_refused_with_a_serialization_error(data: bytes, hint: Any) -> None:
     with contextlib.suppress(SerializationError):
         decode(data, hint)
 
@@ -730,7 +730,7 @@ class Later:
     when: date
 
 
-def test_a_call_comes_back_typed() -> None:
+def test_arguments_round_trip_with_their_types() -> None:
     signature = Signature.of(order)
     person = Person(name="p")
     data = signature.bind(("A", Decimal("1.10"), Ball(1.0), Circle(2.0)), {"at": MOMENT, "who": person})
@@ -746,12 +746,12 @@ def test_a_call_comes_back_typed() -> None:
     assert kwargs == {"at": MOMENT, "who": person}
 
 
-def test_a_result_comes_back_typed_though_its_class_is_defined_later() -> None:
+def test_result_round_trips_although_its_class_is_defined_later() -> None:
     signature = Signature.of(order)
     assert signature.decode_result(signature.encode_result(Later(DATE))) == Later(DATE)
 
 
-def test_defaults_are_not_filled_in_and_order_of_keywords_does_not_show() -> None:
+def test_defaults_are_not_stored_and_the_order_of_keywords_does_not_matter() -> None:
     signature = Signature.of(grown)
     assert signature.bind((), {}) == b"{}"
     assert signature.bind((), {"c": 3, "a": 1}) == b'{"a":1,"c":3}' == signature.bind((1,), {"c": 3})
@@ -764,14 +764,14 @@ def test_without_hints_arguments_are_json() -> None:
     assert signature.decode_result(signature.encode_result(Circle(1.0))) == {"radius": 1.0}
 
 
-def test_a_hint_that_cannot_be_found_spoils_no_other() -> None:
+def test_unresolvable_hint_does_not_affect_other_hints() -> None:
     signature = Signature.of(half_hidden)
     args, _ = signature.unbind(signature.bind(({"x": 1}, Circle(1.0), None), {}))
     assert args == [{"x": 1}, Circle(1.0), None]
     assert signature.decode_result(signature.encode_result([1])) == [1]
 
 
-def test_none_is_taken_where_it_is_the_default() -> None:
+def test_none_is_accepted_where_it_is_the_default() -> None:
     def late(day: date = None) -> None: ...  # type: ignore[assignment]  # noqa: RUF013
 
     signature = Signature.of(late)
@@ -779,7 +779,7 @@ def test_none_is_taken_where_it_is_the_default() -> None:
     assert signature.unbind(signature.bind((DATE,), {})) == ([DATE], {})
 
 
-def test_a_hint_from_an_outer_function_is_found() -> None:
+def test_hint_from_an_outer_function_is_found() -> None:
     @dataclass
     class Local:
         day: date
@@ -791,7 +791,7 @@ def test_a_hint_from_an_outer_function_is_found() -> None:
     assert signature.unbind(signature.bind((Local(DATE),), {})) == ([Local(DATE)], {})
 
 
-def test_unpacked_hints() -> None:
+def test_unpacked_hints_are_supported() -> None:
     signature = Signature.of(unpacked)
     assert signature.unbind(signature.bind((1, "a"), {"day": DATE})) == ([1, "a"], {"day": DATE})
 
@@ -812,7 +812,7 @@ def test_too_many_or_unknown_arguments_are_a_type_error() -> None:
         Signature.of(grown).bind((), {"d": 1})
 
 
-def test_the_argument_that_cannot_be_written_is_named() -> None:
+def test_argument_that_cannot_be_encoded_is_named() -> None:
     with pytest.raises(SerializationError, match=r"no_hints\(\): argument 'b': .*Opaque"):
         Signature.of(no_hints).bind((1, Opaque()), {})
     with pytest.raises(SerializationError, match=r"order\(\): argument 'at': .*int"):
@@ -823,7 +823,7 @@ def test_the_argument_that_cannot_be_written_is_named() -> None:
         Signature.of(order).encode_result(Opaque())
 
 
-def test_the_argument_that_cannot_be_read_is_named() -> None:
+def test_argument_that_cannot_be_decoded_is_named() -> None:
     with pytest.raises(SerializationError, match=r"grown\(\): argument 'b'"):
         Signature.of(grown).unbind(b'{"b":"x"}')
     with pytest.raises(SerializationError, match=r"the result of order\(\)"):
@@ -831,7 +831,7 @@ def test_the_argument_that_cannot_be_read_is_named() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"null", b"1", b"{"])
-def test_arguments_that_are_no_object_are_refused(data: bytes) -> None:
+def test_stored_arguments_that_are_not_an_object_are_refused(data: bytes) -> None:
     with pytest.raises(SerializationError):
         Signature.of(grown).unbind(data)
 
@@ -845,7 +845,7 @@ def test_arguments_of_an_older_function_are_refused_not_dropped() -> None:
         Signature.of(grown).unbind(b'{"return":1}')
 
 
-def test_a_gap_before_what_goes_by_position() -> None:
+def test_missing_argument_before_a_positional_one_is_refused() -> None:
     def changed(new: int = 0, old: int = 0, /, *rest: int) -> None: ...
 
     with pytest.raises(SerializationError, match="'old' by position"):
@@ -854,7 +854,7 @@ def test_a_gap_before_what_goes_by_position() -> None:
         Signature.of(changed).unbind(b'{"rest":[1]}')
 
 
-def test_signatures_are_made_once() -> None:
+def test_signatures_are_cached() -> None:
     assert Signature.of(grown) is Signature.of(grown)
 
 
@@ -870,7 +870,7 @@ class Service:
     def __call__(self) -> None: ...
 
 
-def test_methods_are_refused_with_a_sentence() -> None:
+def test_methods_are_refused_with_an_explanation() -> None:
     for method in (Service().method, Service.method, Service.of_class):
         with pytest.raises(TypeError, match="is a method: use a function"):
             Signature.of(method)
@@ -878,14 +878,14 @@ def test_methods_are_refused_with_a_sentence() -> None:
 
 
 @pytest.mark.parametrize("thing", [Service(), Service, len, print])
-def test_what_is_no_function_is_refused(thing: Any) -> None:
+def test_objects_that_are_not_functions_are_refused(thing: Any) -> None:
     with pytest.raises(TypeError, match="not a function"):
         Signature.of(thing)
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.integers(), max_size=3), st.dictionaries(st.sampled_from("abcdef"), st.integers(), max_size=4))
-def test_bind_agrees_with_the_call(args: list[int], kwargs: dict[str, int]) -> None:
+def test_bind_agrees_with_a_python_call(args: list[int], kwargs: dict[str, int]) -> None:
     def target(a: int, b: int = 7, *rest: int, c: int = 8, **more: int) -> object:
         return a, b, rest, c, more
 
@@ -955,7 +955,7 @@ SUBCLASSES: list[tuple[object, Any]] = [
 
 
 @pytest.mark.parametrize(("value", "hint"), SUBCLASSES)
-def test_a_subclass_of_what_the_hint_says_is_refused(value: object, hint: Any) -> None:
+def test_subclass_of_the_hinted_class_is_refused(value: object, hint: Any) -> None:
     """B9: it came back as the base class, without its own fields."""
     expected = r"a (Globe|Dog) where the hint says (Ball|Animal) would be decoded as"
     with pytest.raises(SerializationError, match=expected):
@@ -980,11 +980,11 @@ class Page(pydantic.BaseModel, typing.Generic[Item]):
         (Page[int](items=[1]), Page[int]),
     ],
 )
-def test_a_class_that_the_hint_names_comes_back(value: object, hint: Any) -> None:
+def test_classes_named_by_the_hint_round_trip(value: object, hint: Any) -> None:
     assert decode(encode(value, hint), hint) == value
 
 
-def test_a_generic_model_may_be_given_with_its_arguments() -> None:
+def test_generic_model_with_type_arguments_is_accepted() -> None:
     assert decode(encode(Page[int](items=[1]), Page), Page) == Page(items=[1])
 
 
@@ -1014,14 +1014,14 @@ class Token(pydantic.BaseModel):
         [Login(user="a", password="hidden")],  # type: ignore[arg-type]
     ],
 )
-def test_a_secret_that_would_be_masked_is_refused(value: Any, hint: Any) -> None:
+def test_secret_that_would_be_masked_is_refused(value: Any, hint: Any) -> None:
     """B9: it arrived as `**********`."""
     with pytest.raises(SerializationError, match=r"(Login|Logins) holds a secret") as error:
         encode(value, (list[Login] if isinstance(value, list) else type(value)) if hint is None else hint)
     assert "hidden" not in str(error.value)
 
 
-def test_a_secret_with_a_serializer_of_its_own_comes_back() -> None:
+def test_secret_with_its_own_serializer_round_trips() -> None:
     token = Token(value="known")  # type: ignore[arg-type]
     assert decode(encode(token, Token), Token) == token
     empty = Login(user="**********", password="")  # type: ignore[arg-type]

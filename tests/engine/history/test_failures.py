@@ -108,7 +108,7 @@ def there_and_back(error: BaseException) -> Exception:
     ],
     ids=repr,
 )
-def test_the_same_error_comes_back(error: Exception) -> None:
+def test_error_round_trips(error: Exception) -> None:
     back = there_and_back(error)
     assert type(back) is type(error)
     assert back.args == error.args
@@ -116,7 +116,7 @@ def test_the_same_error_comes_back(error: Exception) -> None:
     assert str(back) == str(error)
 
 
-def test_file_names_come_back() -> None:
+def test_file_names_of_os_errors_round_trip() -> None:
     back = there_and_back(OSError(18, "Cross-device", "/a", None, "/b"))
     assert isinstance(back, OSError)
     assert (back.errno, back.filename, back.filename2) == (18, "/a", "/b")
@@ -129,6 +129,7 @@ def make_local() -> Exception:
     return Local("here")
 
 
+@pytest.mark.behaviour("errors")
 @pytest.mark.parametrize(
     "error",
     [
@@ -151,7 +152,7 @@ def make_local() -> Exception:
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_meaning_errors_that_do_not_round_trip_are_activity_errors(error: BaseException) -> None:
+def test_errors_that_do_not_round_trip_are_activity_errors(error: BaseException) -> None:
     back = there_and_back(error)
     assert type(back) is ActivityError
     assert back.error_type == f"{type(error).__module__}.{type(error).__qualname__}"
@@ -164,6 +165,7 @@ class Answered(Exception):
         self.response, self.status = response, status
 
 
+@pytest.mark.behaviour("errors")
 @pytest.mark.parametrize(
     "error",
     [
@@ -175,7 +177,7 @@ class Answered(Exception):
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_errors_whose_class_takes_other_arguments_come_back_without_a_call_of_it(error: Exception) -> None:
+def test_errors_with_other_constructor_arguments_are_rebuilt_without_calling_the_constructor(error: Exception) -> None:
     back = there_and_back(error)
     assert type(back) is type(error)
     assert (back.args, str(back), vars(back)) == (error.args, str(error), vars(error))
@@ -187,25 +189,25 @@ def test_attributes_that_are_not_json_are_left_out() -> None:
     assert vars(back) == {"status": 404}
 
 
-def test_an_error_of_a_body_is_no_activity_error() -> None:
+def test_error_of_a_body_is_not_an_activity_error() -> None:
     failure = {"error_type": "unknown.Error", "error_message": "x", "source": "workflow"}
     assert type(decode_failure(failure)) is RecordedError
     assert type(decode_failure({**failure, "source": None})) is ActivityError
 
 
-def test_an_error_that_cannot_say_its_message_is_stored_all_the_same() -> None:
+def test_error_whose_str_raises_is_stored() -> None:
     failure = encode_failure(raised(Mute("x")))
     assert failure["error_message"] == "<Mute whose message cannot be read>"
     assert type(decode_failure(failure)) is Mute
 
 
-def test_an_attribute_with_its_default_is_no_loss() -> None:
+def test_attribute_with_its_default_does_not_prevent_a_round_trip() -> None:
     back = there_and_back(Optional("m"))
     assert isinstance(back, Optional)
     assert back.status == 500
 
 
-def test_the_keys_of_a_row() -> None:
+def test_stored_error_has_the_documented_keys() -> None:
     failure = encode_failure(raised(Refused.Inner("x")))
     assert set(failure) == {"error_type", "error_message", "stack_trace", "args"}
     assert failure["error_type"] == f"{__name__}.Refused.Inner"
@@ -225,13 +227,13 @@ def test_causes_and_notes_are_in_the_stack_trace() -> None:
     assert type(decode_failure(failure)) is ValueError
 
 
-def test_an_activity_error_is_handed_on_with_what_failed_at_first() -> None:
+def test_activity_error_keeps_the_original_error() -> None:
     back = there_and_back(ActivityError("m", error_type="gone.Error", stack_trace="as it was"))
     assert type(back) is ActivityError
     assert (str(back), back.error_type, back.stack_trace) == ("m", "gone.Error", "as it was")
 
 
-def test_messages_and_traces_are_bounded_and_keep_both_ends() -> None:
+def test_long_messages_and_tracebacks_are_cut_in_the_middle() -> None:
     failure = encode_failure(raised(ValueError("<" + "é" * 100_000 + ">")))
     message, trace = str(failure["error_message"]), str(failure["stack_trace"])
     assert len(message.encode()) <= MESSAGE_MAX
@@ -244,17 +246,17 @@ def test_messages_and_traces_are_bounded_and_keep_both_ends() -> None:
     assert type(decode_failure(failure)) is ActivityError
 
 
-def test_what_is_just_short_enough_is_whole() -> None:
+def test_message_of_the_maximum_length_is_stored_whole() -> None:
     assert encode_failure(ValueError("x" * MESSAGE_MAX))["error_message"] == "x" * MESSAGE_MAX
 
 
-def test_a_lone_surrogate_can_be_stored() -> None:
+def test_lone_surrogate_can_be_stored() -> None:
     failure = encode_failure(ValueError("a\ud800"))
     assert failure["error_message"] == "a\\ud800"
     encode(failure)
 
 
-def test_a_trace_that_cannot_be_written_hides_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unprintable_traceback_does_not_hide_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(_: BaseException) -> list[str]:
         raise RuntimeError("traceback")
 
@@ -262,13 +264,13 @@ def test_a_trace_that_cannot_be_written_hides_no_error(monkeypatch: pytest.Monke
     assert encode_failure(ValueError("x"))["stack_trace"] == ""
 
 
-def test_arguments_inside_themselves() -> None:
+def test_circular_arguments_give_an_activity_error() -> None:
     loop: list[object] = []
     loop.append(loop)
     assert "args" not in encode_failure(ValueError(loop))
 
 
-def test_a_class_that_raises_when_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_class_whose_constructor_raises_gives_an_activity_error(monkeypatch: pytest.MonkeyPatch) -> None:
     failure = encode_failure(Exploding("x"))
     monkeypatch.setattr(Exploding, "armed", True)
     assert type(decode_failure(failure)) is ActivityError
@@ -324,7 +326,7 @@ def test_malformed_rows_give_an_activity_error(data: Any) -> None:
     assert type(decode_failure(data)) is ActivityError
 
 
-def test_the_activity_error_has_what_the_row_has() -> None:
+def test_activity_error_has_the_fields_of_the_row() -> None:
     error = decode_failure(row("gone.Error", "x"))
     assert isinstance(error, ActivityError)
     assert (str(error), error.error_type, error.stack_trace) == ("x", "gone.Error", "t")
@@ -343,14 +345,14 @@ KEYS = st.sampled_from(["error_type", "error_message", "stack_trace", "args", "a
 
 @settings(max_examples=400, deadline=None)
 @given(st.dictionaries(KEYS, JSON_VALUES | TYPES))
-def test_no_row_raises(data: dict[str, object]) -> None:
+def test_no_stored_row_makes_decoding_raise(data: dict[str, object]) -> None:
     error = decode_failure(data)
     assert isinstance(error, Exception)
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.sampled_from([ValueError, KeyError, Refused, OSError, RuntimeError]), st.lists(JSON_VALUES, max_size=5))
-def test_an_error_comes_back_equal_or_as_an_activity_error(kind: type[Exception], args: list[object]) -> None:
+def test_random_error_round_trips_or_is_an_activity_error(kind: type[Exception], args: list[object]) -> None:
     error = kind(*args)
     back = there_and_back(error)
     if type(back) is not ActivityError:
@@ -359,7 +361,8 @@ def test_an_error_comes_back_equal_or_as_an_activity_error(kind: type[Exception]
         assert str(back) == str(error)
 
 
-def test_meaning_errors_no_module_is_imported_because_of_a_row() -> None:
+@pytest.mark.behaviour("errors")
+def test_stored_error_never_causes_an_import() -> None:
     assert "this" not in sys.modules
     before = set(sys.modules)
     decode_failure(row("this.Error", "x"))
@@ -367,7 +370,7 @@ def test_meaning_errors_no_module_is_imported_because_of_a_row() -> None:
     assert set(sys.modules) == before
 
 
-def test_a_lazy_module_stays_unloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lazy_module_stays_unloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Looking an attribute up would load it."""
     source = tmp_path / "lazy_errors.py"
     source.write_text("raise SystemExit('loaded because of a row')\n")
@@ -380,21 +383,21 @@ def test_a_lazy_module_stays_unloaded(tmp_path: Path, monkeypatch: pytest.Monkey
     assert type(decode_failure(row("lazy_errors.Error", "x"))) is ActivityError
 
 
-def test_a_module_that_makes_attributes_on_demand_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_module_level_getattr_is_not_called(monkeypatch: pytest.MonkeyPatch) -> None:
     module = types.ModuleType("eager_errors")
     module.__getattr__ = lambda name: pytest.fail(f"asked for {name}")  # type: ignore[method-assign]
     monkeypatch.setitem(sys.modules, "eager_errors", module)
     assert type(decode_failure(row("eager_errors.Error", "x"))) is ActivityError
 
 
-def test_strange_entries_among_the_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unusual_entries_in_sys_modules_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "hollow", None)
     monkeypatch.setitem(sys.modules, "odd", object())
     for name in ("hollow.Error", "odd.Error"):
         assert type(decode_failure(row(name, "x"))) is ActivityError
 
 
-def test_a_class_of_the_main_module() -> None:
+def test_class_of_the_main_module_round_trips() -> None:
     program = """
 from perdure.engine.failures import decode_failure, encode_failure
 class Boom(Exception):

@@ -47,7 +47,7 @@ def late_hints(tmp_path: Path) -> ModuleType:
     return module
 
 
-async def test_hints_may_name_what_is_defined_later_or_nowhere(late_hints: ModuleType) -> None:
+async def test_hints_may_name_classes_that_are_defined_later_or_nowhere(late_hints: ModuleType) -> None:
     async with App("sqlite:///:memory:"):
         number = late_hints.Number(4)
         assert await (await late_hints.double.start(number, "u")).result() == late_hints.Number(8, number)

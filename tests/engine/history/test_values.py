@@ -69,7 +69,7 @@ async def packed(parcel: Parcel) -> tuple[Parcel, int]:
     return found, len(parcel.parts)
 
 
-async def test_user_values_come_back_as_what_they_were_live_and_replayed(database: Database) -> None:
+async def test_values_keep_their_types_live_and_replayed(database: Database) -> None:
     async with App(database.url, max_cached_runs=0) as app:
         handle = await packed.start(PARCEL)
         await waiting(app, handle.id)
@@ -113,7 +113,7 @@ async def odd_own_result() -> Any:
 @pytest.mark.parametrize(
     "odd_one", [odd_argument, odd_result, wrong_result, odd_own_result], ids=lambda each: each.name
 )
-async def test_what_cannot_be_written_fails_the_run_with_a_clear_error(memory: Database, odd_one: Any) -> None:
+async def test_value_that_cannot_be_encoded_fails_the_run_with_a_clear_error(memory: Database, odd_one: Any) -> None:
     async with App(memory.url):
         with pytest.raises(WorkflowFailedError) as caught:
             await (await odd_one.start()).result(SOON)
@@ -145,7 +145,8 @@ async def typed() -> list[Any]:
     return [type(receipt).__name__, receipt.total + number, type(number).__name__]
 
 
-async def test_w50_results_have_their_types_after_a_suspension(database: Database) -> None:
+@pytest.mark.pitfall(50)
+async def test_results_have_their_types_after_a_wait(database: Database) -> None:
     async with App(database.url, max_cached_runs=0) as app:
         await typed.options(id="a").start()
         await waiting(app, "a")

@@ -80,17 +80,17 @@ async def forbidden(which: str) -> str:
     return "allowed"
 
 
+@pytest.mark.behaviour("event loop of the body")
 @pytest.mark.parametrize("which", FORBIDDEN)
-async def test_meaning_own_loop_what_cannot_be_replayed_is_refused_with_the_durable_way(
-    memory: Database, which: str
-) -> None:
+async def test_calls_that_cannot_be_replayed_are_refused_and_name_the_alternative(memory: Database, which: str) -> None:
     async with App(memory.url):
         said = await (await forbidden.start(which)).result(SOON)
     assert "could not be replayed" in said
     assert "activity" in said or "event" in said
 
 
-def test_meaning_own_loop_hidden_calls_are_found_in_the_source() -> None:
+@pytest.mark.behaviour("event loop of the body")
+def test_calls_that_the_loop_cannot_intercept_are_found_in_the_source() -> None:
     with pytest.warns(NotDurableWarning, match=r"time.time.*perdure.now\(\)"):
 
         @workflow(name="asyncio.clock")
@@ -131,7 +131,8 @@ async def long_timer() -> str:
     return "slept"
 
 
-async def test_meaning_own_loop_timers_of_asyncio_are_durable(database: Database) -> None:
+@pytest.mark.behaviour("event loop of the body")
+async def test_timers_of_asyncio_are_durable(database: Database) -> None:
     async with App(database.url):
         handle = await timers.start()
         assert await handle.result(SOON) == ["slept", "timeout", "wait_for", "call_later"]
@@ -139,7 +140,8 @@ async def test_meaning_own_loop_timers_of_asyncio_are_durable(database: Database
     assert kinds == ["TimerExpired"] * 4
 
 
-async def test_meaning_own_loop_a_long_asyncio_sleep_outlives_the_app(sqlite: Database) -> None:
+@pytest.mark.behaviour("event loop of the body")
+async def test_long_asyncio_sleep_survives_the_app(sqlite: Database) -> None:
     due = time.monotonic() + 1.2
     async with App(sqlite.url) as app:
         await long_timer.options(id="a").start()

@@ -24,7 +24,7 @@ async def sleeper(until: datetime) -> datetime:
 
 
 @pytest.mark.parametrize("ahead", [HOUR, -HOUR])
-async def test_now_and_sleep_until_go_by_the_databases_clock(database: Database, ahead: timedelta) -> None:
+async def test_now_and_sleep_until_use_the_clock_of_the_database(database: Database, ahead: timedelta) -> None:
     """B6: on a worker an hour ahead, a sleep of 30 minutes was over at once."""
     async with App(database.url) as app:
         shift_clock(storage_of(app), -ahead)  # the same as a worker's clock that is off by `ahead`
@@ -76,7 +76,7 @@ async def deadline(kind: str) -> list[float]:
 
 
 @pytest.mark.parametrize("kind", ACTS)
-async def test_deadlines_of_the_loops_time_are_met_though_activities_take_time(
+async def test_deadlines_of_loop_time_include_the_time_of_activities(
     database: Database, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """B7: time stood still during activities."""
@@ -114,7 +114,7 @@ async def _has_step(handle: RunHandle[Any], name: str, count: int) -> bool:
     return len(steps) == count
 
 
-def test_rows_without_a_time_move_nothing() -> None:
+def test_rows_without_a_time_do_not_move_the_clock() -> None:
     """Histories of earlier versions replay as they did."""
     assert stamped(None) == stamped(b"") == stamped(b"\x01" * SIZE) == stamped(b"x" * 17) == 0.0
     assert stamped(Call(1).digest + stamp(12.5)) == 12.5

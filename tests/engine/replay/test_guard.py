@@ -151,16 +151,18 @@ async def beside(url: str, **options: Any) -> AsyncIterator[App]:
         assert not await stuck_runs(app)
 
 
+@pytest.mark.guarantee(9)
 @pytest.mark.parametrize("kind", ACTIVITIES)
-async def test_whatever_an_activity_raises_is_a_failed_attempt_with_its_type(database: Database, kind: str) -> None:
+async def test_any_exception_in_an_activity_is_a_failed_attempt_with_its_type(database: Database, kind: str) -> None:
     """A3, A4."""
     async with beside(database.url):
         for how, error_type in WAYS.items():
             assert await (await calls.start(kind, how)).result(SOON) == error_type
 
 
+@pytest.mark.guarantee(9)
 @pytest.mark.parametrize("how", WAYS)
-async def test_whatever_a_body_raises_fails_its_run_with_its_type(database: Database, how: str) -> None:
+async def test_any_exception_in_a_body_fails_its_run_with_its_type(database: Database, how: str) -> None:
     """A3, A4."""
     async with beside(database.url) as app:
         handle = await leaves.options(id="bad").start(how)
@@ -215,7 +217,7 @@ async def _later(how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["sys.exit", "interrupt", "rude"])
-async def test_what_a_branch_of_a_body_raises_fails_the_run(shared: Database, how: str) -> None:
+async def test_any_exception_in_a_branch_fails_the_run(shared: Database, how: str) -> None:
     """A3, A4."""
     async with beside(shared.url):
         with pytest.raises(WorkflowFailedError):
@@ -249,7 +251,8 @@ async def handle_failure(ways: list[str], error: str) -> None:
     leave("sys.exit")
 
 
-async def test_whatever_a_compensation_or_a_handler_raises_the_others_still_run(database: Database) -> None:
+@pytest.mark.guarantee(9)
+async def test_any_exception_in_a_compensation_or_handler_lets_the_others_run(database: Database) -> None:
     """A3, A4."""
     ways = list(WAYS)
     async with beside(database.url) as app:
@@ -264,8 +267,11 @@ async def test_whatever_a_compensation_or_a_handler_raises_the_others_still_run(
     assert handled["error_type"] == "builtins.SystemExit"
 
 
+@pytest.mark.guarantee(9)
 @pytest.mark.parametrize("how", WAYS)
-async def test_whatever_a_hook_raises_is_logged(database: Database, how: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_any_exception_in_a_hook_is_logged(
+    database: Database, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """A3, A4."""
 
     def plain(event: HookEvent) -> None:
@@ -285,7 +291,7 @@ async def test_whatever_a_hook_raises_is_logged(database: Database, how: str, ca
 # Signals.
 
 
-def test_a_real_interrupt_is_told_from_one_that_code_raised() -> None:
+def test_real_interrupt_is_distinguished_from_a_raised_one() -> None:
     def caught(code: Callable[[], object]) -> BaseException:
         try:
             code()
@@ -329,6 +335,7 @@ loop.run_until_complete(main())
 """
 
 
+@pytest.mark.guarantee(9)
 def test_ctrl_c_in_an_activity_that_blocks_the_loop_still_stops_the_program(tmp_path: Path) -> None:
     command = [sys.executable, "-c", PROGRAM, f"sqlite:///{tmp_path}/a.db"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as program:
@@ -369,7 +376,7 @@ async def _fail(count: int) -> None:
         raise ValueError(f"of {count}")
 
 
-async def test_recur_in_a_task_group_begins_the_next_generation(database: Database) -> None:
+async def test_recur_in_a_task_group_continues_the_run(database: Database) -> None:
     """A3."""
     async with beside(database.url):
         assert await (await recurs.options(id="again").start(0)).result(SOON) == "third"
@@ -406,8 +413,11 @@ async def spins(how: str) -> None:
     await asyncio.Event().wait()
 
 
+@pytest.mark.guarantee(9)
 @pytest.mark.parametrize("how", ["sleep", "callbacks"])
-async def test_a_body_that_spins_is_stuck_with_its_place_and_holds_nobody_up(database: Database, how: str) -> None:
+async def test_spinning_body_is_stuck_with_its_source_line_and_blocks_no_other_run(
+    database: Database, how: str
+) -> None:
     """A12."""
     async with App(database.url) as app:
         other = await gated.options(id="other").start("other")
@@ -428,7 +438,7 @@ async def test_a_body_that_spins_is_stuck_with_its_place_and_holds_nobody_up(dat
         assert (await row_of(app, "bad")).status is WorkflowStatus.RUNNING
 
 
-def test_the_error_names_the_line_where_the_body_spins() -> None:
+def test_error_names_the_line_where_the_body_spins() -> None:
     """A12."""
 
     async def spinning() -> None:
@@ -445,7 +455,7 @@ async def _poll() -> None:
         await asyncio.sleep(0)
 
 
-def test_twenty_thousand_branches_are_no_spinning() -> None:
+def test_twenty_thousand_branches_do_not_count_as_spinning() -> None:
     """A12."""
 
     async def many() -> int:
@@ -512,8 +522,9 @@ STUBBORN = [
 ]
 
 
+@pytest.mark.guarantee(9)
 @pytest.mark.parametrize("function", STUBBORN)
-def test_a_body_that_swallows_its_eviction_is_given_up_on(
+def test_body_that_swallows_its_eviction_is_abandoned(
     function: Callable[[], Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A13."""
@@ -531,7 +542,9 @@ def test_a_body_that_swallows_its_eviction_is_given_up_on(
     assert "run run-1 (guard.swallows)" in warning
 
 
-def test_a_body_that_swallows_its_eviction_a_few_times_ends_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
+def test_body_that_swallows_its_eviction_a_few_times_ends_without_a_log_message(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def tidy() -> None:
         for _ in range(20):
             try:
@@ -553,7 +566,7 @@ async def stubborn() -> None:
             pass
 
 
-async def test_a_run_that_swallows_its_eviction_does_not_keep_the_app_from_closing(
+async def test_run_that_swallows_its_eviction_does_not_keep_the_app_from_closing(
     shared: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A13."""
@@ -569,7 +582,7 @@ async def test_a_run_that_swallows_its_eviction_does_not_keep_the_app_from_closi
 # Copies in memory.
 
 
-async def test_a_copy_that_is_of_no_use_any_more_is_evicted(
+async def test_cached_run_that_was_cancelled_or_recurred_is_evicted(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """23: a parked run that was cancelled, or whose generation is over."""
@@ -598,7 +611,7 @@ async def test_a_copy_that_is_of_no_use_any_more_is_evicted(
 # Deadlocks, and cancellations at the wrong moment.
 
 
-async def test_a_run_that_is_cancelled_as_it_is_claimed_is_no_mismatch(
+async def test_run_cancelled_while_it_is_claimed_is_not_a_mismatch(
     shared: Database, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """28."""
@@ -623,7 +636,7 @@ async def test_a_run_that_is_cancelled_as_it_is_claimed_is_no_mismatch(
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
-async def test_a_deadlock_in_a_runs_transaction_is_run_again_at_once(
+async def test_deadlock_in_a_transaction_of_a_run_is_retried_at_once(
     shared: Database, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """28."""
@@ -654,7 +667,7 @@ async def test_a_deadlock_in_a_runs_transaction_is_run_again_at_once(
 # What is left behind.
 
 
-async def test_nothing_is_left_when_a_mysql_storage_closes(mysql_url: str, backend_database: Any) -> None:
+async def test_closed_mysql_storage_leaves_no_background_task(mysql_url: str, backend_database: Any) -> None:
     """23."""
     async with backend_database("mysql") as database:
         storage = await database.storage()

@@ -363,7 +363,7 @@ def noise(rng: random.Random) -> list[object]:
     return kept[::2]
 
 
-def test_random_bodies_replay_the_same_at_every_record() -> None:
+def test_random_bodies_are_deterministic_at_every_record() -> None:
     kinds, records = set(), 0
     for seed in range(BODIES):
         rng = random.Random(seed)
@@ -377,7 +377,7 @@ def test_random_bodies_replay_the_same_at_every_record() -> None:
     assert records > 5 * BODIES
 
 
-def test_random_bodies_go_on_from_any_prefix() -> None:
+def test_random_bodies_resume_from_any_prefix() -> None:
     for seed in range(BODIES // 4):
         rng = random.Random(seed)
         node = grow(rng, 3)
@@ -408,7 +408,7 @@ def elsewhere(code: str, hash_seed: str) -> str:
     return done.stdout
 
 
-def test_random_bodies_are_the_same_in_every_process() -> None:
+def test_random_bodies_are_deterministic_in_every_process() -> None:
     code = "from tests.engine.replay.test_loop import digest; print(digest(100))"
     assert elsewhere(code, "1") == elsewhere(code, "2") == f"{digest(100)}\n"
 
@@ -437,7 +437,7 @@ def test_sets_of_tasks_and_futures_are_in_the_same_order_in_every_process() -> N
     assert elsewhere(SETS, "1") == elsewhere(SETS, "2") == elsewhere(SETS, "3")
 
 
-def test_runs_with_seeds_have_tasks_of_different_hash() -> None:
+def test_task_hashes_depend_on_the_seed_of_the_run_only() -> None:
     async def body() -> None: ...
 
     def task_hash(seed: str) -> int:
@@ -457,7 +457,7 @@ async def number(host: Host, n: int) -> str:
     return f"{n} {await host.step(str(n))}"
 
 
-def test_as_completed_makes_its_tasks_in_the_order_of_the_list(host: Host) -> None:
+def test_as_completed_creates_its_tasks_in_the_order_of_the_list(host: Host) -> None:
     async def body() -> None:
         for one in asyncio.as_completed([number(host, n) for n in range(40)]):
             await one
@@ -466,7 +466,7 @@ def test_as_completed_makes_its_tasks_in_the_order_of_the_list(host: Host) -> No
     assert host.asked == [f"step {n + 1}.1 {n}" for n in range(40)]
 
 
-def test_as_completed_takes_tasks_repeats_and_other_awaitables(host: Host) -> None:
+def test_as_completed_accepts_tasks_duplicates_and_other_awaitables(host: Host) -> None:
     class Later:
         def __init__(self, n: int) -> None:
             self.n = n
@@ -508,7 +508,7 @@ def test_as_completed_of_tasks_needs_no_order(host: Host) -> None:
 # Time
 
 
-def test_time_moves_when_a_timer_fires_and_only_then(host: Host) -> None:
+def test_time_moves_only_when_a_timer_fires(host: Host) -> None:
     async def body() -> list[float]:
         clock = asyncio.get_running_loop().time
         times = [clock()]
@@ -538,7 +538,7 @@ def test_time_never_goes_back(host: Host) -> None:
     assert host.asked == ["timer 1 1.000000", "timer 2 2.000000", "drop 1"]
 
 
-def test_a_timer_fired_late_does_not_turn_time_back(host: Host) -> None:
+def test_late_timer_does_not_move_time_back(host: Host) -> None:
     early, late = host.loop.call_later(1, print), host.loop.call_at(2, print)
     host.loop.fire(late)
     host.loop.fire(early)
@@ -547,7 +547,7 @@ def test_a_timer_fired_late_does_not_turn_time_back(host: Host) -> None:
 
 
 @pytest.mark.parametrize("delay", [0, 0.0, -1, -math.inf])
-def test_a_delay_of_nothing_is_no_timer(host: Host, delay: float) -> None:
+def test_delay_of_zero_creates_no_timer(host: Host, delay: float) -> None:
     later = host.loop.call_later(delay, host.log.append, "later")
     host.loop.call_soon(host.log.append, "soon")
     cancelled = host.loop.call_at(host.loop.time() + delay, host.log.append, "at")
@@ -558,7 +558,7 @@ def test_a_delay_of_nothing_is_no_timer(host: Host, delay: float) -> None:
     assert later.when() <= host.loop.time() == 0.0
 
 
-def test_timeouts_of_nothing_work_without_a_timer(host: Host) -> None:
+def test_timeouts_of_zero_work_without_a_timer(host: Host) -> None:
     async def body() -> str:
         await asyncio.sleep(0)
         with contextlib.suppress(TimeoutError):
@@ -574,7 +574,7 @@ def test_timeouts_of_nothing_work_without_a_timer(host: Host) -> None:
 
 
 @pytest.mark.parametrize("delay", [math.inf, NEVER_SEC * 1.01])
-def test_a_timer_too_far_away_never_fires_and_is_not_kept(host: Host, delay: float) -> None:
+def test_timer_too_far_in_the_future_never_fires_and_is_not_kept(host: Host, delay: float) -> None:
     never = host.loop.call_later(delay, host.log.append, "now")
     host.loop.fire(never)
     host.loop.pump()
@@ -582,12 +582,12 @@ def test_a_timer_too_far_away_never_fires_and_is_not_kept(host: Host, delay: flo
     assert (host.asked, host.log, host.loop.time()) == ([], [], 0.0)
 
 
-def test_a_timer_needs_a_number(host: Host) -> None:
+def test_timer_needs_a_number(host: Host) -> None:
     with pytest.raises(ValueError, match="must be a number"):
         host.loop.call_later(math.nan, print)
 
 
-def test_a_fired_timer_is_not_dropped_when_cancelled(host: Host) -> None:
+def test_fired_timer_is_not_dropped_when_cancelled(host: Host) -> None:
     timer = host.loop.call_later(1, host.log.append, "fired")
     host.loop.fire(timer)
     timer.cancel()
@@ -596,11 +596,11 @@ def test_a_fired_timer_is_not_dropped_when_cancelled(host: Host) -> None:
     assert host.asked == ["timer 1 1.000000"]
 
 
-def test_equal_timers_are_two(host: Host) -> None:
+def test_equal_timers_are_separate(host: Host) -> None:
     assert len({host.loop.call_later(1, print), host.loop.call_later(1, print)}) == 2
 
 
-def test_what_timers_raise_reaches_the_body() -> None:
+def test_error_of_the_timer_interface_reaches_the_body() -> None:
     def refuse(timer: Timer) -> None:
         raise StepFailed
 
@@ -618,7 +618,7 @@ def surroundings() -> tuple[object, ...]:
 
 
 @pytest.mark.parametrize("make", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def test_the_host_does_not_notice(make: Callable[[], asyncio.AbstractEventLoop]) -> None:
+def test_body_does_not_affect_the_host_loop(make: Callable[[], asyncio.AbstractEventLoop]) -> None:
     seen: list[object] = []
 
     async def body() -> None:
@@ -655,7 +655,7 @@ def signals() -> Iterator[None]:
 
 @pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
 @pytest.mark.parametrize("in_task", [True, False])
-async def test_an_interrupt_leaves_the_host_as_it_was(
+async def test_interrupt_leaves_the_host_as_it_was(
     host: Host, number: int, error: type[BaseException], in_task: bool
 ) -> None:
     def interrupt() -> None:
@@ -682,7 +682,7 @@ async def test_an_interrupt_leaves_the_host_as_it_was(
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
 @pytest.mark.parametrize("in_task", [True, False])
-async def test_an_exit_that_the_body_raises_itself_stays_in_the_body(
+async def test_exit_that_the_body_raises_itself_stays_in_the_body(
     host: Host, error: type[BaseException], in_task: bool
 ) -> None:
     """A3, A4."""
@@ -710,7 +710,7 @@ async def test_an_exit_that_the_body_raises_itself_stays_in_the_body(
         assert isinstance(host.reports[0]["exception"], error)
 
 
-def test_a_collector_that_was_off_stays_off(host: Host) -> None:
+def test_disabled_garbage_collector_stays_disabled(host: Host) -> None:
     gc.disable()
     try:
         host.loop.pump()
@@ -727,7 +727,7 @@ def test_pump_from_inside_is_an_error(host: Host) -> None:
         host.run(body())
 
 
-def test_the_host_may_give_between_pumps(host: Host) -> None:
+def test_host_may_complete_futures_between_pumps(host: Host) -> None:
     future = host.loop.create_future()
 
     async def body() -> object:
@@ -743,7 +743,7 @@ def test_the_host_may_give_between_pumps(host: Host) -> None:
     assert host.log == ["called"]
 
 
-def test_context_variables_of_the_body_stay_there(host: Host) -> None:
+def test_context_variables_of_the_body_do_not_leak(host: Host) -> None:
     variable: ContextVar[str] = ContextVar("variable")
     variable.set("host")
 
@@ -761,7 +761,7 @@ def test_context_variables_of_the_body_stay_there(host: Host) -> None:
     assert current_scope() is None
 
 
-async def test_a_future_of_the_host_cannot_be_awaited(host: Host) -> None:
+async def test_future_of_the_host_cannot_be_awaited(host: Host) -> None:
     foreign = asyncio.get_running_loop().create_future()
 
     async def body() -> object:
@@ -774,7 +774,7 @@ async def test_a_future_of_the_host_cannot_be_awaited(host: Host) -> None:
 # Generators
 
 
-async def test_a_generator_let_go_of_is_closed_on_the_bodys_loop(host: Host) -> None:
+async def test_dropped_generator_is_closed_on_the_loop_of_the_body(host: Host) -> None:
     async def count() -> AsyncGenerator[int, None]:
         try:
             yield 1
@@ -795,7 +795,7 @@ async def test_a_generator_let_go_of_is_closed_on_the_bodys_loop(host: Host) -> 
     await asyncio.sleep(0)
 
 
-def test_a_generator_in_a_cycle_is_left_by_the_collector_and_reported(host: Host) -> None:
+def test_generator_in_a_reference_cycle_is_reported(host: Host) -> None:
     async def forever(own: list[object]) -> AsyncGenerator[int, None]:
         try:
             while True:
@@ -841,19 +841,21 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("name", "way"), REFUSED.items())
-def test_what_cannot_be_replayed_is_refused_with_the_durable_way(host: Host, name: str, way: str) -> None:
+def test_loop_methods_that_cannot_be_replayed_are_refused_and_name_the_alternative(
+    host: Host, name: str, way: str
+) -> None:
     with pytest.raises(NotDurableError, match=rf"loop\.{name}\(\).*{way}"):
         getattr(host.loop, name)(None)
 
 
-def test_nothing_of_asyncios_loop_is_left_without_an_answer(host: Host) -> None:
+def test_every_method_of_the_asyncio_loop_is_implemented_or_refused(host: Host) -> None:
     public = [name for name in vars(asyncio.AbstractEventLoop) if not name.startswith("_")]
     abstract = [name for name in public if getattr(BodyLoop, name) is getattr(asyncio.AbstractEventLoop, name)]
     assert len(public) > 50
     assert abstract == []
 
 
-def test_a_refusal_is_an_exception_of_the_body(host: Host) -> None:
+def test_refused_call_raises_in_the_body(host: Host) -> None:
     async def body() -> str:
         try:
             await asyncio.to_thread(print)
@@ -866,7 +868,7 @@ def test_a_refusal_is_an_exception_of_the_body(host: Host) -> None:
     assert host.run(body()) == "caught"
 
 
-def test_names_of_tasks_do_not_count_the_process(host: Host) -> None:
+def test_task_names_do_not_depend_on_the_process(host: Host) -> None:
     async def name() -> str:
         task = asyncio.current_task()
         assert task is not None
@@ -901,7 +903,7 @@ def test_tasks_are_kept_until_they_end(host: Host) -> None:
 
 if sys.version_info >= (3, 12):  # tasks can start eagerly since then
 
-    def test_an_eager_task_has_its_scope_from_the_start(host: Host) -> None:
+    def test_eager_task_has_its_scope_from_the_start(host: Host) -> None:
         async def body() -> int:
             await asyncio.get_running_loop().create_task(asyncio.sleep(0), eager_start=True)  # type: ignore[call-arg]
             task = asyncio.get_running_loop().create_task(host.step("eager"), eager_start=True)  # type: ignore[call-arg]
@@ -912,7 +914,7 @@ if sys.version_info >= (3, 12):  # tasks can start eagerly since then
         assert host.log == ["step 2.1 eager"]
 
 
-def test_errors_nobody_gets_are_reported(host: Host) -> None:
+def test_unretrieved_errors_are_reported(host: Host) -> None:
     async def fails() -> None:
         raise StepFailed
 
@@ -926,7 +928,7 @@ def test_errors_nobody_gets_are_reported(host: Host) -> None:
     assert [type(report["exception"]) for report in host.reports] == [StepFailed, ZeroDivisionError]
 
 
-def test_a_closed_loop_refuses(host: Host) -> None:
+def test_closed_loop_refuses_calls(host: Host) -> None:
     host.loop.call_soon(host.log.append, "never")
     host.loop.close()
     assert host.loop.is_closed()
@@ -936,7 +938,7 @@ def test_a_closed_loop_refuses(host: Host) -> None:
     assert host.log == []
 
 
-def test_what_a_closed_loop_leaves_behind_is_tidied_up_in_silence() -> None:
+def test_closing_the_loop_cleans_up_without_warnings() -> None:
     async def body(host: Host) -> None:
         try:
             await asyncio.sleep(3)

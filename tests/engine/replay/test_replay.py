@@ -67,8 +67,9 @@ def _check_crash(history: Live, length: int, rng: chance.Random) -> None:
     again.body.evict()
 
 
+@pytest.mark.behaviour("order")
 @pytest.mark.parametrize("seed", SEEDS)
-def test_meaning_order_any_body_replays_from_any_beginning_of_its_history(seed: int) -> None:
+def test_any_body_replays_from_any_prefix_of_its_history(seed: int) -> None:
     ended = rows = 0
     for number in range(BODIES):
         history = _recorded(seed * 1000 + number)
@@ -84,7 +85,8 @@ def test_meaning_order_any_body_replays_from_any_beginning_of_its_history(seed: 
     assert rows > BODIES * 3
 
 
-def test_meaning_order_of_completion_is_told_by_the_history_alone() -> None:
+@pytest.mark.behaviour("order")
+def test_order_of_completion_is_that_of_the_history() -> None:
     plan = ["gather", [["sequence", [["act", "a"], ["act", "b"]]], ["act", "c"], ["completed", [["act", "d"]] * 4]]]
     stories = set()
     for seed in range(40):
@@ -181,11 +183,12 @@ def _replay(function: Function, rows: list[HistoryEvent]) -> Live:
     return replayed(_named(function), b"{}", rows)
 
 
-def test_the_same_code_replays() -> None:
+def test_unchanged_code_replays() -> None:
     done = _replay(order, _history("1:charge", "2:ship"))
     assert done.body.outcome() == ([1, 1], None)
 
 
+@pytest.mark.call("versions")
 @pytest.mark.parametrize(
     ("changed", "history_side", "code_side"),
     [
@@ -199,7 +202,7 @@ def test_the_same_code_replays() -> None:
         (order_with_a_message, "2:ship", "waits for 2:publish"),
     ],
 )
-def test_row_versions_changed_code_is_found_out_with_both_sides_named(
+def test_changed_code_is_detected_and_the_error_names_both_sides(
     changed: Function, history_side: str, code_side: str
 ) -> None:
     with pytest.raises(NonDeterminismError) as caught:
@@ -211,17 +214,18 @@ def test_row_versions_changed_code_is_found_out_with_both_sides_named(
     assert "patched()" in message
 
 
-def test_steps_side_by_side_may_have_completed_in_any_order() -> None:
+def test_concurrent_steps_may_have_completed_in_any_order() -> None:
     for ids in (("1:charge", "2:ship"), ("2:ship", "1:charge")):
         assert _replay(order_side_by_side, _history(*ids)).body.outcome() == ([1, 1], None)
 
 
-def test_meaning_order_records_left_over_at_the_end_are_found_out() -> None:
+@pytest.mark.behaviour("order")
+def test_unconsumed_records_at_the_end_are_detected() -> None:
     with pytest.raises(NonDeterminismError, match=r"3:post.*has ended"):
         _replay(order, _history("1:charge", "2:ship", "3:post"))
 
 
-def test_values_that_the_code_no_longer_takes_are_found_out() -> None:
+def test_values_that_the_code_no_longer_takes_are_detected() -> None:
     history = live(_named(order_that_stamps))
     history.tell("1:charge", STORED, b"1")
     values, stamped = history.rows[1], history.rows
@@ -233,7 +237,7 @@ def test_values_that_the_code_no_longer_takes_are_found_out() -> None:
     assert asked(_replay(order_that_stamps, stamped).body) == asked(history.body)
 
 
-def test_a_wait_in_the_place_of_an_activity_is_found_out() -> None:
+def test_wait_instead_of_an_activity_is_detected() -> None:
     async def waits() -> None:
         await wait_event("paid")
 
@@ -241,7 +245,7 @@ def test_a_wait_in_the_place_of_an_activity_is_found_out() -> None:
         _replay(waits, _history("1:charge"))
 
 
-def test_a_body_that_catches_everything_does_not_go_on_after_a_mismatch() -> None:
+def test_body_that_catches_everything_stops_after_a_mismatch() -> None:
     with pytest.raises(NonDeterminismError):
         _replay(order_that_catches, _history("1:charge", "2:post", "3:ship"))
 
@@ -263,7 +267,8 @@ async def order_patched_late() -> list[int]:
     return done
 
 
-def test_row_versions_patched_is_taken_by_new_runs_and_recorded() -> None:
+@pytest.mark.call("versions")
+def test_patched_is_true_and_recorded_in_new_runs() -> None:
     history = live(_named(order_patched))
     assert history.rows[0].activity_id == "~patch:post instead of ship"
     history.tell("1:charge", STORED, b"1")
@@ -272,13 +277,14 @@ def test_row_versions_patched_is_taken_by_new_runs_and_recorded() -> None:
     assert _replay(order_patched, history.rows).story == history.story
 
 
-def test_row_versions_patched_leaves_old_histories_alone() -> None:
+@pytest.mark.call("versions")
+def test_patched_is_false_in_old_histories() -> None:
     old = _replay(order_patched, _history("1:charge"))
     assert [line.split()[0] for line in asked(old.body)] == ["2:ship"]
     assert _replay(order_patched, _history("1:charge", "2:ship")).story == "([1, 1], None)"
 
 
-def test_a_patch_behind_the_last_row_of_an_old_history_is_taken() -> None:
+def test_patched_is_true_after_the_last_row_of_an_old_history() -> None:
     old = _replay(order_patched_late, _history("1:charge"))
     assert [line.split()[0] for line in asked(old.body)] == ["2:post"]
     old.tell("2:post", STORED, b"3")
@@ -287,7 +293,7 @@ def test_a_patch_behind_the_last_row_of_an_old_history_is_taken() -> None:
     assert _replay(order_patched_late, _history("1:charge", "2:ship")).story == "([1, 1], None)"
 
 
-def test_a_patch_is_asked_once_and_stays() -> None:
+def test_patched_is_decided_once_per_run() -> None:
     async def twice() -> list[bool]:
         first = patched("once")
         await charge()
@@ -301,7 +307,7 @@ def test_a_patch_is_asked_once_and_stays() -> None:
     assert _replay(twice, history.rows).story == history.story
 
 
-def test_a_patch_that_was_taken_out_again_is_found_out() -> None:
+def test_removed_patch_is_detected() -> None:
     history = live(_named(order_patched))
     with pytest.raises(NonDeterminismError, match="patch:post instead of ship"):
         _replay(order, [*history.rows, *_history("1:charge")])
@@ -310,7 +316,7 @@ def test_a_patch_that_was_taken_out_again_is_found_out() -> None:
 # Ending without a verdict.
 
 
-def test_an_evicted_body_asks_for_nothing_more() -> None:
+def test_evicted_body_makes_no_more_calls() -> None:
     seen: list[str] = []
 
     async def tidy() -> None:
@@ -333,7 +339,7 @@ def test_an_evicted_body_asks_for_nothing_more() -> None:
 
 
 @pytest.mark.parametrize("call", [now, random, lambda: set_state(1), lambda: patched("x"), lambda: charge()])
-def test_no_durable_call_of_an_evicted_body_is_answered(call: Callable[[], object]) -> None:
+def test_durable_calls_of_an_evicted_body_raise(call: Callable[[], object]) -> None:
     async def tidy() -> None:
         try:
             await charge()
@@ -348,7 +354,7 @@ def test_no_durable_call_of_an_evicted_body_is_answered(call: Callable[[], objec
 
 
 @pytest.mark.parametrize("wait", [lambda: sleep(5), lambda: wait_event("x"), lambda: asyncio.sleep(1)])
-def test_no_wait_of_an_evicted_body_is_begun(wait: Function) -> None:
+def test_waits_of_an_evicted_body_do_not_start(wait: Function) -> None:
     async def tidy() -> None:
         try:
             await charge()
@@ -363,7 +369,7 @@ def test_no_wait_of_an_evicted_body_is_begun(wait: Function) -> None:
         history.body.outcome()
 
 
-def test_a_body_that_swallows_its_eviction_is_left_where_it_is() -> None:
+def test_body_that_swallows_its_eviction_stays_suspended() -> None:
     async def stubborn() -> None:
         while True:
             try:
@@ -396,7 +402,7 @@ def test_any_body_can_be_evicted_anywhere(seed: int) -> None:
 # Values.
 
 
-def test_the_state_that_was_shown_is_not_shown_again() -> None:
+def test_recorded_state_is_not_written_again() -> None:
     async def stateful() -> str:
         set_state("charging")
         await charge()
@@ -412,7 +418,7 @@ def test_the_state_that_was_shown_is_not_shown_again() -> None:
     assert _replay(stateful, history.rows).body.taken() is None
 
 
-def test_a_message_timed_out_on_replay_as_it_did() -> None:
+def test_receive_times_out_on_replay_as_recorded() -> None:
     async def impatient() -> str:
         try:
             await wait_event("paid", timeout=5)
@@ -448,7 +454,7 @@ async def _with_state() -> None:
     set_state("done")
 
 
-def test_set_state_can_be_added_to_a_body_under_way() -> None:
+def test_set_state_can_be_added_to_the_code_of_a_started_run() -> None:
     """B14: it took a step's number."""
     rows = [_row("1:replay.greet"), _row("2:replay.greet")]
     first = version(_without_state, "replay.state")
@@ -467,7 +473,7 @@ async def _plain_state() -> None:
     await greet("b")
 
 
-def test_states_of_earlier_versions_keep_their_numbers() -> None:
+def test_states_recorded_as_steps_by_earlier_versions_replay() -> None:
     """B14: there set_state() was a step."""
     rows = [
         _row("~1", "State", b'{"values": {}, "state": "begun"}'),
@@ -486,7 +492,7 @@ def test_states_of_earlier_versions_keep_their_numbers() -> None:
         each.body.evict()
 
 
-def test_states_have_rows_of_their_own_and_replay() -> None:
+def test_states_have_their_own_rows_and_replay() -> None:
     workflow = version(_with_state, "replay.state")
     body = Body(workflow, INSTANCE, b"{}")
     body.begin(None)

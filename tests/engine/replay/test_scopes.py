@@ -33,7 +33,7 @@ def step() -> str:
     return here().next()
 
 
-def test_the_root_counts_from_one_and_others_below_their_own_path() -> None:
+def test_root_counts_from_one_and_others_below_their_own_path() -> None:
     root, third = Scope(), Scope("3")
     assert [root.next(), root.next(), root.next()] == ["1", "2", "3"]
     assert [third.next(), third.next()] == ["3.1", "3.2"]
@@ -43,14 +43,14 @@ def test_there_is_no_scope_outside_a_body() -> None:
     assert current_scope() is None
 
 
-def test_a_scope_is_entered_in_one_context_only() -> None:
+def test_scope_is_entered_in_one_context_only() -> None:
     context = copy_context()
     enter(context, Scope("7"))
     assert context.run(here).path == "7"
     assert current_scope() is None
 
 
-def test_the_path_of_a_deep_task_still_fits_an_id() -> None:
+def test_path_of_a_deep_task_still_fits_an_id() -> None:
     scope, seen = Scope(), set()
     for _ in range(1000):
         path = scope.next()
@@ -62,12 +62,12 @@ def test_the_path_of_a_deep_task_still_fits_an_id() -> None:
     assert limits.INSTANCE_ID_MAX + len("/") + PATH_MAX <= limits.NAME_MAX
 
 
-def test_a_folded_path_is_the_same_in_every_process() -> None:
+def test_folded_path_is_the_same_in_every_process() -> None:
     scope = Scope("1." * 23 + "10")
     assert scope.next() == "x3caa2eaaa329dc949f04ac82474d7297"
 
 
-def test_tasks_are_counted_with_the_steps_of_who_makes_them(loop: BodyLoop) -> None:
+def test_tasks_are_numbered_with_the_steps_of_their_creator(loop: BodyLoop) -> None:
     async def child() -> list[str]:
         grandchild = asyncio.create_task(leaf())
         return [step(), *await grandchild]
@@ -85,8 +85,9 @@ def test_tasks_are_counted_with_the_steps_of_who_makes_them(loop: BodyLoop) -> N
     assert root.result() == ["1", "3", "2.2", "2.1.1", "2.1.2", "4"]
 
 
+@pytest.mark.behaviour("order")
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_meaning_order_interleaving_does_not_change_step_ids(loop: BodyLoop, order: tuple[int, int]) -> None:
+def test_interleaving_does_not_change_step_ids(loop: BodyLoop, order: tuple[int, int]) -> None:
     gates: list[asyncio.Future[None]] = []
 
     async def child() -> list[str]:
@@ -106,7 +107,7 @@ def test_meaning_order_interleaving_does_not_change_step_ids(loop: BodyLoop, ord
     assert root.result() == [["1.1", "1.2"], ["2.1", "2.2"]]
 
 
-def test_a_task_given_a_context_has_a_scope_of_its_own(loop: BodyLoop) -> None:
+def test_task_with_a_given_context_has_its_own_scope(loop: BodyLoop) -> None:
     async def child() -> str:
         return step()
 
@@ -122,7 +123,7 @@ def test_a_task_given_a_context_has_a_scope_of_its_own(loop: BodyLoop) -> None:
     assert root.result() == ["1.1", "2.1", "3.1", "4"]
 
 
-def test_callbacks_count_with_who_scheduled_them(loop: BodyLoop) -> None:
+def test_callbacks_are_numbered_with_their_scheduler(loop: BodyLoop) -> None:
     async def child() -> str:
         future = loop.create_future()
         loop.call_soon(lambda: future.set_result(step()))

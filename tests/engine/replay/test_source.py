@@ -279,7 +279,7 @@ def _() -> object:
 
 
 @pytest.mark.parametrize(("function", "name", "advice"), CALLS, ids=[name for _, name, _ in CALLS])
-def test_a_call_is_found(function: Callable[[], object], name: str, advice: str) -> None:
+def test_non_deterministic_call_is_found(function: Callable[[], object], name: str, advice: str) -> None:
     (sentence,) = found(function)
     assert f": {name}" in sentence
     assert sentence.endswith(advice) or advice in sentence.rpartition(": ")[2]
@@ -315,7 +315,7 @@ def plain(order: Any, time: Any, *, random: Any = None) -> object:
     raise subprocess.CalledProcessError(1, "x")
 
 
-def test_what_is_the_same_again_is_left_alone() -> None:
+def test_deterministic_calls_are_not_reported() -> None:
     assert found(plain) == []
 
 
@@ -330,7 +330,7 @@ def shadowing() -> object:
     return open()
 
 
-def test_a_local_name_hides_a_builtin() -> None:
+def test_local_name_hides_a_builtin() -> None:
     assert found(shadowing) == []
 
 
@@ -344,7 +344,7 @@ def module_with(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     return module
 
 
-def test_a_users_own_function_called_like_a_builtin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_function_named_like_a_builtin_is_not_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = """
 def open(name): ...
 def random(): ...
@@ -355,7 +355,7 @@ def body():
     assert found(module_with(source, tmp_path, monkeypatch).body) == []
 
 
-def test_the_durable_names_are_fine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_durable_calls_are_not_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As `from perdure import now, random, uuid4, sleep` binds them: functions of another module."""
     durable = types.ModuleType("perdure.engine.clock")
     exec("def now(): ...\ndef random(): ...\ndef uuid4(): ...\nasync def sleep(s): ...", durable.__dict__)
@@ -370,7 +370,7 @@ async def body():
     assert found(module_with(source, tmp_path, monkeypatch).body) == []
 
 
-def test_strings_at_the_margin_and_tabs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_source_with_unindented_strings_and_tabs_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = 'import time\nif True:\n\tdef body():\n\t\ttext = """\nat the margin\n"""\n\t\treturn time.time(), text\n'
     (sentence,) = found(module_with(source, tmp_path, monkeypatch).body)
     assert sentence.startswith("line 7: time.time()")
@@ -394,12 +394,12 @@ async def nested() -> object:
     return await inner()
 
 
-def test_everything_inside_the_function_is_looked_at_in_order() -> None:
+def test_nested_code_is_checked_in_order() -> None:
     findings = found(nested)
     assert [finding.split(": ")[1].split("(")[0] for finding in findings] == ["random.random", "time.time", "uuid4"]
 
 
-def test_a_closure_is_looked_through() -> None:
+def test_names_of_a_closure_are_resolved() -> None:
     clock = time.time
 
     def body() -> object:
@@ -409,7 +409,7 @@ def test_a_closure_is_looked_through() -> None:
     assert "clock() (that is time.time)" in sentence
 
 
-def test_a_closure_that_is_not_filled_yet() -> None:
+def test_empty_closure_cell_is_accepted() -> None:
     def body() -> object:
         return later()
 
@@ -421,11 +421,11 @@ def defaults(at: float = time.time()) -> float:
     return at
 
 
-def test_defaults_and_decorators_are_no_part_of_the_body() -> None:
+def test_defaults_and_decorators_are_not_checked() -> None:
     assert found(defaults) == []
 
 
-def test_strict_raises_with_all_of_them() -> None:
+def test_strict_raises_with_all_findings() -> None:
     with pytest.raises(NotDurableError) as caught:
         check_source(nested, strict=True)
     message = str(caught.value)
@@ -434,11 +434,11 @@ def test_strict_raises_with_all_of_them() -> None:
         assert part in message
 
 
-def test_strict_is_silent_when_there_is_nothing() -> None:
+def test_strict_accepts_deterministic_code() -> None:
     assert check_source(plain, strict=True) == []
 
 
-def test_otherwise_each_is_warned_of_at_its_line() -> None:
+def test_each_finding_is_a_warning_with_its_line() -> None:
     with pytest.warns(NotDurableWarning) as caught:
         findings = check_source(nested, strict=False)
     assert len(caught) == len(findings) == 3
@@ -455,5 +455,5 @@ def test_without_source_nothing_is_found() -> None:
 
 
 @pytest.mark.parametrize("thing", [len, int, functools.partial(time.time), lambda: time.time(), object()])
-def test_what_is_no_written_function_is_left_alone(thing: Any) -> None:
+def test_objects_without_python_source_are_not_checked(thing: Any) -> None:
     assert check_source(thing, strict=True) == []

@@ -61,7 +61,9 @@ async def order(order_id: str, amount: float) -> Receipt:
     return Receipt(receipt.order_id, await halve(receipt.amount))
 
 
-async def test_meaning_same_id_twice_is_the_same_run(database: Database) -> None:
+@pytest.mark.call("run")
+@pytest.mark.behaviour("same id twice")
+async def test_same_id_returns_the_same_run(database: Database) -> None:
     async with App(database.url):
         first = await order.options(id="same").start("A-1", 9.0)
         await first.result(SOON)
@@ -100,7 +102,7 @@ async def echo(value: int) -> int:
     return value
 
 
-async def test_what_ids_may_be(memory: Database) -> None:
+async def test_valid_ids_are_accepted_and_invalid_ones_refused(memory: Database) -> None:
     async with App(memory.url):
         for good in ("a", "order/A-1", "ä" * 200):
             assert await (await echo.options(id=good).start(1)).result(SOON) == 1
@@ -112,7 +114,8 @@ async def test_what_ids_may_be(memory: Database) -> None:
         assert len(set(ids)) == 3
 
 
-async def test_meaning_same_id_twice_of_another_workflow_is_refused(memory: Database) -> None:
+@pytest.mark.behaviour("same id twice")
+async def test_same_id_with_another_workflow_is_refused(memory: Database) -> None:
     async with App(memory.url):
         await echo.options(id="same").start(1)
         with pytest.raises(RunExistsError):
@@ -130,7 +133,8 @@ async def noter(what: str) -> str:
     return await write(what)
 
 
-def test_meaning_same_id_twice_generated_ids_are_time_ordered(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.behaviour("same id twice")
+def test_generated_ids_sort_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
     moments = iter(range(1_700_000_000_000_000_000, 1_700_000_001_000_000_000, 1_000_000))
     monkeypatch.setattr(time, "time_ns", lambda: next(moments))
     ids = [starting.new_id() for _ in range(1000)]
@@ -138,7 +142,8 @@ def test_meaning_same_id_twice_generated_ids_are_time_ordered(monkeypatch: pytes
     assert len(set(ids)) == 1000
 
 
-async def test_meaning_same_id_twice_after_retention_the_id_is_free(database: Database) -> None:
+@pytest.mark.behaviour("same id twice")
+async def test_id_is_free_after_retention_removed_the_run(database: Database) -> None:
     async with App(database.url) as app:
         assert await (await noter.options(id="same").start("first")).result(SOON) == "first"
         with pytest.raises(errors.RunExistsError):

@@ -278,8 +278,10 @@ async def orders(storage: SQLStorage) -> list[str]:
     return [row[0] for row in await storage.db().fetch("SELECT name FROM orders")]
 
 
+@pytest.mark.call("run")
+@pytest.mark.behaviour("in_transaction")
 @each()
-async def test_meaning_in_transaction_the_run_begins_after_the_commit(database: Database, caller: Caller) -> None:
+async def test_run_starts_after_the_commit(database: Database, caller: Caller) -> None:
     storage = await database.storage()
     await caller.begin()
     await caller.execute("INSERT INTO orders (name) VALUES ('a')")
@@ -291,8 +293,9 @@ async def test_meaning_in_transaction_the_run_begins_after_the_commit(database: 
         assert await handle.result(SOON) == f"hello {TEXT}"
 
 
+@pytest.mark.behaviour("in_transaction")
 @each()
-async def test_meaning_in_transaction_after_a_rollback_nothing_is_there(database: Database, caller: Caller) -> None:
+async def test_nothing_is_stored_after_a_rollback(database: Database, caller: Caller) -> None:
     storage = await database.storage()
     await caller.begin()
     await caller.execute("INSERT INTO orders (name) VALUES ('a')")
@@ -303,10 +306,9 @@ async def test_meaning_in_transaction_after_a_rollback_nothing_is_there(database
     assert await storage.db().fetch("SELECT * FROM workflow_timer_subscriptions") == []
 
 
+@pytest.mark.behaviour("in_transaction")
 @each()
-async def test_meaning_in_transaction_without_an_open_transaction_is_refused(
-    database: Database, caller: Caller
-) -> None:
+async def test_connection_without_an_open_transaction_is_refused(database: Database, caller: Caller) -> None:
     with pytest.raises(TransactionError, match="no open transaction"):
         await start(greet.options(in_transaction=caller.connection), "a")
     await caller.begin()
@@ -318,7 +320,9 @@ async def test_meaning_in_transaction_without_an_open_transaction_is_refused(
 
 
 @each()
-async def test_an_id_that_is_there(database: Database, caller: Caller) -> None:
+async def test_existing_id_in_a_transaction_returns_the_same_run_or_is_refused(
+    database: Database, caller: Caller
+) -> None:
     """In the same transaction or before it; the transaction goes on either way."""
     storage = await database.storage()
     async with Client(database.url):
@@ -341,7 +345,7 @@ async def test_an_id_that_is_there(database: Database, caller: Caller) -> None:
 
 
 @each()
-async def test_beginning_later_and_with_a_deadline(database: Database, caller: Caller) -> None:
+async def test_start_in_a_transaction_with_a_delay_and_a_deadline(database: Database, caller: Caller) -> None:
     await caller.begin()
     past = datetime.now(UTC) - timedelta(seconds=1)
     first = await start(greet.options(at=past, in_transaction=caller.connection), "a")
@@ -361,10 +365,9 @@ async def test_beginning_later_and_with_a_deadline(database: Database, caller: C
             await third.result(SOON)
 
 
+@pytest.mark.behaviour("in_transaction")
 @each(BLOCKING)
-async def test_meaning_in_transaction_a_blocking_connection_is_written_to_at_the_call(
-    database: Database, caller: Caller
-) -> None:
+async def test_start_sync_writes_to_a_blocking_connection_at_the_call(database: Database, caller: Caller) -> None:
     await caller.begin()
     started = greet.options(in_transaction=caller.connection).start_sync("a")
     await caller.commit()
@@ -372,8 +375,9 @@ async def test_meaning_in_transaction_a_blocking_connection_is_written_to_at_the
         assert await started.result(SOON) == "hello a"
 
 
+@pytest.mark.behaviour("in_transaction")
 @each()
-async def test_in_transaction_each_kind_of_connection_has_its_method(database: Database, caller: Caller) -> None:
+async def test_start_and_start_sync_refuse_the_wrong_kind_of_connection(database: Database, caller: Caller) -> None:
     configured = greet.options(in_transaction=caller.connection)
     await caller.begin()
     if recognised(caller.connection).blocking:
@@ -386,13 +390,13 @@ async def test_in_transaction_each_kind_of_connection_has_its_method(database: D
     assert await ids(await database.storage()) == []
 
 
-def test_start_sync_without_a_connection_says_what_it_needs() -> None:
+def test_start_sync_without_a_connection_is_refused() -> None:
     with pytest.raises(TypeError, match=r"options\(in_transaction=connection\)\.start_sync"):
         greet.start_sync("a")
 
 
 @each(["sqlite3", "psycopg", "pymysql"])
-async def test_no_event_loop_is_needed(database: Database, caller: Caller) -> None:
+async def test_start_sync_needs_no_event_loop(database: Database, caller: Caller) -> None:
     """A blocking program has none; nor does it have an app."""
 
     def opened() -> Any:
@@ -417,7 +421,7 @@ async def test_no_event_loop_is_needed(database: Database, caller: Caller) -> No
 
 
 @each(ONE_EACH)
-async def test_a_handle_without_an_app_says_what_is_missing(database: Database, caller: Caller) -> None:
+async def test_handle_without_an_app_raises_with_an_explanation(database: Database, caller: Caller) -> None:
     await caller.begin()
     handle = await start(greet.options(in_transaction=caller.connection), "a")
     await caller.commit()
@@ -426,7 +430,7 @@ async def test_a_handle_without_an_app_says_what_is_missing(database: Database, 
 
 
 @each(["sqlite3", "asyncpg", "aiomysql"])
-async def test_an_app_that_is_open_picks_it_up(database: Database, caller: Caller) -> None:
+async def test_open_app_executes_the_run(database: Database, caller: Caller) -> None:
     async with App(database.url):
         await caller.begin()
         handle = await start(greet.options(in_transaction=caller.connection), "a")
@@ -435,7 +439,7 @@ async def test_an_app_that_is_open_picks_it_up(database: Database, caller: Calle
 
 
 @each(["asyncpg", "psycopg"])
-async def test_postgresql_tells_the_workers_at_the_commit(database: Database, caller: Caller) -> None:
+async def test_postgresql_notifies_workers_at_the_commit(database: Database, caller: Caller) -> None:
     listener = await asyncpg.connect(database.url)
     heard: asyncio.Queue[str] = asyncio.Queue()
     await listener.add_listener("workflow_resumable", lambda *args: heard.put_nowait(args[3]))
@@ -449,14 +453,16 @@ async def test_postgresql_tells_the_workers_at_the_commit(database: Database, ca
 
 
 @each(["sqlite3"])
-async def test_the_database_must_be_the_apps(database: Database, caller: Caller, fresh_postgres_db: str) -> None:
+async def test_connection_to_another_database_is_refused(
+    database: Database, caller: Caller, fresh_postgres_db: str
+) -> None:
     async with Client(fresh_postgres_db):
         await caller.begin()
         with pytest.raises(EngineError, match=r"one of sqlite, but the app's database is postgresql"):
             await start(greet.options(in_transaction=caller.connection), "a")
 
 
-async def test_what_is_no_connection_is_refused() -> None:
+async def test_object_that_is_not_a_connection_is_refused() -> None:
     engine = sa.create_engine("sqlite://")
     with sqlite3.connect(":memory:") as db:
         for thing in ("sqlite:///a.db", db.cursor(), engine):
@@ -475,7 +481,7 @@ async def body() -> str:
     return "taken"
 
 
-async def test_a_body_has_no_connection() -> None:
+async def test_in_transaction_in_a_body_is_refused() -> None:
     async with App("sqlite:///:memory:"):
         assert await (await body.start()).result(SOON) == "refused"
 
@@ -506,10 +512,9 @@ SET = [
 ]
 
 
+@pytest.mark.behaviour("in_transaction")
 @pytest.mark.parametrize(("database", "caller", "setting"), SET, indirect=["database", "caller"])
-async def test_meaning_in_transaction_depends_on_no_session_setting(
-    database: Database, caller: Caller, setting: str
-) -> None:
+async def test_session_settings_do_not_matter(database: Database, caller: Caller, setting: str) -> None:
     await caller.execute(setting)
     await caller.commit()
     await caller.begin()
@@ -549,7 +554,7 @@ ROWS: list[tuple[str, Callable[[Any], None]]] = [
     [(KINDS[name][0], name, change) for name, change in ROWS],
     indirect=["database", "caller"],
 )
-async def test_rows_of_any_kind_will_do(database: Database, caller: Caller, change: Callable[[Any], None]) -> None:
+async def test_any_row_factory_is_accepted(database: Database, caller: Caller, change: Callable[[Any], None]) -> None:
     change(caller.connection)
     await caller.begin()
     for _ in range(2):
@@ -564,7 +569,7 @@ async def test_rows_of_any_kind_will_do(database: Database, caller: Caller, chan
 
 
 @each(["asyncpg", "psycopg-async", "aiomysql", "asyncmy"])
-async def test_two_transactions_with_one_id(database: Database, caller: Caller) -> None:
+async def test_two_transactions_with_one_id_create_one_run(database: Database, caller: Caller) -> None:
     """The second waits for the first, and finds its run, though its own snapshot is older."""
     opened = KINDS["asyncpg" if database.backend == "postgresql" else "aiomysql"][1]
     async with opened(database.url) as rival:
@@ -586,7 +591,7 @@ async def test_two_transactions_with_one_id(database: Database, caller: Caller) 
 
 
 @each(["asyncpg", "psycopg-async"])
-async def test_a_start_that_is_given_up_leaves_nothing(database: Database, caller: Caller) -> None:
+async def test_cancelled_start_leaves_nothing(database: Database, caller: Caller) -> None:
     """It is cancelled while it waits for the definition that another transaction writes; the transaction goes on."""
     async with with_asyncpg(database.url) as rival:
         await rival.begin()
@@ -606,7 +611,7 @@ async def test_a_start_that_is_given_up_leaves_nothing(database: Database, calle
 
 
 @each(["asyncpg", "aiomysql"])
-async def test_a_first_start_in_an_open_transaction_stalls_nobody(database: Database, caller: Caller) -> None:
+async def test_first_start_in_an_open_transaction_blocks_no_other_start(database: Database, caller: Caller) -> None:
     """Nobody waits for a definition that it wrote: the app has written them all."""
     async with App(database.url):
         await caller.begin()
@@ -618,7 +623,7 @@ async def test_a_first_start_in_an_open_transaction_stalls_nobody(database: Data
 
 
 @each(["asyncpg", "aiomysql"])
-async def test_an_app_opens_beside_a_transaction_with_a_first_start(database: Database, caller: Caller) -> None:
+async def test_app_opens_beside_a_transaction_with_a_first_start(database: Database, caller: Caller) -> None:
     await caller.begin()
     first = await start(greet.options(in_transaction=caller.connection), "a")
     async with asyncio.timeout(10), App(database.url):
@@ -653,7 +658,7 @@ async def test_first_starts_of_two_workflows_do_not_wait_for_each_other(database
 
 
 @each(["asyncpg", "psycopg-async", "sqlalchemy-asyncpg-async-session"])
-async def test_what_fails_leaves_the_transaction_as_it_was(database: Database, caller: Caller) -> None:
+async def test_failed_start_leaves_the_transaction_usable(database: Database, caller: Caller) -> None:
     """Even a table that is out of reach does not abort it."""
     await caller.begin()
     await caller.execute("ALTER TABLE workflow_instances RENAME TO elsewhere")
@@ -666,7 +671,7 @@ async def test_what_fails_leaves_the_transaction_as_it_was(database: Database, c
 
 
 @each(["sqlalchemy-psycopg-connection", "sqlalchemy-pymysql-connection", "sqlalchemy-pysqlite-connection"])
-async def test_autocommit_of_sqlalchemy_is_no_transaction(database: Database, caller: Caller) -> None:
+async def test_sqlalchemy_connection_in_autocommit_mode_is_refused(database: Database, caller: Caller) -> None:
     caller.connection.execution_options(isolation_level="AUTOCOMMIT")
     await caller.begin()
     with pytest.raises(TransactionError, match="AUTOCOMMIT"):
@@ -675,7 +680,9 @@ async def test_autocommit_of_sqlalchemy_is_no_transaction(database: Database, ca
 
 
 @each(["pymysql", "aiomysql", "asyncmy"])
-async def test_without_autocommit_mysql_is_always_in_a_transaction(database: Database, caller: Caller) -> None:
+async def test_mysql_connection_without_autocommit_is_always_in_a_transaction(
+    database: Database, caller: Caller
+) -> None:
     """It begins with whatever comes first, and be it the start."""
     await settled(caller.connection.autocommit(False))
     await start(greet.options(id="undone", in_transaction=caller.connection), "a")
@@ -687,7 +694,7 @@ async def test_without_autocommit_mysql_is_always_in_a_transaction(database: Dat
 
 
 @each(["sqlite3", "pymysql"])
-async def test_a_caller_may_be_in_a_savepoint_of_its_own(database: Database, caller: Caller) -> None:
+async def test_start_inside_a_savepoint_of_the_caller(database: Database, caller: Caller) -> None:
     await caller.begin()
     await start(greet.options(id="kept", in_transaction=caller.connection), "a")
     await caller.execute("SAVEPOINT mine")
@@ -728,7 +735,7 @@ async def nested(plain: bool, kind: Literal["native", "sqlalchemy"], fails: bool
 @pytest.mark.parametrize("plain", [False, True])
 @pytest.mark.parametrize("kind", ["native", "sqlalchemy"])
 @pytest.mark.parametrize("fails", [False, True])
-async def test_in_a_transactional_activity(
+async def test_start_in_a_transactional_activity(
     database: Database, plain: bool, kind: Literal["native", "sqlalchemy"], fails: bool
 ) -> None:
     """Its connection is one as any other, in all its forms."""
@@ -748,7 +755,7 @@ async def again(number: int) -> str:
 
 
 @each(ONE_EACH)
-async def test_a_run_that_has_recurred_is_the_one_that_it_began_as(database: Database, caller: Caller) -> None:
+async def test_same_start_of_a_recurred_run_returns_that_run(database: Database, caller: Caller) -> None:
     """B2."""
     async with App(database.url):
         assert await (await again.options(id="loop").start(1)).result(SOON) == "done"

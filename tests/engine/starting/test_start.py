@@ -56,7 +56,8 @@ async def order(order_id: str, amount: float) -> Receipt:
     return Receipt(receipt.order_id, await halve(receipt.amount))
 
 
-async def test_row_run_start_after(database: Database) -> None:
+@pytest.mark.call("run")
+async def test_start_after_a_delay(database: Database) -> None:
     async with App(database.url):
         handle = await order.options(after=timedelta(seconds=0.3)).start("A-1", 2.0)
         assert (await handle.info()).status is WorkflowStatus.WAITING_FOR_TIMER
@@ -97,7 +98,7 @@ async def packed(parcel: Parcel) -> tuple[Parcel, int]:
     return found, len(parcel.parts)
 
 
-async def test_an_input_that_cannot_be_written_or_does_not_fit_is_refused_at_the_start(memory: Database) -> None:
+async def test_invalid_input_is_refused_by_start(memory: Database) -> None:
     async with App(memory.url) as app:
         with pytest.raises(SerializationError):
             await packed.start(object())  # type: ignore[arg-type]
@@ -112,7 +113,8 @@ async def echo(value: int) -> int:
     return value
 
 
-async def test_row_run_start_at(database: Database) -> None:
+@pytest.mark.call("run")
+async def test_start_at_a_time(database: Database) -> None:
     async with App(database.url):
         at = datetime.now(UTC) + timedelta(seconds=0.5)
         handle = await echo.options(at=at).start(1)

@@ -29,7 +29,8 @@ def every_second() -> Iterator[Workflow[[], None]]:
     del WORKFLOWS["cron.every_second"]
 
 
-async def test_row_limits_cron_starts_each_tick_once(database: Database, every_second: Workflow[[], None]) -> None:
+@pytest.mark.call("limits")
+async def test_each_tick_starts_once(database: Database, every_second: Workflow[[], None]) -> None:
     count = 1 if database.backend == "memory" else 2
     async with AsyncExitStack() as stack, asyncio.timeout(20):
         apps = [await stack.enter_async_context(App(database.url, workflows=[every_second])) for _ in range(count)]
@@ -53,7 +54,8 @@ def daily() -> Iterator[Workflow[[], None]]:
     del WORKFLOWS["cron.daily"]
 
 
-async def test_row_limits_cron_of_missed_ticks_the_last_one(database: Database, daily: Workflow[[], None]) -> None:
+@pytest.mark.call("limits")
+async def test_only_the_most_recent_missed_tick_runs(database: Database, daily: Workflow[[], None]) -> None:
     assert daily.schedule is not None
     last = daily.schedule.last_before(datetime.now(UTC))
 
@@ -74,6 +76,7 @@ async def test_row_limits_cron_of_missed_ticks_the_last_one(database: Database, 
         assert len(await ids()) == 2
 
 
+@pytest.mark.call("limits")
 @pytest.mark.parametrize(
     ("expression", "zone", "moment", "last", "following"),
     [
@@ -83,9 +86,7 @@ async def test_row_limits_cron_of_missed_ticks_the_last_one(database: Database, 
         ("30 12 * * 1", "America/New_York", "2026-11-15T00:00:00", "2026-11-09T17:30:00", "2026-11-16T17:30:00"),
     ],
 )
-def test_row_limits_cron_ticks_are_those_of_the_zone(
-    expression: str, zone: str, moment: str, last: str, following: str
-) -> None:
+def test_ticks_follow_the_time_zone(expression: str, zone: str, moment: str, last: str, following: str) -> None:
     schedule = Schedule(expression, zone)
     at = datetime.fromisoformat(moment).replace(tzinfo=UTC)
     assert schedule.last_before(at) == datetime.fromisoformat(last).replace(tzinfo=UTC)
@@ -93,7 +94,7 @@ def test_row_limits_cron_ticks_are_those_of_the_zone(
 
 
 @pytest.mark.parametrize(("expression", "zone"), [("61 * * * *", "UTC"), ("* * *", "UTC"), ("* * * * *", "Mars/Base")])
-def test_what_is_no_schedule_is_refused_when_it_is_defined(expression: str, zone: str) -> None:
+def test_invalid_schedule_is_refused_by_the_decorator(expression: str, zone: str) -> None:
     with pytest.raises(ValueError, match=r"is (unknown|invalid)"):
         workflow(name="cron.never", cron=expression, zone=zone)(_never)
     assert "cron.never" not in WORKFLOWS

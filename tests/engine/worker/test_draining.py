@@ -79,7 +79,8 @@ async def retried_late() -> int:
     return await late()
 
 
-async def test_p10_a_running_activity_finishes_and_the_next_app_goes_on_at_once(shared: Database) -> None:
+@pytest.mark.guarantee(10)
+async def test_running_activity_finishes_and_the_next_app_resumes_at_once(shared: Database) -> None:
     async with App(shared.url) as app:
         await two_gates.options(id="a").start("one", "two")
         await until(entered("one"))
@@ -95,7 +96,8 @@ async def test_p10_a_running_activity_finishes_and_the_next_app_goes_on_at_once(
     assert [each[0] for each in seen] == ["one", "two"]
 
 
-async def test_p10_what_does_not_finish_in_time_is_handed_over_at_once(shared: Database) -> None:
+@pytest.mark.guarantee(10)
+async def test_activity_that_does_not_finish_in_time_is_handed_over_at_once(shared: Database) -> None:
     began = time.monotonic()
     async with App(shared.url, drain_timeout=timedelta(seconds=0.3)):
         await two_gates.options(id="a").start("one", "two")
@@ -107,7 +109,8 @@ async def test_p10_what_does_not_finish_in_time_is_handed_over_at_once(shared: D
     assert [each[0] for each in seen] == ["one", "one cancelled", "one", "two"]
 
 
-async def test_p10_parked_and_short_sleepers_do_not_hold_the_door(shared: Database) -> None:
+@pytest.mark.guarantee(10)
+async def test_waiting_runs_do_not_delay_shutdown(shared: Database) -> None:
     async with App(shared.url) as app:
         await approved.options(id="a").start("parked")
         await retried_late.options(id="b").start()
@@ -134,7 +137,8 @@ async def waits_for(kind: str) -> Any:
     return (await wait_event(kind)).data
 
 
-async def test_w51_nothing_is_locked_after_a_shutdown_and_what_finished_is_recorded(shared: Database) -> None:
+@pytest.mark.pitfall(51)
+async def test_shutdown_releases_all_leases_and_records_finished_activities(shared: Database) -> None:
     async with App(shared.url) as app:
         handles = [await behind_a_gate.start(gate) for gate in "abc"]
         await waiting(app, (await waits_for.start("never")).id)

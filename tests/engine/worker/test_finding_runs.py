@@ -59,7 +59,8 @@ async def sleeping(seconds: float) -> str:
     return await note("awake")
 
 
-async def test_w32_one_slow_run_delays_no_other(shared: Database) -> None:
+@pytest.mark.pitfall(32)
+async def test_slow_run_does_not_delay_other_runs(shared: Database) -> None:
     async with App(shared.url, max_runs=50) as app:
         handles = [await behind_a_gate.start("slow"), *[await sleeping.start(1.1) for _ in range(10)]]
         for handle in handles[1:]:
@@ -69,7 +70,8 @@ async def test_w32_one_slow_run_delays_no_other(shared: Database) -> None:
         assert await handles[0].result(SOON) == "slow"
 
 
-async def test_w31_runs_that_nobody_here_knows_block_no_one(shared: Database) -> None:
+@pytest.mark.pitfall(31)
+async def test_runs_of_unknown_workflows_do_not_block_known_ones(shared: Database) -> None:
     storage = await shared.storage()
     known = WorkflowInstance("known", simple.name, b'{"what":"mine"}', owner_service="perdure")
     strangers = [replace(known, instance_id=f"s{n:03}", workflow_name="finding_runs.nobody's") for n in range(150)]
@@ -87,7 +89,8 @@ async def test_w31_runs_that_nobody_here_knows_block_no_one(shared: Database) ->
     assert seen == ["mine"]
 
 
-async def test_w14_a_finished_run_is_never_taken_up_again(database: Database) -> None:
+@pytest.mark.pitfall(14)
+async def test_finished_run_is_never_executed_again(database: Database) -> None:
     async with App(database.url) as app:
         assert await (await simple.options(id="a").start("once")).result(SOON) == "once"
         assert await app._storage.acquire_locks(["a"], "anybody", 5) == [None]
@@ -131,7 +134,8 @@ async def _stuck(app: App) -> list[str]:
     return [each.id for each in await stuck_runs(app)]
 
 
-async def test_p9_workflows_that_are_unknown_here_are_left_alone(shared: Database) -> None:
+@pytest.mark.guarantee(9)
+async def test_runs_of_unknown_workflows_are_not_claimed(shared: Database) -> None:
     async with App(shared.url, workflows=[two_gates], lease=SHORT) as app:
         await approved.options(id="a").start("elsewhere")
         let("one", "two")
@@ -169,7 +173,8 @@ async def in_threads(count: int) -> list[str]:
     return list(await asyncio.gather(*(in_a_thread() for _ in range(count))))
 
 
-async def test_row_limits_workflows_are_all_that_an_app_runs(shared: Database) -> None:
+@pytest.mark.call("limits")
+async def test_app_executes_only_the_workflows_it_is_given(shared: Database) -> None:
     async with App(shared.url, workflows=[in_threads]):
         other = await shouter.start("other")
         await (await in_threads.start(1)).result(SOON)
@@ -184,7 +189,7 @@ async def approval(order_id: str) -> str:
     return str(event.data["verdict"])
 
 
-async def test_what_one_app_began_another_goes_on_with(database: Database) -> None:
+async def test_another_app_resumes_a_run(database: Database) -> None:
     if database.backend == "memory":
         return
     async with App(database.url) as app:

@@ -90,7 +90,7 @@ async def test_all_leases_of_all_pages_are_renewed(shared: Database, count: int)
 
 
 @pytest.mark.parametrize("count", [PAGE, PAGE + 1])
-async def test_a_lease_that_is_lost_on_a_page_boundary_is_told(shared: Database, count: int) -> None:
+async def test_lease_lost_on_a_page_boundary_is_reported(shared: Database, count: int) -> None:
     async with beating(shared, count) as beats:
         storage = await shared.storage()
         ends = [beats.leases[0], beats.leases[PAGE - 1], beats.leases[-1]]
@@ -102,7 +102,7 @@ async def test_a_lease_that_is_lost_on_a_page_boundary_is_told(shared: Database,
             beats.heartbeat.drop(lease)
 
 
-async def test_a_nudge_looks_only_after_runs_that_execute_code(shared: Database) -> None:
+async def test_nudge_renews_only_leases_of_executing_runs(shared: Database) -> None:
     async with beating(shared, 3) as beats:
         beats.held["run-00000"].at_work = False
         await until(lambda: bool(beats.pages))  # a whole beat
@@ -112,7 +112,7 @@ async def test_a_nudge_looks_only_after_runs_that_execute_code(shared: Database)
         assert beats.pages[asked] == ["run-00001", "run-00002"]
 
 
-async def test_nudges_do_not_keep_leases_of_waiting_runs_from_being_renewed(shared: Database) -> None:
+async def test_nudges_do_not_prevent_renewal_for_waiting_runs(shared: Database) -> None:
     async with beating(shared, 2) as beats:
         waiting = beats.held["run-00000"]
         waiting.at_work, at_first = False, waiting.deadline

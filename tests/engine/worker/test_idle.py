@@ -69,7 +69,10 @@ class Statements:
         return int((await storage.db().fetch("SHOW GLOBAL STATUS LIKE 'Questions'"))[0][1]) - self._counts["mysql"]
 
 
-async def test_p8_an_idle_app_hardly_asks(backend_database: BackendDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.guarantee(8)
+async def test_idle_app_sends_few_statements(
+    backend_database: BackendDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
     limits = {"sqlite": 1.0, "postgresql": 1.0, "mysql": 2.0}
     counted = Statements(monkeypatch)
     async with AsyncExitStack() as stack:
@@ -89,7 +92,8 @@ async def test_p8_an_idle_app_hardly_asks(backend_database: BackendDatabase, mon
     assert all(0 < rates[backend] <= limit for backend, limit in limits.items()), rates
 
 
-async def test_p8_one_query_a_second_covers_all_results_that_are_waited_for(
+@pytest.mark.guarantee(8)
+async def test_one_query_per_second_serves_all_awaited_results(
     shared: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with App(shared.url, workflows=[]), Client(shared.url) as client:

@@ -108,7 +108,8 @@ def _standing_by(url: str, taken: list[object]) -> Iterator[None]:
         loop.close()
 
 
-async def test_p2_an_activity_that_blocks_the_loop_loses_no_lease(shared: Database) -> None:
+@pytest.mark.guarantee(2)
+async def test_activity_that_blocks_the_event_loop_keeps_its_lease(shared: Database) -> None:
     taken: list[object] = []
     with _standing_by(shared.url, taken):
         async with App(shared.url, lease=SHORT, workflows=[blocked]):
@@ -118,7 +119,8 @@ async def test_p2_an_activity_that_blocks_the_loop_loses_no_lease(shared: Databa
     assert not taken
 
 
-async def test_p2_no_activity_starts_after_the_local_deadline(database: Database) -> None:
+@pytest.mark.guarantee(2)
+async def test_no_activity_starts_after_the_local_deadline(database: Database) -> None:
     async with App(database.url, max_cached_runs=0) as app:
         gates["two"].set()
         await two_gates.options(id="a").start("one", "two")
@@ -140,7 +142,8 @@ class Held:
     at_work = True
 
 
-async def test_p2_the_local_deadline_is_counted_from_before_the_renewal(
+@pytest.mark.guarantee(2)
+async def test_local_deadline_is_counted_from_before_the_renewal(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     storage, held = await database.storage(), Held()
@@ -160,7 +163,8 @@ async def test_p2_the_local_deadline_is_counted_from_before_the_renewal(
     assert 0 < held.deadline <= steady() + 10 - 0.2
 
 
-async def test_p2_a_lost_lease_ends_the_runs_tasks_and_the_loser_writes_nothing(database: Database) -> None:
+@pytest.mark.guarantee(2)
+async def test_worker_that_lost_its_lease_ends_the_tasks_and_writes_nothing(database: Database) -> None:
     async with App(database.url, lease=SHORT, max_cached_runs=0) as app:
         await two_gates.options(id="a").start("one", "two")
         await until(entered("one"))
@@ -175,7 +179,8 @@ async def test_p2_a_lost_lease_ends_the_runs_tasks_and_the_loser_writes_nothing(
         assert await app.get("a").result(SOON) == ["one", "two"]
 
 
-async def test_p2_a_worker_cut_off_learns_it_from_its_refused_write(database: Database) -> None:
+@pytest.mark.guarantee(2)
+async def test_disconnected_worker_detects_the_lost_lease_by_its_rejected_write(database: Database) -> None:
     """The heartbeat did not tell it yet: what its activity found is dropped, what the other recorded counts."""
     async with App(database.url, max_cached_runs=0) as app:
         gates["two"].set()
@@ -215,7 +220,8 @@ async def behind_a_gate(gate: str) -> str:
     return await hold(gate)
 
 
-async def test_w15_hints_for_a_run_that_is_driven_here_start_no_second_driver(database: Database) -> None:
+@pytest.mark.pitfall(15)
+async def test_wake_ups_for_an_executing_run_do_not_execute_it_twice(database: Database) -> None:
     async with App(database.url) as app:
         handle = await behind_a_gate.start("one")
         for _ in range(5):
@@ -227,7 +233,8 @@ async def test_w15_hints_for_a_run_that_is_driven_here_start_no_second_driver(da
     assert seen == ["one"]
 
 
-async def test_w26_an_activity_longer_than_its_lease_runs_once(shared: Database) -> None:
+@pytest.mark.pitfall(26)
+async def test_activity_longer_than_its_lease_executes_once(shared: Database) -> None:
     lease = timedelta(seconds=0.6)
     async with App(shared.url, lease=lease), App(shared.url, lease=lease):
         handle = await behind_a_gate.start("long")
@@ -236,7 +243,8 @@ async def test_w26_an_activity_longer_than_its_lease_runs_once(shared: Database)
     assert seen == ["long"]
 
 
-async def test_w48_a_start_is_never_overtaken_by_another_worker(shared: Database) -> None:
+@pytest.mark.pitfall(48)
+async def test_new_run_is_not_claimed_by_another_worker_during_start(shared: Database) -> None:
     async with App(shared.url), App(shared.url) as second:
         handles = await asyncio.gather(*(simple.start(str(n)) for n in range(60)))
         second._worker._wake.set()

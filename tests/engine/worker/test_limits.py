@@ -45,7 +45,8 @@ async def crowd(count: int) -> None:
     await asyncio.gather(*(crowded() for _ in range(count)))
 
 
-async def test_row_limits_max_activities(memory: Database) -> None:
+@pytest.mark.call("limits")
+async def test_max_activities_limits_concurrent_activities(memory: Database) -> None:
     running[:] = [0, 0]
     async with App(memory.url, max_activities=3):
         for handle in [await crowd.start(6) for _ in range(3)]:
@@ -53,7 +54,8 @@ async def test_row_limits_max_activities(memory: Database) -> None:
     assert running == [0, 3]
 
 
-async def test_row_limits_max_runs(sqlite: Database) -> None:
+@pytest.mark.call("limits")
+async def test_max_runs_limits_concurrent_runs(sqlite: Database) -> None:
     running[:] = [0, 0]
     async with App(sqlite.url, max_runs=4):
         handles = await asyncio.gather(*(crowd.start(1) for _ in range(20)))
@@ -75,7 +77,8 @@ async def in_threads(count: int) -> list[str]:
     return list(await asyncio.gather(*(in_a_thread() for _ in range(count))))
 
 
-async def test_row_limits_threads(database: Database) -> None:
+@pytest.mark.call("limits")
+async def test_max_threads_limits_threads(database: Database) -> None:
     together[:] = [0, 0]
     async with App(database.url, max_threads=2):
         names = await (await in_threads.start(8)).result(SOON)

@@ -48,14 +48,14 @@ async def sleeper(seconds: float) -> str:
     return "awake"
 
 
-async def test_many_1000_workflows_at_a_time_on_one_app(database: Database) -> None:
+async def test_one_app_executes_1000_runs_at_once(database: Database) -> None:
     async with App(database.url):
         handles = await asyncio.gather(*(small.start(number) for number in range(1000)))
         assert await asyncio.gather(*(handle.result(SOON) for handle in handles)) == [4 * n for n in range(1000)]
     assert len(seen) == 2000
 
 
-async def test_many_two_apps_share_200_workflows(shared: Database) -> None:
+async def test_two_apps_share_200_runs(shared: Database) -> None:
     done: Counter[int] = Counter()
 
     def counting(app: int) -> Hook:
@@ -72,7 +72,7 @@ async def test_many_two_apps_share_200_workflows(shared: Database) -> None:
     assert min(done[1], done[2]) > 0
 
 
-async def test_long_histories_replay(shared: Database) -> None:
+async def test_long_history_replays(shared: Database) -> None:
     """PERDURE_TEST_STEPS=10000 is the long form."""
     count = int(os.environ.get("PERDURE_TEST_STEPS", "2500"))
     async with App(shared.url, max_cached_runs=0) as app:
@@ -84,7 +84,7 @@ async def test_long_histories_replay(shared: Database) -> None:
     assert len(seen) == count
 
 
-async def test_many_sleepers_all_wake(shared: Database) -> None:
+async def test_many_sleeping_runs_all_wake(shared: Database) -> None:
     """All asleep at once, and all due at once. PERDURE_TEST_SLEEPERS=10000 is the long form."""
     count = int(os.environ.get("PERDURE_TEST_SLEEPERS", "2000" if shared.backend == "sqlite" else "600"))
     async with App(shared.url) as app:

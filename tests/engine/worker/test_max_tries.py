@@ -61,6 +61,7 @@ async def _start_and_resume(url: str) -> None:
         await app.send_event("go", None)
 
 
+@pytest.mark.guarantee(9)
 async def test_max_tries_runs_compensations_and_ends_children(shared: Database) -> None:
     await _start_and_resume(shared.url)
     events: list[HookEvent] = []

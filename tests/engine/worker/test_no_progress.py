@@ -116,7 +116,9 @@ async def _stuck(app: App) -> list[str]:
     return [each.id for each in await stuck_runs(app)]
 
 
-async def test_p9_a_run_of_changed_code_waits_for_code_that_fits(shared: Database) -> None:
+@pytest.mark.guarantee(9)
+@pytest.mark.call("versions")
+async def test_run_of_changed_code_is_retried_until_compatible_code_is_deployed(shared: Database) -> None:
     async with App(shared.url, workflows=[_version(changing_before)]) as app:
         await _version(changing_before).options(id="a").start()
         await waiting(app, "a")
@@ -144,7 +146,8 @@ async def test_p9_a_run_of_changed_code_waits_for_code_that_fits(shared: Databas
         assert await _stuck(app) == []
 
 
-async def test_p9_each_try_without_progress_is_counted_and_max_tries_ends_it(database: Database) -> None:
+@pytest.mark.guarantee(9)
+async def test_tries_without_progress_are_counted_and_max_tries_fails_the_run(database: Database) -> None:
     async with App(database.url, workflows=[_version(changing_after, max_tries=2)], lease=SHORT) as app:
         await app._storage.create_instance(WorkflowInstance("a", "no_progress.changing", owner_service="perdure"))
         await app._storage.append_history(_event("a", 7))
@@ -153,7 +156,8 @@ async def test_p9_each_try_without_progress_is_counted_and_max_tries_ends_it(dat
         assert (await app.get("a").info()).status is WorkflowStatus.FAILED
 
 
-async def test_p9_a_row_that_cannot_be_read_puts_its_run_off(database: Database) -> None:
+@pytest.mark.guarantee(9)
+async def test_run_with_an_unreadable_row_is_stuck(database: Database) -> None:
     async with App(database.url, workflows=[looking_back, approved], lease=SHORT) as app:
         await app._storage.create_instance(WorkflowInstance("bad", looking_back.name, owner_service="perdure"))
         bad = HistoryEvent("bad", "1:look_back", HistoryEventType.ACTIVITY_COMPLETED, b'"not a number"')
@@ -170,7 +174,8 @@ async def test_p9_a_row_that_cannot_be_read_puts_its_run_off(database: Database)
         assert (await app.get("bad").info()).status is WorkflowStatus.RUNNING
 
 
-async def test_p9_a_worker_that_died_under_a_run_counts_as_a_try(database: Database) -> None:
+@pytest.mark.guarantee(9)
+async def test_death_of_a_worker_counts_as_a_try(database: Database) -> None:
     gates["two"].set()
     async with App(database.url, lease=SHORT, workflows=[two_gates], worker_id="me") as app:
         instance = WorkflowInstance("a", two_gates.name, b'{"first":"one","second":"two"}', owner_service="perdure")
@@ -191,7 +196,8 @@ async def _after() -> str:
     return await note("newer")
 
 
-async def test_w47_changed_code_is_run_by_no_way_of_resuming(shared: Database) -> None:
+@pytest.mark.pitfall(47)
+async def test_changed_code_never_resumes_an_old_run(shared: Database) -> None:
     """Neither by a timer, nor by a lease that ran out, nor by looking again."""
     old, new = (version(function, "no_progress.versions") for function in (_before, _after))
     async with App(shared.url, workflows=[old]) as app:

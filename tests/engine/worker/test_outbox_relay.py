@@ -86,7 +86,8 @@ async def waiting() -> str:
     return f"{event.id} {event.source} {event.data}"
 
 
-async def test_meaning_events_go_to_the_outbox_where_a_publisher_is_configured(database: Database) -> None:
+@pytest.mark.behaviour("events")
+async def test_events_go_to_the_outbox_if_a_publisher_is_configured(database: Database) -> None:
     async with App(database.url, publisher=publish) as app:
         await empty_table(app)
         await (await order.start(False)).result(SOON)
@@ -103,7 +104,8 @@ async def test_meaning_events_go_to_the_outbox_where_a_publisher_is_configured(d
         await until(all_published)
 
 
-async def test_row_transactions_outbox_events_commit_with_the_result(database: Database) -> None:
+@pytest.mark.call("transactions")
+async def test_outbox_events_commit_with_the_result(database: Database) -> None:
     async with App(database.url, publisher=publish) as app:
         await empty_table(app)
         with pytest.raises(WorkflowFailedError, match="no money"):
@@ -112,7 +114,8 @@ async def test_row_transactions_outbox_events_commit_with_the_result(database: D
         assert await app._storage.db().fetch("SELECT amount FROM payments") == []
 
 
-async def test_an_event_is_for_the_runs_of_this_database_as_well(database: Database) -> None:
+@pytest.mark.behaviour("events")
+async def test_event_in_the_outbox_also_reaches_runs_of_this_database(database: Database) -> None:
     async with App(database.url, publisher=publish) as app:
         handle = await waiting.start()
         await until(lambda: is_waiting(app, handle.id))
@@ -125,7 +128,7 @@ async def is_waiting(app: Client, id: str) -> bool:
     return (await row_of(app, id)).status.value.startswith("waiting")
 
 
-async def test_an_event_for_one_run_stays_here(database: Database) -> None:
+async def test_event_to_one_run_is_not_published(database: Database) -> None:
     async with App(database.url, publisher=publish) as app:
         handle = await waiting.start()
         await app.send_event("news", 6, to=handle.id)
@@ -133,13 +136,16 @@ async def test_an_event_for_one_run_stays_here(database: Database) -> None:
         assert await states(storage_of(app)) == {}
 
 
+@pytest.mark.behaviour("events")
 async def test_without_a_publisher_the_outbox_stays_empty(database: Database) -> None:
     async with App(database.url) as app:
         await app.send_event("news", 7)
         assert await states(storage_of(app)) == {}
 
 
-async def test_the_same_event_again_is_published_once_and_another_under_its_id_is_refused(database: Database) -> None:
+async def test_repeated_event_is_published_once_and_a_different_event_with_its_id_is_refused(
+    database: Database,
+) -> None:
     async with App(database.url, publisher=publish) as app:
         for _ in range(2):
             await app.send_event("news", 8, id="e-1")
@@ -150,7 +156,7 @@ async def test_the_same_event_again_is_published_once_and_another_under_its_id_i
         assert types() == ["news", "last"]
 
 
-async def test_what_fails_is_tried_again_and_what_comes_later_waits(database: Database) -> None:
+async def test_failed_event_is_retried_and_later_events_wait(database: Database) -> None:
     async with App(database.url, publisher=publish) as app:
         broken["first"].append(ConnectionError("no broker"))
         for kind in ("first", "second"):
@@ -163,7 +169,7 @@ async def test_what_fails_is_tried_again_and_what_comes_later_waits(database: Da
         assert event.last_error == "no broker"
 
 
-async def test_in_the_end_an_event_is_parked_and_no_longer_in_the_way(
+async def test_event_that_keeps_failing_is_parked_and_blocks_no_other(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(relay, "ATTEMPTS_MAX", 2)
@@ -180,7 +186,7 @@ async def test_in_the_end_an_event_is_parked_and_no_longer_in_the_way(
         await until(all_settled)
 
 
-async def test_a_client_leaves_its_events_to_an_app(shared: Database) -> None:
+async def test_events_of_a_client_are_published_by_an_app(shared: Database) -> None:
     async with Client(shared.url, outbox=True) as client:
         await client.send_event("from a client", 1)
         assert await states(storage_of(client)) == {"from a client": "pending"}
@@ -188,7 +194,8 @@ async def test_a_client_leaves_its_events_to_an_app(shared: Database) -> None:
         await until(lambda: types() == ["from a client"])
 
 
-async def test_what_a_worker_had_claimed_when_it_was_gone_is_published_by_another(shared: Database) -> None:
+@pytest.mark.behaviour("background tasks")
+async def test_events_claimed_by_a_dead_worker_are_published_by_another(shared: Database) -> None:
     async with Client(shared.url, outbox=True) as client:
         await client.send_event("kept", 1)
         (claimed,) = await client._storage.get_pending_outbox_events(relay_id="gone")
@@ -201,7 +208,8 @@ async def test_what_a_worker_had_claimed_when_it_was_gone_is_published_by_anothe
             await until(lambda: types() == ["later", "kept"])
 
 
-async def test_p10_a_publisher_that_is_at_work_may_finish(shared: Database) -> None:
+@pytest.mark.guarantee(10)
+async def test_running_publisher_may_finish_on_shutdown(shared: Database) -> None:
     inside, gate = asyncio.Event(), asyncio.Event()
 
     async def slow(event: OutboxEvent) -> None:

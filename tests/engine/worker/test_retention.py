@@ -92,17 +92,17 @@ async def left(client: Client) -> int:
 
 @pytest.mark.parametrize("field", ["finished", "messages", "outbox", "every"])
 @pytest.mark.parametrize("value", [timedelta(0), -DAY, 0, "7 days", 40_000 * DAY])
-def test_a_policy_that_cannot_be_meant_is_refused_at_once(field: str, value: Any) -> None:
+def test_invalid_policy_is_refused_by_the_constructor(field: str, value: Any) -> None:
     with pytest.raises((TypeError, ValueError), match=rf"Retention\({field}=\) must be "):
         Retention(**{field: value})
 
 
-def test_there_is_no_sweeping_without_an_interval() -> None:
+def test_policy_without_an_interval_is_refused() -> None:
     with pytest.raises(TypeError, match="every"):
         Retention(every=None)  # type: ignore[arg-type]
 
 
-async def test_nothing_goes_unless_it_is_asked_for(database: Database) -> None:
+async def test_nothing_is_deleted_by_default(database: Database) -> None:
     async with App(database.url, workflows=[doubled]) as app:
         await (await doubled.options(id="four").start(4)).result(SOON)
         await app.publish("news", "old")
@@ -116,7 +116,7 @@ async def test_nothing_goes_unless_it_is_asked_for(database: Database) -> None:
 # What goes.
 
 
-async def test_runs_go_with_all_that_is_theirs(database: Database) -> None:
+async def test_runs_are_deleted_with_all_their_rows(database: Database) -> None:
     async with App(database.url, workflows=[doubled, counting, patient]) as app:
         await (await doubled.options(id="four").start(4)).result(SOON)
         with pytest.raises(WorkflowFailedError):
@@ -145,7 +145,7 @@ async def test_runs_go_with_all_that_is_theirs(database: Database) -> None:
         assert (await waiting.info()).status is WorkflowStatus.WAITING_FOR_MESSAGE
 
 
-async def test_the_time_is_counted_from_the_end(storage: SQLStorage) -> None:
+async def test_age_is_counted_from_the_end_of_a_run(storage: SQLStorage) -> None:
     await ended(storage, 1)
     long = WorkflowInstance("long", "w", status=WorkflowStatus.FAILED, started_at=datetime.now(UTC) - 60 * DAY)
     await storage.create_instance(long)
@@ -158,7 +158,7 @@ async def _is(app: App, id: str, status: WorkflowStatus) -> bool:
     return (await app.get(id).info()).status is status
 
 
-async def test_messages_go_unless_somebody_needs_them(database: Database) -> None:
+async def test_messages_are_deleted_unless_a_subscriber_needs_them(database: Database) -> None:
     async with App(database.url, workflows=[patient]) as app:
         handle = await patient.options(id="patient").start()
         await until(lambda: _is(app, "patient", WorkflowStatus.WAITING_FOR_MESSAGE))
@@ -180,7 +180,7 @@ async def later() -> str:
     return str((await wait_event("retention.told")).data)
 
 
-async def test_what_is_sent_to_a_run_is_kept_until_it_takes_it(database: Database) -> None:
+async def test_message_to_a_run_is_kept_until_the_run_takes_it(database: Database) -> None:
     async with App(database.url, workflows=[later]) as app:
         handle = await later.options(id="later").start()
         await until(lambda: _is(app, "later", WorkflowStatus.WAITING_FOR_MESSAGE))
@@ -194,7 +194,7 @@ async def test_what_is_sent_to_a_run_is_kept_until_it_takes_it(database: Databas
         assert (await app.sweep(MONTH)).messages == 2
 
 
-async def test_an_id_of_a_publisher_is_remembered_for_as_long_as_messages(database: Database) -> None:
+async def test_message_ids_are_remembered_as_long_as_messages(database: Database) -> None:
     async with App(database.url, workflows=[]) as app:
         stored = app._storage.get_pending_channel_messages
         for _ in range(2):
@@ -210,7 +210,7 @@ async def test_an_id_of_a_publisher_is_remembered_for_as_long_as_messages(databa
         assert len(await stored("paid")) == 1
 
 
-async def test_published_events_go_from_the_outbox(storage: SQLStorage) -> None:
+async def test_published_events_are_deleted_from_the_outbox(storage: SQLStorage) -> None:
     for number in range(BATCH + 3):
         await storage.add_outbox_event(OutboxEvent(f"e-{number}", "paid", "bank", b"{}"))
     for number in range(BATCH + 1):
@@ -222,7 +222,7 @@ async def test_published_events_go_from_the_outbox(storage: SQLStorage) -> None:
     assert [event.event_id for event in await storage.list_outbox_events()] == [f"e-{BATCH + 1}", f"e-{BATCH + 2}"]
 
 
-async def test_what_happened_is_logged_in_one_line(database: Database, caplog: pytest.LogCaptureFixture) -> None:
+async def test_sweep_is_logged_in_one_line(database: Database, caplog: pytest.LogCaptureFixture) -> None:
     async with App(database.url, workflows=[]) as app:
         await ended(storage_of(app), 3)
         with caplog.at_level(logging.INFO, "perdure.engine"):
@@ -236,7 +236,7 @@ async def test_what_happened_is_logged_in_one_line(database: Database, caplog: p
 # How it goes.
 
 
-async def test_it_goes_in_batches_and_others_work_meanwhile(
+async def test_sweep_deletes_in_batches_and_lets_others_work(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with App(database.url, workflows=[doubled]) as app:
@@ -261,7 +261,7 @@ async def test_it_goes_in_batches_and_others_work_meanwhile(
         assert between == [1, 2]  # a whole run in either pause
 
 
-async def test_a_sweep_that_was_cut_off_is_gone_on_with(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_interrupted_sweep_is_resumed(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     async with App(database.url, workflows=[]) as app:
         await ended(storage_of(app), 2 * BATCH)
         with monkeypatch.context() as patched:
@@ -275,7 +275,7 @@ async def test_a_sweep_that_was_cut_off_is_gone_on_with(database: Database, monk
         assert (await app.sweep(MONTH)).finished == BATCH
 
 
-async def test_a_worker_sweeps_by_itself(database: Database) -> None:
+async def test_worker_sweeps_periodically(database: Database) -> None:
     async with App(database.url, workflows=[], retention=Retention(30 * DAY, every=timedelta(seconds=0.1))) as app:
         for _ in range(2):
             await ended(storage_of(app), 3)
@@ -286,8 +286,11 @@ async def _are_left(client: Client, count: int) -> bool:
     return await left(client) == count
 
 
+@pytest.mark.behaviour("background tasks")
 @pytest.mark.parametrize("backend", ["sqlite", "postgresql", "mysql"])
-async def test_of_many_workers_one_sweeps(backend: str, backend_database: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_one_of_many_workers_sweeps(
+    backend: str, backend_database: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The lock is kept for the interval, so a second worker asks once and does nothing; after that it is its turn."""
     monkeypatch.setattr(retaining, "SOON_SEC", 0.01)
     swept: list[str] = []
@@ -329,7 +332,7 @@ def watch(
     monkeypatch.setattr(storage, "try_acquire_system_lock", watched)
 
 
-async def test_trouble_with_the_database_does_not_end_it(
+async def test_database_error_does_not_end_the_sweeper(
     storage: SQLStorage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(retaining, "SOON_SEC", 0.01)
@@ -368,7 +371,7 @@ def yearly() -> Iterator[Workflow[[], None]]:
     del WORKFLOWS["retention.yearly"]
 
 
-async def test_a_tick_whose_run_may_have_gone_is_not_started_again(
+async def test_tick_whose_run_may_be_deleted_is_not_started_again(
     database: Database, yearly: Workflow[[], None]
 ) -> None:
     kept = Retention(finished=timedelta(hours=1))

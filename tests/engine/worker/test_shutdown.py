@@ -98,7 +98,8 @@ async def _closed_in(url: str, run: Any, gate: str, *args: str, **options: Any) 
     return time.monotonic() - began
 
 
-async def test_a_plain_function_does_not_hold_the_door_longer_than_the_grace_time(shared: Database) -> None:
+@pytest.mark.guarantee(10)
+async def test_plain_function_does_not_delay_shutdown_beyond_the_drain_timeout(shared: Database) -> None:
     """B11."""
     assert await _closed_in(shared.url, blocked, "g", "g", drain_timeout=BRIEF) < 4
     async with Client(shared.url) as client:
@@ -109,7 +110,8 @@ async def test_a_plain_function_does_not_hold_the_door_longer_than_the_grace_tim
         assert await app.get("a").result(SOON) == "g 2"
 
 
-async def test_a_plain_function_that_ends_within_the_grace_time_is_not_run_again(shared: Database) -> None:
+@pytest.mark.guarantee(10)
+async def test_plain_function_that_ends_within_the_drain_timeout_is_not_executed_again(shared: Database) -> None:
     """B11."""
     threading.Timer(0.5, lambda: gates["g"].set()).start()
     assert await _closed_in(shared.url, blocked, "g", "g", drain_timeout=SOON) < 10
@@ -118,7 +120,7 @@ async def test_a_plain_function_that_ends_within_the_grace_time_is_not_run_again
     assert seen == ["g"]
 
 
-async def test_a_coroutine_that_will_not_end_does_not_hold_the_door(shared: Database) -> None:
+async def test_coroutine_that_ignores_cancellation_does_not_delay_shutdown(shared: Database) -> None:
     """B11."""
     assert await _closed_in(shared.url, stubborn_run, "g", "g", drain_timeout=BRIEF) < 6
     async with Client(shared.url) as client:
@@ -127,7 +129,7 @@ async def test_a_coroutine_that_will_not_end_does_not_hold_the_door(shared: Data
     await until(lambda: not [task for task in asyncio.all_tasks() if "shutdown" in task.get_name()])
 
 
-async def test_a_compensation_in_a_thread_does_not_hold_the_door(shared: Database) -> None:
+async def test_compensation_in_a_thread_does_not_delay_shutdown(shared: Database) -> None:
     """B11, 19."""
     assert await _closed_in(shared.url, undone, "undo", drain_timeout=BRIEF) < 4
     async with Client(shared.url) as client:
@@ -148,7 +150,7 @@ async def blocked_in_transaction(gate: str) -> str:
     return await block_in_transaction(gate)
 
 
-async def test_a_transaction_in_a_thread_does_not_hold_the_door(shared: Database) -> None:
+async def test_transaction_in_a_thread_does_not_delay_shutdown(shared: Database) -> None:
     """B11."""
     options = {"drain_timeout": BRIEF, "transaction_timeout": timedelta(seconds=20)}
     assert await _closed_in(shared.url, blocked_in_transaction, "g", "g", **options) < 5
@@ -157,7 +159,7 @@ async def test_a_transaction_in_a_thread_does_not_hold_the_door(shared: Database
         assert await app.get("a").result(SOON) == "g"
 
 
-async def test_a_hook_that_hangs_takes_no_more_than_the_grace_time(
+async def test_hanging_hook_does_not_delay_shutdown_beyond_the_drain_timeout(
     shared: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
     """B11."""
@@ -225,17 +227,19 @@ async def _program(url: str, grace_sec: float, signals: int) -> float:
     return spent
 
 
-async def test_the_process_ends_although_a_thread_does_not(shared: Database) -> None:
+@pytest.mark.guarantee(10)
+async def test_process_exits_although_a_thread_still_runs(shared: Database) -> None:
     """B11."""
     assert await _program(shared.url, 0.5, 1) < 15
 
 
-async def test_a_second_signal_ends_the_draining_at_once(shared: Database) -> None:
+@pytest.mark.guarantee(10)
+async def test_second_signal_ends_the_draining_at_once(shared: Database) -> None:
     """B11."""
     assert await _program(shared.url, 40, 2) < 15
 
 
-async def test_serve_leaves_the_signal_handlers_as_it_found_them(shared: Database) -> None:
+async def test_serve_restores_the_signal_handlers(shared: Database) -> None:
     before = signal.getsignal(signal.SIGTERM)
     serving = asyncio.create_task(App(shared.url).serve())
     await until(lambda: signal.getsignal(signal.SIGTERM) is not before)
@@ -246,7 +250,7 @@ async def test_serve_leaves_the_signal_handlers_as_it_found_them(shared: Databas
     assert signal.getsignal(signal.SIGTERM) in (before, signal.SIG_DFL)
 
 
-def test_threads_end_when_they_are_not_needed_any_more() -> None:
+def test_idle_threads_end() -> None:
     from perdure.engine.threads import Threads
 
     async def main() -> None:

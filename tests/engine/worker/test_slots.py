@@ -265,7 +265,7 @@ async def test_recur_with_unfinished_children_does_not_deadlock(shared: Database
     assert running[1] == 1
 
 
-async def test_rollbacks_wait_for_those_of_their_children_without_a_slot(shared: Database) -> None:
+async def test_rollback_waits_for_rollbacks_of_children_without_a_slot(shared: Database) -> None:
     async with App(shared.url, max_runs=1) as app:
         handles = [await with_child.start() for _ in range(5)]
         await until(_all_are(app, "waiting_for_message", 10))
@@ -312,7 +312,7 @@ def _all_are(app: App, status: str, count: int) -> Callable[[], "asyncio.Future[
     return lambda: asyncio.ensure_future(look())
 
 
-async def test_many_children_of_one_parent_are_cancelled_and_waited_for(shared: Database) -> None:
+async def test_many_children_of_one_parent_are_cancelled_and_awaited(shared: Database) -> None:
     """In pages, and in several commits."""
     count = 250
     async with App(shared.url, max_runs=20) as app:
@@ -339,7 +339,7 @@ async def test_children_that_end_in_another_process_are_noticed(shared: Database
 # Pauses and short timers.
 
 
-async def test_a_dead_service_of_a_compensation_stops_no_other_work(shared: Database) -> None:
+async def test_compensations_between_attempts_hold_no_slot(shared: Database) -> None:
     """A7: `max_runs` sagas are in the pause between two attempts of a compensation."""
     async with App(shared.url, max_runs=3) as app:
         for number in range(3):
@@ -353,7 +353,7 @@ async def test_a_dead_service_of_a_compensation_stops_no_other_work(shared: Data
     assert sorted(seen) == ["unbook 0 1", "unbook 1 1", "unbook 2 1"]
 
 
-async def test_compensations_that_always_fail_quickly_starve_no_other_work(shared: Database) -> None:
+async def test_compensations_that_fail_quickly_do_not_starve_other_runs(shared: Database) -> None:
     """There is always one of them that waits for the slot: a run in the database gets its turn all the same."""
     async with App(shared.url, max_runs=1) as app:
         handles = [await touching.start(f"{number}") for number in range(5)]
@@ -370,14 +370,14 @@ async def test_compensations_that_always_fail_quickly_starve_no_other_work(share
     assert running[1] == 1
 
 
-async def test_a_parent_that_polls_its_child_does_not_keep_it_from_running(shared: Database) -> None:
+async def test_parent_that_polls_its_child_does_not_block_it(shared: Database) -> None:
     """Its timers are so short that it keeps its lease, but not its slot."""
     async with App(shared.url, max_runs=1) as app:
         assert await (await polling.start()).result(SOON) > 0
         await all_free(app)
 
 
-async def test_a_short_pause_between_attempts_holds_no_slot(shared: Database) -> None:
+async def test_short_pause_between_attempts_holds_no_slot(shared: Database) -> None:
     async with App(shared.url, max_runs=1) as app:
         first = await insisting.start()
         await until(lambda: seen.count("insist") > 1)
@@ -386,7 +386,7 @@ async def test_a_short_pause_between_attempts_holds_no_slot(shared: Database) ->
         await all_free(app)
 
 
-async def test_a_loop_with_short_sleeps_stops_no_other_work(shared: Database) -> None:
+async def test_loop_with_short_sleeps_does_not_block_other_runs(shared: Database) -> None:
     async with App(shared.url, max_runs=1) as app:
         first = await watching.start()
         await until(lambda: slots(app) == (0, 0, 0) and first.id in app._worker._runs)
@@ -399,7 +399,7 @@ async def test_a_loop_with_short_sleeps_stops_no_other_work(shared: Database) ->
 # Stopping, cancelling and losing leases while a run waits without a slot.
 
 
-async def test_a_worker_that_stops_hands_over_runs_that_wait_without_a_slot(shared: Database) -> None:
+async def test_stopping_worker_hands_over_runs_that_wait_without_a_slot(shared: Database) -> None:
     """At once: nothing of them executes that could be waited for. Attempts go on where they were."""
     minute = timedelta(minutes=1)
     async with asyncio.timeout(30):
@@ -423,7 +423,7 @@ async def test_a_worker_that_stops_hands_over_runs_that_wait_without_a_slot(shar
     assert seen[-1] == "unbook b 2"
 
 
-async def test_a_worker_that_stops_does_not_wait_for_runs_that_wait_for_a_slot(shared: Database) -> None:
+async def test_stopping_worker_does_not_wait_for_runs_that_wait_for_a_slot(shared: Database) -> None:
     async with asyncio.timeout(30):
         async with App(shared.url, max_runs=1, drain_timeout=timedelta(minutes=1)) as app:
             polled = await watching.start()
@@ -439,7 +439,7 @@ async def test_a_worker_that_stops_does_not_wait_for_runs_that_wait_for_a_slot(s
             await all_free(app)
 
 
-async def test_a_parent_that_is_cancelled_while_it_waits_for_its_children_ends_as_cancelled(shared: Database) -> None:
+async def test_parent_cancelled_while_it_waits_for_its_children_ends_as_cancelled(shared: Database) -> None:
     async with App(shared.url, max_runs=2) as app:
         parent = await leaving.start("a")
         await until(_all_are(app, "waiting_for_message", 2))
@@ -455,7 +455,7 @@ async def test_a_parent_that_is_cancelled_while_it_waits_for_its_children_ends_a
         await all_free(app)
 
 
-async def test_a_lease_that_is_lost_while_a_run_waits_without_a_slot_leaks_none(shared: Database) -> None:
+async def test_lease_lost_while_a_run_waits_without_a_slot_leaks_no_slot(shared: Database) -> None:
     """The search finds it: the heartbeat does not beat so soon."""
     async with App(shared.url, max_runs=2, lease=timedelta(minutes=10)) as app:
         handle = await saga.start("a")
@@ -473,7 +473,7 @@ async def test_a_lease_that_is_lost_while_a_run_waits_without_a_slot_leaks_none(
     assert seen == ["unbook a 1", "unbook a 2"]
 
 
-async def test_concurrent_starts_take_no_more_slots_than_there_are(shared: Database) -> None:
+async def test_concurrent_starts_do_not_exceed_the_number_of_slots(shared: Database) -> None:
     async with App(shared.url, max_runs=3) as app:
         handles = await asyncio.gather(*(plain.start(f"{number}") for number in range(50)))
         await asyncio.gather(*(handle.result(SOON) for handle in handles))
@@ -485,7 +485,7 @@ async def test_concurrent_starts_take_no_more_slots_than_there_are(shared: Datab
     assert running[1] <= 3
 
 
-async def test_a_search_that_comes_too_late_leaves_its_slot_to_others(shared: Database) -> None:
+async def test_late_search_leaves_its_slot_to_others(shared: Database) -> None:
     """Another worker took the run that this one had no slot for."""
     async with App(shared.url, max_runs=1) as here:
         await holding.start("busy")
@@ -498,7 +498,7 @@ async def test_a_search_that_comes_too_late_leaves_its_slot_to_others(shared: Da
         await all_free(here)
 
 
-async def test_a_cancelled_run_whose_thread_is_still_at_work_hides_no_other(shared: Database) -> None:
+async def test_cancelled_run_with_a_running_thread_does_not_block_the_search(shared: Database) -> None:
     """It can be claimed by others, and is the longest waiting: the worker has to look past it."""
     async with App(shared.url, max_runs=2) as app, Client(shared.url):
         try:
@@ -519,7 +519,7 @@ async def test_a_cancelled_run_whose_thread_is_still_at_work_hides_no_other(shar
 # The counter itself.
 
 
-async def test_slots_are_granted_in_the_order_in_which_they_were_asked_for() -> None:
+async def test_slots_are_granted_in_the_order_of_requests() -> None:
     counter = Slots(1, lambda: None)
     (held,) = counter.reserve(5)
     assert counter.reserve(1) == []
@@ -542,7 +542,7 @@ async def test_slots_are_granted_in_the_order_in_which_they_were_asked_for() -> 
     assert (counter.taken, counter.waiting) == (0, 0)
 
 
-async def test_the_search_for_runs_takes_its_turn() -> None:
+async def test_search_for_runs_takes_its_turn_for_a_slot() -> None:
     woken: list[str] = []
     counter = Slots(1, lambda: woken.append("woken"))
     (held,) = counter.reserve(1)
@@ -568,7 +568,7 @@ async def test_the_search_for_runs_takes_its_turn() -> None:
     assert (counter.taken, counter.waiting) == (0, 0)
 
 
-async def test_a_search_that_finds_nothing_gives_its_slot_back() -> None:
+async def test_search_that_finds_nothing_returns_its_slot() -> None:
     counter = Slots(1, lambda: None)
     (held,) = counter.reserve(1)
     granted = counter.queue_search()
@@ -580,7 +580,7 @@ async def test_a_search_that_finds_nothing_gives_its_slot_back() -> None:
     assert counter.taken == 0
 
 
-async def test_a_slot_that_is_granted_to_a_run_that_is_cancelled_at_that_moment_is_not_lost() -> None:
+async def test_slot_granted_to_a_run_that_is_being_cancelled_is_not_lost() -> None:
     counter = Slots(1, lambda: None)
     (held,) = counter.reserve(1)
     cancelled, next_one = asyncio.create_task(counter.take()), asyncio.create_task(counter.take())
@@ -593,7 +593,7 @@ async def test_a_slot_that_is_granted_to_a_run_that_is_cancelled_at_that_moment_
     assert (counter.taken, counter.waiting) == (0, 0)
 
 
-async def test_a_run_that_is_cancelled_while_it_waits_for_a_slot_leaves_the_queue() -> None:
+async def test_run_that_is_cancelled_while_it_waits_for_a_slot_leaves_the_queue() -> None:
     counter = Slots(1, lambda: None)
     (held,) = counter.reserve(1)
     (other,) = [asyncio.create_task(counter.take())]
@@ -606,7 +606,7 @@ async def test_a_run_that_is_cancelled_while_it_waits_for_a_slot_leaves_the_queu
     assert counter.taken == 0
 
 
-async def test_draining_hands_over_all_that_wait() -> None:
+async def test_draining_hands_over_all_runs_that_wait_for_a_slot() -> None:
     counter = Slots(1, lambda: None)
     (held,) = counter.reserve(1)
     (idle,) = Slots(1, lambda: None).reserve(1)

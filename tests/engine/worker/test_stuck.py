@@ -100,7 +100,8 @@ def worker_processes(*arguments: str) -> Iterator[WorkerProcesses]:
         made.stop()
 
 
-async def test_a_run_that_kills_its_workers_is_backed_off_after_three_deaths(shared: Database, tmp_path: Path) -> None:
+@pytest.mark.guarantee(9)
+async def test_run_that_kills_its_workers_is_backed_off_after_three_deaths(shared: Database, tmp_path: Path) -> None:
     """A5."""
     deaths = tmp_path / "deaths"
     async with Client(shared.url) as client:
@@ -132,6 +133,7 @@ async def test_a_run_that_kills_its_workers_is_backed_off_after_three_deaths(sha
             assert (await bad.info()).status is WorkflowStatus.RUNNING
 
 
+@pytest.mark.guarantee(9)
 async def test_max_tries_fails_a_run_that_kills_its_workers(shared: Database, tmp_path: Path) -> None:
     """A5."""
     deaths = tmp_path / "deaths"
@@ -164,7 +166,7 @@ async def _dead(app: App, id: str, tries: int, name: str) -> None:
     await app._storage.create_instance(instance, worker_id=f"dead#{tries}", timeout_sec=0.05)
 
 
-async def test_a_run_that_made_progress_before_its_worker_died_is_not_backed_off(
+async def test_run_that_made_progress_before_its_worker_died_is_not_backed_off(
     database: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A5: only tries in a row count, and only those without progress."""
@@ -196,7 +198,7 @@ def _owners_of_claims(app: App) -> list[str]:
     return owners
 
 
-async def test_deaths_are_counted_on_after_a_back_off(database: Database, caplog: pytest.LogCaptureFixture) -> None:
+async def test_deaths_are_counted_across_back_offs(database: Database, caplog: pytest.LogCaptureFixture) -> None:
     """A5: the pauses grow, whoever takes the run next."""
     made = version(quiet, "stuck.quiet")
     async with App(database.url, workflows=[made], lease=SHORT) as app:
@@ -220,7 +222,8 @@ async def test_deaths_are_counted_on_after_a_back_off(database: Database, caplog
 # What is listed.
 
 
-async def test_a_rollback_that_cannot_go_on_is_listed(database: Database) -> None:
+@pytest.mark.guarantee(9)
+async def test_rollback_without_progress_is_listed_as_stuck(database: Database) -> None:
     """B10."""
     from perdure.engine.definitions import COMPENSATIONS
     from perdure.model.records import CompensationEntry
@@ -245,7 +248,8 @@ async def test_a_rollback_that_cannot_go_on_is_listed(database: Database) -> Non
         assert "stuck.unknown" in found.stuck.reason
 
 
-async def test_a_run_that_no_worker_serves_is_listed_and_warned_of(
+@pytest.mark.guarantee(9)
+async def test_run_that_no_worker_serves_is_listed_and_logged_as_a_warning(
     database: Database, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """B10: its workflow was renamed or deleted."""
@@ -276,7 +280,7 @@ async def test_a_run_that_no_worker_serves_is_listed_and_warned_of(
         assert len(warnings()) == 2
 
 
-async def test_a_worker_warns_by_itself_of_runs_that_nobody_takes(
+async def test_worker_warns_periodically_of_runs_that_no_worker_claims(
     shared: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
     """B10."""
@@ -296,14 +300,14 @@ def _older(backend: str) -> str:
     return f"UPDATE workflow_instances SET updated_at = {earlier}"
 
 
-def test_a_stuck_run_has_a_reason_to_read() -> None:
+def test_stuck_run_has_a_readable_reason() -> None:
     reason = reason_of(ValueError("two\nlines,\t and\x00 more " + "x" * 5000))
     assert reason.startswith("ValueError: two lines, and more xxx")
     assert len(reason) == stuck.REASON_MAX
     assert reason_of(KeyError()) == "KeyError"
 
 
-def test_a_run_is_stuck_if_no_live_worker_serves_its_workflow() -> None:
+def test_run_is_stuck_if_no_live_worker_serves_its_workflow() -> None:
     now = datetime.fromisoformat("2026-01-31T12:00:00+00:00")
     old = WorkflowInstance("a", "wf", updated_at=now - timedelta(hours=1))
     assert stuck_info(old, None, now, {"wf"}) is None
@@ -315,7 +319,7 @@ def test_a_run_is_stuck_if_no_live_worker_serves_its_workflow() -> None:
     assert stuck_info(leased, None, now, set()) is None
 
 
-async def test_workers_publish_what_they_serve(database: Database) -> None:
+async def test_workers_publish_the_workflows_they_serve(database: Database) -> None:
     made = version(quiet, "stuck.quiet")
     async with App(database.url, workflows=[made]) as app:
         assert await served_names(app._storage) == {"stuck.quiet"}
@@ -329,7 +333,7 @@ async def test_workers_publish_what_they_serve(database: Database) -> None:
         assert await served_names(app._storage) is None
 
 
-async def test_a_run_that_makes_progress_is_stuck_no_longer(database: Database) -> None:
+async def test_run_that_makes_progress_is_no_longer_stuck(database: Database) -> None:
     made = version(quiet, "stuck.quiet")
     async with App(database.url, workflows=[made], lease=SHORT) as app:
         await _dead(app, "a", 8, made.name)

@@ -71,7 +71,7 @@ def errors(caplog: pytest.LogCaptureFixture, task: str) -> list[logging.LogRecor
 # Each of them.
 
 
-async def test_the_work_loop_is_restarted(
+async def test_work_loop_is_restarted(
     database: Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A9."""
@@ -99,7 +99,7 @@ def _health_of(app: Client, name: str) -> supervision.TaskHealth:
     return found
 
 
-async def test_the_listener_is_restarted(
+async def test_listener_is_restarted(
     shared: Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def broken() -> AsyncIterator[Any]:
@@ -120,7 +120,7 @@ async def test_the_listener_is_restarted(
         restarted.cancel()
 
 
-async def test_the_heartbeat_is_restarted_and_leases_are_kept(
+async def test_heartbeat_is_restarted_and_leases_are_kept(
     shared: Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     from perdure.engine.heartbeat import Heartbeat
@@ -139,7 +139,7 @@ async def test_the_heartbeat_is_restarted_and_leases_are_kept(
     assert len(errors(caplog, "heartbeat")) == 3
 
 
-async def test_whoever_asks_for_results_is_restarted(
+async def test_the_poller_for_results_is_restarted(
     database: Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     method, left = failing(Results._look, 2)
@@ -199,7 +199,7 @@ async def test_retention_and_the_relay_are_restarted(
     assert len(errors(caplog, "outbox relay")) == 2
 
 
-async def test_a_publisher_may_raise_anything(shared: Database) -> None:
+async def test_publisher_may_raise_anything(shared: Database) -> None:
     """A4."""
     tried: list[str] = []
 
@@ -235,7 +235,7 @@ class Writer:
 
 
 @pytest.mark.parametrize("outcome", [Broken("on purpose"), SystemExit(3), [1, 2, 3, 4]])
-async def test_a_group_commit_that_fails_unexpectedly_answers_everybody_and_goes_on(
+async def test_failed_group_commit_answers_every_caller_and_the_next_one_works(
     outcome: object, caplog: pytest.LogCaptureFixture
 ) -> None:
     write = Writer(outcome)
@@ -257,7 +257,7 @@ async def test_a_group_commit_that_fails_unexpectedly_answers_everybody_and_goes
         assert supervisor.tasks()[0].failures == 0
 
 
-async def test_a_cancelled_caller_of_a_group_commit_disturbs_no_other() -> None:
+async def test_cancelled_caller_of_a_group_commit_does_not_affect_others() -> None:
     """19."""
     write = Writer()
     shared: Shared[int, int] = Shared(write)
@@ -274,7 +274,7 @@ async def test_a_cancelled_caller_of_a_group_commit_disturbs_no_other() -> None:
 # The supervisor itself.
 
 
-async def test_a_task_that_keeps_failing_is_given_up_on_and_a_success_is_a_new_start() -> None:
+async def test_task_that_keeps_failing_is_abandoned_and_a_success_resets_the_count() -> None:
     tried: list[int] = []
 
     async def work(task: Supervised) -> None:
@@ -294,7 +294,7 @@ async def test_a_task_that_keeps_failing_is_given_up_on_and_a_success_is_a_new_s
     assert supervisor.tasks() == ()
 
 
-async def test_a_cancelled_error_out_of_nowhere_ends_no_task() -> None:
+async def test_unexpected_cancelled_error_does_not_end_a_background_task() -> None:
     tried: list[int] = []
 
     async def work(task: Supervised) -> None:
@@ -327,7 +327,7 @@ asyncio.run(App(sys.argv[1]).serve())
 """
 
 
-def test_serve_ends_with_an_error_if_a_task_keeps_dying(tmp_path: Path) -> None:
+def test_serve_raises_if_a_background_task_keeps_failing(tmp_path: Path) -> None:
     """A9."""
     command = [sys.executable, "-c", PROGRAM, f"sqlite:///{tmp_path}/a.db"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
@@ -335,7 +335,7 @@ def test_serve_ends_with_an_error_if_a_task_keeps_dying(tmp_path: Path) -> None:
     assert "background task 'work loop' failed 10 times in a row: KeyError: 'on purpose'" in ended.stderr
 
 
-async def test_a_database_that_is_away_is_no_failure_of_a_task(
+async def test_unavailable_database_does_not_count_as_a_failure_of_a_task(
     shared: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def away(*_: Any, **__: Any) -> Any:
@@ -353,7 +353,7 @@ async def test_a_database_that_is_away_is_no_failure_of_a_task(
         assert (await app.health()).ok
 
 
-async def test_a_client_has_a_health_too(shared: Database) -> None:
+async def test_client_reports_its_health(shared: Database) -> None:
     async with Client(shared.url) as client:
         assert (await client.health()).ok
 
@@ -361,7 +361,7 @@ async def test_a_client_has_a_health_too(shared: Database) -> None:
 # Cron.
 
 
-def test_a_scheduled_workflow_with_a_required_parameter_is_refused_at_once() -> None:
+def test_scheduled_workflow_with_a_required_parameter_is_refused_by_the_decorator() -> None:
     """A9."""
 
     async def report(day: str, format: str = "pdf") -> None:
@@ -372,7 +372,7 @@ def test_a_scheduled_workflow_with_a_required_parameter_is_refused_at_once() -> 
     assert "supervision.report" not in WORKFLOWS
 
 
-async def test_a_tick_that_cannot_be_started_holds_up_nobody(
+async def test_tick_that_cannot_be_started_does_not_block_other_ticks(
     database: Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A9."""
@@ -420,8 +420,9 @@ def _only(signature: Any, instead: Callable[..., bytes]) -> Callable[..., bytes]
 # Closing.
 
 
+@pytest.mark.guarantee(10)
 @pytest.mark.parametrize("kind", [App, Client])
-async def test_results_that_are_waited_for_when_it_closes_raise(shared: Database, kind: type[Client]) -> None:
+async def test_awaited_results_raise_when_the_app_closes(shared: Database, kind: type[Client]) -> None:
     """B3."""
     async with Client(shared.url) as other:
         await waits.options(id="a").start()
