@@ -1,6 +1,7 @@
 """Check that docs/guarantees.md names existing tests, and every test that is marked as the test of something on it."""
 
 import re
+from collections.abc import Sequence
 
 import pytest
 
@@ -45,7 +46,7 @@ NAMED = {
     "call": named_in_table(PAGE, "area | call"),
     "behaviour": named_in_table(PAGE, "topic"),
 }
-WANTED = {"guarantee": list(range(1, 11)), "call": AREAS, "behaviour": TOPICS}
+WANTED: dict[str, Sequence[int | str]] = {"guarantee": list(range(1, 11)), "call": AREAS, "behaviour": TOPICS}
 
 
 def test_every_named_test_exists() -> None:

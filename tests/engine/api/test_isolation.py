@@ -1,4 +1,4 @@
-"""Names and ids of users and of the engine stay apart: nothing public reaches what is internal, or another run's."""
+"""Names and ids of users and of the engine are separate: no public name reaches an internal one or another run."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -177,6 +177,7 @@ async def collector() -> list[Any]:
 LONG = "x" * 255
 
 
+@pytest.mark.pitfall(53)
 @pytest.mark.parametrize("source", ["", "shop"])
 @pytest.mark.parametrize("id", ["order-7", LONG])
 async def test_same_event_id_with_another_type_or_receiver_is_another_event(
