@@ -1,4 +1,4 @@
-"""An App belongs to the event loop and the process that opened it; used elsewhere it says so at once."""
+"""An App belongs to the event loop and the process that opened it. Using it elsewhere raises an error at once."""
 
 import asyncio
 import subprocess

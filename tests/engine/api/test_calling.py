@@ -1,4 +1,4 @@
-"""Calling workflows and activities: what is a step, what is a run, and what is refused."""
+"""Calling workflows and activities: which calls are steps, which start a run, and which are refused."""
 
 import asyncio
 import inspect

@@ -1,4 +1,4 @@
-"""Logs: what a person reads with nothing but `logging.basicConfig(level=logging.INFO)`, and the fields in `extra`."""
+"""Logs: the messages with `logging.basicConfig(level=logging.INFO)`, and the fields in `extra`."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""Settings and arguments that make no sense are refused where they are given."""
+"""Invalid settings and arguments are refused at the call."""
 
 import asyncio
 import inspect

@@ -1,6 +1,6 @@
-"""Workers that die at each of their commits in turn: before it or right after it, another one ends the run as it must.
+"""Workers crash before or right after each of their commits, and another worker ends the run correctly.
 
-Each case has a database to itself. The suite tries every so manyth commit; PERDURE_CRASH_POINTS=all tries all.
+Each case has its own database. The suite tries a sample of the commits; PERDURE_CRASH_POINTS=all tries all.
 """
 
 import asyncio

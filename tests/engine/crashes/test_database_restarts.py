@@ -1,4 +1,4 @@
-"""The database goes away under load, twice: nothing acknowledged is lost, and all runs finish by themselves."""
+"""The database restarts twice under load: nothing acknowledged is lost, and all runs finish."""
 
 import secrets
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Workers killed at random moments, on every database: nothing acknowledged is lost, nothing recorded is done again."""
+"""Workers are killed at random moments: nothing acknowledged is lost, and no recorded step executes again."""
 
 import random
 import secrets

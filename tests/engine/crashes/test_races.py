@@ -1,4 +1,4 @@
-"""Races with real connections: two apps on one database, and clients that come at the worst moment."""
+"""Races with real connections: two apps on one database, and clients that interfere at the worst moment."""
 
 import asyncio
 import os

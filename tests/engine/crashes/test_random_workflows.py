@@ -1,6 +1,6 @@
-"""Random workflows under random kills, against a model that knows neither: results, steps, undos and messages agree.
+"""Random workflows under random kills: results, steps, compensations and messages are those of a model.
 
-Every run has a seed of its own; PERDURE_MODEL_SEEDS says how many are tried, PERDURE_SEED which is the first.
+Every run has its own seed; PERDURE_MODEL_SEEDS says how many are tried, PERDURE_SEED which is the first.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Workers stopped inside activities beyond their lease, and woken when others have taken over: they write nothing."""
+"""Workers that are stopped beyond their lease and resumed after another worker took over write nothing."""
 
 import random
 import secrets

@@ -1,4 +1,4 @@
-"""Children, runs that start runs, generations and groups, on every database."""
+"""Children, independent runs, recur, retries and groups, on every database."""
 
 import asyncio
 from collections.abc import Awaitable

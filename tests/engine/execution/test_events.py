@@ -1,4 +1,4 @@
-"""What a run sees of events: which of them fit, since when, and for how long."""
+"""Which events a run sees: those that match, from which time on, and for how long."""
 
 import asyncio
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""Sagas: what a run did is undone when it fails or is cancelled, the last step first, whatever crashes meanwhile."""
+"""Sagas: a run that fails or is cancelled is compensated in reverse order, whatever crashes meanwhile."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""Values and times that are too large raise where they are given, and leave no run stuck."""
+"""Values and durations that are too large raise an error at the call, and leave no run stuck."""
 
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta

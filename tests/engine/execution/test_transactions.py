@@ -1,4 +1,4 @@
-"""Transactional activities: a user's SQL, the result and what is sent are one commit, on every database."""
+"""Transactional activities: the SQL of a user, the result and the messages are one commit, on every database."""
 
 import asyncio
 import sqlite3

@@ -1,4 +1,4 @@
-"""Waits belong to themselves: each has its own match, its own time, and gets its own events."""
+"""Waits are independent: each has its own `where`, its own timeout and its own events."""
 
 import asyncio
 import os

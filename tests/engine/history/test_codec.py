@@ -1,4 +1,4 @@
-"""Values as JSON and back: exact for every hint, plain where it can be, and a clear error for everything else."""
+"""Values as JSON and back: exact for every hint, plain where possible, and a clear error otherwise."""
 
 import collections.abc
 import contextlib

@@ -1,4 +1,4 @@
-"""A replay notices that a step is called with something else than its history says."""
+"""Replay detects a step that is called with different arguments than recorded."""
 
 import asyncio
 import os

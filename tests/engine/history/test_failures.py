@@ -1,4 +1,4 @@
-"""Errors as rows and back: the same error, or an `ActivityError`; never an import, never another exception."""
+"""Errors as rows and back: the same error or an `ActivityError`, never an import or another exception."""
 
 import asyncio
 import importlib.util

@@ -1,4 +1,4 @@
-"""Hints that name what is defined later, or for type checkers only: unquoted since Python 3.14, texts before."""
+"""Type hints that name classes defined later or only for type checkers: unquoted since Python 3.14, strings before."""
 
 import importlib.util
 import sys

@@ -1,4 +1,4 @@
-"""The time that a body sees: the database's, whatever the worker's own clock says; and it goes on while steps run."""
+"""The time that a body sees is that of the database, and it advances while steps execute."""
 
 import asyncio
 from datetime import UTC, datetime, timedelta

@@ -1,4 +1,4 @@
-"""Whatever user code raises or does, it is a failure of its own run: the worker and all other runs go on."""
+"""Any exception or endless loop in user code is a failure of its own run: the worker and all other runs continue."""
 
 import asyncio
 import gc

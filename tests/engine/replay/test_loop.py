@@ -1,4 +1,4 @@
-"""The body's loop: what it does to the host (nothing), to time (only when told), and that it does the same again."""
+"""The event loop of a body: it does not affect the host loop, moves time only by timers, and is deterministic."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Replay: from any beginning of its history a body asks for the same again; changed code is found out, or guarded."""
+"""Replay: a body makes the same calls from any prefix of its history, and changed code is detected."""
 
 import asyncio
 import json

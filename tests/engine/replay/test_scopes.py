@@ -1,4 +1,4 @@
-"""Step ids are places in the tree of tasks, whatever the turns the tasks take."""
+"""Step ids are derived from the task tree, and do not depend on the interleaving of the tasks."""
 
 import asyncio
 from contextvars import Context, copy_context

@@ -1,4 +1,4 @@
-"""What is found in a workflow's source, through every name it may have there, and what is rightly left alone."""
+"""Non-deterministic calls are found in the source of a workflow under any name, and others are not reported."""
 
 import concurrent.futures
 import datetime as dt

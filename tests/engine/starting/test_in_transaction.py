@@ -1,4 +1,4 @@
-"""Starting a run in a caller's own transaction: with every driver, it begins if and only if that one commits."""
+"""Starting a run in the caller's transaction: with every driver, the run exists if and only if it commits."""
 
 import asyncio
 import sqlite3

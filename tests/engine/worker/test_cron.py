@@ -1,4 +1,4 @@
-"""Workflows that start by the clock."""
+"""Scheduled (cron) workflows."""
 
 import asyncio
 from collections.abc import Iterator

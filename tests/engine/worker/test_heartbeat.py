@@ -1,4 +1,4 @@
-"""The heartbeat renews the leases of many runs in pages, those that only wait as well."""
+"""The heartbeat renews the leases of many runs in pages, including runs that only wait."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence

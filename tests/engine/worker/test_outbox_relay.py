@@ -1,4 +1,4 @@
-"""Events for the world: stored with what sent them, and handed to a publisher in the order of their source."""
+"""The outbox: events are stored with the step that sent them, and published in the order of their source."""
 
 import asyncio
 from collections import defaultdict

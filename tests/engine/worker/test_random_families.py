@@ -1,4 +1,4 @@
-"""Random families of runs on few slots: whatever parents, children, rollbacks and cancels do, every run ends.
+"""Random trees of runs on few slots: whatever parents, children, rollbacks and cancellations do, every run ends.
 
 PERDURE_FAMILY_EXAMPLES says how many are tried on SQLite; the servers have a fifth of that.
 """

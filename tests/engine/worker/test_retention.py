@@ -1,4 +1,4 @@
-"""Retention: what is over goes when its time has come, and nothing else does, on every database."""
+"""Retention deletes what has ended when it is old enough, and nothing else, on every database."""
 
 import asyncio
 import logging

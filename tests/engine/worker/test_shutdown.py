@@ -1,4 +1,4 @@
-"""Closing an App takes its grace time, and no more, whatever runs in it."""
+"""Closing an App takes at most the drain timeout, whatever runs in it."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""Slots: `max_runs` counts runs that execute code; a run that only waits holds none, so no family can deadlock."""
+"""Slots: `max_runs` counts runs that execute code. A run that only waits holds none, so runs cannot deadlock."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""Runs that make no progress are backed off, listed with their reason, and hold nobody up."""
+"""Runs that make no progress are retried with back-off, listed with their reason, and block no other run."""
 
 import asyncio
 import logging

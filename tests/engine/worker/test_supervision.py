@@ -1,4 +1,4 @@
-"""Background tasks that fail are logged, restarted and shown; closing tells those who still wait."""
+"""Background tasks that fail are logged, restarted and reported. Closing an App ends all waits for results."""
 
 import asyncio
 import logging

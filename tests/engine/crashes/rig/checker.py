@@ -1,4 +1,4 @@
-"""The checker: holds the rows of a database and the effect log against what the driver was told.
+"""The checker: compares the rows of a database and the effect log with what was acknowledged to the load driver.
 
 Of every run:
 - it is stored if its start was acknowledged, completed, with the value it had to give, and its row has not changed

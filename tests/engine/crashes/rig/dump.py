@@ -1,4 +1,4 @@
-"""The rows of a database that belong to runs, as they are."""
+"""The rows of a database that belong to runs."""
 
 from collections.abc import Collection
 from typing import Any

@@ -1,7 +1,7 @@
-"""The effect log: what activities really did, whichever process they did it in.
+"""The effect log: the executions of activities in all processes.
 
 A line is one write to a file opened for appending, so lines of many processes never mix, and the order of the lines is
-the order of the writes. Who is killed where a page of the file ends may leave half of one: the next begins a new line.
+the order of the writes. A process that is killed at the end of a page may leave half a line; the next starts a new one.
 """
 
 import json

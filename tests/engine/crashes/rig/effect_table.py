@@ -1,4 +1,4 @@
-"""The effect table: what transactional activities entered, one row each time, so that a double shows."""
+"""The effect table: one row for each execution of a transactional activity, so that a duplicate shows."""
 
 from dataclasses import dataclass
 

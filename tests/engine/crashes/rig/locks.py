@@ -1,6 +1,6 @@
-"""Whether somebody holds locks in a database at this moment.
+"""Whether any session holds locks in a database at this moment.
 
-A worker that is stopped in the middle of a transaction keeps its locks, and nobody gets past them before the database
+A worker that is stopped in the middle of a transaction keeps its locks, and other sessions wait until the database
 ends its session. The zombie rig is about what comes after a takeover, so it stops workers between transactions.
 """
 

@@ -1,4 +1,4 @@
-"""Plans: random workflows as data, one workflow that carries a plan out, and a model that says what must come of it.
+"""Plans: random workflows as data, one workflow that executes a plan, and a model of the expected outcome.
 
 The model knows nothing of replay, leases or crashes. It walks the plan once and notes what is done, undone and said.
 Branches of a gather end in any order, so what they do is compared as a whole; only results have an order.

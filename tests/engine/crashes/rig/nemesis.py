@@ -1,4 +1,4 @@
-"""What can befall a database under load, and how it is done."""
+"""Faults of a database under load."""
 
 import asyncio
 import random
