@@ -12,7 +12,7 @@ import pymysql
 
 from perdure.testing.servers import HOST, MySQLServer, _find, _free_port
 from tests.chaos.clusters import DATABASE, Death, wait_for
-from tests.engine.rig.places import USER
+from tests.engine.crashes.rig.databases import USER
 
 NODES = 3
 LIBRARY = Path("/usr/lib/galera/libgalera_smm.so")

@@ -10,7 +10,7 @@ from pymysql.cursors import DictCursor
 
 from perdure.testing.servers import HOST, MySQLServer, PostgresServer, Server, _find
 from tests.chaos.clusters import DATABASE, Death, wait_for
-from tests.engine.rig.places import USER
+from tests.engine.crashes.rig.databases import USER
 from tests.support.databases import named_database
 
 

@@ -9,12 +9,12 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 from tests.chaos.rigs import Outcome, Rig, Round
-from tests.engine.rig.crew import Crew
-from tests.engine.rig.driver import LANES
-from tests.engine.rig.load import under_load, worked, working_again
-from tests.engine.rig.nemesis import FileNemesis, MySQLNemesis, PostgresNemesis, ServerNemesis, Strike
-from tests.engine.rig.nursery import WorkerSpec
-from tests.engine.rig.places import own_database, own_server, plain_user
+from tests.engine.crashes.rig.databases import own_database, own_server, plain_user
+from tests.engine.crashes.rig.fork_server import WorkerSpec
+from tests.engine.crashes.rig.load import under_load, worked, working_again
+from tests.engine.crashes.rig.load_driver import LANES
+from tests.engine.crashes.rig.nemesis import FileNemesis, MySQLNemesis, PostgresNemesis, ServerNemesis, Strike
+from tests.engine.crashes.rig.worker_pool import WorkerPool
 from tests.support.storages import Database
 
 WORKERS = 3
@@ -43,7 +43,7 @@ async def strike(
     """Let the database be struck in each way of the plan; there is always work again."""
     chance, struck, again = random.Random(round_.seed), Counter[str](), [0.0]
 
-    async def follow(crew: Crew) -> None:
+    async def follow(crew: WorkerPool) -> None:
         for name in plan:
             await worked(crew, BUSY)
             await strikes[name]()

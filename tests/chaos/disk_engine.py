@@ -8,10 +8,10 @@ from contextlib import closing
 
 from tests.chaos.disk_space import Space
 from tests.chaos.rigs import Outcome
-from tests.engine.rig.crew import Crew, until
-from tests.engine.rig.load import under_load, worked, working_again
-from tests.engine.rig.nursery import LEASE_SEC, WorkerSpec
-from tests.engine.rig.places import opened
+from tests.engine.crashes.rig.databases import opened
+from tests.engine.crashes.rig.fork_server import LEASE_SEC, WorkerSpec
+from tests.engine.crashes.rig.load import under_load, worked, working_again
+from tests.engine.crashes.rig.worker_pool import WorkerPool, until
 from tests.support.storages import Database
 
 WORKERS, LANES = 2, 9
@@ -28,7 +28,7 @@ async def engine(url: str, space: Space, outcome: Outcome, chance: random.Random
     with tempfile.TemporaryDirectory(prefix="perdure-disk-", dir="/tmp") as folder:
         async with opened(Database("sqlite", url)) as database:
 
-            async def harm(crew: Crew) -> None:
+            async def harm(crew: WorkerPool) -> None:
                 for _ in range(count):
                     await worked(crew, BUSY)
                     path, left = url.removeprefix("sqlite:///"), chance.randrange(LEFT_MAX)
@@ -39,8 +39,8 @@ async def engine(url: str, space: Space, outcome: Outcome, chance: random.Random
                     again.append(await working_again(crew))
                     outcome.done += 1
                 for pid in crew.alive:  # neither could be done to a process that has ended
-                    await crew.nursery.stop(pid)
-                    await crew.nursery.go_on(pid)
+                    await crew.fork_server.stop(pid)
+                    await crew.fork_server.resume(pid)
 
             spec = WorkerSpec(url, folder)
             checker, figures = await under_load(database, spec, chance, harm, workers=WORKERS, lanes=LANES)
@@ -56,7 +56,7 @@ def _fill(space: Space, path: str, left: int) -> None:
     space.fill(left)
 
 
-async def _felt(crew: Crew) -> None:
+async def _felt(crew: WorkerPool) -> None:
     """Wait until a worker has logged that the disk is full."""
     before = len(crew.troubles())
 

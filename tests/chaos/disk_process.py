@@ -23,7 +23,7 @@ from tests.chaos.disk_worker import fail_syncs
 from tests.chaos.power_checks import QUERIES, Told, violations
 from tests.chaos.power_load import EFFECTS, Load
 from tests.chaos.rigs import Outcome
-from tests.engine.rig.crew import until
+from tests.engine.crashes.rig.worker_pool import until
 
 SIZES = {"sqlite": 8 * MIB, "postgresql": 160 * MIB, "mysql": 260 * MIB}
 LEFT_MAX = {"sqlite": 1 * MIB, "postgresql": 4 * MIB, "mysql": 8 * MIB}

@@ -1,11 +1,11 @@
 """The engine's model: random workflows of all primitives under random kills, against a model that knows neither.
 
-Its short form is tests/engine/test_model.py.
+Its short form is tests/engine/crashes/test_random_workflows.py.
 """
 
 from tests.chaos.rigs import Outcome, Rig, Round
-from tests.engine.rig.places import own_database
-from tests.engine.rig.plays import perform
+from tests.engine.crashes.rig.databases import own_database
+from tests.engine.crashes.rig.random_runs import perform
 
 
 async def play(round_: Round) -> Outcome:

@@ -15,11 +15,11 @@ from tests.chaos.clusters import DATABASE, Cluster, Death
 from tests.chaos.clusters_galera import GaleraCluster
 from tests.chaos.clusters_patroni import PatroniCluster
 from tests.chaos.rigs import Outcome, Rig, Round
-from tests.engine.rig.crew import Crew
-from tests.engine.rig.effects import Line
-from tests.engine.rig.load import under_load, worked
-from tests.engine.rig.nursery import WorkerSpec
-from tests.engine.rig.places import USER, opened
+from tests.engine.crashes.rig.databases import USER, opened
+from tests.engine.crashes.rig.effect_log import Line
+from tests.engine.crashes.rig.fork_server import WorkerSpec
+from tests.engine.crashes.rig.load import under_load, worked
+from tests.engine.crashes.rig.worker_pool import WorkerPool
 from tests.support.databases import connect_mysql, fetch_mysql
 from tests.support.storages import Database
 
@@ -61,7 +61,7 @@ async def fail_over(
     """Kill one primary after the other, with so many activities in between."""
     chance, outcome = random.Random(round_.seed), Outcome(0)
 
-    async def harm(crew: Crew) -> None:
+    async def harm(crew: WorkerPool) -> None:
         await crew.until_ready(WORKERS)
         while outcome.done < round_.count:
             await worked(crew, work)
@@ -86,7 +86,7 @@ async def fail_over(
     return Outcome(outcome.done, outcome.wrong + checker.wrong, figures | outcome.figures)
 
 
-async def _replaced(cluster: Cluster, crew: Crew, death: Death, chance: random.Random) -> dict[str, float]:
+async def _replaced(cluster: Cluster, crew: WorkerPool, death: Death, chance: random.Random) -> dict[str, float]:
     """Kill the primary; gives how long it took until there was another, and from then on until work went on."""
     killed = time.monotonic()
     await asyncio.to_thread(cluster.kill_primary, death)
@@ -126,7 +126,7 @@ def _url_sec(url: str, *names: str) -> float:
     return next(float(value) for name, value in parse_qsl(urlsplit(url).query) if name in names)
 
 
-async def _first_line(crew: Crew, what: str, since: float, pid: int | None = None) -> float:
+async def _first_line(crew: WorkerPool, what: str, since: float, pid: int | None = None) -> float:
     """When an activity began, or a worker was told of a commit, for the first time since; of one worker, if named."""
 
     def fits(line: Line) -> bool:

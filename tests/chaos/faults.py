@@ -12,8 +12,8 @@ from itertools import product
 from pathlib import Path
 
 from tests.chaos.rigs import Outcome, Rig, Round
-from tests.engine.rig.effects import EFFECTS
-from tests.engine.rig.places import opened, own_server
+from tests.engine.crashes.rig.databases import opened, own_server
+from tests.engine.crashes.rig.effect_log import EFFECTS
 from tests.faults.calls import Kind
 from tests.faults.enumerator import Enumerator, all_pairs, enumerating
 from tests.faults.workers import KINDS, Lane, Openings, RunCase, lane

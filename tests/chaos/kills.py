@@ -4,10 +4,10 @@ import asyncio
 import random
 
 from tests.chaos.rigs import Outcome, Rig, Round
-from tests.engine.rig.crew import Crew
-from tests.engine.rig.load import under_load
-from tests.engine.rig.nursery import WorkerSpec
-from tests.engine.rig.places import own_database
+from tests.engine.crashes.rig.databases import own_database
+from tests.engine.crashes.rig.fork_server import WorkerSpec
+from tests.engine.crashes.rig.load import under_load
+from tests.engine.crashes.rig.worker_pool import WorkerPool
 from tests.support.storages import Database
 
 WORKERS = 4
@@ -21,12 +21,12 @@ async def play(round_: Round) -> Outcome:
 async def storm(database: Database, round_: Round) -> Outcome:
     """Kill one after the other and put another in its place; one at least is at work."""
 
-    async def kill(crew: Crew) -> None:
+    async def kill(crew: WorkerPool) -> None:
         while len(crew.kills) < round_.count:
             await crew.until_ready(WORKERS - 1)
             await asyncio.sleep(crew.chance.uniform(0.02, 0.2))
             await crew.kill(crew.chance.choice(crew.alive))
-            await crew.hire()
+            await crew.start_worker()
         kills.update(crew.kills)
 
     kills: dict[int, float] = {}

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from random import Random
 
 from tests.chaos.rigs import Outcome, Rig, Round
-from tests.engine.rig.places import own_database
+from tests.engine.crashes.rig.databases import own_database
 from tests.storage.properties.comparison import disagreement
 from tests.storage.properties.executors import Lane
 from tests.storage.properties.reference import ReferenceLane

@@ -3,11 +3,11 @@
 import random
 
 from tests.chaos.rigs import Outcome, Rig, Round
-from tests.engine.rig.crew import Crew
-from tests.engine.rig.driver import LANES
-from tests.engine.rig.load import under_load, worked
-from tests.engine.rig.nursery import WorkerSpec
-from tests.engine.rig.places import own_database
+from tests.engine.crashes.rig.databases import own_database
+from tests.engine.crashes.rig.fork_server import WorkerSpec
+from tests.engine.crashes.rig.load import under_load, worked
+from tests.engine.crashes.rig.load_driver import LANES
+from tests.engine.crashes.rig.worker_pool import WorkerPool
 from tests.support.storages import Database
 
 WORKERS = 3
@@ -24,13 +24,13 @@ async def mislead(database: Database, round_: Round, *, lanes: int = LANES) -> O
     """Let workers with wrong clocks take over from others whose clocks are wrong in another way."""
     done = 0
 
-    async def replace_all(crew: Crew) -> None:
+    async def replace_all(crew: WorkerPool) -> None:
         nonlocal done
         await worked(crew, BUSY)
         while done < round_.count:
             for pid in list(crew.alive):
                 await crew.kill(pid)
-                await crew.hire()
+                await crew.start_worker()
             await worked(crew, BUSY)
             done += 1
 

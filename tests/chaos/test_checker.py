@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from perdure.model.records import HistoryEvent
-from tests.engine.rig.checker import COMPLETED, Checker, Rows
-from tests.engine.rig.effects import Effects, Writer
-from tests.engine.rig.entries import Entry
+from tests.engine.crashes.rig.checker import COMPLETED, Checker, Rows
+from tests.engine.crashes.rig.effect_log import Effects, Writer
+from tests.engine.crashes.rig.effect_table import Entry
 
 STEP = "1:entering"
 COUNTED = Entry("run", STEP, "7-1")

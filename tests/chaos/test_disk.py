@@ -7,7 +7,7 @@ import pytest
 
 from tests.chaos.disk import episodes
 from tests.chaos.rigs import Round
-from tests.engine.rig.checker import all_right
+from tests.engine.crashes.rig.checker import all_right
 
 
 @pytest.mark.parametrize(

@@ -13,13 +13,13 @@ from tests.chaos.clusters import Cluster, Death
 from tests.chaos.clusters_pairs import CarelessPair, MariaDBPair, PostgresPair
 from tests.chaos.failover import fail_over, started
 from tests.chaos.rigs import Round
-from tests.engine.rig import workflows as w
-from tests.engine.rig.checker import Checker, all_right, read_rows
-from tests.engine.rig.crew import Crew
-from tests.engine.rig.driver import Driver
-from tests.engine.rig.load import worked
-from tests.engine.rig.nursery import WorkerSpec
-from tests.engine.rig.places import opened
+from tests.engine.crashes.rig import workflows as w
+from tests.engine.crashes.rig.checker import Checker, all_right, read_rows
+from tests.engine.crashes.rig.databases import opened
+from tests.engine.crashes.rig.fork_server import WorkerSpec
+from tests.engine.crashes.rig.load import worked
+from tests.engine.crashes.rig.load_driver import LoadDriver
+from tests.engine.crashes.rig.worker_pool import WorkerPool
 from tests.support.storages import Database
 
 STEPS = 60
@@ -43,9 +43,9 @@ async def test_rig_detects_writes_lost_by_an_asynchronous_standby(tmp_path: Path
     pair, chance = CarelessPair(), random.Random(1)
     async with started(pair), opened(Database("postgresql", pair.url)) as database:
         storage = await database.storage()
-        async with Client(pair.url) as client, Crew(WorkerSpec(pair.url, str(tmp_path)), chance) as crew:
-            driver = Driver(client, chance)
-            worker = await crew.hire()
+        async with Client(pair.url) as client, WorkerPool(WorkerSpec(pair.url, str(tmp_path)), chance) as crew:
+            driver = LoadDriver(client, chance)
+            worker = await crew.start_worker()
             kept = await driver._start(w.sequence, [*(2 * number for number in range(STEPS)), 3 * STEPS], STEPS)
             await worked(crew, 5)
             await asyncio.to_thread(pair.fall_behind)
@@ -57,7 +57,7 @@ async def test_rig_detects_writes_lost_by_an_asynchronous_standby(tmp_path: Path
             await crew.kill(worker)  # it would go on with what it remembers, and leave a gap in the history
             await asyncio.to_thread(pair.kill_primary, Death.SERVER)
             await asyncio.to_thread(pair.replace)
-            await crew.hire()
+            await crew.start_worker()
             await driver._finish(kept)
         checker = Checker(await read_rows(storage), crew.effects.look())
         checker.check(driver.told)

@@ -7,7 +7,7 @@ import pytest
 
 from tests.chaos.model import compare
 from tests.conftest import BackendDatabase
-from tests.engine.rig.checker import all_right
+from tests.engine.crashes.rig.checker import all_right
 
 STEPS = 200
 

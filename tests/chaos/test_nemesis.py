@@ -1,4 +1,7 @@
-"""Each fault of a server except a crash, once; `tests/engine/test_restarts.py` has crashes and SQLite."""
+"""Faults of a server short of a crash, once each.
+
+`tests/engine/crashes/test_database_restarts.py` has crashes and SQLite.
+"""
 
 import secrets
 from pathlib import Path
@@ -7,7 +10,7 @@ import pytest
 
 from tests.chaos.crashes import fragile, strike
 from tests.chaos.rigs import Round
-from tests.engine.rig.checker import all_right
+from tests.engine.crashes.rig.checker import all_right
 
 
 @pytest.mark.timeout(300)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tests.chaos.power import FAILING, NORMAL, cuts
 from tests.chaos.rigs import Round
-from tests.engine.rig.checker import all_right
+from tests.engine.crashes.rig.checker import all_right
 
 CUTS = 80
 

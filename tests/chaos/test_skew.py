@@ -12,8 +12,8 @@ from perdure.engine.worker import worker
 from tests.chaos.rigs import Round
 from tests.chaos.skew import mislead
 from tests.conftest import BackendDatabase
-from tests.engine.rig.checker import all_right
-from tests.engine.rig.clocks import Wrong
+from tests.engine.crashes.rig.checker import all_right
+from tests.engine.crashes.rig.clocks import Wrong
 
 NEARLY = timedelta(minutes=1)
 

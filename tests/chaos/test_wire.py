@@ -8,7 +8,7 @@ import pytest
 from tests.chaos.rigs import Round
 from tests.chaos.wire import disturb
 from tests.conftest import BackendDatabase
-from tests.engine.rig.checker import all_right
+from tests.engine.crashes.rig.checker import all_right
 
 FAULTS = 4  # each kind once
 

@@ -6,11 +6,11 @@ from urllib.parse import urlsplit
 
 from tests.chaos.proxy import Proxy
 from tests.chaos.rigs import Outcome, Rig, Round
-from tests.engine.rig.crew import Crew
-from tests.engine.rig.driver import LANES
-from tests.engine.rig.load import under_load, worked, working_again
-from tests.engine.rig.nursery import WorkerSpec
-from tests.engine.rig.places import own_database
+from tests.engine.crashes.rig.databases import own_database
+from tests.engine.crashes.rig.fork_server import WorkerSpec
+from tests.engine.crashes.rig.load import under_load, worked, working_again
+from tests.engine.crashes.rig.load_driver import LANES
+from tests.engine.crashes.rig.worker_pool import WorkerPool
 from tests.support.storages import Database
 
 WORKERS = 3
@@ -37,7 +37,7 @@ async def disturb(database: Database, round_: Round, *, lanes: int = LANES) -> O
         "answers armed": proxy.lose_answers,
     }
 
-    async def fail(crew: Crew) -> None:
+    async def fail(crew: WorkerPool) -> None:
         while done.total() < round_.count:
             for name in chance.sample(list(faults), min(len(faults), round_.count - done.total())):
                 await worked(crew, BUSY)

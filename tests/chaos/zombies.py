@@ -14,16 +14,16 @@ from itertools import count
 from perdure import Client, RunHandle
 from perdure.storage.stores import SQLStorage
 from tests.chaos.rigs import Outcome, Rig, Round
-from tests.engine.rig.checker import Checker, read_rows
-from tests.engine.rig.crew import Crew, until
-from tests.engine.rig.driver import Told
-from tests.engine.rig.dump import changes, dump, without
-from tests.engine.rig.effects import Line
-from tests.engine.rig.entries import entered, make_table
-from tests.engine.rig.locks import OPEN, SETTLE_SEC, are_held
-from tests.engine.rig.nursery import WorkerSpec
-from tests.engine.rig.places import own_database
-from tests.engine.rig.workflows import GATES, PROBE, PROBES, Account, detained
+from tests.engine.crashes.rig.checker import Checker, read_rows
+from tests.engine.crashes.rig.databases import own_database
+from tests.engine.crashes.rig.dump import changes, dump, without
+from tests.engine.crashes.rig.effect_log import Line
+from tests.engine.crashes.rig.effect_table import entered, make_table
+from tests.engine.crashes.rig.fork_server import WorkerSpec
+from tests.engine.crashes.rig.load_driver import Told
+from tests.engine.crashes.rig.locks import OPEN, SETTLE_SEC, are_held
+from tests.engine.crashes.rig.worker_pool import WorkerPool, until
+from tests.engine.crashes.rig.workflows import GATES, PROBE, PROBES, Account, detained
 from tests.engine.waiting import row_of
 from tests.support.storages import Database
 
@@ -47,7 +47,7 @@ async def rise(database: Database, round_: Round) -> Outcome:
     outcome, numbers = Outcome(0), count(1)
     kinds = EXPECTED if database.backend == "sqlite" else EXPECTED | IN_TRANSACTION
     spec = WorkerSpec(database.url, str(round_.folder))
-    async with Client(database.url), Crew(spec, random.Random(round_.seed)) as crew:
+    async with Client(database.url), WorkerPool(spec, random.Random(round_.seed)) as crew:
         GATES.folder = round_.folder
         missed = 0
         while outcome.done < round_.count and not outcome.wrong:
@@ -75,7 +75,13 @@ class Episode:
     """
 
     def __init__(
-        self, crew: Crew, database: Database, storage: SQLStorage, kinds: dict[str, list[int]], zombies: int, name: str
+        self,
+        crew: WorkerPool,
+        database: Database,
+        storage: SQLStorage,
+        kinds: dict[str, list[int]],
+        zombies: int,
+        name: str,
     ) -> None:
         self._crew, self._database, self._storage = crew, database, storage
         self._probes, self._name, self._kinds = PROBE[:zombies], name, kinds
@@ -93,7 +99,7 @@ class Episode:
         told = await self._take_over()
         before, tokens = await dump(self._storage, handles), await self._tokens()
         for pid in zombies:
-            await crew.nursery.go_on(pid)
+            await crew.fork_server.resume(pid)
         await self._all_awake(inside_of)
         after = await dump(self._storage, handles)
         given_up = [run for run, token in (await self._tokens()).items() if token != tokens[run]]  # by a starved heir
@@ -147,7 +153,7 @@ class Episode:
         spec = crew.spec
         if self._database.backend != "sqlite" and probe % 2 == 0:
             crew.spec = replace(spec, url=f"{spec.url}{'&' if '?' in spec.url else '?'}{NO_NET}")
-        await crew.hire(max_runs=max_runs, probe=probe)
+        await crew.start_worker(max_runs=max_runs, probe=probe)
         crew.spec = spec
 
     def _inside(self) -> set[str]:
@@ -164,11 +170,11 @@ class Episode:
         crew = self._crew
         for _ in range(TRIES):
             await asyncio.sleep(crew.chance.uniform(0, 0.3))  # any moment is as good
-            stopped = {pid: await crew.nursery.stop(pid) for pid in crew.alive}
+            stopped = {pid: await crew.fork_server.stop(pid) for pid in crew.alive}
             if await self._is_apart():
                 return stopped
             for pid in crew.alive:
-                await crew.nursery.go_on(pid)
+                await crew.fork_server.resume(pid)
         raise AssertionError(f"of {TRIES} moments none was free of transactions")
 
     async def _is_apart(self) -> bool:
@@ -189,7 +195,7 @@ class Episode:
 
     async def _take_over(self) -> Told:
         """Open the first gate, and let another worker do what it can; gives what it did."""
-        await self._crew.hire()
+        await self._crew.start_worker()
         GATES.open(self._gates[0])
         expected: dict[str, list[str | int] | None] = {run: [*self._kinds[kind]] for run, kind in self._runs.items()}
         told = Told(expected=expected, started=list(self._runs))
@@ -239,13 +245,13 @@ class OnSQLite(Episode):
     async def play(self) -> list[str]:
         crew, (run,), (gate, _) = self._crew, self._runs, self._gates
         self._handles[run] = await detained.options(id=run).start([gate], "transaction")
-        zombie = await crew.hire(max_runs=1, probe=0)
+        zombie = await crew.start_worker(max_runs=1, probe=0)
         await until(lambda: run in self._inside(), "the run to begin", SOON)
         await self._stop()
-        await crew.hire()
+        await crew.start_worker()
         await until(self._is_over, "the lease to be over", SOON)
         GATES.open(gate)
-        await crew.nursery.go_on(zombie)
+        await crew.fork_server.resume(zombie)
         told = Told(expected={run: [*self._kinds["transaction"]]}, started=[run])
         told.results[run] = await self._handles[run].result(SOON)
         told.ended[run] = await row_of(self._handles[run])

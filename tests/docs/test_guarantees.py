@@ -1,44 +1,98 @@
-"""Check that docs/guarantees.md names existing tests, and every test of a call (`row`) or a behaviour (`meaning`)."""
+"""Check that docs/guarantees.md names existing tests, and every test that is marked as the test of something on it."""
 
 import re
-from pathlib import Path
+from collections.abc import Sequence
+
+import pytest
 
 import perdure
 from tests.chaos.rigs import RIGS
+from tests.docs.marks import ROOT, all_tests, marks_in, references
 
-ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "guarantees.md").read_text("utf-8")
-NAMED: list[tuple[str, str]] = re.findall(r"`((?:tests|src)/[\w/]+\.py)::(\w+)`", PAGE)
-ROWS = "run compose time events channels groups long_life saga transactions limits versions observe"
-MEANINGS = "own_loop order same_id_twice errors events cancel children retry in_transaction connection"
-_DEFINED = re.compile(r"^(?:async )?def (test_\w+)\(", re.MULTILINE)
+AREAS = "run|compose|time|events|channels|groups|long life|saga|transactions|limits|versions|observe".split("|")
+TOPICS = (
+    "event loop of the body|order|same id twice|errors|events|cancel|children|retry|in_transaction|connection|"
+    "background tasks"
+).split("|")
+TESTS = all_tests()
+
+
+def named_by_number(page: str) -> dict[int | str, list[str]]:
+    """Return the tests that the section of each numbered guarantee names."""
+    sections = re.findall(r"^### (\d+)\. .*\n((?:(?!##).*\n)*)", page, re.MULTILINE)
+    return {int(number): references(text) for number, text in sections}
+
+
+def named_in_table(page: str, header: str) -> dict[int | str, list[str]]:
+    """Return the tests of each row of the table that starts with this header, by the first cell.
+
+    A row whose first cell is empty belongs to the row above.
+    """
+    lines = page.splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith(f"| {header} |"))
+    named: dict[int | str, list[str]] = {}
+    first = ""
+    for line in lines[start + 2 :]:
+        if not line.startswith("|"):
+            break
+        first = re.sub(r"\W+$|^\W+", "", line.split("|")[1]) or first
+        named.setdefault(first, []).extend(references(line))
+    return named
+
+
+NAMED = {
+    "guarantee": named_by_number(PAGE),
+    "call": named_in_table(PAGE, "area | call"),
+    "behaviour": named_in_table(PAGE, "topic"),
+}
+WANTED: dict[str, Sequence[int | str]] = {"guarantee": list(range(1, 11)), "call": AREAS, "behaviour": TOPICS}
 
 
 def test_every_named_test_exists() -> None:
-    assert len(NAMED) > 100
-    for path, name in NAMED:
-        assert name in _DEFINED.findall((ROOT / path).read_text("utf-8")), f"{path}::{name}"
+    named = references(PAGE)
+    assert len(named) > 100
+    assert [test for test in named if test not in TESTS] == []
 
 
-def test_every_call_behaviour_and_numbered_guarantee_names_a_test() -> None:
-    names = [name for _, name in NAMED]
-    wanted = [f"test_row_{row}_" for row in ROWS.split()] + [f"test_meaning_{which}_" for which in MEANINGS.split()]
-    wanted += [f"test_p{number}_" for number in range(1, 11)]
-    for prefix in wanted:
-        assert any(name.startswith(prefix) for name in names), prefix
+@pytest.mark.parametrize("mark", WANTED)
+def test_every_guarantee_area_and_topic_names_a_marked_test(mark: str) -> None:
+    assert set(NAMED[mark]) == set(WANTED[mark])
+    for which in WANTED[mark]:
+        marked = [test for test in NAMED[mark][which] if which in TESTS[test].marks.get(mark, [])]
+        assert marked, f"the page names no test that is marked {mark}({which!r})"
+
+
+@pytest.mark.parametrize("mark", WANTED)
+def test_every_marked_test_is_named_where_its_mark_says(mark: str) -> None:
+    for test in TESTS.values():
+        for which in test.marks.get(mark, []):
+            assert test.id in NAMED[mark].get(which, []), f"{test.id} is marked {mark}({which!r})"
+
+
+@pytest.mark.parametrize("mark", WANTED)
+def test_every_engine_test_that_is_named_is_marked(mark: str) -> None:
+    for which, tests in NAMED[mark].items():
+        for test in tests:
+            if test.startswith("tests/engine/"):
+                assert which in TESTS[test].marks.get(mark, []), f"{test} is not marked {mark}({which!r})"
+
+
+def test_marks_and_names_are_read_from_source_and_page() -> None:
+    source = '@pytest.mark.guarantee(3)\n@pytest.mark.call("run")\nasync def test_it() -> None: ...\n'
+    (test,) = marks_in(source, "tests/a.py")
+    assert (test.id, test.marks) == ("tests/a.py::test_it", {"guarantee": [3], "call": ["run"]})
+    page = "### 3. It\n\nText\n\n`tests/a.py::test_it`\n\n### Other\n\n`tests/a.py::test_other`\n"
+    assert named_by_number(page) == {3: ["tests/a.py::test_it"]}
+    rows = "| `f()` | `tests/a.py::test_f` |\n|  | `tests/a.py::test_g` |\n"
+    table = f"| topic | x |\n|---|---|\n{rows}\n`tests/a.py::test_h`"
+    assert named_in_table(table, "topic") == {"f": ["tests/a.py::test_f", "tests/a.py::test_g"]}
 
 
 def test_every_invariant_and_every_rig_names_its_tests() -> None:
     rows = dict(re.findall(r"^\| (I\d+|[a-z-]+) \|(.*)$", PAGE, re.MULTILINE))
     for name in [f"I{number}" for number in range(1, 15)] + list(RIGS):
         assert "::test_" in rows.get(name, ""), name
-
-
-def test_every_test_of_a_call_or_behaviour_is_on_the_page() -> None:
-    names = {name for _, name in NAMED}
-    for path in sorted((ROOT / "tests" / "engine").glob("test_*.py")):
-        for name in _DEFINED.findall(path.read_text("utf-8")):
-            assert name in names or not name.startswith(("test_row_", "test_meaning_")), f"{path.name}::{name}"
 
 
 def test_every_call_is_documented() -> None:

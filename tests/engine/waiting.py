@@ -1,4 +1,4 @@
-"""Waiting for what a test expects; it fails if that does not come."""
+"""Functions that wait for a condition, and fail if it does not become true."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

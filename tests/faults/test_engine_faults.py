@@ -12,7 +12,7 @@ from zlib import crc32
 import pytest
 
 from tests.conftest import BackendDatabase
-from tests.engine.rig.effects import EFFECTS
+from tests.engine.crashes.rig.effect_log import EFFECTS
 from tests.faults.workers import KINDS, Ended, Openings, RunCase, lane
 from tests.faults.workflows import PLAYS
 

@@ -15,9 +15,9 @@ from perdure import App, Client
 from perdure.engine.api import app as apps
 from perdure.errors import PerdureError
 from perdure.storage.stores import SQLStorage, open_storage
-from tests.engine.rig.checker import Checker
-from tests.engine.rig.crashes import LEDGER, all_rows, is_undo, of_generation
-from tests.engine.rig.effects import EFFECTS, Effects
+from tests.engine.crashes.rig.checker import Checker
+from tests.engine.crashes.rig.crash_points import LEDGER, all_rows, is_undo, of_generation
+from tests.engine.crashes.rig.effect_log import EFFECTS, Effects
 from tests.engine.waiting import row_of
 from tests.faults.calls import Calls, Kind
 from tests.faults.enumerator import attach

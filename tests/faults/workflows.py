@@ -10,11 +10,11 @@ from datetime import timedelta
 from perdure import Client, Workflow, WorkflowStatus, activity, publish, receive, subscribe, wait_event, workflow
 from perdure.model.states import TERMINAL
 from perdure.storage.stores import SQLStorage
-from tests.engine.rig import crashes
-from tests.engine.rig.checker import Checker
-from tests.engine.rig.crashes import LEDGER, MOVED, book
-from tests.engine.rig.entries import run_sql
-from tests.engine.rig.workflows import Executed, Mark
+from tests.engine.crashes.rig import crash_points
+from tests.engine.crashes.rig.checker import Checker
+from tests.engine.crashes.rig.crash_points import LEDGER, MOVED, book
+from tests.engine.crashes.rig.effect_table import run_sql
+from tests.engine.crashes.rig.workflows import Executed, Mark
 from tests.engine.waiting import row_of
 
 SOON = timedelta(milliseconds=100)
@@ -68,7 +68,7 @@ async def paying(run: str) -> str:
     return "paid"
 
 
-CAST: Sequence[Workflow[..., str]] = [*crashes.CAST, expecting, taker, paying]
+CAST: Sequence[Workflow[..., str]] = [*crash_points.CAST, expecting, taker, paying]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class Play:
             results = {run: str(json.loads(row.output_data or b"null")) for run, row in found.items()}
             checker.expect(self.results(results), f"the results are {results}")
         self._check_undone(checker)
-        if self.workflow is crashes.chain:
+        if self.workflow is crash_points.chain:
             checker.expect(len(rows.instances) == 3, f"generations: {list(rows.instances)}")
         once = 1 if self.workflow is paying else 0
         for what, text in (("ledger", f"SELECT * FROM {LEDGER}"), ("outbox", f"SELECT event_id FROM {EVENTS_TABLE}")):
@@ -160,11 +160,11 @@ def _shared(results: Mapping[str, str]) -> bool:
 PLAYS = {
     play.name: play
     for play in (
-        Play("saga", crashes.saga, WorkflowStatus.FAILED),
+        Play("saga", crash_points.saga, WorkflowStatus.FAILED),
         Play("event", expecting, act=_send, results=lambda found: all(run == was for run, was in found.items())),
         Play("competing", taker, count=2, workers=2, act=_hand_out, results=_shared),
-        Play("recur", crashes.chain, results=lambda found: all(len(was.split()) == 3 for was in found.values())),
+        Play("recur", crash_points.chain, results=lambda found: all(len(was.split()) == 3 for was in found.values())),
         Play("transaction", paying, results=lambda found: set(found.values()) == {"paid"}),
-        Play("cancel", crashes.waiting, WorkflowStatus.CANCELLED, act=_cancel),
+        Play("cancel", crash_points.waiting, WorkflowStatus.CANCELLED, act=_cancel),
     )
 }

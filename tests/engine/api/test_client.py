@@ -1,0 +1,103 @@
+"""A Client starts and reads runs, and executes none."""
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+import pytest
+
+from perdure import (
+    App,
+    Client,
+    Retry,
+    WorkflowCancelledError,
+    WorkflowFailedError,
+    WorkflowStatus,
+    activity,
+    set_state,
+    workflow,
+)
+from tests.engine.waiting import row_of
+from tests.support.storages import Database
+
+SOON = timedelta(seconds=20)
+DAY = timedelta(days=1)
+done: list[str] = []
+calls: list[str] = []
+
+
+@pytest.fixture(autouse=True)
+def forget() -> None:
+    done.clear()
+    calls.clear()
+
+
+@activity(retry=Retry(attempts=1))
+async def shout(what: str) -> str:
+    done.append(what)
+    if what == "bad":
+        raise ValueError(what)
+    return what.upper()
+
+
+@workflow(name="client.shouter")
+async def shouter(what: str) -> str:
+    set_state({"about to shout": what})
+    return await shout(what)
+
+
+@pytest.mark.call("run")
+async def test_client_starts_cancels_and_retries_runs_without_executing_them(shared: Database) -> None:
+    async with Client(shared.url) as client:
+        good, bad = await shouter.options(id="good").start("good"), await shouter.start("bad")
+        later = await shouter.options(after=DAY).start("later")
+        assert (await good.info()).status is WorkflowStatus.RUNNING
+        assert (await row_of(good)).locked_by is None
+        assert [event async for event in good.history()] == []
+        with pytest.raises(TimeoutError):
+            await good.result(0.05)
+        await later.cancel("not needed")
+        assert (await later.info()).status is WorkflowStatus.COMPENSATING  # whoever drives it will undo it
+        assert done == []
+        async with App(shared.url, workflows=[shouter]):
+            assert await client.get("good").result(SOON) == "GOOD"
+            assert await good.state() == {"about to shout": "good"}
+            with pytest.raises(WorkflowCancelledError):
+                await later.result(SOON)
+            with pytest.raises(WorkflowFailedError):
+                await bad.result(SOON)
+            assert (await client.retry(bad.id)).id == f"{bad.id}~r1"
+            assert len([run async for run in client.runs(workflow="client.shouter")]) == 4
+
+
+@dataclass
+class Receipt:
+    order_id: str
+    amount: float
+
+
+@activity
+async def charge(order_id: str, amount: float) -> Receipt:
+    calls.append(f"charge {order_id}")
+    return Receipt(order_id, amount)
+
+
+@activity
+def halve(amount: float) -> float:
+    return amount / 2
+
+
+@workflow(name="client.order")
+async def order(order_id: str, amount: float) -> Receipt:
+    receipt = await charge(order_id, amount)
+    return Receipt(receipt.order_id, await halve(receipt.amount))
+
+
+async def test_app_executes_a_run_that_a_client_started(database: Database) -> None:
+    if database.backend == "memory":
+        async with App(database.url) as app:
+            handle = await order.start("A-1", 2.0)
+            assert await app.get(handle.id).result(SOON) == {"order_id": "A-1", "amount": 1.0}
+        return
+    async with App(database.url, workflows=[order]), Client(database.url):
+        handle = await order.start("A-1", 2.0)
+        assert await handle.result(SOON) == Receipt("A-1", 1.0)

@@ -1,0 +1,32 @@
+"""All errors have one base class."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from perdure import App, EngineError, PerdureError, RunEvicted, errors
+from tests.conftest import BackendDatabase
+from tests.support.storages import Database
+
+
+@pytest.fixture
+async def memory(backend_database: BackendDatabase) -> AsyncIterator[Database]:
+    """What is the same on every database needs only one."""
+    async with backend_database("memory") as database:
+        yield database
+
+
+@pytest.mark.behaviour("errors")
+def test_engine_errors_share_one_base_class() -> None:
+    named = """NonDeterminismError ActivityError WorkflowFailedError WorkflowCancelledError RunNotFoundError
+    NotDurableError OutsideWorkflowError TransactionTooLongError"""
+    for name in named.split():
+        assert issubclass(getattr(errors, name), EngineError)
+    assert issubclass(EngineError, errors.PerdureError)
+    assert not issubclass(RunEvicted, Exception)
+
+
+async def test_error_of_an_unknown_run_is_a_perdure_error(memory: Database) -> None:
+    async with App(memory.url) as app:
+        with pytest.raises(PerdureError):
+            await app.get("nobody").info()

@@ -1,0 +1,31 @@
+"""Health: late work and missing migrations."""
+
+from datetime import timedelta
+
+from perdure import App
+from perdure.storage.stores import shift_clock
+from tests.engine.api.workflows import simple
+from tests.support.storages import Database, storage_of
+
+
+async def test_health_reports_how_late_work_is(database: Database) -> None:
+    async with App(database.url, workflows=[]) as app:
+        health = await app.health()
+        assert (health.ok, health.database, health.migrations, health.oldest_due_sec) == (True, True, True, None)
+        assert health.tasks
+        await simple.start("x")
+        shift_clock(storage_of(app), timedelta(seconds=90))
+        oldest = (await app.health()).oldest_due_sec
+        assert oldest is not None
+        assert 80 < oldest < 120
+
+
+async def test_health_reports_missing_migrations(database: Database) -> None:
+    async with App(database.url, workflows=[]) as client:
+        ledger = "schema_migrations WHERE version = '20261117000000'"
+        await client._storage.db().execute(f"DELETE FROM {ledger}")
+        try:
+            health = await client.health()
+            assert (health.ok, health.database, health.migrations) == (False, True, False)
+        finally:
+            await client._storage.db().execute("INSERT INTO schema_migrations (version) VALUES ('20261117000000')")

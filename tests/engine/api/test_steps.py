@@ -1,0 +1,113 @@
+"""Steps: what a run did, and what it waits for."""
+
+from datetime import timedelta
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from perdure import (
+    App,
+    Retry,
+    RunHandle,
+    StepInfo,
+    StepKind,
+    StepStatus,
+    WaitKind,
+    WorkflowFailedError,
+    activity,
+    workflow,
+)
+from tests.engine.api.workflows import Order, undone, whole
+from tests.engine.waiting import until, waiting
+from tests.support.storages import Database
+
+SOON = 20
+
+
+@pytest.fixture(autouse=True)
+def forget() -> None:
+    undone.clear()
+
+
+async def waits_for(handle: RunHandle[Any], name: str) -> None:
+    """Until a run waits for this alone."""
+
+    async def is_there() -> bool:
+        return [each.name for each in (await handle.info()).waiting_for] == [name]
+
+    await until(is_there)
+
+
+def named(steps: list[StepInfo]) -> dict[str, StepInfo]:
+    return {f"{step.kind}:{step.name}": step for step in steps}
+
+
+@pytest.mark.call("run")
+async def test_steps_show_what_a_run_did_and_waits_for(database: Database) -> None:
+    order = Order("o-1", Decimal("9.50"))
+    async with App(database.url) as app:
+        handle = await whole.options(id="a").start(order, 2)
+        await waits_for(handle, "api.news")
+        steps = named(await handle.steps())
+        assert steps["activity:api.reserve"].result == "reserved o-1"
+        assert steps["activity:api.reserve"].input == {"order": order}
+        assert steps["activity:api.reserve"].started_at is not None
+        assert steps["activity:api.flaky"].attempts == 3
+        assert (steps["activity:api.flaky"].result, steps["activity:api.flaky"].error) == ("at last", None)
+        found = steps["child:api.child"]
+        assert (found.status, found.result, found.input) == (StepStatus.COMPLETED, Decimal("9.50"), {"order": order})
+        assert steps["value:value"].status is StepStatus.COMPLETED
+        assert steps["subscription:subscribe"].status is StepStatus.COMPLETED
+        assert steps["send:publish"].status is StepStatus.COMPLETED
+        assert steps["timer:timer"].finished_at is not None
+        assert steps["channel:receive"].status is StepStatus.WAITING
+        await app.publish("api.news", {"n": 1})
+        await app.send_event("api.go", "1", to="a")
+        await handle.result(SOON)
+        steps = named(await handle.steps())
+        assert (steps["channel:receive"].status, steps["channel:receive"].result) == (StepStatus.COMPLETED, {"n": 1})
+        assert steps["event:wait_event"].result == "1"
+        assert {step.status for step in steps.values()} == {StepStatus.COMPLETED}
+
+
+async def test_steps_show_failed_and_compensated_steps(database: Database) -> None:
+    async with App(database.url):
+        handle = await whole.start(Order("bad", Decimal(1)))
+        with pytest.raises(WorkflowFailedError):
+            await handle.result(SOON)
+        steps = named(await handle.steps())
+        failed = steps["child:api.child"]
+        assert (failed.status, failed.error and failed.error.message) == (StepStatus.FAILED, "bad order")
+        assert steps["compensation:api.reserve"].status is StepStatus.COMPLETED
+        assert undone == ["bad"]
+
+
+async def test_steps_show_retries_and_timeouts(database: Database) -> None:
+    @activity(retry=Retry(attempts=2, initial=timedelta(hours=1)))
+    async def later() -> None:
+        raise KeyError("no")
+
+    @workflow(name="api.retrying")
+    async def retrying() -> None:
+        await later()
+
+    async with App(database.url) as app:
+        handle = await retrying.options(id="a").start()
+        await waiting(app, "a")
+        (step,) = await handle.steps()
+        assert (step.name, step.kind, step.status, step.attempts) == (
+            "later",
+            StepKind.ACTIVITY,
+            StepStatus.RETRYING,
+            2,
+        )
+        assert step.error is not None
+        assert (step.error.type, step.error.message) == ("builtins.KeyError", "'no'")
+        (only,) = (await handle.info()).waiting_for
+        assert (only.kind, only.name) == (WaitKind.RETRY, "1:later")
+        timed = await whole.start(Order("quick", Decimal(1)))
+        with pytest.raises(WorkflowFailedError):
+            await timed.result(SOON)
+        step = named(await timed.steps())["channel:receive"]
+        assert (step.status, step.error and step.error.type) == (StepStatus.FAILED, "TimeoutError")

@@ -1,0 +1,113 @@
+"""The stored history of a run is always a prefix of what the run did."""
+
+import asyncio
+from collections.abc import Sequence
+from datetime import timedelta
+
+import pytest
+
+from perdure import App, activity, activity_info, workflow
+from perdure.engine.execution.journal import Entry, Journal, Shared, appending
+from perdure.errors import CommitUnknownError, LeaseLostError, StorageError
+from perdure.model.records import HistoryEvent, HistoryEventType, Lease, WorkflowInstance
+from perdure.storage.stores import SQLStorage
+from tests.support.storages import Database, storage_of
+
+SOON = timedelta(seconds=30)
+gates_storage: list[SQLStorage] = []
+
+
+async def steal(storage: SQLStorage, id: str, seconds: float = 60) -> Lease:
+    """What happens to a worker that was stopped for too long."""
+    row = await storage.get_instance(id)
+    assert row is not None
+    assert row.locked_by is not None
+    await storage.release_lock(id, row.locked_by)
+    lease = await storage.try_acquire_lock(id, "thief", seconds)
+    assert lease is not None
+    return lease
+
+
+@activity
+async def look_back() -> int:
+    """How much of this run another connection sees."""
+    storage: SQLStorage = gates_storage[0]
+    return await storage.get_history_count(activity_info().workflow_id)
+
+
+@workflow(name="journal.looking_back")
+async def looking_back() -> list[int]:
+    found = [await look_back()]
+    found += await asyncio.gather(look_back(), look_back())
+    found += [await look_back() for _ in range(3)]
+    return found
+
+
+@pytest.mark.guarantee(6)
+async def test_activity_starts_after_all_earlier_steps_are_stored(database: Database) -> None:
+    async with App(database.url) as app:
+        gates_storage[:] = [storage_of(app) if database.backend == "memory" else await database.storage()]
+        for run in [await looking_back.start() for _ in range(20)]:
+            first, left, right, *rest = await run.result(SOON)
+            assert first == 0
+            assert {left, right} <= {1, 2}
+            assert rest == [3, 4, 5]
+
+
+async def _leased(storage: SQLStorage, id: str) -> Lease:
+    lease = await storage.create_instance(WorkflowInstance(id, "wf"), worker_id="w", timeout_sec=60)
+    assert lease is not None
+    return lease
+
+
+def _event(id: str, number: int) -> HistoryEvent:
+    return HistoryEvent(id, f"{number}:step", HistoryEventType.ACTIVITY_COMPLETED, b"1")
+
+
+async def _stored(storage: SQLStorage, id: str) -> list[str]:
+    return [event.activity_id for event in (await storage.get_history_paginated(id))[0]]
+
+
+@pytest.mark.guarantee(6)
+async def test_rejected_write_drops_all_later_writes_of_its_run_only(storage: SQLStorage) -> None:
+    records: Shared[Entry, int] = Shared(appending(storage))
+    lost, kept = [Journal(records, await _leased(storage, id), 0) for id in ("lost", "kept")]
+    stored: list[str] = []
+    lost.record(_event("lost", 1), lambda: stored.append("lost 1"))
+    await lost.durable()
+    lease = await steal(storage, "lost")
+    for number in range(2, 6):
+        lost.record(_event("lost", number), lambda: stored.append("never"))
+        kept.record(_event("kept", number), lambda: stored.append("kept"))
+    await kept.durable()
+    with pytest.raises(LeaseLostError):
+        await lost.durable()
+    await storage.release_lock("lost", "thief", lease=lease)
+    lost.record(_event("lost", 6), lambda: stored.append("never"))
+    with pytest.raises(LeaseLostError):
+        await lost.durable()
+    assert await _stored(storage, "lost") == ["1:step"]
+    assert await _stored(storage, "kept") == [f"{number}:step" for number in range(2, 6)]
+    assert stored == ["lost 1", *["kept"] * 4]
+
+
+@pytest.mark.guarantee(6)
+async def test_later_writes_wait_until_the_outcome_of_an_unknown_commit_is_known(storage: SQLStorage) -> None:
+    sent: list[list[str]] = []
+    plain = storage.append_histories
+
+    async def losing(items: Sequence[tuple[HistoryEvent, Lease | None]]) -> list[int | StorageError]:
+        sent.append([event.activity_id for event, _ in items])
+        answer = await plain(items)
+        if len(sent) < 3:
+            raise CommitUnknownError("the answer was lost")
+        return answer
+
+    storage.append_histories = losing  # type: ignore[method-assign]
+    journal = Journal(Shared(appending(storage)), await _leased(storage, "a"), 0)
+    journal.record(_event("a", 1), lambda: None)
+    await asyncio.sleep(0)  # it is on its way
+    journal.record(_event("a", 2), lambda: None)
+    await journal.durable()
+    assert sent == [["1:step"], ["1:step"], ["1:step"], ["2:step"]]
+    assert await _stored(storage, "a") == ["1:step", "2:step"]

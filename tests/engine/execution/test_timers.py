@@ -1,0 +1,130 @@
+"""Sleeps and timeouts are stored, and resume in another worker."""
+
+import time
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+
+from perdure import App, WorkflowStatus, activity, now, random, set_state, sleep, sleep_until, timeout, uuid4, workflow
+from tests.engine.waiting import stuck_runs, until, waiting
+from tests.support.storages import Database
+
+SOON = timedelta(seconds=30)
+SHORT = timedelta(seconds=1)
+seen: list[Any] = []
+DAY = timedelta(days=1)
+calls: list[str] = []
+
+
+@pytest.fixture(autouse=True)
+def forget() -> None:
+    seen.clear()
+    calls.clear()
+
+
+@activity
+async def note(what: str) -> str:
+    seen.append(what)
+    return what
+
+
+@workflow(name="timers.sleeping")
+async def sleeping(seconds: float) -> str:
+    await sleep(seconds)
+    return await note("awake")
+
+
+async def _slept(database: Database) -> None:
+    """A run whose timer is due, and no worker anywhere."""
+    async with App(database.url, workflows=[sleeping]) as app:
+        await sleeping.options(id="a").start(1.1)
+        await waiting(app, "a")
+    storage = await database.storage()
+
+    async def is_due() -> bool:
+        return bool(await storage.find_expired_timers())
+
+    await until(is_due)
+    assert await storage.fire_timers([("a", "1:timer")]) == [True]
+
+
+@pytest.mark.pitfall(10)
+async def test_crash_after_a_timer_fired_does_not_strand_its_run(shared: Database) -> None:
+    await _slept(shared)
+    storage = await shared.storage()
+    assert await storage.try_acquire_lock("a", "dead#0", 0.1) is not None  # took it, and died
+    async with App(shared.url, lease=SHORT) as app:
+        assert await app.get("a").result(SOON) == "awake"
+        assert [event.step async for event in app.history("a")] == ["1:timer", "2:note"]
+    assert seen == ["awake"]
+
+
+@pytest.mark.pitfall(28)
+async def test_sleep_is_not_truncated_to_whole_seconds(database: Database) -> None:
+    async with App(database.url):
+        began = time.monotonic()
+        handle = await sleeping.start(1.25)
+        assert await handle.result(SOON) == "awake"
+        assert 1.25 <= time.monotonic() - began < 2.5
+
+
+@workflow(name="timers.times")
+async def times() -> list[str]:
+    began, found = now(), []
+    await sleep_until(began + timedelta(seconds=1.2))
+    found.append("on time" if now() - began >= timedelta(seconds=1.2) else "early")
+    await sleep_until(began)  # long over
+    try:
+        async with timeout(timedelta(seconds=0.05)):
+            await sleep(DAY)
+    except TimeoutError:
+        found.append("too long")
+    try:
+        await sleep_until(datetime(2026, 1, 1))
+    except ValueError:
+        found.append("in which zone?")
+    return found
+
+
+@pytest.mark.call("time")
+async def test_sleep_until_and_timeout_use_the_time_of_the_run(database: Database) -> None:
+    async with App(database.url, max_cached_runs=0):
+        assert await (await times.start()).result(SOON) == ["on time", "too long", "in which zone?"]
+
+
+@dataclass
+class Receipt:
+    order_id: str
+    amount: float
+
+
+@activity
+async def charge(order_id: str, amount: float) -> Receipt:
+    calls.append(f"charge {order_id}")
+    return Receipt(order_id, amount)
+
+
+@workflow(name="timers.values")
+async def values() -> list[str]:
+    taken = [now().isoformat(), str(random()), str(uuid4())]
+    set_state({"phase": "sleeping"})
+    await sleep(timedelta(seconds=1.1))
+    await charge("values", 1.0)
+    return taken
+
+
+@pytest.mark.call("time")
+@pytest.mark.behaviour("background tasks")
+async def test_values_are_recorded_and_a_long_sleep_is_stored(database: Database) -> None:
+    async with App(database.url, max_cached_runs=0) as app:
+        handle = await values.start()
+        await waiting(app, handle.id)
+        assert (await handle.info()).status is WorkflowStatus.WAITING_FOR_TIMER
+        assert await handle.state() == {"phase": "sleeping"}
+        taken = await handle.result(SOON)
+        rows = [event async for event in handle.history()]
+        assert [row.kind for row in rows] == ["State", "TimerExpired", "ActivityCompleted"]
+        assert taken[2] in str(rows[0].data)
+        assert not await stuck_runs(app)

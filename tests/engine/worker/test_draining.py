@@ -1,0 +1,154 @@
+"""A worker that stops drains: activities finish or are handed over, and leases are released."""
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from perdure import App, Client, Retry, activity, activity_info, wait_event, workflow
+from tests.engine.waiting import row_of, until, waiting
+from tests.support.storages import Database
+
+SOON = timedelta(seconds=30)
+LONG = Retry(attempts=3, initial=timedelta(seconds=1.3), factor=1, jitter=0)
+seen: list[Any] = []
+gates: dict[str, asyncio.Event] = defaultdict(asyncio.Event)
+
+
+@pytest.fixture(autouse=True)
+def forget() -> None:
+    seen.clear()
+    gates.clear()
+
+
+def entered(gate: str) -> Callable[[], bool]:
+    return lambda: any(each[0] == gate for each in seen)
+
+
+def let(*names: str) -> None:
+    for name in names:
+        gates[name].set()
+
+
+@activity
+async def note(what: str) -> str:
+    seen.append(what)
+    return what
+
+
+@activity
+async def gated(gate: str) -> str:
+    """Says that it began, and goes on when it is let."""
+    info = activity_info()
+    seen.append((gate, info.attempt, info.idempotency_key))
+    try:
+        await gates[gate].wait()
+    except asyncio.CancelledError:
+        seen.append((f"{gate} cancelled", info.attempt, info.idempotency_key))
+        raise
+    return gate
+
+
+@workflow(name="draining.approved")
+async def approved(what: str) -> str:
+    first = await note(what)
+    event = await wait_event("go", timeout=timedelta(minutes=5))
+    return f"{first} {event.data} {await note('after')}"
+
+
+@workflow(name="draining.gated")
+async def two_gates(first: str, second: str) -> list[str]:
+    return [await gated(first), await gated(second)]
+
+
+@activity(retry=LONG)
+async def late() -> int:
+    info = activity_info()
+    seen.append((info.attempt, info.idempotency_key))
+    if info.attempt < 2:
+        raise ValueError("not yet")
+    return info.attempt
+
+
+@workflow(name="draining.late")
+async def retried_late() -> int:
+    return await late()
+
+
+@pytest.mark.guarantee(10)
+async def test_running_activity_finishes_and_the_next_app_resumes_at_once(shared: Database) -> None:
+    async with App(shared.url) as app:
+        await two_gates.options(id="a").start("one", "two")
+        await until(entered("one"))
+        asyncio.get_running_loop().call_later(0.2, gates["one"].set)
+    assert not entered("two")()
+    gates["two"].set()
+    async with App(shared.url) as app:
+        row = await row_of(app, "a")
+        began = time.monotonic()
+        assert await app.get("a").result(SOON) == ["one", "two"]
+        assert time.monotonic() - began < 2  # and not when the lease of 15 s is over
+        assert row.lock_token >= 1
+    assert [each[0] for each in seen] == ["one", "two"]
+
+
+@pytest.mark.guarantee(10)
+async def test_activity_that_does_not_finish_in_time_is_handed_over_at_once(shared: Database) -> None:
+    began = time.monotonic()
+    async with App(shared.url, drain_timeout=timedelta(seconds=0.3)):
+        await two_gates.options(id="a").start("one", "two")
+        await until(entered("one"))
+    let("one", "two")
+    async with App(shared.url) as app:
+        assert await app.get("a").result(SOON) == ["one", "two"]
+    assert time.monotonic() - began < 5
+    assert [each[0] for each in seen] == ["one", "one cancelled", "one", "two"]
+
+
+@pytest.mark.guarantee(10)
+async def test_waiting_runs_do_not_delay_shutdown(shared: Database) -> None:
+    async with App(shared.url) as app:
+        await approved.options(id="a").start("parked")
+        await retried_late.options(id="b").start()
+        await waiting(app, "a")
+        await waiting(app, "b")
+        began = time.monotonic()
+    assert time.monotonic() - began < 2
+
+
+@activity
+async def hold(gate: str) -> str:
+    seen.append(gate)
+    await gates[gate].wait()
+    return gate
+
+
+@workflow(name="draining.hold")
+async def behind_a_gate(gate: str) -> str:
+    return await hold(gate)
+
+
+@workflow(name="draining.waiting")
+async def waits_for(kind: str) -> Any:
+    return (await wait_event(kind)).data
+
+
+@pytest.mark.pitfall(51)
+async def test_shutdown_releases_all_leases_and_records_finished_activities(shared: Database) -> None:
+    async with App(shared.url) as app:
+        handles = [await behind_a_gate.start(gate) for gate in "abc"]
+        await waiting(app, (await waits_for.start("never")).id)
+        await until(lambda: len(seen) == 3)
+        for gate in "abc":
+            asyncio.get_running_loop().call_later(0.1, gates[gate].set)
+    async with Client(shared.url) as client:
+        assert all(run.worker is None for run in [run async for run in client.runs()])
+        for handle in handles:
+            assert await client._storage.get_history_count(handle.id) == 1
+    async with App(shared.url) as app:
+        assert [await app.get(handle.id).result(SOON) for handle in handles] == ["a", "b", "c"]
+    assert sorted(seen) == ["a", "b", "c"]

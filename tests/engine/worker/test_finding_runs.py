@@ -1,0 +1,200 @@
+"""A worker finds the runs that it serves, and no others."""
+
+import asyncio
+import threading
+import time
+from collections import defaultdict
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from perdure import App, Retry, WorkflowStatus, activity, activity_info, set_state, sleep, wait_event, workflow
+from perdure.model.records import WorkflowInstance
+from tests.engine.waiting import row_of, stuck_runs, waiting
+from tests.support.storages import Database
+
+SOON = timedelta(seconds=30)
+seen: list[Any] = []
+gates: dict[str, asyncio.Event] = defaultdict(asyncio.Event)
+SHORT = timedelta(seconds=1)
+done: list[str] = []
+together = [0, 0]
+
+
+@pytest.fixture(autouse=True)
+def forget() -> None:
+    seen.clear()
+    gates.clear()
+    done.clear()
+
+
+@activity
+async def note(what: str) -> str:
+    seen.append(what)
+    return what
+
+
+@activity
+async def gated(gate: str) -> str:
+    seen.append(gate)
+    await gates[gate].wait()
+    return gate
+
+
+@workflow(name="finding_runs.simple")
+async def simple(what: str) -> str:
+    return await note(what)
+
+
+@workflow(name="finding_runs.gated")
+async def behind_a_gate(gate: str) -> str:
+    return await gated(gate)
+
+
+@workflow(name="finding_runs.sleeping")
+async def sleeping(seconds: float) -> str:
+    await sleep(seconds)
+    return await note("awake")
+
+
+@pytest.mark.pitfall(32)
+async def test_slow_run_does_not_delay_other_runs(shared: Database) -> None:
+    async with App(shared.url, max_runs=50) as app:
+        handles = [await behind_a_gate.start("slow"), *[await sleeping.start(1.1) for _ in range(10)]]
+        for handle in handles[1:]:
+            assert await handle.result(SOON) == "awake"
+        assert (await app.get(handles[0].id).info()).status is WorkflowStatus.RUNNING
+        gates["slow"].set()
+        assert await handles[0].result(SOON) == "slow"
+
+
+@pytest.mark.pitfall(31)
+async def test_runs_of_unknown_workflows_do_not_block_known_ones(shared: Database) -> None:
+    storage = await shared.storage()
+    known = WorkflowInstance("known", simple.name, b'{"what":"mine"}', owner_service="perdure")
+    strangers = [replace(known, instance_id=f"s{n:03}", workflow_name="finding_runs.nobody's") for n in range(150)]
+    family = [replace(known, instance_id=f"f{n:03}") for n in range(150)]
+    await storage.create_instances([*strangers, *family])
+    await storage.db().execute("UPDATE workflow_instances SET framework = 'python' WHERE instance_id LIKE 'f%'")
+    await storage.create_instance(known)
+    async with App(shared.url, workflows=[simple]) as app:
+        assert await app.get("known").result(timedelta(seconds=5)) == "mine"
+        assert await stuck_runs(app) == []
+        for id in ("s000", "s149", "f000", "f149"):
+            row = await app._storage.get_instance(id)
+            assert row is not None
+            assert (row.status, row.lock_token) == (WorkflowStatus.RUNNING, 0)
+    assert seen == ["mine"]
+
+
+@pytest.mark.pitfall(14)
+async def test_finished_run_is_never_executed_again(database: Database) -> None:
+    async with App(database.url) as app:
+        assert await (await simple.options(id="a").start("once")).result(SOON) == "once"
+        assert await app._storage.acquire_locks(["a"], "anybody", 5) == [None]
+        app._worker._wake.set()
+        assert await (await simple.options(id="b").start("twice")).result(SOON) == "twice"
+        assert await (await simple.options(id="a").start("once")).result(SOON) == "once"
+    assert seen == ["once", "twice"]
+
+
+def let(*names: str) -> None:
+    for name in names:
+        gates[name].set()
+
+
+@activity
+async def pass_gate(gate: str) -> str:
+    """Says that it began, and goes on when it is let."""
+    info = activity_info()
+    seen.append((gate, info.attempt, info.idempotency_key))
+    try:
+        await gates[gate].wait()
+    except asyncio.CancelledError:
+        seen.append((f"{gate} cancelled", info.attempt, info.idempotency_key))
+        raise
+    return gate
+
+
+@workflow(name="finding_runs.approved")
+async def approved(what: str) -> str:
+    first = await note(what)
+    event = await wait_event("go", timeout=timedelta(minutes=5))
+    return f"{first} {event.data} {await note('after')}"
+
+
+@workflow(name="finding_runs.pass_gate")
+async def two_gates(first: str, second: str) -> list[str]:
+    return [await pass_gate(first), await pass_gate(second)]
+
+
+async def _stuck(app: App) -> list[str]:
+    return [each.id for each in await stuck_runs(app)]
+
+
+@pytest.mark.guarantee(9)
+async def test_runs_of_unknown_workflows_are_not_claimed(shared: Database) -> None:
+    async with App(shared.url, workflows=[two_gates], lease=SHORT) as app:
+        await approved.options(id="a").start("elsewhere")
+        let("one", "two")
+        assert await (await two_gates.start("one", "two")).result(SOON) == ["one", "two"]
+        row = await row_of(app, "a")
+        assert (row.status, row.locked_by, row.lock_token) == (WorkflowStatus.RUNNING, None, 0)
+        assert await _stuck(app) == []
+
+
+@activity(retry=Retry(attempts=1))
+async def shout(what: str) -> str:
+    done.append(what)
+    if what == "bad":
+        raise ValueError(what)
+    return what.upper()
+
+
+@workflow(name="finding_runs.shouter")
+async def shouter(what: str) -> str:
+    set_state({"about to shout": what})
+    return await shout(what)
+
+
+@activity(retry=Retry(attempts=1))
+def in_a_thread() -> str:
+    together[0] += 1
+    together[1] = max(together)
+    time.sleep(0.02)
+    together[0] -= 1
+    return threading.current_thread().name
+
+
+@workflow(name="finding_runs.threads")
+async def in_threads(count: int) -> list[str]:
+    return list(await asyncio.gather(*(in_a_thread() for _ in range(count))))
+
+
+@pytest.mark.call("limits")
+async def test_app_executes_only_the_workflows_it_is_given(shared: Database) -> None:
+    async with App(shared.url, workflows=[in_threads]):
+        other = await shouter.start("other")
+        await (await in_threads.start(1)).result(SOON)
+        assert done == []
+        async with App(shared.url, workflows=[shouter]):
+            assert await other.result(SOON) == "OTHER"
+
+
+@workflow(name="finding_runs.approval")
+async def approval(order_id: str) -> str:
+    event = await wait_event("decided", where={"order.id": order_id}, timeout=timedelta(minutes=5))
+    return str(event.data["verdict"])
+
+
+async def test_another_app_resumes_a_run(database: Database) -> None:
+    if database.backend == "memory":
+        return
+    async with App(database.url) as app:
+        handle = await approval.options(id="moved").start("A-1")
+        await waiting(app, handle.id)
+    async with App(database.url) as app:
+        await app.send_event("decided", {"order": {"id": "A-1"}, "verdict": "yes"})
+        assert await app.get("moved").result(SOON) == "yes"

@@ -1,0 +1,113 @@
+"""An idle App sends almost no statements."""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from perdure import App, Client, activity, wait_event, workflow
+from perdure.database.backends.postgres import PostgresBackend
+from perdure.database.backends.sqlite import SQLiteBackend
+from perdure.model.records import WorkflowInstance
+from tests.conftest import BackendDatabase
+from tests.engine.waiting import waiting
+from tests.support.storages import Database
+
+seen: list[Any] = []
+IDLE_SEC = 10.5  # a whole round of looks and beats
+
+
+@pytest.fixture(autouse=True)
+def forget() -> None:
+    seen.clear()
+
+
+@activity
+async def note(what: str) -> str:
+    seen.append(what)
+    return what
+
+
+@workflow(name="idle.approved")
+async def approved(what: str) -> str:
+    first = await note(what)
+    event = await wait_event("go", timeout=timedelta(minutes=5))
+    return f"{first} {event.data} {await note('after')}"
+
+
+class Statements:
+    """Counts what is sent to each database: by the drivers, or by the server itself."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self._counts: Counter[str] = Counter()
+        connect, dial = SQLiteBackend._connect, PostgresBackend._dial
+
+        def traced(backend: SQLiteBackend) -> Any:
+            connection = connect(backend)
+            connection.set_trace_callback(lambda _: self._counts.update(["sqlite"]))
+            return connection
+
+        async def logged(backend: PostgresBackend) -> Any:
+            connection = await dial(backend)
+            connection.add_query_logger(lambda _: self._counts.update(["postgresql"]))
+            return connection
+
+        patch.setattr(SQLiteBackend, "_connect", traced)
+        patch.setattr(PostgresBackend, "_dial", logged)
+
+    async def sent(self, database: Database) -> int:
+        """So far; asking MySQL is a statement as well, which is taken off."""
+        if database.backend != "mysql":
+            return self._counts[database.backend]
+        storage = database._storages[0]
+        self._counts["mysql"] += 1
+        return int((await storage.db().fetch("SHOW GLOBAL STATUS LIKE 'Questions'"))[0][1]) - self._counts["mysql"]
+
+
+@pytest.mark.guarantee(8)
+async def test_idle_app_sends_few_statements(
+    backend_database: BackendDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = {"sqlite": 1.0, "postgresql": 1.0, "mysql": 2.0}
+    counted = Statements(monkeypatch)
+    async with AsyncExitStack() as stack:
+        databases = [await stack.enter_async_context(backend_database(backend)) for backend in limits]
+        for database in databases:
+            app = await stack.enter_async_context(App(database.url))
+            await approved.options(id="a").start("parked")
+            await waiting(app, "a")
+        await asyncio.sleep(1)  # the hints of the starts have been followed
+        before = [await counted.sent(database) for database in databases]
+        assert all(before)
+        began = time.monotonic()
+        await asyncio.sleep(IDLE_SEC)
+        after = [await counted.sent(database) for database in databases]
+        spent = time.monotonic() - began
+    rates = {each.backend: (b - a) / spent for each, a, b in zip(databases, before, after, strict=True)}
+    assert all(0 < rates[backend] <= limit for backend, limit in limits.items()), rates
+
+
+@pytest.mark.guarantee(8)
+async def test_one_query_per_second_serves_all_awaited_results(
+    shared: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with App(shared.url, workflows=[]), Client(shared.url) as client:
+        handles = [await approved.options(id=f"a{n}").start("nobody runs it") for n in range(30)]
+        asked: list[int] = []
+        plain = client._storage.get_instances
+
+        async def counting(ids: Sequence[str]) -> list[WorkflowInstance | None]:
+            asked.append(len(ids))
+            return await plain(ids)
+
+        monkeypatch.setattr(client._storage, "get_instances", counting)
+        waiters = [asyncio.create_task(handle.result(timedelta(seconds=2.2))) for handle in handles]
+        ended = await asyncio.gather(*waiters, return_exceptions=True)
+        assert all(isinstance(each, TimeoutError) for each in ended)
+        assert 1 <= len(asked) <= 3
+        assert max(asked) == 30
