@@ -1,0 +1,109 @@
+"""The replayer by itself: a recorded history against a function, without a database and without a clock."""
+
+import asyncio
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from perdure import App, NonDeterminismError, activity, now, set_state, sleep, wait_event, workflow
+from perdure.engine.execution.rows import read_rows
+from perdure.engine.history.records import AttemptFailed, Completed, PauseEnded, Record, TimerFired, record_of
+from perdure.engine.replay.commands import Apply, Await, Execute, Forget, Pause, SetTimer, Take
+from perdure.engine.replay.replayer import Replayer
+from tests.engine.versions import version
+from tests.support.storages import storage_of
+
+FAILURE = {"error_type": "ValueError", "error_message": "no", "stack_trace": "", "args": ["no"]}
+
+
+@activity(name="replayer.greet")
+async def greet(name: str) -> str:
+    return f"hello {name}"
+
+
+async def _greets() -> list[str]:
+    set_state(str(now().year))
+    first = await greet("ann")
+    await sleep(0.01)
+    return [first, *await asyncio.gather(greet("bob"), greet("eve"))]
+
+
+async def _greets_others() -> list[str]:
+    set_state(str(now().year))
+    first = await greet("ann")
+    await sleep(0.01)
+    return [first, *await asyncio.gather(greet("bob"), greet("dan"))]
+
+
+async def _history(made: Any, id: str) -> list[Record]:
+    async with App("sqlite:///:memory:") as app:
+        await made.options(id=id).start()
+        await app.get(id).result(30)
+        return [record_of(row) async for row in read_rows(storage_of(app), id)]
+
+
+def _replay(made: Any, id: str, records: Sequence[Record]) -> Replayer:
+    replayer = Replayer(made, id, b"{}")
+    for record in records:
+        assert replayer.feed(record) == []
+    replayer.catch_up()
+    return replayer
+
+
+async def test_history_of_a_run_is_replayed_without_a_database(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = workflow(name="replayer.greets")(_greets)
+    history = await _history(made, "a")
+    monkeypatch.setattr(socket.socket, "connect", None)  # nothing connects to anything
+    replayer = _replay(made, "a", history)
+    assert replayer.outcome() == (["hello ann", "hello bob", "hello eve"], None)
+
+
+async def test_changed_code_is_detected_by_replaying_a_history() -> None:
+    made = workflow(name="replayer.greets.changed")(_greets)
+    history = await _history(made, "b")
+    changed = version(_greets_others, "replayer.greets.others")
+    with pytest.raises(NonDeterminismError, match="with different arguments than the code passes now"):
+        _replay(changed, "b", history)
+
+
+async def _one_step() -> str:
+    return await greet("ann")
+
+
+def test_commands_follow_the_attempts_of_an_activity() -> None:
+    replayer = Replayer(version(_one_step, "replayer.one"), "c", b"{}")
+    (begin,) = replayer.catch_up()
+    assert isinstance(begin, Execute)
+    assert (begin.step.id, begin.step.attempt) == ("1:replayer.greet", 1)
+
+    def told(record: Record) -> list[Any]:
+        return [*replayer.feed(record), *replayer.catch_up()]
+
+    (pause,) = told(AttemptFailed(begin.step.id, 1, FAILURE, 5.0))
+    assert isinstance(pause, Pause)
+    assert (pause.step.attempt, pause.step.pause_sec) == (2, 5.0)
+    (again,) = told(PauseEnded(begin.step.id, 1))
+    assert isinstance(again, Execute)
+    assert told(Completed(begin.step.id, b'"hi"')) == [Forget(begin.step.id)]
+    assert replayer.outcome() == ("hi", None)
+
+
+async def _many() -> str:
+    waiting = asyncio.create_task(wait_event("news"))
+    await sleep(60)
+    waiting.cancel()
+    return f"{now():%Y}"
+
+
+def test_commands_tell_what_the_body_waits_for_and_gives_up() -> None:
+    replayer = Replayer(version(_many, "replayer.many"), "d", b"{}")
+    commands = {type(each): each for each in replayer.catch_up()}
+    assert set(commands) == {Await, SetTimer}
+    found = [*replayer.feed(TimerFired("2:timer")), *replayer.catch_up()]
+    kinds = [type(each) for each in found]
+    assert sorted(kind.__name__ for kind in kinds) == ["Forget", "Forget", "Take"]
+    assert kinds[0] is Take, "values are recorded right behind the record that made the body continue"
+    assert replayer.done
+    assert Apply not in kinds
