@@ -340,22 +340,25 @@ async def unstick(what: str, *, result: str | None) -> None:
 async def torn() -> None:
     async with asyncio.TaskGroup() as group:
         group.create_task(_wait_for(stuck_note("slow")))
-        group.create_task(_fail_after("slow"))
+        group.create_task(_fail_when_told())
 
 
 async def _wait_for(step: Awaitable[str]) -> None:
     await step
 
 
-async def _fail_after(what: str) -> None:
-    await sleep(0.2)
+async def _fail_when_told() -> None:
+    await wait_event("families.tear")
     raise ValueError("torn")
 
 
 async def test_branch_that_was_cancelled_halfway_is_compensated(database: Database) -> None:
-    async with App(database.url):
+    async with App(database.url) as app:
+        handle = await torn.start()
+        await until(lambda: done == ["slow"])
+        await app.send_event("families.tear", None, to=handle.id)
         with pytest.raises(WorkflowFailedError):
-            await (await torn.start()).result(SOON)
+            await handle.result(SOON)
         assert done == ["slow", "undo slow None"]
 
 

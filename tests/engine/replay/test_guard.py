@@ -320,7 +320,8 @@ from perdure import App, activity, workflow
 @activity
 async def block() -> None:
     print("blocking", flush=True)
-    time.sleep(60)
+    for _ in range(600):  # not one sleep, which a signal does not end that comes just before it
+        time.sleep(0.1)
 
 @workflow
 async def blocked() -> None:
