@@ -14,9 +14,12 @@ from urllib.parse import urlsplit
 import asyncpg
 import pytest
 
-from perdure.database.backends import listen, postgres, server
-from perdure.database.backends.listen import CHANNELS, Notifier
 from perdure.database.backends.postgres import PostgresBackend
+from perdure.database.backends.postgres import backend as postgres
+from perdure.database.backends.postgres import listener as listening
+from perdure.database.backends.postgres.listener import CHANNELS
+from perdure.database.backends.postgres.notifier import COALESCED, Notifier
+from perdure.database.backends.server import retries
 from perdure.database.operation import Operation, Work
 from perdure.database.statements import Call, parse
 from perdure.errors import (
@@ -800,7 +803,7 @@ async def test_a_migration_behind_a_pooler(connect: Connect, pooled_database: st
 async def test_a_deaf_listener_polls_and_says_so_once(
     connect: Connect, pooled_database: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(listen, "PROOF_SEC", 0.2)
+    monkeypatch.setattr(listening, "PROOF_SEC", 0.2)
     backend = await connect(pooled_database)
     for _ in range(2):
         async with aclosing(backend.wakeups()) as hints, asyncio.timeout(10):
@@ -856,13 +859,13 @@ async def test_a_lost_listener_listens_again_and_then_scans(
 async def test_more_than_a_slow_consumer_can_take_becomes_one_scan(
     backend: PostgresBackend, admin: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listen, "HEARD_MAX", 5)
+    monkeypatch.setattr(listening, "HINTS_MAX", 5)
     async with aclosing(backend.wakeups()) as hints, asyncio.timeout(10):
         assert (await anext(hints)).kind == "scan"
         (listener,) = backend.listeners
         for i in range(20):
             await admin.execute("SELECT pg_notify($1, $2)", CHANNELS[0], str(i))
-        while listener._heard.qsize() < 6:
+        while listener._hints.qsize() < 6:
             await admin.execute("SELECT pg_sleep(0.001)")
         assert [(await anext(hints)).kind for _ in range(6)] == [CHANNELS[0]] * 5 + ["scan"]
 
@@ -923,7 +926,7 @@ class Wire:
 async def test_a_silent_line_is_noticed(
     connect: Connect, own_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listen, "CHECK_SEC", 0.1)
+    monkeypatch.setattr(listening, "CHECK_SEC", 0.1)
     async with Wire(own_server.port) as wire, asyncio.timeout(20):
         backend = await connect(f"postgresql://perdure@127.0.0.1:{wire.port}/postgres?sslmode=disable")
         async with aclosing(backend.wakeups()) as hints:
@@ -955,7 +958,7 @@ async def test_of_a_silent_server_no_connection_is_used_again(
         old = set(backend._pool._idle)
         assert len(old) == 3
         wire.fall_silent()
-        monkeypatch.setattr(server, "RETRY_SEC", retry_sec)
+        monkeypatch.setattr(retries, "RETRY_SEC", retry_sec)
         with nullcontext() if retry_sec else pytest.raises(DatabaseUnavailableError):
             await read(backend, S["setting"](name="TimeZone"))
         assert not old & set(backend._pool._idle)
@@ -973,7 +976,7 @@ class Sent:
         self.more = asyncio.Event()
 
     async def __call__(self, channel: str, payload: str) -> None:
-        assert payload == listen.COALESCED
+        assert payload == COALESCED
         self.channels.append(channel)
         self.more.set()
 
@@ -1020,7 +1023,7 @@ async def test_notifications_can_be_switched_off() -> None:
 async def test_no_burst_ends_without_a_wake_after_its_last_commit(
     backend: PostgresBackend, connect: Connect, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listen, "CHECK_SEC", 1000)
+    monkeypatch.setattr(listening, "CHECK_SEC", 1000)
     other = await connect(database)
     channel, total = CHANNELS[0], 0
     heard = 0

@@ -17,8 +17,9 @@ from typing import Any
 
 import pytest
 
-from perdure.database.backends import sqlite, writer
 from perdure.database.backends.sqlite import SQLiteBackend
+from perdure.database.backends.sqlite import backend as sqlite
+from perdure.database.backends.sqlite import jobs as writer_jobs
 from perdure.errors import ConfigurationError, DatabaseUnavailableError, SchemaError, StorageError
 from perdure.model.records import ListInstancesOptions, WorkflowInstance
 from perdure.storage.stores import SQLiteStorage, open_storage
@@ -150,7 +151,7 @@ async def test_w23_the_zone_of_the_process_does_not_matter(url: str, monkeypatch
 
 
 async def test_waiting_for_the_writer_is_bounded(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "WAIT_SEC", 1.0)
+    monkeypatch.setattr(writer_jobs, "WAIT_SEC", 1.0)
     async with open_storage(url) as storage:
         async with storage.transaction():
             with storage.detached(), pytest.raises(DatabaseUnavailableError, match="no turn to write"):
@@ -284,7 +285,7 @@ async def test_a_job_that_fails_after_writing_takes_nobody_of_its_group_with_it(
             jobs = [count, fail, write_and_fail, count, fail, count]
             with storage.detached():
                 submit = storage._backend._writer.submit  # type: ignore[attr-defined]
-                waiting = [asyncio.create_task(submit(writer.Job(job))) for job in jobs]
+                waiting = [asyncio.create_task(submit(writer_jobs.Job(job))) for job in jobs]
                 await asyncio.sleep(0)
         found = await asyncio.gather(*waiting, return_exceptions=True)
         assert [answer if isinstance(answer, int) else str(answer)[:13] for answer in found] == [

@@ -85,7 +85,7 @@ async def test_a_url_that_names_no_database_is_refused(url: str, monkeypatch: py
 
 
 def test_a_database_is_named_in_several_ways(monkeypatch: pytest.MonkeyPatch) -> None:
-    from perdure.database.backends.postgres_url import parse
+    from perdure.database.backends.postgres.url import parse
 
     monkeypatch.delenv("PGDATABASE", raising=False)
     for url in ("postgresql:///orders", "postgresql://?dbname=orders", "postgresql://h?service=orders"):

@@ -108,7 +108,7 @@ async def test_a_callers_transaction_hears_of_it_and_leaves_nothing(
 async def test_a_server_that_stays_away_is_told_in_one_sentence(
     server: tuple[str, Server], storage: SQLStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("perdure.database.backends.server.RETRY_SEC", 0.5)
+    monkeypatch.setattr("perdure.database.backends.server.retries.RETRY_SEC", 0.5)
     await asyncio.to_thread(server[1].kill)
     try:
         with pytest.raises(DatabaseUnavailableError):
