@@ -11,7 +11,7 @@ from perdure.errors import ConfigurationError
 __all__ = ["Driver", "Features", "MySQLDriver", "PostgresDriver", "SQLiteDriver", "new_driver"]
 
 
-def new_driver(url: str) -> Driver:
+def new_driver(url: str) -> SQLiteDriver | PostgresDriver | MySQLDriver:
     """Return the Driver for a database URL, by its scheme, without connecting."""
     url = Secret(url)
     match url.partition(":")[0].lower():

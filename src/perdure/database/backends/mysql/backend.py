@@ -126,8 +126,8 @@ class MySQLBackend(ServerBackend[Any]):
 
     async def _set_up(self, connection: Any, where: str) -> None:
         """Set up the session, and raise an error if the server cannot provide what the contract guarantees."""
-        net = f"/*M! , SESSION idle_transaction_timeout = {ceil(self._idle_sec)} */" if self._idle_sec else ""
-        *_, result = await self._ask(connection, (_SESSION[0] + net, *_SESSION[1:]), [])
+        idle = f"/*M! , SESSION idle_transaction_timeout = {ceil(self._idle_sec)} */" if self._idle_sec else ""
+        *_, result = await self._ask(connection, (_SESSION[0] + idle, *_SESSION[1:]), [])
         version, packet_max, read_only, connection.perdure_server = result.rows[0]
         name = "MariaDB" if "MariaDB" in version else "MySQL"
         if tuple(map(int, version.split(".")[:2])) < VERSIONS[name]:
@@ -203,13 +203,13 @@ class MySQLBackend(ServerBackend[Any]):
         await self._ask(connection, ("COMMIT",), [])
 
     async def execute_on(self, connection: Any, query: str, args: tuple[object, ...] = ()) -> int:
-        affected: int = (await self._own(connection, query, args)).affected_rows
+        affected: int = (await self._run_own(connection, query, args)).affected_rows
         return affected
 
     async def fetch_on(self, connection: Any, query: str, args: tuple[object, ...] = ()) -> list[tuple[Any, ...]]:
-        return list((await self._own(connection, query, args)).rows or ())
+        return list((await self._run_own(connection, query, args)).rows or ())
 
-    async def _own(self, connection: Any, query: str, args: tuple[object, ...]) -> Any:
+    async def _run_own(self, connection: Any, query: str, args: tuple[object, ...]) -> Any:
         """Return the result of a caller's own SQL, which has no time limit."""
         text = query % tuple(map(literal, args)) if args else query
         *_, result = await self._ask(connection, (text,), [], timed=False)

@@ -10,68 +10,53 @@
 """
 
 import re
-from contextlib import suppress
 from getpass import getuser
 from ssl import CERT_NONE, SSLContext, create_default_context
 from typing import Any
 from urllib.parse import unquote
 
-from perdure.database.secret import Secret, SecretBytes, options_of
+from perdure.database.secret import SecretBytes
+from perdure.database.urls import Kind, convert_options, split
 from perdure.errors import ConfigurationError
 
-OPTIONS = {
-    "pool_size": int,
-    "pool_timeout": float,
-    "connect_timeout": float,
-    "read_timeout": float,
-    "idle_transaction_timeout": float,
-    "unix_socket": str,
-    "ssl": str,
-    "ssl_ca": str,
-    "ssl_cert": str,
-    "ssl_key": str,
-}
-_HOST = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([^:\[\]@\s]+))(?::(\d{1,5}))?")
+KIND = Kind(
+    "MySQL",
+    ("mysql", "mariadb"),
+    3306,
+    re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([^:\[\]@\s]+))(?::(\d{1,5}))?"),
+    {
+        "pool_size": int,
+        "pool_timeout": float,
+        "connect_timeout": float,
+        "read_timeout": float,
+        "idle_transaction_timeout": float,
+        "unix_socket": str,
+        "ssl": str,
+        "ssl_ca": str,
+        "ssl_cert": str,
+        "ssl_key": str,
+    },
+    default_host="localhost",
+)
 
 
 def parse(url: str) -> tuple[list[tuple[str, int]], dict[str, Any], dict[str, Any]]:
-    """Return the hosts, the arguments for asyncmy, and the options. No error quotes a possible part of the password."""
-    scheme, _, rest = Secret(url).partition("://")
-    place, _, query = rest.partition("?")
-    netloc, _, database = place.partition("/")
-    account, _, hosts = netloc.rpartition("@")
-    user, _, password = account.partition(":")
-    found = [_HOST.fullmatch(host) for host in (hosts or "localhost").split(",")]
-    if scheme not in ("mysql", "mariadb") or not all(found) or "@" in database + query:
-        raise ConfigurationError(
-            "the MySQL URL is malformed: write mysql://user:password@host:3306/database?option=value, with special "
-            "characters of user and password percent-encoded"
-        )
-    if not database:
+    """Return the hosts, the arguments for asyncmy, and the options."""
+    parts = split(url, KIND)
+    if not parts.database:
         raise ConfigurationError("the MySQL URL names no database: end it with /database")
-    options = {name: _option(name, value) for name, value in options_of(query).items()}
+    options = convert_options(parts.options, KIND)
     login = {
-        "user": str(unquote(user)) or getuser(),  # messages quote user and database, so these are plain
-        "password": SecretBytes(unquote(password).encode()),  # asyncmy would encode text as Latin-1
-        "database": str(unquote(database)),
+        "user": str(parts.user) or getuser(),  # messages quote user and database, so these are plain
+        "password": SecretBytes(parts.password.encode()),  # asyncmy would encode text as Latin-1
+        "database": str(unquote(parts.database)),
         "unix_socket": options.get("unix_socket"),
         "ssl": _tls(options),
         "charset": "utf8mb4",
         "program_name": "perdure",
     }
-    return [(host[1] or host[2], int(host[3] or 3306)) for host in found if host], login, options
-
-
-def _option(name: str, value: str) -> Any:
-    if name not in OPTIONS:
-        shown = f"'{name}'" if name.isidentifier() else "without a name"
-        raise ConfigurationError(f"unknown option {shown} in the MySQL URL: use one of {', '.join(OPTIONS)}")
-    kind = OPTIONS[name]
-    with suppress(ValueError):
-        converted = kind(value)
-        if kind is str or 0 < converted < 1e6:
-            return converted
-    raise ConfigurationError(f"the option {name} of the MySQL URL must be a number greater than 0")
+    found = [KIND.host.fullmatch(host) for host in parts.hosts.split(",")]
+    return [(host[1] or host[2], int(host[3] or KIND.port)) for host in found if host], login, options
 
 
 def _tls(options: dict[str, Any]) -> SSLContext | None:

@@ -94,7 +94,9 @@ class PostgresBackend(ServerBackend[Any]):
         self.must_poll = self.closed = False
         self._hosts = Hosts(address, names, options)
         self.idle_sec = options.get("idle_transaction_timeout")
-        self._net = f"idle_in_transaction_session_timeout = {ceil(1000 * self.idle_sec)}" if self.idle_sec else ""
+        self._idle_setting = (
+            f"idle_in_transaction_session_timeout = {ceil(1000 * self.idle_sec)}" if self.idle_sec else ""
+        )
         self._pinned: dict[Any, tuple[float, float]] = {}  # pinned until when, and for how long
         self._prepared: dict[Any, dict[str, Any]] = {}
 
@@ -109,7 +111,7 @@ class PostgresBackend(ServerBackend[Any]):
 
     async def connect(self) -> Any:
         connection = await self._dial()
-        if not (self.pooled or await self._settled(connection)):
+        if not (self.pooled or await self._set_up(connection)):
             where = self._hosts.where
             log.info("PostgreSQL at %s is behind a connection pooler", where, extra={"server": where})
             self.pooled = True
@@ -119,22 +121,22 @@ class PostgresBackend(ServerBackend[Any]):
 
     def _begin(self) -> str:
         """Return the statements that begin a transaction; behind a pooler each sets its own idle timeout."""
-        return f"BEGIN; SET LOCAL {self._net}" if self.pooled and self._net else "BEGIN"
+        return f"BEGIN; SET LOCAL {self._idle_setting}" if self.pooled and self._idle_setting else "BEGIN"
 
     async def _dial(self) -> Any:
         connection = await self._hosts.dial(pooled=self.pooled)
         self._prepared[connection] = {}
         return connection
 
-    async def _settled(self, connection: Any) -> bool:
+    async def _set_up(self, connection: Any) -> bool:
         """Set up a server's session; return False for a pooler's, which reports an invented process id to clients."""
         timeout = self._hosts.connect_timeout
         try:
             statement = await connection.prepare("SELECT pg_backend_pid()", name="", timeout=timeout)
             pid = await statement.fetchval(timeout=timeout)
             direct = bool(pid == connection.get_server_pid())
-            if direct and self._net:  # not when connecting: a pooler rejects connections with this setting
-                await connection.execute(f"SET {self._net}", timeout=timeout)
+            if direct and self._idle_setting:  # not when connecting: a pooler rejects connections with this setting
+                await connection.execute(f"SET {self._idle_setting}", timeout=timeout)
             if direct:
                 with suppress(asyncpg.PostgresError):  # a server that only resembles PostgreSQL, or another system
                     await connection.execute(_CHECK, timeout=timeout)

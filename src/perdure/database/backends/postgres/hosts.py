@@ -24,7 +24,7 @@ class Hosts:
         self.connect_timeout: float = options.get("connect_timeout", 10.0)
         self._address = address
         self._each = address.hosts()
-        self._leads = any(f"target_session_attrs={role}" in address.dsn for role in ("read-write", "primary"))
+        self._needs_primary = any(f"target_session_attrs={role}" in address.dsn for role in ("read-write", "primary"))
         self._command_timeout: float | None = options.get("command_timeout")
         self._name = options.get("application_name", "perdure")
 
@@ -37,7 +37,7 @@ class Hosts:
             except StorageError as error:
                 failures.append(error)
                 continue
-            if self._leads:
+            if self._needs_primary:
                 self._each.remove(address)
                 self._each.insert(0, address)
             return connection

@@ -13,33 +13,38 @@
 import os
 import re
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import unquote, urlencode
+from urllib.parse import urlencode
 
-from perdure.database.secret import Secret, options_of
+from perdure.database.secret import Secret
+from perdure.database.urls import Kind, convert_options, split
 from perdure.errors import ConfigurationError
 
-OPTIONS: dict[str, Callable[[str], Any]] = {
-    "pool_size": int,
-    "pool_timeout": float,
-    "connect_timeout": float,
-    "command_timeout": float,
-    "idle_transaction_timeout": float,
-    "pooler": str,
-    "application_name": str,
-    "schema": str,
-}
-PASSED_ON = (
-    *("search_path", "options", "target_session_attrs", "host", "port", "dbname", "database", "user", "password"),
-    *("passfile", "service", "sslmode", "sslcert", "sslkey", "sslpassword", "sslrootcert", "sslcrl", "sslnegotiation"),
-    *("ssl_min_protocol_version", "ssl_max_protocol_version", "krbsrvname", "gsslib"),
+KIND = Kind(
+    "PostgreSQL",
+    ("postgresql", "postgres", "postgresql+asyncpg"),
+    5432,
+    re.compile(r"(?:\[[0-9a-fA-F:.]+\]|[^:\[\]@\s]*)(?::\d{1,5})?"),
+    {
+        "pool_size": int,
+        "pool_timeout": float,
+        "connect_timeout": float,
+        "command_timeout": float,
+        "idle_transaction_timeout": float,
+        "pooler": str,
+        "application_name": str,
+        "schema": str,
+    },
+    (
+        *("search_path", "options", "target_session_attrs", "host", "port", "dbname", "database", "user", "password"),
+        *("passfile", "service", "sslmode", "sslcert", "sslkey", "sslpassword", "sslrootcert", "sslcrl"),
+        *("sslnegotiation", "ssl_min_protocol_version", "ssl_max_protocol_version", "krbsrvname", "gsslib"),
+    ),
 )
 _NAMES = frozenset({"dbname", "database", "service"})
 _SCHEMA = re.compile(r"(?!pg_|information_schema$)[^\W\d][\w-]*")  # PostgreSQL reserves these two
 _SCHEMA_MAX = 63  # bytes; PostgreSQL would truncate a longer name
-_HOST = re.compile(r"(?:\[[0-9a-fA-F:.]+\]|[^:\[\]@\s]*)(?::\d{1,5})?")
 
 
 class Address(NamedTuple):
@@ -64,30 +69,11 @@ class Address(NamedTuple):
 
 
 def parse(url: str) -> tuple[Address, dict[str, Any], str]:
-    """Return the address, our options, and the hosts for messages. No error quotes a possible part of the password."""
-    scheme, _, rest = Secret(url).partition("://")
-    place, _, query = rest.partition("?")
-    netloc, _, database = place.partition("/")
-    account, _, hosts = netloc.rpartition("@")
-    user, _, password = (Secret(unquote(each)) for each in account.partition(":"))
-    wrong_host = not all(_HOST.fullmatch(host) for host in hosts.split(","))
-    if scheme not in ("postgresql", "postgres", "postgresql+asyncpg") or wrong_host or "@" in database + query:
-        raise ConfigurationError(
-            "the PostgreSQL URL is malformed: write postgresql://user:password@host:5432/database?option=value, with "
-            "special characters of user and password percent-encoded"
-        )
-    given = options_of(query)
-    options = {name: _option(name, value) for name, value in given.items() if name not in PASSED_ON}
-    if options.get("pooler", "transaction") != "transaction":
-        raise ConfigurationError("the option pooler of the PostgreSQL URL must be 'transaction'")
-    schema = options.get("schema", "perdure")
-    if not _SCHEMA.fullmatch(schema) or len(schema.encode()) > _SCHEMA_MAX:
-        raise ConfigurationError(
-            "the option schema of the PostgreSQL URL is not a schema name: it must begin with a letter or '_', contain "
-            f"only letters, digits, '_' and '-', be at most {_SCHEMA_MAX} bytes long, and be neither "
-            "information_schema nor begin with pg_"
-        )
-    passed = {name: value for name, value in given.items() if name in PASSED_ON}
+    """Return the address, our options, and the hosts for messages."""
+    user, password, hosts, database, given = split(url, KIND)
+    options = convert_options(given, KIND)
+    _check(options)
+    passed = {name: value for name, value in given.items() if name in KIND.passed_on}
     for name in ("sslcert", "sslkey", "sslrootcert", "sslcrl"):
         if not Path(passed.get(name, ".")).exists():
             raise ConfigurationError(f"the file named by {name} in the PostgreSQL URL does not exist")
@@ -99,17 +85,16 @@ def parse(url: str) -> tuple[Address, dict[str, Any], str]:
     user, password = user or passed.pop("user", user), password or passed.pop("password", password)
     dsn = Secret(f"postgresql://{hosts}/{database}" + (f"?{urlencode(passed)}" if passed else ""))
     address = Address(dsn, str(user) or None, (lambda: str(password)) if password else None)  # asyncpg needs plain str
-    return address, options, hosts or passed.get("host") or "its usual address"
+    return address, options, str(hosts) or passed.get("host") or "its usual address"
 
 
-def _option(name: str, value: str) -> Any:
-    if name not in OPTIONS:
-        shown = f"'{name}'" if name.isidentifier() else "without a name"
-        known = ", ".join((*OPTIONS, *PASSED_ON))
-        raise ConfigurationError(f"unknown option {shown} in the PostgreSQL URL: use one of {known}")
-    kind = OPTIONS[name]
-    with suppress(ValueError):
-        converted = kind(value)
-        if kind is str or 0 < converted < 1e6:
-            return converted
-    raise ConfigurationError(f"the option {name} of the PostgreSQL URL must be a number greater than 0")
+def _check(options: dict[str, Any]) -> None:
+    if options.get("pooler", "transaction") != "transaction":
+        raise ConfigurationError("the option pooler of the PostgreSQL URL must be 'transaction'")
+    schema = options.get("schema", "perdure")
+    if not _SCHEMA.fullmatch(schema) or len(schema.encode()) > _SCHEMA_MAX:
+        raise ConfigurationError(
+            "the option schema of the PostgreSQL URL is not a schema name: it must begin with a letter or '_', contain "
+            f"only letters, digits, '_' and '-', be at most {_SCHEMA_MAX} bytes long, and be neither "
+            "information_schema nor begin with pg_"
+        )

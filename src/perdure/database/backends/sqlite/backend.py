@@ -14,8 +14,9 @@ from typing import TypeVar
 from perdure.database.backends.base import Executor, Script, Silent
 from perdure.database.backends.sqlite.errors import is_busy, translate
 from perdure.database.backends.sqlite.jobs import WAIT_SEC, Job, OpenTransaction
-from perdure.database.backends.sqlite.operations import run_operation
+from perdure.database.backends.sqlite.operations import Operations
 from perdure.database.backends.sqlite.session import ScriptExecutor, SQLiteSession, WriterExecutor
+from perdure.database.backends.sqlite.url import MEMORY
 from perdure.database.backends.sqlite.wal_watch import watch_log
 from perdure.database.backends.sqlite.writer import Writer
 from perdure.database.backends.sqlite.writer_lock import WriterLock
@@ -27,7 +28,6 @@ from perdure.model.records import WakeUp
 T = TypeVar("T")
 log = logging.getLogger("perdure.storage")
 
-MEMORY = ":memory:"
 BUSY_SEC = 0.02  # between two attempts while another program writes to the file
 _PRAGMAS = {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "busy_timeout": int(WAIT_SEC * 1000)}
 _SAFE_VERSION = (3, 51, 3)
@@ -44,6 +44,7 @@ class SQLiteBackend:
 
     def __init__(self, path: str) -> None:
         self.driver = SQLiteDriver()
+        self._operations = Operations(self.driver)
         self.notifier = Silent()
         self._path = path
         self._memory = path == MEMORY
@@ -110,7 +111,7 @@ class SQLiteBackend:
             return await self._writer.submit(Job(self._running(work)))
         if bounded:
             try:
-                return run_operation(self._reader, self.driver, work)
+                return self._operations.run(self._reader, work)
             except sqlite3.Error as error:
                 if not is_busy(error):
                     raise translate(error) from error
@@ -122,7 +123,7 @@ class SQLiteBackend:
             connection = self._local.connection = self._connect()
             self._scanners.append(connection)
         try:
-            return run_operation(connection, self.driver, work)
+            return self._operations.run(connection, work)
         except sqlite3.Error as error:
             raise translate(error) from error
 
@@ -130,10 +131,10 @@ class SQLiteBackend:
         return await self._writer.submit(Job(self._running(work)))
 
     def _running(self, work: Work[T]) -> Callable[[sqlite3.Connection], T]:
-        return lambda connection: run_operation(connection, self.driver, work)
+        return lambda connection: self._operations.run(connection, work)
 
     async def begin(self) -> SQLiteSession:
-        return SQLiteSession(self.driver, await self._writer.submit(OpenTransaction()))
+        return SQLiteSession(self._operations, await self._writer.submit(OpenTransaction()))
 
     def executor(self) -> Executor:
         return WriterExecutor(self._writer)

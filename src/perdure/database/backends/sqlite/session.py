@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from perdure.database.backends.base import Rows
 from perdure.database.backends.sqlite.commits import commit_or_end
 from perdure.database.backends.sqlite.jobs import Job, OpenTransaction
-from perdure.database.backends.sqlite.operations import run_operation
+from perdure.database.backends.sqlite.operations import Operations
 from perdure.database.backends.sqlite.writer import Writer
 from perdure.database.dialects.sqlite import SQLiteDriver
 from perdure.database.operation import Work
@@ -61,10 +61,14 @@ class ScriptExecutor:
 class SQLiteSession(OwnSQL):
     """Hold an open transaction, and with it the writer and the whole file."""
 
-    def __init__(self, driver: SQLiteDriver, transaction: OpenTransaction) -> None:
-        self.driver = driver
+    def __init__(self, operations: Operations, transaction: OpenTransaction) -> None:
+        self._operations = operations
         self._transaction = transaction
         self._failed: StorageError | None = None
+
+    @property
+    def driver(self) -> SQLiteDriver:
+        return self._operations.driver
 
     @property
     def native(self) -> Any:
@@ -83,7 +87,7 @@ class SQLiteSession(OwnSQL):
         def run(connection: sqlite3.Connection) -> T:
             connection.execute("SAVEPOINT operation")
             try:
-                result = run_operation(connection, self.driver, work)
+                result = self._operations.run(connection, work)
                 connection.execute("RELEASE operation")
             except BaseException:
                 if connection.in_transaction:
