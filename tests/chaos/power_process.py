@@ -13,7 +13,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from perdure import App
-from perdure.database.backends import sqlite
+from perdure.database.backends.sqlite import backend as sqlite
 from perdure.storage.stores import SQLStorage, open_storage
 from tests.chaos.power_load import EFFECTS, Load
 from tests.chaos.power_log import Log

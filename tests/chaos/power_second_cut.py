@@ -12,7 +12,7 @@ from random import Random
 
 import apsw
 
-from perdure.database.backends.sqlite import _PRAGMAS
+from perdure.database.backends.sqlite.backend import _PRAGMAS
 from tests.chaos.power_checks import Told
 from tests.chaos.power_disk import Disk
 from tests.chaos.power_log import Kept, Kind

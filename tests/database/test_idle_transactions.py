@@ -11,8 +11,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from perdure.database.backends import mysql_url, postgres_url
-from perdure.database.backends.server import ServerBackend
+from perdure.database.backends.mysql import url as mysql_url
+from perdure.database.backends.postgres import url as postgres_url
+from perdure.database.backends.server.backend import ServerBackend
 from perdure.database.operation import Operation, Work
 from perdure.errors import ConfigurationError, DatabaseUnavailableError
 from perdure.model.records import HistoryEvent, Lease

@@ -15,10 +15,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from perdure.database.backends import mysql, polling
+from perdure.database.backends import polling
 from perdure.database.backends.mysql import MySQLBackend
-from perdure.database.backends.mysql_url import parse as parse_url
-from perdure.database.backends.server import Fault
+from perdure.database.backends.mysql import backend as mysql
+from perdure.database.backends.mysql.url import parse as parse_url
+from perdure.database.backends.server.retries import Fault
 from perdure.database.dialects.mysql import literal
 from perdure.database.operation import Operation, Work
 from perdure.database.statements import Call, parse

@@ -14,9 +14,12 @@ from urllib.parse import urlsplit
 import asyncpg
 import pytest
 
-from perdure.database.backends import listen, postgres, server
-from perdure.database.backends.listen import CHANNELS, Notifier
 from perdure.database.backends.postgres import PostgresBackend
+from perdure.database.backends.postgres import backend as postgres
+from perdure.database.backends.postgres import listener as listening
+from perdure.database.backends.postgres.listener import CHANNELS
+from perdure.database.backends.postgres.notifier import COALESCED, Notifier
+from perdure.database.backends.server import retries
 from perdure.database.operation import Operation, Work
 from perdure.database.statements import Call, parse
 from perdure.errors import (
@@ -810,7 +813,7 @@ async def test_prepared_statements_survive_a_schema_change_behind_a_pooler(
 async def test_listener_behind_a_transaction_pooler_polls_and_warns_once(
     connect: Connect, pooled_database: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(listen, "PROOF_SEC", 0.2)
+    monkeypatch.setattr(listening, "PROOF_SEC", 0.2)
     backend = await connect(pooled_database)
     for _ in range(2):
         async with aclosing(backend.wakeups()) as hints, asyncio.timeout(10):
@@ -866,13 +869,13 @@ async def test_lost_listener_reconnects_and_requests_a_scan(
 async def test_overflow_of_a_slow_consumer_becomes_one_scan(
     backend: PostgresBackend, admin: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listen, "HEARD_MAX", 5)
+    monkeypatch.setattr(listening, "HINTS_MAX", 5)
     async with aclosing(backend.wakeups()) as hints, asyncio.timeout(10):
         assert (await anext(hints)).kind == "scan"
         (listener,) = backend.listeners
         for i in range(20):
             await admin.execute("SELECT pg_notify($1, $2)", CHANNELS[0], str(i))
-        while listener._heard.qsize() < 6:
+        while listener._hints.qsize() < 6:
             await admin.execute("SELECT pg_sleep(0.001)")
         assert [(await anext(hints)).kind for _ in range(6)] == [CHANNELS[0]] * 5 + ["scan"]
 
@@ -935,7 +938,7 @@ class Wire:
 async def test_silent_connection_of_the_listener_is_detected(
     connect: Connect, own_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listen, "CHECK_SEC", 0.1)
+    monkeypatch.setattr(listening, "CHECK_SEC", 0.1)
     async with Wire(own_server.port) as wire, asyncio.timeout(20):
         backend = await connect(f"postgresql://perdure@127.0.0.1:{wire.port}/postgres?sslmode=disable")
         async with aclosing(backend.wakeups()) as hints:
@@ -967,7 +970,7 @@ async def test_connections_to_a_silent_server_are_not_reused(
         old = set(backend._pool._idle)
         assert len(old) == 3
         wire.fall_silent()
-        monkeypatch.setattr(server, "RETRY_SEC", retry_sec)
+        monkeypatch.setattr(retries, "RETRY_SEC", retry_sec)
         with nullcontext() if retry_sec else pytest.raises(DatabaseUnavailableError):
             await read(backend, S["setting"](name="TimeZone"))
         assert not old & set(backend._pool._idle)
@@ -985,7 +988,7 @@ class Sent:
         self.more = asyncio.Event()
 
     async def __call__(self, channel: str, payload: str) -> None:
-        assert payload == listen.COALESCED
+        assert payload == COALESCED
         self.channels.append(channel)
         self.more.set()
 
@@ -1032,7 +1035,7 @@ async def test_disabled_notifier_sends_nothing() -> None:
 async def test_listener_is_woken_after_the_last_commit_of_a_burst(
     backend: PostgresBackend, connect: Connect, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listen, "CHECK_SEC", 1000)
+    monkeypatch.setattr(listening, "CHECK_SEC", 1000)
     other = await connect(database)
     channel, total = CHANNELS[0], 0
     heard = 0

@@ -17,8 +17,9 @@ from typing import Any
 
 import pytest
 
-from perdure.database.backends import sqlite, writer
 from perdure.database.backends.sqlite import SQLiteBackend
+from perdure.database.backends.sqlite import backend as sqlite
+from perdure.database.backends.sqlite import jobs as writer_jobs
 from perdure.errors import ConfigurationError, DatabaseUnavailableError, SchemaError, StorageError
 from perdure.model.records import ListInstancesOptions, WorkflowInstance
 from perdure.storage.stores import SQLiteStorage, open_storage
@@ -152,7 +153,7 @@ async def test_times_do_not_depend_on_the_time_zone_of_the_process(url: str, mon
 
 
 async def test_waiting_for_the_writer_times_out(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "WAIT_SEC", 1.0)
+    monkeypatch.setattr(writer_jobs, "WAIT_SEC", 1.0)
     async with open_storage(url) as storage:
         async with storage.transaction():
             with storage.detached(), pytest.raises(DatabaseUnavailableError, match="no turn to write"):
@@ -286,7 +287,7 @@ async def test_failed_write_does_not_affect_others_in_its_group_commit(url: str)
             jobs = [count, fail, write_and_fail, count, fail, count]
             with storage.detached():
                 submit = storage._backend._writer.submit  # type: ignore[attr-defined]
-                waiting = [asyncio.create_task(submit(writer.Job(job))) for job in jobs]
+                waiting = [asyncio.create_task(submit(writer_jobs.Job(job))) for job in jobs]
                 await asyncio.sleep(0)
         found = await asyncio.gather(*waiting, return_exceptions=True)
         assert [answer if isinstance(answer, int) else str(answer)[:13] for answer in found] == [

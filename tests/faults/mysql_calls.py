@@ -87,16 +87,16 @@ class _Statements:
 
     async def _hang(self, do: Any) -> Any:
         """Until the backend's own watchman breaks the connection, or the caller gives up where nobody watches."""
-        backend, loop = self._backend, asyncio.get_running_loop()
-        usual, backend._read_timeout = backend._read_timeout, HANG_SEC
+        timeouts, loop = self._backend._timeouts, asyncio.get_running_loop()
+        usual, timeouts.seconds = timeouts.seconds, HANG_SEC
         timers = [
-            loop.call_later(1.2 * HANG_SEC, backend._look, loop),
+            loop.call_later(1.2 * HANG_SEC, timeouts.check, loop),
             loop.call_later(PATIENCE_SEC, self._give_up),
         ]
         try:
             return await do()
         finally:
-            backend._read_timeout = usual
+            timeouts.seconds = usual
             for timer in timers:
                 timer.cancel()
 

@@ -110,7 +110,7 @@ async def test_server_restart_fails_and_rolls_back_an_open_transaction(
 async def test_error_for_an_unreachable_server_is_one_sentence(
     server: tuple[str, Server], storage: SQLStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("perdure.database.backends.server.RETRY_SEC", 0.5)
+    monkeypatch.setattr("perdure.database.backends.server.retries.RETRY_SEC", 0.5)
     await asyncio.to_thread(server[1].kill)
     try:
         with pytest.raises(DatabaseUnavailableError):

@@ -12,7 +12,7 @@ from urllib.parse import quote
 import pytest
 
 from perdure import App, Client, workflow
-from perdure.database.backends import server as server_backend
+from perdure.database.backends.server import retries
 from perdure.database.dialects import new_driver
 from perdure.errors import ConfigurationError, DatabaseUnavailableError, StorageError
 from perdure.storage.stores import MySQLStorage, PostgresStorage, open_storage
@@ -201,7 +201,7 @@ async def test_server_crash_hides_the_password(
 ) -> None:
     kind, server = guarded
     caplog.set_level(logging.DEBUG)
-    monkeypatch.setattr(server_backend, "RETRY_SEC", 0.2)
+    monkeypatch.setattr(retries, "RETRY_SEC", 0.2)
     url = url_of(kind, server, more="?pool_size=3")
     errors: list[BaseException] = []
     try:

@@ -101,7 +101,7 @@ class ActivityConnection(Foreign):
 
     def __init__(self, native: Any) -> None:
         super().__init__(native)
-        dialect = native._executor._backend.driver.name
+        dialect = native._executor.driver.name
         self.driver = {each.name: each for each in (POSTGRES, SQLITE, MYSQL)}[dialect]
 
     def in_transaction(self) -> bool:

@@ -176,7 +176,7 @@ class PostgresBorrowed(Borrowed, PGDialect_asyncpg):
             statement = await session.native.prepare(operation, name="")
             rows = await statement.fetch(*parameters)
         except Exception as error:
-            session._fail(error)
+            session.fail(error)
             raise self._translated(error) from error
         columns = [(each.name, each.type.oid, *[None] * 5) for each in statement.get_attributes()]
         count = _COUNT.match(statement.get_statusmsg() or "")
@@ -204,12 +204,12 @@ class MySQLBorrowed(Borrowed, MySQLDialect_asyncmy):
                 rows = await cursor.fetchall() if cursor.description else ()
                 return Answer(rows, cursor.description, cursor.rowcount, cursor.lastrowid)
         except Exception as error:
-            session._fail(error)  # after a deadlock the transaction is gone: later statements would autocommit
+            session.fail(error)  # after a deadlock the transaction is gone: later statements would autocommit
             raise
 
 
 _KINDS: dict[str, type[Any]] = {"sqlite": SQLiteBorrowed, "postgresql": PostgresBorrowed, "mysql": MySQLBorrowed}
-_dialects: "WeakKeyDictionary[Any, Any]" = WeakKeyDictionary()  # by backend, so that the server is queried once
+_dialects: "WeakKeyDictionary[Any, Any]" = WeakKeyDictionary()  # by driver, so that the server is queried once
 
 
 class Shared(sa.Connection):
@@ -239,7 +239,7 @@ class Sharing:
 
     def __init__(self, session: Any, loop: asyncio.AbstractEventLoop | None) -> None:
         """Create a blocking connection if `loop` is given, for a thread beside that loop."""
-        dialect = _dialect(session._backend)
+        dialect = _dialect(session.driver)
         self._facade = Facade(session, dialect, await_only if loop is None else _waiting_for(loop))
         pool = StaticPool(lambda: cast(Any, self._facade), reset_on_return=None, dialect=dialect)
         if isinstance(dialect, SQLiteBorrowed):
@@ -277,7 +277,7 @@ class Sharing:
 
 async def prepare(session: Any) -> None:
     """Let the dialect query the server's properties in a backend's first transaction: later it cannot wait."""
-    if not _dialect(session._backend).perdure_ready:
+    if not _dialect(session.driver).perdure_ready:
         sharing = Sharing(session, None)
         await sharing.prepare()
         sharing.end()
@@ -287,9 +287,9 @@ def _waiting_for(loop: asyncio.AbstractEventLoop) -> Wait:
     return lambda call: asyncio.run_coroutine_threadsafe(call, loop).result()
 
 
-def _dialect(backend: Any) -> Any:
-    found = _dialects.get(backend)
+def _dialect(driver: Any) -> Any:
+    found = _dialects.get(driver)
     if found is None:
-        kind = _KINDS[backend.driver.name]
-        found = _dialects[backend] = kind(dbapi=kind.import_dbapi())
+        kind = _KINDS[driver.name]
+        found = _dialects[driver] = kind(dbapi=kind.import_dbapi())
     return found

@@ -3,13 +3,14 @@
 import logging
 from datetime import timedelta
 from typing import Self
-from urllib.parse import unquote
 
 from perdure.database.backends.base import Backend, Executor, Script
 from perdure.database.backends.sqlite import SQLiteBackend
+from perdure.database.backends.sqlite.url import is_in_memory as is_in_memory
+from perdure.database.backends.sqlite.url import parse as parse_sqlite_url
 from perdure.database.dialects import new_driver
 from perdure.database.secret import Secret
-from perdure.errors import ConfigurationError
+from perdure.database.urls import limit_idle_transactions as limit_idle_transactions
 from perdure.storage.archive import Archive
 from perdure.storage.channels import Channels
 from perdure.storage.compensations import Compensations
@@ -171,17 +172,7 @@ def open_storage(url: str) -> SQLiteStorage | PostgresStorage | MySQLStorage:
             return PostgresStorage(url)
         case "mysql":
             return MySQLStorage(url)
-    return SQLiteStorage(_sqlite_path(url))
-
-
-def _sqlite_path(url: Secret) -> str:
-    place, _, options = url.partition("#")[0].partition("?")
-    if not place.lower().startswith("sqlite:///") or place.endswith("///") or options:
-        raise ConfigurationError(
-            "a SQLite URL has three slashes and no options: sqlite:///file.db, sqlite:////dir/file.db or "
-            "sqlite:///:memory:"
-        )
-    return unquote(place[len("sqlite:///") :])
+    return SQLiteStorage(parse_sqlite_url(url))
 
 
 async def initialize_test_schema(storage: SQLStorage) -> None:

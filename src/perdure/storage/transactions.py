@@ -14,6 +14,7 @@ from contextvars import ContextVar
 from typing import ParamSpec, TypeVar
 
 from perdure.database.backends.base import Backend, Executor, Session
+from perdure.database.cancellation import finish
 from perdure.database.operation import Operation, Work
 from perdure.errors import LimitError, StorageError, TransactionError
 from perdure.model import limits
@@ -108,7 +109,7 @@ class Transactions:
             return
         session, tx.session = _session(tx), None
         self._open.set(None)
-        await _to_the_end(_commit(session, tx.callbacks[0]))
+        await finish(_commit(session, tx.callbacks[0]))
 
     async def rollback_transaction(self) -> None:
         """Undo the innermost level and discard its callbacks; do nothing without a transaction."""
@@ -121,7 +122,7 @@ class Transactions:
             return
         session, tx.session = _session(tx), None
         self._open.set(None)
-        await _to_the_end(session.rollback())
+        await finish(session.rollback())
 
     @contextlib.asynccontextmanager
     async def transaction(self) -> AsyncIterator[Executor]:
@@ -225,19 +226,3 @@ async def _commit(session: Session, callbacks: list[Callback]) -> None:
                 error,
                 extra={"callback": name, "error_type": type(error).__name__, "error_message": str(error)},
             )
-
-
-async def _to_the_end(ending: Awaitable[T]) -> T:
-    """Let a commit or rollback finish even if the task is cancelled meanwhile, then re-raise the cancellation."""
-    task = asyncio.ensure_future(ending)
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait([task])
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is None:
-        return task.result()
-    if not task.cancelled():
-        task.exception()  # the caller gets the cancellation
-    raise cancelled

@@ -85,7 +85,7 @@ async def test_url_without_a_database_is_refused(url: str, monkeypatch: pytest.M
 
 
 def test_database_can_be_named_in_several_ways(monkeypatch: pytest.MonkeyPatch) -> None:
-    from perdure.database.backends.postgres_url import parse
+    from perdure.database.backends.postgres.url import parse
 
     monkeypatch.delenv("PGDATABASE", raising=False)
     for url in ("postgresql:///orders", "postgresql://?dbname=orders", "postgresql://h?service=orders"):

@@ -54,7 +54,7 @@ class SQLiteMeter(Meter):
 
     def attach(self, storage: SQLStorage) -> None:
         backend: Any = storage._backend
-        plain = backend._run
+        plain = backend._operations.run_part
         explainer = backend._connect()  # one of its own: an explained write counts as one, and some ask changes()
         backend._scanners.append(explainer)  # closed with the storage
 
@@ -75,7 +75,7 @@ class SQLiteMeter(Meter):
                 connection.set_progress_handler(None, 1)
                 self.note(call.statement.name, {"steps": steps}, [row[3] for row in plan if _looks_wrong(row[3])])
 
-        backend._run = run
+        backend._operations.run_part = run
 
 
 def _looks_wrong(line: str) -> bool:

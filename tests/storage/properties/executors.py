@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any
 
-from perdure.database.backends.listen import Notifier
+from perdure.database.backends.postgres.notifier import Notifier
 from perdure.database.operation import utc
 from perdure.errors import StorageError
 from perdure.storage.history import HistoryIterator, HistoryIteratorOptions

@@ -39,6 +39,10 @@ class Executor(Protocol):
 class Session(Executor, Protocol):
     """Hold one open transaction on one connection. After a connection error only `rollback` is possible."""
 
+    @property
+    def driver(self) -> Rendering:
+        """Return the dialect, which is the backend's own."""
+
     async def operate(self, work: Work[T]) -> T:
         """Run an operation; if it raises an error of its own, the transaction is as it was before the operation."""
 

@@ -5,14 +5,14 @@ from collections.abc import AsyncIterator
 
 from perdure.model.records import WakeUp
 
-SHORTEST_SEC = 0.05  # the first pause after a nudge; without another nudge the pauses grow
+SHORTEST_SEC = 0.05  # the first pause after a local commit; without another the pauses grow
 LONGEST_SEC = 1.0  # when idle
-GAP_SEC = 0.01  # minimum between two scans, however many nudges there are
+GAP_SEC = 0.01  # minimum between two scans, however many commits there are
 SCAN = WakeUp("scan")
 
 
 class Polling:
-    """Decide when to look for work; the listener's query does the looking. A local commit counts as a nudge."""
+    """Decide when a listener scans for work: at fixed times while idle, and soon after a commit of this process."""
 
     def __init__(self) -> None:
         self._listeners: set[asyncio.Event] = set()
@@ -24,18 +24,18 @@ class Polling:
         self.nudge()
 
     def nudge(self) -> None:
-        """Look for work now, and more often for a while, because something was committed in this process."""
+        """Let the listeners scan now, and more often for a while, because something was committed in this process."""
         for nudged in self._listeners:
             nudged.set()
 
     async def wakeups(self) -> AsyncIterator[WakeUp]:
-        """Yield a hint at once, then after pauses that grow until a nudge makes them short again."""
+        """Yield a hint at once, then after pauses that grow until `nudge` makes them short again."""
         loop, nudged, pause = asyncio.get_running_loop(), asyncio.Event(), SHORTEST_SEC
         self._listeners.add(nudged)
         try:
             while True:
                 yield SCAN
-                looked = loop.time()
+                scanned = loop.time()
                 try:
                     async with asyncio.timeout(pause):
                         await nudged.wait()
@@ -43,7 +43,7 @@ class Polling:
                     pause = min(2 * pause, LONGEST_SEC)
                 else:
                     pause = SHORTEST_SEC
-                    await asyncio.sleep(looked + GAP_SEC - loop.time())
+                    await asyncio.sleep(scanned + GAP_SEC - loop.time())
                 nudged.clear()
         finally:
             self._listeners.discard(nudged)

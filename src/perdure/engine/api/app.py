@@ -58,7 +58,7 @@ from perdure.model.records import (
 )
 from perdure.model.states import WorkflowStatus
 from perdure.storage.contract import Storage
-from perdure.storage.stores import SQLStorage, open_storage
+from perdure.storage.stores import SQLStorage, is_in_memory, limit_idle_transactions, open_storage
 
 DRAIN_SEC = 10.0
 HEALTH_SEC = 5.0  # a database that does not answer by then is not reachable
@@ -79,7 +79,7 @@ class Client:
     def __init__(self, database: str | Storage, *, outbox: bool = False) -> None:
         _check_database(database, type(self).__name__)
         self.url: str = Secret(database) if isinstance(database, str) else ""
-        if type(self) is Client and ":memory:" in self.url:
+        if type(self) is Client and is_in_memory(self.url):
             raise ConfigurationError(
                 "a Client on sqlite:///:memory: would be alone with that database, as no worker can see it: use a file "
                 "(sqlite:///name.db), or open an App"
@@ -474,9 +474,7 @@ class App(Client):
 
     def _storage_url(self) -> str:
         """Return the URL with a limit on idle transactions, so that a frozen worker's row locks end with its leases."""
-        if self.url.startswith("sqlite") or "idle_transaction_timeout=" in self.url:
-            return self.url
-        return f"{self.url}{'&' if '?' in self.url else '?'}idle_transaction_timeout={self._lease_sec:g}"
+        return limit_idle_transactions(self.url, self._lease_sec)
 
     def _heartbeat(self, lost: Callable[[Lease], None]) -> Heartbeat:
         supervised = self._supervisor.watch("heartbeat")
@@ -484,7 +482,7 @@ class App(Client):
 
     def _own_storage(self) -> AbstractAsyncContextManager[Storage]:
         """Return a separate connection for the heartbeat; an in-memory database has only one, which is shared."""
-        if self._given_storage is not None or ":memory:" in self.url:
+        if self._given_storage is not None or is_in_memory(self.url):
             return _borrowed(self._opened)
         return open_storage(self._storage_url())
 

@@ -1,57 +1,39 @@
-"""Connect to PostgreSQL through asyncpg.
+"""Run operations on PostgreSQL.
 
 A plan is made once per connection, often while the tables are still empty, and kept as they grow. So the sessions that
 run our statements are pinned to generic plans without sequential scans, and discard them now and then: a join may
 still read a whole table that had one row when the plan was made. A caller's own SQL is not affected: transactions of
 callers begin with the server's settings, and so do pool connections that run a caller's SQL.
-
-Behind a pooler in transaction mode two statements may run in different sessions: nothing is set outside a
-transaction, and statements have no names. This is the only module that uses asyncpg.
 """
 
 import logging
-import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime
-from importlib import import_module
 from math import ceil
-from ssl import SSLError
 from time import monotonic
 from typing import Any
 
-from perdure.database.backends.listen import Listener, Notifier
-from perdure.database.backends.postgres_url import Address, parse
-from perdure.database.backends.server import ENDED, Fault, ServerBackend
+from perdure.database.backends.postgres.errors import classify, translate
+from perdure.database.backends.postgres.hosts import Hosts
+from perdure.database.backends.postgres.listener import Listener
+from perdure.database.backends.postgres.native import asyncpg
+from perdure.database.backends.postgres.notifier import Notifier
+from perdure.database.backends.postgres.url import parse
+from perdure.database.backends.server.backend import ServerBackend
+from perdure.database.backends.server.retries import Fault
 from perdure.database.dialects.base import Part, naive_utc
 from perdure.database.dialects.postgres import PostgresDriver
 from perdure.database.operation import Operation, Work
-from perdure.database.secret import Secret, without_traces
+from perdure.database.secret import Secret
 from perdure.database.statements import Call
 from perdure.database.statements import parse as parse_statements
-from perdure.errors import (
-    ConfigurationError,
-    DatabaseUnavailableError,
-    LimitError,
-    SchemaError,
-    StorageError,
-    TransactionError,
-)
+from perdure.errors import ConfigurationError, StorageError, TransactionError
 from perdure.model.records import WakeUp
-
-asyncpg: Any
-try:
-    asyncpg = import_module("asyncpg")
-except ImportError:  # reported when a backend is created
-    asyncpg = None
 
 log = logging.getLogger("perdure.storage")
 
-VERSION = 14
 STATEMENTS_MAX = 1000  # prepared statements per connection
-# About 20 s without an answer from the other side; the last setting is in milliseconds.
-_KEEP_ALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 2, "TCP_USER_TIMEOUT": 20_000}
-
 PLANS_MIN_SEC, PLANS_MAX_SEC = 0.5, 10.0  # how long plans are kept: longer and longer, as growth slows down
 
 _PIN = (
@@ -79,22 +61,6 @@ SELECT pg_snapshot_xmax(pg_current_snapshot())::text
 """,
 )
 
-_IDLE = "25P03"
-_CONFLICTS = {"40001", "40P01", "55P03"}
-# Ended from outside, in any state: after such an answer to a COMMIT it is unknown whether it was committed.
-_ENDED = {"25P04", "40003", "57P01", "57P02", "57P03", "57P04", "57P05"}
-# Sent by a pooler that has no server, or by a server that got values of another type than when it prepared.
-_NOT_RUN = ("query_wait_timeout", "cannot connect to server", "server login", "insufficient data left in message")
-_ABSENT = {"42P01", "42703", "42704", "42883", "42P10", "3F000"}
-_NOT_TEXT = {"22021", "22P05"}
-_UNAVAILABLE = {
-    "25006": "PostgreSQL accepts no writes at the moment",
-    "53100": "PostgreSQL has no space left on its disk",
-    "53200": "PostgreSQL has no memory left",
-    "53300": "PostgreSQL has no free connection",
-    "53400": "PostgreSQL has reached a limit of its configuration",
-    "57014": "PostgreSQL cancelled the statement",
-}
 _NEVER = (0.0, PLANS_MIN_SEC / 2)
 _BROKEN = "connection is closed: nothing was committed"
 
@@ -103,7 +69,7 @@ class PostgresBackend(ServerBackend[Any]):
     """Run operations on a database of PostgreSQL 14 and later.
 
     The URL is `postgresql://user:password@host:5432/database?option=value`. The options are described in
-    `postgres_url`; options in the URL override arguments. Several hosts, separated by commas, are tried in order; with
+    `postgres.url`; options in the URL override arguments. Several hosts, separated by commas, are tried in order; with
     `target_session_attrs=read-write` a write that meets a server which became a standby is retried on the next.
     """
 
@@ -115,7 +81,7 @@ class PostgresBackend(ServerBackend[Any]):
                 "the driver asyncpg is not installed, and PostgreSQL needs it: install perdure[postgres]"
             )
         url = Secret(url)
-        self._address, options, hosts = parse(url)
+        address, options, names = parse(url)
         super().__init__(options.get("pool_size", pool_size), options.get("pool_timeout", pool_timeout))
         self.driver = PostgresDriver(schema=options.get("schema", ""))
         self.notifier = Notifier(self.notify)
@@ -126,15 +92,11 @@ class PostgresBackend(ServerBackend[Any]):
         )
         self.pooled = "pooler" in options
         self.must_poll = self.closed = False
-        self._where = f"the PostgreSQL server at {hosts}"
-        self._connect_timeout: float = options.get("connect_timeout", 10.0)
-        self._command_timeout: float | None = options.get("command_timeout")
-        self._name = options.get("application_name", "perdure")
+        self._hosts = Hosts(address, names, options)
         self.idle_sec = options.get("idle_transaction_timeout")
-        self._net = f"idle_in_transaction_session_timeout = {ceil(1000 * self.idle_sec)}" if self.idle_sec else ""
-        self._hosts = self._address.hosts()
-        self._fails_over = "target_session_attrs" in self._address.dsn
-        self._leads = any(f"target_session_attrs={role}" in self._address.dsn for role in ("read-write", "primary"))
+        self._idle_setting = (
+            f"idle_in_transaction_session_timeout = {ceil(1000 * self.idle_sec)}" if self.idle_sec else ""
+        )
         self._pinned: dict[Any, tuple[float, float]] = {}  # pinned until when, and for how long
         self._prepared: dict[Any, dict[str, Any]] = {}
 
@@ -149,8 +111,9 @@ class PostgresBackend(ServerBackend[Any]):
 
     async def connect(self) -> Any:
         connection = await self._dial()
-        if not (self.pooled or await self._settled(connection)):
-            log.info("PostgreSQL at %s is behind a connection pooler", self._where, extra={"server": self._where})
+        if not (self.pooled or await self._set_up(connection)):
+            where = self._hosts.where
+            log.info("PostgreSQL at %s is behind a connection pooler", where, extra={"server": where})
             self.pooled = True
             self.discard(connection)
             connection = await self._dial()
@@ -158,83 +121,31 @@ class PostgresBackend(ServerBackend[Any]):
 
     def _begin(self) -> str:
         """Return the statements that begin a transaction; behind a pooler each sets its own idle timeout."""
-        return f"BEGIN; SET LOCAL {self._net}" if self.pooled and self._net else "BEGIN"
+        return f"BEGIN; SET LOCAL {self._idle_setting}" if self.pooled and self._idle_setting else "BEGIN"
 
     async def _dial(self) -> Any:
-        """Return a connection to the first usable host; if a leader is needed, the last good host is tried first."""
-        failures: list[StorageError] = []
-        for address in list(self._hosts):
-            try:
-                connection = await self._dial_at(address)
-            except StorageError as error:
-                failures.append(error)
-                continue
-            if self._leads:
-                self._hosts.remove(address)
-                self._hosts.insert(0, address)
-            return connection
-        # A fault of one host among several may be temporary: it may be restarting.
-        lasting = all(isinstance(error, ConfigurationError) for error in failures)
-        if lasting or len(failures) == 1:
-            raise failures[0]
-        raise DatabaseUnavailableError("; ".join(map(str, failures))) from failures[-1]
+        connection = await self._hosts.dial(pooled=self.pooled)
+        self._prepared[connection] = {}
+        return connection
 
-    async def _dial_at(self, address: Address) -> Any:
-        where = f"the PostgreSQL server at {address.place}" if len(self._hosts) > 1 else self._where
-        try:
-            connection = await asyncpg.connect(
-                **address._asdict(),
-                timeout=self._connect_timeout,
-                command_timeout=self._command_timeout,
-                statement_cache_size=0 if self.pooled else 100,  # for a caller's own SQL
-                server_settings={"application_name": self._name, "TimeZone": "UTC"},  # a pooler keeps these, too
-            )
-        except Exception as error:
-            failure = self._turned_away(error, where)
-        else:
-            major = connection.get_server_version()[0]
-            if major >= VERSION:
-                _stay_alert(connection)
-                self._prepared[connection] = {}
-                return connection
-            connection.terminate()
-            failure = ConfigurationError(f"{where} is version {major}, which is too old: use {VERSION} or later")
-        raise failure
-
-    async def _settled(self, connection: Any) -> bool:
+    async def _set_up(self, connection: Any) -> bool:
         """Set up a server's session; return False for a pooler's, which reports an invented process id to clients."""
+        timeout = self._hosts.connect_timeout
         try:
-            statement = await connection.prepare("SELECT pg_backend_pid()", name="", timeout=self._connect_timeout)
-            pid = await statement.fetchval(timeout=self._connect_timeout)
+            statement = await connection.prepare("SELECT pg_backend_pid()", name="", timeout=timeout)
+            pid = await statement.fetchval(timeout=timeout)
             direct = bool(pid == connection.get_server_pid())
-            if direct and self._net:  # not when connecting: a pooler rejects connections with this setting
-                await connection.execute(f"SET {self._net}", timeout=self._connect_timeout)
+            if direct and self._idle_setting:  # not when connecting: a pooler rejects connections with this setting
+                await connection.execute(f"SET {self._idle_setting}", timeout=timeout)
             if direct:
                 with suppress(asyncpg.PostgresError):  # a server that only resembles PostgreSQL, or another system
-                    await connection.execute(_CHECK, timeout=self._connect_timeout)
+                    await connection.execute(_CHECK, timeout=timeout)
         except BaseException as error:
-            await self._part_with(connection, error)
+            await self._connections.discard_after(connection, error)
             if isinstance(error, Exception):
                 raise self.translate(error) from error
             raise
         return direct
-
-    def _turned_away(self, error: Exception, where: str) -> StorageError:
-        """Return the error for a failed connection: one sentence, without the password."""
-        code, text = getattr(error, "sqlstate", None) or "", _text(error)
-        secret = self._address.password and Secret(self._address.password())
-        if secret and secret in f"{error!r} {error}":
-            return ConfigurationError(f"{where} cannot be used with the settings in the URL")
-        if isinstance(error, TimeoutError):
-            failure: StorageError = DatabaseUnavailableError(
-                f"{where} did not answer within {self._connect_timeout:g} s"
-            )
-        elif _is_configuration(error, code, text):
-            failure = ConfigurationError(f"{where} cannot be used with the settings in the URL: {text}")
-        else:
-            failure = DatabaseUnavailableError(f"{where} cannot be reached: {text}")
-        failure.__cause__ = without_traces(error)  # in asyncpg's frames the password is a local variable
-        return failure
 
     def alive(self, connection: Any) -> bool:
         return not connection.is_closed()
@@ -294,7 +205,7 @@ class PostgresBackend(ServerBackend[Any]):
         except Exception as error:
             if self.fault(error) is Fault.LOST:
                 raise asyncpg.InterfaceError(_BROKEN) from error
-            await self._rolled_back(connection)
+            await self.roll_back_or_discard(connection)
             raise
         if len(parts) == 1:
             return await self._do(connection, parts[0], params)
@@ -389,76 +300,17 @@ class PostgresBackend(ServerBackend[Any]):
     # Errors.
 
     def fault(self, error: Exception) -> Fault:
-        code = getattr(error, "sqlstate", None) or ""
-        if code in _CONFLICTS:
-            return Fault.CONFLICT
-        if _IDLE in (code, getattr(error.__cause__, "sqlstate", None)):  # no COMMIT has been processed after it
-            return Fault.UNSENT
-        if code.startswith("08") or code in _ENDED:
-            return Fault.UNSENT if any(text in str(error) for text in _NOT_RUN) else Fault.LOST
-        if code == "25006" and self._fails_over:
-            return Fault.UNSENT
-        if code == "22P03" or isinstance(error, asyncpg.InvalidCachedStatementError):  # a migration changed the types
-            return Fault.UNSENT
-        if isinstance(error, asyncpg.InterfaceError) and "closed" in str(error):
-            return Fault.UNSENT
-        # An answer that asyncpg cannot read says nothing about the statement.
-        lost = isinstance(error, OSError | asyncpg.InternalClientError)
-        return Fault.LOST if lost else Fault.REFUSED
+        return classify(error, fails_over=self._hosts.fails_over)
 
     def translate(self, error: Exception) -> StorageError:
-        code, text, fault = getattr(error, "sqlstate", None) or "", _text(error), self.fault(error)
-        if code in _ABSENT:
-            return SchemaError(f"the schema is not up to date: {text}; call initialize(), or migrate")
-        if code in _UNAVAILABLE:
-            return DatabaseUnavailableError(f"{_UNAVAILABLE[code]}: {text}; nothing was written")
-        if fault is Fault.CONFLICT:
-            return DatabaseUnavailableError(f"other transactions kept the rows locked: {text}; nothing was written")
-        if fault is not Fault.REFUSED:
-            return DatabaseUnavailableError(f"the connection to PostgreSQL was lost: {text}")
-        if code == "25P01":
-            return TransactionError(ENDED)
-        if code == "25P02":
-            return TransactionError("an earlier statement of this transaction failed: roll the transaction back")
-        if code in _NOT_TEXT or isinstance(error.__cause__, UnicodeEncodeError):
-            return LimitError(f"PostgreSQL cannot store this text: {text}")
-        if isinstance(error, asyncpg.PostgresError | asyncpg.InterfaceError):
-            return StorageError(f"PostgreSQL rejected a statement: {text}")
-        return StorageError(f"the operation failed: {error!r}")
+        return translate(error, self.fault(error))
 
 
 def _ask(name: str, **params: object) -> Operation[Any]:
     return (yield _STATEMENTS[name](**params))
 
 
-def _is_configuration(error: Exception, code: str, text: str) -> bool:
-    """Return whether retrying cannot help."""
-    if code == "08P01":  # PgBouncer's code for every error
-        return any(sign in text for sign in ("does not exist", "startup parameter", "auth"))
-    if isinstance(error, OSError):
-        return isinstance(error, SSLError)
-    return code[:2] not in ("08", "53", "57") and not isinstance(error, asyncpg.TargetServerAttributeNotMatched)
-
-
-def _stay_alert(connection: Any) -> None:
-    """Let the kernel detect a silent server in less than its usual quarter of an hour."""
-    transport = getattr(connection, "_transport", None)
-    found = transport and transport.get_extra_info("socket")
-    if not found or found.family == getattr(socket, "AF_UNIX", None):
-        return
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in _KEEP_ALIVE.items():
-        if hasattr(socket, name):
-            found.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-
-
 def _count(status: str) -> int:
     """Return the number of rows that a command tag such as `INSERT 0 1` ends with."""
     last = status.rpartition(" ")[2]
     return int(last) if last.isdigit() else 0
-
-
-def _text(error: BaseException) -> str:
-    """Return the error's message on one line."""
-    text = getattr(error, "strerror", None) or (error.args[0] if error.args else "")
-    return " ".join(str(text).split()) or type(error).__name__

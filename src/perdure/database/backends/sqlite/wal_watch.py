@@ -25,7 +25,7 @@ _NONBLOCK_CLOEXEC = os.O_NONBLOCK | os.O_CLOEXEC
 _MODIFY_OR_GONE = 0x002 | 0x400 | 0x800  # IN_MODIFY, IN_DELETE_SELF, IN_MOVE_SELF
 
 
-async def watch(path: str | None) -> AsyncIterator[WakeUp]:
+async def watch_log(path: str | None) -> AsyncIterator[WakeUp]:
     """Yield a hint at once, then whenever the log changes; for a database in memory, after fixed pauses."""
     yield SCAN
     if path is None:
@@ -53,7 +53,7 @@ def _changes(path: str) -> Iterator[asyncio.Event]:
     loop, changed = asyncio.get_running_loop(), asyncio.Event()
     descriptor = _inotify(path)
     if descriptor is None:
-        task = loop.create_task(_look(path, changed))
+        task = loop.create_task(_poll(path, changed))
         try:
             yield changed
         finally:
@@ -87,7 +87,8 @@ def _inotify(path: str) -> int | None:
     return descriptor
 
 
-async def _look(path: str, changed: asyncio.Event) -> None:
+async def _poll(path: str, changed: asyncio.Event) -> None:
+    """Set the event whenever the file's stat changes."""
     seen = _stat(path)
     while True:
         await asyncio.sleep(STAT_SEC)

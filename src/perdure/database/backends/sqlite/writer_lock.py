@@ -1,9 +1,10 @@
 """Queue the processes that write to one SQLite file, in a fair order.
 
 SQLite's busy handler polls, and the process that polls at the right moment wins: of eight writers one made 1 commit
-while another made 7,575. Here writers queue at two file locks, a turnstile and the gate itself. A writer that leaves
-the gate has to pass the turnstile again, which the next writer already holds, so no writer overtakes another twice.
-The locks belong to open files, so the kernel releases them when a process dies, for whatever reason.
+while another made 7,575. Here writers queue at two file locks: the writer holds the second, and the next one in line
+holds the first (the turn). A writer that releases the second has to wait for the turn again, which the next writer
+already holds, so no writer overtakes another twice. The locks belong to open files, so the kernel releases them when a
+process dies, for whatever reason.
 
 The locks are on files of their own. Opening and closing the database's files would drop SQLite's locks on them.
 """
@@ -14,7 +15,7 @@ from contextlib import nullcontext
 
 if sys.platform == "win32":
 
-    class Gate(nullcontext[None]):
+    class WriterLock(nullcontext[None]):
         """Do nothing: without these file locks SQLite's busy handler alone decides, which is unfair but correct."""
 
         def close(self) -> None:
@@ -23,25 +24,25 @@ if sys.platform == "win32":
 else:
     import fcntl
 
-    class Gate:
+    class WriterLock:
         """Admit one writer among all processes; entering blocks the thread."""
 
         def __init__(self, path: str) -> None:
-            self._turnstile, self._gate = (
+            self._turn, self._lock = (
                 os.open(path + suffix, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666) for suffix in ("-turn", "-gate")
             )
 
         def __enter__(self) -> None:
-            fcntl.flock(self._turnstile, fcntl.LOCK_EX)
+            fcntl.flock(self._turn, fcntl.LOCK_EX)
             try:
-                fcntl.flock(self._gate, fcntl.LOCK_EX)
+                fcntl.flock(self._lock, fcntl.LOCK_EX)
             finally:
-                fcntl.flock(self._turnstile, fcntl.LOCK_UN)
+                fcntl.flock(self._turn, fcntl.LOCK_UN)
 
         def __exit__(self, *_: object) -> None:
-            fcntl.flock(self._gate, fcntl.LOCK_UN)
+            fcntl.flock(self._lock, fcntl.LOCK_UN)
 
         def close(self) -> None:
             """Close the files."""
-            os.close(self._gate)
-            os.close(self._turnstile)
+            os.close(self._lock)
+            os.close(self._turn)
