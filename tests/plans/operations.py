@@ -120,6 +120,15 @@ async def _creations(on: Stage) -> None:
         await s.create_instance(WorkflowInstance(on.name(), "wf"))
     with m("create_instance (leased)"):
         await s.create_instance(WorkflowInstance(on.name(), "wf"), worker_id="w")
+    whole = WorkflowInstance(on.name(), "wf", status=WorkflowStatus.WAITING_FOR_TIMER)
+    with m("create_instance (with its first rows)"):
+        await s.create_instance(
+            whole,
+            events=[HistoryEvent(whole.instance_id, "first", "Noted", b"{}")],
+            timers=[TimerWait("t", "t", after=DAY)],
+        )
+    with m("define_workflows"):
+        await s.define_workflows({"wf": "", on.name(): "h"})
     many = [WorkflowInstance(on.name(), "wf") for _ in range(MANY)]
     with m("create_instances"):
         await s.create_instances(many)

@@ -11,15 +11,15 @@ import json
 import logging
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from perdure.engine.history.codec import encode
 from perdure.engine.history.digests import Call
 from perdure.engine.history.failures import cancelled, decode_failure, failed_run
-from perdure.errors import InstanceExistsError, StorageError, WorkflowNotCancellableError
+from perdure.engine.starting import NewRun, store_at_first_free, with_suffixes
+from perdure.errors import StorageError, WorkflowNotCancellableError
 from perdure.model.limits import INSTANCE_ID_MAX
-from perdure.model.records import ChannelMode, CompensationEntry, HistoryEvent, Lease, WorkflowInstance
+from perdure.model.records import ChannelMode, CompensationEntry, HistoryEvent, Lease
 from perdure.model.states import WorkflowStatus
 from perdure.storage.contract import Storage
 
@@ -49,13 +49,15 @@ def child_id(parent: str, path: str) -> str:
 def creating(workflow: "WorkflowDefinition", data: bytes, run: "Body", path: str) -> "Effect":
     """Return the effect that stores a child, its link to the parent and the parent's subscription to its end."""
     parent_id, channel = run.instance_id, end_name(run.generation, path)
-    link = encode({"instance_id": parent_id, "channel": channel})
+    link = HistoryEvent("", PARENT, LINK, encode({"instance_id": parent_id, "channel": channel}))
+    new = NewRun(workflow.name, data, workflow.source_hash, workflow.source, events=[link])
 
     async def write(storage: Storage, lease: Lease) -> str:
         # Subscribe first: messages that are stored already belong to an earlier run with the parent's id.
         await storage.subscribe_to_channel(parent_id, f"{channel}:{parent_id}", ChannelMode.BROADCAST, lease=lease)
-        child = await _create(storage, workflow, data, run.generation or parent_id, path)
-        await storage.append_history(HistoryEvent(child, PARENT, LINK, link))
+        # The child and its step are one commit, so an existing run with the child's id is another run.
+        ids = (child_id(run.generation or parent_id, each) for each in with_suffixes(path))
+        child = await store_at_first_free(storage, new, ids)
         if workflow.undo is not None:
             args = b'{"child": ' + encode(child) + b', "input": ' + data + b"}"
             entry = CompensationEntry(parent_id, f"{path}:child", workflow.name, args)
@@ -63,21 +65,6 @@ def creating(workflow: "WorkflowDefinition", data: bytes, run: "Body", path: str
         return child
 
     return write
-
-
-async def _create(storage: Storage, workflow: "WorkflowDefinition", data: bytes, parent: str, path: str) -> str:
-    """Store a child and return its id.
-
-    The child and its step are one commit, so an existing run with the child's id is another run. In that case the
-    suffixes `~c1`, `~c2` … are tried, which users cannot choose.
-    """
-    for number in count():
-        id = child_id(parent, path if number == 0 else f"{path}~c{number}")
-        instance = WorkflowInstance(id, workflow.name, data, source_hash=workflow.source_hash, owner_service="perdure")
-        with suppress(InstanceExistsError):
-            await storage.create_instance(instance, source_code=workflow.source)
-            return id
-    raise AssertionError("unreachable")
 
 
 def end_name(generation: str | None, path: str) -> str:
