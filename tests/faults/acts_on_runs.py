@@ -4,8 +4,10 @@ import asyncio
 
 from perdure.model.records import (
     ChannelMode,
+    CompensationEntry,
     HistoryEvent,
     ListInstancesOptions,
+    Parent,
     TimerSubscription,
     TimerWait,
     WorkflowInstance,
@@ -80,6 +82,14 @@ async def create_instance__whole(on: Stage) -> Act:
     made = WorkflowInstance("made", "wf", status=WorkflowStatus.WAITING_FOR_TIMER)
     events = [HistoryEvent("made", f"first:{n}", "Noted", b"{}") for n in range(2)]
     return lambda s: s.create_instance(made, events=events, timers=[TimerWait("t", "t", after=DAY)])
+
+
+@operation
+async def create_instance__child(on: Stage) -> Act:
+    lease = await on.leased()
+    parent = Parent(lease, "ends", CompensationEntry(lease.instance_id, "step:1", "undo"))
+    link = HistoryEvent("made", "link", "Noted", b"{}")
+    return lambda s: s.create_instance(WorkflowInstance("made", "wf"), events=[link], parent=parent)
 
 
 @operation

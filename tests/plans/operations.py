@@ -18,6 +18,7 @@ from perdure.model.records import (
     ListInstancesOptions,
     OutboxEvent,
     OutgoingMessage,
+    Parent,
     TimerSubscription,
     TimerWait,
     WorkflowInstance,
@@ -127,6 +128,10 @@ async def _creations(on: Stage) -> None:
             events=[HistoryEvent(whole.instance_id, "first", "Noted", b"{}")],
             timers=[TimerWait("t", "t", after=DAY)],
         )
+    lease = await on.leased()
+    parent = Parent(lease, f"ends:{lease.instance_id}", CompensationEntry(lease.instance_id, "step:1", "undo"))
+    with m("create_instance (of a parent)"):
+        await s.create_instance(WorkflowInstance(on.name(), "wf"), parent=parent)
     with m("define_workflows"):
         await s.define_workflows({"wf": "", on.name(): "h"})
     many = [WorkflowInstance(on.name(), "wf") for _ in range(MANY)]

@@ -13,6 +13,7 @@ from perdure.model.records import (
     OutboxEvent,
     OutboxStatus,
     OutgoingMessage,
+    Parent,
     TimerSubscription,
     TimerWait,
     WorkflowInstance,
@@ -78,6 +79,18 @@ def _creation(rng: Random) -> dict[str, Any]:
             TimerWait(d.timer_ids(rng), d.activity_ids(rng), *d.deadlines(d.spans(0, 1, 5))(rng))
             for _ in range(rng.randint(0, 2))
         ]
+    if not rng.randrange(4):
+        lease = d.held(rng)
+        compensation = d.maybe(
+            d.build(
+                CompensationEntry,
+                instance_id=d.mostly(d.one(lease.instance_id), d.one("somebody")),
+                activity_id=d.mostly(d.activity_ids, d.wrong),
+                activity_name=d.one("undo"),
+                args=d.json,
+            )
+        )
+        found["parent"] = Parent(lease, d.channels(rng), compensation(rng))
     return found
 
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from perdure.engine.history.codec import encode
 from perdure.errors import EngineError, InstanceExistsError, RunExistsError, RunNotFoundError, StorageError
 from perdure.model import names
-from perdure.model.records import FRAMEWORK, HistoryEvent, HistoryEventType, Lease, TimerWait, WorkflowInstance
+from perdure.model.records import FRAMEWORK, HistoryEvent, HistoryEventType, Lease, Parent, TimerWait, WorkflowInstance
 from perdure.model.states import WorkflowStatus
 from perdure.storage.contract import Storage
 
@@ -52,6 +52,7 @@ class RunStore(Protocol):
         source_code: str = "",
         events: Sequence[HistoryEvent] = (),
         timers: Sequence[TimerWait] = (),
+        parent: Parent | None = None,
     ) -> object:
         """Store a new instance with its first rows; raise `InstanceExistsError` if the id is taken."""
 
@@ -70,6 +71,7 @@ class NewRun:
     owner: str = OWNER
     events: Sequence[HistoryEvent] = ()  # its first rows; they get the id of the run
     begin: TimerWait | None = None  # when it starts (default: now)
+    parent: Callable[[str], Parent] | None = None  # of a child: what its parent needs, by the child's id
 
     def instance(self, id: str) -> WorkflowInstance:
         """Return the row of the run."""
@@ -90,6 +92,7 @@ async def store(storage: RunStore, run: NewRun, id: str) -> None:
         source_code=run.source,
         events=[replace(event, instance_id=id) for event in run.events],
         timers=[] if run.begin is None else [run.begin],
+        parent=None if run.parent is None else run.parent(id),
     )
 
 

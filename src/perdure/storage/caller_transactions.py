@@ -12,10 +12,10 @@ from perdure.database.backends.base import drive
 from perdure.database.operation import Operation
 from perdure.database.statements import Call
 from perdure.errors import InstanceExistsError, SchemaError
-from perdure.model.records import HistoryEvent, TimerWait, WorkflowInstance
+from perdure.model.records import HistoryEvent, Parent, TimerWait, WorkflowInstance
 from perdure.model.states import WorkflowStatus
 from perdure.storage import definitions, wakeups
-from perdure.storage.creation import announcement, first_rows
+from perdure.storage.creation import FirstRows, announcement, first_rows
 from perdure.storage.instances import creating
 from perdure.storage.sql import load_statements
 
@@ -71,9 +71,11 @@ class CallerTransaction:
         source_code: str = "",
         events: Sequence[HistoryEvent] = (),
         timers: Sequence[TimerWait] = (),
+        parent: Parent | None = None,
     ) -> None:
         """Store a new instance with its definition, first events and timers; see `InstanceManager`."""
-        create = _create(instance, source_code, events, timers, self._connection.dialect, self._look_first)
+        first = first_rows(instance, events, timers, parent)
+        create = _create(instance, source_code, first, self._connection.dialect, self._look_first)
         self._existing = await drive(create, self._connection.run)
         if self._existing is not None:
             raise InstanceExistsError(f"run {instance.instance_id!r} already exists: use another id")
@@ -86,15 +88,10 @@ class CallerTransaction:
 
 
 def _create(
-    instance: WorkflowInstance,
-    source: str,
-    events: Sequence[HistoryEvent],
-    timers: Sequence[TimerWait],
-    dialect: str,
-    look_first: bool,
+    instance: WorkflowInstance, source: str, first: FirstRows, dialect: str, look_first: bool
 ) -> Operation[WorkflowInstance | None]:
     """Insert an instance, or return what identifies the existing one."""
-    id, first = instance.instance_id, first_rows(instance, events, timers)
+    id = instance.instance_id
     work = creating(instance, None, 1, source, first)
     if look_first and (found := (yield from _find(S.find(instance_id=id), id))) is not None:
         return found

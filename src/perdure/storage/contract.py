@@ -27,6 +27,7 @@ from perdure.model.records import (
     OutboxStatus,
     OutgoingMessage,
     PaginationResult,
+    Parent,
     RegisteredWait,
     ResumableWorkflow,
     StaleWorkflowInfo,
@@ -85,10 +86,12 @@ class InstanceManager(Protocol):
         source_code: str = "",
         events: Sequence[HistoryEvent] = (),
         timers: Sequence[TimerWait] = (),
+        parent: Parent | None = None,
     ) -> Lease | None:
         """Store a new instance with its definition, its first events and its timers, in one commit.
 
-        Raise `InstanceExistsError` if the id is taken.
+        Raise `InstanceExistsError` if the id is taken. With `parent` the instance is a child: what its parent needs is
+        written under the parent's fence.
         """
 
     async def create_instances(

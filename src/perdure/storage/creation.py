@@ -1,4 +1,4 @@
-"""Store what a new instance begins with: the first events of its history, and timers."""
+"""Store what a new instance begins with: the first events of its history, timers, and what its parent needs."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -6,9 +6,9 @@ from typing import NamedTuple
 from perdure.database.operation import Operation
 from perdure.errors import InvalidTransitionError, LimitError, StorageError
 from perdure.model import limits
-from perdure.model.records import HistoryEvent, TimerWait, WorkflowInstance
+from perdure.model.records import ChannelMode, HistoryEvent, Parent, TimerWait, WorkflowInstance
 from perdure.model.states import RESUMABLE, TERMINAL
-from perdure.storage import history, timers, waits, wakeups
+from perdure.storage import channels, compensations, history, timers, waits, wakeups
 
 Params = dict[str, object]
 
@@ -18,17 +18,21 @@ class FirstRows(NamedTuple):
 
     events: Sequence[Params] = ()
     timers: Sequence[Params] = ()
+    parent: Parent | None = None
+    compensation: Params | None = None
 
     def __bool__(self) -> bool:
-        return bool(self.events or self.timers)
+        return bool(self.events or self.timers or self.parent)
 
 
 NO_ROWS = FirstRows()
 
 
-def first_rows(instance: WorkflowInstance, events: Sequence[HistoryEvent], waiting: Sequence[TimerWait]) -> FirstRows:
-    """Return the events and timers of a new instance, checked."""
-    if not (events or waiting):
+def first_rows(
+    instance: WorkflowInstance, events: Sequence[HistoryEvent], waiting: Sequence[TimerWait], parent: Parent | None
+) -> FirstRows:
+    """Return the events and timers of a new instance and what its parent needs, checked."""
+    if not (events or waiting or parent):
         return NO_ROWS
     for event in events:
         if event.instance_id != instance.instance_id:
@@ -38,7 +42,19 @@ def first_rows(instance: WorkflowInstance, events: Sequence[HistoryEvent], waiti
     return FirstRows(
         [history.event_params(event) for event in events],
         [_timer_params(instance.instance_id, timer) for timer in waiting],
+        parent,
+        None if parent is None else _compensation_params(parent),
     )
+
+
+def _compensation_params(parent: Parent) -> Params | None:
+    limits.name(parent.channel, "channel")
+    entry, parent_id = parent.compensation, parent.lease.instance_id
+    if entry is None:
+        return None
+    if entry.instance_id != parent_id:
+        raise LimitError(f"the compensation belongs to run {entry.instance_id!r}, not to run {parent_id!r}")
+    return compensations.entry_params(entry)
 
 
 def _timer_params(instance_id: str, timer: TimerWait) -> Params:
@@ -50,6 +66,13 @@ def _timer_params(instance_id: str, timer: TimerWait) -> Params:
     }
 
 
+def subscribe_parent(first: FirstRows) -> Operation[None]:
+    """Fence the parent, and subscribe it before the child exists: channels are locked before instances."""
+    if first.parent is not None:
+        lease, channel = first.parent.lease, first.parent.channel
+        yield from channels.subscribe(lease.instance_id, channel, ChannelMode.BROADCAST, lease)
+
+
 def insert_first_rows(first: FirstRows) -> Operation[None]:
     """Insert the first rows, in the transaction that has inserted the instance."""
     for event in first.events:
@@ -58,6 +81,8 @@ def insert_first_rows(first: FirstRows) -> Operation[None]:
             raise answer
     for timer in first.timers:
         yield timers.S.register(**timer)
+    if first.compensation is not None:
+        yield compensations.S.add(**first.compensation)
 
 
 def announcement(

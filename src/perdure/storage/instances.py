@@ -21,13 +21,14 @@ from perdure.model.records import (
     HistoryEvent,
     HistoryEventType,
     Lease,
+    Parent,
     ResumableWorkflow,
     TimerWait,
     WorkflowInstance,
 )
 from perdure.model.states import TERMINAL, WAITING, WorkflowStatus, sources_of
 from perdure.storage import channels, fences, history, waits
-from perdure.storage.creation import NO_ROWS, FirstRows, announcement, first_rows, insert_first_rows
+from perdure.storage.creation import NO_ROWS, FirstRows, announcement, first_rows, insert_first_rows, subscribe_parent
 from perdure.storage.fences import fence_params, refused
 from perdure.storage.sql import load_statements
 from perdure.storage.transactions import bounded, prepared, together
@@ -55,13 +56,15 @@ class Instances(Wakeups):
         source_code: str = "",
         events: Sequence[HistoryEvent] = (),
         timers: Sequence[TimerWait] = (),
+        parent: Parent | None = None,
     ) -> Lease | None:
         """Store a new instance with its definition, its first events and its timers, in one commit.
 
         Raise `InstanceExistsError` if the id is taken. With `worker_id` the new row is leased to that worker, and the
-        lease is returned.
+        lease is returned. With `parent` the instance is a child: what its parent needs is written under the parent's
+        fence.
         """
-        first = first_rows(instance, events, timers)
+        first = first_rows(instance, events, timers, parent)
         work = creating(instance, worker_id, timeout_sec, source_code, first)
         kind, about = announcement(instance, worker_id, first)
         return await self._announce(kind, work, (lambda _: about) if about else None)
@@ -209,6 +212,7 @@ def creating(
 
 
 def _create(params: dict[str, object], first: FirstRows) -> Operation[Lease | None]:
+    yield from subscribe_parent(first)
     previous = params["continued_from"]
     if previous is not None and not (yield fences.S.standing(instance_id=previous)):
         raise InstanceNotFoundError(f"run {previous!r}, which the new run continues from, does not exist")

@@ -19,7 +19,7 @@ from perdure.engine.history.failures import cancelled, decode_failure, failed_ru
 from perdure.engine.starting import NewRun, store_at_first_free, with_suffixes
 from perdure.errors import StorageError, WorkflowNotCancellableError
 from perdure.model.limits import INSTANCE_ID_MAX
-from perdure.model.records import ChannelMode, CompensationEntry, HistoryEvent, Lease
+from perdure.model.records import CompensationEntry, HistoryEvent, Lease, Parent
 from perdure.model.states import WorkflowStatus
 from perdure.storage.contract import Storage
 
@@ -50,19 +50,20 @@ def creating(workflow: "WorkflowDefinition", data: bytes, run: "Body", path: str
     """Return the effect that stores a child, its link to the parent and the parent's subscription to its end."""
     parent_id, channel = run.instance_id, end_name(run.generation, path)
     link = HistoryEvent("", PARENT, LINK, encode({"instance_id": parent_id, "channel": channel}))
-    new = NewRun(workflow.name, data, workflow.source_hash, workflow.source, events=[link])
 
     async def write(storage: Storage, lease: Lease) -> str:
-        # Subscribe first: messages that are stored already belong to an earlier run with the parent's id.
-        await storage.subscribe_to_channel(parent_id, f"{channel}:{parent_id}", ChannelMode.BROADCAST, lease=lease)
+        def parent(child: str) -> Parent:
+            entry = None
+            if workflow.undo is not None:
+                args = b'{"child": ' + encode(child) + b', "input": ' + data + b"}"
+                entry = CompensationEntry(parent_id, f"{path}:child", workflow.name, args)
+            # It subscribes first: messages that are stored already belong to an earlier run with the parent's id.
+            return Parent(lease, f"{channel}:{parent_id}", entry)
+
+        new = NewRun(workflow.name, data, workflow.source_hash, workflow.source, events=[link], parent=parent)
         # The child and its step are one commit, so an existing run with the child's id is another run.
         ids = (child_id(run.generation or parent_id, each) for each in with_suffixes(path))
-        child = await store_at_first_free(storage, new, ids)
-        if workflow.undo is not None:
-            args = b'{"child": ' + encode(child) + b', "input": ' + data + b"}"
-            entry = CompensationEntry(parent_id, f"{path}:child", workflow.name, args)
-            await storage.add_compensation(entry, lease=lease)
-        return child
+        return await store_at_first_free(storage, new, ids)
 
     return write
 

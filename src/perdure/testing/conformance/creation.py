@@ -8,12 +8,21 @@ from perdure.errors import (
     HistoryConflictError,
     InstanceExistsError,
     InvalidTransitionError,
+    LeaseLostError,
     LimitError,
 )
-from perdure.model.records import HistoryEvent, TimerWait, WorkflowInstance
+from perdure.model.records import (
+    ChannelMode,
+    CompensationEntry,
+    HistoryEvent,
+    Lease,
+    Parent,
+    TimerWait,
+    WorkflowInstance,
+)
 from perdure.model.states import WorkflowStatus
 from perdure.storage.stores import SQLStorage
-from perdure.testing.conformance.tools import shift
+from perdure.testing.conformance.tools import leased, shift
 
 LATER = WorkflowInstance("i-1", "wf", status=WorkflowStatus.WAITING_FOR_TIMER)
 NOW = WorkflowInstance("i-1", "wf")
@@ -114,3 +123,55 @@ async def test_the_rows_of_a_rolled_back_transaction_are_gone(storage: SQLStorag
             raise ZeroDivisionError
     assert await storage.get_instance("i-1") is None
     assert await recorded(storage) == []
+
+
+def parent_of(lease: Lease) -> Parent:
+    return Parent(lease, "ends:parent", CompensationEntry(lease.instance_id, "step:1", "undo", b'{"child": "i-1"}'))
+
+
+async def test_a_child_is_stored_with_what_its_parent_needs(storage: SQLStorage) -> None:
+    await storage.publish_to_channel("ends:parent", b'{"n": 0}')
+    lease = await leased(storage, "parent")
+    await storage.create_instance(NOW, events=[event("link")], parent=parent_of(lease))
+    await storage.publish_to_channel("ends:parent", b'{"n": 1}')
+    found = await storage.get_channel_subscription("parent", "ends:parent")
+    assert found is not None
+    assert found.mode is ChannelMode.BROADCAST
+    (message,) = await storage.get_pending_channel_messages_for_instance("parent", "ends:parent")
+    assert message.data == b'{"n": 1}'
+    (entry,) = await storage.get_compensations("parent")
+    assert (entry.activity_id, entry.activity_name, entry.args) == ("step:1", "undo", b'{"child": "i-1"}')
+    assert not await storage.get_compensations("i-1")
+    assert await recorded(storage) == [("link", b"{}")]
+
+
+async def test_a_parent_that_lost_its_lease_creates_no_child(storage: SQLStorage) -> None:
+    lease = await leased(storage, "parent")
+    await storage.release_lock("parent", lease.worker_id, lease=lease)
+    with pytest.raises(LeaseLostError):
+        await storage.create_instance(NOW, parent=parent_of(lease))
+    assert await storage.get_instance("i-1") is None
+    assert await storage.get_channel_subscription("parent", "ends:parent") is None
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["alone", "in a transaction"])
+async def test_a_child_whose_id_is_taken_leaves_its_parent_unchanged(storage: SQLStorage, inside: bool) -> None:
+    lease = await leased(storage, "parent")
+    await storage.create_instance(NOW)
+    if inside:
+        async with storage.transaction():
+            with pytest.raises(InstanceExistsError):
+                await storage.create_instance(NOW, parent=parent_of(lease))
+    else:
+        with pytest.raises(InstanceExistsError):
+            await storage.create_instance(NOW, parent=parent_of(lease))
+    assert await storage.get_channel_subscription("parent", "ends:parent") is None
+    assert not await storage.get_compensations("parent")
+
+
+async def test_a_compensation_of_another_parent_is_rejected(storage: SQLStorage) -> None:
+    lease = await leased(storage, "parent")
+    entry = CompensationEntry("other", "step:1", "undo")
+    with pytest.raises(LimitError, match="belongs to run 'other'"):
+        await storage.create_instance(NOW, parent=Parent(lease, "ends:parent", entry))
+    assert await storage.get_instance("i-1") is None

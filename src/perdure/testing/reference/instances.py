@@ -18,11 +18,13 @@ from perdure.errors import (
 )
 from perdure.model import limits
 from perdure.model.records import (
+    ChannelMode,
     HistoryEvent,
     HistoryEventType,
     Lease,
     ListInstancesOptions,
     PaginationResult,
+    Parent,
     ResumableWorkflow,
     TimerWait,
     WorkflowInstance,
@@ -35,13 +37,13 @@ from perdure.storage.instances import CANCELLED_ACTIVITY, FAILED_ACTIVITY, _crea
 from perdure.storage.listing import _FOLD, FRAMEWORK_MAX, PAGE, _part, _place, _status
 from perdure.storage.transactions import bounded
 from perdure.testing.reference.fences import OWN, claimable_at, finished_at, instance_from
-from perdure.testing.reference.history import History
+from perdure.testing.reference.history import Compensations, History
 from perdure.testing.reference.messages import Messages
 from perdure.testing.reference.tables import Row, change, remove, where
 from perdure.testing.reference.transactions import reads, writes
 
 
-class Instances(Messages, History):
+class Instances(Messages, History, Compensations):
     """Implement InstanceManager."""
 
     @writes
@@ -54,9 +56,12 @@ class Instances(Messages, History):
         source_code: str = "",
         events: Sequence[HistoryEvent] = (),
         timers: Sequence[TimerWait] = (),
+        parent: Parent | None = None,
     ) -> Lease | None:
         """Store a new instance with its first events and its timers; with a worker it is leased to that worker."""
-        first_rows(instance, events, timers)
+        first_rows(instance, events, timers, parent)
+        if parent is not None:
+            self._subscribe(parent.lease.instance_id, parent.channel, ChannelMode.BROADCAST, parent.lease)
         lease = self._create(instance, worker_id, timeout_sec, source_code)
         for event in events:
             answer = self._append(event, None)
@@ -66,6 +71,8 @@ class Instances(Messages, History):
             at = self._moment(timer.expires_at, timer.after)
             assert at is not None, "a timer has a time"
             self._set_timer(instance.instance_id, timer.timer_id, timer.activity_id, at)
+        if parent is not None and parent.compensation is not None:
+            self._add(parent.compensation, parent.lease)
         return lease
 
     @writes
