@@ -4,6 +4,7 @@ Decorate functions with `@workflow` and `@activity`, open an `App` to execute ru
 `await some_workflow.start(…)`. A `Client` starts and inspects runs without executing them.
 """
 
+from perdure import integrations  # noqa: F401 - registers the connections of other libraries with the engine
 from perdure.engine.api.activity import Activity, activity
 from perdure.engine.api.app import App, Client
 from perdure.engine.api.calls import (

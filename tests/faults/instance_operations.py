@@ -4,8 +4,12 @@ import asyncio
 
 from perdure.model.records import (
     ChannelMode,
+    CompensationEntry,
+    HistoryEvent,
     ListInstancesOptions,
+    ParentLink,
     TimerSubscription,
+    TimerWait,
     WorkflowInstance,
 )
 from perdure.model.states import WorkflowStatus
@@ -71,6 +75,26 @@ async def create_instance(on: Stage) -> Act:
 @operation
 async def create_instance__leased(on: Stage) -> Act:
     return lambda s: s.create_instance(WorkflowInstance("made", "wf"), worker_id="w")
+
+
+@operation
+async def create_instance__whole(on: Stage) -> Act:
+    made = WorkflowInstance("made", "wf", status=WorkflowStatus.WAITING_FOR_TIMER)
+    events = [HistoryEvent("made", f"first:{n}", "Noted", b"{}") for n in range(2)]
+    return lambda s: s.create_instance(made, events=events, timers=[TimerWait("t", "t", after=DAY)])
+
+
+@operation
+async def create_instance__child(on: Stage) -> Act:
+    lease = await on.leased()
+    parent = ParentLink(lease, "ends", CompensationEntry(lease.instance_id, "step:1", "undo"))
+    link = HistoryEvent("made", "link", "Noted", b"{}")
+    return lambda s: s.create_instance(WorkflowInstance("made", "wf"), events=[link], parent=parent)
+
+
+@operation
+async def define_workflows(on: Stage) -> Act:
+    return lambda s: s.define_workflows({"wf": "h1", "other": "h2"})
 
 
 @operation

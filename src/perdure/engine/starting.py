@@ -1,25 +1,43 @@
-"""Starting runs: store a new run or find the existing one, from a program or as a step of another run."""
+"""Starting runs: the one way in which a run comes to be.
 
-import json
+A `NewRun` describes a run; `store` stores it with everything it begins with, in one commit. All ways use it: a program,
+a step of another run, a child, a cron tick, a retry, and a caller's own transaction. They differ in the storage they
+pass (a caller's transaction is one, too), in the ids they try, and in what they do if a run has the id already.
+"""
+
+import asyncio
 import re
 import secrets
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import count
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
-from perdure.engine.history.codec import encode
-from perdure.errors import EngineError, InstanceExistsError, RunExistsError, RunNotFoundError
+from perdure.engine.history import ids
+from perdure.engine.history.records import Compensated, Deadline, Taken, record_of, row_of
+from perdure.errors import EngineError, InstanceExistsError, RunExistsError, RunNotFoundError, StorageError
 from perdure.model import names
-from perdure.model.records import FRAMEWORK, HistoryEvent, HistoryEventType, Lease, TimerSubscription, WorkflowInstance
+from perdure.model.records import (
+    FRAMEWORK,
+    HistoryEvent,
+    Lease,
+    ParentLink,
+    TimerWait,
+    WorkflowInstance,
+)
 from perdure.model.states import WorkflowStatus
 from perdure.storage.contract import Storage
 
-BEGIN = "~begin"  # the timer of a run that starts later
-DEADLINE = "~deadline"  # the row with the timeout of a run
+if TYPE_CHECKING:
+    from perdure.engine.replay.definitions import WorkflowDefinition
+
+OWNER = "perdure"  # the owner of all runs but those that `retry` starts
+
+DEFINE_SEC = 1.0
 
 _TRIED_AGAIN = re.compile(r"~r[0-9]+\Z")  # the suffix of a run that `retry` started
 
@@ -27,6 +45,72 @@ SHOWN_MAX = 200  # characters of an input in an error message
 
 IfExists = Literal["return", "error"]
 Create = Callable[[WorkflowInstance], Awaitable[object]]
+
+
+class RunStore(Protocol):
+    """What storing a run needs of a storage, or of a caller's transaction."""
+
+    async def create_instance(
+        self,
+        instance: WorkflowInstance,
+        *,
+        source_code: str = "",
+        events: Sequence[HistoryEvent] = (),
+        timers: Sequence[TimerWait] = (),
+        parent: ParentLink | None = None,
+    ) -> object:
+        """Store a new instance with its first rows; raise `InstanceExistsError` if the id is taken."""
+
+    async def get_instance(self, instance_id: str) -> WorkflowInstance | None:
+        """Return an instance, or None."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewRun:
+    """A run to be stored, under an id that is chosen when it is stored."""
+
+    workflow_name: str
+    input_data: bytes
+    source_hash: str
+    source: str = ""
+    owner: str = OWNER
+    events: Sequence[HistoryEvent] = ()  # its first rows; they get the id of the run
+    begin: TimerWait | None = None  # when it starts (default: now)
+    parent: Callable[[str], ParentLink] | None = None  # of a child: what its parent needs, by the child's id
+
+    def instance(self, id: str) -> WorkflowInstance:
+        """Return the row of the run."""
+        return WorkflowInstance(
+            id,
+            self.workflow_name,
+            self.input_data,
+            status=WorkflowStatus.RUNNING if self.begin is None else WorkflowStatus.WAITING_FOR_TIMER,
+            source_hash=self.source_hash,
+            owner_service=self.owner,
+        )
+
+
+async def store(storage: RunStore, run: NewRun, id: str) -> None:
+    """Store a run with its first rows, in one commit; raise `InstanceExistsError` if the id is taken."""
+    await storage.create_instance(
+        run.instance(id),
+        source_code=run.source,
+        events=[replace(event, instance_id=id) for event in run.events],
+        timers=[] if run.begin is None else [run.begin],
+        parent=None if run.parent is None else run.parent(id),
+    )
+
+
+async def store_at_first_free(storage: RunStore, run: NewRun, names: Iterable[str]) -> str:
+    """Store a run under the first of these ids that no run has, and return that id."""
+    for id in names:
+        with suppress(InstanceExistsError):
+            await store(storage, run, id)
+            return id
+    raise AssertionError("unreachable: the ids don't end")
+
+
+# From a program, from a step of another run, and in a caller's transaction.
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +124,22 @@ class StartRequest:
     after: timedelta | None
     if_exists: IfExists
     source_hash: str
-    source: str
     timeout: timedelta | None
     read: Callable[[bytes], object]  # decodes an input, to compare it with another
+
+    def new_run(self) -> NewRun:
+        """Return the requested run, with its timeout and the timer for its start."""
+        events: list[HistoryEvent] = []
+        if self.timeout is not None:
+            events.append(row_of("", Deadline(self.timeout)))
+        later = self.at is not None or self.after is not None
+        return NewRun(
+            self.workflow_name,
+            self.input_data,
+            self.source_hash,
+            events=events,
+            begin=TimerWait(ids.BEGIN, ids.BEGIN, self.at, self.after) if later else None,
+        )
 
     def differs_from(
         self, id: str, framework: str, workflow_name: str, inputs: Sequence[bytes]
@@ -74,44 +171,34 @@ class StartRequest:
         return self.read(input_data) == self.read(self.input_data)
 
 
-async def start(storage: Storage, request: StartRequest, create: Create) -> str:
+async def start(storage: RunStore, request: StartRequest, create: Create | None = None) -> str:
     """Store a new run, or find the existing run with the requested id, and return the id.
 
-    Raises `RunExistsError` if the existing run is not the requested one.
+    `create` stores a run without further rows, in a group commit (default: in a commit of its own). Raises
+    `RunExistsError` if the existing run is not the requested one.
     """
     names.run_id(request.id)
-    instance = WorkflowInstance(
-        new_id() if request.id is None else request.id,
-        request.workflow_name,
-        request.input_data,
-        source_hash=request.source_hash,
-        owner_service="perdure",
-    )
+    id, run = new_id() if request.id is None else request.id, request.new_run()
     try:
-        if request.at is None and request.after is None and request.timeout is None:
-            await create(instance)
+        if create is None or run.events or run.begin:
+            await store(storage, run, id)
         else:
-            await _create_with_times(storage, instance, request)
+            await create(run.instance(id))
     except InstanceExistsError:
-        await _check_existing(storage, request, instance.instance_id)
-    return instance.instance_id
+        await _check_existing(storage, request, id)
+    return id
 
 
-async def _create_with_times(storage: Storage, instance: WorkflowInstance, request: StartRequest) -> None:
-    """Store a run that starts later or has a timeout, with the rows that record this."""
-    later = request.at is not None or request.after is not None
-    status = WorkflowStatus.WAITING_FOR_TIMER if later else WorkflowStatus.RUNNING
-    async with storage.transaction():
-        await storage.create_instance(replace(instance, status=status))
-        if request.timeout is not None:
-            data = encode({"timeout_sec": request.timeout.total_seconds()})
-            await storage.append_history(HistoryEvent(instance.instance_id, DEADLINE, "Deadline", data))
-        if later:
-            timer = TimerSubscription(instance.instance_id, BEGIN, request.at, BEGIN)
-            await storage.register_timer_subscription(timer, after=request.after)
+def starting(request: StartRequest) -> "Callable[[Storage, Lease], Awaitable[str]]":
+    """Return the effect that stores a run in the commit of the step that starts it; the new run is not leased."""
+
+    async def write(storage: Storage, lease: Lease) -> str:
+        return await start(storage, request)
+
+    return write
 
 
-async def _check_existing(storage: Storage, request: StartRequest, instance_id: str) -> None:
+async def _check_existing(storage: RunStore, request: StartRequest, instance_id: str) -> None:
     """Raise `RunExistsError` unless the existing run has the requested input, now or before its first `recur()`."""
     found = await storage.get_instance(instance_id)
     if found is None:
@@ -146,21 +233,34 @@ def first_generation(instance_id: str) -> str:
     return f"{instance_id}~1"
 
 
-async def start_tick(storage: Storage, tick: WorkflowInstance, source: str) -> str:
+# By a schedule.
+
+
+async def start_tick(storage: RunStore, workflow: "WorkflowDefinition", tick_id: str) -> str:
     """Store the run of a cron tick unless it exists, and return its id.
 
     If a run of another workflow has the id, the tick gets an id with a suffix.
     """
-    for number in count():
-        id = tick.instance_id if number == 0 else f"{tick.instance_id}~c{number}"
+    run = NewRun(workflow.name, workflow.signature.bind((), {}), workflow.source_hash, workflow.source)
+    for id in with_suffixes(tick_id):
         try:
-            await storage.create_instance(replace(tick, instance_id=id), source_code=source)
+            await store(storage, run, id)
         except InstanceExistsError:
             found = await storage.get_instance(id)
-            if found is not None and found.workflow_name != tick.workflow_name:
+            if found is not None and found.workflow_name != workflow.name:
                 continue
         return id
-    raise AssertionError("unreachable")
+    raise AssertionError("unreachable: the ids don't end")
+
+
+def with_suffixes(id: str) -> Iterator[str]:
+    """Yield an id, then the same with the suffixes `~c1`, `~c2` …, which users cannot choose."""
+    yield id
+    for number in count(1):
+        yield f"{id}~c{number}"
+
+
+# By `retry`.
 
 
 async def retry(storage: Storage, instance_id: str, from_step: str | None) -> str:
@@ -179,19 +279,8 @@ async def retry(storage: Storage, instance_id: str, from_step: str | None) -> st
         )
     events = [] if from_step is None else await _history_before(storage, instance_id, from_step)
     base = _TRIED_AGAIN.sub("", instance_id)
-    for number in count(1):
-        again = WorkflowInstance(
-            f"{base}~r{number}", found.workflow_name, found.input_data, source_hash=found.source_hash
-        )
-        try:
-            async with storage.transaction():
-                await storage.create_instance(again)
-                for event in events:
-                    await storage.append_history(replace(event, instance_id=again.instance_id, id=0, created_at=None))
-        except InstanceExistsError:
-            continue
-        return again.instance_id
-    raise AssertionError("unreachable")
+    again = NewRun(found.workflow_name, found.input_data, found.source_hash, owner="", events=events)
+    return await store_at_first_free(storage, again, (f"{base}~r{number}" for number in count(1)))
 
 
 async def _history_before(storage: Storage, instance_id: str, from_step: str) -> list[HistoryEvent]:
@@ -203,13 +292,13 @@ async def _history_before(storage: Storage, instance_id: str, from_step: str) ->
         page, more = await storage.get_history_paginated(instance_id, last_id)
         for event in page:
             last_id = event.id
-            step = _step_of(event)
+            step, record = ids.step_of(event.activity_id), record_of(event)
             found = found or step == from_step
-            if event.event_type in _UNDOS:
-                undone.add(str(json.loads(event.event_data or b"{}").get("activity_id")))
+            if isinstance(record, Compensated):
+                undone.add(record.step)
             if found:
                 continue
-            if step.endswith((":subscribe", ":child")):
+            if ids.name_of(step) in ("subscribe", ids.CHILD):
                 raise EngineError(
                     f"run {instance_id!r} cannot be retried from {from_step!r}: {step!r} comes before it, and a new "
                     f"run must execute that step itself; retry from {step!r}, or from the start (without from_step)"
@@ -217,34 +306,17 @@ async def _history_before(storage: Storage, instance_id: str, from_step: str) ->
             kept.append(event)
     if not found:
         raise EngineError(f"run {instance_id!r} has no step {from_step!r}: use the id of a step that steps() returns")
-    for step in map(_step_of, kept):
+    for step in (ids.step_of(event.activity_id) for event in kept):
         if step in undone:
             raise EngineError(
                 f"run {instance_id!r} cannot be retried from {from_step!r}: {step!r} comes before it and was "
                 f"compensated when the run ended; retry from {step!r}, or from the start (without from_step)"
             )
-    return [each for each in kept if _is_replayed(each)]
+    return [replace(each, id=0, created_at=None) for each in kept if _is_replayed(each)]
 
 
-_UNDOS = (HistoryEventType.COMPENSATION_EXECUTED, HistoryEventType.COMPENSATION_FAILED)
-
-
-def _step_of(event: HistoryEvent) -> str:
-    """Return the id of the step that a row belongs to."""
-    return event.activity_id.partition("#")[0].rstrip("!@")
-
-
-def _is_replayed(event: HistoryEvent) -> bool:
-    return not event.activity_id.startswith("~") or event.event_type in ("Values", "State")
-
-
-def starting(request: StartRequest) -> "Callable[[Storage, Lease], Awaitable[str]]":
-    """Return the effect that stores a run in the commit of the step that starts it; the new run is not leased."""
-
-    async def write(storage: Storage, lease: Lease) -> str:
-        return await start(storage, request, storage.create_instance)
-
-    return write
+def _is_replayed(row: HistoryEvent) -> bool:
+    return not row.activity_id.startswith(ids.OWN) or isinstance(record_of(row), Taken)
 
 
 def new_id() -> str:
@@ -257,3 +329,14 @@ def new_id() -> str:
 def _shown(data: bytes) -> str:
     text = data.decode("utf-8", "replace")
     return text if len(text) <= SHOWN_MAX else text[:SHOWN_MAX] + "…"
+
+
+async def define(storage: Storage, versions: Mapping[str, str]) -> None:
+    """Store workflow definitions, by name and hash, before a caller starts a run in a transaction of its own.
+
+    Otherwise that transaction would insert the definition, and every other start of the workflow would wait for its
+    commit.
+    """
+    with suppress(TimeoutError, StorageError):  # such a transaction may be open, and the app does not wait for it
+        async with asyncio.timeout(DEFINE_SEC):
+            await storage.define_workflows(versions)

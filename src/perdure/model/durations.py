@@ -22,6 +22,11 @@ def seconds(value: object, what: str, *, positive: bool = False, longest: timede
     return number
 
 
+def span(value: object, what: str, *, positive: bool = False) -> timedelta:
+    """Return a duration as a timedelta; raise as `seconds` does if it is invalid."""
+    return timedelta(seconds=seconds(value, what, positive=positive))
+
+
 def any_seconds(value: object, what: str) -> float:
     """Return a duration in seconds, which may be negative or infinite; raise as `seconds` does if it is invalid."""
     number = _number(value, what)

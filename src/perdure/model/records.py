@@ -339,6 +339,18 @@ class CompensationEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class ParentLink:
+    """Describe what an instance needs that creates a child: a subscription to a channel, and a compensation.
+
+    It subscribes (broadcast) before the child exists, so that it receives everything that the child publishes.
+    """
+
+    lease: Lease
+    channel: str
+    compensation: CompensationEntry | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerInfo:
     """Describe a worker and the time of its last heartbeat, by the database's clock."""
 

@@ -86,9 +86,7 @@ class Channels(Wakeups):
         direct = mode is ChannelMode.DIRECT
         name = direct_channel(channel, instance_id) if direct else limits.name(channel, "channel")
         stored = ChannelMode.BROADCAST if direct else mode
-        await self._run(
-            Work(lambda: locking([name], _subscribe(instance_id, name, stored, direct, lease)), repeat=True)
-        )
+        await self._run(Work(lambda: subscribe(instance_id, name, stored, lease, from_start=direct), repeat=True))
         return name
 
     async def unsubscribe_from_channel(self, instance_id: str, channel: str, *, lease: Lease | None = None) -> None:
@@ -269,6 +267,13 @@ def _named(params: dict[str, object]) -> Operation[int | None]:
     """Return the message's number after a lost answer, by its own id, which is drawn before it is sent."""
     rows = yield S.named(message_id=params["message_id"])
     return rows[0][0] if rows else None
+
+
+def subscribe(
+    instance_id: str, channel: str, mode: ChannelMode, lease: Lease | None, *, from_start: bool = False
+) -> Operation[None]:
+    """Subscribe an instance under the lock of the channel and the fence."""
+    return locking([channel], _subscribe(instance_id, channel, mode, from_start, lease))
 
 
 def _subscribe(

@@ -15,18 +15,23 @@ class Compensations(Transactions):
 
     async def add_compensation(self, entry: CompensationEntry, *, lease: Lease | None = None) -> int:
         """Register a compensation of a step and return its id. One that is added twice is stored twice."""
-        params: dict[str, object] = {
-            "instance_id": entry.instance_id,
-            "activity_id": limits.name(entry.activity_id, "activity_id"),
-            "activity_name": limits.name(entry.activity_name, "activity_name"),
-            "args": limits.text(entry.args, "args"),
-            "created_at": limits.moment(entry.created_at, "created_at"),
-        }
+        params = entry_params(entry)
         return await self._run(Work(lambda: _add(params, lease)))
 
     async def get_compensations(self, instance_id: str, *, limit: int | None = None) -> list[CompensationEntry]:
         """Return the registered compensations, strictly last in, first out."""
         return await self._read(_newest_first, limits.name(instance_id, "instance_id"), limits.some(limit))
+
+
+def entry_params(entry: CompensationEntry) -> dict[str, object]:
+    """Return a compensation as the parameters of its insert, checked."""
+    return {
+        "instance_id": entry.instance_id,
+        "activity_id": limits.name(entry.activity_id, "activity_id"),
+        "activity_name": limits.name(entry.activity_name, "activity_name"),
+        "args": limits.text(entry.args, "args"),
+        "created_at": limits.moment(entry.created_at, "created_at"),
+    }
 
 
 def _add(params: dict[str, object], lease: Lease | None) -> Operation[int]:

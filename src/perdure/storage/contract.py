@@ -27,6 +27,7 @@ from perdure.model.records import (
     OutboxStatus,
     OutgoingMessage,
     PaginationResult,
+    ParentLink,
     RegisteredWait,
     ResumableWorkflow,
     StaleWorkflowInfo,
@@ -83,13 +84,23 @@ class InstanceManager(Protocol):
         worker_id: str | None = None,
         timeout_sec: float = 15,
         source_code: str = "",
+        events: Sequence[HistoryEvent] = (),
+        timers: Sequence[TimerWait] = (),
+        parent: ParentLink | None = None,
     ) -> Lease | None:
-        """Store a new instance and its definition; raise `InstanceExistsError` if the id is taken."""
+        """Store a new instance with its definition, its first events and its timers, in one commit.
+
+        Raise `InstanceExistsError` if the id is taken. With `parent` the instance is a child: what its parent needs is
+        written under the parent's fence.
+        """
 
     async def create_instances(
         self, instances: Sequence[WorkflowInstance], *, worker_id: str | None = None, timeout_sec: float = 15
     ) -> list[Lease | StorageError | None]:
         """Create many instances in one commit; return a lease (or None) or an error for each, in order."""
+
+    async def define_workflows(self, versions: Mapping[str, str]) -> None:
+        """Store definitions, by name and source hash, unless they exist; creating an instance would do so, too."""
 
     async def get_instance(self, instance_id: str) -> WorkflowInstance | None:
         """Return an instance with every field, or None."""

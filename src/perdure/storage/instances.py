@@ -16,10 +16,19 @@ from perdure.errors import (
     WorkflowNotCancellableError,
 )
 from perdure.model import limits
-from perdure.model.records import FRAMEWORK, HistoryEventType, Lease, ResumableWorkflow, WorkflowInstance
-from perdure.model.states import RESUMABLE as CLAIMABLE
+from perdure.model.records import (
+    FRAMEWORK,
+    HistoryEvent,
+    HistoryEventType,
+    Lease,
+    ParentLink,
+    ResumableWorkflow,
+    TimerWait,
+    WorkflowInstance,
+)
 from perdure.model.states import TERMINAL, WAITING, WorkflowStatus, sources_of
 from perdure.storage import channels, fences, history, waits
+from perdure.storage.creation import NO_ROWS, FirstRows, announcement, first_rows, insert_first_rows, subscribe_parent
 from perdure.storage.fences import fence_params, refused
 from perdure.storage.sql import load_statements
 from perdure.storage.transactions import bounded, prepared, together
@@ -45,20 +54,29 @@ class Instances(Wakeups):
         worker_id: str | None = None,
         timeout_sec: float = 15,
         source_code: str = "",
+        events: Sequence[HistoryEvent] = (),
+        timers: Sequence[TimerWait] = (),
+        parent: ParentLink | None = None,
     ) -> Lease | None:
-        """Store a new instance and its definition; raise `InstanceExistsError` if the id is taken.
+        """Store a new instance with its definition, its first events and its timers, in one commit.
 
-        With `worker_id` the new row is leased to that worker, and the lease is returned.
+        Raise `InstanceExistsError` if the id is taken. With `worker_id` the new row is leased to that worker, and the
+        lease is returned. With `parent` the instance is a child: what its parent needs is written under the parent's
+        fence.
         """
-        work, about = _creating(instance, worker_id, timeout_sec, source_code), _news(instance, worker_id)
-        return await self._announce(RESUMABLE, work, (lambda _: about) if about else None)
+        first = first_rows(instance, events, timers, parent)
+        work = creating(instance, worker_id, timeout_sec, source_code, first)
+        kind, about = announcement(instance, worker_id, first)
+        return await self._announce(kind, work, (lambda _: about) if about else None)
 
     async def create_instances(
         self, instances: Sequence[WorkflowInstance], *, worker_id: str | None = None, timeout_sec: float = 15
     ) -> list[Lease | StorageError | None]:
         """Create many instances in one commit; return a lease (or None) or an error for each, in order."""
-        works = prepared(lambda instance: _creating(instance, worker_id, timeout_sec, ""), instances)
-        return await self._announce_first(works, [_news(instance, worker_id) for instance in instances])
+        works = prepared(lambda instance: creating(instance, worker_id, timeout_sec, "", NO_ROWS), instances)
+        return await self._announce_first(
+            works, [announcement(instance, worker_id, NO_ROWS)[1] for instance in instances]
+        )
 
     async def get_instance(self, instance_id: str) -> WorkflowInstance | None:
         """Return an instance with every field, or None."""
@@ -140,13 +158,6 @@ class Instances(Wakeups):
         return await self._announce(RESUMABLE, work, first if any(abouts) else None) if works else []
 
 
-def _news(instance: WorkflowInstance, worker_id: str | None) -> Payload | None:
-    """Return what a creation announces: nothing if the instance is leased to its creator."""
-    if worker_id or instance.locked_by or instance.status not in CLAIMABLE:
-        return None
-    return resumable(instance.instance_id, instance.workflow_name, "created")
-
-
 def _ended(instance_id: str, status: WorkflowStatus = WorkflowStatus.COMPLETED) -> Say[None]:
     """Return what the end of an instance announces, because a caller may wait for it."""
     return lambda _: resumable(instance_id, reason=status.value)
@@ -190,19 +201,25 @@ def _name_or_none(value: str | None, kind: str) -> str | None:
     return None if value is None else limits.name(value, kind)
 
 
-def _creating(instance: WorkflowInstance, worker_id: str | None, timeout_sec: float, source: str) -> Work[Lease | None]:
+def creating(
+    instance: WorkflowInstance, worker_id: str | None, timeout_sec: float, source: str, first: FirstRows
+) -> Work[Lease | None]:
+    """Return the operation that inserts an instance and its first rows; it raises `InstanceExistsError`."""
     params = _creation(instance, worker_id, timeout_sec, source)
-    return Work(lambda: create(params), single=True, confirm=lambda: _created(params), row=instance.instance_id)
+    return Work(
+        lambda: _create(params, first), single=not first, confirm=lambda: _created(params), row=instance.instance_id
+    )
 
 
-def create(params: dict[str, object]) -> Operation[Lease | None]:
-    """Insert an instance, or raise `InstanceExistsError`."""
+def _create(params: dict[str, object], first: FirstRows) -> Operation[Lease | None]:
+    yield from subscribe_parent(first)
     previous = params["continued_from"]
     if previous is not None and not (yield fences.S.standing(instance_id=previous)):
         raise InstanceNotFoundError(f"run {previous!r}, which the new run continues from, does not exist")
     rows = rows_if(1, (yield S.create(**params)))
     if not rows:
         raise InstanceExistsError(f"run {params['instance_id']!r} already exists: use another id")
+    yield from insert_first_rows(first)
     return _lease_of(params, rows[0][0])
 
 

@@ -14,6 +14,7 @@ from perdure.database.urls import limit_idle_transactions as limit_idle_transact
 from perdure.storage.archive import Archive
 from perdure.storage.channels import Channels
 from perdure.storage.compensations import Compensations
+from perdure.storage.definitions import Definitions
 from perdure.storage.delivery import Delivery
 from perdure.storage.groups import Groups
 from perdure.storage.history import History
@@ -33,6 +34,7 @@ log = logging.getLogger("perdure.storage")
 
 class SQLStorage(
     Instances,
+    Definitions,
     Listing,
     Locks,
     Stuck,

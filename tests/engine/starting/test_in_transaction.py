@@ -35,7 +35,7 @@ from perdure import (
     workflow,
 )
 from perdure.errors import ConfigurationError, NotDurableError, RunExistsError, TerminalError, TransactionError
-from perdure.integrations.foreign import recognised, settled
+from perdure.integrations.connections import recognised, settled
 from perdure.storage.stores import SQLStorage
 from tests.support.storages import Database
 

@@ -14,7 +14,6 @@ import pytest
 from perdure import App, Client, workflow
 from perdure.database.dialects import PostgresDriver
 from perdure.errors import ConfigurationError, RunNotFoundError, SchemaError
-from perdure.integrations import starts
 from perdure.model.records import ListInstancesOptions, WorkflowInstance
 from perdure.storage.migrations import migrate, runner, tables, up_statements, versions
 from perdure.storage.sql import load_statements
@@ -190,11 +189,11 @@ async def test_migration_does_not_wait_for_another_schema(database: Database, mo
         assert await migrate(connection, "postgresql", "two") == versions("postgresql")
 
 
-@pytest.mark.parametrize("name", [*AGGREGATES, "starts"])
+@pytest.mark.parametrize("name", AGGREGATES)
 def test_every_statement_names_the_schema(database: Database, name: str) -> None:
     driver = PostgresDriver(schema="apart")
     bare = re.compile(rf"(?<![\w.])(?:{'|'.join(tables('postgresql'))}|perdure_json)(?![\w.])")
-    for statement in starts.S if name == "starts" else load_statements(name):
+    for statement in load_statements(name):
         for part in driver.parts(statement):
             text = part.text.replace("relname = 'perdure_waits'", "")  # in the catalog a name has no schema
             assert not bare.search(text), part.text

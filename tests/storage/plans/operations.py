@@ -6,8 +6,11 @@ Subjects are made as the work needs them, unmeasured and under a tag of their ow
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from itertools import count
+from typing import Any
 
-from perdure.errors import NotSubscribedError
+from perdure.database.operation import Operation, Work
+from perdure.database.statements import Call
+from perdure.errors import InstanceExistsError, NotSubscribedError
 from perdure.model.records import (
     ChannelMessage,
     ChannelMode,
@@ -18,11 +21,13 @@ from perdure.model.records import (
     ListInstancesOptions,
     OutboxEvent,
     OutgoingMessage,
+    ParentLink,
     TimerSubscription,
     TimerWait,
     WorkflowInstance,
 )
 from perdure.model.states import WorkflowStatus
+from perdure.storage.caller_transactions import CallerTransaction
 from perdure.storage.stores import SQLStorage
 from tests.storage.plans.statement_costs import Meter
 
@@ -73,6 +78,20 @@ class Stage:
         return lease.instance_id
 
 
+class OnStorage:
+    """Acts as a caller's connection, with the instrument on it."""
+
+    def __init__(self, storage: SQLStorage) -> None:
+        self._storage = storage
+        self.dialect = storage.dialect
+
+    async def run(self, call: Call) -> Any:
+        def only() -> Operation[Any]:
+            return (yield call)
+
+        return await self._storage._run(Work(only))
+
+
 async def run_all(storage: SQLStorage, meter: Meter) -> None:
     """Every operation, one after the other."""
     stage = Stage(storage, meter)
@@ -120,6 +139,25 @@ async def _creations(on: Stage) -> None:
         await s.create_instance(WorkflowInstance(on.name(), "wf"))
     with m("create_instance (leased)"):
         await s.create_instance(WorkflowInstance(on.name(), "wf"), worker_id="w")
+    whole = WorkflowInstance(on.name(), "wf", status=WorkflowStatus.WAITING_FOR_TIMER)
+    with m("create_instance (with its first rows)"):
+        await s.create_instance(
+            whole,
+            events=[HistoryEvent(whole.instance_id, "first", "Noted", b"{}")],
+            timers=[TimerWait("t", "t", after=DAY)],
+        )
+    lease = await on.leased()
+    parent = ParentLink(lease, f"ends:{lease.instance_id}", CompensationEntry(lease.instance_id, "step:1", "undo"))
+    with m("create_instance (of a parent)"):
+        await s.create_instance(WorkflowInstance(on.name(), "wf"), parent=parent)
+    with m("create_instance (in a caller's transaction)"):
+        await CallerTransaction(OnStorage(s), look_first=True).create_instance(WorkflowInstance(on.name(), "wf"))
+    for first in (True, False):
+        caller = CallerTransaction(OnStorage(s), look_first=first)
+        with m("create_instance (in a caller's transaction, existing)"), suppress(InstanceExistsError):
+            await caller.create_instance(whole)
+    with m("define_workflows"):
+        await s.define_workflows({"wf": "", on.name(): "h"})
     many = [WorkflowInstance(on.name(), "wf") for _ in range(MANY)]
     with m("create_instances"):
         await s.create_instances(many)

@@ -73,6 +73,10 @@ ONLY_ON = {  # where the others need more statements, or fewer
     "wakeups.notify": ("postgresql",),
 }
 
+CALLERS = {  # on a caller's connection: savepoints read nothing, and `schemas` reads the catalog
+    *(f"caller_transactions.{name}" for name in ("savepoint", "release", "undo", "schemas")),
+}
+
 UNRUN = {"transactions", "pieces"}  # they read nothing; pieces are measured with what they are in
 
 FILES = [
@@ -178,4 +182,4 @@ def unmeasured(kind: str, readings: dict[str, Costs]) -> set[str]:
     every = {statement.name for name in FILES for statement in load_statements(name) if name not in UNRUN}
     measured = {statement for costs in readings.values() for _, statement in costs}
     elsewhere = {name for name, kinds in ONLY_ON.items() if kind not in kinds}
-    return every - measured - FRAGMENTS - RARE - elsewhere
+    return every - measured - FRAGMENTS - RARE - CALLERS - elsewhere

@@ -13,6 +13,7 @@ from perdure.model.records import (
     OutboxEvent,
     OutboxStatus,
     OutgoingMessage,
+    ParentLink,
     TimerSubscription,
     TimerWait,
     WorkflowInstance,
@@ -63,13 +64,39 @@ def _ordered(rng: Random) -> list[WorkflowInstance]:
     return sorted(d.some(NEW)(rng), key=lambda instance: instance.instance_id)
 
 
+_PLAIN = args(
+    instance=NEW, worker_id=d.maybe(d.worker_ids), timeout_sec=d.leases_sec, source_code=d.one("def é(): ...")
+)
+
+
+def _creation(rng: Random) -> dict[str, Any]:
+    """A new instance, now and then with its first events and timers, and those of another one."""
+    found: dict[str, Any] = _PLAIN(rng)
+    if not rng.randrange(3):
+        instance_id = d.mostly(d.one(found["instance"].instance_id), d.one("somebody"))(rng)
+        found["events"] = [d.event_of(rng, instance_id) for _ in range(rng.randint(0, 2))]
+        found["timers"] = [
+            TimerWait(d.timer_ids(rng), d.activity_ids(rng), *d.deadlines(d.spans(0, 1, 5))(rng))
+            for _ in range(rng.randint(0, 2))
+        ]
+    if not rng.randrange(4):
+        lease = d.held(rng)
+        compensation = d.maybe(
+            d.build(
+                CompensationEntry,
+                instance_id=d.mostly(d.one(lease.instance_id), d.one("somebody")),
+                activity_id=d.mostly(d.activity_ids, d.wrong),
+                activity_name=d.one("undo"),
+                args=d.json,
+            )
+        )
+        found["parent"] = ParentLink(lease, d.channels(rng), compensation(rng))
+    return found
+
+
 INSTANCES: Operations = {
-    "create_instance": args(
-        instance=NEW,
-        worker_id=d.maybe(d.worker_ids),
-        timeout_sec=d.leases_sec,
-        source_code=d.one("def é(): ..."),
-    ),
+    "create_instance": _creation,
+    "define_workflows": args(versions=d.one({}, {"order": "h1", "é": ""}, {"x" * 300: "h"}, {"order": "h" * 65})),
     "create_instances": args(instances=_ordered, worker_id=d.maybe(d.worker_ids), timeout_sec=d.leases_sec),
     "get_instance": args(instance_id=d.instance_ids),
     "get_instances": args(instance_ids=d.some(d.instance_ids, 4)),

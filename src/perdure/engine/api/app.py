@@ -47,7 +47,6 @@ from perdure.errors import (
     StorageError,
 )
 from perdure.hooks import Hook
-from perdure.integrations.starts import define
 from perdure.model import limits
 from perdure.model.durations import Duration, seconds
 from perdure.model.limits import LEASE_MAX_SEC
@@ -118,8 +117,7 @@ class Client:
 
     async def _enter(self, opening: AsyncExitStack) -> None:
         """Start the parts of an open client; `opening` closes them, also if a later part fails to start."""
-        if isinstance(self._opened, SQLStorage):
-            await define(self._opened, {name: each.source_hash for name, each in WORKFLOWS.items()})
+        await starting.define(self._opened, {name: each.source_hash for name, each in WORKFLOWS.items()})
         self._supervisor = Supervisor()
         self._results = Results(self._opened, self._supervisor, alone=type(self) is Client)
         opening.push_async_callback(self._results.close)

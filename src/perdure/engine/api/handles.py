@@ -4,11 +4,12 @@ from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
+from perdure.engine.api import current
 from perdure.engine.api.run_info import RunInfo
 from perdure.engine.api.step_info import HistoryEntry, StepInfo
 from perdure.engine.history.codec import decode
 from perdure.errors import NotDurableError
-from perdure.model.durations import Duration, seconds
+from perdure.model.durations import Duration, span
 
 R = TypeVar("R", covariant=True)
 
@@ -56,8 +57,8 @@ class RunHandle(Generic[R]):
         not end in time, which does not affect the run; `RunNotFoundError` if it does not exist; and `ClosedError` if
         the App or Client closes first. Logs a warning after a few seconds if no live worker executes the workflow.
         """
-        span = None if timeout is None else timedelta(seconds=seconds(timeout, "result(timeout=)"))
-        return self._decode(await self._runs.finished(self.id, span))
+        limit = None if timeout is None else span(timeout, "result(timeout=)")
+        return self._decode(await self._runs.finished(self.id, limit))
 
     async def info(self) -> RunInfo:
         """Return status, input, result, error and everything else that is known of the run.
@@ -124,3 +125,28 @@ class InBody:
 
 
 IN_BODY = InBody()
+
+
+class InOpenApp:
+    """The runs of a handle that was made without an open app: those of the app that is open at the time of a call."""
+
+    async def finished(self, instance_id: str, timeout: timedelta | None) -> bytes:
+        return await current.current_app().finished(instance_id, timeout)
+
+    async def info(self, instance_id: str) -> RunInfo:
+        return await current.current_app().info(instance_id)
+
+    async def steps(self, instance_id: str) -> list[StepInfo]:
+        return await current.current_app().steps(instance_id)
+
+    async def state(self, instance_id: str) -> Any:
+        return await current.current_app().state(instance_id)
+
+    async def cancel(self, instance_id: str, reason: str = "") -> None:
+        await current.current_app().cancel(instance_id, reason)
+
+    def history(self, instance_id: str) -> AsyncIterator[HistoryEntry]:
+        return current.current_app().history(instance_id)
+
+
+IN_OPEN_APP = InOpenApp()

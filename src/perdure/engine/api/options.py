@@ -1,12 +1,12 @@
 """The options for starting a run."""
 
 from dataclasses import dataclass, fields
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import get_args
 
 from perdure.engine.starting import IfExists
 from perdure.model import names
-from perdure.model.durations import Duration, moment, seconds
+from perdure.model.durations import Duration, moment, span
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +31,7 @@ class StartOptions:
         for name, positive in (("after", False), ("timeout", True)):
             given = getattr(self, name)
             if given is not None:
-                span = timedelta(seconds=seconds(given, f"options({name}=)", positive=positive))
-                object.__setattr__(self, name, span)
+                object.__setattr__(self, name, span(given, f"options({name}=)", positive=positive))
 
     def given(self) -> list[str]:
         """Return the names of the options that differ from their defaults."""

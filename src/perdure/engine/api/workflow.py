@@ -10,6 +10,7 @@ from perdure.engine.api import current
 from perdure.engine.api.activity import Activity, Undo
 from perdure.engine.api.coroutines import mark_coroutine, named
 from perdure.engine.api.handles import IN_BODY, RunHandle
+from perdure.engine.api.in_transaction import start_in, start_in_sync
 from perdure.engine.api.options import StartOptions
 from perdure.engine.execution.children import call_child
 from perdure.engine.history.hints import signature
@@ -27,7 +28,6 @@ from perdure.engine.replay.definitions import (
 from perdure.engine.replay.source import check_source
 from perdure.engine.starting import IfExists, StartRequest, starting
 from perdure.errors import NotDurableError, OutsideWorkflowError
-from perdure.integrations.starts import start_in, start_in_sync
 from perdure.model import limits
 from perdure.model.durations import Duration
 from perdure.model.schedules import Schedule
@@ -49,15 +49,18 @@ class Startable(Generic[P, R]):
         the arguments don't match the function's parameters and type hints, `RunExistsError` if a different run has the
         id, and `EngineError` if no App or Client is open.
         """
-        request = self._request(args, kwargs)
+        return await self._start(self._encoded(args, kwargs), args, kwargs)
+
+    async def _start(self, data: bytes, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> RunHandle[R]:
+        request = self._request(data)
         decode = self._workflow.signature.decode_result
         run = context.current_run()
         if self._options.in_transaction is not None:
             if run is not None:
                 raise NotDurableError("in_transaction= is for use outside a workflow: start the run in an activity")
-            return await start_in(self._options.in_transaction, request, decode)
+            return RunHandle(await start_in(self._options.in_transaction, request), decode)
         if run is not None:
-            call = self._workflow.call(args, kwargs, request.input_data, self._options.id)
+            call = self._workflow.call(args, kwargs, data, self._options.id)
             return RunHandle((IN_BODY, await run.effect("start", starting(request), call, str)), decode)
         return RunHandle(await current.current_app().start(request), decode)
 
@@ -75,8 +78,8 @@ class Startable(Generic[P, R]):
             )
         if context.current_run() is not None:
             raise NotDurableError("start_sync() is for use outside a workflow: start the run in an activity")
-        request = self._request(args, kwargs)
-        return start_in_sync(self._options.in_transaction, request, self._workflow.signature.decode_result)
+        started = start_in_sync(self._options.in_transaction, self._request(self._encoded(args, kwargs)))
+        return RunHandle(started, self._workflow.signature.decode_result)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[object, None, R]:
         """Start a run and wait for its result; in a workflow, the new run is a child of the calling run.
@@ -86,8 +89,9 @@ class Startable(Generic[P, R]):
         """
         run = context.current_run()
         if run is None:
-            self._workflow.signature.bind(args, kwargs)  # so that wrong arguments raise at the call, not at the await
-            return named(self._start_and_wait(*args, **kwargs), self._workflow.function)
+            # Here and not in the coroutine, so that wrong arguments raise at the call, not at the await.
+            data = self._workflow.signature.bind_checked(args, kwargs)
+            return named(self._start_and_wait(data, args, kwargs), self._workflow.function)
         if given := self._options.given():
             raise TypeError(
                 f"a child takes no options, and {self._workflow.name} was given {', '.join(given)}: use "
@@ -98,7 +102,7 @@ class Startable(Generic[P, R]):
         child = call_child(run, self._workflow, data, self._workflow.call(args, kwargs, data))
         return named(child, self._workflow.function)
 
-    async def _start_and_wait(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    async def _start_and_wait(self, data: bytes, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> R:
         name = self._workflow.name
         if self._options.in_transaction is not None:
             raise TypeError(f"in_transaction= is for {name}.options(…).start(…): nothing runs before your commit")
@@ -107,21 +111,25 @@ class Startable(Generic[P, R]):
         elif not current.is_open():
             where = "where no App or Client is open"
         else:
-            return await (await self.start(*args, **kwargs)).result()
+            return await (await self._start(data, args, kwargs)).result()
         raise OutsideWorkflowError(
             f"workflow {name!r} was called {where}, so nothing would make it durable: use `await {name}.start(…)` "
             f"inside `async with App(url):`, or `await {name}.function(…)` to run the plain function"
         )
 
-    def _request(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> StartRequest:
-        workflow, options = self._workflow, self._options
+    def _encoded(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
+        """Return the arguments of a start as JSON; raise `TypeError` if they don't match the function's parameters."""
+        workflow = self._workflow
         try:
-            data = workflow.signature.bind_checked(args, kwargs)
+            return workflow.signature.bind_checked(args, kwargs)
         except TypeError as error:
             known = signature(workflow.function).parameters
             for name in [each.name for each in fields(StartOptions) if each.name in kwargs and each.name not in known]:
                 raise TypeError(f"{error}: for the option use {workflow.name}.options({name}=…).start(…)") from None
             raise
+
+    def _request(self, data: bytes) -> StartRequest:
+        workflow, options = self._workflow, self._options
         limits.size(data, f"the input of {workflow.name}")
         return StartRequest(
             workflow.name,
@@ -131,7 +139,6 @@ class Startable(Generic[P, R]):
             cast("timedelta | None", options.after),
             options.if_exists,
             workflow.source_hash,
-            workflow.source,
             cast("timedelta | None", options.timeout),
             workflow.signature.unbind,
         )

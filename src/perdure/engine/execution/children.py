@@ -11,7 +11,6 @@ import json
 import logging
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from perdure.engine.history import ids
@@ -19,9 +18,10 @@ from perdure.engine.history.codec import encode
 from perdure.engine.history.digests import Call
 from perdure.engine.history.failures import cancelled, decode_failure, failed_run
 from perdure.engine.history.records import Parent, row_of
-from perdure.errors import InstanceExistsError, StorageError, WorkflowNotCancellableError
+from perdure.engine.starting import NewRun, store_at_first_free, with_suffixes
+from perdure.errors import StorageError, WorkflowNotCancellableError
 from perdure.model.limits import INSTANCE_ID_MAX
-from perdure.model.records import ChannelMode, CompensationEntry, Lease, WorkflowInstance
+from perdure.model.records import CompensationEntry, Lease, ParentLink
 from perdure.model.states import WorkflowStatus
 from perdure.storage.contract import Storage
 
@@ -49,35 +49,23 @@ def child_id(parent: str, path: str) -> str:
 def creating(workflow: "WorkflowDefinition", data: bytes, run: "Body", path: str) -> "Effect":
     """Return the effect that stores a child, its link to the parent and the parent's subscription to its end."""
     parent_id, channel = run.run_id, ids.end_name(run.generation, path)
-    link = Parent(parent_id, channel)
+    row = row_of("", Parent(parent_id, channel))
 
     async def write(storage: Storage, lease: Lease) -> str:
-        # Subscribe first: messages that are stored already belong to an earlier run with the parent's id.
-        await storage.subscribe_to_channel(parent_id, f"{channel}:{parent_id}", ChannelMode.BROADCAST, lease=lease)
-        child = await _create(storage, workflow, data, run.generation or parent_id, path)
-        await storage.append_history(row_of(child, link))
-        if workflow.undo is not None:
-            args = b'{"child": ' + encode(child) + b', "input": ' + data + b"}"
-            entry = CompensationEntry(parent_id, ids.step(path, ids.CHILD), workflow.name, args)
-            await storage.add_compensation(entry, lease=lease)
-        return child
+        def link(child: str) -> ParentLink:
+            entry = None
+            if workflow.undo is not None:
+                args = b'{"child": ' + encode(child) + b', "input": ' + data + b"}"
+                entry = CompensationEntry(parent_id, ids.step(path, ids.CHILD), workflow.name, args)
+            # It subscribes first: messages that are stored already belong to an earlier run with the parent's id.
+            return ParentLink(lease, f"{channel}:{parent_id}", entry)
+
+        new = NewRun(workflow.name, data, workflow.source_hash, workflow.source, events=[row], parent=link)
+        # The child and its step are one commit, so an existing run with the child's id is another run.
+        names = (child_id(run.generation or parent_id, each) for each in with_suffixes(path))
+        return await store_at_first_free(storage, new, names)
 
     return write
-
-
-async def _create(storage: Storage, workflow: "WorkflowDefinition", data: bytes, parent: str, path: str) -> str:
-    """Store a child and return its id.
-
-    The child and its step are one commit, so an existing run with the child's id is another run. In that case the
-    suffixes `~c1`, `~c2` … are tried, which users cannot choose.
-    """
-    for number in count():
-        id = child_id(parent, path if number == 0 else f"{path}~c{number}")
-        instance = WorkflowInstance(id, workflow.name, data, source_hash=workflow.source_hash, owner_service="perdure")
-        with suppress(InstanceExistsError):
-            await storage.create_instance(instance, source_code=workflow.source)
-            return id
-    raise AssertionError("unreachable")
 
 
 def cancelling(instance_id: str, reason: str) -> "Effect":

@@ -7,7 +7,6 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from contextvars import ContextVar, copy_context
 from dataclasses import replace
-from importlib import import_module
 from typing import Any, Literal
 
 from perdure.database.backends.base import Executor
@@ -16,6 +15,7 @@ from perdure.engine.execution.driven import Attempt, Done, Record
 from perdure.engine.replay.context import ATTEMPT, RUN
 from perdure.engine.replay.guard import came_by_signal, is_cancelled, outcome_of
 from perdure.engine.replay.steps import Effect
+from perdure.engine.worker import sharing
 from perdure.engine.worker.threads import Threads
 from perdure.errors import (
     CommitUnknownError,
@@ -112,7 +112,7 @@ class Activities:
 
     async def _transact(self, attempt: Attempt, storage: Storage, record: Record) -> Done:
         outgoing: list[Effect] = []
-        _import_sharing()  # before the transaction opens, because on SQLite it blocks all other writers
+        _loaded_sqlalchemy()  # before the transaction opens, because on SQLite it blocks all other writers
         limit = None if self._transaction_sec is None else asyncio.get_running_loop().time() + self._transaction_sec
         async with storage.transaction() as executor:
             given = TransactionConnection(executor, attempt.activity.plain)
@@ -248,24 +248,24 @@ class TransactionConnection:
         self._executor = executor
         self._loop = asyncio.get_running_loop() if plain else None
         self.native = Blocking(executor) if plain else executor.native
-        self._sharing: Any = None
+        self._sharing: sharing.Sharing | None = None
 
     async def prepare(self) -> None:
         """If the program uses SQLAlchemy, run the queries that its connection needs before first use."""
-        sharing = _import_sharing()
-        if sharing is not None:
-            await sharing.prepare(self._executor)
+        library = _loaded_sqlalchemy()
+        if library is not None:
+            await library.prepare(self._executor)
 
     def sqlalchemy(self) -> Any:
         """Return the SQLAlchemy connection, the same one each time."""
         if self._sharing is None:
             try:
-                from perdure.integrations.shared import Sharing  # needs a library of the user's
+                library = sharing.load("sqlalchemy")
             except ImportError as error:
                 raise ConfigurationError(
                     'connection("sqlalchemy") needs SQLAlchemy: install sqlalchemy[asyncio]'
                 ) from error
-            self._sharing = Sharing(self._executor, self._loop)
+            self._sharing = library.share(self._executor, self._loop)
         return self._sharing.connection
 
     def end(self) -> None:
@@ -274,10 +274,10 @@ class TransactionConnection:
             self._sharing.end()
 
 
-def _import_sharing() -> Any:
+def _loaded_sqlalchemy() -> sharing.Library | None:
     """Return the module that wraps a transaction for SQLAlchemy, or None if the program does not use SQLAlchemy."""
     with suppress(ImportError):  # an unsupported version, or one without greenlet
-        return import_module("perdure.integrations.shared") if "sqlalchemy" in sys.modules else None
+        return sharing.load("sqlalchemy") if "sqlalchemy" in sys.modules else None
     return None
 
 

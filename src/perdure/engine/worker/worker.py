@@ -352,14 +352,7 @@ class Worker:
         tick = schedule.last_before(self._ticked)
         if self._ticks.get(workflow.name) == tick or self._forgets(tick):
             return 0
-        instance = WorkflowInstance(
-            tick_id(workflow.name, tick),
-            workflow.name,
-            workflow.signature.bind((), {}),
-            source_hash=workflow.source_hash,
-            owner_service="perdure",
-        )
-        await start_tick(self.storage, instance, workflow.source)
+        await start_tick(self.storage, workflow, tick_id(workflow.name, tick))
         self._ticks[workflow.name] = tick
         return 1
 

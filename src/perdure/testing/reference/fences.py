@@ -1,7 +1,7 @@
 """Fence writes: a write on behalf of an instance happens only while its lease is current."""
 
 from collections.abc import Callable, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TypeVar
 
 from perdure.errors import InstanceNotFoundError, InvalidTransitionError, LeaseLostError, StorageError
@@ -104,6 +104,22 @@ class Fences(Transactions):
         timers, waits = self._tables.workflow_timer_subscriptions, self._tables.perdure_waits
         remove(timers, where(timers, instance_id=instance_id))
         remove(waits, where(waits, instance_id=instance_id))
+
+    def _moment(self, at: datetime | None, after: timedelta | None) -> datetime | None:
+        return limits.moment(at, "the time") if after is None else self._now + after
+
+    def _set_timer(self, instance_id: str, timer_id: str, activity_id: str | None, expires_at: datetime) -> None:
+        """Store a timer; an existing one keeps its time."""
+        row = {
+            "id": self._world.draw("workflow_timer_subscriptions"),
+            "instance_id": instance_id,
+            "timer_id": timer_id,
+            "expires_at": expires_at,
+            "activity_id": activity_id,
+            "created_at": self._now,
+            "framework": self._tables.workflow_instances[instance_id]["framework"],
+        }
+        self._tables.workflow_timer_subscriptions.setdefault((instance_id, timer_id), row)
 
     def _each(
         self, items: Sequence[Item], act: Callable[[Item], T], row: Callable[[Item], str]

@@ -215,6 +215,9 @@ class Compensations(Fences):
     @writes
     def add_compensation(self, entry: CompensationEntry, *, lease: Lease | None = None) -> int:
         """Register a compensation of a step. One that is added twice is stored twice."""
+        return self._add(entry, lease)
+
+    def _add(self, entry: CompensationEntry, lease: Lease | None) -> int:
         row = {
             "instance_id": entry.instance_id,
             "activity_id": limits.name(entry.activity_id, "activity_id"),

@@ -1,7 +1,7 @@
 """Manage instances: create them, change their state, cancel, list, find and delete them."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from operator import itemgetter
@@ -18,26 +18,32 @@ from perdure.errors import (
 )
 from perdure.model import limits
 from perdure.model.records import (
+    ChannelMode,
+    HistoryEvent,
     HistoryEventType,
     Lease,
     ListInstancesOptions,
     PaginationResult,
+    ParentLink,
     ResumableWorkflow,
+    TimerWait,
     WorkflowInstance,
 )
 from perdure.model.states import TERMINAL, WAITING, WorkflowStatus, sources_of
 from perdure.storage import filters
+from perdure.storage.creation import first_rows
+from perdure.storage.definitions import check_versions
 from perdure.storage.instances import CANCELLED_ACTIVITY, FAILED_ACTIVITY, _creation, _failure
 from perdure.storage.listing import _FOLD, FRAMEWORK_MAX, PAGE, _part, _place, _status
 from perdure.storage.transactions import bounded
 from perdure.testing.reference.fences import OWN, claimable_at, finished_at, instance_from
-from perdure.testing.reference.history import History
+from perdure.testing.reference.history import Compensations, History
 from perdure.testing.reference.messages import Messages
 from perdure.testing.reference.tables import Row, change, remove, where
 from perdure.testing.reference.transactions import reads, writes
 
 
-class Instances(Messages, History):
+class Instances(Messages, History, Compensations):
     """Implement InstanceManager."""
 
     @writes
@@ -48,9 +54,26 @@ class Instances(Messages, History):
         worker_id: str | None = None,
         timeout_sec: float = 15,
         source_code: str = "",
+        events: Sequence[HistoryEvent] = (),
+        timers: Sequence[TimerWait] = (),
+        parent: ParentLink | None = None,
     ) -> Lease | None:
-        """Store a new instance; with a worker it is leased to that worker."""
-        return self._create(instance, worker_id, timeout_sec, source_code)
+        """Store a new instance with its first events and its timers; with a worker it is leased to that worker."""
+        first_rows(instance, events, timers, parent)
+        if parent is not None:
+            self._subscribe(parent.lease.instance_id, parent.channel, ChannelMode.BROADCAST, parent.lease)
+        lease = self._create(instance, worker_id, timeout_sec, source_code)
+        for event in events:
+            answer = self._append(event, None)
+            if isinstance(answer, StorageError):
+                raise answer
+        for timer in timers:
+            at = self._moment(timer.expires_at, timer.after)
+            assert at is not None, "a timer has a time"
+            self._set_timer(instance.instance_id, timer.timer_id, timer.activity_id, at)
+        if parent is not None and parent.compensation is not None:
+            self._add(parent.compensation, parent.lease)
+        return lease
 
     @writes
     def create_instances(
@@ -82,6 +105,11 @@ class Instances(Messages, History):
         if lease_sec is None:
             return None
         return Lease(instance_id, row["locked_by"], row["lock_token"], row["lock_expires_at"])
+
+    @writes
+    def define_workflows(self, versions: Mapping[str, str]) -> None:
+        """Do nothing but check the arguments: instances need no definitions here."""
+        check_versions(versions)
 
     @reads
     def get_instance(self, instance_id: str) -> WorkflowInstance | None:

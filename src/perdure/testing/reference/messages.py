@@ -95,16 +95,21 @@ class Messages(Fences):
         mode = limits.choice(ChannelMode, mode, "mode")
         direct = mode is ChannelMode.DIRECT
         name = direct_channel(channel, instance_id) if direct else limits.name(channel, "channel")
-        stored = ChannelMode.BROADCAST if direct else mode
+        self._subscribe(instance_id, name, ChannelMode.BROADCAST if direct else mode, lease, from_start=direct)
+        return name
+
+    def _subscribe(
+        self, instance_id: str, name: str, stored: ChannelMode, lease: Lease | None, *, from_start: bool = False
+    ) -> None:
         self._lock_channel(name)
         instance = self._fence(instance_id, lease)
         subscriptions = self._tables.channel_subscriptions
         own = subscriptions.get((instance_id, name))
         if own is not None and own["mode"] == stored:
-            return name
+            return
         if own is not None or self._live_modes(name) - {stored}:
             raise ChannelModeConflictError(f"channel {name!r} is not used in {stored} mode: use another mode or name")
-        cursor = 0 if direct else max(where(self._tables.channel_messages, channel=name), default=0)
+        cursor = 0 if from_start else max(where(self._tables.channel_messages, channel=name), default=0)
         subscriptions[instance_id, name] = {
             "id": self._world.draw("channel_subscriptions"),
             "instance_id": instance_id,
@@ -118,7 +123,6 @@ class Messages(Fences):
         }
         if stored is ChannelMode.BROADCAST and (instance_id, name) not in self._tables.channel_delivery_cursors:
             self._set_cursor(instance_id, name, cursor)
-        return name
 
     def _set_cursor(self, instance_id: str, channel: str, message_id: int) -> None:
         """Return the second of the two cursors of a subscriber."""

@@ -125,9 +125,6 @@ class Waits(Messages, History):
         row = self._tables.perdure_waits.get((instance_id, wait.activity_id))
         return row if row and (row["channel"], row["match_key"]) == (wait.channel, _match_key(wait)) else None
 
-    def _moment(self, at: datetime | None, after: timedelta | None) -> datetime | None:
-        return limits.moment(at, "the time") if after is None else self._now + after
-
     def _is_ready(self, instance_id: str, wait: Wait) -> bool:
         """Return whether a timer is due, a message is pending or a timeout is over."""
         if isinstance(wait, ChannelWait):
@@ -170,19 +167,6 @@ class Waits(Messages, History):
                 "where": dict(wait.where or {}),
             }
             self._tables.perdure_waits.setdefault((instance_id, wait.activity_id), row)
-
-    def _set_timer(self, instance_id: str, timer_id: str, activity_id: str | None, expires_at: datetime) -> None:
-        """Store a timer; an existing one keeps its time."""
-        row = {
-            "id": self._world.draw("workflow_timer_subscriptions"),
-            "instance_id": instance_id,
-            "timer_id": timer_id,
-            "expires_at": expires_at,
-            "activity_id": activity_id,
-            "created_at": self._now,
-            "framework": self._tables.workflow_instances[instance_id]["framework"],
-        }
-        self._tables.workflow_timer_subscriptions.setdefault((instance_id, timer_id), row)
 
     def _drop(self, instance_id: str, waits: Sequence[Wait], *, alone: bool) -> None:
         """Remove waits that are no longer requested, if these are all, and other waits of the same steps."""

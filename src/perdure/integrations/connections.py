@@ -8,7 +8,7 @@ independent of the session's character set and quoting rules.
 
 import inspect
 from base64 import b64encode
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from importlib import import_module
@@ -18,7 +18,6 @@ from perdure.database.backends.base import bound
 from perdure.database.dialects import MySQLDriver, PostgresDriver, SQLiteDriver
 from perdure.database.dialects.base import Part, Rendering
 from perdure.database.dialects.mysql import LARGE, literal
-from perdure.database.operation import Operation
 from perdure.database.statements import Call
 from perdure.errors import ConfigurationError, StorageError, TransactionError
 
@@ -45,7 +44,7 @@ def _in_schema(pyformat: bool, schema: str) -> PostgresDriver:
     return Pyformat(schema=schema) if pyformat else PostgresDriver(schema=schema)
 
 
-class Foreign:
+class Connection:
     """Wrap a caller's connection: its dialect, whether it blocks, and how a statement runs on it."""
 
     driver: Rendering
@@ -54,6 +53,11 @@ class Foreign:
 
     def __init__(self, native: Any) -> None:
         self.native = native
+
+    @property
+    def dialect(self) -> str:
+        """Return the name of the dialect: sqlite, postgresql or mysql."""
+        return self.driver.name
 
     def in_transaction(self) -> bool:
         """Return whether a write now belongs to a transaction that the caller commits."""
@@ -77,7 +81,7 @@ class Foreign:
         return answers[0] if len(answers) == 1 else answers
 
 
-class Asyncpg(Foreign):
+class Asyncpg(Connection):
     """Wrap a connection of asyncpg, also from its pool."""
 
     driver = POSTGRES
@@ -94,7 +98,7 @@ class Asyncpg(Foreign):
         return int(count) if count.isdigit() else 0
 
 
-class ActivityConnection(Foreign):
+class ActivityConnection(Connection):
     """Wrap what `connection()` returns to a plain function in a transactional activity."""
 
     blocking = True
@@ -121,7 +125,7 @@ class ActivityConnection(Foreign):
         return [(0,)] * count if part.inserts else count
 
 
-class Cursors(Foreign):
+class Cursors(Connection):
     """Wrap a connection of a driver with cursors, blocking or not."""
 
     def cursor(self) -> Any:
@@ -219,7 +223,7 @@ class MySQL(Cursors):
         return (mysql_text(part, params),)
 
 
-class SQLAlchemy(Foreign):
+class SQLAlchemy(Connection):
     """Wrap a connection or session of SQLAlchemy, blocking or asynchronous, on any of the three databases."""
 
     how = "use `with connection.begin():` or `with session.begin():`"
@@ -285,7 +289,7 @@ def _dialect_of(dialect: Any) -> Rendering:
     return found
 
 
-_KINDS: dict[str, Callable[[Any, str], Foreign]] = {
+_KINDS: dict[str, Callable[[Any, str], Connection]] = {
     "asyncpg": lambda native, _: Asyncpg(native),
     "psycopg": lambda native, _: Psycopg(native),
     "sqlite3": lambda native, _: SQLite(native),
@@ -296,48 +300,21 @@ _KINDS: dict[str, Callable[[Any, str], Foreign]] = {
 }
 
 
-def recognised(connection: Any) -> Foreign:
+def recognised(connection: Any) -> Connection:
     """Return the wrapper for a connection, by the package that its class or a base class comes from."""
     for kind in type(connection).__mro__:
         package = kind.__module__.partition(".")[0]
         known = _KINDS.get(package) or _KINDS.get(kind.__module__)
         if known is not None:
             with suppress(AttributeError):  # another object of that package: a pool, a cursor, an engine
-                foreign = known(connection, package)
-                foreign.in_transaction()
-                return foreign
+                wrapped = known(connection, package)
+                wrapped.in_transaction()
+                return wrapped
     name = f"{type(connection).__module__}.{type(connection).__qualname__}".removeprefix("builtins.")
     raise ConfigurationError(
         f"in_transaction= does not support connections of type {name}: use one of asyncpg, psycopg, sqlite3, "
         "aiosqlite, PyMySQL, MySQLdb, aiomysql, asyncmy or SQLAlchemy"
     )
-
-
-async def drive(foreign: Foreign, operation: Operation[T]) -> T:
-    """Run an operation on the connection. The driver's errors are thrown into it, so that it can undo its writes."""
-    try:
-        call = next(operation)
-        while True:
-            try:
-                answer = await foreign.run(call)
-            except BaseException as error:
-                call = operation.throw(error)
-            else:
-                call = operation.send(answer)
-    except StopIteration as stop:
-        return stop.value  # type: ignore[no-any-return]
-    finally:
-        operation.close()
-
-
-def at_once(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Return the result of a coroutine that never suspends."""
-    try:
-        coroutine.send(None)
-    except StopIteration as stop:
-        return stop.value  # type: ignore[no-any-return]
-    coroutine.close()
-    raise AssertionError("the coroutine of a blocking connection suspended")
 
 
 async def settled(value: Awaitable[T] | T) -> T:

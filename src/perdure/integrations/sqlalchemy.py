@@ -275,6 +275,11 @@ class Sharing:
             sa.Connection.close(self._connection)
 
 
+def share(session: Any, loop: asyncio.AbstractEventLoop | None) -> Sharing:
+    """Return a connection of SQLAlchemy on an open session; a blocking one if `loop` is given."""
+    return Sharing(session, loop)
+
+
 async def prepare(session: Any) -> None:
     """Let the dialect query the server's properties in a backend's first transaction: later it cannot wait."""
     if not _dialect(session.driver).perdure_ready:

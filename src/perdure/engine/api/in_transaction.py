@@ -1,0 +1,93 @@
+"""Starts in a transaction of the caller: the run begins if and when that transaction commits.
+
+`perdure.integrations` registers how to recognise a caller's connection.
+"""
+
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol, TypeVar
+
+from perdure.engine.api import current
+from perdure.engine.api.handles import IN_OPEN_APP, Runs
+from perdure.engine.starting import StartRequest
+from perdure.errors import ConfigurationError, EngineError
+
+T = TypeVar("T")
+
+
+class CallerConnection(Protocol):
+    """A connection of the caller."""
+
+    blocking: bool
+
+    @property
+    def dialect(self) -> str:
+        """Return the kind of database: sqlite, postgresql or mysql."""
+
+    def use_schema(self, schema: str) -> None:
+        """Use the tables of this schema, on PostgreSQL."""
+
+    async def start(self, request: StartRequest) -> str:
+        """Write a start into the open transaction and return the id; never suspend if the connection is blocking."""
+
+
+Recognise = Callable[[object], CallerConnection]
+
+
+def _recognise_nothing(connection: object) -> CallerConnection:
+    raise ConfigurationError("in_transaction= needs perdure.integrations, which is not imported")
+
+
+_recognise: Recognise = _recognise_nothing
+
+
+def recognise_with(recognise: Recognise) -> None:
+    """Register the function that returns the wrapper of a caller's connection, or raises `ConfigurationError`."""
+    global _recognise
+    _recognise = recognise
+
+
+async def start_in(connection: object, request: StartRequest) -> tuple[Runs, str]:
+    """Write a start into the open transaction of an asynchronous connection."""
+    caller = _recognise(connection)
+    if caller.blocking:
+        raise TypeError(_use(connection, "a blocking connection", "start_sync(…)"))
+    return _runs(caller), await caller.start(request)
+
+
+def start_in_sync(connection: object, request: StartRequest) -> tuple[Runs, str]:
+    """Write a start into the open transaction of a blocking connection."""
+    caller = _recognise(connection)
+    if not caller.blocking:
+        raise TypeError(_use(connection, "an async connection", "`await start(…)`"))
+    return _runs(caller), _run_at_once(caller.start(request))
+
+
+def _use(connection: object, kind: str, call: str) -> str:
+    name = f"{type(connection).__module__}.{type(connection).__qualname__}"
+    return f"the {name} given as in_transaction= is {kind}: use {call} with it"
+
+
+def _runs(caller: CallerConnection) -> Runs:
+    """Return what the handle queries: the open app, whose database must be of the connection's kind."""
+    try:
+        app = current.current_app()
+    except EngineError:
+        return IN_OPEN_APP
+    ours, theirs = app.dialect(), caller.dialect
+    if ours != theirs:
+        raise EngineError(
+            f"the connection given as in_transaction= is one of {theirs}, but the app's database is {ours}: "
+            "start the run in the database that the app uses"
+        )
+    caller.use_schema(app.schema())
+    return app
+
+
+def _run_at_once(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Return the result of a coroutine that never suspends."""
+    try:
+        coroutine.send(None)
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return]
+    coroutine.close()
+    raise AssertionError("the coroutine of a blocking connection suspended")

@@ -1,0 +1,3 @@
+"""The aggregate `definitions` on every backend."""
+
+from perdure.testing.conformance.definitions import *  # noqa: F403
