@@ -5,8 +5,9 @@ A row is never changed in place. So a copy of the dicts is a copy of the databas
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 K = TypeVar("K")
@@ -48,10 +49,16 @@ class Tables:
         return Tables(*(dict(getattr(self, each.name)) for each in fields(self)))
 
 
-class World:
-    """Hold what all storages on one reference share: the committed tables, and the lock of the writer."""
+def now() -> datetime:
+    """Return the time of this machine."""
+    return datetime.now(UTC)
 
-    def __init__(self) -> None:
+
+class World:
+    """Hold what all storages on one reference share: the clock, the committed tables, and the lock of the writer."""
+
+    def __init__(self, clock: Callable[[], datetime] = now) -> None:
+        self.clock = clock
         self.tables = Tables()
         self.writer = asyncio.Lock()
         self._drawn = Counter[str]()

@@ -7,29 +7,35 @@ import asyncio
 import contextlib
 import inspect
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextvars import ContextVar
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import wraps
-from typing import Any, Concatenate, NoReturn, ParamSpec, Self, TypeVar, cast
+from typing import Any, Concatenate, NoReturn, ParamSpec, Self, TypeVar
 
-from perdure.database.backends.base import Executor
 from perdure.errors import ConfigurationError, TransactionError
 from perdure.model.records import WakeUp
-from perdure.storage.transactions import Callback
 from perdure.testing.reference.tables import Tables, World
 
 P = ParamSpec("P")
 T = TypeVar("T")
 S = TypeVar("S", bound="Transactions")
+Callback = Callable[[], Awaitable[object] | object]
 log = logging.getLogger("perdure.storage")
 
 
 class _NoSQL:
     """Stand in for a connection, which a reference does not have."""
 
-    def __getattr__(self, name: str) -> NoReturn:
+    async def execute(self, query: str, *args: object) -> NoReturn:
+        """Raise `ConfigurationError`."""
         raise ConfigurationError("the reference storage runs no SQL: use a storage on SQLite for that")
+
+    fetch = fetchrow = fetchval = execute
+
+    @property
+    def native(self) -> None:
+        """Return None: there is no native connection."""
 
 
 class _Level:
@@ -56,7 +62,7 @@ class Transactions:
         self._world = world or World()
         self._open: ContextVar[_Open | None] = ContextVar("perdure_reference_transaction", default=None)
         self._shift = timedelta(0)
-        self._now = datetime.now(UTC)
+        self._now = self._world.clock()
 
     async def initialize(self) -> None:
         """Do nothing: there is no connection."""
@@ -80,8 +86,11 @@ class Transactions:
             await asyncio.sleep(1)
             yield WakeUp("scan")
 
-    def _shift_clock(self, shift: timedelta) -> None:
+    def shift_clock(self, shift: timedelta) -> None:
+        """Set how far the clock of this storage's operations is ahead of the clock of its world."""
         self._shift = shift
+
+    _shift_clock = shift_clock  # as tests call it on every storage
 
     @property
     def _tables(self) -> Tables:
@@ -137,7 +146,7 @@ class Transactions:
         self._world.writer.release()
 
     @contextlib.asynccontextmanager
-    async def transaction(self) -> AsyncIterator[Executor]:
+    async def transaction(self) -> AsyncIterator[_NoSQL]:
         """Commit what the block wrote, or undo it if the block raises or is cancelled."""
         await self.begin_transaction()
         try:
@@ -152,13 +161,13 @@ class Transactions:
         tx = self._open.get()
         return tx is not None and bool(tx.levels) and tx.task is asyncio.current_task()
 
-    def conn(self) -> Executor:
+    def conn(self) -> _NoSQL:
         """Return an executor that rejects all SQL."""
-        return cast(Executor, _NoSQL())
+        return _NoSQL()
 
-    def db(self) -> Executor:
+    def db(self) -> _NoSQL:
         """Return an executor that rejects all SQL."""
-        return cast(Executor, _NoSQL())
+        return _NoSQL()
 
     def register_post_commit_callback(self, callback: Callback) -> None:
         """Call the callback once after the outermost commit; a rollback of this level discards it."""
@@ -190,7 +199,7 @@ class Transactions:
 
     def _read_clock(self) -> None:
         """Fix the time of one operation."""
-        self._now = datetime.now(UTC) + self._shift
+        self._now = self._world.clock() + self._shift
 
     def _after(self, seconds: float) -> datetime:
         return self._now + timedelta(seconds=seconds)
