@@ -13,7 +13,7 @@ from typing import cast
 from perdure.engine.api.app import Client
 from perdure.storage.migrations import tables
 from perdure.storage.stores import SQLStorage, open_storage
-from perdure.testing.reference import Reference
+from perdure.testing.reference import Reference, World
 
 BACKENDS = ("sqlite", "memory", "postgresql", "mysql")
 
@@ -64,14 +64,19 @@ async def memory_database() -> AsyncIterator[Database]:
 
 
 class ReferenceDatabase(Database):
-    """The reference: storages on one world."""
+    """The reference: storages on one world. An App takes a storage where other databases have a URL."""
 
     def __init__(self) -> None:
-        super().__init__("reference", "")
-        self._first = Reference()
+        self.backend = "reference"
+        self._world = World()
+
+    @property
+    def url(self) -> str:  # type: ignore[override]
+        """A new storage, as another process would open the URL."""
+        return cast(str, Reference(self._world))
 
     async def storage(self) -> SQLStorage:
-        return cast(SQLStorage, Reference(self._first.world))  # tests ask for no more than the contract
+        return cast(SQLStorage, Reference(self._world))  # tests ask for no more than the contract
 
 
 @asynccontextmanager
@@ -105,7 +110,7 @@ async def wipe(storage: SQLStorage) -> None:
 
 
 def storage_of(app: Client) -> SQLStorage:
-    """The storage of an app that was opened on a URL."""
+    """The storage of an app; tests ask the reference for no more than the contract."""
     storage = app._storage
-    assert isinstance(storage, SQLStorage)
-    return storage
+    assert isinstance(storage, SQLStorage | Reference)
+    return cast(SQLStorage, storage)

@@ -164,7 +164,6 @@ async def _told() -> str:
 async def test_row_compose_gather_wait_queues_and_locks(database: Database, resident: int) -> None:
     async with App(database.url, max_cached_runs=resident) as app:
         handle = await composed.start()
-        await status_of(handle, WorkflowStatus.WAITING_FOR_MESSAGE)  # for the child
         await until(lambda: len(done) == 6)
         await waiting(app, handle.id)
         await app.send_event("vocabulary.tell", "g", to=handle.id)

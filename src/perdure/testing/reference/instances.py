@@ -208,12 +208,12 @@ class Instances(Messages, History):
         wanted = asked.status_filter
         status = None if wanted is None else limits.choice(WorkflowStatus, wanted, "status_filter").value
         before = limits.moment(asked.started_before, "started_before")
+        workflow = asked.workflow_name and limits.name(asked.workflow_name, "workflow_name")
         after = limits.moment(asked.started_after, "started_after")
         name = folded_part(asked.workflow_name_filter, "workflow_name_filter")
         part = folded_part(asked.instance_id_filter, "instance_id_filter")
         place = None if asked.page_token is None else position(asked.page_token)
         inputs = checked_filters(asked.input_filters)
-        workflow = asked.workflow_name and limits.name(asked.workflow_name, "workflow_name")
         found = [
             row
             for row in self._tables.workflow_instances.values()

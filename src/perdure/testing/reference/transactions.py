@@ -21,6 +21,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 S = TypeVar("S", bound="Transactions")
 Callback = Callable[[], Awaitable[object] | object]
+PAUSE_SEC = 0.008  # between two hints, which many commits share
+
 log = logging.getLogger("perdure.storage")
 
 
@@ -81,10 +83,14 @@ class Transactions:
         await self.close()
 
     async def wakeups(self) -> AsyncIterator[WakeUp]:
-        """Yield no hints; listeners poll anyway."""
-        while True:
-            await asyncio.sleep(1)
-            yield WakeUp("scan")
+        """Yield a hint at once, and whenever a storage on the same world has changed something."""
+        yield WakeUp("scan")
+        with self._world.listening() as changed:
+            while True:
+                await changed.wait()
+                changed.clear()
+                yield WakeUp("scan")
+                await asyncio.sleep(PAUSE_SEC)
 
     def shift_clock(self, shift: timedelta) -> None:
         """Set how far the clock of this storage's operations is ahead of the clock of its world."""
@@ -115,7 +121,7 @@ class Transactions:
         if tx is not None:
             tx.levels.append(_Level(tx.tables.copy()))
             return
-        await self._world.writer.acquire()
+        await self._world.begin_writing()
         self._open.set(_Open(self._world.tables))
 
     async def commit_transaction(self) -> None:
@@ -127,7 +133,7 @@ class Transactions:
         if tx.levels:
             tx.levels[-1].callbacks += level.callbacks
             return
-        self._world.tables = tx.tables
+        self._world.commit(tx.tables)
         self._end()
         for callback in level.callbacks:
             await _call(callback)
@@ -143,7 +149,7 @@ class Transactions:
 
     def _end(self) -> None:
         self._open.set(None)
-        self._world.writer.release()
+        self._world.end_writing()
 
     @contextlib.asynccontextmanager
     async def transaction(self) -> AsyncIterator[_NoSQL]:
@@ -219,8 +225,9 @@ def reads(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P],
 
     @wraps(method)
     async def run(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        self._read_clock()
-        return method(self, *args, **kwargs)
+        with self._world.mutex:
+            self._read_clock()
+            return method(self, *args, **kwargs)
 
     return run
 
@@ -232,9 +239,10 @@ def writes(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P]
     async def run(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
         if self._current() is None:
             async with self.transaction():
-                self._read_clock()
-                return method(self, *args, **kwargs)
-        with self._undone_if_refused():
+                with self._world.mutex:
+                    self._read_clock()
+                    return method(self, *args, **kwargs)
+        with self._world.mutex, self._undone_if_refused():
             self._read_clock()
             return method(self, *args, **kwargs)
 
