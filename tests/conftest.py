@@ -19,11 +19,18 @@ import pytest
 from perdure.database.backends.base import Executor
 from perdure.engine.replay.definitions import ACTIVITIES
 from perdure.storage.stores import SQLStorage
+from perdure.testing.conformance.tools import Shift
 from perdure.testing.servers import MySQLServer, PostgresServer
 from tests.servers.databases import fresh_mysql, fresh_postgres, named_database
-from tests.storages import BACKENDS, Database, memory_database, reference_database, server_database, sqlite_database
-
-pytest.register_assert_rewrite("perdure.testing.conformance")
+from tests.storages import (
+    BACKENDS,
+    Database,
+    memory_database,
+    reference_database,
+    server_database,
+    shift,
+    sqlite_database,
+)
 
 BackendDatabase = Callable[[str], AbstractAsyncContextManager[Database]]
 
@@ -124,6 +131,12 @@ async def peer(storage: SQLStorage, database: Database) -> SQLStorage:
 async def sql(storage: SQLStorage) -> Executor:
     """The tables of the backend under test; the reference has none, so tests that ask for them do not run on it."""
     return storage.db()
+
+
+@pytest.fixture(name="shift")
+def shift_fixture() -> Shift:
+    """How the tests of the conformance suite move a storage's clock."""
+    return shift
 
 
 def pytest_collectstart(collector: pytest.Collector) -> None:

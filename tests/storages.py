@@ -7,12 +7,14 @@ SQLite file is a copy of one made once.
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import cast
 
 from perdure.engine.api.app import Client
+from perdure.storage.contract import Storage
 from perdure.storage.migrations import tables
-from perdure.storage.stores import SQLStorage, open_storage
+from perdure.storage.stores import SQLStorage, open_storage, shift_clock
 from perdure.testing.reference import Reference, World
 
 BACKENDS = ("sqlite", "memory", "postgresql", "mysql")
@@ -93,6 +95,11 @@ async def server_database(backend: str, url: str) -> AsyncIterator[Database]:
         yield database
     finally:
         await database.close()
+
+
+def shift(storage: Storage, seconds: float) -> None:
+    """Move the clock of a storage to so many seconds ahead of the database's real one."""
+    shift_clock(cast(SQLStorage, storage), timedelta(seconds=seconds))
 
 
 async def wipe(storage: SQLStorage) -> None:

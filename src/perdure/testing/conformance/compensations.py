@@ -6,15 +6,15 @@ import pytest
 
 from perdure.errors import InstanceNotFoundError, LeaseLostError, LimitError
 from perdure.model.records import CompensationEntry
-from perdure.storage.stores import SQLStorage
-from perdure.testing.conformance.tools import leased, new, shift
+from perdure.storage.contract import Storage
+from perdure.testing.conformance.tools import Shift, leased, new
 
 
-async def names(storage: SQLStorage, instance_id: str) -> list[str]:
+async def names(storage: Storage, instance_id: str) -> list[str]:
     return [entry.activity_name for entry in await storage.get_compensations(instance_id)]
 
 
-async def test_what_was_added_comes_back(storage: SQLStorage) -> None:
+async def test_what_was_added_comes_back(storage: Storage) -> None:
     await new(storage, "i-1")
     entry_id = await storage.add_compensation(CompensationEntry("i-1", "pay:1", "refund", b'{"n":  1, "\xc3\xa9": 2}'))
     (entry,) = await storage.get_compensations("i-1")
@@ -25,7 +25,7 @@ async def test_what_was_added_comes_back(storage: SQLStorage) -> None:
     assert await storage.get_compensations("nobody") == []
 
 
-async def test_the_last_added_is_first_whatever_the_clock_said(storage: SQLStorage) -> None:
+async def test_the_last_added_is_first_whatever_the_clock_said(storage: Storage) -> None:
     await new(storage, "i-1")
     start = datetime(2030, 1, 1, tzinfo=UTC)
     for n in range(5):
@@ -36,14 +36,14 @@ async def test_the_last_added_is_first_whatever_the_clock_said(storage: SQLStora
     assert [entry.activity_name for entry in two] == ["undo 4", "undo 3"]
 
 
-async def test_one_step_may_have_several(storage: SQLStorage) -> None:
+async def test_one_step_may_have_several(storage: Storage) -> None:
     await new(storage, "i-1")
     entry = CompensationEntry("i-1", "s:1", "undo")
     first, second = await storage.add_compensation(entry), await storage.add_compensation(entry)
     assert [entry.id for entry in await storage.get_compensations("i-1")] == [second, first]
 
 
-async def test_w1_a_lost_lease_adds_nothing(storage: SQLStorage) -> None:
+async def test_w1_a_lost_lease_adds_nothing(storage: Storage, shift: Shift) -> None:
     lease = await leased(storage, "i-1", timeout_sec=10)
     await storage.add_compensation(CompensationEntry("i-1", "s:1", "undo 1"), lease=lease)
     shift(storage, 11)
@@ -55,7 +55,7 @@ async def test_w1_a_lost_lease_adds_nothing(storage: SQLStorage) -> None:
     assert await names(storage, "i-1") == ["undo 3", "undo 1"]
 
 
-async def test_an_unknown_instance_is_refused_and_the_transaction_goes_on(storage: SQLStorage) -> None:
+async def test_an_unknown_instance_is_refused_and_the_transaction_goes_on(storage: Storage) -> None:
     await new(storage, "i-1")
     async with storage.transaction():
         with pytest.raises(InstanceNotFoundError):
@@ -70,7 +70,7 @@ async def test_an_unknown_instance_is_refused_and_the_transaction_goes_on(storag
     CompensationEntry("i-1", "s:1", "undo", b"\xff"),
     CompensationEntry("i-1", "s:1", "undo", b"1" * (8 * 1024 * 1024 + 1)),
 ])  # fmt: skip
-async def test_limits(storage: SQLStorage, entry: CompensationEntry) -> None:
+async def test_limits(storage: Storage, entry: CompensationEntry) -> None:
     await new(storage, "i-1")
     with pytest.raises(LimitError):
         await storage.add_compensation(entry)

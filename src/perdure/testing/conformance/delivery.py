@@ -6,7 +6,6 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from perdure.database.backends.base import Executor
 from perdure.errors import LeaseLostError, LimitError
 from perdure.model.records import (
     ChannelDeliveryResult,
@@ -17,33 +16,33 @@ from perdure.model.records import (
     ResumableWorkflow,
 )
 from perdure.model.states import WorkflowStatus
-from perdure.storage.stores import SQLStorage
-from perdure.testing.conformance.channels import family_message, pending, publish, remaining, subscriber
-from perdure.testing.conformance.tools import again, leased, listening, new, recorded, shift, status
+from perdure.storage.contract import Storage
+from perdure.testing.conformance.channels import pending, publish, remaining, subscriber
+from perdure.testing.conformance.tools import Shift, again, leased, listening, new, recorded, status
 
 BROADCAST, COMPETING, DIRECT = ChannelMode.BROADCAST, ChannelMode.COMPETING, ChannelMode.DIRECT
 RECEIVED = "ChannelMessageReceived"
 
 
-async def message(storage: SQLStorage, message_id: int, channel: str = "c") -> ChannelMessage:
+async def message(storage: Storage, message_id: int, channel: str = "c") -> ChannelMessage:
     """Return a message by its id."""
     (found,) = await storage.get_pending_channel_messages(channel, message_id - 1, 1)
     return found
 
 
-async def payload(storage: SQLStorage, instance_id: str) -> dict[str, object]:
+async def payload(storage: Storage, instance_id: str) -> dict[str, object]:
     """Return the payload of an instance's last event."""
     events, _ = await storage.get_history_paginated(instance_id)
     found: dict[str, object] = json.loads(events[-1].event_data or b"null")
     return found
 
 
-async def delivered(storage: SQLStorage, limit: int = 0) -> list[tuple[str, int]]:
+async def delivered(storage: Storage, limit: int = 0) -> list[tuple[str, int]]:
     """Return what a sweep delivers: instances and messages."""
     return [(found.instance_id, found.message_id) for found in await storage.deliver_pending(limit)]
 
 
-async def test_a_message_reaches_who_waits_for_it(storage: SQLStorage) -> None:
+async def test_a_message_reaches_who_waits_for_it(storage: Storage) -> None:
     await listening(storage, "i-1")
     first = await storage.publish_to_channel("c", b'{"n": 1}', b'{"m": 2}')
     found = await storage.deliver_channel_message_with_lock("i-1", "c", await message(storage, first), "w9", 30)
@@ -57,7 +56,7 @@ async def test_a_message_reaches_who_waits_for_it(storage: SQLStorage) -> None:
     assert await storage.deliver_channel_message("i-1", await message(storage, first)) is None
 
 
-async def test_w49_the_payload_suits_both_of_the_familys_readers(storage: SQLStorage) -> None:
+async def test_w49_the_payload_suits_both_of_the_familys_readers(storage: Storage) -> None:
     name = 'ä"\\ %s :x {y}'
     await listening(storage, "i-1", name)
     first = await storage.publish_to_channel(name, b'{"n":  1.50}', b'{"m":2}')
@@ -73,7 +72,7 @@ async def test_w49_the_payload_suits_both_of_the_familys_readers(storage: SQLSto
 
 
 @pytest.mark.parametrize("data", [b"null", b"[1, 2]", b'"text"', b"0", b"false", b'{"a": "\\u0000"}'])
-async def test_w41_any_json_is_delivered_as_it_is(storage: SQLStorage, data: bytes) -> None:
+async def test_w41_any_json_is_delivered_as_it_is(storage: Storage, data: bytes) -> None:
     await listening(storage, "i-1")
     await publish(storage, data)
     await storage.deliver_pending()
@@ -81,7 +80,7 @@ async def test_w41_any_json_is_delivered_as_it_is(storage: SQLStorage, data: byt
     assert (await payload(storage, "i-1"))["metadata"] == {}
 
 
-async def test_w41_bytes_are_delivered_as_bytes(storage: SQLStorage) -> None:
+async def test_w41_bytes_are_delivered_as_bytes(storage: Storage) -> None:
     await listening(storage, "i-1")
     first = await storage.publish_to_channel("c", b"\x00\xff'", b'{"m": 2}', binary=True)
     await storage.deliver_pending()
@@ -91,23 +90,7 @@ async def test_w41_bytes_are_delivered_as_bytes(storage: SQLStorage) -> None:
     assert (found["id"], found["data"], found["metadata"]) == (first, None, {"m": 2})
 
 
-async def test_w6_the_lowest_pending_message_is_delivered_whichever_is_offered(
-    storage: SQLStorage, sql: Executor
-) -> None:
-    await listening(storage, "i-1")
-    ids = await publish(storage, b"1", b"2", b"3")
-    for n, expected in enumerate(ids, 2):
-        found = await storage.deliver_channel_message("i-1", await message(storage, ids[2]))
-        assert found is not None
-        assert found.message_id == expected
-        assert await again(storage, "i-1", activity_id=f"r:{n}") is (expected == ids[2])
-        if expected != ids[2]:  # it knows that there is more, and waits without checking
-            await sql.execute(f"UPDATE channel_subscriptions SET activity_id = 'r:{n}'")
-            await storage.update_instance_status("i-1", WorkflowStatus.WAITING_FOR_MESSAGE)
-    assert [name for name, _ in await recorded(storage, "i-1")] == ["r:1", "r:2", "r:3"]
-
-
-async def test_every_broadcast_subscriber_gets_every_message_once_in_order(storage: SQLStorage) -> None:
+async def test_every_broadcast_subscriber_gets_every_message_once_in_order(storage: Storage) -> None:
     for n in range(3):
         await listening(storage, f"i-{n}")
     ids = await publish(storage, b"1", b"2")
@@ -127,7 +110,7 @@ async def test_every_broadcast_subscriber_gets_every_message_once_in_order(stora
     assert seen == {f"i-{n}": ids for n in range(3)}
 
 
-async def test_w4_a_competing_message_goes_to_one(storage: SQLStorage) -> None:
+async def test_w4_a_competing_message_goes_to_one(storage: Storage) -> None:
     for n in range(3):
         await listening(storage, f"i-{n}", mode=COMPETING)
     ids = await publish(storage, b"1", b"2")
@@ -138,7 +121,7 @@ async def test_w4_a_competing_message_goes_to_one(storage: SQLStorage) -> None:
     assert await delivered(storage) == []
 
 
-async def test_w4_concurrent_deliverers_deliver_a_competing_message_once(storage: SQLStorage, peer: SQLStorage) -> None:
+async def test_w4_concurrent_deliverers_deliver_a_competing_message_once(storage: Storage, peer: Storage) -> None:
     for n in range(6):
         await listening(storage, f"i-{n}", mode=COMPETING)
     ids = await publish(storage, b"1", b"2")
@@ -151,7 +134,7 @@ async def test_w4_concurrent_deliverers_deliver_a_competing_message_once(storage
     assert await remaining(storage) == []
 
 
-async def test_a_claimed_message_is_not_delivered(storage: SQLStorage) -> None:
+async def test_a_claimed_message_is_not_delivered(storage: Storage) -> None:
     await subscriber(storage, "other", mode=COMPETING)
     await listening(storage, "i-1", mode=COMPETING)
     ids = await publish(storage, b"1", b"2")
@@ -159,7 +142,7 @@ async def test_a_claimed_message_is_not_delivered(storage: SQLStorage) -> None:
     assert await delivered(storage) == [("i-1", ids[1])]
 
 
-async def test_w22_a_direct_message_goes_to_its_instance(storage: SQLStorage) -> None:
+async def test_w22_a_direct_message_goes_to_its_instance(storage: Storage) -> None:
     for n in range(2):
         await listening(storage, f"i-{n}", "mail", DIRECT)
     await listening(storage, "i-2", "mail")
@@ -167,7 +150,7 @@ async def test_w22_a_direct_message_goes_to_its_instance(storage: SQLStorage) ->
     assert await delivered(storage) == [("i-1", first)]
 
 
-async def test_w16_who_does_not_wait_gets_nothing(storage: SQLStorage) -> None:
+async def test_w16_who_does_not_wait_gets_nothing(storage: Storage) -> None:
     await subscriber(storage, "running")
     await new(storage, "stranger")
     for instance_id in ("finished", "cancelled", "elsewhere"):
@@ -189,7 +172,7 @@ async def test_w16_who_does_not_wait_gets_nothing(storage: SQLStorage) -> None:
     assert await pending(storage, "running") == ids
 
 
-async def test_w16_a_step_recorded_already_takes_no_message_and_strands_nobody(storage: SQLStorage) -> None:
+async def test_w16_a_step_recorded_already_takes_no_message_and_strands_nobody(storage: Storage) -> None:
     """As Romancy leaves it when it dies during a delivery."""
     for mode, channel in ((BROADCAST, "b"), (COMPETING, "c")):
         await listening(storage, channel, channel, mode)
@@ -201,7 +184,7 @@ async def test_w16_a_step_recorded_already_takes_no_message_and_strands_nobody(s
         assert not await again(storage, channel, channel, activity_id="r:2")
 
 
-async def test_w16_a_delivery_is_all_or_nothing(storage: SQLStorage) -> None:
+async def test_w16_a_delivery_is_all_or_nothing(storage: Storage) -> None:
     await listening(storage, "i-1", mode=COMPETING)
     ids = await publish(storage, b"1")
     await storage.begin_transaction()
@@ -212,7 +195,7 @@ async def test_w16_a_delivery_is_all_or_nothing(storage: SQLStorage) -> None:
     assert await delivered(storage) == [("i-1", ids[0])]
 
 
-async def test_nothing_is_delivered_to_who_is_held_and_the_sweep_makes_up_for_it(storage: SQLStorage) -> None:
+async def test_nothing_is_delivered_to_who_is_held_and_the_sweep_makes_up_for_it(storage: Storage) -> None:
     await listening(storage, "i-1")
     held = await storage.try_acquire_lock("i-1", "w2", 30)
     assert held is not None
@@ -224,7 +207,7 @@ async def test_nothing_is_delivered_to_who_is_held_and_the_sweep_makes_up_for_it
     assert await delivered(storage) == [("i-1", ids[0])]
 
 
-async def test_a_delivery_fences_off_a_lease_that_ran_out(storage: SQLStorage) -> None:
+async def test_a_delivery_fences_off_a_lease_that_ran_out(storage: Storage, shift: Shift) -> None:
     await listening(storage, "i-1")
     held = await storage.try_acquire_lock("i-1", "w2", 10)
     await publish(storage, b"1")
@@ -234,7 +217,7 @@ async def test_a_delivery_fences_off_a_lease_that_ran_out(storage: SQLStorage) -
         await storage.append_history(HistoryEvent("i-1", "late", "ActivityCompleted", b"1"), lease=held)
 
 
-async def test_the_holder_takes_messages_for_itself_and_keeps_the_lease(storage: SQLStorage) -> None:
+async def test_the_holder_takes_messages_for_itself_and_keeps_the_lease(storage: Storage) -> None:
     lease = await leased(storage, "i-1")
     await storage.subscribe_to_channel("i-1", "c", BROADCAST, lease=lease)
     ids = await publish(storage, b"1", b"2")
@@ -252,7 +235,7 @@ async def test_the_holder_takes_messages_for_itself_and_keeps_the_lease(storage:
         await storage.deliver_channel_message("i-1", offered, activity_id="r:3")
 
 
-async def test_w5_a_sweep_finds_what_nobody_delivered(storage: SQLStorage) -> None:
+async def test_w5_a_sweep_finds_what_nobody_delivered(storage: Storage) -> None:
     await listening(storage, "i-1")
     await listening(storage, "i-2", "d", COMPETING)
     (first,) = await publish(storage, b"1")
@@ -261,7 +244,7 @@ async def test_w5_a_sweep_finds_what_nobody_delivered(storage: SQLStorage) -> No
     assert await delivered(storage) == []
 
 
-async def test_a_sweep_goes_on_where_it_stopped(storage: SQLStorage) -> None:
+async def test_a_sweep_goes_on_where_it_stopped(storage: Storage) -> None:
     for n in range(5):
         await listening(storage, f"i-{n}")
     (first,) = await publish(storage, b"1")
@@ -272,7 +255,7 @@ async def test_a_sweep_goes_on_where_it_stopped(storage: SQLStorage) -> None:
         await delivered(storage, 1001)
 
 
-async def test_a_channel_that_cannot_be_served_does_not_hold_up_the_others(storage: SQLStorage) -> None:
+async def test_a_channel_that_cannot_be_served_does_not_hold_up_the_others(storage: Storage) -> None:
     for channel in ("a", "b"):
         await listening(storage, f"i-{channel}", channel)
     assert await storage.try_acquire_lock("i-a", "w2", 30) is not None
@@ -281,7 +264,7 @@ async def test_a_channel_that_cannot_be_served_does_not_hold_up_the_others(stora
     assert [await delivered(storage, 1), await delivered(storage, 1)] == [[], [("i-b", second)]]
 
 
-async def test_a_sweep_of_named_channels_looks_at_no_others(storage: SQLStorage) -> None:
+async def test_a_sweep_of_named_channels_looks_at_no_others(storage: Storage) -> None:
     for channel in ("a", "b"):
         await listening(storage, f"i-{channel}", channel)
         await publish(storage, b"1", channel=channel)
@@ -290,50 +273,7 @@ async def test_a_sweep_of_named_channels_looks_at_no_others(storage: SQLStorage)
     assert await storage.deliver_pending(channels=[]) == []
 
 
-async def test_a_sweep_delivers_what_the_family_published(storage: SQLStorage, sql: Executor) -> None:
-    await listening(storage, "i-1")
-    await family_message(sql, "m-1")
-    (found,) = await storage.deliver_pending()
-    assert found.instance_id == "i-1"
-    assert (await payload(storage, "i-1"))["data"] == {"by": "family"}
-    assert (await payload(storage, "i-1"))["published_at"] == "2026-01-01T00:00:00.000000+00:00"
-    assert await again(storage, "i-1", activity_id="r:2")
-    await family_message(sql, "m-2")
-    assert len(await storage.deliver_pending()) == 1
-
-
-async def test_messages_go_to_waiting_instances_of_any_framework(storage: SQLStorage, sql: Executor) -> None:
-    """Edda and Romancy keep their one wait on a channel in the subscription."""
-    await listening(storage, "i-1", after=timedelta(seconds=5))
-    for table in ("workflow_instances", "channel_subscriptions"):
-        await sql.execute(f"UPDATE {table} SET framework = 'python'")
-    await sql.execute("DELETE FROM perdure_waits")
-    await sql.execute("UPDATE channel_subscriptions SET activity_id = 'r:1', timeout_at = '2020-01-01 00:00:00.000000'")
-    shift(storage, 6)
-    assert await storage.find_expired_channel_subscriptions() == []
-    assert await storage.next_due_at() is None
-    assert not await storage.expire_channel_wait("i-1", "c")
-    (first,) = await publish(storage, b"1")
-    assert [found.instance_id for found in await storage.get_channel_subscribers_waiting("c")] == ["i-1"]
-    assert await delivered(storage) == [("i-1", first)]
-    assert await recorded(storage, "i-1") == [("r:1", RECEIVED)]
-    left = "SELECT count(*) FROM channel_subscriptions WHERE activity_id IS NOT NULL OR timeout_at IS NOT NULL"
-    assert await sql.fetchval(left) == 0
-    assert await delivered(storage) == []
-
-
-async def test_w7_a_delivery_moves_both_cursors(storage: SQLStorage, sql: Executor) -> None:
-    await listening(storage, "i-1")
-    await publish(storage, b"1")
-    ((_, first),) = await delivered(storage)
-    stores = (
-        "SELECT cursor_message_id FROM channel_subscriptions",
-        "SELECT last_delivered_id FROM channel_delivery_cursors",
-    )
-    assert [await sql.fetchval(query) for query in stores] == [first, first]
-
-
-async def test_who_waits_on_a_channel(storage: SQLStorage) -> None:
+async def test_who_waits_on_a_channel(storage: Storage) -> None:
     await subscriber(storage, "running")
     for n in (2, 0, 1):
         await listening(storage, f"i-{n}", activity_id=f"r:{n}")
@@ -349,7 +289,7 @@ async def test_who_waits_on_a_channel(storage: SQLStorage) -> None:
     assert [found.instance_id for found in await storage.get_channel_subscribers_waiting("c")] == ["i-2", "i-1"]
 
 
-async def test_a_wait_that_nothing_came_for_ends_once(storage: SQLStorage) -> None:
+async def test_a_wait_that_nothing_came_for_ends_once(storage: Storage, shift: Shift) -> None:
     await listening(storage, "i-1", after=timedelta(seconds=5))
     assert not await storage.expire_channel_wait("i-1", "c")
     shift(storage, 6)
@@ -366,7 +306,7 @@ async def test_a_wait_that_nothing_came_for_ends_once(storage: SQLStorage) -> No
     assert await delivered(storage) == []
 
 
-async def test_many_waits_end_in_one_commit(storage: SQLStorage) -> None:
+async def test_many_waits_end_in_one_commit(storage: Storage, shift: Shift) -> None:
     for n in range(3):
         await listening(storage, f"i-{n}", after=timedelta(seconds=5))
     await listening(storage, "later", after=timedelta(seconds=60))
@@ -388,7 +328,7 @@ async def test_many_waits_end_in_one_commit(storage: SQLStorage) -> None:
             await storage.expire_channel_waits(bad)
 
 
-async def test_expired_waits_are_listed_oldest_first(storage: SQLStorage) -> None:
+async def test_expired_waits_are_listed_oldest_first(storage: Storage, shift: Shift) -> None:
     for n, seconds in enumerate([9, 5, 7, 20]):
         await listening(storage, f"i-{n}", after=timedelta(seconds=seconds))
     shift(storage, 10)
@@ -397,7 +337,7 @@ async def test_expired_waits_are_listed_oldest_first(storage: SQLStorage) -> Non
     assert len(await storage.find_expired_channel_subscriptions(2)) == 2
 
 
-async def test_w10_a_time_out_recorded_already_strands_nobody(storage: SQLStorage) -> None:
+async def test_w10_a_time_out_recorded_already_strands_nobody(storage: Storage, shift: Shift) -> None:
     await listening(storage, "i-1", after=timedelta(seconds=5))
     await storage.append_history(HistoryEvent("i-1", "r:1", "MessageTimeout", b'{"_error": true}'))
     shift(storage, 6)
@@ -406,7 +346,7 @@ async def test_w10_a_time_out_recorded_already_strands_nobody(storage: SQLStorag
     assert await status(storage, "i-1") is WorkflowStatus.RUNNING
 
 
-async def test_the_holder_ends_its_own_wait_while_it_runs(storage: SQLStorage) -> None:
+async def test_the_holder_ends_its_own_wait_while_it_runs(storage: Storage, shift: Shift) -> None:
     await listening(storage, "i-1", after=timedelta(seconds=5))
     shift(storage, 6)
     lease = await storage.try_acquire_lock("i-1", "w1", 30)
@@ -417,7 +357,7 @@ async def test_the_holder_ends_its_own_wait_while_it_runs(storage: SQLStorage) -
     await storage.append_history(HistoryEvent("i-1", "s", "ActivityCompleted", b"1"), lease=lease)
 
 
-async def test_what_is_offered_is_of_the_channel(storage: SQLStorage) -> None:
+async def test_what_is_offered_is_of_the_channel(storage: Storage) -> None:
     await listening(storage, "i-1")
     ids = await publish(storage, b"1")
     with pytest.raises(LimitError):
@@ -427,7 +367,7 @@ async def test_what_is_offered_is_of_the_channel(storage: SQLStorage) -> None:
     assert await delivered(storage) == [("i-1", ids[0])]
 
 
-async def test_w18_a_callback_after_the_commit_delivers(storage: SQLStorage) -> None:
+async def test_w18_a_callback_after_the_commit_delivers(storage: Storage) -> None:
     await listening(storage, "i-1")
     seen: list[ChannelDeliveryResult] = []
 

@@ -5,11 +5,11 @@ import asyncio
 import pytest
 
 from perdure.errors import InstanceNotFoundError, LeaseLostError, LimitError
-from perdure.storage.stores import SQLStorage
-from perdure.testing.conformance.tools import leased, new, shift
+from perdure.storage.contract import Storage
+from perdure.testing.conformance.tools import Shift, leased, new
 
 
-async def test_members_come_in_the_order_of_joining(storage: SQLStorage) -> None:
+async def test_members_come_in_the_order_of_joining(storage: Storage) -> None:
     for name in ("c", "a", "b"):
         await new(storage, name)
         await storage.join_group(name, "g")
@@ -22,7 +22,7 @@ async def test_members_come_in_the_order_of_joining(storage: SQLStorage) -> None
     assert await storage.get_group_members("g") == ["a", "b", "c"]
 
 
-async def test_leaving_is_idempotent(storage: SQLStorage) -> None:
+async def test_leaving_is_idempotent(storage: Storage) -> None:
     await new(storage, "a")
     for group in ("g", "h"):
         await storage.join_group("a", group)
@@ -35,7 +35,7 @@ async def test_leaving_is_idempotent(storage: SQLStorage) -> None:
     assert await storage.get_group_members("h") == []
 
 
-async def test_w38_many_join_at_once(storage: SQLStorage, peer: SQLStorage) -> None:
+async def test_w38_many_join_at_once(storage: Storage, peer: Storage) -> None:
     for name in ("a", "b"):
         await new(storage, name)
     sides = [storage, peer] * 6
@@ -45,7 +45,7 @@ async def test_w38_many_join_at_once(storage: SQLStorage, peer: SQLStorage) -> N
     assert await storage.get_group_members("g") == []
 
 
-async def test_w36_group_names_are_exact(storage: SQLStorage) -> None:
+async def test_w36_group_names_are_exact(storage: Storage) -> None:
     await new(storage, "a")
     await storage.join_group("a", "Team")
     assert await storage.get_group_members("team") == []
@@ -61,14 +61,14 @@ async def test_w36_group_names_are_exact(storage: SQLStorage) -> None:
     assert await storage.get_group_members("Team") == ["a"]
 
 
-async def test_an_unknown_instance_is_refused(storage: SQLStorage) -> None:
+async def test_an_unknown_instance_is_refused(storage: Storage) -> None:
     for call in (storage.join_group("nobody", "g"), storage.leave_group("nobody", "g"), storage.leave_all_groups("no")):
         with pytest.raises(InstanceNotFoundError):
             await call
     assert await storage.get_group_members("g") == []
 
 
-async def test_w1_a_lost_lease_changes_no_membership(storage: SQLStorage) -> None:
+async def test_w1_a_lost_lease_changes_no_membership(storage: Storage, shift: Shift) -> None:
     lease = await leased(storage, "a", timeout_sec=10)
     await storage.join_group("a", "g", lease=lease)
     shift(storage, 11)
@@ -83,7 +83,7 @@ async def test_w1_a_lost_lease_changes_no_membership(storage: SQLStorage) -> Non
     assert (await storage.get_group_members("g"), await storage.get_group_members("h")) == (["a"], [])
 
 
-async def test_a_membership_is_part_of_the_callers_transaction(storage: SQLStorage) -> None:
+async def test_a_membership_is_part_of_the_callers_transaction(storage: Storage) -> None:
     await new(storage, "a")
     with pytest.raises(KeyError):
         async with storage.transaction():
@@ -92,7 +92,7 @@ async def test_a_membership_is_part_of_the_callers_transaction(storage: SQLStora
     assert await storage.get_group_members("g") == []
 
 
-async def test_a_finished_instance_keeps_the_time_of_its_end(storage: SQLStorage) -> None:
+async def test_a_finished_instance_keeps_the_time_of_its_end(storage: Storage, shift: Shift) -> None:
     """Retention counts from that time, so leaving a group later must not change it."""
     await new(storage, "a")
     await storage.join_group("a", "g")

@@ -17,14 +17,14 @@ from perdure.errors import (
 )
 from perdure.model.records import HistoryEvent, Lease, TimerSubscription, WorkflowInstance
 from perdure.model.states import TERMINAL, WAITING, WorkflowStatus, sources_of
-from perdure.storage.stores import SQLStorage
-from perdure.testing.conformance.tools import leased, new, shift
+from perdure.storage.contract import Storage
+from perdure.testing.conformance.tools import Shift, leased, new
 
 S = WorkflowStatus
 MOVABLE = [S.RUNNING, *sorted(WAITING), S.COMPENSATING]
 
 
-async def test_every_field_given_comes_back(storage: SQLStorage) -> None:
+async def test_every_field_given_comes_back(storage: Storage) -> None:
     started = datetime(2026, 1, 2, 3, 4, 5, 678901, UTC)
     await new(storage, "parent")
     given = WorkflowInstance(
@@ -50,7 +50,7 @@ async def test_every_field_given_comes_back(storage: SQLStorage) -> None:
     assert await storage.get_instance("i-1") == given
 
 
-async def test_times_left_out_are_the_databases(storage: SQLStorage) -> None:
+async def test_times_left_out_are_the_databases(storage: Storage) -> None:
     await new(storage, "i-1")
     found = await storage.get_instance("i-1")
     assert found is not None
@@ -59,11 +59,11 @@ async def test_times_left_out_are_the_databases(storage: SQLStorage) -> None:
     assert (found.framework, found.status, found.lock_token) == ("perdure", S.RUNNING, 0)
 
 
-async def test_an_absent_instance_is_none(storage: SQLStorage) -> None:
+async def test_an_absent_instance_is_none(storage: Storage) -> None:
     assert await storage.get_instance("nobody") is None
 
 
-async def test_many_come_in_the_order_they_are_asked_for(storage: SQLStorage) -> None:
+async def test_many_come_in_the_order_they_are_asked_for(storage: Storage) -> None:
     for n in range(5):
         await storage.create_instance(WorkflowInstance(f"i-{n}", f"wf-{n}", input_data=b'{"n": %d}' % n))
     await storage.create_instance(WorkflowInstance("I-1", "other"))
@@ -79,7 +79,7 @@ async def test_many_come_in_the_order_they_are_asked_for(storage: SQLStorage) ->
         assert changed.status is S.COMPLETED
 
 
-async def test_a_thousand_are_given_at_once_and_no_more(storage: SQLStorage) -> None:
+async def test_a_thousand_are_given_at_once_and_no_more(storage: Storage) -> None:
     ids = [f"i-{n}" for n in range(1001)]
     await storage.create_instances([WorkflowInstance(instance_id, "wf") for instance_id in ids[:1000]])
     found = await storage.get_instances(ids[:1000])
@@ -88,7 +88,7 @@ async def test_a_thousand_are_given_at_once_and_no_more(storage: SQLStorage) -> 
         await storage.get_instances(ids)
 
 
-async def test_an_id_is_taken_once(storage: SQLStorage) -> None:
+async def test_an_id_is_taken_once(storage: Storage) -> None:
     await new(storage, "i-1", input_data=b'{"first": true}')
     with pytest.raises(InstanceExistsError):
         await new(storage, "i-1", input_data=b'{"second": true}')
@@ -97,7 +97,7 @@ async def test_an_id_is_taken_once(storage: SQLStorage) -> None:
     assert found.input_data == b'{"first": true}'
 
 
-async def test_w38_one_of_many_creators_wins(storage: SQLStorage, peer: SQLStorage) -> None:
+async def test_w38_one_of_many_creators_wins(storage: Storage, peer: Storage) -> None:
     answers = await asyncio.gather(
         *(new(side, "i-1", source_hash="h") for side in [storage, peer] * 8), return_exceptions=True
     )
@@ -105,7 +105,7 @@ async def test_w38_one_of_many_creators_wins(storage: SQLStorage, peer: SQLStora
     assert all(answer is None or isinstance(answer, InstanceExistsError) for answer in answers)
 
 
-async def test_w48_an_instance_can_be_born_leased(storage: SQLStorage, peer: SQLStorage) -> None:
+async def test_w48_an_instance_can_be_born_leased(storage: Storage, peer: Storage) -> None:
     lease = await storage.create_instance(WorkflowInstance("i-1", "wf"), worker_id="w1", timeout_sec=30)
     assert lease is not None
     assert (lease.instance_id, lease.worker_id, lease.token) == ("i-1", "w1", 1)
@@ -114,7 +114,7 @@ async def test_w48_an_instance_can_be_born_leased(storage: SQLStorage, peer: SQL
     await storage.append_history(HistoryEvent("i-1", "s", "ActivityCompleted", b"1"), lease=lease)
 
 
-async def test_ids_are_exact_w36(storage: SQLStorage) -> None:
+async def test_ids_are_exact_w36(storage: Storage) -> None:
     for instance_id in ("Pay:1", "pay:1", "pay:1é", "pay:1e\u0301"):
         await new(storage, instance_id)
     for instance_id in ("Pay:1", "pay:1", "pay:1é", "pay:1e\u0301"):
@@ -125,13 +125,13 @@ async def test_ids_are_exact_w36(storage: SQLStorage) -> None:
 
 
 @pytest.mark.parametrize("bad", ["", " a", "a ", "a\nb", "a\x00b", "\ud800", "x" * 201])
-async def test_a_bad_id_is_refused_and_nothing_stored(storage: SQLStorage, bad: str) -> None:
+async def test_a_bad_id_is_refused_and_nothing_stored(storage: Storage, bad: str) -> None:
     with pytest.raises(LimitError):
         await new(storage, bad)
     assert await storage.find_resumable_workflows() == []
 
 
-async def test_limits_hold_to_the_byte(storage: SQLStorage) -> None:
+async def test_limits_hold_to_the_byte(storage: Storage) -> None:
     fits = b'"' + b"x" * (8 * 1024 * 1024 - 2) + b'"'
     await new(storage, "x" * 200, input_data=fits, workflow_name="n" * 255)
     found = await storage.get_instance("x" * 200)
@@ -146,7 +146,7 @@ async def test_limits_hold_to_the_byte(storage: SQLStorage) -> None:
 
 @pytest.mark.parametrize("target", [status for status in S if status is not S.RECURRED])
 @pytest.mark.parametrize("source", [status for status in S if status is not S.RECURRED])
-async def test_states_move_along_the_table(storage: SQLStorage, source: S, target: S) -> None:
+async def test_states_move_along_the_table(storage: Storage, source: S, target: S) -> None:
     await storage.create_instance(WorkflowInstance("i-1", "wf", status=source))
     if source in sources_of(target):
         await storage.update_instance_status("i-1", target)
@@ -160,13 +160,13 @@ async def test_states_move_along_the_table(storage: SQLStorage, source: S, targe
     assert found.status == expected
 
 
-async def test_recurred_is_never_moved_to(storage: SQLStorage) -> None:
+async def test_recurred_is_never_moved_to(storage: Storage) -> None:
     await new(storage, "i-1")
     with pytest.raises(InvalidTransitionError):
         await storage.update_instance_status("i-1", S.RECURRED)
 
 
-async def test_writes_to_an_unknown_id_raise(storage: SQLStorage) -> None:
+async def test_writes_to_an_unknown_id_raise(storage: Storage) -> None:
     lease = Lease("nobody", "w", 1, datetime.now(UTC))
     with pytest.raises(InstanceNotFoundError):
         await storage.update_instance_status("nobody", S.COMPENSATING)
@@ -182,7 +182,7 @@ async def test_writes_to_an_unknown_id_raise(storage: SQLStorage) -> None:
         await storage.append_history(HistoryEvent("nobody", "a", "ActivityCompleted", b"1"))
 
 
-async def test_a_failure_records_its_message(storage: SQLStorage) -> None:
+async def test_a_failure_records_its_message(storage: Storage) -> None:
     await new(storage, "i-1")
     await storage.update_instance_status("i-1", S.FAILED, "no such card ☠")
     (event,), _ = await storage.get_history_paginated("i-1")
@@ -191,7 +191,7 @@ async def test_a_failure_records_its_message(storage: SQLStorage) -> None:
     assert payload["error"] == payload["error_message"] == "no such card ☠"
 
 
-async def test_output_completes(storage: SQLStorage) -> None:
+async def test_output_completes(storage: Storage) -> None:
     lease = await leased(storage, "i-1")
     await storage.update_instance_output("i-1", b'{"total": 9.50}', lease=lease)
     found = await storage.get_instance("i-1")
@@ -204,7 +204,7 @@ async def test_output_completes(storage: SQLStorage) -> None:
         await storage.update_instance_output("i-1", b"2", lease=lease)
 
 
-async def test_a_stale_lease_completes_nothing_w1(storage: SQLStorage, peer: SQLStorage) -> None:
+async def test_a_stale_lease_completes_nothing_w1(storage: Storage, peer: Storage, shift: Shift) -> None:
     lease = await leased(storage, "i-1", timeout_sec=10)
     shift(peer, 11)
     taken = await peer.try_acquire_lock("i-1", "w2", 10)
@@ -224,7 +224,7 @@ async def test_a_stale_lease_completes_nothing_w1(storage: SQLStorage, peer: SQL
     assert await storage.get_history_count("i-1") == 0
 
 
-async def test_complete_instances_tells_each_fate(storage: SQLStorage) -> None:
+async def test_complete_instances_tells_each_fate(storage: Storage) -> None:
     leases = [await leased(storage, f"i-{n}") for n in range(3)]
     await storage.release_lock("i-1", leases[1].worker_id)
     answers = await storage.complete_instances(
@@ -235,7 +235,7 @@ async def test_complete_instances_tells_each_fate(storage: SQLStorage) -> None:
     assert statuses == [S.COMPLETED, S.RUNNING, S.COMPLETED]
 
 
-async def test_create_instances_tells_each_fate(storage: SQLStorage) -> None:
+async def test_create_instances_tells_each_fate(storage: Storage) -> None:
     await new(storage, "i-1")
     answers = await storage.create_instances(
         [
@@ -251,7 +251,7 @@ async def test_create_instances_tells_each_fate(storage: SQLStorage) -> None:
 
 
 @pytest.mark.parametrize("status", MOVABLE)
-async def test_cancel_from_any_state_that_is_not_final(storage: SQLStorage, status: S) -> None:
+async def test_cancel_from_any_state_that_is_not_final(storage: Storage, status: S) -> None:
     lease = await leased(storage, "i-1")
     await storage.update_instance_status("i-1", status)
     await storage.cancel_instance("i-1", "changed my mind")
@@ -266,7 +266,7 @@ async def test_cancel_from_any_state_that_is_not_final(storage: SQLStorage, stat
 
 
 @pytest.mark.parametrize("status", sorted(TERMINAL))
-async def test_a_finished_instance_is_not_cancellable(storage: SQLStorage, status: S) -> None:
+async def test_a_finished_instance_is_not_cancellable(storage: Storage, status: S) -> None:
     await storage.create_instance(WorkflowInstance("i-1", "wf", status=status))
     for compensate in (False, True):
         with pytest.raises(WorkflowNotCancellableError):
@@ -276,7 +276,7 @@ async def test_a_finished_instance_is_not_cancellable(storage: SQLStorage, statu
         await storage.cancel_instance("nobody")
 
 
-async def test_w13_a_cancelled_instance_has_no_timer_left(storage: SQLStorage) -> None:
+async def test_w13_a_cancelled_instance_has_no_timer_left(storage: Storage, shift: Shift) -> None:
     for instance_id, compensate in (("i-1", False), ("i-2", True)):
         await new(storage, instance_id)
         await storage.register_timer_subscription(
@@ -287,7 +287,7 @@ async def test_w13_a_cancelled_instance_has_no_timer_left(storage: SQLStorage) -
     assert await storage.find_expired_timers() == []
 
 
-async def test_w45_cancel_with_compensation_survives_as_an_event(storage: SQLStorage) -> None:
+async def test_w45_cancel_with_compensation_survives_as_an_event(storage: Storage) -> None:
     lease = await leased(storage, "i-1")
     await storage.cancel_instance("i-1", "first", compensate=True)
     found = await storage.get_instance("i-1")
@@ -305,7 +305,7 @@ async def test_w45_cancel_with_compensation_survives_as_an_event(storage: SQLSto
     assert b"first" in (events[0].event_data or b"")
 
 
-async def test_resumable_is_what_no_live_lease_covers(storage: SQLStorage) -> None:
+async def test_resumable_is_what_no_live_lease_covers(storage: Storage, shift: Shift) -> None:
     at = datetime(2026, 1, 1, tzinfo=UTC)
     for n, status in enumerate([S.RUNNING, S.COMPENSATING, S.WAITING_FOR_TIMER, S.COMPLETED, S.RUNNING]):
         await storage.create_instance(
@@ -323,7 +323,7 @@ async def test_resumable_is_what_no_live_lease_covers(storage: SQLStorage) -> No
     ]
 
 
-async def test_what_is_resumable_tells_whose_lease_ran_out(storage: SQLStorage) -> None:
+async def test_what_is_resumable_tells_whose_lease_ran_out(storage: Storage, shift: Shift) -> None:
     await storage.create_instance(WorkflowInstance("free", "wf"))
     for instance_id in ("lost", "released", "swept"):
         assert await storage.try_acquire_lock(instance_id, "w1", 10) is None
@@ -344,7 +344,7 @@ async def test_what_is_resumable_tells_whose_lease_ran_out(storage: SQLStorage) 
     assert "lost" not in {it.instance_id for it in await storage.find_resumable_workflows()}
 
 
-async def test_w31_unknown_names_do_not_block_known_ones(storage: SQLStorage) -> None:
+async def test_w31_unknown_names_do_not_block_known_ones(storage: Storage) -> None:
     for n in range(120):
         await new(storage, f"alien-{n}", workflow_name="alien")
     for day, name in enumerate(["b", "a"], 1):
@@ -357,12 +357,12 @@ async def test_w31_unknown_names_do_not_block_known_ones(storage: SQLStorage) ->
 
 
 @pytest.mark.parametrize("limit", [-1, 1001, True, 1.5])
-async def test_a_page_has_one_to_a_thousand_rows(storage: SQLStorage, limit: int) -> None:
+async def test_a_page_has_one_to_a_thousand_rows(storage: Storage, limit: int) -> None:
     with pytest.raises(LimitError):
         await storage.find_resumable_workflows(limit)
 
 
-async def test_w44_finished_instances_are_deleted_by_age(storage: SQLStorage) -> None:
+async def test_w44_finished_instances_are_deleted_by_age(storage: Storage, shift: Shift) -> None:
     for n in range(3):
         await new(storage, f"i-{n}")
         await storage.append_history(HistoryEvent(f"i-{n}", "s", "ActivityCompleted", b"1"))
@@ -377,7 +377,7 @@ async def test_w44_finished_instances_are_deleted_by_age(storage: SQLStorage) ->
     await new(storage, "i-0")  # the id is free again
 
 
-async def test_deletion_is_not_stopped_by_later_generations(storage: SQLStorage) -> None:
+async def test_deletion_is_not_stopped_by_later_generations(storage: Storage, shift: Shift) -> None:
     await storage.create_instance(WorkflowInstance("i~1", "wf", status=S.RECURRED))
     await storage.create_instance(WorkflowInstance("i~2", "wf", status=S.RECURRED, continued_from="i~1"))
     await new(storage, "i", continued_from="i~2")
@@ -391,13 +391,13 @@ async def test_deletion_is_not_stopped_by_later_generations(storage: SQLStorage)
     assert await storage.delete_instances(timedelta(seconds=5)) == 2
 
 
-async def test_errors_have_codes_and_one_root(storage: SQLStorage) -> None:
+async def test_errors_have_codes_and_one_root(storage: Storage) -> None:
     with pytest.raises(StorageError) as caught:
         await storage.update_instance_activity("nobody", "a")
     assert caught.value.code == "storage.instance_not_found"
 
 
-async def test_instances_that_have_ended_are_deleted_by_id(storage: SQLStorage) -> None:
+async def test_instances_that_have_ended_are_deleted_by_id(storage: Storage) -> None:
     for name in ("done", "live", "i~1"):
         await new(storage, name)
         await storage.append_history(HistoryEvent(name, "s", "ActivityCompleted", b"1"))
@@ -413,7 +413,7 @@ async def test_instances_that_have_ended_are_deleted_by_id(storage: SQLStorage) 
     assert await storage.delete_ended([]) == []
 
 
-async def test_the_names_of_workflows_that_have_instances(storage: SQLStorage) -> None:
+async def test_the_names_of_workflows_that_have_instances(storage: Storage) -> None:
     assert await storage.list_workflow_names() == []
     for n, name in enumerate(("b", "a", "B", "b", "é", "a b")):
         await new(storage, f"i-{n}", name)

@@ -9,11 +9,11 @@ import pytest
 from perdure.errors import LeaseLostError, LimitError
 from perdure.model.records import HistoryEvent, Lease, WorkflowInstance
 from perdure.model.states import TERMINAL, WorkflowStatus
-from perdure.storage.stores import SQLStorage
-from perdure.testing.conformance.tools import leased, new, shift
+from perdure.storage.contract import Storage
+from perdure.testing.conformance.tools import Shift, leased, new
 
 
-async def test_a_lease_names_its_run(storage: SQLStorage) -> None:
+async def test_a_lease_names_its_run(storage: Storage) -> None:
     await new(storage, "i-1")
     lease = await storage.try_acquire_lock("i-1", "w1", 30)
     assert lease is not None
@@ -24,7 +24,7 @@ async def test_a_lease_names_its_run(storage: SQLStorage) -> None:
     assert (found.locked_by, found.lock_token, found.lock_expires_at) == ("w1", 1, lease.expires_at)
 
 
-async def test_w2_one_of_many_acquirers_wins(storage: SQLStorage, peer: SQLStorage) -> None:
+async def test_w2_one_of_many_acquirers_wins(storage: Storage, peer: Storage) -> None:
     await new(storage, "i-1")
     answers = await asyncio.gather(
         *(side.try_acquire_lock("i-1", f"w{n}", 30) for n, side in enumerate([storage, peer] * 8))
@@ -32,19 +32,19 @@ async def test_w2_one_of_many_acquirers_wins(storage: SQLStorage, peer: SQLStora
     assert sum(answer is not None for answer in answers) == 1
 
 
-async def test_w15_a_lease_belongs_to_one_run_not_to_a_worker(storage: SQLStorage) -> None:
+async def test_w15_a_lease_belongs_to_one_run_not_to_a_worker(storage: Storage) -> None:
     await leased(storage, "i-1", worker_id="w1")
     assert await storage.try_acquire_lock("i-1", "w1", 30) is None
 
 
 @pytest.mark.parametrize("status", sorted(TERMINAL))
-async def test_w14_a_finished_instance_has_no_lease(storage: SQLStorage, status: WorkflowStatus) -> None:
+async def test_w14_a_finished_instance_has_no_lease(storage: Storage, status: WorkflowStatus) -> None:
     await storage.create_instance(WorkflowInstance("i-1", "wf", status=status))
     assert await storage.try_acquire_lock("i-1", "w1", 30) is None
     assert await storage.try_acquire_lock("nobody", "w1", 30) is None
 
 
-async def test_an_expired_lease_can_be_taken_and_the_token_grows(storage: SQLStorage) -> None:
+async def test_an_expired_lease_can_be_taken_and_the_token_grows(storage: Storage, shift: Shift) -> None:
     first = await leased(storage, "i-1", timeout_sec=10)
     shift(storage, 9)
     assert await storage.try_acquire_lock("i-1", "w2", 10) is None
@@ -58,7 +58,7 @@ async def test_an_expired_lease_can_be_taken_and_the_token_grows(storage: SQLSto
     assert third.token == second.token + 1
 
 
-async def test_expiry_alone_ends_no_lease(storage: SQLStorage) -> None:
+async def test_expiry_alone_ends_no_lease(storage: Storage, shift: Shift) -> None:
     lease = await leased(storage, "i-1", timeout_sec=10)
     shift(storage, 60)
     await storage.append_history(HistoryEvent("i-1", "s", "ActivityCompleted", b"1"), lease=lease)
@@ -68,7 +68,7 @@ async def test_expiry_alone_ends_no_lease(storage: SQLStorage) -> None:
     assert await storage.try_acquire_lock("i-1", "w2", 10) is None
 
 
-async def test_the_instances_own_time_wins(storage: SQLStorage) -> None:
+async def test_the_instances_own_time_wins(storage: Storage, shift: Shift) -> None:
     await storage.create_instance(WorkflowInstance("i-1", "wf", lock_timeout_seconds=100))
     lease = await storage.try_acquire_lock("i-1", "w1", 5)
     assert lease is not None
@@ -78,7 +78,7 @@ async def test_the_instances_own_time_wins(storage: SQLStorage) -> None:
     assert await storage.try_acquire_lock("i-1", "w2", 5) is not None
 
 
-async def test_many_leases_are_taken_in_one_commit(storage: SQLStorage) -> None:
+async def test_many_leases_are_taken_in_one_commit(storage: Storage, shift: Shift) -> None:
     for n in range(3):
         await new(storage, f"i-{n}")
     await storage.create_instance(WorkflowInstance("own", "wf", lock_timeout_seconds=100))
@@ -101,7 +101,7 @@ async def test_many_leases_are_taken_in_one_commit(storage: SQLStorage) -> None:
     assert [lease and lease.token for lease in again] == [2, 1, None]
 
 
-async def test_of_many_that_want_many_leases_each_is_one_workers(storage: SQLStorage, peer: SQLStorage) -> None:
+async def test_of_many_that_want_many_leases_each_is_one_workers(storage: Storage, peer: Storage) -> None:
     ids = [f"i-{n}" for n in range(20)]
     for instance_id in ids:
         await new(storage, instance_id)
@@ -115,7 +115,7 @@ async def test_of_many_that_want_many_leases_each_is_one_workers(storage: SQLSto
     assert sorted(taken + [lease.instance_id for lease in rest if lease]) == sorted(ids)
 
 
-async def test_leases_are_taken_all_or_none(storage: SQLStorage) -> None:
+async def test_leases_are_taken_all_or_none(storage: Storage) -> None:
     await new(storage, "i-1")
     await new(storage, "i-2")
     with pytest.raises(ZeroDivisionError):
@@ -125,7 +125,7 @@ async def test_leases_are_taken_all_or_none(storage: SQLStorage) -> None:
     assert all(await storage.acquire_locks(["i-2", "i-1"], "w2", 30))
 
 
-async def test_a_batch_of_leases_has_its_limits(storage: SQLStorage) -> None:
+async def test_a_batch_of_leases_has_its_limits(storage: Storage) -> None:
     assert await storage.acquire_locks([], "w1", 30) == []
     assert await storage.acquire_locks([f"i-{n}" for n in range(1000)], "w1", 30) == [None] * 1000
     with pytest.raises(LimitError):
@@ -138,7 +138,7 @@ async def test_a_batch_of_leases_has_its_limits(storage: SQLStorage) -> None:
             await storage.acquire_locks(["i-1"], worker_id, seconds)
 
 
-async def test_w28_leases_have_fractions_of_a_second(storage: SQLStorage) -> None:
+async def test_w28_leases_have_fractions_of_a_second(storage: Storage, shift: Shift) -> None:
     await leased(storage, "i-1", timeout_sec=0.5)
     shift(storage, 0.4)
     assert await storage.try_acquire_lock("i-1", "w2", 10) is None
@@ -146,7 +146,7 @@ async def test_w28_leases_have_fractions_of_a_second(storage: SQLStorage) -> Non
     assert await storage.try_acquire_lock("i-1", "w2", 10) is not None
 
 
-async def test_w8_writing_the_same_again_within_a_second_is_not_a_lost_lease(storage: SQLStorage) -> None:
+async def test_w8_writing_the_same_again_within_a_second_is_not_a_lost_lease(storage: Storage) -> None:
     """A database that counts changed rows instead of matched ones would report no row."""
     lease = await leased(storage, "i-1", worker_id="w1", timeout_sec=30)
     for _ in range(3):
@@ -157,7 +157,7 @@ async def test_w8_writing_the_same_again_within_a_second_is_not_a_lost_lease(sto
     assert await storage.try_acquire_lock("i-1", "w1", 30) is not None
 
 
-async def test_only_the_holder_releases(storage: SQLStorage) -> None:
+async def test_only_the_holder_releases(storage: Storage) -> None:
     lease = await leased(storage, "i-1", worker_id="w1")
     await storage.release_lock("i-1", "w2")
     await storage.release_lock("i-1", "w1", lease=Lease("i-1", "w1", lease.token - 1, lease.expires_at))
@@ -169,7 +169,7 @@ async def test_only_the_holder_releases(storage: SQLStorage) -> None:
     assert await storage.try_acquire_lock("i-1", "w2", 10) is not None
 
 
-async def test_a_lease_covers_its_own_instance_only(storage: SQLStorage) -> None:
+async def test_a_lease_covers_its_own_instance_only(storage: Storage) -> None:
     lease = await leased(storage, "i-1", worker_id="w1")
     other = await leased(storage, "i-2", worker_id="w1")
     assert lease.token == other.token
@@ -186,7 +186,7 @@ async def test_a_lease_covers_its_own_instance_only(storage: SQLStorage) -> None
     assert isinstance(answer, LeaseLostError)
 
 
-async def test_w26_a_lost_lease_is_told_to_the_heartbeat(storage: SQLStorage, peer: SQLStorage) -> None:
+async def test_w26_a_lost_lease_is_told_to_the_heartbeat(storage: Storage, peer: Storage, shift: Shift) -> None:
     lease = await leased(storage, "i-1", timeout_sec=10)
     shift(peer, 11)
     assert await peer.try_acquire_lock("i-1", "w2", 10) is not None
@@ -196,7 +196,7 @@ async def test_w26_a_lost_lease_is_told_to_the_heartbeat(storage: SQLStorage, pe
         await storage.refresh_lock("i-1", "w2", 10, lease=lease)
 
 
-async def test_all_leases_of_a_worker_are_renewed_at_once(storage: SQLStorage) -> None:
+async def test_all_leases_of_a_worker_are_renewed_at_once(storage: Storage, shift: Shift) -> None:
     leases = [await leased(storage, f"i-{n}", worker_id="w1", timeout_sec=10) for n in range(4)]
     await storage.release_lock("i-1", "w1")
     await storage.complete_and_release(leases[2], b"1")
@@ -208,7 +208,7 @@ async def test_all_leases_of_a_worker_are_renewed_at_once(storage: SQLStorage) -
     assert await storage.refresh_locks([], 10) == []
 
 
-async def test_leases_of_several_owners_are_renewed_at_once(storage: SQLStorage) -> None:
+async def test_leases_of_several_owners_are_renewed_at_once(storage: Storage, shift: Shift) -> None:
     """A worker holds some runs as their second owner, and its name shows that."""
     fresh = [await leased(storage, f"i-{n}", worker_id="w1#0", timeout_sec=10) for n in range(3)]
     taken = await leased(storage, "i-3", worker_id="w1#1", timeout_sec=10)
@@ -233,7 +233,7 @@ async def test_leases_of_several_owners_are_renewed_at_once(storage: SQLStorage)
     assert [lease is not None for lease in again] == [False, True, False, False, True]
 
 
-async def test_a_renewal_keeps_the_instances_own_time(storage: SQLStorage) -> None:
+async def test_a_renewal_keeps_the_instances_own_time(storage: Storage) -> None:
     await storage.create_instance(WorkflowInstance("own", "wf", lock_timeout_seconds=100))
     own = await storage.try_acquire_lock("own", "w1", 5)
     other = await leased(storage, "other", worker_id="w1", timeout_sec=5)
@@ -245,7 +245,7 @@ async def test_a_renewal_keeps_the_instances_own_time(storage: SQLStorage) -> No
     ]
 
 
-async def test_a_thousand_leases_are_renewed_at_once(storage: SQLStorage) -> None:
+async def test_a_thousand_leases_are_renewed_at_once(storage: Storage, shift: Shift) -> None:
     ids = [f"i-{n}" for n in range(1000)]
     await storage.create_instances([WorkflowInstance(instance_id, "wf") for instance_id in ids])
     odd = await storage.acquire_locks(ids[1::2], "w1#1", 10)
@@ -258,7 +258,7 @@ async def test_a_thousand_leases_are_renewed_at_once(storage: SQLStorage) -> Non
     assert all(lease and lease.expires_at > was.expires_at for lease, was in zip(renewed, leases, strict=True))
 
 
-async def test_a_lease_taken_beside_one_already_held_is_told_apart(storage: SQLStorage, peer: SQLStorage) -> None:
+async def test_a_lease_taken_beside_one_already_held_is_told_apart(storage: Storage, peer: Storage) -> None:
     """The same worker asks many times at once: each instance goes to one call only."""
     ids = [f"i-{n}" for n in range(10)]
     for instance_id in ids:
@@ -272,7 +272,7 @@ async def test_a_lease_taken_beside_one_already_held_is_told_apart(storage: SQLS
         assert (instance.locked_by, instance.lock_token) == ("w1", 1)
 
 
-async def test_a_renewal_under_an_old_token_changes_nothing(storage: SQLStorage) -> None:
+async def test_a_renewal_under_an_old_token_changes_nothing(storage: Storage, shift: Shift) -> None:
     old = await leased(storage, "i-1")
     shift(storage, 3600)
     new_lease = await storage.try_acquire_lock("i-1", old.worker_id, 30)
@@ -283,7 +283,7 @@ async def test_a_renewal_under_an_old_token_changes_nothing(storage: SQLStorage)
     assert found.lock_expires_at == new_lease.expires_at
 
 
-async def test_w27_the_sweep_clears_what_is_expired_and_says_so(storage: SQLStorage) -> None:
+async def test_w27_the_sweep_clears_what_is_expired_and_says_so(storage: Storage, shift: Shift) -> None:
     for n, status in enumerate(
         [WorkflowStatus.RUNNING, WorkflowStatus.COMPENSATING, WorkflowStatus.WAITING_FOR_MESSAGE]
     ):
@@ -302,7 +302,7 @@ async def test_w27_the_sweep_clears_what_is_expired_and_says_so(storage: SQLStor
     await storage.append_history(HistoryEvent("fresh", "s", "ActivityCompleted", b"1"), lease=fresh)
 
 
-async def test_a_swept_lease_is_over(storage: SQLStorage) -> None:
+async def test_a_swept_lease_is_over(storage: Storage, shift: Shift) -> None:
     lease = await leased(storage, "i-1", timeout_sec=10)
     shift(storage, 15)
     await storage.cleanup_stale_locks()
@@ -311,7 +311,7 @@ async def test_a_swept_lease_is_over(storage: SQLStorage) -> None:
 
 
 @pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf"), "5", True])
-async def test_a_lease_has_a_time(storage: SQLStorage, seconds: float) -> None:
+async def test_a_lease_has_a_time(storage: Storage, seconds: float) -> None:
     await new(storage, "i-1")
     with pytest.raises(LimitError):
         await storage.try_acquire_lock("i-1", "w1", seconds)

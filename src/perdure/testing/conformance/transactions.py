@@ -5,7 +5,6 @@ import logging
 
 import pytest
 
-from perdure.database.backends.base import Executor
 from perdure.errors import (
     HistoryConflictError,
     InstanceExistsError,
@@ -14,17 +13,15 @@ from perdure.errors import (
     TransactionError,
 )
 from perdure.model.records import HistoryEvent, Lease
-from perdure.storage.stores import SQLStorage
+from perdure.storage.contract import Storage
 from perdure.testing.conformance.tools import leased, new
-
-COUNT = "SELECT count(*) FROM workflow_instances"
 
 
 def event(n: int) -> HistoryEvent:
     return HistoryEvent("i-1", f"s:{n}", "ActivityCompleted", b"1")
 
 
-async def test_what_a_block_did_is_committed(storage: SQLStorage) -> None:
+async def test_what_a_block_did_is_committed(storage: Storage) -> None:
     assert not storage.in_transaction()
     async with storage.transaction():
         assert storage.in_transaction()
@@ -34,7 +31,7 @@ async def test_what_a_block_did_is_committed(storage: SQLStorage) -> None:
     assert await storage.get_instance("i-1") is not None
 
 
-async def test_a_block_that_raises_leaves_nothing(storage: SQLStorage) -> None:
+async def test_a_block_that_raises_leaves_nothing(storage: Storage) -> None:
     with pytest.raises(ZeroDivisionError):
         async with storage.transaction():
             await new(storage, "i-1")
@@ -43,7 +40,7 @@ async def test_a_block_that_raises_leaves_nothing(storage: SQLStorage) -> None:
     assert await storage.get_instance("i-1") is None
 
 
-async def test_i14_nothing_is_visible_before_the_commit(storage: SQLStorage, peer: SQLStorage) -> None:
+async def test_i14_nothing_is_visible_before_the_commit(storage: Storage, peer: Storage) -> None:
     if peer is storage:
         return  # a database in memory has one storage
     async with storage.transaction():
@@ -52,7 +49,7 @@ async def test_i14_nothing_is_visible_before_the_commit(storage: SQLStorage, pee
     assert await peer.get_instance("i-1") is not None
 
 
-async def test_the_seeds_form(storage: SQLStorage) -> None:
+async def test_the_seeds_form(storage: Storage) -> None:
     await storage.begin_transaction()
     await new(storage, "i-1")
     await storage.rollback_transaction()
@@ -62,13 +59,13 @@ async def test_the_seeds_form(storage: SQLStorage) -> None:
     assert [await storage.get_instance(i) is not None for i in ("i-1", "i-2")] == [False, True]
 
 
-async def test_commit_without_a_transaction_raises_and_rollback_is_harmless(storage: SQLStorage) -> None:
+async def test_commit_without_a_transaction_raises_and_rollback_is_harmless(storage: Storage) -> None:
     with pytest.raises(TransactionError):
         await storage.commit_transaction()
     await storage.rollback_transaction()
 
 
-async def test_levels_are_savepoints(storage: SQLStorage) -> None:
+async def test_levels_are_savepoints(storage: Storage) -> None:
     async with storage.transaction():
         await new(storage, "outer")
         with pytest.raises(KeyError):
@@ -84,7 +81,7 @@ async def test_levels_are_savepoints(storage: SQLStorage) -> None:
     assert found == [True, False, True, True]
 
 
-async def test_an_outer_rollback_takes_the_inner_levels(storage: SQLStorage) -> None:
+async def test_an_outer_rollback_takes_the_inner_levels(storage: Storage) -> None:
     with pytest.raises(KeyError):
         async with storage.transaction():
             async with storage.transaction():
@@ -93,7 +90,7 @@ async def test_an_outer_rollback_takes_the_inner_levels(storage: SQLStorage) -> 
     assert await storage.get_instance("inner") is None
 
 
-async def test_own_errors_leave_the_transaction_usable(storage: SQLStorage) -> None:
+async def test_own_errors_leave_the_transaction_usable(storage: Storage) -> None:
     lease = await leased(storage, "i-1")
     await storage.append_history(event(0), lease=lease)
     async with storage.transaction():
@@ -113,7 +110,7 @@ async def test_own_errors_leave_the_transaction_usable(storage: SQLStorage) -> N
     assert [found.activity_id for found in events] == ["s:0", "s:1", "s:3", "s:4"]
 
 
-async def test_callbacks_run_once_in_order_after_the_outermost_commit(storage: SQLStorage) -> None:
+async def test_callbacks_run_once_in_order_after_the_outermost_commit(storage: Storage) -> None:
     seen: list[str] = []
 
     async def later() -> None:
@@ -133,7 +130,7 @@ async def test_callbacks_run_once_in_order_after_the_outermost_commit(storage: S
     assert seen == ["first", "second True"]
 
 
-async def test_callbacks_of_a_rollback_are_dropped(storage: SQLStorage) -> None:
+async def test_callbacks_of_a_rollback_are_dropped(storage: Storage) -> None:
     seen: list[int] = []
     await storage.begin_transaction()
     storage.register_post_commit_callback(lambda: seen.append(1))
@@ -143,7 +140,7 @@ async def test_callbacks_of_a_rollback_are_dropped(storage: SQLStorage) -> None:
     assert seen == []
 
 
-async def test_a_callback_that_raises_stops_no_other(storage: SQLStorage, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_callback_that_raises_stops_no_other(storage: Storage, caplog: pytest.LogCaptureFixture) -> None:
     seen: list[int] = []
 
     def broken() -> None:
@@ -157,12 +154,12 @@ async def test_a_callback_that_raises_stops_no_other(storage: SQLStorage, caplog
     assert "the transaction was committed" in caplog.text
 
 
-async def test_a_callback_needs_a_transaction(storage: SQLStorage) -> None:
+async def test_a_callback_needs_a_transaction(storage: Storage) -> None:
     with pytest.raises(TransactionError):
         storage.register_post_commit_callback(lambda: None)
 
 
-async def test_w40_a_spawned_task_is_refused_unless_detached(storage: SQLStorage) -> None:
+async def test_w40_a_spawned_task_is_refused_unless_detached(storage: Storage) -> None:
     async def inside() -> None:
         with pytest.raises(TransactionError):
             await storage.get_instance("i-1")
@@ -178,7 +175,7 @@ async def test_w40_a_spawned_task_is_refused_unless_detached(storage: SQLStorage
         assert storage.in_transaction()
 
 
-async def test_w40_a_task_that_outlives_the_transaction_is_free(storage: SQLStorage) -> None:
+async def test_w40_a_task_that_outlives_the_transaction_is_free(storage: Storage) -> None:
     ended = asyncio.Event()
 
     async def survivor() -> bool:
@@ -192,7 +189,7 @@ async def test_w40_a_task_that_outlives_the_transaction_is_free(storage: SQLStor
     assert await task is False
 
 
-async def test_w40_two_storages_never_mix(storage: SQLStorage, peer: SQLStorage) -> None:
+async def test_w40_two_storages_never_mix(storage: Storage, peer: Storage) -> None:
     if peer is storage:
         return  # a database in memory has one storage
     async with storage.transaction():
@@ -200,7 +197,7 @@ async def test_w40_two_storages_never_mix(storage: SQLStorage, peer: SQLStorage)
         await peer.get_instance("i-1")
 
 
-async def test_two_tasks_have_two_transactions(storage: SQLStorage) -> None:
+async def test_two_tasks_have_two_transactions(storage: Storage) -> None:
     async def one(n: int) -> None:
         async with storage.transaction():
             await new(storage, f"i-{n}")
@@ -213,7 +210,7 @@ async def test_two_tasks_have_two_transactions(storage: SQLStorage) -> None:
     assert len((await storage.list_instances()).instances) == 6
 
 
-async def test_w39_operations_need_no_second_connection(storage: SQLStorage) -> None:
+async def test_w39_operations_need_no_second_connection(storage: Storage) -> None:
     """Twenty transactions, each with several operations, on a pool of ten: none waits for the second of another."""
     leases = [await leased(storage, f"i-{n}") for n in range(20)]
 
@@ -227,7 +224,7 @@ async def test_w39_operations_need_no_second_connection(storage: SQLStorage) -> 
     assert [await storage.get_history_count(lease.instance_id) for lease in leases] == [2] * 20
 
 
-async def test_a_cancelled_block_leaves_nothing(storage: SQLStorage) -> None:
+async def test_a_cancelled_block_leaves_nothing(storage: Storage) -> None:
     entered = asyncio.Event()
 
     async def block() -> None:
@@ -245,7 +242,7 @@ async def test_a_cancelled_block_leaves_nothing(storage: SQLStorage) -> None:
     await new(storage, "i-1")
 
 
-async def test_time_goes_on_in_a_transaction(storage: SQLStorage) -> None:
+async def test_time_goes_on_in_a_transaction(storage: Storage) -> None:
     """Otherwise a long transaction would evaluate leases and timers by a clock that stands still."""
     await new(storage, "i-1")
     async with storage.transaction():
@@ -258,7 +255,7 @@ async def test_time_goes_on_in_a_transaction(storage: SQLStorage) -> None:
     assert first.created_at < second.created_at
 
 
-async def test_cancelled_at_every_await(storage: SQLStorage) -> None:
+async def test_cancelled_at_every_await(storage: Storage) -> None:
     """Cancel after 0, 1, 2, … iterations of the loop: all or nothing, and the storage keeps working."""
     lease = await leased(storage, "i-1")
     for turns in range(60):
@@ -279,13 +276,13 @@ async def test_cancelled_at_every_await(storage: SQLStorage) -> None:
         await storage.append_history(event(0), lease=lease)
 
 
-async def _three_writes(storage: SQLStorage, lease: Lease, turn: int) -> None:
+async def _three_writes(storage: Storage, lease: Lease, turn: int) -> None:
     async with storage.transaction():
         for n in range(3):
             await storage.append_history(HistoryEvent("i-1", f"{turn}:{n}", "ActivityCompleted", b"1"), lease=lease)
 
 
-async def test_single_operations_cancelled_at_every_await(storage: SQLStorage) -> None:
+async def test_single_operations_cancelled_at_every_await(storage: Storage) -> None:
     await new(storage, "i-1")
     for turns in range(40):
         task = asyncio.create_task(storage.try_acquire_lock("i-1", "w", 30))
@@ -296,18 +293,3 @@ async def test_single_operations_cancelled_at_every_await(storage: SQLStorage) -
         found = await storage.get_instance("i-1")
         assert found is not None
         await storage.release_lock("i-1", "w")
-
-
-async def test_a_callers_own_sql(storage: SQLStorage, sql: Executor) -> None:
-    await new(storage, "i-1")
-    assert await sql.fetchval(COUNT) == 1
-    conn = storage.conn()
-    assert await conn.fetchrow("SELECT instance_id, status FROM workflow_instances") == ("i-1", "running")
-    assert await conn.fetch(COUNT) == [(1,)]
-    assert await conn.fetchrow("SELECT 1 FROM workflow_instances WHERE instance_id = 'none'") is None
-    async with storage.transaction() as inside:
-        assert inside.native is not None
-        assert await inside.execute("UPDATE workflow_instances SET current_activity_id = 'mine'") == 1
-    found = await storage.get_instance("i-1")
-    assert found is not None
-    assert found.current_activity_id == "mine"

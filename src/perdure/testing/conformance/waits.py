@@ -23,9 +23,8 @@ from perdure.model.records import (
     WorkflowInstance,
 )
 from perdure.model.states import WorkflowStatus
-from perdure.storage.stores import SQLStorage
-from perdure.storage.waits import Wait
-from perdure.testing.conformance.tools import again, leased, listening, new, recorded, shift, status
+from perdure.storage.contract import Storage, Wait
+from perdure.testing.conformance.tools import Shift, again, leased, listening, new, recorded, status
 
 PAST = datetime(2020, 1, 1, tzinfo=UTC)
 
@@ -42,7 +41,7 @@ def nested(depth: int) -> list[object]:
     return found
 
 
-async def subscribed(storage: SQLStorage, instance_id: str, *channels: str) -> Lease:
+async def subscribed(storage: Storage, instance_id: str, *channels: str) -> Lease:
     """Create a leased instance that is subscribed to channels."""
     lease = await leased(storage, instance_id)
     for channel in channels:
@@ -50,7 +49,7 @@ async def subscribed(storage: SQLStorage, instance_id: str, *channels: str) -> L
     return lease
 
 
-async def test_the_status_is_that_of_the_earliest_deadline(storage: SQLStorage) -> None:
+async def test_the_status_is_that_of_the_earliest_deadline(storage: Storage) -> None:
     timer, message = WorkflowStatus.WAITING_FOR_TIMER, WorkflowStatus.WAITING_FOR_MESSAGE
     cases: list[tuple[list[Wait], WorkflowStatus]] = [
         ([TimerWait("t", "t:1", after=sec(5))], timer),
@@ -68,7 +67,7 @@ async def test_the_status_is_that_of_the_earliest_deadline(storage: SQLStorage) 
         assert found.locked_by is None
 
 
-async def test_whatever_comes_first_wakes_whatever_the_status(storage: SQLStorage) -> None:
+async def test_whatever_comes_first_wakes_whatever_the_status(storage: Storage, shift: Shift) -> None:
     waits: list[Wait] = [
         TimerWait("t", "t:1", after=sec(20)),
         ChannelWait("c", "r:1", after=sec(10)),
@@ -95,7 +94,7 @@ async def test_whatever_comes_first_wakes_whatever_the_status(storage: SQLStorag
     ]
 
 
-async def test_what_is_ready_is_not_waited_for(storage: SQLStorage) -> None:
+async def test_what_is_ready_is_not_waited_for(storage: Storage) -> None:
     lease = await subscribed(storage, "i-1", "c", "d")
     await storage.publish_to_channel("d", b"1")
     found = await storage.suspend(
@@ -120,7 +119,7 @@ async def test_what_is_ready_is_not_waited_for(storage: SQLStorage) -> None:
     assert await storage.suspend(lease, [ChannelWait("d", "r:2")]) == Suspension(False, ("r:2",))
 
 
-async def test_a_wait_keeps_its_time_over_a_wake_up(storage: SQLStorage) -> None:
+async def test_a_wait_keeps_its_time_over_a_wake_up(storage: Storage, shift: Shift) -> None:
     waits: list[Wait] = [
         TimerWait("t", "t:1", after=sec(20)),
         ChannelWait("c", "r:1", after=sec(30)),
@@ -149,7 +148,7 @@ async def test_a_wait_keeps_its_time_over_a_wake_up(storage: SQLStorage) -> None
     assert await storage.suspend(taken, waits[1:2]) == Suspension(False, ("r:1",))
 
 
-async def test_the_first_time_of_a_timer_decides_whether_it_is_waited_for(storage: SQLStorage) -> None:
+async def test_the_first_time_of_a_timer_decides_whether_it_is_waited_for(storage: Storage) -> None:
     lease = await leased(storage, "i-1")
     await storage.register_timer_subscription(
         TimerSubscription("i-1", "t", activity_id="t:1"), after=sec(60), lease=lease
@@ -157,7 +156,7 @@ async def test_the_first_time_of_a_timer_decides_whether_it_is_waited_for(storag
     assert (await storage.suspend(lease, [TimerWait("t", "t:1", PAST), TimerWait("u", "u:1", after=sec(90))])).suspended
 
 
-async def test_what_is_no_longer_asked_for_is_dropped(storage: SQLStorage) -> None:
+async def test_what_is_no_longer_asked_for_is_dropped(storage: Storage, shift: Shift) -> None:
     lease = await subscribed(storage, "i-1", "c", "d")
     waits: list[Wait] = [
         TimerWait("t", "t:1", after=sec(5)),
@@ -182,7 +181,7 @@ async def test_what_is_no_longer_asked_for_is_dropped(storage: SQLStorage) -> No
     assert await storage.get_channel_subscribers_waiting("d") == []
 
 
-async def test_the_seeds_calls_leave_other_waits_alone(storage: SQLStorage) -> None:
+async def test_the_seeds_calls_leave_other_waits_alone(storage: Storage, shift: Shift) -> None:
     lease = await subscribed(storage, "i-1", "c", "d")
     await storage.register_timer_subscription(
         TimerSubscription("i-1", "t", activity_id="t:1"), after=sec(5), lease=lease
@@ -199,7 +198,7 @@ async def test_the_seeds_calls_leave_other_waits_alone(storage: SQLStorage) -> N
     assert [len(await storage.get_channel_subscribers_waiting(channel)) for channel in "cd"] == [1, 1]
 
 
-async def test_w5_a_message_that_came_before_the_wait_is_seen(storage: SQLStorage) -> None:
+async def test_w5_a_message_that_came_before_the_wait_is_seen(storage: Storage) -> None:
     lease = await subscribed(storage, "i-1", "c")
     await storage.publish_to_channel("c", b"1")
     assert await storage.deliver_pending() == []
@@ -207,7 +206,7 @@ async def test_w5_a_message_that_came_before_the_wait_is_seen(storage: SQLStorag
     assert found == Suspension(False, ("r:1",))
 
 
-async def test_waiting_needs_a_current_lease_a_subscription_and_a_state_that_may_wait(storage: SQLStorage) -> None:
+async def test_waiting_needs_a_current_lease_a_subscription_and_a_state_that_may_wait(storage: Storage) -> None:
     lease = await subscribed(storage, "i-1", "c")
     stale = Lease("i-1", "w1", lease.token - 1, lease.expires_at)
     for waits in ([ChannelWait("c", "r:1")], [TimerWait("t", "t:1", after=sec(5))]):
@@ -230,7 +229,7 @@ async def test_waiting_needs_a_current_lease_a_subscription_and_a_state_that_may
         await storage.suspend(lease, [TimerWait("t", "t:1", after=sec(5))])
 
 
-async def test_a_lease_suspends_once(storage: SQLStorage) -> None:
+async def test_a_lease_suspends_once(storage: Storage, shift: Shift) -> None:
     lease = await subscribed(storage, "i-1", "c")
     assert (await storage.suspend(lease, [TimerWait("t", "t:1", after=sec(5))])).suspended
     for waits in ([ChannelWait("c", "r:1")], [TimerWait("u", "u:1", after=sec(1))]):
@@ -240,7 +239,7 @@ async def test_a_lease_suspends_once(storage: SQLStorage) -> None:
     assert [timer.timer_id for timer in await storage.find_expired_timers()] == ["t"]
 
 
-async def test_w13_a_cancelled_instance_does_not_come_back(storage: SQLStorage) -> None:
+async def test_w13_a_cancelled_instance_does_not_come_back(storage: Storage, shift: Shift) -> None:
     lease = await subscribed(storage, "i-1", "c")
     waits: list[Wait] = [TimerWait("t", "t:1", after=sec(5)), ChannelWait("c", "r:1", after=sec(5))]
     assert (await storage.suspend(lease, waits)).suspended
@@ -257,7 +256,7 @@ async def test_w13_a_cancelled_instance_does_not_come_back(storage: SQLStorage) 
     assert await recorded(storage, "i-1") == [("workflow_cancelled", "WorkflowCancelled")]
 
 
-async def test_many_suspend_in_one_commit(storage: SQLStorage) -> None:
+async def test_many_suspend_in_one_commit(storage: Storage) -> None:
     first, second = await subscribed(storage, "i-1", "c"), await subscribed(storage, "i-2", "c", "d")
     third, fourth = await subscribed(storage, "i-3"), await subscribed(storage, "i-4", "d")
     await storage.publish_to_channel("d", b"1")
@@ -300,7 +299,7 @@ async def test_many_suspend_in_one_commit(storage: SQLStorage) -> None:
         [TimerWait("t", "t:1", after=sec(1)), TimerWait("t", "t:2", after=sec(1))],
     ],
 )
-async def test_what_cannot_be_waited_for(storage: SQLStorage, waits: list[Wait]) -> None:
+async def test_what_cannot_be_waited_for(storage: Storage, waits: list[Wait]) -> None:
     lease = await subscribed(storage, "i-1", "c", "d")
     with pytest.raises(LimitError):
         await storage.suspend(lease, waits)
@@ -308,14 +307,14 @@ async def test_what_cannot_be_waited_for(storage: SQLStorage, waits: list[Wait])
 
 
 @pytest.mark.parametrize("path", ["", ".", "a.", ".a", "a..b", "x" * 256, 1])
-async def test_a_bad_path_cannot_be_waited_for(storage: SQLStorage, path: str) -> None:
+async def test_a_bad_path_cannot_be_waited_for(storage: Storage, path: str) -> None:
     lease = await subscribed(storage, "i-1", "c")
     with pytest.raises(InvalidJSONPathError):
         await storage.suspend(lease, [ChannelWait("c", "r:1", where={"ok": 1, path: 1})])
     assert await status(storage, "i-1") is WorkflowStatus.RUNNING
 
 
-async def test_the_next_due_time_is_the_earliest_of_timers_and_time_outs(storage: SQLStorage) -> None:
+async def test_the_next_due_time_is_the_earliest_of_timers_and_time_outs(storage: Storage) -> None:
     at = datetime(2031, 1, 1, tzinfo=UTC)
     waits: list[Wait] = [
         TimerWait("t", "t:1", expires_at=at + sec(5)),
@@ -334,7 +333,7 @@ async def test_the_next_due_time_is_the_earliest_of_timers_and_time_outs(storage
     assert found < at
 
 
-async def test_the_end_of_a_lease_is_due_too(storage: SQLStorage) -> None:
+async def test_the_end_of_a_lease_is_due_too(storage: Storage, shift: Shift) -> None:
     """A worker that sleeps until then takes over the instance of a dead worker."""
     lease = await leased(storage, "i-1", timeout_sec=20)
     assert await storage.next_due_at() == lease.expires_at
@@ -359,7 +358,7 @@ async def test_the_end_of_a_lease_is_due_too(storage: SQLStorage) -> None:
     assert await storage.next_due_at() is None  # it cannot be resumed
 
 
-async def test_the_next_work_is_also_what_can_be_done_at_once(storage: SQLStorage) -> None:
+async def test_the_next_work_is_also_what_can_be_done_at_once(storage: Storage) -> None:
     assert await storage.next_work_at() is None
     lease = await leased(storage, "i-1")
     assert await storage.next_work_at() == await storage.next_due_at() == lease.expires_at
@@ -376,7 +375,7 @@ async def test_the_next_work_is_also_what_can_be_done_at_once(storage: SQLStorag
     assert await storage.next_due_at() is None
 
 
-async def test_registered_waits_are_listed_in_the_order_they_were_made(storage: SQLStorage) -> None:
+async def test_registered_waits_are_listed_in_the_order_they_were_made(storage: Storage) -> None:
     lease = await subscribed(storage, "i-1", "c", "d")
     at = datetime(2031, 1, 1, tzinfo=UTC)
     waits = [ChannelWait("d", "r:2", at), ChannelWait("c", "r:1", where={"a": 1}), ChannelWait("d", "r:3")]
@@ -387,7 +386,7 @@ async def test_registered_waits_are_listed_in_the_order_they_were_made(storage: 
     assert await storage.get_channel_waits("nobody") == []
 
 
-async def test_waits_that_have_a_message_are_found_by_reading(storage: SQLStorage) -> None:
+async def test_waits_that_have_a_message_are_found_by_reading(storage: Storage) -> None:
     lease = await subscribed(storage, "i-1", "c", "d")
     waits = [ChannelWait("c", "one", where={"n": 1}), ChannelWait("c", "two", where={"n": 2}), ChannelWait("c", "any")]
     waits += [ChannelWait("d", "none"), ChannelWait("not subscribed", "never")]
@@ -402,7 +401,7 @@ async def test_waits_that_have_a_message_are_found_by_reading(storage: SQLStorag
     assert await storage.pending_waits("i-1", waits) == ["two", "any"]
 
 
-async def test_a_wait_can_be_ended_by_its_activity(storage: SQLStorage) -> None:
+async def test_a_wait_can_be_ended_by_its_activity(storage: Storage, shift: Shift) -> None:
     lease = await subscribed(storage, "i-1", "c")
     waits = [ChannelWait("c", "r:1", after=sec(1)), ChannelWait("c", "r:2", after=sec(2)), ChannelWait("c", "r:3")]
     assert (await storage.suspend(lease, waits)).suspended
@@ -413,7 +412,7 @@ async def test_a_wait_can_be_ended_by_its_activity(storage: SQLStorage) -> None:
     assert [wait.activity_id for wait in await storage.get_channel_waits("i-1")] == ["r:1", "r:3"]
 
 
-async def test_what_many_instances_wait_for(storage: SQLStorage) -> None:
+async def test_what_many_instances_wait_for(storage: Storage) -> None:
     for instance_id in ("i-1", "i-2", "i-3"):
         lease = await leased(storage, instance_id)
         await storage.subscribe_to_channel(instance_id, "c", ChannelMode.BROADCAST, lease=lease)

@@ -6,17 +6,17 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from perdure.errors import LimitError
-from perdure.storage.stores import SQLStorage
-from perdure.testing.conformance.tools import shift
+from perdure.storage.contract import Storage
+from perdure.testing.conformance.tools import Shift
 
 MINUTE = timedelta(minutes=1)
 
 
-async def alive(storage: SQLStorage) -> list[str]:
+async def alive(storage: Storage) -> list[str]:
     return [worker.worker_id for worker in await storage.list_workers(alive_within=MINUTE)]
 
 
-async def test_a_beat_keeps_the_start_and_what_was_said(storage: SQLStorage) -> None:
+async def test_a_beat_keeps_the_start_and_what_was_said(storage: Storage, shift: Shift) -> None:
     await storage.beat_worker("w1", b'{"host": "a"}')
     (first,) = await storage.list_workers()
     assert first.started_at == first.beat_at
@@ -30,7 +30,7 @@ async def test_a_beat_keeps_the_start_and_what_was_said(storage: SQLStorage) -> 
     assert [worker.info for worker in await storage.list_workers()] == [b'{"host": "b"}']
 
 
-async def test_the_longest_running_comes_first(storage: SQLStorage) -> None:
+async def test_the_longest_running_comes_first(storage: Storage, shift: Shift) -> None:
     for seconds, worker in enumerate(("w2", "w1", "w3")):
         shift(storage, seconds)
         await storage.beat_worker(worker)
@@ -39,7 +39,7 @@ async def test_the_longest_running_comes_first(storage: SQLStorage) -> None:
     assert [worker.worker_id for worker in await storage.list_workers(limit=2)] == ["w2", "w1"]
 
 
-async def test_the_silent_are_told_from_the_living(storage: SQLStorage) -> None:
+async def test_the_silent_are_told_from_the_living(storage: Storage, shift: Shift) -> None:
     await storage.beat_worker("w1")
     shift(storage, 61)
     await storage.beat_worker("w2")
@@ -49,7 +49,7 @@ async def test_the_silent_are_told_from_the_living(storage: SQLStorage) -> None:
     assert await alive(storage) == ["w1", "w2"]
 
 
-async def test_w44_the_dead_are_forgotten(storage: SQLStorage) -> None:
+async def test_w44_the_dead_are_forgotten(storage: Storage, shift: Shift) -> None:
     await storage.beat_worker("dead")
     await storage.beat_worker("stopped")
     await storage.beat_worker("stopped", gone=True)
@@ -60,12 +60,12 @@ async def test_w44_the_dead_are_forgotten(storage: SQLStorage) -> None:
     assert [worker.worker_id for worker in await storage.list_workers()] == ["new"]
 
 
-async def test_many_first_beats_at_once(storage: SQLStorage, peer: SQLStorage) -> None:
+async def test_many_first_beats_at_once(storage: Storage, peer: Storage) -> None:
     await asyncio.gather(*(side.beat_worker("w1", b"1") for side in [storage, peer] * 6))
     assert [worker.worker_id for worker in await storage.list_workers()] == ["w1"]
 
 
-async def test_limits(storage: SQLStorage) -> None:
+async def test_limits(storage: Storage) -> None:
     for worker_id, info in (("", None), ("w" * 256, None), ("w1", b"1" * (64 * 1024 + 1)), ("w1", b"\xff")):
         with pytest.raises(LimitError):
             await storage.beat_worker(worker_id, info)
@@ -74,11 +74,11 @@ async def test_limits(storage: SQLStorage) -> None:
     assert await storage.list_workers() == []
 
 
-async def test_the_clock_is_the_databases(storage: SQLStorage) -> None:
+async def test_the_clock_is_the_databases(storage: Storage, shift: Shift) -> None:
     assert abs(datetime.now(UTC) - await storage.current_time()) < MINUTE
     shift(storage, 3600)
     assert timedelta(minutes=59) < await storage.current_time() - datetime.now(UTC) < timedelta(minutes=61)
 
 
-async def test_an_open_storage_lacks_no_migration(storage: SQLStorage) -> None:
+async def test_an_open_storage_lacks_no_migration(storage: Storage) -> None:
     assert await storage.pending_migrations() == []
