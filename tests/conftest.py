@@ -19,6 +19,7 @@ import pytest
 from perdure.database.backends.base import Executor
 from perdure.engine.replay.definitions import ACTIVITIES
 from perdure.storage.stores import SQLStorage
+from perdure.testing.conformance.tools import Shift
 from perdure.testing.servers import MySQLServer, PostgresServer
 from tests.support.databases import fresh_mysql, fresh_postgres, named_database
 from tests.support.storages import (
@@ -27,10 +28,9 @@ from tests.support.storages import (
     memory_database,
     reference_database,
     server_database,
+    shift,
     sqlite_database,
 )
-
-pytest.register_assert_rewrite("perdure.testing.conformance")
 
 BackendDatabase = Callable[[str], AbstractAsyncContextManager[Database]]
 
@@ -131,6 +131,12 @@ async def peer(storage: SQLStorage, database: Database) -> SQLStorage:
 async def sql(storage: SQLStorage) -> Executor:
     """SQL on the tables of the backend under test; the reference has none, so tests with this do not run on it."""
     return storage.db()
+
+
+@pytest.fixture(name="shift")
+def shift_fixture() -> Shift:
+    """How the tests of the conformance suite move a storage's clock."""
+    return shift
 
 
 def pytest_collectstart(collector: pytest.Collector) -> None:

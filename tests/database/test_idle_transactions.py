@@ -19,10 +19,10 @@ from perdure.errors import ConfigurationError, DatabaseUnavailableError
 from perdure.model.records import HistoryEvent, Lease
 from perdure.storage.history import S
 from perdure.storage.stores import SQLStorage, open_storage
-from perdure.testing.conformance.tools import leased, shift
+from perdure.testing.conformance.tools import leased
 from perdure.testing.servers import MySQLServer, PgBouncer, PostgresServer
 from tests.support.databases import named_database
-from tests.support.storages import server_database
+from tests.support.storages import server_database, shift
 
 STEP = HistoryEvent("i-1", "s:1", "ActivityCompleted", b"1")
 

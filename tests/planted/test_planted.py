@@ -30,8 +30,10 @@ def _text(path: Path) -> str:
     """What a test file has, with the modules of the conformance suite that it runs."""
     if path.is_dir():
         return ""
-    suite = ROOT / "src/perdure/testing/conformance" / path.name.removeprefix("test_")
-    return path.read_text() + (suite.read_text() if path.parent.name == "conformance" else "")
+    if path.parent.name != "conformance":
+        return path.read_text()
+    suite = ROOT / "src/perdure/testing/conformance"
+    return "\n".join(each.read_text() for each in [path, *suite.rglob(path.name.removeprefix("test_"))])
 
 
 @pytest.mark.parametrize("what", QUICK)

@@ -8,8 +8,9 @@ import pytest
 from perdure.model.records import ChannelMode, ChannelWait, TimerWait
 from perdure.model.states import WorkflowStatus
 from perdure.storage.stores import SQLStorage
-from perdure.testing.conformance.tools import leased, new, recorded, shift
+from perdure.testing.conformance.tools import leased, new, recorded
 from tests.races.blocking import at_once
+from tests.support.storages import shift
 
 SOON = timedelta(seconds=5)
 IDS = ["i-0", "i-1", "i-2"]

@@ -22,11 +22,13 @@ from perdure.model.records import (
 from perdure.model.states import WorkflowStatus
 from perdure.storage.channels import _forget
 from perdure.storage.stores import SQLStorage
-from perdure.testing.conformance.channels import family_message, pending, publish, remaining, subscriber
+from perdure.testing.conformance.channels import pending, publish, remaining, subscriber
 from perdure.testing.conformance.delivery import delivered, message
+from perdure.testing.conformance.tables.channels import family_message
 from perdure.testing.conformance.timers import sleeping
-from perdure.testing.conformance.tools import leased, listening, recorded, shift, status
+from perdure.testing.conformance.tools import leased, listening, recorded, status
 from tests.races.blocking import at_once, blocked
+from tests.support.storages import shift
 
 BROADCAST, COMPETING = ChannelMode.BROADCAST, ChannelMode.COMPETING
 

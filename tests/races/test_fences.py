@@ -14,8 +14,9 @@ from perdure.storage import fences
 from perdure.storage.fences import fence
 from perdure.storage.instances import finish
 from perdure.storage.stores import SQLStorage
-from perdure.testing.conformance.tools import leased, new, shift, status
+from perdure.testing.conformance.tools import leased, new, status
 from tests.races.blocking import blocked
+from tests.support.storages import shift
 
 
 def step(n: object, instance_id: str = "i-1") -> HistoryEvent:

@@ -8,8 +8,9 @@ import pytest
 from perdure.errors import LeaseLostError
 from perdure.model.records import CompensationEntry, Lease, OutboxEvent
 from perdure.storage.stores import SQLStorage
-from perdure.testing.conformance.tools import leased, shift
+from perdure.testing.conformance.tools import leased
 from tests.races.blocking import blocked
+from tests.support.storages import shift
 
 WRITES: dict[str, Callable[[SQLStorage, Lease], Awaitable[object]]] = {
     "archive_history": lambda s, lease: s.archive_history("i-1", lease=lease),

@@ -6,8 +6,8 @@ import pytest
 
 from perdure.storage.stores import SQLStorage
 from perdure.testing.conformance.system_locks import take
-from perdure.testing.conformance.tools import shift
 from tests.races.blocking import at_once, blocked
+from tests.support.storages import shift
 
 # SQLite has one writer: whoever is not first waits for the open transaction
 pytestmark = pytest.mark.parametrize("database", ["postgresql", "mysql"], indirect=True)

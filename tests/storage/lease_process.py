@@ -8,7 +8,7 @@ import sys
 
 from perdure.model.records import Lease, WorkflowInstance
 from perdure.storage.stores import SQLStorage, open_storage
-from perdure.testing.conformance.tools import shift
+from tests.support.storages import shift
 
 FREE = 20
 

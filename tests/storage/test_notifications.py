@@ -11,10 +11,10 @@ from perdure.database.backends.base import Silent
 from perdure.model.records import TimerWait, WorkflowInstance
 from perdure.model.states import WorkflowStatus
 from perdure.storage.stores import SQLStorage, open_storage
-from perdure.testing.conformance.tools import leased, new, shift
+from perdure.testing.conformance.tools import leased, new
 from tests.conftest import BackendDatabase
 from tests.storage.test_wakeups import Ear
-from tests.support.storages import Database
+from tests.support.storages import Database, shift
 
 RESUMABLE = "workflow_resumable"
 Act = Callable[[SQLStorage], Awaitable[object]]

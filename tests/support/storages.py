@@ -7,13 +7,15 @@ test. A SQLite file is a copy of a template.
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import cast
 
 from perdure.engine.api.app import Client
+from perdure.storage.contract import Storage
 from perdure.storage.migrations import tables
-from perdure.storage.stores import SQLStorage, open_storage
-from perdure.testing.reference import Reference
+from perdure.storage.stores import SQLStorage, open_storage, shift_clock
+from perdure.testing.reference import Reference, World
 
 BACKENDS = ("sqlite", "memory", "postgresql", "mysql")
 
@@ -64,14 +66,19 @@ async def memory_database() -> AsyncIterator[Database]:
 
 
 class ReferenceDatabase(Database):
-    """The reference: storages that share one state."""
+    """The reference: storages on one world. An App takes a storage where other databases have a URL."""
 
     def __init__(self) -> None:
-        super().__init__("reference", "")
-        self._first = Reference()
+        self.backend = "reference"
+        self._world = World()
+
+    @property
+    def url(self) -> str:  # type: ignore[override]
+        """A new storage, as another process would open the URL."""
+        return cast(str, Reference(self._world))
 
     async def storage(self) -> SQLStorage:
-        return cast(SQLStorage, Reference(self._first.world))  # tests use only the contract
+        return cast(SQLStorage, Reference(self._world))  # tests ask for no more than the contract
 
 
 @asynccontextmanager
@@ -90,6 +97,11 @@ async def server_database(backend: str, url: str) -> AsyncIterator[Database]:
         await database.close()
 
 
+def shift(storage: Storage, seconds: float) -> None:
+    """Move the clock of a storage to so many seconds ahead of the database's real one."""
+    shift_clock(cast(SQLStorage, storage), timedelta(seconds=seconds))
+
+
 async def wipe(storage: SQLStorage) -> None:
     """Empty every table except the ledger."""
     dialect = storage._backend.driver.name
@@ -105,7 +117,7 @@ async def wipe(storage: SQLStorage) -> None:
 
 
 def storage_of(app: Client) -> SQLStorage:
-    """Return the storage of an app that was opened on a URL."""
+    """The storage of an app; tests ask the reference for no more than the contract."""
     storage = app._storage
-    assert isinstance(storage, SQLStorage)
-    return storage
+    assert isinstance(storage, SQLStorage | Reference)
+    return cast(SQLStorage, storage)

@@ -3,6 +3,7 @@
 import pytest
 
 from perdure.testing.conformance.locks import *  # noqa: F403
+from perdure.testing.conformance.tables.timers import *  # noqa: F403
 from perdure.testing.conformance.timers import *  # noqa: F403
 
 pytestmark = pytest.mark.pitfall(23)

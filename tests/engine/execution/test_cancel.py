@@ -52,10 +52,7 @@ async def test_cancel_ends_all_waits_in_one_commit(database: Database) -> None:
         after = await row_of(client, handle.id)
         assert after.status is WorkflowStatus.COMPENSATING
         assert after.lock_token > before.lock_token
-        storage = client._storage
-        for table in ("workflow_timer_subscriptions", "perdure_waits"):
-            query = f"SELECT count(*) FROM {table} WHERE instance_id = '{handle.id}'"
-            assert await storage.db().fetchval(query) == 0
+        assert await client._storage.get_waits([handle.id]) == []
         cancelled = [event async for event in client.history(handle.id) if event.kind == "WorkflowCancelled"]
         assert cancelled[0].data["reason"] == "enough"
 

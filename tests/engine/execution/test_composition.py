@@ -5,8 +5,8 @@ from datetime import timedelta
 
 import pytest
 
-from perdure import App, Retry, WorkflowStatus, activity, set_state, sleep, wait_event, workflow
-from tests.engine.waiting import status_of, until, waiting
+from perdure import App, Retry, activity, set_state, sleep, wait_event, workflow
+from tests.engine.waiting import until, waiting
 from tests.support.storages import Database
 
 SOON = timedelta(seconds=20)
@@ -89,7 +89,6 @@ async def _told() -> str:
 async def test_gather_wait_queues_and_locks_work_in_a_body(database: Database, resident: int) -> None:
     async with App(database.url, max_cached_runs=resident) as app:
         handle = await composed.start()
-        await status_of(handle, WorkflowStatus.WAITING_FOR_MESSAGE)  # for the child
         await until(lambda: len(done) == 6)
         await waiting(app, handle.id)
         await app.send_event("composition.tell", "g", to=handle.id)

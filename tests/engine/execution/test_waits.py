@@ -112,10 +112,9 @@ async def test_event_that_matches_no_wait_is_kept_for_a_later_wait(database: Dat
     async with App(database.url) as app:
         handle = await late.start()
         await until(lambda: "late" in done)
-        subscribed = "SELECT count(*) FROM channel_subscriptions WHERE channel = 'waits.late'"
 
         async def listens() -> bool:
-            return bool(await app._storage.db().fetchval(subscribed))
+            return await app._storage.get_channel_subscription(handle.id, "waits.late") is not None
 
         await until(listens)
         await app.send_event("waits.late", {"for": "second", "name": "early bird"})

@@ -32,8 +32,7 @@ async def test_now_and_sleep_until_use_the_clock_of_the_database(database: Datab
         time = datetime.now(UTC) - ahead
         later = await sleeper.options(id="later").start(time + HOUR / 2)
         assert await waiting(app, later.id) is WorkflowStatus.WAITING_FOR_TIMER
-        timers = await app._storage.db().fetch("SELECT timer_id FROM workflow_timer_subscriptions")
-        assert len(timers) == 1
+        assert len(await app._storage.get_waits([later.id])) == 1
         seen = await (await sleeper.start(time - HOUR / 2)).result(20)
         assert abs(seen - time) < SOON
 

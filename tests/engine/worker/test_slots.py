@@ -25,6 +25,7 @@ from perdure import (
 )
 from perdure.engine.execution.driven import Drained
 from perdure.engine.execution.slots import Slots
+from perdure.model.records import ListInstancesOptions
 from tests.engine.waiting import status_of, stuck_runs, until
 from tests.support.storages import Database
 
@@ -304,8 +305,7 @@ async def test_many_parents_cancelled_at_once_all_end(shared: Database) -> None:
 
 def _all_are(app: App, status: str, count: int) -> Callable[[], "asyncio.Future[bool]"]:
     async def look() -> bool:
-        query = f"SELECT count(*) FROM workflow_instances WHERE status = '{status}'"
-        found = (await app._storage.db().fetch(query))[0][0]
+        found = await app._storage.count_instances(ListInstancesOptions(status_filter=WorkflowStatus(status)))
         await asyncio.sleep(0.05)
         return bool(found == count)
 

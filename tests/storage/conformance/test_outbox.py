@@ -1,3 +1,4 @@
 """The aggregate `outbox` on every backend."""
 
 from perdure.testing.conformance.outbox import *  # noqa: F403
+from perdure.testing.conformance.tables.outbox import *  # noqa: F403

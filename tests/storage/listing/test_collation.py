@@ -8,6 +8,7 @@ import pytest
 
 from perdure.storage.stores import SQLStorage, open_storage
 from perdure.testing.conformance import listing as conformance
+from perdure.testing.conformance.tables import listing as tables
 from tests.support.databases import find_tables_by_plain_names
 
 
@@ -29,7 +30,7 @@ async def american(postgres_url: str) -> AsyncIterator[SQLStorage]:
 async def test_ids_are_ordered_by_code_points(american: SQLStorage) -> None:
     rows = await american.db().fetch("SELECT 'a' < 'B', 'B' COLLATE \"C\" < 'a'")
     assert rows == [(True, True)]
-    await conformance.test_equal_times_are_ordered_by_id_in_code_points(american, american.db(), 2)
+    await tables.test_equal_times_are_ordered_by_id_in_code_points(american, american.db(), 2)
 
 
 @pytest.mark.parametrize("name", ["workflow_name", "instance_id"])

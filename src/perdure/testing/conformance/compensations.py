@@ -6,15 +6,15 @@ import pytest
 
 from perdure.errors import InstanceNotFoundError, LeaseLostError, LimitError
 from perdure.model.records import CompensationEntry
-from perdure.storage.stores import SQLStorage
-from perdure.testing.conformance.tools import leased, new, shift
+from perdure.storage.contract import Storage
+from perdure.testing.conformance.tools import Shift, leased, new
 
 
-async def names(storage: SQLStorage, instance_id: str) -> list[str]:
+async def names(storage: Storage, instance_id: str) -> list[str]:
     return [entry.activity_name for entry in await storage.get_compensations(instance_id)]
 
 
-async def test_compensation_is_read_back_as_added(storage: SQLStorage) -> None:
+async def test_compensation_is_read_back_as_added(storage: Storage) -> None:
     await new(storage, "i-1")
     entry_id = await storage.add_compensation(CompensationEntry("i-1", "pay:1", "refund", b'{"n":  1, "\xc3\xa9": 2}'))
     (entry,) = await storage.get_compensations("i-1")
@@ -25,7 +25,7 @@ async def test_compensation_is_read_back_as_added(storage: SQLStorage) -> None:
     assert await storage.get_compensations("nobody") == []
 
 
-async def test_compensations_are_returned_last_added_first_whatever_their_times(storage: SQLStorage) -> None:
+async def test_compensations_are_returned_last_added_first_whatever_their_times(storage: Storage) -> None:
     await new(storage, "i-1")
     start = datetime(2030, 1, 1, tzinfo=UTC)
     for n in range(5):
@@ -36,7 +36,7 @@ async def test_compensations_are_returned_last_added_first_whatever_their_times(
     assert [entry.activity_name for entry in two] == ["undo 4", "undo 3"]
 
 
-async def test_step_may_have_several_compensations(storage: SQLStorage) -> None:
+async def test_step_may_have_several_compensations(storage: Storage) -> None:
     await new(storage, "i-1")
     entry = CompensationEntry("i-1", "s:1", "undo")
     first, second = await storage.add_compensation(entry), await storage.add_compensation(entry)
@@ -44,7 +44,7 @@ async def test_step_may_have_several_compensations(storage: SQLStorage) -> None:
 
 
 @pytest.mark.pitfall(1)
-async def test_lost_lease_cannot_add_a_compensation(storage: SQLStorage) -> None:
+async def test_lost_lease_cannot_add_a_compensation(storage: Storage, shift: Shift) -> None:
     lease = await leased(storage, "i-1", timeout_sec=10)
     await storage.add_compensation(CompensationEntry("i-1", "s:1", "undo 1"), lease=lease)
     shift(storage, 11)
@@ -56,7 +56,7 @@ async def test_lost_lease_cannot_add_a_compensation(storage: SQLStorage) -> None
     assert await names(storage, "i-1") == ["undo 3", "undo 1"]
 
 
-async def test_unknown_instance_is_refused_and_the_transaction_stays_usable(storage: SQLStorage) -> None:
+async def test_unknown_instance_is_refused_and_the_transaction_stays_usable(storage: Storage) -> None:
     await new(storage, "i-1")
     async with storage.transaction():
         with pytest.raises(InstanceNotFoundError):
@@ -71,7 +71,7 @@ async def test_unknown_instance_is_refused_and_the_transaction_stays_usable(stor
     CompensationEntry("i-1", "s:1", "undo", b"\xff"),
     CompensationEntry("i-1", "s:1", "undo", b"1" * (8 * 1024 * 1024 + 1)),
 ])  # fmt: skip
-async def test_compensation_beyond_a_limit_is_refused(storage: SQLStorage, entry: CompensationEntry) -> None:
+async def test_compensation_beyond_a_limit_is_refused(storage: Storage, entry: CompensationEntry) -> None:
     await new(storage, "i-1")
     with pytest.raises(LimitError):
         await storage.add_compensation(entry)

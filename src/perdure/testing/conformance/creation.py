@@ -21,8 +21,8 @@ from perdure.model.records import (
     WorkflowInstance,
 )
 from perdure.model.states import WorkflowStatus
-from perdure.storage.stores import SQLStorage
-from perdure.testing.conformance.tools import leased, shift
+from perdure.storage.contract import Storage
+from perdure.testing.conformance.tools import Shift, leased
 
 LATER = WorkflowInstance("i-1", "wf", status=WorkflowStatus.WAITING_FOR_TIMER)
 NOW = WorkflowInstance("i-1", "wf")
@@ -33,12 +33,12 @@ def event(activity_id: str, data: bytes = b"{}", instance_id: str = "i-1") -> Hi
     return HistoryEvent(instance_id, activity_id, "Noted", data)
 
 
-async def recorded(storage: SQLStorage) -> list[tuple[str, bytes | None]]:
+async def recorded(storage: Storage) -> list[tuple[str, bytes | None]]:
     events, _ = await storage.get_history_paginated("i-1")
     return [(each.activity_id, each.event_data) for each in events]
 
 
-async def test_first_events_are_stored_in_their_order(storage: SQLStorage) -> None:
+async def test_first_events_are_stored_in_their_order(storage: Storage) -> None:
     await storage.create_instance(NOW, events=[event("b", b'{"n": 1}'), event("a")])
     assert await recorded(storage) == [("b", b'{"n": 1}'), ("a", b"{}")]
     found = await storage.get_instance("i-1")
@@ -46,7 +46,7 @@ async def test_first_events_are_stored_in_their_order(storage: SQLStorage) -> No
     assert (found.status, found.current_activity_id) == (WorkflowStatus.RUNNING, "a")
 
 
-async def test_a_timer_wakes_the_new_instance(storage: SQLStorage) -> None:
+async def test_a_timer_wakes_the_new_instance(storage: Storage, shift: Shift) -> None:
     await storage.create_instance(LATER, timers=[TimerWait("t", "begin", after=DAY)])
     assert not await storage.find_expired_timers()
     shift(storage, 2 * DAY.total_seconds())
@@ -58,20 +58,20 @@ async def test_a_timer_wakes_the_new_instance(storage: SQLStorage) -> None:
     assert found.status is WorkflowStatus.RUNNING
 
 
-async def test_a_timer_may_have_a_time(storage: SQLStorage) -> None:
+async def test_a_timer_may_have_a_time(storage: Storage) -> None:
     await storage.create_instance(LATER, timers=[TimerWait("t", "t", datetime(2020, 1, 2, tzinfo=UTC))])
     (timer,) = await storage.find_expired_timers()
     assert timer.expires_at == datetime(2020, 1, 2, tzinfo=UTC)
 
 
-async def test_a_lease_comes_with_the_first_rows(storage: SQLStorage) -> None:
+async def test_a_lease_comes_with_the_first_rows(storage: Storage) -> None:
     lease = await storage.create_instance(NOW, worker_id="w", events=[event("a")])
     assert lease is not None
     await storage.append_history(event("b"), lease=lease)
     assert await recorded(storage) == [("a", b"{}"), ("b", b"{}")]
 
 
-async def test_an_existing_instance_gets_no_rows(storage: SQLStorage) -> None:
+async def test_an_existing_instance_gets_no_rows(storage: Storage) -> None:
     await storage.create_instance(NOW)
     with pytest.raises(InstanceExistsError):
         await storage.create_instance(LATER, events=[event("a")], timers=[TimerWait("t", "t", after=DAY)])
@@ -83,7 +83,7 @@ async def test_an_existing_instance_gets_no_rows(storage: SQLStorage) -> None:
 
 
 @pytest.mark.parametrize("inside", [False, True], ids=["alone", "in a transaction"])
-async def test_a_rejected_event_leaves_nothing(storage: SQLStorage, inside: bool) -> None:
+async def test_a_rejected_event_leaves_nothing(storage: Storage, inside: bool) -> None:
     twice = [event("a", b'{"n": 1}'), event("a", b'{"n": 2}')]
     if inside:
         async with storage.transaction():
@@ -96,27 +96,27 @@ async def test_a_rejected_event_leaves_nothing(storage: SQLStorage, inside: bool
     await storage.create_instance(NOW)
 
 
-async def test_rows_of_another_instance_are_rejected(storage: SQLStorage) -> None:
+async def test_rows_of_another_instance_are_rejected(storage: Storage) -> None:
     with pytest.raises(LimitError, match="belongs to run 'i-2'"):
         await storage.create_instance(NOW, events=[event("a", instance_id="i-2")])
     assert await storage.get_instance("i-1") is None
 
 
 @pytest.mark.parametrize("times", [(None, None), (datetime(2020, 1, 2, tzinfo=UTC), DAY)], ids=["none", "two"])
-async def test_a_timer_needs_one_time(storage: SQLStorage, times: tuple[datetime | None, timedelta | None]) -> None:
+async def test_a_timer_needs_one_time(storage: Storage, times: tuple[datetime | None, timedelta | None]) -> None:
     with pytest.raises(LimitError):
         await storage.create_instance(LATER, timers=[TimerWait("t", "t", *times)])
     assert await storage.get_instance("i-1") is None
 
 
-async def test_an_instance_that_has_ended_takes_no_timer(storage: SQLStorage) -> None:
+async def test_an_instance_that_has_ended_takes_no_timer(storage: Storage) -> None:
     ended = WorkflowInstance("i-1", "wf", status=WorkflowStatus.COMPLETED)
     with pytest.raises(InvalidTransitionError):
         await storage.create_instance(ended, timers=[TimerWait("t", "t", after=DAY)])
     assert await storage.get_instance("i-1") is None
 
 
-async def test_the_rows_of_a_rolled_back_transaction_are_gone(storage: SQLStorage) -> None:
+async def test_the_rows_of_a_rolled_back_transaction_are_gone(storage: Storage) -> None:
     with pytest.raises(ZeroDivisionError):
         async with storage.transaction():
             await storage.create_instance(LATER, events=[event("a")], timers=[TimerWait("t", "t", after=DAY)])
@@ -129,7 +129,7 @@ def parent_of(lease: Lease) -> ParentLink:
     return ParentLink(lease, "ends:parent", CompensationEntry(lease.instance_id, "step:1", "undo", b'{"child": "i-1"}'))
 
 
-async def test_a_child_is_stored_with_what_its_parent_needs(storage: SQLStorage) -> None:
+async def test_a_child_is_stored_with_what_its_parent_needs(storage: Storage) -> None:
     await storage.publish_to_channel("ends:parent", b'{"n": 0}')
     lease = await leased(storage, "parent")
     await storage.create_instance(NOW, events=[event("link")], parent=parent_of(lease))
@@ -145,7 +145,7 @@ async def test_a_child_is_stored_with_what_its_parent_needs(storage: SQLStorage)
     assert await recorded(storage) == [("link", b"{}")]
 
 
-async def test_a_parent_that_lost_its_lease_creates_no_child(storage: SQLStorage) -> None:
+async def test_a_parent_that_lost_its_lease_creates_no_child(storage: Storage) -> None:
     lease = await leased(storage, "parent")
     await storage.release_lock("parent", lease.worker_id, lease=lease)
     with pytest.raises(LeaseLostError):
@@ -155,7 +155,7 @@ async def test_a_parent_that_lost_its_lease_creates_no_child(storage: SQLStorage
 
 
 @pytest.mark.parametrize("inside", [False, True], ids=["alone", "in a transaction"])
-async def test_a_child_whose_id_is_taken_leaves_its_parent_unchanged(storage: SQLStorage, inside: bool) -> None:
+async def test_a_child_whose_id_is_taken_leaves_its_parent_unchanged(storage: Storage, inside: bool) -> None:
     lease = await leased(storage, "parent")
     await storage.create_instance(NOW)
     if inside:
@@ -169,7 +169,7 @@ async def test_a_child_whose_id_is_taken_leaves_its_parent_unchanged(storage: SQ
     assert not await storage.get_compensations("parent")
 
 
-async def test_a_compensation_of_another_parent_is_rejected(storage: SQLStorage) -> None:
+async def test_a_compensation_of_another_parent_is_rejected(storage: Storage) -> None:
     lease = await leased(storage, "parent")
     entry = CompensationEntry("other", "step:1", "undo")
     with pytest.raises(LimitError, match="belongs to run 'other'"):

@@ -6,7 +6,6 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from perdure.database.backends.base import Executor
 from perdure.errors import LeaseLostError, LimitError
 from perdure.model.records import (
     ChannelDeliveryResult,
@@ -17,33 +16,33 @@ from perdure.model.records import (
     ResumableWorkflow,
 )
 from perdure.model.states import WorkflowStatus
-from perdure.storage.stores import SQLStorage
-from perdure.testing.conformance.channels import family_message, pending, publish, remaining, subscriber
-from perdure.testing.conformance.tools import again, leased, listening, new, recorded, shift, status
+from perdure.storage.contract import Storage
+from perdure.testing.conformance.channels import pending, publish, remaining, subscriber
+from perdure.testing.conformance.tools import Shift, again, leased, listening, new, recorded, status
 
 BROADCAST, COMPETING, DIRECT = ChannelMode.BROADCAST, ChannelMode.COMPETING, ChannelMode.DIRECT
 RECEIVED = "ChannelMessageReceived"
 
 
-async def message(storage: SQLStorage, message_id: int, channel: str = "c") -> ChannelMessage:
+async def message(storage: Storage, message_id: int, channel: str = "c") -> ChannelMessage:
     """Return a message by its id."""
     (found,) = await storage.get_pending_channel_messages(channel, message_id - 1, 1)
     return found
 
 
-async def payload(storage: SQLStorage, instance_id: str) -> dict[str, object]:
+async def payload(storage: Storage, instance_id: str) -> dict[str, object]:
     """Return the payload of an instance's last event."""
     events, _ = await storage.get_history_paginated(instance_id)
     found: dict[str, object] = json.loads(events[-1].event_data or b"null")
     return found
 
 
-async def delivered(storage: SQLStorage, limit: int = 0) -> list[tuple[str, int]]:
+async def delivered(storage: Storage, limit: int = 0) -> list[tuple[str, int]]:
     """Return what a sweep delivers: instances and messages."""
     return [(found.instance_id, found.message_id) for found in await storage.deliver_pending(limit)]
 
 
-async def test_message_reaches_the_waiting_instance(storage: SQLStorage) -> None:
+async def test_message_reaches_the_waiting_instance(storage: Storage) -> None:
     await listening(storage, "i-1")
     first = await storage.publish_to_channel("c", b'{"n": 1}', b'{"m": 2}')
     found = await storage.deliver_channel_message_with_lock("i-1", "c", await message(storage, first), "w9", 30)
@@ -58,7 +57,7 @@ async def test_message_reaches_the_waiting_instance(storage: SQLStorage) -> None
 
 
 @pytest.mark.pitfall(49)
-async def test_payload_has_the_keys_that_edda_and_romancy_read(storage: SQLStorage) -> None:
+async def test_payload_has_the_keys_that_edda_and_romancy_read(storage: Storage) -> None:
     name = 'ä"\\ %s :x {y}'
     await listening(storage, "i-1", name)
     first = await storage.publish_to_channel(name, b'{"n":  1.50}', b'{"m":2}')
@@ -75,7 +74,7 @@ async def test_payload_has_the_keys_that_edda_and_romancy_read(storage: SQLStora
 
 @pytest.mark.pitfall(41)
 @pytest.mark.parametrize("data", [b"null", b"[1, 2]", b'"text"', b"0", b"false", b'{"a": "\\u0000"}'])
-async def test_json_is_delivered_unchanged(storage: SQLStorage, data: bytes) -> None:
+async def test_json_is_delivered_unchanged(storage: Storage, data: bytes) -> None:
     await listening(storage, "i-1")
     await publish(storage, data)
     await storage.deliver_pending()
@@ -84,7 +83,7 @@ async def test_json_is_delivered_unchanged(storage: SQLStorage, data: bytes) -> 
 
 
 @pytest.mark.pitfall(41)
-async def test_bytes_are_delivered_as_bytes(storage: SQLStorage) -> None:
+async def test_bytes_are_delivered_as_bytes(storage: Storage) -> None:
     await listening(storage, "i-1")
     first = await storage.publish_to_channel("c", b"\x00\xff'", b'{"m": 2}', binary=True)
     await storage.deliver_pending()
@@ -94,22 +93,7 @@ async def test_bytes_are_delivered_as_bytes(storage: SQLStorage) -> None:
     assert (found["id"], found["data"], found["metadata"]) == (first, None, {"m": 2})
 
 
-@pytest.mark.pitfall(6)
-async def test_lowest_pending_message_is_delivered_first(storage: SQLStorage, sql: Executor) -> None:
-    await listening(storage, "i-1")
-    ids = await publish(storage, b"1", b"2", b"3")
-    for n, expected in enumerate(ids, 2):
-        found = await storage.deliver_channel_message("i-1", await message(storage, ids[2]))
-        assert found is not None
-        assert found.message_id == expected
-        assert await again(storage, "i-1", activity_id=f"r:{n}") is (expected == ids[2])
-        if expected != ids[2]:  # it knows that there is more, and waits without checking
-            await sql.execute(f"UPDATE channel_subscriptions SET activity_id = 'r:{n}'")
-            await storage.update_instance_status("i-1", WorkflowStatus.WAITING_FOR_MESSAGE)
-    assert [name for name, _ in await recorded(storage, "i-1")] == ["r:1", "r:2", "r:3"]
-
-
-async def test_every_broadcast_subscriber_gets_every_message_once_in_order(storage: SQLStorage) -> None:
+async def test_every_broadcast_subscriber_gets_every_message_once_in_order(storage: Storage) -> None:
     for n in range(3):
         await listening(storage, f"i-{n}")
     ids = await publish(storage, b"1", b"2")
@@ -130,7 +114,7 @@ async def test_every_broadcast_subscriber_gets_every_message_once_in_order(stora
 
 
 @pytest.mark.pitfall(4)
-async def test_competing_message_goes_to_one_instance(storage: SQLStorage) -> None:
+async def test_competing_message_goes_to_one_instance(storage: Storage) -> None:
     for n in range(3):
         await listening(storage, f"i-{n}", mode=COMPETING)
     ids = await publish(storage, b"1", b"2")
@@ -142,7 +126,7 @@ async def test_competing_message_goes_to_one_instance(storage: SQLStorage) -> No
 
 
 @pytest.mark.pitfall(4)
-async def test_concurrent_deliverers_deliver_a_competing_message_once(storage: SQLStorage, peer: SQLStorage) -> None:
+async def test_concurrent_deliverers_deliver_a_competing_message_once(storage: Storage, peer: Storage) -> None:
     for n in range(6):
         await listening(storage, f"i-{n}", mode=COMPETING)
     ids = await publish(storage, b"1", b"2")
@@ -155,7 +139,7 @@ async def test_concurrent_deliverers_deliver_a_competing_message_once(storage: S
     assert await remaining(storage) == []
 
 
-async def test_a_claimed_message_is_not_delivered(storage: SQLStorage) -> None:
+async def test_a_claimed_message_is_not_delivered(storage: Storage) -> None:
     await subscriber(storage, "other", mode=COMPETING)
     await listening(storage, "i-1", mode=COMPETING)
     ids = await publish(storage, b"1", b"2")
@@ -164,7 +148,7 @@ async def test_a_claimed_message_is_not_delivered(storage: SQLStorage) -> None:
 
 
 @pytest.mark.pitfall(22)
-async def test_a_direct_message_goes_to_its_instance(storage: SQLStorage) -> None:
+async def test_a_direct_message_goes_to_its_instance(storage: Storage) -> None:
     for n in range(2):
         await listening(storage, f"i-{n}", "mail", DIRECT)
     await listening(storage, "i-2", "mail")
@@ -173,7 +157,7 @@ async def test_a_direct_message_goes_to_its_instance(storage: SQLStorage) -> Non
 
 
 @pytest.mark.pitfall(16)
-async def test_instance_that_does_not_wait_gets_no_message(storage: SQLStorage) -> None:
+async def test_instance_that_does_not_wait_gets_no_message(storage: Storage) -> None:
     await subscriber(storage, "running")
     await new(storage, "stranger")
     for instance_id in ("finished", "cancelled", "elsewhere"):
@@ -196,7 +180,7 @@ async def test_instance_that_does_not_wait_gets_no_message(storage: SQLStorage) 
 
 
 @pytest.mark.pitfall(16)
-async def test_delivery_to_a_recorded_step_resumes_the_run_and_takes_no_message(storage: SQLStorage) -> None:
+async def test_delivery_to_a_recorded_step_resumes_the_run_and_takes_no_message(storage: Storage) -> None:
     """As Romancy leaves it when it dies during a delivery."""
     for mode, channel in ((BROADCAST, "b"), (COMPETING, "c")):
         await listening(storage, channel, channel, mode)
@@ -209,7 +193,7 @@ async def test_delivery_to_a_recorded_step_resumes_the_run_and_takes_no_message(
 
 
 @pytest.mark.pitfall(16)
-async def test_delivery_is_atomic(storage: SQLStorage) -> None:
+async def test_delivery_is_atomic(storage: Storage) -> None:
     await listening(storage, "i-1", mode=COMPETING)
     ids = await publish(storage, b"1")
     await storage.begin_transaction()
@@ -220,7 +204,7 @@ async def test_delivery_is_atomic(storage: SQLStorage) -> None:
     assert await delivered(storage) == [("i-1", ids[0])]
 
 
-async def test_leased_instance_gets_its_message_in_a_sweep_after_release(storage: SQLStorage) -> None:
+async def test_leased_instance_gets_its_message_in_a_sweep_after_release(storage: Storage) -> None:
     await listening(storage, "i-1")
     held = await storage.try_acquire_lock("i-1", "w2", 30)
     assert held is not None
@@ -232,7 +216,7 @@ async def test_leased_instance_gets_its_message_in_a_sweep_after_release(storage
     assert await delivered(storage) == [("i-1", ids[0])]
 
 
-async def test_delivery_fences_off_an_expired_lease(storage: SQLStorage) -> None:
+async def test_delivery_fences_off_an_expired_lease(storage: Storage, shift: Shift) -> None:
     await listening(storage, "i-1")
     held = await storage.try_acquire_lock("i-1", "w2", 10)
     await publish(storage, b"1")
@@ -242,7 +226,7 @@ async def test_delivery_fences_off_an_expired_lease(storage: SQLStorage) -> None
         await storage.append_history(HistoryEvent("i-1", "late", "ActivityCompleted", b"1"), lease=held)
 
 
-async def test_lease_holder_takes_messages_and_keeps_its_lease(storage: SQLStorage) -> None:
+async def test_lease_holder_takes_messages_and_keeps_its_lease(storage: Storage) -> None:
     lease = await leased(storage, "i-1")
     await storage.subscribe_to_channel("i-1", "c", BROADCAST, lease=lease)
     ids = await publish(storage, b"1", b"2")
@@ -261,7 +245,7 @@ async def test_lease_holder_takes_messages_and_keeps_its_lease(storage: SQLStora
 
 
 @pytest.mark.pitfall(5)
-async def test_sweep_delivers_undelivered_messages(storage: SQLStorage) -> None:
+async def test_sweep_delivers_undelivered_messages(storage: Storage) -> None:
     await listening(storage, "i-1")
     await listening(storage, "i-2", "d", COMPETING)
     (first,) = await publish(storage, b"1")
@@ -270,7 +254,7 @@ async def test_sweep_delivers_undelivered_messages(storage: SQLStorage) -> None:
     assert await delivered(storage) == []
 
 
-async def test_sweep_resumes_where_it_stopped(storage: SQLStorage) -> None:
+async def test_sweep_resumes_where_it_stopped(storage: Storage) -> None:
     for n in range(5):
         await listening(storage, f"i-{n}")
     (first,) = await publish(storage, b"1")
@@ -281,7 +265,7 @@ async def test_sweep_resumes_where_it_stopped(storage: SQLStorage) -> None:
         await delivered(storage, 1001)
 
 
-async def test_undeliverable_channel_does_not_block_other_channels(storage: SQLStorage) -> None:
+async def test_undeliverable_channel_does_not_block_other_channels(storage: Storage) -> None:
     for channel in ("a", "b"):
         await listening(storage, f"i-{channel}", channel)
     assert await storage.try_acquire_lock("i-a", "w2", 30) is not None
@@ -290,7 +274,7 @@ async def test_undeliverable_channel_does_not_block_other_channels(storage: SQLS
     assert [await delivered(storage, 1), await delivered(storage, 1)] == [[], [("i-b", second)]]
 
 
-async def test_sweep_of_named_channels_skips_other_channels(storage: SQLStorage) -> None:
+async def test_sweep_of_named_channels_skips_other_channels(storage: Storage) -> None:
     for channel in ("a", "b"):
         await listening(storage, f"i-{channel}", channel)
         await publish(storage, b"1", channel=channel)
@@ -299,51 +283,7 @@ async def test_sweep_of_named_channels_skips_other_channels(storage: SQLStorage)
     assert await storage.deliver_pending(channels=[]) == []
 
 
-async def test_sweep_delivers_messages_of_other_frameworks(storage: SQLStorage, sql: Executor) -> None:
-    await listening(storage, "i-1")
-    await family_message(sql, "m-1")
-    (found,) = await storage.deliver_pending()
-    assert found.instance_id == "i-1"
-    assert (await payload(storage, "i-1"))["data"] == {"by": "family"}
-    assert (await payload(storage, "i-1"))["published_at"] == "2026-01-01T00:00:00.000000+00:00"
-    assert await again(storage, "i-1", activity_id="r:2")
-    await family_message(sql, "m-2")
-    assert len(await storage.deliver_pending()) == 1
-
-
-async def test_messages_reach_waiting_instances_of_other_frameworks(storage: SQLStorage, sql: Executor) -> None:
-    """Edda and Romancy keep their one wait on a channel in the subscription."""
-    await listening(storage, "i-1", after=timedelta(seconds=5))
-    for table in ("workflow_instances", "channel_subscriptions"):
-        await sql.execute(f"UPDATE {table} SET framework = 'python'")
-    await sql.execute("DELETE FROM perdure_waits")
-    await sql.execute("UPDATE channel_subscriptions SET activity_id = 'r:1', timeout_at = '2020-01-01 00:00:00.000000'")
-    shift(storage, 6)
-    assert await storage.find_expired_channel_subscriptions() == []
-    assert await storage.next_due_at() is None
-    assert not await storage.expire_channel_wait("i-1", "c")
-    (first,) = await publish(storage, b"1")
-    assert [found.instance_id for found in await storage.get_channel_subscribers_waiting("c")] == ["i-1"]
-    assert await delivered(storage) == [("i-1", first)]
-    assert await recorded(storage, "i-1") == [("r:1", RECEIVED)]
-    left = "SELECT count(*) FROM channel_subscriptions WHERE activity_id IS NOT NULL OR timeout_at IS NOT NULL"
-    assert await sql.fetchval(left) == 0
-    assert await delivered(storage) == []
-
-
-@pytest.mark.pitfall(7)
-async def test_delivery_moves_both_cursors(storage: SQLStorage, sql: Executor) -> None:
-    await listening(storage, "i-1")
-    await publish(storage, b"1")
-    ((_, first),) = await delivered(storage)
-    stores = (
-        "SELECT cursor_message_id FROM channel_subscriptions",
-        "SELECT last_delivered_id FROM channel_delivery_cursors",
-    )
-    assert [await sql.fetchval(query) for query in stores] == [first, first]
-
-
-async def test_waiting_subscribers_are_listed_in_the_order_of_their_waits(storage: SQLStorage) -> None:
+async def test_waiting_subscribers_are_listed_in_the_order_of_their_waits(storage: Storage) -> None:
     await subscriber(storage, "running")
     for n in (2, 0, 1):
         await listening(storage, f"i-{n}", activity_id=f"r:{n}")
@@ -359,7 +299,7 @@ async def test_waiting_subscribers_are_listed_in_the_order_of_their_waits(storag
     assert [found.instance_id for found in await storage.get_channel_subscribers_waiting("c")] == ["i-2", "i-1"]
 
 
-async def test_wait_times_out_once(storage: SQLStorage) -> None:
+async def test_wait_times_out_once(storage: Storage, shift: Shift) -> None:
     await listening(storage, "i-1", after=timedelta(seconds=5))
     assert not await storage.expire_channel_wait("i-1", "c")
     shift(storage, 6)
@@ -376,7 +316,7 @@ async def test_wait_times_out_once(storage: SQLStorage) -> None:
     assert await delivered(storage) == []
 
 
-async def test_many_waits_time_out_in_one_commit(storage: SQLStorage) -> None:
+async def test_many_waits_time_out_in_one_commit(storage: Storage, shift: Shift) -> None:
     for n in range(3):
         await listening(storage, f"i-{n}", after=timedelta(seconds=5))
     await listening(storage, "later", after=timedelta(seconds=60))
@@ -398,7 +338,7 @@ async def test_many_waits_time_out_in_one_commit(storage: SQLStorage) -> None:
             await storage.expire_channel_waits(bad)
 
 
-async def test_expired_waits_are_listed_oldest_first(storage: SQLStorage) -> None:
+async def test_expired_waits_are_listed_oldest_first(storage: Storage, shift: Shift) -> None:
     for n, seconds in enumerate([9, 5, 7, 20]):
         await listening(storage, f"i-{n}", after=timedelta(seconds=seconds))
     shift(storage, 10)
@@ -408,7 +348,7 @@ async def test_expired_waits_are_listed_oldest_first(storage: SQLStorage) -> Non
 
 
 @pytest.mark.pitfall(10)
-async def test_timeout_that_is_already_recorded_resumes_the_run(storage: SQLStorage) -> None:
+async def test_timeout_that_is_already_recorded_resumes_the_run(storage: Storage, shift: Shift) -> None:
     await listening(storage, "i-1", after=timedelta(seconds=5))
     await storage.append_history(HistoryEvent("i-1", "r:1", "MessageTimeout", b'{"_error": true}'))
     shift(storage, 6)
@@ -417,7 +357,7 @@ async def test_timeout_that_is_already_recorded_resumes_the_run(storage: SQLStor
     assert await status(storage, "i-1") is WorkflowStatus.RUNNING
 
 
-async def test_lease_holder_expires_its_own_wait(storage: SQLStorage) -> None:
+async def test_lease_holder_expires_its_own_wait(storage: Storage, shift: Shift) -> None:
     await listening(storage, "i-1", after=timedelta(seconds=5))
     shift(storage, 6)
     lease = await storage.try_acquire_lock("i-1", "w1", 30)
@@ -428,7 +368,7 @@ async def test_lease_holder_expires_its_own_wait(storage: SQLStorage) -> None:
     await storage.append_history(HistoryEvent("i-1", "s", "ActivityCompleted", b"1"), lease=lease)
 
 
-async def test_message_of_another_channel_is_refused(storage: SQLStorage) -> None:
+async def test_message_of_another_channel_is_refused(storage: Storage) -> None:
     await listening(storage, "i-1")
     ids = await publish(storage, b"1")
     with pytest.raises(LimitError):
@@ -439,7 +379,7 @@ async def test_message_of_another_channel_is_refused(storage: SQLStorage) -> Non
 
 
 @pytest.mark.pitfall(18)
-async def test_post_commit_callback_can_deliver(storage: SQLStorage) -> None:
+async def test_post_commit_callback_can_deliver(storage: Storage) -> None:
     await listening(storage, "i-1")
     seen: list[ChannelDeliveryResult] = []
 

@@ -5,11 +5,11 @@ import asyncio
 import pytest
 
 from perdure.errors import InstanceNotFoundError, LeaseLostError, LimitError
-from perdure.storage.stores import SQLStorage
-from perdure.testing.conformance.tools import leased, new, shift
+from perdure.storage.contract import Storage
+from perdure.testing.conformance.tools import Shift, leased, new
 
 
-async def test_members_are_listed_in_the_order_of_joining(storage: SQLStorage) -> None:
+async def test_members_are_listed_in_the_order_of_joining(storage: Storage) -> None:
     for name in ("c", "a", "b"):
         await new(storage, name)
         await storage.join_group(name, "g")
@@ -22,7 +22,7 @@ async def test_members_are_listed_in_the_order_of_joining(storage: SQLStorage) -
     assert await storage.get_group_members("g") == ["a", "b", "c"]
 
 
-async def test_leaving_is_idempotent(storage: SQLStorage) -> None:
+async def test_leaving_is_idempotent(storage: Storage) -> None:
     await new(storage, "a")
     for group in ("g", "h"):
         await storage.join_group("a", group)
@@ -36,7 +36,7 @@ async def test_leaving_is_idempotent(storage: SQLStorage) -> None:
 
 
 @pytest.mark.pitfall(38)
-async def test_concurrent_joins_and_leaves_succeed(storage: SQLStorage, peer: SQLStorage) -> None:
+async def test_concurrent_joins_and_leaves_succeed(storage: Storage, peer: Storage) -> None:
     for name in ("a", "b"):
         await new(storage, name)
     sides = [storage, peer] * 6
@@ -47,7 +47,7 @@ async def test_concurrent_joins_and_leaves_succeed(storage: SQLStorage, peer: SQ
 
 
 @pytest.mark.pitfall(36)
-async def test_group_names_are_compared_exactly(storage: SQLStorage) -> None:
+async def test_group_names_are_compared_exactly(storage: Storage) -> None:
     await new(storage, "a")
     await storage.join_group("a", "Team")
     assert await storage.get_group_members("team") == []
@@ -63,7 +63,7 @@ async def test_group_names_are_compared_exactly(storage: SQLStorage) -> None:
     assert await storage.get_group_members("Team") == ["a"]
 
 
-async def test_an_unknown_instance_is_refused(storage: SQLStorage) -> None:
+async def test_an_unknown_instance_is_refused(storage: Storage) -> None:
     for call in (storage.join_group("nobody", "g"), storage.leave_group("nobody", "g"), storage.leave_all_groups("no")):
         with pytest.raises(InstanceNotFoundError):
             await call
@@ -71,7 +71,7 @@ async def test_an_unknown_instance_is_refused(storage: SQLStorage) -> None:
 
 
 @pytest.mark.pitfall(1)
-async def test_lost_lease_cannot_change_a_membership(storage: SQLStorage) -> None:
+async def test_lost_lease_cannot_change_a_membership(storage: Storage, shift: Shift) -> None:
     lease = await leased(storage, "a", timeout_sec=10)
     await storage.join_group("a", "g", lease=lease)
     shift(storage, 11)
@@ -86,7 +86,7 @@ async def test_lost_lease_cannot_change_a_membership(storage: SQLStorage) -> Non
     assert (await storage.get_group_members("g"), await storage.get_group_members("h")) == (["a"], [])
 
 
-async def test_joining_is_rolled_back_with_the_callers_transaction(storage: SQLStorage) -> None:
+async def test_joining_is_rolled_back_with_the_callers_transaction(storage: Storage) -> None:
     await new(storage, "a")
     with pytest.raises(KeyError):
         async with storage.transaction():
@@ -95,7 +95,7 @@ async def test_joining_is_rolled_back_with_the_callers_transaction(storage: SQLS
     assert await storage.get_group_members("g") == []
 
 
-async def test_leaving_groups_keeps_the_finish_time(storage: SQLStorage) -> None:
+async def test_leaving_groups_keeps_the_finish_time(storage: Storage, shift: Shift) -> None:
     """Retention counts from that time, so leaving a group later must not change it."""
     await new(storage, "a")
     await storage.join_group("a", "g")

@@ -6,16 +6,16 @@ import pytest
 
 from perdure.errors import HistoryConflictError, InstanceNotFoundError, LeaseLostError, LimitError, StorageError
 from perdure.model.records import HistoryEvent, HistoryEventType, Lease
+from perdure.storage.contract import Storage
 from perdure.storage.history import HistoryIterator, HistoryIteratorOptions
-from perdure.storage.stores import SQLStorage
-from perdure.testing.conformance.tools import leased, new, shift
+from perdure.testing.conformance.tools import Shift, leased, new
 
 
 def event(n: object, data: bytes | None = b"1", instance_id: str = "i-1", **more: object) -> HistoryEvent:
     return HistoryEvent(instance_id, f"s:{n}", "ActivityCompleted", data, **more)  # type: ignore[arg-type]
 
 
-async def test_events_are_read_back_byte_for_byte_in_order(storage: SQLStorage) -> None:
+async def test_events_are_read_back_byte_for_byte_in_order(storage: Storage) -> None:
     await new(storage, "i-1")
     texts = [b'{"a":  1,"a":2 }', b"not json", b"null", b'"\xc3\xa9 \xf0\x9f\x90\x99 %s :x {now} \\ \' \\u0000"', b""]
     binary = bytes(range(256)) * 3
@@ -28,7 +28,7 @@ async def test_events_are_read_back_byte_for_byte_in_order(storage: SQLStorage) 
     assert await storage.get_history_count("i-1") == 6
 
 
-async def test_appending_the_same_event_again_changes_nothing(storage: SQLStorage) -> None:
+async def test_appending_the_same_event_again_changes_nothing(storage: Storage) -> None:
     lease = await leased(storage, "i-1")
     first = await storage.append_history(event(1), lease=lease)
     assert await storage.append_history(event(1), lease=lease) == first
@@ -45,7 +45,7 @@ async def test_appending_the_same_event_again_changes_nothing(storage: SQLStorag
         event(1, b"1", data_type="binary"),
     ],
 )
-async def test_a_different_event_of_the_same_step_is_refused(storage: SQLStorage, other: HistoryEvent) -> None:
+async def test_a_different_event_of_the_same_step_is_refused(storage: Storage, other: HistoryEvent) -> None:
     await new(storage, "i-1")
     await storage.append_history(event(1))
     with pytest.raises(HistoryConflictError):
@@ -55,7 +55,7 @@ async def test_a_different_event_of_the_same_step_is_refused(storage: SQLStorage
 
 
 @pytest.mark.pitfall(1)
-async def test_stale_worker_cannot_append_history(storage: SQLStorage, peer: SQLStorage) -> None:
+async def test_stale_worker_cannot_append_history(storage: Storage, peer: Storage, shift: Shift) -> None:
     lease = await leased(storage, "i-1", timeout_sec=10)
     recorded = await storage.append_history(event(0), lease=lease)
     shift(peer, 11)
@@ -68,7 +68,7 @@ async def test_stale_worker_cannot_append_history(storage: SQLStorage, peer: SQL
     assert await storage.get_history_count("i-1") == 2
 
 
-async def test_append_compares_owner_and_fencing_token(storage: SQLStorage) -> None:
+async def test_append_compares_owner_and_fencing_token(storage: Storage) -> None:
     lease = await leased(storage, "i-1", worker_id="w1")
     for forged in (
         Lease("i-1", "w2", lease.token, lease.expires_at),
@@ -80,7 +80,7 @@ async def test_append_compares_owner_and_fencing_token(storage: SQLStorage) -> N
 
 
 @pytest.mark.pitfall(36)
-async def test_step_ids_are_compared_exactly_and_never_truncated(storage: SQLStorage) -> None:
+async def test_step_ids_are_compared_exactly_and_never_truncated(storage: Storage) -> None:
     await new(storage, "i-1")
     for activity_id in ("Pay:1", "pay:1", "pay:1é", "x" * 255):
         await storage.append_history(HistoryEvent("i-1", activity_id, "ActivityCompleted", b"1"))
@@ -93,7 +93,7 @@ async def test_step_ids_are_compared_exactly_and_never_truncated(storage: SQLSto
         await storage.append_history(event(1, instance_id="nobody"))
 
 
-async def test_payload_is_limited_to_eight_mebibytes(storage: SQLStorage) -> None:
+async def test_payload_is_limited_to_eight_mebibytes(storage: Storage) -> None:
     await new(storage, "i-1")
     quotes = b'"\\' * (4 * 1024 * 1024)
     zeros = b"\x00" * (8 * 1024 * 1024)
@@ -107,7 +107,7 @@ async def test_payload_is_limited_to_eight_mebibytes(storage: SQLStorage) -> Non
         await storage.append_history(event(3, None, event_data_binary=zeros + b"0", data_type="binary"))
 
 
-async def test_history_is_read_page_by_page(storage: SQLStorage) -> None:
+async def test_history_is_read_page_by_page(storage: Storage) -> None:
     await new(storage, "i-1")
     await new(storage, "other")
     for n in range(5):
@@ -122,7 +122,7 @@ async def test_history_is_read_page_by_page(storage: SQLStorage) -> None:
         await storage.get_history_paginated("i-1", 0, 1001)
 
 
-async def test_history_iterator_reads_in_batches(storage: SQLStorage) -> None:
+async def test_history_iterator_reads_in_batches(storage: Storage) -> None:
     await new(storage, "i-1")
     answers = await storage.append_histories([(event(n), None) for n in range(7)])
     iterator = HistoryIterator(storage, "i-1", HistoryIteratorOptions(batch_size=3))
@@ -137,7 +137,7 @@ async def test_history_iterator_reads_in_batches(storage: SQLStorage) -> None:
     assert await closed.next() is None
 
 
-async def test_history_iterator_stops_at_the_last_page(storage: SQLStorage) -> None:
+async def test_history_iterator_stops_at_the_last_page(storage: Storage) -> None:
     await new(storage, "i-1")
     await storage.append_histories([(event(n), None) for n in range(4)])
     asked = []
@@ -152,7 +152,7 @@ async def test_history_iterator_stops_at_the_last_page(storage: SQLStorage) -> N
     assert len(asked) == 2
 
 
-async def test_history_iterator_keeps_its_error(storage: SQLStorage) -> None:
+async def test_history_iterator_keeps_its_error(storage: Storage) -> None:
     class Broken:
         async def get_history_paginated(self, *args: object) -> object:
             raise StorageError("gone")
@@ -164,7 +164,7 @@ async def test_history_iterator_keeps_its_error(storage: SQLStorage) -> None:
         await iterator.collect()
 
 
-async def test_batch_reports_a_result_for_each_event(storage: SQLStorage) -> None:
+async def test_batch_reports_a_result_for_each_event(storage: Storage) -> None:
     mine, lost = await leased(storage, "i-1"), await leased(storage, "i-2")
     await storage.release_lock("i-2", lost.worker_id)
     first = await storage.append_history(event(0), lease=mine)
@@ -205,10 +205,10 @@ async def test_batch_reports_a_result_for_each_event(storage: SQLStorage) -> Non
     assert await storage.get_history_count("i-2") == 0
 
 
-async def test_concurrent_batches_of_many_runs_append_all_events(storage: SQLStorage, peer: SQLStorage) -> None:
+async def test_concurrent_batches_of_many_runs_append_all_events(storage: Storage, peer: Storage) -> None:
     leases = [await leased(storage, f"i-{n}") for n in range(10)]
 
-    async def work(side: SQLStorage, step: int) -> list[int | StorageError]:
+    async def work(side: Storage, step: int) -> list[int | StorageError]:
         order = leases if step % 2 else leases[::-1]
         return await side.append_histories([(event(step, instance_id=lease.instance_id), lease) for lease in order])
 
@@ -218,7 +218,7 @@ async def test_concurrent_batches_of_many_runs_append_all_events(storage: SQLSto
         assert await storage.get_history_count(lease.instance_id) == 12
 
 
-async def test_batch_of_1200_events_is_appended(storage: SQLStorage) -> None:
+async def test_batch_of_1200_events_is_appended(storage: Storage) -> None:
     lease = await leased(storage, "i-1")
     large = b'"' + b"x" * (3 * 1024 * 1024) + b'"'
     events = [event(n, large if n % 200 == 7 else b"") for n in range(1200)]
@@ -228,11 +228,11 @@ async def test_batch_of_1200_events_is_appended(storage: SQLStorage) -> None:
     assert await storage.get_history_count("i-1") == 1200
 
 
-async def test_empty_batch_returns_an_empty_list(storage: SQLStorage) -> None:
+async def test_empty_batch_returns_an_empty_list(storage: Storage) -> None:
     assert await storage.append_histories([]) == []
 
 
-async def test_last_event_of_a_type_is_found(storage: SQLStorage) -> None:
+async def test_last_event_of_a_type_is_found(storage: Storage) -> None:
     lease = await leased(storage, "i-1")
     await leased(storage, "i-2")
     for n, kind in enumerate(["EventReceived", "ActivityCompleted", "EventReceived", "TimerExpired"]):
@@ -256,7 +256,7 @@ async def test_last_event_of_a_type_is_found(storage: SQLStorage) -> None:
             await storage.get_last_event(instance_id, kind)
 
 
-async def test_events_of_given_activities_are_read_for_many_instances(storage: SQLStorage) -> None:
+async def test_events_of_given_activities_are_read_for_many_instances(storage: Storage) -> None:
     for instance_id in ("b", "a", "c"):
         await new(storage, instance_id)
         for activity in ("x", "y", "z"):

@@ -17,14 +17,14 @@ from perdure.errors import (
 )
 from perdure.model.records import HistoryEvent, Lease, TimerSubscription, WorkflowInstance
 from perdure.model.states import TERMINAL, WAITING, WorkflowStatus, sources_of
-from perdure.storage.stores import SQLStorage
-from perdure.testing.conformance.tools import leased, new, shift
+from perdure.storage.contract import Storage
+from perdure.testing.conformance.tools import Shift, leased, new
 
 S = WorkflowStatus
 MOVABLE = [S.RUNNING, *sorted(WAITING), S.COMPENSATING]
 
 
-async def test_all_fields_are_read_back_as_given(storage: SQLStorage) -> None:
+async def test_all_fields_are_read_back_as_given(storage: Storage) -> None:
     started = datetime(2026, 1, 2, 3, 4, 5, 678901, UTC)
     await new(storage, "parent")
     given = WorkflowInstance(
@@ -50,7 +50,7 @@ async def test_all_fields_are_read_back_as_given(storage: SQLStorage) -> None:
     assert await storage.get_instance("i-1") == given
 
 
-async def test_omitted_times_are_set_by_the_database(storage: SQLStorage) -> None:
+async def test_omitted_times_are_set_by_the_database(storage: Storage) -> None:
     await new(storage, "i-1")
     found = await storage.get_instance("i-1")
     assert found is not None
@@ -59,11 +59,11 @@ async def test_omitted_times_are_set_by_the_database(storage: SQLStorage) -> Non
     assert (found.framework, found.status, found.lock_token) == ("perdure", S.RUNNING, 0)
 
 
-async def test_absent_instance_is_none(storage: SQLStorage) -> None:
+async def test_absent_instance_is_none(storage: Storage) -> None:
     assert await storage.get_instance("nobody") is None
 
 
-async def test_instances_are_returned_in_the_order_of_the_given_ids(storage: SQLStorage) -> None:
+async def test_instances_are_returned_in_the_order_of_the_given_ids(storage: Storage) -> None:
     for n in range(5):
         await storage.create_instance(WorkflowInstance(f"i-{n}", f"wf-{n}", input_data=b'{"n": %d}' % n))
     await storage.create_instance(WorkflowInstance("I-1", "other"))
@@ -79,7 +79,7 @@ async def test_instances_are_returned_in_the_order_of_the_given_ids(storage: SQL
         assert changed.status is S.COMPLETED
 
 
-async def test_at_most_a_thousand_instances_are_read_at_once(storage: SQLStorage) -> None:
+async def test_at_most_a_thousand_instances_are_read_at_once(storage: Storage) -> None:
     ids = [f"i-{n}" for n in range(1001)]
     await storage.create_instances([WorkflowInstance(instance_id, "wf") for instance_id in ids[:1000]])
     found = await storage.get_instances(ids[:1000])
@@ -88,7 +88,7 @@ async def test_at_most_a_thousand_instances_are_read_at_once(storage: SQLStorage
         await storage.get_instances(ids)
 
 
-async def test_instance_id_can_be_created_once(storage: SQLStorage) -> None:
+async def test_instance_id_can_be_created_once(storage: Storage) -> None:
     await new(storage, "i-1", input_data=b'{"first": true}')
     with pytest.raises(InstanceExistsError):
         await new(storage, "i-1", input_data=b'{"second": true}')
@@ -98,7 +98,7 @@ async def test_instance_id_can_be_created_once(storage: SQLStorage) -> None:
 
 
 @pytest.mark.pitfall(38)
-async def test_one_of_many_concurrent_creators_wins(storage: SQLStorage, peer: SQLStorage) -> None:
+async def test_one_of_many_concurrent_creators_wins(storage: Storage, peer: Storage) -> None:
     answers = await asyncio.gather(
         *(new(side, "i-1", source_hash="h") for side in [storage, peer] * 8), return_exceptions=True
     )
@@ -107,7 +107,7 @@ async def test_one_of_many_concurrent_creators_wins(storage: SQLStorage, peer: S
 
 
 @pytest.mark.pitfall(48)
-async def test_instance_can_be_created_with_a_lease(storage: SQLStorage, peer: SQLStorage) -> None:
+async def test_instance_can_be_created_with_a_lease(storage: Storage, peer: Storage) -> None:
     lease = await storage.create_instance(WorkflowInstance("i-1", "wf"), worker_id="w1", timeout_sec=30)
     assert lease is not None
     assert (lease.instance_id, lease.worker_id, lease.token) == ("i-1", "w1", 1)
@@ -117,7 +117,7 @@ async def test_instance_can_be_created_with_a_lease(storage: SQLStorage, peer: S
 
 
 @pytest.mark.pitfall(36)
-async def test_instance_ids_are_compared_exactly(storage: SQLStorage) -> None:
+async def test_instance_ids_are_compared_exactly(storage: Storage) -> None:
     for instance_id in ("Pay:1", "pay:1", "pay:1é", "pay:1e\u0301"):
         await new(storage, instance_id)
     for instance_id in ("Pay:1", "pay:1", "pay:1é", "pay:1e\u0301"):
@@ -128,13 +128,13 @@ async def test_instance_ids_are_compared_exactly(storage: SQLStorage) -> None:
 
 
 @pytest.mark.parametrize("bad", ["", " a", "a ", "a\nb", "a\x00b", "\ud800", "x" * 201])
-async def test_a_bad_id_is_refused_and_nothing_stored(storage: SQLStorage, bad: str) -> None:
+async def test_a_bad_id_is_refused_and_nothing_stored(storage: Storage, bad: str) -> None:
     with pytest.raises(LimitError):
         await new(storage, bad)
     assert await storage.find_resumable_workflows() == []
 
 
-async def test_limits_hold_to_the_byte(storage: SQLStorage) -> None:
+async def test_limits_hold_to_the_byte(storage: Storage) -> None:
     fits = b'"' + b"x" * (8 * 1024 * 1024 - 2) + b'"'
     await new(storage, "x" * 200, input_data=fits, workflow_name="n" * 255)
     found = await storage.get_instance("x" * 200)
@@ -149,7 +149,7 @@ async def test_limits_hold_to_the_byte(storage: SQLStorage) -> None:
 
 @pytest.mark.parametrize("target", [status for status in S if status is not S.RECURRED])
 @pytest.mark.parametrize("source", [status for status in S if status is not S.RECURRED])
-async def test_only_listed_state_transitions_are_allowed(storage: SQLStorage, source: S, target: S) -> None:
+async def test_only_listed_state_transitions_are_allowed(storage: Storage, source: S, target: S) -> None:
     await storage.create_instance(WorkflowInstance("i-1", "wf", status=source))
     if source in sources_of(target):
         await storage.update_instance_status("i-1", target)
@@ -163,13 +163,13 @@ async def test_only_listed_state_transitions_are_allowed(storage: SQLStorage, so
     assert found.status == expected
 
 
-async def test_status_cannot_be_set_to_recurred(storage: SQLStorage) -> None:
+async def test_status_cannot_be_set_to_recurred(storage: Storage) -> None:
     await new(storage, "i-1")
     with pytest.raises(InvalidTransitionError):
         await storage.update_instance_status("i-1", S.RECURRED)
 
 
-async def test_writes_to_an_unknown_id_raise(storage: SQLStorage) -> None:
+async def test_writes_to_an_unknown_id_raise(storage: Storage) -> None:
     lease = Lease("nobody", "w", 1, datetime.now(UTC))
     with pytest.raises(InstanceNotFoundError):
         await storage.update_instance_status("nobody", S.COMPENSATING)
@@ -185,7 +185,7 @@ async def test_writes_to_an_unknown_id_raise(storage: SQLStorage) -> None:
         await storage.append_history(HistoryEvent("nobody", "a", "ActivityCompleted", b"1"))
 
 
-async def test_a_failure_records_its_message(storage: SQLStorage) -> None:
+async def test_a_failure_records_its_message(storage: Storage) -> None:
     await new(storage, "i-1")
     await storage.update_instance_status("i-1", S.FAILED, "no such card ☠")
     (event,), _ = await storage.get_history_paginated("i-1")
@@ -194,7 +194,7 @@ async def test_a_failure_records_its_message(storage: SQLStorage) -> None:
     assert payload["error"] == payload["error_message"] == "no such card ☠"
 
 
-async def test_output_completes_the_instance_and_releases_its_lease(storage: SQLStorage) -> None:
+async def test_output_completes_the_instance_and_releases_its_lease(storage: Storage) -> None:
     lease = await leased(storage, "i-1")
     await storage.update_instance_output("i-1", b'{"total": 9.50}', lease=lease)
     found = await storage.get_instance("i-1")
@@ -208,7 +208,7 @@ async def test_output_completes_the_instance_and_releases_its_lease(storage: SQL
 
 
 @pytest.mark.pitfall(1)
-async def test_stale_lease_cannot_complete_an_instance(storage: SQLStorage, peer: SQLStorage) -> None:
+async def test_stale_lease_cannot_complete_an_instance(storage: Storage, peer: Storage, shift: Shift) -> None:
     lease = await leased(storage, "i-1", timeout_sec=10)
     shift(peer, 11)
     taken = await peer.try_acquire_lock("i-1", "w2", 10)
@@ -228,7 +228,7 @@ async def test_stale_lease_cannot_complete_an_instance(storage: SQLStorage, peer
     assert await storage.get_history_count("i-1") == 0
 
 
-async def test_complete_instances_reports_a_result_for_each(storage: SQLStorage) -> None:
+async def test_complete_instances_reports_a_result_for_each(storage: Storage) -> None:
     leases = [await leased(storage, f"i-{n}") for n in range(3)]
     await storage.release_lock("i-1", leases[1].worker_id)
     answers = await storage.complete_instances(
@@ -239,7 +239,7 @@ async def test_complete_instances_reports_a_result_for_each(storage: SQLStorage)
     assert statuses == [S.COMPLETED, S.RUNNING, S.COMPLETED]
 
 
-async def test_create_instances_reports_a_result_for_each(storage: SQLStorage) -> None:
+async def test_create_instances_reports_a_result_for_each(storage: Storage) -> None:
     await new(storage, "i-1")
     answers = await storage.create_instances(
         [
@@ -255,7 +255,7 @@ async def test_create_instances_reports_a_result_for_each(storage: SQLStorage) -
 
 
 @pytest.mark.parametrize("status", MOVABLE)
-async def test_cancel_works_in_every_state_that_is_not_final(storage: SQLStorage, status: S) -> None:
+async def test_cancel_works_in_every_state_that_is_not_final(storage: Storage, status: S) -> None:
     lease = await leased(storage, "i-1")
     await storage.update_instance_status("i-1", status)
     await storage.cancel_instance("i-1", "changed my mind")
@@ -270,7 +270,7 @@ async def test_cancel_works_in_every_state_that_is_not_final(storage: SQLStorage
 
 
 @pytest.mark.parametrize("status", sorted(TERMINAL))
-async def test_finished_instance_cannot_be_cancelled(storage: SQLStorage, status: S) -> None:
+async def test_finished_instance_cannot_be_cancelled(storage: Storage, status: S) -> None:
     await storage.create_instance(WorkflowInstance("i-1", "wf", status=status))
     for compensate in (False, True):
         with pytest.raises(WorkflowNotCancellableError):
@@ -281,7 +281,7 @@ async def test_finished_instance_cannot_be_cancelled(storage: SQLStorage, status
 
 
 @pytest.mark.pitfall(13)
-async def test_cancel_removes_timers(storage: SQLStorage) -> None:
+async def test_cancel_removes_timers(storage: Storage, shift: Shift) -> None:
     for instance_id, compensate in (("i-1", False), ("i-2", True)):
         await new(storage, instance_id)
         await storage.register_timer_subscription(
@@ -293,7 +293,7 @@ async def test_cancel_removes_timers(storage: SQLStorage) -> None:
 
 
 @pytest.mark.pitfall(45)
-async def test_cancel_with_compensation_is_recorded_as_an_event(storage: SQLStorage) -> None:
+async def test_cancel_with_compensation_is_recorded_as_an_event(storage: Storage) -> None:
     lease = await leased(storage, "i-1")
     await storage.cancel_instance("i-1", "first", compensate=True)
     found = await storage.get_instance("i-1")
@@ -311,7 +311,7 @@ async def test_cancel_with_compensation_is_recorded_as_an_event(storage: SQLStor
     assert b"first" in (events[0].event_data or b"")
 
 
-async def test_resumable_instances_have_no_valid_lease(storage: SQLStorage) -> None:
+async def test_resumable_instances_have_no_valid_lease(storage: Storage, shift: Shift) -> None:
     at = datetime(2026, 1, 1, tzinfo=UTC)
     for n, status in enumerate([S.RUNNING, S.COMPENSATING, S.WAITING_FOR_TIMER, S.COMPLETED, S.RUNNING]):
         await storage.create_instance(
@@ -329,7 +329,7 @@ async def test_resumable_instances_have_no_valid_lease(storage: SQLStorage) -> N
     ]
 
 
-async def test_resumable_instance_names_the_worker_whose_lease_expired(storage: SQLStorage) -> None:
+async def test_resumable_instance_names_the_worker_whose_lease_expired(storage: Storage, shift: Shift) -> None:
     await storage.create_instance(WorkflowInstance("free", "wf"))
     for instance_id in ("lost", "released", "swept"):
         assert await storage.try_acquire_lock(instance_id, "w1", 10) is None
@@ -351,7 +351,7 @@ async def test_resumable_instance_names_the_worker_whose_lease_expired(storage: 
 
 
 @pytest.mark.pitfall(31)
-async def test_instances_of_unknown_workflows_do_not_hide_known_ones(storage: SQLStorage) -> None:
+async def test_instances_of_unknown_workflows_do_not_hide_known_ones(storage: Storage) -> None:
     for n in range(120):
         await new(storage, f"alien-{n}", workflow_name="alien")
     for day, name in enumerate(["b", "a"], 1):
@@ -364,13 +364,13 @@ async def test_instances_of_unknown_workflows_do_not_hide_known_ones(storage: SQ
 
 
 @pytest.mark.parametrize("limit", [-1, 1001, True, 1.5])
-async def test_a_page_has_one_to_a_thousand_rows(storage: SQLStorage, limit: int) -> None:
+async def test_a_page_has_one_to_a_thousand_rows(storage: Storage, limit: int) -> None:
     with pytest.raises(LimitError):
         await storage.find_resumable_workflows(limit)
 
 
 @pytest.mark.pitfall(44)
-async def test_finished_instances_are_deleted_by_age(storage: SQLStorage) -> None:
+async def test_finished_instances_are_deleted_by_age(storage: Storage, shift: Shift) -> None:
     for n in range(3):
         await new(storage, f"i-{n}")
         await storage.append_history(HistoryEvent(f"i-{n}", "s", "ActivityCompleted", b"1"))
@@ -385,7 +385,7 @@ async def test_finished_instances_are_deleted_by_age(storage: SQLStorage) -> Non
     await new(storage, "i-0")  # the id is free again
 
 
-async def test_earlier_generations_are_deleted_despite_later_ones(storage: SQLStorage) -> None:
+async def test_earlier_generations_are_deleted_despite_later_ones(storage: Storage, shift: Shift) -> None:
     await storage.create_instance(WorkflowInstance("i~1", "wf", status=S.RECURRED))
     await storage.create_instance(WorkflowInstance("i~2", "wf", status=S.RECURRED, continued_from="i~1"))
     await new(storage, "i", continued_from="i~2")
@@ -399,13 +399,13 @@ async def test_earlier_generations_are_deleted_despite_later_ones(storage: SQLSt
     assert await storage.delete_instances(timedelta(seconds=5)) == 2
 
 
-async def test_errors_have_codes_and_one_base_class(storage: SQLStorage) -> None:
+async def test_errors_have_codes_and_one_base_class(storage: Storage) -> None:
     with pytest.raises(StorageError) as caught:
         await storage.update_instance_activity("nobody", "a")
     assert caught.value.code == "storage.instance_not_found"
 
 
-async def test_finished_instances_are_deleted_by_id(storage: SQLStorage) -> None:
+async def test_finished_instances_are_deleted_by_id(storage: Storage) -> None:
     for name in ("done", "live", "i~1"):
         await new(storage, name)
         await storage.append_history(HistoryEvent(name, "s", "ActivityCompleted", b"1"))
@@ -421,7 +421,7 @@ async def test_finished_instances_are_deleted_by_id(storage: SQLStorage) -> None
     assert await storage.delete_ended([]) == []
 
 
-async def test_workflow_names_with_instances_are_listed(storage: SQLStorage) -> None:
+async def test_workflow_names_with_instances_are_listed(storage: Storage) -> None:
     assert await storage.list_workflow_names() == []
     for n, name in enumerate(("b", "a", "B", "b", "é", "a b")):
         await new(storage, f"i-{n}", name)

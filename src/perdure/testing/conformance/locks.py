@@ -9,11 +9,11 @@ import pytest
 from perdure.errors import LeaseLostError, LimitError
 from perdure.model.records import HistoryEvent, Lease, WorkflowInstance
 from perdure.model.states import TERMINAL, WorkflowStatus
-from perdure.storage.stores import SQLStorage
-from perdure.testing.conformance.tools import leased, new, shift
+from perdure.storage.contract import Storage
+from perdure.testing.conformance.tools import Shift, leased, new
 
 
-async def test_lease_has_instance_worker_token_and_expiry(storage: SQLStorage) -> None:
+async def test_lease_has_instance_worker_token_and_expiry(storage: Storage) -> None:
     await new(storage, "i-1")
     lease = await storage.try_acquire_lock("i-1", "w1", 30)
     assert lease is not None
@@ -25,7 +25,7 @@ async def test_lease_has_instance_worker_token_and_expiry(storage: SQLStorage) -
 
 
 @pytest.mark.pitfall(2)
-async def test_one_of_many_concurrent_acquirers_gets_the_lease(storage: SQLStorage, peer: SQLStorage) -> None:
+async def test_one_of_many_concurrent_acquirers_gets_the_lease(storage: Storage, peer: Storage) -> None:
     await new(storage, "i-1")
     answers = await asyncio.gather(
         *(side.try_acquire_lock("i-1", f"w{n}", 30) for n, side in enumerate([storage, peer] * 8))
@@ -34,20 +34,20 @@ async def test_one_of_many_concurrent_acquirers_gets_the_lease(storage: SQLStora
 
 
 @pytest.mark.pitfall(15)
-async def test_worker_cannot_acquire_a_lease_that_it_already_holds(storage: SQLStorage) -> None:
+async def test_worker_cannot_acquire_a_lease_that_it_already_holds(storage: Storage) -> None:
     await leased(storage, "i-1", worker_id="w1")
     assert await storage.try_acquire_lock("i-1", "w1", 30) is None
 
 
 @pytest.mark.pitfall(14)
 @pytest.mark.parametrize("status", sorted(TERMINAL))
-async def test_finished_instance_cannot_be_leased(storage: SQLStorage, status: WorkflowStatus) -> None:
+async def test_finished_instance_cannot_be_leased(storage: Storage, status: WorkflowStatus) -> None:
     await storage.create_instance(WorkflowInstance("i-1", "wf", status=status))
     assert await storage.try_acquire_lock("i-1", "w1", 30) is None
     assert await storage.try_acquire_lock("nobody", "w1", 30) is None
 
 
-async def test_expired_lease_can_be_taken_over_with_a_higher_token(storage: SQLStorage) -> None:
+async def test_expired_lease_can_be_taken_over_with_a_higher_token(storage: Storage, shift: Shift) -> None:
     first = await leased(storage, "i-1", timeout_sec=10)
     shift(storage, 9)
     assert await storage.try_acquire_lock("i-1", "w2", 10) is None
@@ -61,7 +61,7 @@ async def test_expired_lease_can_be_taken_over_with_a_higher_token(storage: SQLS
     assert third.token == second.token + 1
 
 
-async def test_expired_lease_stays_valid_until_it_is_taken_over(storage: SQLStorage) -> None:
+async def test_expired_lease_stays_valid_until_it_is_taken_over(storage: Storage, shift: Shift) -> None:
     lease = await leased(storage, "i-1", timeout_sec=10)
     shift(storage, 60)
     await storage.append_history(HistoryEvent("i-1", "s", "ActivityCompleted", b"1"), lease=lease)
@@ -71,7 +71,7 @@ async def test_expired_lease_stays_valid_until_it_is_taken_over(storage: SQLStor
     assert await storage.try_acquire_lock("i-1", "w2", 10) is None
 
 
-async def test_lease_duration_of_the_instance_takes_precedence(storage: SQLStorage) -> None:
+async def test_lease_duration_of_the_instance_takes_precedence(storage: Storage, shift: Shift) -> None:
     await storage.create_instance(WorkflowInstance("i-1", "wf", lock_timeout_seconds=100))
     lease = await storage.try_acquire_lock("i-1", "w1", 5)
     assert lease is not None
@@ -81,7 +81,7 @@ async def test_lease_duration_of_the_instance_takes_precedence(storage: SQLStora
     assert await storage.try_acquire_lock("i-1", "w2", 5) is not None
 
 
-async def test_many_leases_are_acquired_in_one_commit(storage: SQLStorage) -> None:
+async def test_many_leases_are_acquired_in_one_commit(storage: Storage, shift: Shift) -> None:
     for n in range(3):
         await new(storage, f"i-{n}")
     await storage.create_instance(WorkflowInstance("own", "wf", lock_timeout_seconds=100))
@@ -104,7 +104,7 @@ async def test_many_leases_are_acquired_in_one_commit(storage: SQLStorage) -> No
     assert [lease and lease.token for lease in again] == [2, 1, None]
 
 
-async def test_concurrent_batches_acquire_each_lease_once(storage: SQLStorage, peer: SQLStorage) -> None:
+async def test_concurrent_batches_acquire_each_lease_once(storage: Storage, peer: Storage) -> None:
     ids = [f"i-{n}" for n in range(20)]
     for instance_id in ids:
         await new(storage, instance_id)
@@ -118,7 +118,7 @@ async def test_concurrent_batches_acquire_each_lease_once(storage: SQLStorage, p
     assert sorted(taken + [lease.instance_id for lease in rest if lease]) == sorted(ids)
 
 
-async def test_batch_of_leases_is_atomic(storage: SQLStorage) -> None:
+async def test_batch_of_leases_is_atomic(storage: Storage) -> None:
     await new(storage, "i-1")
     await new(storage, "i-2")
     with pytest.raises(ZeroDivisionError):
@@ -128,7 +128,7 @@ async def test_batch_of_leases_is_atomic(storage: SQLStorage) -> None:
     assert all(await storage.acquire_locks(["i-2", "i-1"], "w2", 30))
 
 
-async def test_batch_of_leases_beyond_a_limit_is_refused(storage: SQLStorage) -> None:
+async def test_batch_of_leases_beyond_a_limit_is_refused(storage: Storage) -> None:
     assert await storage.acquire_locks([], "w1", 30) == []
     assert await storage.acquire_locks([f"i-{n}" for n in range(1000)], "w1", 30) == [None] * 1000
     with pytest.raises(LimitError):
@@ -142,7 +142,7 @@ async def test_batch_of_leases_beyond_a_limit_is_refused(storage: SQLStorage) ->
 
 
 @pytest.mark.pitfall(28)
-async def test_leases_have_fractions_of_a_second(storage: SQLStorage) -> None:
+async def test_leases_have_fractions_of_a_second(storage: Storage, shift: Shift) -> None:
     await leased(storage, "i-1", timeout_sec=0.5)
     shift(storage, 0.4)
     assert await storage.try_acquire_lock("i-1", "w2", 10) is None
@@ -151,7 +151,7 @@ async def test_leases_have_fractions_of_a_second(storage: SQLStorage) -> None:
 
 
 @pytest.mark.pitfall(8)
-async def test_writing_unchanged_values_does_not_lose_the_lease(storage: SQLStorage) -> None:
+async def test_writing_unchanged_values_does_not_lose_the_lease(storage: Storage) -> None:
     """A database that counts changed rows instead of matched ones would report no row."""
     lease = await leased(storage, "i-1", worker_id="w1", timeout_sec=30)
     for _ in range(3):
@@ -162,7 +162,7 @@ async def test_writing_unchanged_values_does_not_lose_the_lease(storage: SQLStor
     assert await storage.try_acquire_lock("i-1", "w1", 30) is not None
 
 
-async def test_only_the_holder_releases_a_lease(storage: SQLStorage) -> None:
+async def test_only_the_holder_releases_a_lease(storage: Storage) -> None:
     lease = await leased(storage, "i-1", worker_id="w1")
     await storage.release_lock("i-1", "w2")
     await storage.release_lock("i-1", "w1", lease=Lease("i-1", "w1", lease.token - 1, lease.expires_at))
@@ -174,7 +174,7 @@ async def test_only_the_holder_releases_a_lease(storage: SQLStorage) -> None:
     assert await storage.try_acquire_lock("i-1", "w2", 10) is not None
 
 
-async def test_a_lease_covers_its_own_instance_only(storage: SQLStorage) -> None:
+async def test_a_lease_covers_its_own_instance_only(storage: Storage) -> None:
     lease = await leased(storage, "i-1", worker_id="w1")
     other = await leased(storage, "i-2", worker_id="w1")
     assert lease.token == other.token
@@ -192,7 +192,7 @@ async def test_a_lease_covers_its_own_instance_only(storage: SQLStorage) -> None
 
 
 @pytest.mark.pitfall(26)
-async def test_renewing_a_lost_lease_raises(storage: SQLStorage, peer: SQLStorage) -> None:
+async def test_renewing_a_lost_lease_raises(storage: Storage, peer: Storage, shift: Shift) -> None:
     lease = await leased(storage, "i-1", timeout_sec=10)
     shift(peer, 11)
     assert await peer.try_acquire_lock("i-1", "w2", 10) is not None
@@ -202,7 +202,7 @@ async def test_renewing_a_lost_lease_raises(storage: SQLStorage, peer: SQLStorag
         await storage.refresh_lock("i-1", "w2", 10, lease=lease)
 
 
-async def test_all_leases_of_a_worker_are_renewed_at_once(storage: SQLStorage) -> None:
+async def test_all_leases_of_a_worker_are_renewed_at_once(storage: Storage, shift: Shift) -> None:
     leases = [await leased(storage, f"i-{n}", worker_id="w1", timeout_sec=10) for n in range(4)]
     await storage.release_lock("i-1", "w1")
     await storage.complete_and_release(leases[2], b"1")
@@ -214,7 +214,7 @@ async def test_all_leases_of_a_worker_are_renewed_at_once(storage: SQLStorage) -
     assert await storage.refresh_locks([], 10) == []
 
 
-async def test_leases_of_several_owners_are_renewed_at_once(storage: SQLStorage) -> None:
+async def test_leases_of_several_owners_are_renewed_at_once(storage: Storage, shift: Shift) -> None:
     """A worker holds some runs as their second owner, and its name shows that."""
     fresh = [await leased(storage, f"i-{n}", worker_id="w1#0", timeout_sec=10) for n in range(3)]
     taken = await leased(storage, "i-3", worker_id="w1#1", timeout_sec=10)
@@ -239,7 +239,7 @@ async def test_leases_of_several_owners_are_renewed_at_once(storage: SQLStorage)
     assert [lease is not None for lease in again] == [False, True, False, False, True]
 
 
-async def test_renewal_keeps_the_lease_duration_of_the_instance(storage: SQLStorage) -> None:
+async def test_renewal_keeps_the_lease_duration_of_the_instance(storage: Storage) -> None:
     await storage.create_instance(WorkflowInstance("own", "wf", lock_timeout_seconds=100))
     own = await storage.try_acquire_lock("own", "w1", 5)
     other = await leased(storage, "other", worker_id="w1", timeout_sec=5)
@@ -251,7 +251,7 @@ async def test_renewal_keeps_the_lease_duration_of_the_instance(storage: SQLStor
     ]
 
 
-async def test_a_thousand_leases_are_renewed_at_once(storage: SQLStorage) -> None:
+async def test_a_thousand_leases_are_renewed_at_once(storage: Storage, shift: Shift) -> None:
     ids = [f"i-{n}" for n in range(1000)]
     await storage.create_instances([WorkflowInstance(instance_id, "wf") for instance_id in ids])
     odd = await storage.acquire_locks(ids[1::2], "w1#1", 10)
@@ -264,7 +264,7 @@ async def test_a_thousand_leases_are_renewed_at_once(storage: SQLStorage) -> Non
     assert all(lease and lease.expires_at > was.expires_at for lease, was in zip(renewed, leases, strict=True))
 
 
-async def test_concurrent_batches_of_one_worker_acquire_each_lease_once(storage: SQLStorage, peer: SQLStorage) -> None:
+async def test_concurrent_batches_of_one_worker_acquire_each_lease_once(storage: Storage, peer: Storage) -> None:
     """The same worker asks many times at once: each instance goes to one call only."""
     ids = [f"i-{n}" for n in range(10)]
     for instance_id in ids:
@@ -278,7 +278,7 @@ async def test_concurrent_batches_of_one_worker_acquire_each_lease_once(storage:
         assert (instance.locked_by, instance.lock_token) == ("w1", 1)
 
 
-async def test_renewal_with_an_old_token_changes_nothing(storage: SQLStorage) -> None:
+async def test_renewal_with_an_old_token_changes_nothing(storage: Storage, shift: Shift) -> None:
     old = await leased(storage, "i-1")
     shift(storage, 3600)
     new_lease = await storage.try_acquire_lock("i-1", old.worker_id, 30)
@@ -290,7 +290,7 @@ async def test_renewal_with_an_old_token_changes_nothing(storage: SQLStorage) ->
 
 
 @pytest.mark.pitfall(27)
-async def test_sweep_clears_and_reports_expired_leases(storage: SQLStorage) -> None:
+async def test_sweep_clears_and_reports_expired_leases(storage: Storage, shift: Shift) -> None:
     for n, status in enumerate(
         [WorkflowStatus.RUNNING, WorkflowStatus.COMPENSATING, WorkflowStatus.WAITING_FOR_MESSAGE]
     ):
@@ -309,7 +309,7 @@ async def test_sweep_clears_and_reports_expired_leases(storage: SQLStorage) -> N
     await storage.append_history(HistoryEvent("fresh", "s", "ActivityCompleted", b"1"), lease=fresh)
 
 
-async def test_swept_lease_cannot_write(storage: SQLStorage) -> None:
+async def test_swept_lease_cannot_write(storage: Storage, shift: Shift) -> None:
     lease = await leased(storage, "i-1", timeout_sec=10)
     shift(storage, 15)
     await storage.cleanup_stale_locks()
@@ -318,7 +318,7 @@ async def test_swept_lease_cannot_write(storage: SQLStorage) -> None:
 
 
 @pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf"), "5", True])
-async def test_invalid_lease_duration_is_refused(storage: SQLStorage, seconds: float) -> None:
+async def test_invalid_lease_duration_is_refused(storage: Storage, seconds: float) -> None:
     await new(storage, "i-1")
     with pytest.raises(LimitError):
         await storage.try_acquire_lock("i-1", "w1", seconds)

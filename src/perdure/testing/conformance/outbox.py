@@ -8,24 +8,23 @@ from itertools import pairwise
 
 import pytest
 
-from perdure.database.backends.base import Executor
 from perdure.errors import HistoryConflictError, InvalidPageTokenError, LeaseLostError, LimitError
 from perdure.model.records import OutboxEvent, OutboxStatus
-from perdure.storage.stores import SQLStorage
-from perdure.testing.conformance.tools import leased, shift
+from perdure.storage.contract import Storage
+from perdure.testing.conformance.tools import Shift, leased
 
 
-async def add(storage: SQLStorage, *event_ids: str, source: str = "shop") -> None:
+async def add(storage: Storage, *event_ids: str, source: str = "shop") -> None:
     for event_id in event_ids:
         await storage.add_outbox_event(OutboxEvent(event_id, "paid", source, b"1"))
 
 
-async def fetch(storage: SQLStorage, limit: int = 0, **options: object) -> list[str]:
+async def fetch(storage: Storage, limit: int = 0, **options: object) -> list[str]:
     events = await storage.get_pending_outbox_events(limit, **options)  # type: ignore[arg-type]
     return [event.event_id for event in events]
 
 
-async def send_all(storage: SQLStorage) -> list[str]:
+async def send_all(storage: Storage) -> list[str]:
     """Return what a relay sends until there is nothing more."""
     sent: list[str] = []
     while found := await fetch(storage):
@@ -35,11 +34,11 @@ async def send_all(storage: SQLStorage) -> list[str]:
     return sent
 
 
-async def states(storage: SQLStorage) -> dict[str, tuple[str, int]]:
+async def states(storage: Storage) -> dict[str, tuple[str, int]]:
     return {event.event_id: (event.status, event.retry_count) for event in await storage.list_outbox_events()}
 
 
-async def test_added_events_are_fetched_as_added(storage: SQLStorage) -> None:
+async def test_added_events_are_fetched_as_added(storage: Storage) -> None:
     json = OutboxEvent("e-1", "order.paid", "/shop", b'{"n":  1}', content_type="application/cloudevents+json")
     binary = OutboxEvent("e-2", "order.paid", "/shop", event_data_binary=b"\x00\xff", data_type="binary")
     for event in (json, binary):
@@ -55,7 +54,7 @@ async def test_added_events_are_fetched_as_added(storage: SQLStorage) -> None:
     assert (first.published_at, first.last_error) == (None, None)
 
 
-async def test_every_change_of_an_event_sets_updated_at(storage: SQLStorage) -> None:
+async def test_every_change_of_an_event_sets_updated_at(storage: Storage, shift: Shift) -> None:
     async def changed() -> datetime:
         (event,) = await storage.list_outbox_events()
         assert event.updated_at is not None
@@ -86,7 +85,7 @@ async def test_every_change_of_an_event_sets_updated_at(storage: SQLStorage) -> 
 
 
 @pytest.mark.pitfall(17)
-async def test_event_exists_if_and_only_if_its_transaction_committed(storage: SQLStorage) -> None:
+async def test_event_exists_if_and_only_if_its_transaction_committed(storage: Storage) -> None:
     with pytest.raises(KeyError):
         async with storage.transaction():
             await add(storage, "e-1")
@@ -101,7 +100,7 @@ async def test_event_exists_if_and_only_if_its_transaction_committed(storage: SQ
     assert await fetch(storage) == ["e-2"]
 
 
-async def test_adding_the_same_event_again_changes_nothing(storage: SQLStorage) -> None:
+async def test_adding_the_same_event_again_changes_nothing(storage: Storage) -> None:
     event = OutboxEvent("e-1", "paid", "shop", b"1")
     await storage.add_outbox_event(event)
     await storage.add_outbox_event(event)
@@ -119,7 +118,7 @@ async def test_adding_the_same_event_again_changes_nothing(storage: SQLStorage) 
     {"event_data": None, "event_data_binary": b"1", "data_type": "binary"},
     {"content_type": "text/plain"},
 ])  # fmt: skip
-async def test_different_event_with_the_same_id_is_a_conflict(storage: SQLStorage, change: dict[str, object]) -> None:
+async def test_different_event_with_the_same_id_is_a_conflict(storage: Storage, change: dict[str, object]) -> None:
     event = OutboxEvent("e-1", "paid", "shop", b"1")
     await storage.add_outbox_event(event)
     async with storage.transaction():
@@ -130,7 +129,7 @@ async def test_different_event_with_the_same_id_is_a_conflict(storage: SQLStorag
 
 
 @pytest.mark.pitfall(1)
-async def test_lost_lease_cannot_add_an_event(storage: SQLStorage) -> None:
+async def test_lost_lease_cannot_add_an_event(storage: Storage, shift: Shift) -> None:
     lease = await leased(storage, "i-1", timeout_sec=10)
     await storage.add_outbox_event(OutboxEvent("e-1", "paid", "shop"), lease=lease)
     shift(storage, 11)
@@ -141,7 +140,7 @@ async def test_lost_lease_cannot_add_an_event(storage: SQLStorage) -> None:
 
 
 @pytest.mark.pitfall(30)
-async def test_concurrent_relays_fetch_each_event_once(storage: SQLStorage, peer: SQLStorage) -> None:
+async def test_concurrent_relays_fetch_each_event_once(storage: Storage, peer: Storage) -> None:
     for n in range(40):
         await add(storage, f"e-{n}", source=f"s-{n % 7}")
     found: list[str] = []
@@ -154,7 +153,7 @@ async def test_concurrent_relays_fetch_each_event_once(storage: SQLStorage, peer
     assert await fetch(storage) == []
 
 
-async def test_fetch_fills_a_page_from_many_sources(storage: SQLStorage) -> None:
+async def test_fetch_fills_a_page_from_many_sources(storage: Storage) -> None:
     await add(storage, "a1", "a2", "a3", source="a")
     for n in range(10):
         await add(storage, f"b{n}", source=f"b-{n}")
@@ -165,7 +164,7 @@ async def test_fetch_fills_a_page_from_many_sources(storage: SQLStorage) -> None
         await fetch(storage, 1001)
 
 
-async def test_a_busy_source_does_not_starve_the_others(storage: SQLStorage) -> None:
+async def test_a_busy_source_does_not_starve_the_others(storage: Storage) -> None:
     for n in range(20):
         await add(storage, f"a{n:02}", source="a")
     await add(storage, "b", source="b")
@@ -175,7 +174,7 @@ async def test_a_busy_source_does_not_starve_the_others(storage: SQLStorage) -> 
     assert (await fetch(storage, 5))[0] == "b"
 
 
-async def test_events_of_a_source_are_fetched_in_order(storage: SQLStorage) -> None:
+async def test_events_of_a_source_are_fetched_in_order(storage: Storage) -> None:
     names = [f"e-{n:02}" for n in range(25)]
     await add(storage, *reversed(names))
     sent: list[str] = []
@@ -186,7 +185,7 @@ async def test_events_of_a_source_are_fetched_in_order(storage: SQLStorage) -> N
     assert sent == names[::-1]
 
 
-async def test_later_events_wait_for_a_claimed_earlier_event(storage: SQLStorage) -> None:
+async def test_later_events_wait_for_a_claimed_earlier_event(storage: Storage) -> None:
     await add(storage, "e-1", "e-2", "e-3", "e-4")
     assert await fetch(storage, 2) == ["e-1", "e-2"]
     assert await fetch(storage) == []
@@ -198,7 +197,7 @@ async def test_later_events_wait_for_a_claimed_earlier_event(storage: SQLStorage
 
 
 @pytest.mark.pitfall(11)
-async def test_events_claimed_by_a_dead_relay_are_fetched_again(storage: SQLStorage) -> None:
+async def test_events_claimed_by_a_dead_relay_are_fetched_again(storage: Storage, shift: Shift) -> None:
     await add(storage, "e-1", "e-2", "e-3")
     assert await fetch(storage, relay_id="dead", lease_sec=20) == ["e-1", "e-2", "e-3"]
     await storage.mark_outbox_event_sent("e-1")
@@ -210,7 +209,7 @@ async def test_events_claimed_by_a_dead_relay_are_fetched_again(storage: SQLStor
     assert await fetch(storage) == ["e-3"]
 
 
-async def test_marking_an_event_again_changes_nothing(storage: SQLStorage) -> None:
+async def test_marking_an_event_again_changes_nothing(storage: Storage, shift: Shift) -> None:
     await add(storage, "e-1", "e-2")
     await fetch(storage)
     assert await storage.mark_outbox_event_sent("e-1")
@@ -228,7 +227,7 @@ async def test_marking_an_event_again_changes_nothing(storage: SQLStorage) -> No
     assert await states(storage) == {"e-1": ("published", 0), "e-2": ("invalid", 0)}
 
 
-async def test_marking_an_unknown_event_returns_false(storage: SQLStorage) -> None:
+async def test_marking_an_unknown_event_returns_false(storage: Storage) -> None:
     for call in (
         storage.mark_outbox_event_sent("nothing"),
         storage.mark_outbox_event_failed("nothing"),
@@ -239,7 +238,7 @@ async def test_marking_an_unknown_event_returns_false(storage: SQLStorage) -> No
 
 
 @pytest.mark.pitfall(30)
-async def test_failed_attempts_back_off_exponentially(storage: SQLStorage) -> None:
+async def test_failed_attempts_back_off_exponentially(storage: Storage, shift: Shift) -> None:
     await add(storage, "e-1")
     now = 0.0
     for attempt, wait in enumerate([1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300]):
@@ -254,7 +253,7 @@ async def test_failed_attempts_back_off_exponentially(storage: SQLStorage) -> No
         shift(storage, now)
 
 
-async def test_back_off_can_be_set_by_the_caller(storage: SQLStorage) -> None:
+async def test_back_off_can_be_set_by_the_caller(storage: Storage, shift: Shift) -> None:
     await add(storage, "e-1")
     await fetch(storage)
     await storage.increment_outbox_attempts("e-1", back_off=timedelta(seconds=50))
@@ -268,7 +267,7 @@ async def test_back_off_can_be_set_by_the_caller(storage: SQLStorage) -> None:
         await storage.increment_outbox_attempts("e-1", back_off=timedelta(seconds=-1))
 
 
-async def test_back_off_holds_only_its_own_source(storage: SQLStorage) -> None:
+async def test_back_off_holds_only_its_own_source(storage: Storage, shift: Shift) -> None:
     await add(storage, "a-1", "a-2", "a-3", source="a")
     await add(storage, "b-1", source="b")
     assert await fetch(storage) == ["a-1", "a-2", "a-3", "b-1"]
@@ -291,7 +290,7 @@ async def test_back_off_holds_only_its_own_source(storage: SQLStorage) -> None:
     assert await send_all(storage) == ["a-2", "a-3", "a-4"]
 
 
-async def test_failed_event_waits_for_earlier_events_of_its_source(storage: SQLStorage) -> None:
+async def test_failed_event_waits_for_earlier_events_of_its_source(storage: Storage, shift: Shift) -> None:
     await add(storage, "e-1", "e-2", "e-3")
     await fetch(storage, lease_sec=100)
     await storage.increment_outbox_attempts("e-2", back_off=timedelta(seconds=50))
@@ -309,23 +308,7 @@ async def test_failed_event_waits_for_earlier_events_of_its_source(storage: SQLS
     assert await fetch(storage) == ["e-2", "e-3"]
 
 
-@pytest.mark.pitfall(11)
-async def test_parked_event_is_skipped_and_does_not_block_its_source(storage: SQLStorage, sql: Executor) -> None:
-    await add(storage, "e-1", "e-2", "e-3")
-    await fetch(storage, 1)
-    await storage.mark_outbox_event_failed("e-1", error="poison")
-    assert await fetch(storage) == ["e-2", "e-3"]
-    await storage.mark_outbox_event_failed("e-2")
-    await storage.mark_outbox_event_sent("e-3")
-    shift(storage, 100_000)
-    assert await fetch(storage) == []
-    parked = await storage.list_outbox_events(OutboxStatus.INVALID)
-    assert [(event.event_id, event.last_error) for event in parked] == [("e-1", "poison"), ("e-2", None)]
-    stored = await sql.fetch("SELECT status FROM outbox_events WHERE event_id = 'e-1'")
-    assert stored == [("invalid",)]  # Edda would fetch `failed` again
-
-
-async def test_parked_event_can_be_requeued(storage: SQLStorage) -> None:
+async def test_parked_event_can_be_requeued(storage: Storage) -> None:
     await add(storage, "e-1", "e-2")
     await fetch(storage)
     await storage.increment_outbox_attempts("e-1", error="no", back_off=timedelta(0))
@@ -341,7 +324,7 @@ async def test_parked_event_can_be_requeued(storage: SQLStorage) -> None:
     assert second.event_id == "e-3"
 
 
-async def test_late_relay_cannot_change_an_event_claimed_by_another_relay(storage: SQLStorage) -> None:
+async def test_late_relay_cannot_change_an_event_claimed_by_another_relay(storage: Storage, shift: Shift) -> None:
     await add(storage, "e-1", "e-2")
     assert await fetch(storage, relay_id="slow", lease_sec=10) == ["e-1", "e-2"]
     shift(storage, 11)
@@ -355,7 +338,7 @@ async def test_late_relay_cannot_change_an_event_claimed_by_another_relay(storag
     assert await fetch(storage) == ["e-2"]
 
 
-async def test_event_can_be_marked_before_it_is_fetched(storage: SQLStorage) -> None:
+async def test_event_can_be_marked_before_it_is_fetched(storage: Storage, shift: Shift) -> None:
     await add(storage, "e-1", "e-2", "e-3")
     assert await storage.mark_outbox_event_sent("e-1")
     assert await storage.increment_outbox_attempts("e-2", back_off=timedelta(seconds=10))
@@ -365,35 +348,8 @@ async def test_event_can_be_marked_before_it_is_fetched(storage: SQLStorage) -> 
     assert await send_all(storage) == ["e-2"]
 
 
-async def test_events_of_other_frameworks_are_not_touched(storage: SQLStorage, sql: Executor) -> None:
-    for event_id, status in (("theirs-1", "pending"), ("theirs-2", "processing"), ("theirs-3", "failed")):
-        await sql.execute(
-            "INSERT INTO outbox_events (event_id, event_type, event_source, event_data, status) "
-            f"VALUES ('{event_id}', 'paid', 'shop', '1', '{status}')"
-        )
-    await sql.execute(
-        "INSERT INTO outbox_events (event_id, event_type, event_source, event_data, status, published_at) "
-        "VALUES ('theirs-4', 'paid', 'shop', '1', 'published', '2020-01-01 00:00:00.000000')"
-    )
-    await add(storage, "ours-1", "ours-2")
-    assert await fetch(storage) == ["ours-1", "ours-2"]
-    await storage.increment_outbox_attempts("ours-1", back_off=timedelta(0))
-    assert await send_all(storage) == ["ours-1", "ours-2"]
-    assert not await storage.mark_outbox_event_sent("theirs-1")
-    assert not await storage.mark_outbox_event_failed("theirs-1")
-    assert await storage.cleanup_old_outbox_events(timedelta(0)) == 2
-    assert await storage.list_outbox_events() == []
-    kept = await sql.fetch("SELECT event_id, status FROM outbox_events ORDER BY event_id")
-    assert kept == [
-        ("theirs-1", "pending"),
-        ("theirs-2", "processing"),
-        ("theirs-3", "failed"),
-        ("theirs-4", "published"),
-    ]
-
-
 @pytest.mark.pitfall(52)
-async def test_lists_are_bounded_and_in_order(storage: SQLStorage) -> None:
+async def test_lists_are_bounded_and_in_order(storage: Storage) -> None:
     start = datetime(2020, 1, 1, tzinfo=UTC)
     names = [f"{letter}-{n}" for n in range(4) for letter in "abc"]
     for place, name in enumerate(reversed(names)):
@@ -415,7 +371,7 @@ async def test_lists_are_bounded_and_in_order(storage: SQLStorage) -> None:
 
 
 @pytest.mark.pitfall(44)
-async def test_published_events_are_removed_by_the_time_of_publication(storage: SQLStorage) -> None:
+async def test_published_events_are_removed_by_the_time_of_publication(storage: Storage, shift: Shift) -> None:
     old = datetime(2020, 1, 1, tzinfo=UTC)
     for name in ("sent", "late", "parked", "waiting"):
         await storage.add_outbox_event(OutboxEvent(name, "paid", name, created_at=old))
@@ -434,29 +390,7 @@ async def test_published_events_are_removed_by_the_time_of_publication(storage: 
     assert await storage.cleanup_old_outbox_events(timedelta(0)) == 0
 
 
-@pytest.mark.pitfall(44)
-async def test_source_without_events_is_deleted_and_can_be_reused(storage: SQLStorage, sql: Executor) -> None:
-    await add(storage, "e-1", source="order/1")
-    await add(storage, "e-2", "e-3", source="order/2")
-    await fetch(storage)
-    for event_id in ("e-1", "e-2"):
-        await storage.mark_outbox_event_sent(event_id)
-    assert await storage.cleanup_old_outbox_events(timedelta(0)) == 2
-    for table in ("perdure_outbox_sources", "perdure_outbox_sequences"):
-        assert await sql.fetch(f"SELECT event_source FROM {table}") == [("order/2",)]
-    await add(storage, "e-4", source="order/1")
-    assert await fetch(storage) == ["e-4"]
-
-
-async def test_many_events_are_removed_batch_by_batch(storage: SQLStorage, sql: Executor) -> None:
-    async with storage.transaction():
-        for n in range(1100):
-            await add(storage, f"e-{n}")
-    await sql.execute("UPDATE outbox_events SET status = 'published', published_at = created_at")
-    assert await storage.cleanup_old_outbox_events(timedelta(0)) == 1100
-
-
-async def test_concurrent_adds_to_one_source_succeed(storage: SQLStorage, peer: SQLStorage) -> None:
+async def test_concurrent_adds_to_one_source_succeed(storage: Storage, peer: Storage) -> None:
     sides = [storage, peer] * 10
     await asyncio.gather(*(add(side, f"e-{n}") for n, side in enumerate(sides)))
     await asyncio.gather(*(add(side, "same", source="other") for side in sides))
@@ -479,14 +413,14 @@ async def test_concurrent_adds_to_one_source_succeed(storage: SQLStorage, peer: 
     OutboxEvent("e-1", "paid", "shop", b"\xff"),
     OutboxEvent("e-1", "paid", "shop", event_data_binary=b"1" * (8 * 1024 * 1024 + 1), data_type="binary"),
 ])  # fmt: skip
-async def test_event_beyond_a_limit_is_refused(storage: SQLStorage, event: OutboxEvent) -> None:
+async def test_event_beyond_a_limit_is_refused(storage: Storage, event: OutboxEvent) -> None:
     with pytest.raises(LimitError):
         await storage.add_outbox_event(event)
     assert await storage.list_outbox_events() == []
 
 
 @pytest.mark.pitfall(36)
-async def test_event_ids_and_sources_are_compared_exactly(storage: SQLStorage) -> None:
+async def test_event_ids_and_sources_are_compared_exactly(storage: Storage) -> None:
     await add(storage, "e-1", source="shop")
     await add(storage, "E-1", source="Shop")
     events = await storage.get_pending_outbox_events()
@@ -494,3 +428,17 @@ async def test_event_ids_and_sources_are_compared_exactly(storage: SQLStorage) -
         ("e-1", "shop", 1),
         ("E-1", "Shop", 1),
     }
+
+
+@pytest.mark.pitfall(11)
+async def test_parked_event_is_skipped_and_does_not_block_its_source(storage: Storage, shift: Shift) -> None:
+    await add(storage, "e-1", "e-2", "e-3")
+    await fetch(storage, 1)
+    await storage.mark_outbox_event_failed("e-1", error="poison")
+    assert await fetch(storage) == ["e-2", "e-3"]
+    await storage.mark_outbox_event_failed("e-2")
+    await storage.mark_outbox_event_sent("e-3")
+    shift(storage, 100_000)
+    assert await fetch(storage) == []
+    parked = await storage.list_outbox_events(OutboxStatus.INVALID)
+    assert [(event.event_id, event.last_error) for event in parked] == [("e-1", "poison"), ("e-2", None)]

@@ -6,25 +6,24 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from perdure.database.backends.base import Executor
 from perdure.errors import InstanceNotFoundError, InvalidTransitionError, LeaseLostError, LimitError
 from perdure.model.records import HistoryEvent, Lease, ResumableWorkflow, TimerSubscription, TimerWait
 from perdure.model.states import WorkflowStatus
-from perdure.storage.stores import SQLStorage
-from perdure.testing.conformance.tools import leased, new, recorded, shift, status
+from perdure.storage.contract import Storage
+from perdure.testing.conformance.tools import Shift, leased, new, recorded, status
 
 AT = datetime(2030, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
 SOON = timedelta(seconds=10)
 
 
-async def sleeping(storage: SQLStorage, instance_id: str, after: timedelta = SOON, timer_id: str = "t") -> Lease:
+async def sleeping(storage: Storage, instance_id: str, after: timedelta = SOON, timer_id: str = "t") -> Lease:
     """Create an instance that waits for a timer, and return the lease it released."""
     lease = await leased(storage, instance_id)
     assert (await storage.suspend(lease, [TimerWait(timer_id, f"{timer_id}:1", after=after)])).suspended
     return lease
 
 
-async def test_registering_a_timer_again_keeps_its_first_time(storage: SQLStorage) -> None:
+async def test_registering_a_timer_again_keeps_its_first_time(storage: Storage) -> None:
     lease = await leased(storage, "i-1")
     for at in (AT, AT + SOON):
         await storage.register_timer_subscription(TimerSubscription("i-1", "t", at, "t:1"), lease=lease)
@@ -35,7 +34,7 @@ async def test_registering_a_timer_again_keeps_its_first_time(storage: SQLStorag
 
 
 @pytest.mark.pitfall(28)
-async def test_timer_times_keep_their_fractions(storage: SQLStorage) -> None:
+async def test_timer_times_keep_their_fractions(storage: Storage, shift: Shift) -> None:
     await sleeping(storage, "i-1", timedelta(seconds=1.9))
     shift(storage, 1)
     assert await storage.find_expired_timers() == []
@@ -51,7 +50,7 @@ async def test_timer_times_keep_their_fractions(storage: SQLStorage) -> None:
     assert [timer.expires_at for timer in await storage.find_expired_timers()][1:] == [AT]
 
 
-async def test_registering_a_wait_releases_the_lease_in_the_same_commit(storage: SQLStorage) -> None:
+async def test_registering_a_wait_releases_the_lease_in_the_same_commit(storage: Storage) -> None:
     lease = await sleeping(storage, "i-1")
     found = await storage.get_instance("i-1")
     assert found is not None
@@ -61,7 +60,7 @@ async def test_registering_a_wait_releases_the_lease_in_the_same_commit(storage:
     assert await storage.find_resumable_workflows() == []
 
 
-async def test_register_and_release_without_a_lease_checks_the_worker(storage: SQLStorage) -> None:
+async def test_register_and_release_without_a_lease_checks_the_worker(storage: Storage, shift: Shift) -> None:
     await leased(storage, "i-1")
     timer = TimerSubscription("i-1", "t")
     with pytest.raises(LeaseLostError):
@@ -72,7 +71,7 @@ async def test_register_and_release_without_a_lease_checks_the_worker(storage: S
     assert await recorded(storage, "i-1") == [("t", "TimerExpired")]
 
 
-async def test_timer_that_is_due_does_not_suspend(storage: SQLStorage) -> None:
+async def test_timer_that_is_due_does_not_suspend(storage: Storage) -> None:
     lease = await leased(storage, "i-1")
     past = TimerSubscription("i-1", "t", datetime(2020, 1, 1, tzinfo=UTC), "t:1")
     found = await storage.register_timer_subscription_and_release_lock(past, "i-1", "w1", lease=lease)
@@ -82,7 +81,7 @@ async def test_timer_that_is_due_does_not_suspend(storage: SQLStorage) -> None:
     assert not await storage.fire_timer("i-1", "t", lease=lease)  # nothing was registered
 
 
-async def test_expired_timers_of_waiting_instances_are_listed_oldest_first(storage: SQLStorage) -> None:
+async def test_expired_timers_of_waiting_instances_are_listed_oldest_first(storage: Storage, shift: Shift) -> None:
     for n, seconds in enumerate([30, 10, 20, 10]):
         await sleeping(storage, f"i-{n}", timedelta(seconds=seconds))
     await leased(storage, "running")
@@ -95,7 +94,7 @@ async def test_expired_timers_of_waiting_instances_are_listed_oldest_first(stora
     assert first.expires_at == await storage.next_due_at()
 
 
-async def test_a_timer_fires_once(storage: SQLStorage) -> None:
+async def test_a_timer_fires_once(storage: Storage, shift: Shift) -> None:
     await sleeping(storage, "i-1")
     shift(storage, 11)
     assert [await storage.fire_timer("i-1", "t"), await storage.fire_timer("i-1", "t")] == [True, False]
@@ -110,7 +109,7 @@ async def test_a_timer_fires_once(storage: SQLStorage) -> None:
     assert await storage.find_expired_timers() == []  # it is removed, not only inactive
 
 
-async def test_many_timers_fire_in_one_commit(storage: SQLStorage) -> None:
+async def test_many_timers_fire_in_one_commit(storage: Storage, shift: Shift) -> None:
     for n in range(4):
         await sleeping(storage, f"i-{n}")
     await sleeping(storage, "later", timedelta(seconds=60))
@@ -126,7 +125,7 @@ async def test_many_timers_fire_in_one_commit(storage: SQLStorage) -> None:
     assert await storage.fire_timers([]) == []
 
 
-async def test_batch_of_timers_is_atomic_and_has_limits(storage: SQLStorage) -> None:
+async def test_batch_of_timers_is_atomic_and_has_limits(storage: Storage, shift: Shift) -> None:
     for n in range(2):
         await sleeping(storage, f"i-{n}")
     shift(storage, 11)
@@ -143,7 +142,7 @@ async def test_batch_of_timers_is_atomic_and_has_limits(storage: SQLStorage) -> 
     assert await storage.fire_timers(timers) == [True, True]
 
 
-async def test_two_batches_fire_each_timer_once(storage: SQLStorage, peer: SQLStorage) -> None:
+async def test_two_batches_fire_each_timer_once(storage: Storage, peer: Storage, shift: Shift) -> None:
     timers = [(f"i-{n}", "t") for n in range(12)]
     for instance_id, _ in timers:
         await sleeping(storage, instance_id)
@@ -155,7 +154,7 @@ async def test_two_batches_fire_each_timer_once(storage: SQLStorage, peer: SQLSt
     assert [await storage.get_history_count(instance_id) for instance_id, _ in timers] == [1] * len(timers)
 
 
-async def test_timer_id_is_escaped_in_the_payload(storage: SQLStorage) -> None:
+async def test_timer_id_is_escaped_in_the_payload(storage: Storage, shift: Shift) -> None:
     name = "ä\"\\u0001' %s :x {y}"
     await sleeping(storage, "i-1", timer_id=name)
     shift(storage, 11)
@@ -164,7 +163,7 @@ async def test_timer_id_is_escaped_in_the_payload(storage: SQLStorage) -> None:
     assert json.loads(event.event_data or b"")["timer_id"] == name
 
 
-async def test_timer_does_not_fire_early_or_while_the_instance_is_leased(storage: SQLStorage) -> None:
+async def test_timer_does_not_fire_early_or_while_the_instance_is_leased(storage: Storage, shift: Shift) -> None:
     await sleeping(storage, "i-1")
     assert not await storage.fire_timer("i-1", "t")
     shift(storage, 11)
@@ -181,7 +180,7 @@ async def test_timer_does_not_fire_early_or_while_the_instance_is_leased(storage
         await storage.append_history(HistoryEvent("i-1", "late", "ActivityCompleted", b"1"), lease=held)
 
 
-async def test_lease_holder_fires_its_own_timers(storage: SQLStorage) -> None:
+async def test_lease_holder_fires_its_own_timers(storage: Storage, shift: Shift) -> None:
     lease = await leased(storage, "i-1")
     await storage.register_timer_subscription(TimerSubscription("i-1", "t", activity_id="t:1"), after=SOON, lease=lease)
     assert not await storage.fire_timer("i-1", "t", lease=lease)
@@ -195,7 +194,7 @@ async def test_lease_holder_fires_its_own_timers(storage: SQLStorage) -> None:
 
 
 @pytest.mark.pitfall(10)
-async def test_timer_whose_event_is_already_recorded_resumes_the_run(storage: SQLStorage) -> None:
+async def test_timer_whose_event_is_already_recorded_resumes_the_run(storage: Storage, shift: Shift) -> None:
     """As Edda leaves it when it dies between recording and removing."""
     await sleeping(storage, "i-1")
     await storage.append_history(HistoryEvent("i-1", "t:1", "TimerExpired", b'{"result": null}'))
@@ -207,7 +206,7 @@ async def test_timer_whose_event_is_already_recorded_resumes_the_run(storage: SQ
 
 
 @pytest.mark.pitfall(10)
-async def test_run_is_resumed_again_if_its_worker_dies_after_a_timer(storage: SQLStorage) -> None:
+async def test_run_is_resumed_again_if_its_worker_dies_after_a_timer(storage: Storage, shift: Shift) -> None:
     await sleeping(storage, "i-1")
     shift(storage, 11)
     assert await storage.fire_timer("i-1", "t")
@@ -216,7 +215,7 @@ async def test_run_is_resumed_again_if_its_worker_dies_after_a_timer(storage: SQ
     assert [info.instance_id for info in await storage.cleanup_stale_locks()] == ["i-1"]
 
 
-async def test_firing_a_timer_is_atomic(storage: SQLStorage) -> None:
+async def test_firing_a_timer_is_atomic(storage: Storage, shift: Shift) -> None:
     await sleeping(storage, "i-1")
     shift(storage, 11)
     await storage.begin_transaction()
@@ -228,7 +227,7 @@ async def test_firing_a_timer_is_atomic(storage: SQLStorage) -> None:
 
 
 @pytest.mark.pitfall(13)
-async def test_a_finished_instance_has_no_timers(storage: SQLStorage) -> None:
+async def test_a_finished_instance_has_no_timers(storage: Storage, shift: Shift) -> None:
     await sleeping(storage, "i-1")
     await storage.cancel_instance("i-1", "enough")
     shift(storage, 11)
@@ -239,7 +238,7 @@ async def test_a_finished_instance_has_no_timers(storage: SQLStorage) -> None:
         await storage.register_timer_subscription(TimerSubscription("i-1", "t"), after=SOON)
 
 
-async def test_removing_a_timer_is_fenced_and_idempotent(storage: SQLStorage) -> None:
+async def test_removing_a_timer_is_fenced_and_idempotent(storage: Storage) -> None:
     lease = await sleeping(storage, "i-1")
     with pytest.raises(LeaseLostError):
         await storage.remove_timer_subscription("i-1", "t", lease=lease)
@@ -248,16 +247,7 @@ async def test_removing_a_timer_is_fenced_and_idempotent(storage: SQLStorage) ->
     assert await storage.next_due_at() is None
 
 
-async def test_timers_of_other_frameworks_are_not_fired(storage: SQLStorage, sql: Executor) -> None:
-    await sleeping(storage, "i-1")
-    await sql.execute("UPDATE workflow_timer_subscriptions SET framework = NULL")
-    shift(storage, 11)
-    assert await storage.find_expired_timers() == []
-    assert not await storage.fire_timer("i-1", "t")
-    assert await storage.next_due_at() is None
-
-
-async def test_invalid_timer_is_refused(storage: SQLStorage) -> None:
+async def test_invalid_timer_is_refused(storage: Storage) -> None:
     lease = await leased(storage, "i-1")
     with pytest.raises(InstanceNotFoundError):
         await storage.register_timer_subscription(TimerSubscription("nobody", "t"), after=SOON)

@@ -5,7 +5,6 @@ import logging
 
 import pytest
 
-from perdure.database.backends.base import Executor
 from perdure.errors import (
     HistoryConflictError,
     InstanceExistsError,
@@ -14,17 +13,15 @@ from perdure.errors import (
     TransactionError,
 )
 from perdure.model.records import HistoryEvent, Lease
-from perdure.storage.stores import SQLStorage
+from perdure.storage.contract import Storage
 from perdure.testing.conformance.tools import leased, new
-
-COUNT = "SELECT count(*) FROM workflow_instances"
 
 
 def event(n: int) -> HistoryEvent:
     return HistoryEvent("i-1", f"s:{n}", "ActivityCompleted", b"1")
 
 
-async def test_transaction_block_commits(storage: SQLStorage) -> None:
+async def test_transaction_block_commits(storage: Storage) -> None:
     assert not storage.in_transaction()
     async with storage.transaction():
         assert storage.in_transaction()
@@ -34,7 +31,7 @@ async def test_transaction_block_commits(storage: SQLStorage) -> None:
     assert await storage.get_instance("i-1") is not None
 
 
-async def test_transaction_block_that_raises_rolls_back(storage: SQLStorage) -> None:
+async def test_transaction_block_that_raises_rolls_back(storage: Storage) -> None:
     with pytest.raises(ZeroDivisionError):
         async with storage.transaction():
             await new(storage, "i-1")
@@ -43,7 +40,7 @@ async def test_transaction_block_that_raises_rolls_back(storage: SQLStorage) -> 
     assert await storage.get_instance("i-1") is None
 
 
-async def test_nothing_is_visible_before_the_commit(storage: SQLStorage, peer: SQLStorage) -> None:
+async def test_nothing_is_visible_before_the_commit(storage: Storage, peer: Storage) -> None:
     if peer is storage:
         return  # a database in memory has one storage
     async with storage.transaction():
@@ -52,7 +49,7 @@ async def test_nothing_is_visible_before_the_commit(storage: SQLStorage, peer: S
     assert await peer.get_instance("i-1") is not None
 
 
-async def test_transaction_can_be_begun_committed_and_rolled_back_by_calls(storage: SQLStorage) -> None:
+async def test_transaction_can_be_begun_committed_and_rolled_back_by_calls(storage: Storage) -> None:
     await storage.begin_transaction()
     await new(storage, "i-1")
     await storage.rollback_transaction()
@@ -62,13 +59,13 @@ async def test_transaction_can_be_begun_committed_and_rolled_back_by_calls(stora
     assert [await storage.get_instance(i) is not None for i in ("i-1", "i-2")] == [False, True]
 
 
-async def test_commit_without_a_transaction_raises_and_rollback_is_harmless(storage: SQLStorage) -> None:
+async def test_commit_without_a_transaction_raises_and_rollback_is_harmless(storage: Storage) -> None:
     with pytest.raises(TransactionError):
         await storage.commit_transaction()
     await storage.rollback_transaction()
 
 
-async def test_nested_transactions_are_savepoints(storage: SQLStorage) -> None:
+async def test_nested_transactions_are_savepoints(storage: Storage) -> None:
     async with storage.transaction():
         await new(storage, "outer")
         with pytest.raises(KeyError):
@@ -84,7 +81,7 @@ async def test_nested_transactions_are_savepoints(storage: SQLStorage) -> None:
     assert found == [True, False, True, True]
 
 
-async def test_outer_rollback_undoes_nested_transactions(storage: SQLStorage) -> None:
+async def test_outer_rollback_undoes_nested_transactions(storage: Storage) -> None:
     with pytest.raises(KeyError):
         async with storage.transaction():
             async with storage.transaction():
@@ -93,7 +90,7 @@ async def test_outer_rollback_undoes_nested_transactions(storage: SQLStorage) ->
     assert await storage.get_instance("inner") is None
 
 
-async def test_storage_errors_leave_the_transaction_usable(storage: SQLStorage) -> None:
+async def test_storage_errors_leave_the_transaction_usable(storage: Storage) -> None:
     lease = await leased(storage, "i-1")
     await storage.append_history(event(0), lease=lease)
     async with storage.transaction():
@@ -113,7 +110,7 @@ async def test_storage_errors_leave_the_transaction_usable(storage: SQLStorage) 
     assert [found.activity_id for found in events] == ["s:0", "s:1", "s:3", "s:4"]
 
 
-async def test_callbacks_run_once_in_order_after_the_outermost_commit(storage: SQLStorage) -> None:
+async def test_callbacks_run_once_in_order_after_the_outermost_commit(storage: Storage) -> None:
     seen: list[str] = []
 
     async def later() -> None:
@@ -133,7 +130,7 @@ async def test_callbacks_run_once_in_order_after_the_outermost_commit(storage: S
     assert seen == ["first", "second True"]
 
 
-async def test_callbacks_of_a_rollback_are_dropped(storage: SQLStorage) -> None:
+async def test_callbacks_of_a_rollback_are_dropped(storage: Storage) -> None:
     seen: list[int] = []
     await storage.begin_transaction()
     storage.register_post_commit_callback(lambda: seen.append(1))
@@ -144,7 +141,7 @@ async def test_callbacks_of_a_rollback_are_dropped(storage: SQLStorage) -> None:
 
 
 async def test_failing_callback_does_not_stop_other_callbacks(
-    storage: SQLStorage, caplog: pytest.LogCaptureFixture
+    storage: Storage, caplog: pytest.LogCaptureFixture
 ) -> None:
     seen: list[int] = []
 
@@ -159,13 +156,13 @@ async def test_failing_callback_does_not_stop_other_callbacks(
     assert "the transaction was committed" in caplog.text
 
 
-async def test_a_callback_needs_a_transaction(storage: SQLStorage) -> None:
+async def test_a_callback_needs_a_transaction(storage: Storage) -> None:
     with pytest.raises(TransactionError):
         storage.register_post_commit_callback(lambda: None)
 
 
 @pytest.mark.pitfall(40)
-async def test_task_started_in_a_transaction_is_refused_unless_detached(storage: SQLStorage) -> None:
+async def test_task_started_in_a_transaction_is_refused_unless_detached(storage: Storage) -> None:
     async def inside() -> None:
         with pytest.raises(TransactionError):
             await storage.get_instance("i-1")
@@ -182,7 +179,7 @@ async def test_task_started_in_a_transaction_is_refused_unless_detached(storage:
 
 
 @pytest.mark.pitfall(40)
-async def test_task_that_outlives_the_transaction_can_use_the_storage(storage: SQLStorage) -> None:
+async def test_task_that_outlives_the_transaction_can_use_the_storage(storage: Storage) -> None:
     ended = asyncio.Event()
 
     async def survivor() -> bool:
@@ -197,7 +194,7 @@ async def test_task_that_outlives_the_transaction_can_use_the_storage(storage: S
 
 
 @pytest.mark.pitfall(40)
-async def test_transaction_of_one_storage_does_not_affect_another(storage: SQLStorage, peer: SQLStorage) -> None:
+async def test_transaction_of_one_storage_does_not_affect_another(storage: Storage, peer: Storage) -> None:
     if peer is storage:
         return  # a database in memory has one storage
     async with storage.transaction():
@@ -205,7 +202,7 @@ async def test_transaction_of_one_storage_does_not_affect_another(storage: SQLSt
         await peer.get_instance("i-1")
 
 
-async def test_concurrent_tasks_have_separate_transactions(storage: SQLStorage) -> None:
+async def test_concurrent_tasks_have_separate_transactions(storage: Storage) -> None:
     async def one(n: int) -> None:
         async with storage.transaction():
             await new(storage, f"i-{n}")
@@ -219,7 +216,7 @@ async def test_concurrent_tasks_have_separate_transactions(storage: SQLStorage) 
 
 
 @pytest.mark.pitfall(39)
-async def test_operations_need_no_second_connection(storage: SQLStorage) -> None:
+async def test_operations_need_no_second_connection(storage: Storage) -> None:
     """Twenty transactions, each with several operations, on a pool of ten: none waits for the second of another."""
     leases = [await leased(storage, f"i-{n}") for n in range(20)]
 
@@ -233,7 +230,7 @@ async def test_operations_need_no_second_connection(storage: SQLStorage) -> None
     assert [await storage.get_history_count(lease.instance_id) for lease in leases] == [2] * 20
 
 
-async def test_cancelled_transaction_block_rolls_back(storage: SQLStorage) -> None:
+async def test_cancelled_transaction_block_rolls_back(storage: Storage) -> None:
     entered = asyncio.Event()
 
     async def block() -> None:
@@ -251,7 +248,7 @@ async def test_cancelled_transaction_block_rolls_back(storage: SQLStorage) -> No
     await new(storage, "i-1")
 
 
-async def test_clock_advances_within_a_transaction(storage: SQLStorage) -> None:
+async def test_clock_advances_within_a_transaction(storage: Storage) -> None:
     """Otherwise a long transaction would evaluate leases and timers by a clock that stands still."""
     await new(storage, "i-1")
     async with storage.transaction():
@@ -264,7 +261,7 @@ async def test_clock_advances_within_a_transaction(storage: SQLStorage) -> None:
     assert first.created_at < second.created_at
 
 
-async def test_transaction_cancelled_at_any_await_is_atomic(storage: SQLStorage) -> None:
+async def test_transaction_cancelled_at_any_await_is_atomic(storage: Storage) -> None:
     """Cancel after 0, 1, 2, … iterations of the loop: all or nothing, and the storage keeps working."""
     lease = await leased(storage, "i-1")
     for turns in range(60):
@@ -285,13 +282,13 @@ async def test_transaction_cancelled_at_any_await_is_atomic(storage: SQLStorage)
         await storage.append_history(event(0), lease=lease)
 
 
-async def _three_writes(storage: SQLStorage, lease: Lease, turn: int) -> None:
+async def _three_writes(storage: Storage, lease: Lease, turn: int) -> None:
     async with storage.transaction():
         for n in range(3):
             await storage.append_history(HistoryEvent("i-1", f"{turn}:{n}", "ActivityCompleted", b"1"), lease=lease)
 
 
-async def test_operation_cancelled_at_any_await_is_atomic(storage: SQLStorage) -> None:
+async def test_operation_cancelled_at_any_await_is_atomic(storage: Storage) -> None:
     await new(storage, "i-1")
     for turns in range(40):
         task = asyncio.create_task(storage.try_acquire_lock("i-1", "w", 30))
@@ -302,18 +299,3 @@ async def test_operation_cancelled_at_any_await_is_atomic(storage: SQLStorage) -
         found = await storage.get_instance("i-1")
         assert found is not None
         await storage.release_lock("i-1", "w")
-
-
-async def test_caller_can_execute_sql_on_the_connection(storage: SQLStorage, sql: Executor) -> None:
-    await new(storage, "i-1")
-    assert await sql.fetchval(COUNT) == 1
-    conn = storage.conn()
-    assert await conn.fetchrow("SELECT instance_id, status FROM workflow_instances") == ("i-1", "running")
-    assert await conn.fetch(COUNT) == [(1,)]
-    assert await conn.fetchrow("SELECT 1 FROM workflow_instances WHERE instance_id = 'none'") is None
-    async with storage.transaction() as inside:
-        assert inside.native is not None
-        assert await inside.execute("UPDATE workflow_instances SET current_activity_id = 'mine'") == 1
-    found = await storage.get_instance("i-1")
-    assert found is not None
-    assert found.current_activity_id == "mine"

@@ -23,9 +23,8 @@ from perdure.model.records import (
     WorkflowInstance,
 )
 from perdure.model.states import WorkflowStatus
-from perdure.storage.stores import SQLStorage
-from perdure.storage.waits import Wait
-from perdure.testing.conformance.tools import again, leased, listening, new, recorded, shift, status
+from perdure.storage.contract import Storage, Wait
+from perdure.testing.conformance.tools import Shift, again, leased, listening, new, recorded, status
 
 PAST = datetime(2020, 1, 1, tzinfo=UTC)
 
@@ -42,7 +41,7 @@ def nested(depth: int) -> list[object]:
     return found
 
 
-async def subscribed(storage: SQLStorage, instance_id: str, *channels: str) -> Lease:
+async def subscribed(storage: Storage, instance_id: str, *channels: str) -> Lease:
     """Create a leased instance that is subscribed to channels."""
     lease = await leased(storage, instance_id)
     for channel in channels:
@@ -50,7 +49,7 @@ async def subscribed(storage: SQLStorage, instance_id: str, *channels: str) -> L
     return lease
 
 
-async def test_status_is_that_of_the_wait_with_the_earliest_deadline(storage: SQLStorage) -> None:
+async def test_status_is_that_of_the_wait_with_the_earliest_deadline(storage: Storage) -> None:
     timer, message = WorkflowStatus.WAITING_FOR_TIMER, WorkflowStatus.WAITING_FOR_MESSAGE
     cases: list[tuple[list[Wait], WorkflowStatus]] = [
         ([TimerWait("t", "t:1", after=sec(5))], timer),
@@ -68,7 +67,7 @@ async def test_status_is_that_of_the_wait_with_the_earliest_deadline(storage: SQ
         assert found.locked_by is None
 
 
-async def test_first_event_of_any_kind_resumes_the_instance(storage: SQLStorage) -> None:
+async def test_first_event_of_any_kind_resumes_the_instance(storage: Storage, shift: Shift) -> None:
     waits: list[Wait] = [
         TimerWait("t", "t:1", after=sec(20)),
         ChannelWait("c", "r:1", after=sec(10)),
@@ -95,7 +94,7 @@ async def test_first_event_of_any_kind_resumes_the_instance(storage: SQLStorage)
     ]
 
 
-async def test_suspend_returns_waits_that_are_ready(storage: SQLStorage) -> None:
+async def test_suspend_returns_waits_that_are_ready(storage: Storage) -> None:
     lease = await subscribed(storage, "i-1", "c", "d")
     await storage.publish_to_channel("d", b"1")
     found = await storage.suspend(
@@ -120,7 +119,7 @@ async def test_suspend_returns_waits_that_are_ready(storage: SQLStorage) -> None
     assert await storage.suspend(lease, [ChannelWait("d", "r:2")]) == Suspension(False, ("r:2",))
 
 
-async def test_wait_keeps_its_deadline_when_the_instance_resumes(storage: SQLStorage) -> None:
+async def test_wait_keeps_its_deadline_when_the_instance_resumes(storage: Storage, shift: Shift) -> None:
     waits: list[Wait] = [
         TimerWait("t", "t:1", after=sec(20)),
         ChannelWait("c", "r:1", after=sec(30)),
@@ -149,7 +148,7 @@ async def test_wait_keeps_its_deadline_when_the_instance_resumes(storage: SQLSto
     assert await storage.suspend(taken, waits[1:2]) == Suspension(False, ("r:1",))
 
 
-async def test_suspend_uses_the_first_registered_time_of_a_timer(storage: SQLStorage) -> None:
+async def test_suspend_uses_the_first_registered_time_of_a_timer(storage: Storage) -> None:
     lease = await leased(storage, "i-1")
     await storage.register_timer_subscription(
         TimerSubscription("i-1", "t", activity_id="t:1"), after=sec(60), lease=lease
@@ -157,7 +156,7 @@ async def test_suspend_uses_the_first_registered_time_of_a_timer(storage: SQLSto
     assert (await storage.suspend(lease, [TimerWait("t", "t:1", PAST), TimerWait("u", "u:1", after=sec(90))])).suspended
 
 
-async def test_suspend_drops_waits_that_are_not_repeated(storage: SQLStorage) -> None:
+async def test_suspend_drops_waits_that_are_not_repeated(storage: Storage, shift: Shift) -> None:
     lease = await subscribed(storage, "i-1", "c", "d")
     waits: list[Wait] = [
         TimerWait("t", "t:1", after=sec(5)),
@@ -182,7 +181,7 @@ async def test_suspend_drops_waits_that_are_not_repeated(storage: SQLStorage) ->
     assert await storage.get_channel_subscribers_waiting("d") == []
 
 
-async def test_registering_one_wait_keeps_the_other_waits(storage: SQLStorage) -> None:
+async def test_registering_one_wait_keeps_the_other_waits(storage: Storage, shift: Shift) -> None:
     lease = await subscribed(storage, "i-1", "c", "d")
     await storage.register_timer_subscription(
         TimerSubscription("i-1", "t", activity_id="t:1"), after=sec(5), lease=lease
@@ -200,7 +199,7 @@ async def test_registering_one_wait_keeps_the_other_waits(storage: SQLStorage) -
 
 
 @pytest.mark.pitfall(5)
-async def test_message_published_before_the_wait_is_found(storage: SQLStorage) -> None:
+async def test_message_published_before_the_wait_is_found(storage: Storage) -> None:
     lease = await subscribed(storage, "i-1", "c")
     await storage.publish_to_channel("c", b"1")
     assert await storage.deliver_pending() == []
@@ -208,7 +207,7 @@ async def test_message_published_before_the_wait_is_found(storage: SQLStorage) -
     assert found == Suspension(False, ("r:1",))
 
 
-async def test_suspend_needs_a_current_lease_a_subscription_and_a_valid_state(storage: SQLStorage) -> None:
+async def test_suspend_needs_a_current_lease_a_subscription_and_a_valid_state(storage: Storage) -> None:
     lease = await subscribed(storage, "i-1", "c")
     stale = Lease("i-1", "w1", lease.token - 1, lease.expires_at)
     for waits in ([ChannelWait("c", "r:1")], [TimerWait("t", "t:1", after=sec(5))]):
@@ -231,7 +230,7 @@ async def test_suspend_needs_a_current_lease_a_subscription_and_a_valid_state(st
         await storage.suspend(lease, [TimerWait("t", "t:1", after=sec(5))])
 
 
-async def test_a_lease_suspends_once(storage: SQLStorage) -> None:
+async def test_a_lease_suspends_once(storage: Storage, shift: Shift) -> None:
     lease = await subscribed(storage, "i-1", "c")
     assert (await storage.suspend(lease, [TimerWait("t", "t:1", after=sec(5))])).suspended
     for waits in ([ChannelWait("c", "r:1")], [TimerWait("u", "u:1", after=sec(1))]):
@@ -242,7 +241,7 @@ async def test_a_lease_suspends_once(storage: SQLStorage) -> None:
 
 
 @pytest.mark.pitfall(13)
-async def test_cancelled_instance_is_not_resumed_by_its_waits(storage: SQLStorage) -> None:
+async def test_cancelled_instance_is_not_resumed_by_its_waits(storage: Storage, shift: Shift) -> None:
     lease = await subscribed(storage, "i-1", "c")
     waits: list[Wait] = [TimerWait("t", "t:1", after=sec(5)), ChannelWait("c", "r:1", after=sec(5))]
     assert (await storage.suspend(lease, waits)).suspended
@@ -259,7 +258,7 @@ async def test_cancelled_instance_is_not_resumed_by_its_waits(storage: SQLStorag
     assert await recorded(storage, "i-1") == [("workflow_cancelled", "WorkflowCancelled")]
 
 
-async def test_many_instances_suspend_in_one_commit(storage: SQLStorage) -> None:
+async def test_many_instances_suspend_in_one_commit(storage: Storage) -> None:
     first, second = await subscribed(storage, "i-1", "c"), await subscribed(storage, "i-2", "c", "d")
     third, fourth = await subscribed(storage, "i-3"), await subscribed(storage, "i-4", "d")
     await storage.publish_to_channel("d", b"1")
@@ -302,7 +301,7 @@ async def test_many_instances_suspend_in_one_commit(storage: SQLStorage) -> None
         [TimerWait("t", "t:1", after=sec(1)), TimerWait("t", "t:2", after=sec(1))],
     ],
 )
-async def test_invalid_wait_is_refused(storage: SQLStorage, waits: list[Wait]) -> None:
+async def test_invalid_wait_is_refused(storage: Storage, waits: list[Wait]) -> None:
     lease = await subscribed(storage, "i-1", "c", "d")
     with pytest.raises(LimitError):
         await storage.suspend(lease, waits)
@@ -310,14 +309,14 @@ async def test_invalid_wait_is_refused(storage: SQLStorage, waits: list[Wait]) -
 
 
 @pytest.mark.parametrize("path", ["", ".", "a.", ".a", "a..b", "x" * 256, 1])
-async def test_wait_with_an_invalid_path_is_refused(storage: SQLStorage, path: str) -> None:
+async def test_wait_with_an_invalid_path_is_refused(storage: Storage, path: str) -> None:
     lease = await subscribed(storage, "i-1", "c")
     with pytest.raises(InvalidJSONPathError):
         await storage.suspend(lease, [ChannelWait("c", "r:1", where={"ok": 1, path: 1})])
     assert await status(storage, "i-1") is WorkflowStatus.RUNNING
 
 
-async def test_next_due_time_is_the_earliest_timer_or_timeout(storage: SQLStorage) -> None:
+async def test_next_due_time_is_the_earliest_timer_or_timeout(storage: Storage) -> None:
     at = datetime(2031, 1, 1, tzinfo=UTC)
     waits: list[Wait] = [
         TimerWait("t", "t:1", expires_at=at + sec(5)),
@@ -336,7 +335,7 @@ async def test_next_due_time_is_the_earliest_timer_or_timeout(storage: SQLStorag
     assert found < at
 
 
-async def test_next_due_time_includes_the_end_of_leases(storage: SQLStorage) -> None:
+async def test_next_due_time_includes_the_end_of_leases(storage: Storage, shift: Shift) -> None:
     """A worker that sleeps until then takes over the instance of a dead worker."""
     lease = await leased(storage, "i-1", timeout_sec=20)
     assert await storage.next_due_at() == lease.expires_at
@@ -361,7 +360,7 @@ async def test_next_due_time_includes_the_end_of_leases(storage: SQLStorage) -> 
     assert await storage.next_due_at() is None  # it cannot be resumed
 
 
-async def test_next_work_time_includes_work_that_is_ready(storage: SQLStorage) -> None:
+async def test_next_work_time_includes_work_that_is_ready(storage: Storage) -> None:
     assert await storage.next_work_at() is None
     lease = await leased(storage, "i-1")
     assert await storage.next_work_at() == await storage.next_due_at() == lease.expires_at
@@ -378,7 +377,7 @@ async def test_next_work_time_includes_work_that_is_ready(storage: SQLStorage) -
     assert await storage.next_due_at() is None
 
 
-async def test_registered_waits_are_listed_in_order_of_registration(storage: SQLStorage) -> None:
+async def test_registered_waits_are_listed_in_order_of_registration(storage: Storage) -> None:
     lease = await subscribed(storage, "i-1", "c", "d")
     at = datetime(2031, 1, 1, tzinfo=UTC)
     waits = [ChannelWait("d", "r:2", at), ChannelWait("c", "r:1", where={"a": 1}), ChannelWait("d", "r:3")]
@@ -389,7 +388,7 @@ async def test_registered_waits_are_listed_in_order_of_registration(storage: SQL
     assert await storage.get_channel_waits("nobody") == []
 
 
-async def test_waits_with_a_pending_message_are_found_without_writing(storage: SQLStorage) -> None:
+async def test_waits_with_a_pending_message_are_found_without_writing(storage: Storage) -> None:
     lease = await subscribed(storage, "i-1", "c", "d")
     waits = [ChannelWait("c", "one", where={"n": 1}), ChannelWait("c", "two", where={"n": 2}), ChannelWait("c", "any")]
     waits += [ChannelWait("d", "none"), ChannelWait("not subscribed", "never")]
@@ -404,7 +403,7 @@ async def test_waits_with_a_pending_message_are_found_without_writing(storage: S
     assert await storage.pending_waits("i-1", waits) == ["two", "any"]
 
 
-async def test_wait_can_be_expired_by_activity_id(storage: SQLStorage) -> None:
+async def test_wait_can_be_expired_by_activity_id(storage: Storage, shift: Shift) -> None:
     lease = await subscribed(storage, "i-1", "c")
     waits = [ChannelWait("c", "r:1", after=sec(1)), ChannelWait("c", "r:2", after=sec(2)), ChannelWait("c", "r:3")]
     assert (await storage.suspend(lease, waits)).suspended
@@ -415,7 +414,7 @@ async def test_wait_can_be_expired_by_activity_id(storage: SQLStorage) -> None:
     assert [wait.activity_id for wait in await storage.get_channel_waits("i-1")] == ["r:1", "r:3"]
 
 
-async def test_waits_of_many_instances_are_listed(storage: SQLStorage) -> None:
+async def test_waits_of_many_instances_are_listed(storage: Storage) -> None:
     for instance_id in ("i-1", "i-2", "i-3"):
         lease = await leased(storage, instance_id)
         await storage.subscribe_to_channel(instance_id, "c", ChannelMode.BROADCAST, lease=lease)

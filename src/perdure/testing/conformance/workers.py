@@ -6,17 +6,17 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from perdure.errors import LimitError
-from perdure.storage.stores import SQLStorage
-from perdure.testing.conformance.tools import shift
+from perdure.storage.contract import Storage
+from perdure.testing.conformance.tools import Shift
 
 MINUTE = timedelta(minutes=1)
 
 
-async def alive(storage: SQLStorage) -> list[str]:
+async def alive(storage: Storage) -> list[str]:
     return [worker.worker_id for worker in await storage.list_workers(alive_within=MINUTE)]
 
 
-async def test_heartbeat_keeps_start_time_and_info(storage: SQLStorage) -> None:
+async def test_heartbeat_keeps_start_time_and_info(storage: Storage, shift: Shift) -> None:
     await storage.beat_worker("w1", b'{"host": "a"}')
     (first,) = await storage.list_workers()
     assert first.started_at == first.beat_at
@@ -30,7 +30,7 @@ async def test_heartbeat_keeps_start_time_and_info(storage: SQLStorage) -> None:
     assert [worker.info for worker in await storage.list_workers()] == [b'{"host": "b"}']
 
 
-async def test_longest_running_worker_is_listed_first(storage: SQLStorage) -> None:
+async def test_longest_running_worker_is_listed_first(storage: Storage, shift: Shift) -> None:
     for seconds, worker in enumerate(("w2", "w1", "w3")):
         shift(storage, seconds)
         await storage.beat_worker(worker)
@@ -39,7 +39,7 @@ async def test_longest_running_worker_is_listed_first(storage: SQLStorage) -> No
     assert [worker.worker_id for worker in await storage.list_workers(limit=2)] == ["w2", "w1"]
 
 
-async def test_workers_without_recent_heartbeats_are_not_listed_as_alive(storage: SQLStorage) -> None:
+async def test_workers_without_recent_heartbeats_are_not_listed_as_alive(storage: Storage, shift: Shift) -> None:
     await storage.beat_worker("w1")
     shift(storage, 61)
     await storage.beat_worker("w2")
@@ -50,7 +50,7 @@ async def test_workers_without_recent_heartbeats_are_not_listed_as_alive(storage
 
 
 @pytest.mark.pitfall(44)
-async def test_dead_workers_are_deleted(storage: SQLStorage) -> None:
+async def test_dead_workers_are_deleted(storage: Storage, shift: Shift) -> None:
     await storage.beat_worker("dead")
     await storage.beat_worker("stopped")
     await storage.beat_worker("stopped", gone=True)
@@ -61,12 +61,12 @@ async def test_dead_workers_are_deleted(storage: SQLStorage) -> None:
     assert [worker.worker_id for worker in await storage.list_workers()] == ["new"]
 
 
-async def test_concurrent_first_heartbeats_succeed(storage: SQLStorage, peer: SQLStorage) -> None:
+async def test_concurrent_first_heartbeats_succeed(storage: Storage, peer: Storage) -> None:
     await asyncio.gather(*(side.beat_worker("w1", b"1") for side in [storage, peer] * 6))
     assert [worker.worker_id for worker in await storage.list_workers()] == ["w1"]
 
 
-async def test_worker_id_and_info_have_limits(storage: SQLStorage) -> None:
+async def test_worker_id_and_info_have_limits(storage: Storage) -> None:
     for worker_id, info in (("", None), ("w" * 256, None), ("w1", b"1" * (64 * 1024 + 1)), ("w1", b"\xff")):
         with pytest.raises(LimitError):
             await storage.beat_worker(worker_id, info)
@@ -75,11 +75,11 @@ async def test_worker_id_and_info_have_limits(storage: SQLStorage) -> None:
     assert await storage.list_workers() == []
 
 
-async def test_current_time_is_the_time_of_the_database(storage: SQLStorage) -> None:
+async def test_current_time_is_the_time_of_the_database(storage: Storage, shift: Shift) -> None:
     assert abs(datetime.now(UTC) - await storage.current_time()) < MINUTE
     shift(storage, 3600)
     assert timedelta(minutes=59) < await storage.current_time() - datetime.now(UTC) < timedelta(minutes=61)
 
 
-async def test_open_storage_has_no_pending_migrations(storage: SQLStorage) -> None:
+async def test_open_storage_has_no_pending_migrations(storage: Storage) -> None:
     assert await storage.pending_migrations() == []

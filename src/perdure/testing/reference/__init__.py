@@ -1,10 +1,11 @@
 """Implement the storage contract in memory, over plain dicts, as a reference to read and to compare with.
 
-It shows what every operation means and nothing about how a database does it: no row locks, no indexes, no clock but
-this machine's. One task writes at a time, and everything is lost with the process. Arguments (names, sizes, types of
-values) are checked by the same functions as in the real storages.
+It shows what every operation means and nothing about how a database does it: no row locks, no indexes. One task writes
+at a time, and everything is lost with the process. It shares records, states and limits with the other storages
+(`perdure.model`) and nothing else, so that no mistake of theirs is also one of the reference.
 
-`Reference()` is a database of its own; `Reference(other.world)` is another storage on the same one.
+`Reference()` is a database of its own; `Reference(other.world)` is another storage on the same one, as another process
+has it. `Reference(World(clock))` takes the time from a function. `shift_clock()` moves the clock of one storage.
 """
 
 from perdure.testing.reference.delivery import Delivery

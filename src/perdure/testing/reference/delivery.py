@@ -1,5 +1,6 @@
 """Deliver messages to subscribers that wait for them, and end waits that timed out."""
 
+import json
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
 
@@ -14,8 +15,7 @@ from perdure.model.records import (
     HistoryEventType,
     Lease,
 )
-from perdure.storage.channels import pair
-from perdure.storage.delivery import _envelope
+from perdure.testing.reference.arguments import subscription_key
 from perdure.testing.reference.history import Archive
 from perdure.testing.reference.tables import Row, change, remove, where
 from perdure.testing.reference.transactions import reads, writes
@@ -91,7 +91,7 @@ class Delivery(Waits, Archive):
 
         A step that is already recorded takes no message: the instance is set running all the same.
         """
-        pair(instance_id, channel)
+        subscription_key(instance_id, channel)
         if values:
             check(values)
             self._check_mode(instance_id, channel, values)
@@ -111,7 +111,7 @@ class Delivery(Waits, Archive):
         sent_at = message["published_at"].isoformat(timespec="microseconds")
         values = dict(asked)[activity]
         match_key = match_of(channel, values).key if values else None
-        envelope = _envelope(channel, message["id"], message["data"], message["metadata"], sent_at, match_key)
+        envelope = _envelope(message, sent_at, match_key)
         kind = HistoryEventType.CHANNEL_MESSAGE_RECEIVED
         recorded = self._wake(instance_id, activity, kind, envelope, lease, message["data_binary"])
         if recorded and row["mode"] == ChannelMode.COMPETING:
@@ -198,12 +198,12 @@ class Delivery(Waits, Archive):
     def expire_channel_waits(self, waits: Sequence[tuple[str, str]]) -> list[bool]:
         """End many waits in one commit."""
         for wait in waits:
-            pair(*wait)
+            subscription_key(*wait)
         return self._in_order(waits, self._expire)
 
     def _expire(self, instance_id: str, channel: str, lease: Lease | None, activity_id: str | None = None) -> bool:
         key = instance_id, channel
-        pair(*key)
+        subscription_key(*key)
         if lease is not None:
             self._fence(instance_id, lease)
         waits = self._waits_for(*key)
@@ -241,3 +241,20 @@ class Delivery(Waits, Archive):
         ):
             remove(owned, where(owned, instance_id=instance_id))
         remove(tables.perdure_taken_messages, where(tables.perdure_taken_messages, instance_id=instance_id))
+
+
+def _envelope(message: Row, published_at: str, match_key: str | None) -> str:
+    """Return the event of a delivery; data and metadata are JSON already and remain as they were published."""
+    channel, at = json.dumps(message["channel"], ensure_ascii=False), json.dumps(published_at)
+    parts = {
+        "id": str(message["id"]),
+        "channel": channel,
+        "channel_name": channel,
+        "data": message["data"] or "null",
+        "metadata": message["metadata"] or "{}",
+        "published_at": at,
+        "created_at": at,
+    }
+    if match_key is not None:
+        parts["match"] = json.dumps(match_key)
+    return "{" + ", ".join(f'"{name}": {part}' for name, part in parts.items()) + "}"

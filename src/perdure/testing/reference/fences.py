@@ -14,7 +14,6 @@ from perdure.testing.reference.transactions import Transactions
 T = TypeVar("T")
 Item = TypeVar("Item")
 
-OWN = "perdure"
 FREE = {"locked_by": None, "locked_at": None, "lock_expires_at": None}
 
 

@@ -4,7 +4,6 @@ import re
 from collections.abc import Sequence
 from datetime import datetime
 from operator import itemgetter
-from typing import Any
 
 from perdure.errors import HistoryConflictError, InvalidTransitionError, LimitError, StorageError
 from perdure.model import limits
@@ -16,11 +15,12 @@ from perdure.model.records import (
     WorkflowInstance,
 )
 from perdure.model.states import WorkflowStatus
-from perdure.storage.history import PAGE, event_params
-from perdure.storage.transactions import bounded
+from perdure.testing.reference.arguments import bounded, event_content
 from perdure.testing.reference.fences import FREE, Fences, instance_from
 from perdure.testing.reference.tables import Row, change, remove, where
 from perdure.testing.reference.transactions import reads, writes
+
+PAGE = 1000
 
 
 def raw(text: str | None) -> bytes | None:
@@ -53,14 +53,13 @@ class History(Fences):
 
     def _append(self, event: HistoryEvent, lease: Lease | None) -> int | StorageError:
         """Check the fence first; it is kept even if there is a conflict."""
-        params: dict[str, Any] = event_params(event)
+        wanted, created_at = event_content(event), limits.moment(event.created_at, "created_at")
         instance_id, activity_id = event.instance_id, event.activity_id
         self._hold(instance_id, lease)
         change(self._tables.workflow_instances, instance_id, current_activity_id=activity_id, updated_at=self._now)
-        wanted = {name: params[name] for name in ("event_type", "data_type", "event_data", "event_data_binary")}
         found = self._tables.workflow_history.get((instance_id, activity_id))
         if found is None:
-            self._record(instance_id, activity_id, **wanted, created_at=params["created_at"])
+            self._record(instance_id, activity_id, **wanted, created_at=created_at)
             return int(self._tables.workflow_history[instance_id, activity_id]["id"])
         if any(found[name] != value for name, value in wanted.items()):
             return HistoryConflictError(

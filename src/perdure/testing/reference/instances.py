@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from operator import itemgetter
-from typing import Any
 
 from perdure.errors import (
     InstanceExistsError,
@@ -30,17 +29,18 @@ from perdure.model.records import (
     WorkflowInstance,
 )
 from perdure.model.states import TERMINAL, WAITING, WorkflowStatus, sources_of
-from perdure.storage import filters
-from perdure.storage.creation import first_rows
-from perdure.storage.definitions import check_versions
-from perdure.storage.instances import CANCELLED_ACTIVITY, FAILED_ACTIVITY, _creation, _failure
-from perdure.storage.listing import _FOLD, FRAMEWORK_MAX, PAGE, _part, _place, _status
-from perdure.storage.transactions import bounded
-from perdure.testing.reference.fences import OWN, claimable_at, finished_at, instance_from
+from perdure.testing.reference.arguments import OWN, bounded, check_first_rows, check_versions, failure, instance_row
+from perdure.testing.reference.fences import claimable_at, finished_at, instance_from
 from perdure.testing.reference.history import Compensations, History
 from perdure.testing.reference.messages import Messages
+from perdure.testing.reference.searches import checked_filters, folded, folded_part, has_values, position
 from perdure.testing.reference.tables import Row, change, remove, where
 from perdure.testing.reference.transactions import reads, writes
+
+FAILED_ACTIVITY = "workflow_failed"
+CANCELLED_ACTIVITY = "workflow_cancelled"
+FRAMEWORK_MAX = 50
+PAGE = 50
 
 
 class Instances(Messages, History, Compensations):
@@ -59,7 +59,7 @@ class Instances(Messages, History, Compensations):
         parent: ParentLink | None = None,
     ) -> Lease | None:
         """Store a new instance with its first events and its timers; with a worker it is leased to that worker."""
-        first_rows(instance, events, timers, parent)
+        check_first_rows(instance, events, timers, parent)
         if parent is not None:
             self._subscribe(parent.lease.instance_id, parent.channel, ChannelMode.BROADCAST, parent.lease)
         lease = self._create(instance, worker_id, timeout_sec, source_code)
@@ -89,16 +89,15 @@ class Instances(Messages, History, Compensations):
     def _create(
         self, instance: WorkflowInstance, worker_id: str | None, timeout_sec: float, source: str
     ) -> Lease | None:
-        row: dict[str, Any] = _creation(instance, worker_id, timeout_sec, source)
+        row = instance_row(instance, worker_id, timeout_sec)
+        limits.text(source, "source_code")
         instances, instance_id, previous = self._tables.workflow_instances, instance.instance_id, row["continued_from"]
         if previous is not None and previous not in instances:
             raise InstanceNotFoundError(f"run {previous!r}, which the new run continues from, does not exist")
         if instance_id in instances:
             raise InstanceExistsError(f"run {instance_id!r} already exists: use another id")
-        del row["source_code"]
         lease_sec = row.pop("lease_sec")
-        row |= {"framework": OWN, "started_at": row["started_at"] or self._now}
-        row["updated_at"] = row["updated_at"] or self._now
+        row |= {each: row[each] or self._now for each in ("started_at", "updated_at")}
         if lease_sec is not None:
             row |= {"locked_at": self._now, "lock_expires_at": self._after(lease_sec)}
         instances[instance_id] = row
@@ -136,7 +135,7 @@ class Instances(Messages, History, Compensations):
         if status in TERMINAL:
             self._finish(instance_id, status, None, lease)
             if status is WorkflowStatus.FAILED and error_msg:
-                self._note(instance_id, FAILED_ACTIVITY, HistoryEventType.WORKFLOW_FAILED, _failure(error_msg))
+                self._note(instance_id, FAILED_ACTIVITY, HistoryEventType.WORKFLOW_FAILED, failure(error_msg))
             return
         row = self._hold(instance_id, lease)
         if row["status"] not in sources_of(status):
@@ -232,14 +231,15 @@ class Instances(Messages, History, Compensations):
         """Return the instances for which every filter holds, after the position of a token, in order."""
         if asked.framework is not None:
             limits.name(asked.framework, "framework", FRAMEWORK_MAX)
-        status = _status(asked.status_filter)
+        wanted = asked.status_filter
+        status = None if wanted is None else limits.choice(WorkflowStatus, wanted, "status_filter").value
         before = limits.moment(asked.started_before, "started_before")
-        after = limits.moment(asked.started_after, "started_after")
-        name = _part(asked.workflow_name_filter, "workflow_name_filter") or ""
-        part = _part(asked.instance_id_filter, "instance_id_filter") or ""
-        place = None if asked.page_token is None else _place(asked.page_token)
-        inputs = filters.checked(asked.input_filters)
         workflow = asked.workflow_name and limits.name(asked.workflow_name, "workflow_name")
+        after = limits.moment(asked.started_after, "started_after")
+        name = folded_part(asked.workflow_name_filter, "workflow_name_filter")
+        part = folded_part(asked.instance_id_filter, "instance_id_filter")
+        place = None if asked.page_token is None else position(asked.page_token)
+        inputs = checked_filters(asked.input_filters)
         found = [
             row
             for row in self._tables.workflow_instances.values()
@@ -248,10 +248,10 @@ class Instances(Messages, History, Compensations):
             and (not workflow or workflow == row["workflow_name"])
             and (before is None or row["started_at"] < before)
             and (after is None or row["started_at"] > after)
-            and name in row["workflow_name"].translate(_FOLD)
-            and part in row["instance_id"].translate(_FOLD)
-            and (not place or (row["started_at"], row["instance_id"]) < (place["last_at"], place["last_id"]))
-            and (not inputs or filters.matches(row["input_data"], inputs))
+            and name in folded(row["workflow_name"])
+            and part in folded(row["instance_id"])
+            and (place is None or (row["started_at"], row["instance_id"]) < place)
+            and has_values(row["input_data"], inputs)
         ]
         return sorted(found, key=itemgetter("started_at", "instance_id"), reverse=True)
 

@@ -9,13 +9,14 @@ from perdure.errors import LeaseLostError
 from perdure.model import limits
 from perdure.model.records import Lease, StaleWorkflowInfo, SystemLease, WorkerInfo
 from perdure.model.states import RESUMABLE, TERMINAL
-from perdure.storage.locks import SWEEP_MAX
-from perdure.storage.transactions import bounded
-from perdure.storage.workers import FORGET_SEC
-from perdure.testing.reference.fences import FREE, OWN, Fences
+from perdure.testing.reference.arguments import OWN, bounded
+from perdure.testing.reference.fences import FREE, Fences
 from perdure.testing.reference.history import raw
 from perdure.testing.reference.tables import change, remove
 from perdure.testing.reference.transactions import reads, writes
+
+SWEEP_MAX = 1000
+FORGET_SEC = 7 * 24 * 3600.0  # a worker that died without notice is listed for a week
 
 _LONG_AGO = datetime(2000, 1, 1, tzinfo=UTC)
 

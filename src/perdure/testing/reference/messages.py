@@ -3,13 +3,12 @@
 from collections.abc import Sequence
 from datetime import timedelta
 from operator import itemgetter
-from typing import Any
 
 from perdure.errors import ChannelModeConflictError, NotSubscribedError, StorageError
 from perdure.model import limits
 from perdure.model.records import ChannelMessage, ChannelMode, ChannelSubscription, Lease, OutgoingMessage
 from perdure.model.states import TERMINAL
-from perdure.storage.channels import _message, direct_channel, pair
+from perdure.testing.reference.arguments import direct_channel, message_row, subscription_key
 from perdure.testing.reference.fences import Fences
 from perdure.testing.reference.history import raw
 from perdure.testing.reference.tables import Row, change, remove, where
@@ -48,8 +47,7 @@ class Messages(Fences):
         return self._each(messages, lambda message: self._publish(message, lease), lambda _: "")
 
     def _publish(self, message: OutgoingMessage, lease: Lease | None) -> int:
-        row: dict[str, Any] = _message(message)
-        source, key = row.pop("source"), row.pop("key")
+        row, source, key = message_row(message), message.source, message.message_id
         if lease is not None:
             self._fence(lease.instance_id, lease)
         self._mark_channel(row["channel"])
@@ -163,14 +161,14 @@ class Messages(Fences):
 
     def _own(self, instance_id: str, channel: str, lease: Lease | None) -> tuple[str, str]:
         """Return a subscription's key, under its instance's fence."""
-        pair(instance_id, channel)
+        key = subscription_key(instance_id, channel)
         self._fence(instance_id, lease)
-        return instance_id, channel
+        return key
 
     @reads
     def get_channel_subscription(self, instance_id: str, channel: str) -> ChannelSubscription | None:
         """Return one subscription; its cursor is the further one of the two that are stored."""
-        pair(instance_id, channel)
+        subscription_key(instance_id, channel)
         row = self._tables.channel_subscriptions.get((instance_id, channel))
         return None if row is None else self._subscription(row)
 
@@ -196,7 +194,7 @@ class Messages(Fences):
     @reads
     def get_delivery_cursor(self, instance_id: str, channel: str) -> int:
         """Return the last message that a subscriber received; 0 for none."""
-        pair(instance_id, channel)
+        subscription_key(instance_id, channel)
         row = self._tables.channel_subscriptions.get((instance_id, channel))
         return self._cursor(row) if row else 0
 
@@ -219,7 +217,7 @@ class Messages(Fences):
         self, instance_id: str, channel: str, *, limit: int | None = None
     ) -> list[ChannelMessage]:
         """Return the messages that a subscriber has not received, in order."""
-        pair(instance_id, channel)
+        subscription_key(instance_id, channel)
         most = limits.some(limit)
         if (instance_id, channel) not in self._tables.channel_subscriptions:
             raise NotSubscribedError(f"run {instance_id!r} is not subscribed to channel {channel!r}: subscribe first")
@@ -275,7 +273,7 @@ class Messages(Fences):
     ) -> None:
         """Record the last message that a subscriber received, in both cursor tables; never backwards."""
         limits.number(last_message_id, "last_message_id")
-        pair(instance_id, channel)
+        subscription_key(instance_id, channel)
         self._fence(instance_id, lease)
         if (instance_id, channel) not in self._tables.channel_subscriptions:
             raise NotSubscribedError(f"run {instance_id!r} is not subscribed to channel {channel!r}: subscribe first")

@@ -13,11 +13,14 @@ from typing import Any
 from perdure.errors import HistoryConflictError, InvalidPageTokenError
 from perdure.model import limits
 from perdure.model.records import Lease, OutboxEvent, OutboxStatus
-from perdure.storage.outbox import _CONTENT, BACK_OFF_MAX_SEC, PAGE, _params
+from perdure.testing.reference.arguments import outbox_content
 from perdure.testing.reference.fences import Fences
 from perdure.testing.reference.history import raw
 from perdure.testing.reference.tables import Row, change, remove, where
 from perdure.testing.reference.transactions import reads, writes
+
+PAGE = 100
+BACK_OFF_MAX_SEC = 300.0
 
 _UNCLAIMED = {"claimed_by": None, "claim_expires_at": None}
 _COLUMNS = [field.name for field in fields(OutboxEvent)]
@@ -34,18 +37,17 @@ class Outbox(Fences):
     @writes
     def add_outbox_event(self, event: OutboxEvent, *, lease: Lease | None = None) -> None:
         """Store an event at the end of its source; an equal one changes nothing, a different one is a conflict."""
-        row: dict[str, Any] = _params(event)
+        content, created_at = outbox_content(event), limits.moment(event.created_at, "created_at")
         if lease is not None:
             self._fence(lease.instance_id, lease)
         events, source = self._tables.outbox_events, event.event_source
         sequence, known = self._draw(source), events.get(event.event_id)
         if known is None:
-            row |= {"created_at": row["created_at"] or self._now, "published_at": None, "status": "pending"}
+            row = {"event_id": event.event_id, **content, "created_at": created_at or self._now, "published_at": None}
             row |= {"retry_count": 0, "last_error": None, "sequence": sequence, "next_attempt_at": None, **_UNCLAIMED}
-            row["updated_at"] = self._now
-            events[event.event_id] = row
+            events[event.event_id] = {**row, "status": "pending", "updated_at": self._now}
             self._rouse(source)
-        elif any(known[name] != row[name] for name in _CONTENT):
+        elif any(known[name] != value for name, value in content.items()):
             raise HistoryConflictError(
                 f"the outbox already has a different event with the id {event.event_id!r}: use another id"
             )

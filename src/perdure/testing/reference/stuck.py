@@ -7,11 +7,13 @@ from operator import itemgetter
 from perdure.model import limits
 from perdure.model.records import Lease, StuckInstance
 from perdure.model.states import TERMINAL
-from perdure.storage.stuck import BACKED_OFF, PAGE
-from perdure.storage.transactions import bounded
+from perdure.testing.reference.arguments import bounded
 from perdure.testing.reference.fences import Fences
 from perdure.testing.reference.tables import Row, change, remove
 from perdure.testing.reference.transactions import reads, writes
+
+BACKED_OFF = "~put-off"  # the owner of a lease that keeps workers away, followed by `#` and the number of attempts
+PAGE = 100
 
 
 class Stuck(Fences):

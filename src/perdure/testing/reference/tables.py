@@ -4,10 +4,19 @@ A row is never changed in place. So a copy of the dicts is a copy of the databas
 """
 
 import asyncio
+import threading
+import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime
 from typing import Any, TypeVar
+
+from perdure.errors import DatabaseUnavailableError
+
+BUSY_SEC = 30.0  # how long a transaction waits for another one
+POLL_SEC = 0.0005
 
 K = TypeVar("K")
 Row = Mapping[str, Any]
@@ -48,13 +57,55 @@ class Tables:
         return Tables(*(dict(getattr(self, each.name)) for each in fields(self)))
 
 
-class World:
-    """Hold what all storages on one reference share: the committed tables, and the lock of the writer."""
+def now() -> datetime:
+    """Return the time of this machine."""
+    return datetime.now(UTC)
 
-    def __init__(self) -> None:
+
+class World:
+    """Hold what all storages on one reference share: the clock, the committed tables, and the lock of the writer.
+
+    The storages may belong to several threads: a worker renews its leases in a thread of its own.
+    """
+
+    def __init__(self, clock: Callable[[], datetime] = now) -> None:
+        self.clock = clock
         self.tables = Tables()
-        self.writer = asyncio.Lock()
+        self.mutex = threading.RLock()  # held during one operation
+        self._writer = threading.Lock()  # held during one transaction
         self._drawn = Counter[str]()
+        self._listeners: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
+
+    async def begin_writing(self) -> None:
+        """Wait until no other transaction is open. This polls, because the other one may be of another event loop."""
+        until = time.monotonic() + BUSY_SEC
+        while not self._writer.acquire(blocking=False):
+            if time.monotonic() > until:
+                raise DatabaseUnavailableError(f"another transaction has been open for {BUSY_SEC:g} seconds")
+            await asyncio.sleep(POLL_SEC)
+
+    def end_writing(self) -> None:
+        """Let the next transaction begin."""
+        self._writer.release()
+
+    def commit(self, tables: Tables) -> None:
+        """Replace the tables, and wake the listeners if anything has changed."""
+        with self.mutex:
+            changed = tables != self.tables
+            self.tables = tables
+            for loop, listener in self._listeners if changed else ():
+                with suppress(RuntimeError):  # the loop is closed
+                    loop.call_soon_threadsafe(listener.set)
+
+    @contextmanager
+    def listening(self) -> Iterator[asyncio.Event]:
+        """Provide an event that is set by every commit that changes something, while the block lasts."""
+        listener = asyncio.get_running_loop(), asyncio.Event()
+        self._listeners.append(listener)
+        try:
+            yield listener[1]
+        finally:
+            self._listeners.remove(listener)
 
     def draw(self, table: str) -> int:
         """Return the next id of a table; ids that are rolled back are not reused."""
@@ -75,4 +126,4 @@ def remove(table: dict[K, Row], keys: Iterable[K]) -> int:
 
 def where(table: dict[K, Row], **columns: Any) -> list[K]:
     """Return the keys of the rows that have these values."""
-    return [key for key, row in table.items() if all(row[name] == value for name, value in columns.items())]
+    return [key for key, row in table.items() if columns.items() <= row.items()]

@@ -7,29 +7,37 @@ import asyncio
 import contextlib
 import inspect
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextvars import ContextVar
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import wraps
-from typing import Any, Concatenate, NoReturn, ParamSpec, Self, TypeVar, cast
+from typing import Any, Concatenate, NoReturn, ParamSpec, Self, TypeVar
 
-from perdure.database.backends.base import Executor
 from perdure.errors import ConfigurationError, TransactionError
 from perdure.model.records import WakeUp
-from perdure.storage.transactions import Callback
 from perdure.testing.reference.tables import Tables, World
 
 P = ParamSpec("P")
 T = TypeVar("T")
 S = TypeVar("S", bound="Transactions")
+Callback = Callable[[], Awaitable[object] | object]
+PAUSE_SEC = 0.008  # between two hints, which many commits share
+
 log = logging.getLogger("perdure.storage")
 
 
 class _NoSQL:
     """Stand in for a connection, which a reference does not have."""
 
-    def __getattr__(self, name: str) -> NoReturn:
+    async def execute(self, query: str, *args: object) -> NoReturn:
+        """Raise `ConfigurationError`."""
         raise ConfigurationError("the reference storage runs no SQL: use a storage on SQLite for that")
+
+    fetch = fetchrow = fetchval = execute
+
+    @property
+    def native(self) -> None:
+        """Return None: there is no native connection."""
 
 
 class _Level:
@@ -56,7 +64,7 @@ class Transactions:
         self._world = world or World()
         self._open: ContextVar[_Open | None] = ContextVar("perdure_reference_transaction", default=None)
         self._shift = timedelta(0)
-        self._now = datetime.now(UTC)
+        self._now = self._world.clock()
 
     async def initialize(self) -> None:
         """Do nothing: there is no connection."""
@@ -75,13 +83,20 @@ class Transactions:
         await self.close()
 
     async def wakeups(self) -> AsyncIterator[WakeUp]:
-        """Yield no hints; listeners poll anyway."""
-        while True:
-            await asyncio.sleep(1)
-            yield WakeUp("scan")
+        """Yield a hint at once, and whenever a storage on the same world has changed something."""
+        yield WakeUp("scan")
+        with self._world.listening() as changed:
+            while True:
+                await changed.wait()
+                changed.clear()
+                yield WakeUp("scan")
+                await asyncio.sleep(PAUSE_SEC)
 
-    def _shift_clock(self, shift: timedelta) -> None:
+    def shift_clock(self, shift: timedelta) -> None:
+        """Set how far the clock of this storage's operations is ahead of the clock of its world."""
         self._shift = shift
+
+    _shift_clock = shift_clock  # as tests call it on every storage
 
     @property
     def _tables(self) -> Tables:
@@ -106,7 +121,7 @@ class Transactions:
         if tx is not None:
             tx.levels.append(_Level(tx.tables.copy()))
             return
-        await self._world.writer.acquire()
+        await self._world.begin_writing()
         self._open.set(_Open(self._world.tables))
 
     async def commit_transaction(self) -> None:
@@ -118,7 +133,7 @@ class Transactions:
         if tx.levels:
             tx.levels[-1].callbacks += level.callbacks
             return
-        self._world.tables = tx.tables
+        self._world.commit(tx.tables)
         self._end()
         for callback in level.callbacks:
             await _call(callback)
@@ -134,10 +149,10 @@ class Transactions:
 
     def _end(self) -> None:
         self._open.set(None)
-        self._world.writer.release()
+        self._world.end_writing()
 
     @contextlib.asynccontextmanager
-    async def transaction(self) -> AsyncIterator[Executor]:
+    async def transaction(self) -> AsyncIterator[_NoSQL]:
         """Commit what the block wrote, or undo it if the block raises or is cancelled."""
         await self.begin_transaction()
         try:
@@ -152,13 +167,13 @@ class Transactions:
         tx = self._open.get()
         return tx is not None and bool(tx.levels) and tx.task is asyncio.current_task()
 
-    def conn(self) -> Executor:
+    def conn(self) -> _NoSQL:
         """Return an executor that rejects all SQL."""
-        return cast(Executor, _NoSQL())
+        return _NoSQL()
 
-    def db(self) -> Executor:
+    def db(self) -> _NoSQL:
         """Return an executor that rejects all SQL."""
-        return cast(Executor, _NoSQL())
+        return _NoSQL()
 
     def register_post_commit_callback(self, callback: Callback) -> None:
         """Call the callback once after the outermost commit; a rollback of this level discards it."""
@@ -190,7 +205,7 @@ class Transactions:
 
     def _read_clock(self) -> None:
         """Fix the time of one operation."""
-        self._now = datetime.now(UTC) + self._shift
+        self._now = self._world.clock() + self._shift
 
     def _after(self, seconds: float) -> datetime:
         return self._now + timedelta(seconds=seconds)
@@ -210,8 +225,9 @@ def reads(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P],
 
     @wraps(method)
     async def run(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        self._read_clock()
-        return method(self, *args, **kwargs)
+        with self._world.mutex:
+            self._read_clock()
+            return method(self, *args, **kwargs)
 
     return run
 
@@ -223,9 +239,10 @@ def writes(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P]
     async def run(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
         if self._current() is None:
             async with self.transaction():
-                self._read_clock()
-                return method(self, *args, **kwargs)
-        with self._undone_if_refused():
+                with self._world.mutex:
+                    self._read_clock()
+                    return method(self, *args, **kwargs)
+        with self._world.mutex, self._undone_if_refused():
             self._read_clock()
             return method(self, *args, **kwargs)
 

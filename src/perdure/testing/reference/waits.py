@@ -14,7 +14,7 @@ from perdure.errors import (
     StorageError,
 )
 from perdure.model import limits
-from perdure.model.matching import data_of, match_of, matches
+from perdure.model.matching import data_of, matches
 from perdure.model.records import (
     ChannelMode,
     ChannelWait,
@@ -26,9 +26,18 @@ from perdure.model.records import (
     TimerWait,
 )
 from perdure.model.states import TERMINAL, WAITING, WorkflowStatus
-from perdure.storage.transactions import bounded
-from perdure.storage.waits import Owner, Wait, _holder, checked, moment, owner
-from perdure.testing.reference.fences import FREE, OWN, claimable_at
+from perdure.testing.reference.arguments import (
+    OWN,
+    Owner,
+    Wait,
+    bounded,
+    check_deadline,
+    checked_waits,
+    holder,
+    match_key,
+    owner,
+)
+from perdure.testing.reference.fences import FREE, claimable_at
 from perdure.testing.reference.history import History
 from perdure.testing.reference.messages import Messages
 from perdure.testing.reference.tables import Row, change, remove, where
@@ -41,14 +50,14 @@ class Waits(Messages, History):
     @writes
     def suspend(self, lease: Lease, waits: Sequence[Wait]) -> Suspension:
         """Wait for the first of these and nothing else; what is ready by now is not waited for."""
-        return self._suspend(_holder(lease), checked(waits), alone=True)
+        return self._suspend(holder(lease), checked_waits(waits), alone=True)
 
     @writes
     def suspend_instances(self, items: Sequence[tuple[Lease, Sequence[Wait]]]) -> list[Suspension | StorageError]:
         """Suspend many instances in one commit."""
         return self._each(
             items,
-            lambda item: self._suspend(_holder(item[0]), checked(item[1]), alone=True),
+            lambda item: self._suspend(holder(item[0]), checked_waits(item[1]), alone=True),
             lambda item: item[0].instance_id,
         )
 
@@ -65,7 +74,7 @@ class Waits(Messages, History):
         lease: Lease | None = None,
     ) -> Suspension:
         """Add a wait for a channel's next message to the existing waits."""
-        waits = checked([ChannelWait(channel, activity_id, timeout_at, after)])
+        waits = checked_waits([ChannelWait(channel, activity_id, timeout_at, after)])
         return self._suspend(owner(instance_id, worker_id, lease), waits, alone=False)
 
     @writes
@@ -83,7 +92,7 @@ class Waits(Messages, History):
             raise LimitError(f"the timer belongs to run {subscription.instance_id!r}, not to run {instance_id!r}")
         activity_id = subscription.activity_id or subscription.timer_id
         wait = TimerWait(subscription.timer_id, activity_id, subscription.expires_at, after)
-        return self._suspend(owner(instance_id, worker_id, lease), checked([wait]), alone=False)
+        return self._suspend(owner(instance_id, worker_id, lease), checked_waits([wait]), alone=False)
 
     def _suspend(self, who: Owner, waits: Sequence[Wait], *, alone: bool) -> Suspension:
         self._judge(who)
@@ -123,7 +132,7 @@ class Waits(Messages, History):
     def _registered(self, instance_id: str, wait: ChannelWait) -> Row | None:
         """Return the same wait if it exists: of the same activity, on the same channel and for the same values."""
         row = self._tables.perdure_waits.get((instance_id, wait.activity_id))
-        return row if row and (row["channel"], row["match_key"]) == (wait.channel, _match_key(wait)) else None
+        return row if row and (row["channel"], row["match_key"]) == (wait.channel, match_key(wait)) else None
 
     def _is_ready(self, instance_id: str, wait: Wait) -> bool:
         """Return whether a timer is due, a message is pending or a timeout is over."""
@@ -162,7 +171,7 @@ class Waits(Messages, History):
                 "instance_id": instance_id,
                 "activity_id": wait.activity_id,
                 "channel": wait.channel,
-                "match_key": _match_key(wait),
+                "match_key": match_key(wait),
                 "timeout_at": deadline,
                 "where": dict(wait.where or {}),
             }
@@ -240,7 +249,7 @@ class Waits(Messages, History):
     def pending_waits(self, instance_id: str, waits: Sequence[ChannelWait]) -> list[str]:
         """Return the activities of those waits, registered or not, that have a message by now."""
         limits.name(instance_id, "instance_id")
-        asked = checked(waits) if waits else []
+        asked = checked_waits(waits) if waits else []
         return [
             wait.activity_id
             for wait in asked
@@ -284,7 +293,7 @@ class Timers(Waits):
         limits.name(subscription.timer_id, "timer_id")
         if activity_id:
             limits.name(activity_id, "activity_id")
-        moment(subscription.expires_at, after, needed=True)
+        check_deadline(subscription.expires_at, after, needed=True)
         row = self._fence(instance_id, lease)
         if row["status"] in TERMINAL:
             raise InvalidTransitionError(f"run {instance_id!r} is {row['status']} and cannot wait for a timer")
@@ -340,10 +349,6 @@ class Timers(Waits):
         self._wake(instance_id, timer["activity_id"] or timer_id, HistoryEventType.TIMER_EXPIRED, payload, lease)
         del timers[key]
         return True
-
-
-def _match_key(wait: ChannelWait) -> str | None:
-    return match_of(wait.channel, wait.where).key if wait.where else None
 
 
 def _key(instance_id: str, timer_id: str) -> tuple[str, str]:
