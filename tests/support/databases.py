@@ -34,15 +34,24 @@ async def fresh_mysql(server_url: str) -> AsyncIterator[str]:
             await _drop_mysql(connection, name)
 
 
+_existing: set[tuple[str, str]] = set()
+
+
 async def named_database(server_url: str, name: str) -> str:
     """Return the URL of the database with that name, and create it if it does not exist."""
+    if (server_url, name) not in _existing:
+        await _create_named(server_url, name)
+        _existing.add((server_url, name))
+    return _with_database(server_url, name)
+
+
+async def _create_named(server_url: str, name: str) -> None:
     if server_url.startswith("mysql"):
         async with connect_mysql(server_url) as connection:
             await fetch_mysql(connection, f"CREATE DATABASE IF NOT EXISTS {name}")
     else:
         with suppress(asyncpg.DuplicateDatabaseError):
             await _create_postgres(server_url, name)
-    return _with_database(server_url, name)
 
 
 async def _create_postgres(server_url: str, name: str) -> None:
