@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import cast
 
-from perdure.engine.api.app import Client
+from perdure.engine.api.client import Client
 from perdure.storage.migrations import tables
 from perdure.storage.stores import SQLStorage, open_storage
 from perdure.testing.reference import Reference

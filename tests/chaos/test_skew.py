@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from perdure import App
-from perdure.engine.worker import worker
+from perdure.engine.worker import clock as database_clock
 from tests.chaos.rigs import Round
 from tests.chaos.skew import mislead
 from tests.conftest import BackendDatabase
@@ -31,10 +31,10 @@ async def test_skew(backend: str, backend_database: BackendDatabase, tmp_path: P
 async def test_the_wall_clock_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a worker takes for the time of deadlines and cron stays the database's when its machine's clock is set."""
     async with App("sqlite:///:memory:") as app:
-        before = app._worker.now()
+        before = app._worker.host.clock.now()
         assert abs(before - datetime.now(UTC)) < NEARLY
         clock = Wrong(off_sec=48 * 3600)
         monkeypatch.setattr(clock, "off", lambda: 48 * 3600.0)
-        monkeypatch.setattr(worker, "datetime", clock.datetime())
+        monkeypatch.setattr(database_clock, "datetime", clock.datetime())
         monkeypatch.setattr(time, "time", clock.time)
-        assert abs(app._worker.now() - before) < NEARLY
+        assert abs(app._worker.host.clock.now() - before) < NEARLY

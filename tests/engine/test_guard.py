@@ -582,15 +582,15 @@ async def test_a_copy_that_is_of_no_use_any_more_is_evicted(
     monkeypatch.setattr(Body, "evict", counted)
     async with App(database.url) as app:
         await gated.options(id="one").start("one")
-        await until(lambda: "one" in app._worker._parked)
-        parked = app._worker._parked["one"].body
+        await until(lambda: "one" in app._worker.executor.cache.runs)
+        parked = app._worker.executor.cache.runs["one"].body
         await app.cancel("one")
         await until(lambda: parked in evicted)
         await gated.options(id="two").start("two")
-        await until(lambda: "two" in app._worker._parked)
-        parked = app._worker._parked["two"].body
+        await until(lambda: "two" in app._worker.executor.cache.runs)
+        parked = app._worker.executor.cache.runs["two"].body
         row = await row_of(app, "two")
-        app._worker._taken_up(type(row)("two", gated.name, row.input_data, continued_from="two~1")).evict()
+        app._worker.executor.take_up(type(row)("two", gated.name, row.input_data, continued_from="two~1")).evict()
         assert parked in evicted
 
 

@@ -197,7 +197,7 @@ async def test_what_a_worker_had_claimed_when_it_was_gone_is_published_by_anothe
             await client.send_event("later", 2, source="elsewhere")
             await until(lambda: types() == ["later"])
             shift_clock(storage_of(app), timedelta(seconds=relay.CLAIM_SEC + 1))
-            app._worker._relay.wake()  # type: ignore[union-attr]
+            app._worker.relay.wake()  # type: ignore[union-attr]
             await until(lambda: types() == ["later", "kept"])
 
 

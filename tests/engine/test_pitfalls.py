@@ -93,7 +93,7 @@ async def test_w15_hints_for_a_run_that_is_driven_here_start_no_second_driver(da
     async with App(database.url) as app:
         handle = await behind_a_gate.start("one")
         for _ in range(5):
-            app._worker._wake.set()
+            app._worker.wake()
             await app.publish("noise", 1)
             await asyncio.sleep(0.03)
         gates["one"].set()
@@ -113,7 +113,7 @@ async def test_w26_an_activity_longer_than_its_lease_runs_once(shared: Database)
 async def test_w48_a_start_is_never_overtaken_by_another_worker(shared: Database) -> None:
     async with App(shared.url), App(shared.url) as second:
         handles = await asyncio.gather(*(simple.start(str(n)) for n in range(60)))
-        second._worker._wake.set()
+        second._worker.wake()
         assert await asyncio.gather(*(handle.result(SOON) for handle in handles)) == [str(n) for n in range(60)]
     assert set(Counter(seen).values()) == {1}
 
@@ -396,7 +396,7 @@ async def test_w14_a_finished_run_is_never_taken_up_again(database: Database) ->
     async with App(database.url) as app:
         assert await (await simple.options(id="a").start("once")).result(SOON) == "once"
         assert await app._storage.acquire_locks(["a"], "anybody", 5) == [None]
-        app._worker._wake.set()
+        app._worker.wake()
         assert await (await simple.options(id="b").start("twice")).result(SOON) == "twice"
         assert await (await simple.options(id="a").start("once")).result(SOON) == "once"
     assert seen == ["once", "twice"]

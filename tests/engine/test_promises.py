@@ -40,7 +40,8 @@ from perdure import (
 from perdure.database.backends.postgres import PostgresBackend
 from perdure.database.backends.sqlite import SQLiteBackend
 from perdure.engine.execution.clock import steady
-from perdure.engine.execution.journal import Entry, Journal, Shared, appending
+from perdure.engine.execution.group_commit import GroupCommit
+from perdure.engine.execution.journal import Entry, Journal, appending
 from perdure.engine.worker.heartbeat import Heartbeat
 from perdure.errors import CommitUnknownError, LeaseLostError, StorageError
 from perdure.hooks import Hook, RunCompleted
@@ -261,9 +262,9 @@ async def test_p2_no_activity_starts_after_the_local_deadline(database: Database
         gates["two"].set()
         await two_gates.options(id="a").start("one", "two")
         await until(entered("one"))
-        app._worker._runs["a"].deadline = time.monotonic()
+        app._worker.executor.tasks["a"].run.deadline = time.monotonic()
         gates["one"].set()
-        await until(lambda: "a" not in app._worker._runs)
+        await until(lambda: "a" not in app._worker.executor.tasks)
         assert not entered("two")()
         row = await row_of(app, "a")
         assert row.locked_by is not None
@@ -304,7 +305,7 @@ async def test_p2_a_lost_lease_ends_the_runs_tasks_and_the_loser_writes_nothing(
         await until(entered("one"))
         lease = await steal(storage_of(app), "a")
         await until(entered("one cancelled"), 2)
-        await until(lambda: "a" not in app._worker._driven)
+        await until(lambda: "a" not in app._worker.executor.tasks)
         assert await rows(app, "a") == []
         row = await row_of(app, "a")
         assert (row.locked_by, row.lock_token) == ("thief", lease.token)
@@ -321,7 +322,7 @@ async def test_p2_a_worker_cut_off_learns_it_from_its_refused_write(database: Da
         await until(entered("one"))
         lease = await steal(storage_of(app), "a")
         gates["one"].set()
-        await until(lambda: "a" not in app._worker._runs)
+        await until(lambda: "a" not in app._worker.executor.tasks)
         assert await rows(app, "a") == []
         assert not entered("two")()
         event = HistoryEvent("a", "1:gated", HistoryEventType.ACTIVITY_COMPLETED, b'"theirs"')
@@ -544,12 +545,12 @@ async def test_p5_a_copy_in_memory_that_another_worker_overtook_catches_up(share
     async with App(shared.url) as here:
         await several.options(id="a").start()
         await waiting(here, "a")
-        parked = here._worker._parked["a"]
-        here._worker._slots.most = 0  # takes nothing for a while
+        parked = here._worker.executor.cache.runs["a"]
+        here._worker.slots.most = 0  # takes nothing for a while
         async with App(shared.url) as there:
             await there.publish("left", 1)
-            await until(lambda: "a" in there._worker._parked)
-        here._worker._slots.most = 1000
+            await until(lambda: "a" in there._worker.executor.cache.runs)
+        here._worker.slots.most = 1000
         await here.publish("right", 2)
         assert sorted(await here.get("a").result(SOON)) == ["clock", "left 1", "right 2"]
         assert parked.body.done
@@ -602,7 +603,7 @@ async def _stored(storage: SQLStorage, id: str) -> list[str]:
 
 
 async def test_p6_a_refused_write_drops_all_later_ones_of_its_run_and_of_no_other(storage: SQLStorage) -> None:
-    records: Shared[Entry, int] = Shared(appending(storage))
+    records: GroupCommit[Entry, int] = GroupCommit(appending(storage))
     lost, kept = [Journal(records, await _leased(storage, id), 0) for id in ("lost", "kept")]
     stored: list[str] = []
     lost.record(_event("lost", 1), lambda: stored.append("lost 1"))
@@ -635,7 +636,7 @@ async def test_p6_after_a_lost_answer_nothing_later_is_sent_until_it_is_known(st
         return answer
 
     storage.append_histories = losing  # type: ignore[method-assign]
-    journal = Journal(Shared(appending(storage)), await _leased(storage, "a"), 0)
+    journal = Journal(GroupCommit(appending(storage)), await _leased(storage, "a"), 0)
     journal.record(_event("a", 1), lambda: None)
     await asyncio.sleep(0)  # it is on its way
     journal.record(_event("a", 2), lambda: None)

@@ -9,6 +9,7 @@ import msgspec
 
 from perdure.engine.api.run_info import ErrorInfo, RunInfo, WaitInfo, WaitKind
 from perdure.engine.api.step_info import HistoryEntry, StepInfo, StepKind, StepStatus
+from perdure.engine.api.stuck import stuck_info
 from perdure.engine.execution import children
 from perdure.engine.execution.driven import rows
 from perdure.engine.execution.endings import FAILED_ID
@@ -19,7 +20,8 @@ from perdure.engine.replay.body import ATTEMPT_FAILED, OWN, STARTED, STATE, VALU
 from perdure.engine.replay.definitions import ACTIVITIES, COMPENSATIONS, WORKFLOWS
 from perdure.engine.replay.steps import message_of
 from perdure.engine.starting import BEGIN, DEADLINE
-from perdure.engine.worker.stuck import UNSERVED, is_backed_off, served_names, stuck_info, tries_of, unclaimed_for
+from perdure.engine.worker.owners import is_backed_off, tries_of
+from perdure.engine.worker.stuck import UNSERVED, served_names, unclaimed_for
 from perdure.errors import EngineError, SerializationError
 from perdure.model import names
 from perdure.model.records import HistoryEvent, HistoryEventType, RegisteredWait, StuckInstance, WorkflowInstance
