@@ -203,7 +203,7 @@ async def play(backend: str, backend_database: BackendDatabase, story: Story) ->
             raise AssertionError(f"these do not end:\n{rows}") from None
         slots = app._worker.slots
         await until(lambda: not app._worker.executor.tasks and (slots.taken, slots.waiting, slots.idle) == (0, 0, 0))
-        assert not app._worker.heartbeat._held
+        assert not app._worker.heartbeat._leases
         assert not app._results._watched
     assert most <= story.max_runs
 

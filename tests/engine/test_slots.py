@@ -241,7 +241,7 @@ def slots(app: App) -> tuple[int, int, int]:
 async def all_free(app: App) -> None:
     """No slot leaked, none was given back twice, and nothing is held for a run that is over."""
     await until(lambda: slots(app) == (0, 0, 0) and not app._worker.executor.tasks)
-    assert app._worker.heartbeat._held == {}
+    assert not app._worker.heartbeat._leases
     assert app._results._watched == {}
 
 

@@ -75,18 +75,13 @@ class App(Client):
         _check_counts(1, max_runs=max_runs, max_activities=max_activities, max_threads=max_threads)
         _check_counts(0, max_cached_runs=max_cached_runs)
         _check_workflows(workflows)
-        longest = timedelta(seconds=limits.LEASE_MAX_SEC)
-        lease_sec = seconds(lease, "App(lease=)", positive=True, longest=longest)
+        lease_sec = _lease_seconds(lease, "App(lease=)")
         self._drain_sec = seconds(drain_timeout, "App(drain_timeout=)")
-        transaction_sec = seconds(transaction_timeout, "App(transaction_timeout=)", positive=True, longest=longest)
+        transaction_sec = _lease_seconds(transaction_timeout, "App(transaction_timeout=)")
         _check_retention(retention)
         _check_publisher(publisher)
-        if worker_id is not None:
-            limits.name(worker_id, "App(worker_id=)")
-        self.worker_id: str = worker_id or f"{socket.gethostname()[:60]}:{os.getpid()}:{secrets.token_hex(4)}"
-        self._served: dict[str, WorkflowDefinition] = (
-            WORKFLOWS if workflows is None else {each.name: each for each in workflows}
-        )
+        self.worker_id: str = _new_worker_id() if worker_id is None else limits.name(worker_id, "App(worker_id=)")
+        self._served = _by_name(workflows)
         self._settings = WorkerSettings(
             worker_id=self.worker_id,
             workflows=self._served,
@@ -169,6 +164,19 @@ class App(Client):
         finally:
             stopped.cancel()
             broken.cancel()
+
+
+def _new_worker_id() -> str:
+    return f"{socket.gethostname()[:60]}:{os.getpid()}:{secrets.token_hex(4)}"
+
+
+def _by_name(workflows: Sequence[Workflow[..., Any]] | None) -> dict[str, WorkflowDefinition]:
+    """Return the given workflows; by default all that are defined, also those that are defined later."""
+    return WORKFLOWS if workflows is None else {each.name: each for each in workflows}
+
+
+def _lease_seconds(given: Duration, what: str) -> float:
+    return seconds(given, what, positive=True, longest=timedelta(seconds=limits.LEASE_MAX_SEC))
 
 
 def _check_counts(least: int, **settings: object) -> None:

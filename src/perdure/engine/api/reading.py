@@ -20,7 +20,7 @@ from perdure.engine.replay.body import ATTEMPT_FAILED, OWN, STARTED, STATE, VALU
 from perdure.engine.replay.definitions import ACTIVITIES, COMPENSATIONS, WORKFLOWS
 from perdure.engine.replay.steps import message_of
 from perdure.engine.starting import BEGIN, DEADLINE
-from perdure.engine.worker.owners import is_backed_off, tries_of
+from perdure.engine.worker.owners import is_backed_off, tries_of, worker_of
 from perdure.engine.worker.stuck import UNSERVED, served_names, unclaimed_for
 from perdure.errors import EngineError, SerializationError
 from perdure.model import names
@@ -100,7 +100,7 @@ def _run(
         children=started,
         previous=row.continued_from,
         waiting_for=_waiting(row.instance_id, waits),
-        worker=(row.locked_by or "").partition("#")[0] if leased else None,
+        worker=worker_of(row.locked_by) if row.locked_by is not None and leased else None,
         lease_expires_at=row.lock_expires_at if leased else None,
         attempts=0 if ended else stuck.tries if stuck is not None else tries_of(row.locked_by),
         stuck=why,

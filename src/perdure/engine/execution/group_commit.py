@@ -43,6 +43,11 @@ class GroupCommit(Generic[Item, Answer]):
             self._flusher = asyncio.create_task(self._flush(), context=Context())  # without the context of a caller
         return future
 
+    @property
+    def running(self) -> "list[asyncio.Task[None]]":
+        """Return the task that commits at the moment, or nothing."""
+        return [] if self._flusher is None else [self._flusher]
+
     async def __call__(self, item: Item) -> Answer:
         """Write an item, wait for the commit and return the answer; raise the error if the write is refused."""
         answer = await self.put(item)

@@ -31,7 +31,7 @@ def died_too_often(run: Driven, tries: int) -> WorkerDiedError | None:
 
 async def back_off(host: WorkerHost, run: Driven, lease: Lease, error: BaseException, tries: int) -> None:
     """Release a run so that no worker leases it for a time that doubles with each try, and report it as stuck."""
-    pause = _pause_sec(error, tries)
+    pause = pause_sec(error, tries)
     run.ending = True  # the heartbeat may find the lease gone before this returns
     try:
         await host.storage.back_off(lease, tries, reason_of(error), pause)
@@ -43,7 +43,8 @@ async def back_off(host: WorkerHost, run: Driven, lease: Lease, error: BaseExcep
         log.debug("run %s (%s) is stuck because of this error", *about(run).values(), exc_info=error)
 
 
-def _pause_sec(error: BaseException, tries: int) -> float:
+def pause_sec(error: BaseException, tries: int) -> float:
+    """Return for how long a run is backed off after so many tries without progress, the last with this error."""
     patience = DEATHS_PATIENCE if isinstance(error, WorkerDiedError) else 1
     pause = min(BACK_OFF_MAX_SEC, 2.0 ** min(max(0, tries - patience), 10))
     if isinstance(error, WorkerDiedError):

@@ -4,11 +4,7 @@ The number counts the tries in a row that ended without progress before this lea
 the owner died.
 """
 
-import re
-
 from perdure.storage.stuck import BACKED_OFF
-
-_TRIES = re.compile(r"#(\d+)(?::|$)")
 
 
 def owner_of(worker_id: str, tries: int) -> str:
@@ -18,13 +14,14 @@ def owner_of(worker_id: str, tries: int) -> str:
 
 def worker_of(owner: str) -> str:
     """Return the id of the worker that a lease belongs to."""
-    return owner.rpartition("#")[0]
+    worker_id, mark, _ = owner.rpartition("#")
+    return worker_id if mark else owner
 
 
 def tries_of(owner: str | None) -> int:
     """Return the number of tries in a row without progress before this lease."""
-    found = _TRIES.search(owner or "")
-    return int(found[1]) if found else 0
+    _, mark, tries = (owner or "").rpartition("#")
+    return int(tries) if mark and tries.isdecimal() else 0
 
 
 def is_backed_off(owner: str | None) -> bool:

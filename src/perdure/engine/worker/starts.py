@@ -1,5 +1,6 @@
 """Starts of runs in the process of a worker: a new run is leased in the commit that creates it, if a slot is free."""
 
+import asyncio
 from collections.abc import Sequence
 
 from perdure.engine.execution.clock import steady
@@ -38,6 +39,11 @@ class LeasedStarts:
             await self._leased((instance, slots[0]))
         else:
             await self._unleased(instance)
+
+    @property
+    def running(self) -> "list[asyncio.Task[None]]":
+        """Return the task that creates runs with their leases at the moment, or nothing."""
+        return self._leased.running
 
     async def _create_leased(
         self, items: Sequence[tuple[WorkflowInstance, Slot]]

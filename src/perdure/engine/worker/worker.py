@@ -30,7 +30,7 @@ from perdure.engine.worker.retention import sweep_for_ever
 from perdure.engine.worker.settings import WorkerSettings
 from perdure.engine.worker.starts import STARTS, LeasedStarts
 from perdure.engine.worker.supervision import Supervised, Supervisor
-from perdure.engine.worker.waiting import end_tasks
+from perdure.engine.worker.waiting import end_tasks, wait_unless
 from perdure.engine.worker.work_loop import WorkLoop
 from perdure.storage.contract import Storage
 
@@ -121,6 +121,7 @@ class Worker:
         self.executor.drain()
         self.slots.drain()
         relaying = None if self.relay is None else asyncio.create_task(self.relay.stop(grace_sec, self.hurried))
+        await wait_unless(self.hurried, self.starts.running, until - steady())  # these runs have a lease, too
         await self.executor.wait(until - steady(), self.hurried)
         self._log_runs(logging.WARNING, "worker %s hands over %d run(s) that did not finish within %s", grace_sec)
         await self.executor.stop()
