@@ -38,7 +38,7 @@ class Claiming:
     async def claim(self) -> int:
         """Lease due runs and return their number."""
         claimed, until = 0, time.monotonic() + CLAIM_SEC
-        while self._settings.workflows:
+        while self._settings.workflows and not self._executor.stopping:
             slots = self._slots.reserve(BATCH)
             if not slots:
                 granted = self._slots.queue_search()

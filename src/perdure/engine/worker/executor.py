@@ -44,8 +44,6 @@ class RunExecutor:
         new = RunTask(self, leased)
         new.task = asyncio.create_task(new.execute(), name=f"run {new.run.id}", context=self._context.copy())
         self.tasks[new.run.id] = new
-        if self.stopping:  # its lease was requested before
-            new.run.drain()
 
     # For the tasks.
 

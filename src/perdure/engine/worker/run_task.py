@@ -75,7 +75,9 @@ class RunTask:
         """Execute the run until it ends, waits or is handed over to other workers."""
         try:
             tries = self._leased.tries
-            if self._leased.after_death and (error := died_too_often(self.run, tries)) is not None:
+            if self._executor.stopping:  # the lease was requested before
+                await self._hand_back()
+            elif self._leased.after_death and (error := died_too_often(self.run, tries)) is not None:
                 await self._back_off(error, tries)
             else:
                 await self._try(tries)

@@ -40,10 +40,16 @@ class WorkLoop:
         self.unserved = UnservedWorkflows(host, settings)
         self._whole_at = 0.0  # when to look for every kind of work, by the monotonic clock
         self._fruitless = 0
+        self._ending = False
+
+    def end(self) -> None:
+        """End the loop after the work that it does now: a cancellation would lose leases that it just acquires."""
+        self._ending = True
+        self._host.wake()
 
     async def run(self, task: Supervised) -> None:
-        """Look for work again and again."""
-        while True:
+        """Look for work again and again, until `end()` is called."""
+        while not self._ending:
             self._host.work.clear()
             granted = self._slots.searching
             try:

@@ -36,6 +36,7 @@ from perdure.storage.contract import Storage
 
 log = logging.getLogger("perdure.engine")
 
+LEASING_SEC = 3.0  # how long leases that are just being acquired may take when the worker stops
 ENDING_SEC = 1.0  # how long the last log messages may take
 NAMES_SHOWN = 5  # maximum number of workflows named in one log message
 
@@ -60,7 +61,7 @@ class Worker:
         self.hurried = asyncio.Event()  # a second signal: stop without waiting
         self._settings = settings
         self._supervisor = supervisor
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: dict[str, asyncio.Task[None]] = {}  # by what they do
         worker_id, lease_sec = settings.worker_id, settings.lease_sec
         activities = Activities(settings.max_activities, settings.max_threads, settings.transaction_sec, lease_sec)
         self.host = WorkerHost(
@@ -87,7 +88,7 @@ class Worker:
         """Start the background tasks and look for work."""
         await self.work_loop.publish()
         self.heartbeat.start()
-        self._tasks = [self._supervisor.start(name, work) for name, work in self._background_work().items()]
+        self._tasks = {name: self._supervisor.start(name, work) for name, work in self._background_work().items()}
         if self.relay is not None:
             self.relay.start(self._supervisor)
         names = sorted(self._settings.workflows)
@@ -116,12 +117,12 @@ class Worker:
         """
         until = steady() + grace_sec
         self.executor.stopping = True
-        await end_tasks(self._tasks)
+        self.work_loop.end()
         self._log_runs(logging.INFO, "worker %s is draining: %d run(s) have up to %s to finish", grace_sec)
         self.executor.drain()
         self.slots.drain()
         relaying = None if self.relay is None else asyncio.create_task(self.relay.stop(grace_sec, self.hurried))
-        await wait_unless(self.hurried, self.starts.running, until - steady())  # these runs have a lease, too
+        await self._stop_leasing(min(LEASING_SEC, until - steady()))
         await self.executor.wait(until - steady(), self.hurried)
         self._log_runs(logging.WARNING, "worker %s hands over %d run(s) that did not finish within %s", grace_sec)
         await self.executor.stop()
@@ -131,6 +132,11 @@ class Worker:
         await self.heartbeat.stop()
         self.host.activities.close()
         log.info("worker %s stopped", self.host.worker_id, extra={"worker": self.host.worker_id})
+
+    async def _stop_leasing(self, seconds: float) -> None:
+        """End the background tasks, and those that create runs; the executor releases what they just leased."""
+        await wait_unless(self.hurried, [self._tasks[WORK_LOOP], *self.starts.running], seconds)
+        await end_tasks(self._tasks.values())
 
     def _log_runs(self, level: int, message: str, grace_sec: float) -> None:
         """Log a message about the runs that are executed, if there are any."""
