@@ -94,13 +94,13 @@ class Relay:
             except BaseException as error:
                 if is_interruption(error):
                     raise
-                if not await self._parked(event, error):
+                if not await self._record_failure(event, error):
                     return False
             else:
                 await self._storage.mark_outbox_event_sent(event.event_id)
         return True
 
-    async def _parked(self, event: OutboxEvent, error: BaseException) -> bool:
+    async def _record_failure(self, event: OutboxEvent, error: BaseException) -> bool:
         """Record a failed attempt; return whether it was the last, so that the event is marked as failed."""
         message = str(error) or type(error).__name__
         attempt = event.retry_count + 1

@@ -58,7 +58,9 @@ class RunTask:
     def __init__(self, executor: "RunExecutor", leased: LeasedRun) -> None:
         self._executor = executor
         self._host = executor.host
-        self._leased = leased
+        self._slot = leased.slot
+        self._tries = leased.tries
+        self._after_death = leased.after_death
         self.lease = leased.lease
         self.lost = False  # the lease; the task has been cancelled
         self.run: Driven  # what is executed now: the run, its rollback, or its next generation
@@ -68,25 +70,24 @@ class RunTask:
     def _take_up(self, instance: WorkflowInstance, deadline: float) -> None:
         self.run = self._executor.take_up(instance)
         self.run.deadline = deadline
-        self.run.slot = self._leased.slot
+        self.run.slot = self._slot
         self._executor.hold(self)
 
     async def execute(self) -> None:
         """Execute the run until it ends, waits or is handed over to other workers."""
         try:
-            tries = self._leased.tries
             if self._executor.stopping:  # the lease was requested before
                 await self._hand_back()
-            elif self._leased.after_death and (error := died_too_often(self.run, tries)) is not None:
-                await self._back_off(error, tries)
+            elif self._after_death and (error := died_too_often(self.run, self._tries)) is not None:
+                await self._back_off(error, self._tries)
             else:
-                await self._try(tries)
+                await self._try(self._tries)
         except asyncio.CancelledError:
             self.run.evict()
             if self._executor.stopping:
                 await release(self._host.storage, self.lease)
         finally:
-            self._leased.slot.rest()
+            self._slot.rest()
             self._executor.drop(self)
 
     async def _try(self, tries: int) -> None:
