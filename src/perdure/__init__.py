@@ -6,7 +6,7 @@ Decorate functions with `@workflow` and `@activity`, open an `App` to execute ru
 
 from perdure import integrations  # noqa: F401 - registers the connections of other libraries with the engine
 from perdure.engine.api.activity import Activity, activity
-from perdure.engine.api.app import App, Client
+from perdure.engine.api.app import App
 from perdure.engine.api.calls import (
     join_group,
     leave_group,
@@ -28,6 +28,7 @@ from perdure.engine.api.calls import (
     uuid4,
     wait_event,
 )
+from perdure.engine.api.client import Client
 from perdure.engine.api.handles import RunHandle
 from perdure.engine.api.queries import BulkResult, RunPage, RunQuery
 from perdure.engine.api.run_info import ErrorInfo, RunInfo, StuckInfo, WaitInfo, WaitKind

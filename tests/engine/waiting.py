@@ -59,5 +59,5 @@ async def waiting(app: Client, *ids: str) -> WorkflowStatus:
 async def move_clock(app: App, span: timedelta) -> None:
     """Set the database's clock so far ahead of the real one, and have the worker look at it."""
     shift_clock(storage_of(app), span)
-    await app._worker._set_clock()
+    await app._worker.work_loop.publish()
     app._worker.wake()

@@ -12,7 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from perdure import App, Client
-from perdure.engine.api import app as apps
+from perdure.engine.api import database as databases
 from perdure.errors import PerdureError
 from perdure.storage.stores import SQLStorage, open_storage
 from tests.engine.crashes.rig.checker import Checker
@@ -69,12 +69,12 @@ class Openings:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        before = apps.__dict__["open_storage"]
-        apps.__dict__["open_storage"] = self._open
+        before = databases.__dict__["open_storage"]
+        databases.__dict__["open_storage"] = self._open
         try:
             yield
         finally:
-            apps.__dict__["open_storage"] = before
+            databases.__dict__["open_storage"] = before
 
     def _open(self, url: str) -> SQLStorage:
         storage = open_storage(url)

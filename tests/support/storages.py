@@ -11,7 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import cast
 
-from perdure.engine.api.app import Client
+from perdure.engine.api.client import Client
 from perdure.storage.contract import Storage
 from perdure.storage.migrations import tables
 from perdure.storage.stores import SQLStorage, open_storage, shift_clock

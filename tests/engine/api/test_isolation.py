@@ -352,7 +352,7 @@ async def test_run_of_another_workflow_with_the_id_of_a_tick_does_not_block_the_
         await until(is_there)
         assert await app.get(f"{id}~c1").result(20) == "ticked"
     async with App(shared.url, workflows=[yearly]) as app:  # starts no third one
-        await app._worker._start_ticks()
+        await app._worker.work_loop.cron.start_ticks()
         assert [run.id async for run in app.runs(workflow=yearly)] == [f"{id}~c1"]
 
 

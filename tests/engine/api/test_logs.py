@@ -319,7 +319,7 @@ async def test_lost_lease_is_logged_as_one_warning(shared: Database, lines: Line
         await rival.release_lock("a", row.locked_by or "")
         assert await rival.try_acquire_lock("a", "rival#0", 30) is not None
         await until(lambda: bool(lines.told()))
-        await until(lambda: not app._worker._driven)
+        await until(lambda: not app._worker.executor.tasks)
         assert (await handle.info()).status is WorkflowStatus.RUNNING
     assert lines.told() == [
         (
@@ -365,7 +365,7 @@ async def test_database_outage_is_logged_as_one_warning(lines: Lines) -> None:
         async with App(server.url, workflows=[order], lease=SHORT) as app:
             gates["gate"] = asyncio.Event()
             handles = [await order.options(id=id).start("gate") for id in ("a", "b")]
-            await until(lambda: len(app._worker._driven) == 2)
+            await until(lambda: len(app._worker.executor.tasks) == 2)
             lines.caplog.clear()
             server.kill()
             await until(lambda: bool(lines.of("is unavailable")))
@@ -412,7 +412,7 @@ async def test_crashed_background_task_is_logged_as_an_error(
             monkeypatch.undo()
             raise KeyError("no such thing")
 
-        monkeypatch.setattr(app._worker, "_look", crash)
+        monkeypatch.setattr(app._worker.work_loop, "look", crash)
         app._worker.wake()
         await until(lambda: bool(lines.told()))
     assert lines.told() == [

@@ -7,7 +7,8 @@ from datetime import timedelta
 import pytest
 
 from perdure import App, activity, activity_info, workflow
-from perdure.engine.execution.journal import Entry, Journal, Shared, appending
+from perdure.engine.execution.group_commit import GroupCommit
+from perdure.engine.execution.journal import Entry, Journal, appending
 from perdure.errors import CommitUnknownError, LeaseLostError, StorageError
 from perdure.model.records import HistoryEvent, HistoryEventType, Lease, WorkflowInstance
 from perdure.storage.stores import SQLStorage
@@ -70,7 +71,7 @@ async def _stored(storage: SQLStorage, id: str) -> list[str]:
 
 @pytest.mark.guarantee(6)
 async def test_rejected_write_drops_all_later_writes_of_its_run_only(storage: SQLStorage) -> None:
-    records: Shared[Entry, int] = Shared(appending(storage))
+    records: GroupCommit[Entry, int] = GroupCommit(appending(storage))
     lost, kept = [Journal(records, await _leased(storage, id), 0) for id in ("lost", "kept")]
     stored: list[str] = []
     lost.record(_event("lost", 1), lambda: stored.append("lost 1"))
@@ -104,7 +105,7 @@ async def test_later_writes_wait_until_the_outcome_of_an_unknown_commit_is_known
         return answer
 
     storage.append_histories = losing  # type: ignore[method-assign]
-    journal = Journal(Shared(appending(storage)), await _leased(storage, "a"), 0)
+    journal = Journal(GroupCommit(appending(storage)), await _leased(storage, "a"), 0)
     journal.record(_event("a", 1), lambda: None)
     await asyncio.sleep(0)  # it is on its way
     journal.record(_event("a", 2), lambda: None)

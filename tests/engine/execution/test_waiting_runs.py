@@ -145,12 +145,12 @@ async def test_cached_run_catches_up_after_another_worker_resumed_it(shared: Dat
     async with App(shared.url) as here:
         await several.options(id="a").start()
         await waiting(here, "a")
-        parked = here._worker._parked["a"]
-        here._worker._slots.most = 0  # takes nothing for a while
+        parked = here._worker.executor.cache.runs["a"]
+        here._worker.slots.most = 0  # takes nothing for a while
         async with App(shared.url) as there:
             await there.publish("left", 1)
-            await until(lambda: "a" in there._worker._parked)
-        here._worker._slots.most = 1000
+            await until(lambda: "a" in there._worker.executor.cache.runs)
+        here._worker.slots.most = 1000
         await here.publish("right", 2)
         assert sorted(await here.get("a").result(SOON)) == ["clock", "left 1", "right 2"]
         assert parked.replayer.done

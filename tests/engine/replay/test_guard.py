@@ -597,15 +597,15 @@ async def test_cached_run_that_was_cancelled_or_recurred_is_evicted(
     monkeypatch.setattr(Replayer, "evict", counted)
     async with App(database.url) as app:
         await gated.options(id="one").start("one")
-        await until(lambda: "one" in app._worker._parked)
-        parked = app._worker._parked["one"].replayer
+        await until(lambda: "one" in app._worker.executor.cache.runs)
+        parked = app._worker.executor.cache.runs["one"].replayer
         await app.cancel("one")
         await until(lambda: parked in evicted)
         await gated.options(id="two").start("two")
-        await until(lambda: "two" in app._worker._parked)
-        parked = app._worker._parked["two"].replayer
+        await until(lambda: "two" in app._worker.executor.cache.runs)
+        parked = app._worker.executor.cache.runs["two"].replayer
         row = await row_of(app, "two")
-        app._worker._taken_up(type(row)("two", gated.name, row.input_data, continued_from="two~1")).evict()
+        app._worker.executor.take_up(type(row)("two", gated.name, row.input_data, continued_from="two~1")).evict()
         assert parked in evicted
 
 

@@ -94,7 +94,7 @@ async def test_finished_run_is_never_executed_again(database: Database) -> None:
     async with App(database.url) as app:
         assert await (await simple.options(id="a").start("once")).result(SOON) == "once"
         assert await app._storage.acquire_locks(["a"], "anybody", 5) == [None]
-        app._worker._wake.set()
+        app._worker.wake()
         assert await (await simple.options(id="b").start("twice")).result(SOON) == "twice"
         assert await (await simple.options(id="a").start("once")).result(SOON) == "once"
     assert seen == ["once", "twice"]

@@ -125,9 +125,9 @@ async def test_no_activity_starts_after_the_local_deadline(database: Database) -
         gates["two"].set()
         await two_gates.options(id="a").start("one", "two")
         await until(entered("one"))
-        app._worker._runs["a"].deadline = time.monotonic()
+        app._worker.executor.tasks["a"].run.deadline = time.monotonic()
         gates["one"].set()
-        await until(lambda: "a" not in app._worker._runs)
+        await until(lambda: "a" not in app._worker.executor.tasks)
         assert not entered("two")()
         row = await row_of(app, "a")
         assert row.locked_by is not None
@@ -170,7 +170,7 @@ async def test_worker_that_lost_its_lease_ends_the_tasks_and_writes_nothing(data
         await until(entered("one"))
         lease = await steal(storage_of(app), "a")
         await until(entered("one cancelled"), 2)
-        await until(lambda: "a" not in app._worker._driven)
+        await until(lambda: "a" not in app._worker.executor.tasks)
         assert await rows(app, "a") == []
         row = await row_of(app, "a")
         assert (row.locked_by, row.lock_token) == ("thief", lease.token)
@@ -188,7 +188,7 @@ async def test_disconnected_worker_detects_the_lost_lease_by_its_rejected_write(
         await until(entered("one"))
         lease = await steal(storage_of(app), "a")
         gates["one"].set()
-        await until(lambda: "a" not in app._worker._runs)
+        await until(lambda: "a" not in app._worker.executor.tasks)
         assert await rows(app, "a") == []
         assert not entered("two")()
         event = HistoryEvent("a", "1:gated", HistoryEventType.ACTIVITY_COMPLETED, b'"theirs"')
@@ -225,7 +225,7 @@ async def test_wake_ups_for_an_executing_run_do_not_execute_it_twice(database: D
     async with App(database.url) as app:
         handle = await behind_a_gate.start("one")
         for _ in range(5):
-            app._worker._wake.set()
+            app._worker.wake()
             await app.publish("noise", 1)
             await asyncio.sleep(0.03)
         gates["one"].set()
@@ -247,6 +247,6 @@ async def test_activity_longer_than_its_lease_executes_once(shared: Database) ->
 async def test_new_run_is_not_claimed_by_another_worker_during_start(shared: Database) -> None:
     async with App(shared.url), App(shared.url) as second:
         handles = await asyncio.gather(*(simple.start(str(n)) for n in range(60)))
-        second._worker._wake.set()
+        second._worker.wake()
         assert await asyncio.gather(*(handle.result(SOON) for handle in handles)) == [str(n) for n in range(60)]
     assert set(Counter(seen).values()) == {1}

@@ -204,7 +204,7 @@ async def test_events_claimed_by_a_dead_worker_are_published_by_another(shared: 
             await client.send_event("later", 2, source="elsewhere")
             await until(lambda: types() == ["later"])
             shift_clock(storage_of(app), timedelta(seconds=relay.CLAIM_SEC + 1))
-            app._worker._relay.wake()  # type: ignore[union-attr]
+            app._worker.relay.wake()  # type: ignore[union-attr]
             await until(lambda: types() == ["later", "kept"])
 
 

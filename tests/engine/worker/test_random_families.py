@@ -201,9 +201,9 @@ async def play(backend: str, backend_database: BackendDatabase, story: Story) ->
             left = "SELECT instance_id, status, locked_by FROM workflow_instances WHERE finished_at IS NULL"
             rows = "\n".join(map(str, await sql.fetch(left)))
             raise AssertionError(f"these do not end:\n{rows}") from None
-        slots = app._worker._slots
-        await until(lambda: not app._worker._driven and (slots.taken, slots.waiting, slots.idle) == (0, 0, 0))
-        assert not app._worker._heartbeat._held
+        slots = app._worker.slots
+        await until(lambda: not app._worker.executor.tasks and (slots.taken, slots.waiting, slots.idle) == (0, 0, 0))
+        assert not app._worker.heartbeat._leases
         assert not app._results._watched
     assert most <= story.max_runs
 

@@ -392,24 +392,25 @@ class Looks:
     """Waits until the worker has looked for work once more."""
 
     def __init__(self, app: App) -> None:
-        self._worker = app._worker
+        self._loop = app._worker.work_loop
+        self._wake = app._worker.wake
         self._looked = asyncio.Event()
 
     async def __aenter__(self) -> "Looks":
-        look = self._worker._look
+        look = self._loop.look
 
         async def looking() -> float:
             delay = await look()
             self._looked.set()
             return delay
 
-        self._worker._look = looking  # type: ignore[method-assign]
+        self._loop.look = looking  # type: ignore[method-assign]
         return self
 
     async def done(self) -> None:
-        self._worker.wake()
+        self._wake()
         async with asyncio.timeout(20):
             await self._looked.wait()
 
     async def __aexit__(self, *_: object) -> None:
-        del self._worker._look
+        del self._loop.look

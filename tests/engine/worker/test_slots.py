@@ -25,7 +25,7 @@ from perdure import (
 )
 from perdure.engine.execution.driven import Drained
 from perdure.engine.execution.slots import Slots
-from perdure.model.records import ListInstancesOptions
+from perdure.model.records import Lease, ListInstancesOptions
 from tests.engine.waiting import status_of, stuck_runs, until
 from tests.support.storages import Database
 
@@ -234,14 +234,14 @@ async def patient_parent(count: int) -> None:
 
 def slots(app: App) -> tuple[int, int, int]:
     """Slots taken, runs that wait for one, runs that wait without one."""
-    found = app._worker._slots
+    found = app._worker.slots
     return found.taken, found.waiting, found.idle
 
 
 async def all_free(app: App) -> None:
     """No slot leaked, none was given back twice, and nothing is held for a run that is over."""
-    await until(lambda: slots(app) == (0, 0, 0) and not app._worker._driven)
-    assert app._worker._heartbeat._held == {}
+    await until(lambda: slots(app) == (0, 0, 0) and not app._worker.executor.tasks)
+    assert not app._worker.heartbeat._leases
     assert app._results._watched == {}
 
 
@@ -349,7 +349,7 @@ async def test_compensations_between_attempts_hold_no_slot(shared: Database) -> 
         assert [await handle.result(SOON) for handle in handles] == [f"{number}" for number in range(10)]
         assert (await app.get("saga-0").info()).status is WorkflowStatus.COMPENSATING
         await until(lambda: slots(app) == (0, 0, 3))
-        assert not any(run.at_work for run in app._worker._runs.values())
+        assert not any(task.run.at_work for task in app._worker.executor.tasks.values())
     assert sorted(seen) == ["unbook 0 1", "unbook 1 1", "unbook 2 1"]
 
 
@@ -389,8 +389,9 @@ async def test_short_pause_between_attempts_holds_no_slot(shared: Database) -> N
 async def test_loop_with_short_sleeps_does_not_block_other_runs(shared: Database) -> None:
     async with App(shared.url, max_runs=1) as app:
         first = await watching.start()
-        await until(lambda: slots(app) == (0, 0, 0) and first.id in app._worker._runs)
-        assert app._worker._runs[first.id].at_work  # it hears of a cancel as soon as those that hold a slot
+        await until(lambda: slots(app) == (0, 0, 0) and first.id in app._worker.executor.tasks)
+        watched = app._worker.executor.tasks[first.id].run
+        assert watched.at_work  # it hears of a cancel as soon as those that hold a slot
         await (await doing.start()).result(SOON)
         await first.result(SOON)
         await all_free(app)
@@ -413,8 +414,8 @@ async def test_stopping_worker_hands_over_runs_that_wait_without_a_slot(shared: 
             gate("leave a").set()  # the child may end, and then its parent
             gate("service").set()
         worker = app._worker
-        assert (worker._slots.taken, worker._slots.waiting, worker._slots.idle) == (0, 0, 0)
-        assert worker._driven == {}
+        assert (worker.slots.taken, worker.slots.waiting, worker.slots.idle) == (0, 0, 0)
+        assert worker.executor.tasks == {}
         async with App(shared.url, max_runs=1) as app:
             assert await app.get(parent.id).result(SOON) == "left"
             with pytest.raises(WorkflowFailedError):
@@ -427,16 +428,21 @@ async def test_stopping_worker_does_not_wait_for_runs_that_wait_for_a_slot(share
     async with asyncio.timeout(30):
         async with App(shared.url, max_runs=1, drain_timeout=timedelta(minutes=1)) as app:
             polled = await watching.start()
-            await until(lambda: slots(app) == (0, 0, 0) and polled.id in app._worker._driven)
+            await until(lambda: slots(app) == (0, 0, 0) and polled.id in app._worker.executor.tasks)
             await holding.start("busy")
             await until(lambda: "holds busy" in seen and slots(app)[1] == 1)
             asyncio.get_running_loop().call_later(0.2, gate("busy").set)
-        assert app._worker._slots.taken == 0
-        assert app._worker._driven == {}
+        assert app._worker.slots.taken == 0
+        assert app._worker.executor.tasks == {}
         seen.append("done")
         async with App(shared.url, max_runs=1) as app:
             await app.get(polled.id).result(SOON)
             await all_free(app)
+
+
+def _is_leased_anew(app: App, lease: Lease) -> bool:
+    task = app._worker.executor.tasks.get(lease.instance_id)
+    return task is not None and task.lease is not lease
 
 
 async def test_parent_cancelled_while_it_waits_for_its_children_ends_as_cancelled(shared: Database) -> None:
@@ -445,9 +451,9 @@ async def test_parent_cancelled_while_it_waits_for_its_children_ends_as_cancelle
         await until(_all_are(app, "waiting_for_message", 2))
         await app.send_event("slots.leave", None)
         await until(lambda: "leave a" in seen and slots(app) == (1, 0, 1))
-        lease = app._worker._leases[parent.id]
+        lease = app._worker.executor.tasks[parent.id].lease
         await parent.cancel("after all")
-        await until(lambda: app._worker._leases.get(parent.id) not in (None, lease))  # it is undone by now
+        await until(lambda: _is_leased_anew(app, lease))  # it is undone by now
         await until(lambda: slots(app) == (1, 0, 1))
         gate("leave a").set()
         with pytest.raises(WorkflowCancelledError, match="after all"):
@@ -505,10 +511,10 @@ async def test_cancelled_run_with_a_running_thread_does_not_block_the_search(sha
             stuck = await blocking.start()
             await until(lambda: "blocks" in seen)
             await app.cancel(stuck.id)
-            await until(lambda: app._worker._awaited == {stuck.id})
+            await until(lambda: app._worker.executor.awaited == {stuck.id})
             handles = [await plain.start(f"{number}") for number in range(3)]  # by the client: it has to be found
             assert [await handle.result(SOON) for handle in handles] == ["0", "1", "2"]
-            assert stuck.id in app._worker._driven
+            assert stuck.id in app._worker.executor.tasks
         finally:
             blocked.set()
         with pytest.raises(WorkflowCancelledError):

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from perdure import App, Client, RunInfo, WorkflowFailedError, WorkflowStatus, activity
+from perdure.engine.api.stuck import stuck_info
 from perdure.engine.worker import stuck
-from perdure.engine.worker.stuck import published, reason_of, served_names, stuck_info
+from perdure.engine.worker.stuck import published, reason_of, served_names
 from perdure.errors import InvalidPageTokenError
 from perdure.model.records import HistoryEvent, HistoryEventType, Lease, WorkflowInstance
 from perdure.storage.stores import shift_clock
@@ -270,13 +271,13 @@ async def test_run_that_no_worker_serves_is_listed_and_logged_as_a_warning(
             return [text for text in found if "'stuck.gone'" in text]
 
         for _ in range(3):
-            await app._worker._set_clock()
-            await app._worker._warn_of_unserved()
+            await app._worker.host.clock.set()
+            await app._worker.work_loop.unserved.warn()
         assert len(warnings()) == 1
         assert "no worker has taken 1 run(s) of workflow 'stuck.gone', for example a" in warnings()[0]
         later = stuck.UNSERVED.total_seconds() + 1000
-        monkeypatch.setattr("perdure.engine.worker.worker.steady", lambda: time.monotonic() + later)
-        await app._worker._warn_of_unserved()
+        monkeypatch.setattr("perdure.engine.worker.unserved.steady", lambda: time.monotonic() + later)
+        await app._worker.work_loop.unserved.warn()
         assert len(warnings()) == 2
 
 

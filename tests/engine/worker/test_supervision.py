@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from perdure import App, Client, ClosedError, EngineError, Retention, activity, wait_event, workflow
-from perdure.engine.execution.journal import Shared
+from perdure.engine.execution.group_commit import GroupCommit
 from perdure.engine.replay.definitions import WORKFLOWS
 from perdure.engine.worker import supervision
 from perdure.engine.worker.results import Results
@@ -110,10 +110,10 @@ async def test_listener_is_restarted(
     async with App(shared.url) as app:
         wakeups = app._storage.wakeups
         monkeypatch.setattr(app._storage, "wakeups", broken)
-        task = asyncio.create_task(app._worker._listen(Supervised("listener")))
+        task = asyncio.create_task(app._worker.listener.run(Supervised("listener")))
         with pytest.raises(Broken):
             await task
-        restarted = app._supervisor.start("listener", app._worker._listen)
+        restarted = app._supervisor.start("listener", app._worker.listener.run)
         await until(lambda: len(errors(caplog, "listener")) >= 2)
         monkeypatch.setattr(app._storage, "wakeups", wakeups)
         assert await (await says.start("still here")).result(SOON) == "still here"
@@ -239,9 +239,8 @@ async def test_failed_group_commit_answers_every_caller_and_the_next_one_works(
     outcome: object, caplog: pytest.LogCaptureFixture
 ) -> None:
     write = Writer(outcome)
-    shared: Shared[int, int] = Shared(write)
     supervisor = Supervisor()
-    shared.supervised = supervisor.watch("group commit")
+    shared: GroupCommit[int, int] = GroupCommit(write, supervisor.watch("group commit"))
     first, second = asyncio.create_task(shared(1)), asyncio.create_task(shared(2))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
@@ -260,7 +259,7 @@ async def test_failed_group_commit_answers_every_caller_and_the_next_one_works(
 async def test_cancelled_caller_of_a_group_commit_does_not_affect_others() -> None:
     """19."""
     write = Writer()
-    shared: Shared[int, int] = Shared(write)
+    shared: GroupCommit[int, int] = GroupCommit(write)
     callers = [asyncio.create_task(shared(number)) for number in range(3)]
     await asyncio.sleep(0)
     callers[1].cancel()
@@ -315,14 +314,14 @@ PROGRAM = """
 import asyncio, sys
 from perdure import App
 from perdure.engine.worker import supervision
-from perdure.engine.worker.worker import Worker
+from perdure.engine.worker.work_loop import WorkLoop
 
 supervision.FIRST_SEC = supervision.LONGEST_SEC = 0.01
 
 async def broken(self):
     raise KeyError("on purpose")
 
-Worker._look = broken
+WorkLoop.look = broken
 asyncio.run(App(sys.argv[1]).serve())
 """
 

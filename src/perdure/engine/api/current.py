@@ -9,7 +9,7 @@ from perdure.engine.replay.context import RUN
 from perdure.errors import EngineError, NotDurableError
 
 if TYPE_CHECKING:
-    from perdure.engine.api.app import Client
+    from perdure.engine.api.client import Client
 
 APP: "ContextVar[Client | None]" = ContextVar("perdure_app", default=None)
 _open: "list[Client]" = []  # all open apps and clients of this process

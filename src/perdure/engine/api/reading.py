@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from perdure.engine.api.run_info import ErrorInfo, RunInfo, WaitInfo, WaitKind
+from perdure.engine.api.stuck import stuck_info
 from perdure.engine.api.values import CANCELLED, arguments_of, error_of, result_of
 from perdure.engine.execution.rows import read_rows
 from perdure.engine.history import ids
@@ -20,7 +21,8 @@ from perdure.engine.history.records import (
     record_of,
 )
 from perdure.engine.replay.definitions import WORKFLOWS
-from perdure.engine.worker.stuck import UNSERVED, is_backed_off, served_names, stuck_info, tries_of, unclaimed_for
+from perdure.engine.worker.owners import is_backed_off, tries_of, worker_of
+from perdure.engine.worker.stuck import UNSERVED, served_names, unclaimed_for
 from perdure.model import names
 from perdure.model.records import RegisteredWait, StuckInstance, WorkflowInstance
 from perdure.model.states import RESUMABLE, TERMINAL, WorkflowStatus
@@ -99,7 +101,7 @@ def _run(
         children=started,
         previous=row.continued_from,
         waiting_for=_waiting(row.instance_id, waits),
-        worker=(row.locked_by or "").partition("#")[0] if leased else None,
+        worker=worker_of(row.locked_by) if row.locked_by is not None and leased else None,
         lease_expires_at=row.lock_expires_at if leased else None,
         attempts=0 if ended else stuck.tries if stuck is not None else tries_of(row.locked_by),
         stuck=why,

@@ -8,7 +8,8 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
 
 from perdure.engine.execution.clock import steady
-from perdure.engine.execution.journal import Entry, Shared
+from perdure.engine.execution.group_commit import GroupCommit
+from perdure.engine.execution.journal import Entry
 from perdure.engine.replay.context import ActivityInfo
 from perdure.engine.replay.definitions import ActivityDefinition, WorkflowDefinition
 from perdure.engine.replay.steps import Effect
@@ -98,9 +99,9 @@ class Host(Protocol):
     """What a run needs of its worker."""
 
     storage: Storage
-    records: Shared[Entry, int]
-    completions: "Shared[tuple[Lease, bytes], None]"
-    suspensions: "Shared[tuple[Lease, list[Wait]], Suspension]"
+    records: GroupCommit[Entry, int]
+    completions: GroupCommit[tuple[Lease, bytes], None]
+    suspensions: GroupCommit[tuple[Lease, list[Wait]], Suspension]
 
     def now(self) -> datetime:
         """Return an estimate of the database's clock."""

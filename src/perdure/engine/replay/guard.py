@@ -60,6 +60,11 @@ def is_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
+def is_interruption(error: BaseException) -> bool:
+    """Return whether an error ends this task from outside (a signal or a cancellation); otherwise its code failed."""
+    return came_by_signal(error) or (isinstance(error, asyncio.CancelledError) and is_cancelled())
+
+
 async def outcome_of(call: Awaitable[T]) -> tuple[T | None, BaseException | None]:
     """Await user code as the whole content of a task; return its result, and its error if it is no `Exception`.
 

@@ -13,7 +13,7 @@ from perdure.database.backends.base import Executor
 from perdure.engine.execution.clock import steady
 from perdure.engine.execution.driven import Attempt, Done, Record
 from perdure.engine.replay.context import ATTEMPT, RUN
-from perdure.engine.replay.guard import came_by_signal, is_cancelled, outcome_of
+from perdure.engine.replay.guard import came_by_signal, is_cancelled, is_interruption, outcome_of
 from perdure.engine.replay.steps import Effect
 from perdure.engine.worker import sharing
 from perdure.engine.worker.threads import Threads
@@ -60,7 +60,7 @@ class Activities:
             except LeaseLostError:
                 raise
             except BaseException as error:
-                if came_by_signal(error) or (isinstance(error, asyncio.CancelledError) and is_cancelled()):
+                if is_interruption(error):
                     raise
                 return Done(error=error)
 
@@ -206,7 +206,7 @@ async def _as_exception(code: Coroutine[Any, Any, Any]) -> Any:
     except Exception:
         raise
     except BaseException as error:
-        if came_by_signal(error) or (isinstance(error, asyncio.CancelledError) and is_cancelled()):
+        if is_interruption(error):
             raise
         raise _Raised(error) from error
 

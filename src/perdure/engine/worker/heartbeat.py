@@ -9,12 +9,11 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, suppress
-from datetime import datetime
-from typing import Protocol
 
 from perdure.engine.execution.clock import steady
+from perdure.engine.worker.held_leases import Held, HeldLeases
 from perdure.engine.worker.supervision import Supervised
 from perdure.errors import StorageError
 from perdure.model.records import Lease
@@ -25,16 +24,6 @@ log = logging.getLogger("perdure.engine")
 PAGE = 1000
 STOP_SEC = 5.0  # how long the worker waits for the thread to end
 CALM_SEC = 0.3  # minimum time between two renewals
-
-
-class Held(Protocol):
-    """A run whose lease is renewed."""
-
-    deadline: float
-
-    @property
-    def at_work(self) -> bool:
-        """Return whether code may execute now or very soon, which has to stop soon after the lease is lost."""
 
 
 class Heartbeat:
@@ -53,19 +42,17 @@ class Heartbeat:
         self._lease_sec = lease_sec
         self._lost = lost
         self._supervised = supervised or Supervised("heartbeat")
-        self._held: dict[str, tuple[Lease, Held]] = {}
-        self._expiries: dict[Lease, datetime] = {}  # as last renewed
+        self._leases = HeldLeases()
         self._whole_at = steady() + lease_sec / 3  # when to renew all leases
         self._nudged = False
         self._stop = threading.Event()
         self._due = threading.Event()  # renew now: a lease may be lost
-        self._thread = threading.Thread(target=self._main, name="perdure-heartbeat", daemon=True)
 
     def start(self) -> None:
         """Start the thread."""
         self._host = asyncio.get_running_loop()
         self._ended = asyncio.Event()
-        self._thread.start()
+        threading.Thread(target=self._main, name="perdure-heartbeat", daemon=True).start()
 
     async def stop(self) -> None:
         """Stop the thread, which marks the worker as gone; don't wait long for an unavailable database."""
@@ -84,19 +71,16 @@ class Heartbeat:
 
     def nudge(self) -> None:
         """Check the leases soon, because a run of this worker may have been cancelled."""
-        if self._held:
+        if self._leases:
             self._due.set()
 
     def hold(self, lease: Lease, held: Held) -> None:
         """Renew this lease from now on."""
-        self._held[lease.instance_id] = (lease, held)
+        self._leases.hold(lease, held)
 
     def drop(self, lease: Lease) -> None:
         """Stop renewing this lease."""
-        found = self._held.get(lease.instance_id)
-        if found is not None and found[0] is lease:
-            del self._held[lease.instance_id]
-        self._expiries.pop(lease, None)
+        self._leases.drop(lease)
 
     def _main(self) -> None:
         try:
@@ -122,7 +106,7 @@ class Heartbeat:
             while not await self._rest():
                 try:
                     await self._renew(storage)
-                    if not self._nudged and (self._held or time.monotonic() >= rested_until):
+                    if not self._nudged and (self._leases or time.monotonic() >= rested_until):
                         await storage.beat_worker(self._worker_id)
                         rested_until = time.monotonic() + self._lease_sec  # an idle worker reports less often
                     self._supervised.succeeded()
@@ -141,7 +125,7 @@ class Heartbeat:
 
     async def _renew(self, storage: Storage) -> None:
         """Renew all leases after a third of their duration; after a nudge, only those of runs that execute code."""
-        held = list(self._held.values())
+        held = self._leases.all()
         if self._nudged and steady() < self._whole_at:
             held = [each for each in held if each[1].at_work]
         else:
@@ -150,24 +134,13 @@ class Heartbeat:
             page = held[first : first + PAGE]
             sent = steady()
             renewed = await storage.refresh_locks([lease for lease, _ in page], self._lease_sec)
-            self._judge(page, renewed, sent + self._lease_sec)
-
-    def _judge(self, page: Sequence[tuple[Lease, Held]], renewed: Sequence[Lease | None], deadline: float) -> None:
-        for (lease, held), found in zip(page, renewed, strict=True):
-            if self._held.get(lease.instance_id, (None,))[0] is not lease:
-                continue  # released in the meantime
-            if found is None:
-                self._lose(lease)
-            elif found.expires_at > self._expiries.get(lease, lease.expires_at):
-                held.deadline = deadline
-                self._expiries[lease] = found.expires_at
-            # Otherwise the run's own commit locks the row: the lease is still held, but was not extended.
+            for lost in self._leases.renewed(page, renewed, sent + self._lease_sec):
+                self._lose(lost)
 
     def _lose_overdue(self) -> None:
         """Treat the leases whose deadline has passed without a renewal as lost."""
-        for lease, held in list(self._held.values()):
-            if steady() >= held.deadline:
-                self._lose(lease)
+        for lease in self._leases.overdue():
+            self._lose(lease)
 
     def _lose(self, lease: Lease) -> None:
         with suppress(RuntimeError):  # the host's loop is closed

@@ -8,8 +8,9 @@ import inspect
 import logging
 from collections.abc import Awaitable, Sequence
 
-from perdure.engine.replay.guard import came_by_signal, is_cancelled
+from perdure.engine.replay.guard import came_by_signal, is_interruption
 from perdure.engine.worker.log import log_event
+from perdure.engine.worker.waiting import end_tasks
 from perdure.hooks import Hook, HookEvent
 
 log = logging.getLogger("perdure.engine")
@@ -49,7 +50,7 @@ class Hooks:
         try:
             await answer
         except BaseException as error:
-            if came_by_signal(error) or (isinstance(error, asyncio.CancelledError) and is_cancelled()):
+            if is_interruption(error):
                 raise
             _log_failure(hook, event, error)
 
@@ -63,9 +64,7 @@ class Hooks:
                 len(self._tasks),
                 extra={"hooks": len(self._tasks)},
             )
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.wait(self._tasks, timeout=ENDING_SEC)
+            await end_tasks(list(self._tasks), ENDING_SEC)
 
 
 def _log_failure(hook: Hook, event: HookEvent, error: BaseException) -> None:

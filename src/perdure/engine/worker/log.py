@@ -8,7 +8,7 @@ import logging
 from dataclasses import fields
 from datetime import timedelta
 
-from perdure.errors import NonDeterminismError
+from perdure.engine.execution.driven import Driven
 from perdure.hooks import (
     CompensationCompleted,
     CompensationFailed,
@@ -110,7 +110,6 @@ def seconds(span: timedelta | float) -> str:
     return f"{span.total_seconds() if isinstance(span, timedelta) else span:.3g} s"
 
 
-def summary_of(error: BaseException) -> str:
-    """Return why a run is stuck, without the arguments that a `NonDeterminismError` shows."""
-    message = error.summary if isinstance(error, NonDeterminismError) else str(error)
-    return f"{type(error).__name__}: {message}" if message else type(error).__name__
+def about(run: Driven) -> dict[str, object]:
+    """Return the fields of a log message about a run."""
+    return {"run_id": run.id, "workflow": run.workflow.name}

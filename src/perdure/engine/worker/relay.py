@@ -11,8 +11,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from itertools import groupby
 from operator import attrgetter
 
-from perdure.engine.replay.guard import came_by_signal, is_cancelled
+from perdure.engine.replay.guard import is_interruption
 from perdure.engine.worker.supervision import Supervised, Supervisor
+from perdure.engine.worker.waiting import end_tasks, wait_unless
 from perdure.errors import StorageError, TerminalError
 from perdure.model.records import OutboxEvent
 from perdure.storage.contract import Storage
@@ -55,11 +56,8 @@ class Relay:
         self._stopping = True
         self._wake.set()
         if self._task is not None:
-            hurry = asyncio.create_task(hurried.wait())
-            await asyncio.wait([self._task, hurry], timeout=grace_sec, return_when="FIRST_COMPLETED")
-            hurry.cancel()
-            self._task.cancel()
-            await asyncio.wait([self._task], timeout=ENDING_SEC)
+            await wait_unless(hurried, [self._task], grace_sec)
+            await end_tasks([self._task], ENDING_SEC)
 
     async def _look_for_ever(self, task: Supervised) -> None:
         pause = LOOK_SEC
@@ -94,15 +92,15 @@ class Relay:
                 async with asyncio.timeout(PUBLISH_SEC):
                     await self._publisher(event)
             except BaseException as error:
-                if came_by_signal(error) or (isinstance(error, asyncio.CancelledError) and is_cancelled()):
+                if is_interruption(error):
                     raise
-                if not await self._parked(event, error):
+                if not await self._record_failure(event, error):
                     return False
             else:
                 await self._storage.mark_outbox_event_sent(event.event_id)
         return True
 
-    async def _parked(self, event: OutboxEvent, error: BaseException) -> bool:
+    async def _record_failure(self, event: OutboxEvent, error: BaseException) -> bool:
         """Record a failed attempt; return whether it was the last, so that the event is marked as failed."""
         message = str(error) or type(error).__name__
         attempt = event.retry_count + 1

@@ -5,20 +5,19 @@ a second; the end of a run in this process is passed on at once.
 """
 
 import asyncio
-import logging
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+from perdure.engine.worker.notifications import listen
 from perdure.engine.worker.supervision import Supervised, Supervisor
+from perdure.engine.worker.waiting import end_tasks
 from perdure.errors import ClosedError, StorageError
 from perdure.model.records import WakeUp, WorkflowInstance
 from perdure.model.states import TERMINAL
 from perdure.storage.contract import Storage
 from perdure.storage.wakeups import RESUMABLE
-
-log = logging.getLogger("perdure.engine")
 
 ASK_SEC = 1.0
 PAGE = 1000
@@ -108,12 +107,7 @@ class Results:
 
     def hint(self, hint: WakeUp) -> None:
         """Query soon if a notification says that a run may have ended."""
-        if hint.kind in ("scan", RESUMABLE) and hint.payload.get("reason") in (
-            None,
-            "completed",
-            "failed",
-            "cancelled",
-        ):
+        if hint.kind in ("scan", RESUMABLE) and hint.payload.get("reason") in (None, *ENDS):
             self._hint.set()
 
     async def ended(self, instance_id: str) -> None:
@@ -159,8 +153,7 @@ class Results:
                 await asyncio.sleep(asked + ASK_SEC - time.monotonic())
         finally:
             if listener is not None:
-                listener.cancel()
-                await asyncio.wait([listener])
+                await end_tasks([listener])
 
     async def _look(self) -> None:
         ids = list({**self._waiting, **self._watched})
@@ -169,14 +162,7 @@ class Results:
             self._tell(page, await self._storage.get_instances(page))
 
     async def _listen(self, task: Supervised) -> None:
-        while True:
-            try:
-                async for hint in self._storage.wakeups():
-                    task.succeeded()
-                    self.hint(hint)
-            except StorageError as error:
-                log.debug("listening for ended runs failed, retrying in %g s: %s", ASK_SEC, error)
-            await asyncio.sleep(ASK_SEC)
+        await listen(self._storage, task, self.hint)
 
     def _refuse_if_closed(self, instance_id: str) -> None:
         if self._closed:
@@ -190,8 +176,7 @@ class Results:
                 if not future.done():
                     future.set_exception(_closed(instance_id))
         if self._asker is not None:
-            self._asker.cancel()
-            await asyncio.wait([self._asker])
+            await end_tasks([self._asker])
 
 
 def _closed(instance_id: str) -> ClosedError:

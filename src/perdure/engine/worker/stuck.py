@@ -11,14 +11,12 @@ from collections.abc import Collection
 from contextlib import suppress
 from datetime import datetime, timedelta
 
-from perdure.engine.api.run_info import StuckInfo
 from perdure.engine.history.codec import encode
-from perdure.errors import StorageError
+from perdure.errors import NonDeterminismError, StorageError
 from perdure.model.limits import METADATA_MAX
-from perdure.model.records import StuckInstance, WorkerInfo, WorkflowInstance
+from perdure.model.records import WorkerInfo, WorkflowInstance
 from perdure.model.states import RESUMABLE, TERMINAL
 from perdure.storage.contract import Storage
-from perdure.storage.stuck import BACKED_OFF
 
 log = logging.getLogger("perdure.engine")
 
@@ -29,26 +27,18 @@ REASON_MAX = 4000
 BEATS = 2.0  # a worker that has missed this many heartbeats is not live
 BEAT_GRACE = timedelta(seconds=5)
 LONGEST_BEAT = timedelta(days=1)
-_TRIES = re.compile(r"#(\d+)(?::|$)")
 _SPACE = re.compile(r"[\s\x00-\x1f\x7f-\x9f\ud800-\udfff]+")
 
 
-def reason_of(error: BaseException) -> str:
-    """Return the reason why a run is stuck: the error in one line."""
-    message = _SPACE.sub(" ", str(error)).strip()
+def reason_of(error: BaseException, *, arguments: bool = True) -> str:
+    """Return the reason why a run is stuck: the error in one line.
+
+    Without `arguments`, as for a log, the arguments that a `NonDeterminismError` shows are left out.
+    """
+    shown = error.summary if isinstance(error, NonDeterminismError) and not arguments else str(error)
+    message = _SPACE.sub(" ", shown).strip()
     text = f"{type(error).__name__}: {message}" if message else type(error).__name__
     return text if len(text) <= REASON_MAX else f"{text[: REASON_MAX - 1].rstrip()}…"
-
-
-def tries_of(owner: str | None) -> int:
-    """Return the number of tries in a row without progress before this lease, which its owner contains."""
-    found = _TRIES.search(owner or "")
-    return int(found[1]) if found else 0
-
-
-def is_backed_off(owner: str | None) -> bool:
-    """Return whether a lease belongs to no worker but keeps a run in back-off."""
-    return owner is not None and owner.startswith(BACKED_OFF)
 
 
 def unclaimed_for(row: WorkflowInstance, now: datetime) -> timedelta:
@@ -57,22 +47,6 @@ def unclaimed_for(row: WorkflowInstance, now: datetime) -> timedelta:
     if row.status not in RESUMABLE or since is None:
         return timedelta(0)
     return max(now - since, timedelta(0))
-
-
-def stuck_info(
-    row: WorkflowInstance, found: StuckInstance | None, now: datetime, served: Collection[str] | None
-) -> StuckInfo | None:
-    """Return why a run is stuck; None if it is not. `served` has the names of workflows with a live worker."""
-    if found is not None:
-        return StuckInfo(found.reason, found.since, found.next_retry_at if is_backed_off(row.locked_by) else None)
-    waited = unclaimed_for(row, now)
-    if served is None or row.workflow_name in served or waited < UNSERVED:
-        return None
-    reason = (
-        f"no worker has taken the run for {waited.total_seconds():.0f} s, and no live worker serves workflow "
-        f"{row.workflow_name!r}: was it renamed or deleted, or is its worker not running?"
-    )
-    return StuckInfo(reason, now - waited)
 
 
 async def oldest_due(storage: Storage) -> timedelta | None:

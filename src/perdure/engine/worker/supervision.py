@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from perdure.engine.execution.clock import steady
-from perdure.engine.replay.guard import came_by_signal, is_cancelled
+from perdure.engine.replay.guard import is_interruption
 from perdure.engine.worker.log import seconds
 from perdure.errors import EngineError
 
@@ -186,7 +186,7 @@ class Supervisor:
                     await work(task)
                     return
                 except BaseException as error:
-                    if came_by_signal(error) or (isinstance(error, asyncio.CancelledError) and is_cancelled()):
+                    if is_interruption(error):
                         raise
                     pause = task.failed(error)
                     task.alive = False

@@ -36,7 +36,7 @@ from perdure import (
 )
 from perdure.database.backends.base import Session
 from perdure.database.operation import Work
-from perdure.engine.api import app as apps
+from perdure.engine.api import database as databases
 from perdure.model.records import HistoryEvent
 from perdure.storage.stores import SQLStorage, open_storage
 from tests.engine.crashes.rig import fork_server
@@ -300,7 +300,7 @@ def _live(fate: Fate) -> None:
 
 async def _serve(fate: Fate) -> None:
     if fate.dies_at:
-        apps.__dict__["open_storage"] = Doom(fate.dies_at, fate.after).open
+        databases.__dict__["open_storage"] = Doom(fate.dies_at, fate.after).open
     served = importlib.import_module(fate.cast).CAST
     lease = timedelta(seconds=fork_server.LEASE_SEC)
     await App(fate.url, workflows=served, lease=lease, max_cached_runs=fate.resident, hooks=[EFFECTS.hook]).serve()

@@ -1,0 +1,344 @@
+"""Clients: start and inspect runs of a database. An app is a client that executes runs as well; see `app.py`."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, suppress
+from contextvars import Token
+from datetime import datetime, timedelta
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn, Self
+
+from perdure.engine import starting
+from perdure.engine.api import current, messages
+from perdure.engine.api.database import Database
+from perdure.engine.api.handles import RunHandle, plain
+from perdure.engine.api.queries import RunQuery
+from perdure.engine.api.reading import read_runs
+from perdure.engine.api.run_info import RunInfo
+from perdure.engine.api.step_info import HistoryEntry, StepInfo
+from perdure.engine.api.step_reading import read_history, read_steps
+from perdure.engine.api.workflow import Workflow
+from perdure.engine.execution.group_commit import GroupCommit
+from perdure.engine.history.codec import decode
+from perdure.engine.history.failures import cancelled, decode_failure, failed_run
+from perdure.engine.history.records import STATE
+from perdure.engine.replay.definitions import WORKFLOWS
+from perdure.engine.starting import StartRequest
+from perdure.engine.worker.results import Results
+from perdure.engine.worker.retention import Retention, Swept, sweep
+from perdure.engine.worker.starts import STARTS
+from perdure.engine.worker.stuck import UnservedWarning, oldest_due
+from perdure.engine.worker.supervision import Health, Supervisor
+from perdure.errors import ClosedError, ConfigurationError, EngineError, StorageError
+from perdure.model.records import HistoryEventType, WorkflowInstance
+from perdure.model.states import WorkflowStatus
+from perdure.storage.contract import Storage
+from perdure.storage.stores import SQLStorage
+
+HEALTH_SEC = 5.0  # a database that does not answer by then is not reachable
+
+
+class Client:
+    """Start and inspect runs without executing them: `async with Client(url) as client:`.
+
+    - `database`: a URL such as `"sqlite:///orders.db"`, or an open storage, which stays open when the client closes.
+    - `outbox`: also store the events that this client sends in the outbox, for the publisher of an App
+      (default: False).
+
+    Raises `ConfigurationError` for a URL that cannot work. A client belongs to the event loop and the process that
+    opened it; elsewhere it raises `EngineError`. After it is closed it raises `ClosedError`.
+    """
+
+    def __init__(self, database: str | Storage, *, outbox: bool = False) -> None:
+        self._database = Database(database, type(self).__name__)
+        self.url = self._database.url
+        if type(self) is Client and self._database.in_memory:
+            raise ConfigurationError(
+                "a Client on sqlite:///:memory: would be alone with that database, as no worker can see it: use a file "
+                "(sqlite:///name.db), or open an App"
+            )
+        self.outbox_stored: Callable[[], None] | None = _nothing if outbox else None  # None: there is no outbox
+        self.home: current.Home  # the event loop and process that opened the client
+        self._is_open = False
+        self._opened: Storage
+        self._opening: AsyncExitStack
+        self._supervisor: Supervisor
+        self._results: Results
+        self._create: starting.Create  # stores a new run
+
+    async def __aenter__(self) -> Self:
+        if self._is_open:
+            raise EngineError(f"this {type(self).__name__} is open already: open another one, or use this one")
+        async with AsyncExitStack() as opening:
+            self.home = current.Home()
+            self._opened = await opening.enter_async_context(self._database.open())
+            token = current.APP.set(self)  # before the worker starts: activities send through it
+            opening.callback(_reset, token)
+            self._is_open = True  # as well: the first activities may start runs while the worker still starts
+            current.opened(self)
+            try:
+                await self._enter(opening)
+            except BaseException:
+                self._leave()
+                raise
+            self._opening = opening.pop_all()
+        return self
+
+    def _leave(self) -> None:
+        """Refuse further use."""
+        self._is_open = False
+        current.closed(self)
+
+    async def _enter(self, opening: AsyncExitStack) -> None:
+        """Start the parts of an open client; `opening` closes them, also if a later part fails to start."""
+        await starting.define(self._opened, {name: each.source_hash for name, each in WORKFLOWS.items()})
+        self._supervisor = Supervisor()
+        self._results = Results(self._opened, self._supervisor, alone=type(self) is Client)
+        opening.push_async_callback(self._results.close)
+        self._create = GroupCommit(self._opened.create_instances, self._supervisor.watch(STARTS))
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._leave()
+        await self._opening.__aexit__(kind, error, trace)
+
+    if not TYPE_CHECKING:  # a type checker reports `with` by itself
+
+        def __enter__(self) -> NoReturn:
+            raise TypeError(f"use `async with {type(self).__name__}(…)`, not `with`: opening a database has to wait")
+
+        def __exit__(self, *_: object) -> None: ...
+
+    def dialect(self) -> str | None:
+        """Return the kind of database ("sqlite", "postgresql" or "mysql"), or None if the storage does not say."""
+        return self._opened.dialect if isinstance(self._opened, SQLStorage) else None
+
+    def schema(self) -> str:
+        """Return the PostgreSQL schema that holds the tables; an empty string on other databases."""
+        return self._opened.schema if isinstance(self._opened, SQLStorage) else ""
+
+    @property
+    def _storage(self) -> Storage:
+        """Return the storage; raise `EngineError` on another loop or process, or before opening or after closing."""
+        self._check_home()
+        return self._opened
+
+    def _check_home(self) -> None:
+        name = type(self).__name__
+        if not hasattr(self, "_opened"):
+            raise EngineError(f"this {name} is not open yet: use it inside `async with {name}(…) as {name.lower()}:`")
+        self.home.check(name)
+        if not self._is_open:
+            raise ClosedError(f"this {name} is closed: use it inside its `async with` block")
+
+    # Starting.
+
+    async def start(self, request: StartRequest) -> tuple["Client", str]:
+        """Store a new run, or find the existing run with the requested id; see `Workflow.start`."""
+        started = await starting.start(self._storage, request, self._create)
+        self._wake()
+        return self, started
+
+    def _wake(self) -> None:
+        """Let the worker of this process look for work, because there may be some; a client has no worker."""
+
+    # Inspecting runs.
+
+    def get(self, instance_id: str) -> RunHandle[Any]:
+        """Return a handle on the run with this id. Nothing is read yet, so the run need not exist."""
+        if not isinstance(instance_id, str):
+            raise TypeError(f"get() takes the id of a run, which is a text, not {instance_id!r}")
+        return RunHandle((self, instance_id), plain)
+
+    def runs(
+        self,
+        *,
+        workflow: Workflow[..., Any] | str | None = None,
+        status: WorkflowStatus | str | None = None,
+        stuck: bool = False,
+        where: Mapping[str, str | bool | int | float | None] | None = None,
+        started_after: datetime | None = None,
+        started_before: datetime | None = None,
+    ) -> RunQuery:
+        """Return a query for the runs that match all given filters, newest first.
+
+        - `workflow`: the workflow, or its name.
+        - `status`: a `WorkflowStatus`, or its value such as `"failed"`.
+        - `stuck`: only stuck runs, those that have been stuck longest first (default: False).
+        - `where`: values at JSON paths of the input, such as `{"order.id": "A-1"}`. It needs `workflow`, `status`,
+          `started_after` or `stuck` as well, because it reads the inputs of all runs that the other filters leave.
+        - `started_after`, `started_before`: datetimes with a time zone.
+
+        Nothing is read until the query is used: iterate over it with `async for`, or call the methods of `RunQuery`.
+        Raises `ValueError` for an unknown status, a datetime without a time zone, or `where` alone.
+        """
+        return RunQuery(
+            self,
+            workflow=workflow.name if isinstance(workflow, Workflow) else workflow,
+            status=status,
+            stuck=stuck,
+            where=where,
+            started_after=started_after,
+            started_before=started_before,
+        )
+
+    async def health(self) -> Health:
+        """Return the state of the database and of the background tasks, and the age of the oldest due work.
+
+        An unavailable database raises nothing: `Health.database` is False.
+        """
+        try:
+            async with asyncio.timeout(HEALTH_SEC):
+                pending = await self._storage.pending_migrations()
+                oldest = await oldest_due(self._storage)
+        except (StorageError, TimeoutError):
+            return Health(False, self._supervisor.tasks())
+        return Health(True, self._supervisor.tasks(), not pending, None if oldest is None else oldest.total_seconds())
+
+    async def info(self, instance_id: str) -> RunInfo:
+        """Return status, input, result, error and everything else that is known of a run.
+
+        Raises `RunNotFoundError` if no run has this id.
+        """
+        (run,) = await read_runs(self._storage, [await self._row(instance_id)], whole=True)
+        return run
+
+    async def steps(self, instance_id: str) -> list[StepInfo]:
+        """Return the steps of a run that its history records. Raises `RunNotFoundError` if no run has this id."""
+        await self._row(instance_id)
+        return await read_steps(self._storage, instance_id)
+
+    async def state(self, instance_id: str) -> Any:
+        """Return the value that a run last passed to `set_state()`, or None."""
+        event = await self._storage.get_last_event(instance_id, STATE)
+        if event is None:
+            await self._row(instance_id)
+            return None
+        return decode(event.event_data or b"{}")["state"]
+
+    async def history(self, instance_id: str) -> AsyncIterator[HistoryEntry]:
+        """Iterate over the history of a run, oldest entry first; entries are read page by page."""
+        await self._row(instance_id)
+        async for entry in read_history(self._storage, instance_id):
+            yield entry
+
+    async def check_run(self, instance_id: str) -> None:
+        """Raise `RunNotFoundError` if no run has this id."""
+        await self._row(instance_id)
+
+    async def _row(self, instance_id: str) -> WorkflowInstance:
+        found = await self._storage.get_instance(instance_id)
+        if found is None:
+            raise starting.not_found(instance_id)
+        return found
+
+    async def finished(self, instance_id: str, timeout: timedelta | None) -> bytes:
+        """Wait until a run has ended and return its result as JSON; see `RunHandle.result` for what it raises."""
+        self._check_home()
+        warning = UnservedWarning(self._storage, instance_id)
+        limit = asyncio.timeout(None if timeout is None else timeout.total_seconds())
+        try:
+            async with limit:
+                found = await self._results.end_of(instance_id)
+        except TimeoutError:
+            if timeout is None or not limit.expired():
+                raise
+            raise TimeoutError(
+                f"run {instance_id!r} has not ended after {timeout.total_seconds():g} s, and continues: ask again, or "
+                "cancel() it"
+            ) from None
+        finally:
+            warning.stop()
+        if found is None:
+            raise starting.not_found(instance_id)
+        if found.status is WorkflowStatus.COMPLETED:
+            return found.output_data or b"null"
+        if found.status is WorkflowStatus.CANCELLED:
+            event = await self._storage.get_last_event(instance_id, HistoryEventType.WORKFLOW_CANCELLED)
+            reason = decode(event.event_data).get("reason", "") if event and event.event_data else ""
+            raise cancelled(found.workflow_name, instance_id, reason)
+        event = await self._storage.get_last_event(instance_id, HistoryEventType.WORKFLOW_FAILED)
+        cause = decode_failure(decode(event.event_data) if event and event.event_data else {})
+        raise failed_run(found.workflow_name, instance_id, cause) from cause
+
+    async def cancel(self, instance_id: str, reason: str = "") -> None:
+        """Cancel a run: no new step starts, completed steps are compensated, then the run is cancelled.
+
+        Returns when the request is recorded, before the compensations run. Raises `WorkflowNotCancellableError` if the
+        run has ended, `RunNotFoundError` if no run has this id, and `EngineError` if it belongs to another framework.
+        """
+        starting.refuse_foreign(await self._row(instance_id), "cancel")
+        await self._storage.cancel_instance(instance_id, reason, compensate=True)
+        self._wake()
+
+    async def retry(self, instance_id: str, *, from_step: str | None = None) -> RunHandle[Any]:
+        """Start a failed or cancelled run again, as a new run with the id `<id>~r<n>`, and return its handle.
+
+        With `from_step`, the id of a step, the new run keeps the recorded results of the steps before it
+        (default: None, all steps run again). Raises `RunNotFoundError` if no run has this id, and `EngineError` if the
+        run did not fail and was not cancelled, or cannot be resumed from that step.
+        """
+        return RunHandle((self, await starting.retry(self._storage, instance_id, from_step)), plain)
+
+    async def sweep(self, retention: Retention, *, dry_run: bool = False) -> Swept:
+        """Delete now what a retention policy no longer keeps, and return the counts.
+
+        With `dry_run` only count it (default: False).
+        """
+        return await sweep(self._storage, retention, dry_run=dry_run)
+
+    # Sending messages and events.
+
+    async def send(self, outgoing: messages.Outgoing) -> None:
+        """Store a message or an event; an event and its outbox entry are one transaction."""
+        if outgoing.event is None:
+            await outgoing.store(self._storage)
+        else:
+            async with self._storage.transaction():
+                await outgoing.store(self._storage)
+        self._wake()
+
+    async def publish(self, channel: str, data: object, *, metadata: Mapping[str, object] | None = None) -> None:
+        """Send a message to all runs that are subscribed to a channel.
+
+        - `data`: any value that can be encoded as JSON.
+        - `metadata`: further values, which `Message.metadata` returns (default: none).
+
+        Raises `SerializationError` if a value cannot be encoded.
+        """
+        await self.send(messages.message(channel, data, metadata))
+
+    async def send_to(
+        self, instance_id: str, channel: str, data: object, *, metadata: Mapping[str, object] | None = None
+    ) -> None:
+        """Send a message to one run. It is stored until the run receives it; if the run has ended, it is dropped.
+
+        Raises `RunNotFoundError` if no run has this id, and `SerializationError` if `data` cannot be encoded.
+        """
+        await self.send(messages.message(channel, data, metadata, to=instance_id))
+
+    async def send_event(
+        self,
+        type: str,
+        data: object,
+        *,
+        to: str | None = None,
+        source: str = "",
+        id: str | None = None,
+        subject: str | None = None,
+    ) -> None:
+        """Send an event to the runs that wait for its type, or with `to` to one run; see `perdure.send_event`."""
+        outbox_stored = self.outbox_stored
+        await self.send(
+            messages.event(type, data, to=to, source=source, id=id, subject=subject, outbox_stored=outbox_stored)
+        )
+
+
+def _reset(token: "Token[Client | None]") -> None:
+    with suppress(ValueError):  # left in another context
+        current.APP.reset(token)
+
+
+def _nothing() -> None:
+    """Do nothing: a client has no relay to wake."""

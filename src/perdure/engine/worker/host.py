@@ -1,0 +1,80 @@
+"""The services of a worker: for its runs (see `Host`), and for its own parts."""
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from datetime import datetime
+from typing import Any
+
+from perdure.engine.execution.driven import Attempt, Done, Record
+from perdure.engine.execution.group_commit import GroupCommit
+from perdure.engine.execution.journal import Entry, appending
+from perdure.engine.worker.activities import Activities
+from perdure.engine.worker.clock import DatabaseClock
+from perdure.engine.worker.hooks import Hooks
+from perdure.engine.worker.results import Results
+from perdure.engine.worker.supervision import Supervisor
+from perdure.hooks import HookEvent
+from perdure.model.records import Lease, Suspension, WorkflowInstance
+from perdure.storage.contract import Storage, Wait
+
+WORK_LOOP = "work loop"
+
+
+class WorkerHost:
+    """What the runs and the parts of one worker share."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        worker_id: str,
+        *,
+        supervisor: Supervisor,
+        results: Results,
+        hooks: Hooks,
+        activities: Activities,
+    ) -> None:
+        self.storage = storage
+        self.worker_id = worker_id
+        self.clock = DatabaseClock(storage)
+        self.work = asyncio.Event()  # set if there may be work
+        self.activities = activities
+        self.results = results
+        watch = supervisor.watch
+        self.records: GroupCommit[Entry, int] = GroupCommit(appending(storage), watch("group commit of records"))
+        self.completions: GroupCommit[tuple[Lease, bytes], None] = GroupCommit(
+            storage.complete_instances, watch("group commit of ends")
+        )
+        self.suspensions: GroupCommit[tuple[Lease, list[Wait]], Suspension] = GroupCommit(
+            storage.suspend_instances, watch("group commit of waits")
+        )
+        self._work_loop = watch(WORK_LOOP)
+        self._hooks = hooks
+
+    def now(self) -> datetime:
+        """Return an estimate of the database's clock."""
+        return self.clock.now()
+
+    def wake(self) -> None:
+        """Look for work soon."""
+        self.work.set()
+
+    def unavailable(self, error: BaseException) -> None:
+        """Note that the database did not answer, and check soon whether it does again."""
+        self._work_loop.unavailable(error)
+        self.work.set()
+
+    async def watch_ends(self, ids: Sequence[str]) -> tuple["asyncio.Future[None]", list[WorkflowInstance]]:
+        """Return a future that is done once all these runs have ended, and the rows of those that have not."""
+        return await self.results.watch(ids)
+
+    def transact(self, attempt: Attempt, record: Record) -> Coroutine[Any, Any, Done]:
+        """Execute an attempt in a transaction that also records its result."""
+        return self.activities.transact(attempt, self.storage, record)
+
+    def execute(self, attempt: Attempt) -> Coroutine[Any, Any, Done]:
+        """Execute an attempt."""
+        return self.activities.execute(attempt)
+
+    def happened(self, event: HookEvent) -> None:
+        """Log an event and call the hooks."""
+        self._hooks.call(event, self.worker_id)
