@@ -254,8 +254,8 @@ async def _looks(on: Stage) -> None:
         assert len(await s.get_waits(ids)) == MANY
     with m("list_workflow_names"):
         await s.list_workflow_names()
-    with m("current_time"):
-        await s.current_time()
+    with m("now"):
+        await s.now()
     with m("back_off"):
         await s.back_off(leases[0], 1, "no", 60)
     for lease in leases[1:]:

@@ -39,7 +39,7 @@ create_instances append_histories complete_instances suspend_instances publish_m
 requeue_outbox_event delete_instances wakeups beat_worker list_workers transaction detached get_instances
 get_last_event acquire_locks fire_timers expire_channel_waits next_work_at
 get_channel_waits pending_waits back_off clear_stuck get_stuck list_stuck count_instances list_workflow_names
-delete_ended get_events get_waits current_time pending_migrations
+delete_ended get_events get_waits now pending_migrations
 """.split()
 
 

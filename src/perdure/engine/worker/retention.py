@@ -29,8 +29,6 @@ REST = 3.0  # pause this many times the duration of the last batch: runs keep th
 SOON_SEC = 10.0  # spread the first sweeps of workers that start together
 AGAIN_SEC = 60.0  # pause after a database error
 DUTY = "perdure.retention"
-CLOCK = "perdure.retention.clock"
-CLOCK_SEC = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +150,7 @@ async def _rest(seconds: float) -> None:
 
 
 async def _survey(storage: Storage, retention: Retention) -> Swept:
-    now = await database_now(storage)
+    now = await storage.now()
     finished, outbox = Retention.span(retention.finished), Retention.span(retention.outbox)
     return Swept(
         0 if finished is None else await _count_finished(storage, now - finished),
@@ -160,13 +158,6 @@ async def _survey(storage: Storage, retention: Retention) -> Swept:
         0 if outbox is None else await _count_published(storage, now - outbox),
         dry_run=True,
     )
-
-
-async def database_now(storage: Storage) -> datetime:
-    """Return the time by the database's clock, computed from the expiry of a lock that any process may renew."""
-    while (lease := await storage.try_acquire_system_lock(CLOCK, CLOCK, CLOCK_SEC)) is None:  # noqa: ASYNC110
-        await asyncio.sleep(PAUSE_SEC)
-    return lease.expires_at - timedelta(seconds=CLOCK_SEC)
 
 
 async def _count_finished(storage: Storage, before: datetime) -> int:
