@@ -1,13 +1,14 @@
 """Describe what differs between databases: one Driver each."""
 
 from perdure.database.dialects.base import Driver
+from perdure.database.dialects.features import Features
 from perdure.database.dialects.mysql import MySQLDriver
 from perdure.database.dialects.postgres import PostgresDriver
 from perdure.database.dialects.sqlite import SQLiteDriver
 from perdure.database.secret import Secret
 from perdure.errors import ConfigurationError
 
-__all__ = ["Driver", "MySQLDriver", "PostgresDriver", "SQLiteDriver", "new_driver"]
+__all__ = ["Driver", "Features", "MySQLDriver", "PostgresDriver", "SQLiteDriver", "new_driver"]
 
 
 def new_driver(url: str) -> Driver:

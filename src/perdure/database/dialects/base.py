@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple, Protocol, Self
 
+from perdure.database.dialects.features import Features
 from perdure.database.statements import Statement
 from perdure.errors import InvalidJSONPathError
 
@@ -77,6 +78,7 @@ class Rendering:
 
     name = ""
     mark = "?"
+    features: Features
 
     def __init__(self, clock_shift: timedelta = timedelta(0)) -> None:
         self._rendered: dict[Statement, tuple[Part, ...]] = {}
@@ -214,6 +216,10 @@ class Rendering:
 
     def bind(self, value: object) -> object:
         """Return a value as the native driver takes it."""
+        raise NotImplementedError
+
+    def error_code(self, error: BaseException) -> object:
+        """Return the database's own code of a native driver's error; None or 0 if the error is not the database's."""
         raise NotImplementedError
 
 

@@ -16,6 +16,7 @@ from types import NoneType
 from typing import Any
 
 from perdure.database.dialects.base import Bare, Now, Part, Rendering, json_keys, naive_utc
+from perdure.database.dialects.features import Features
 from perdure.errors import LimitError
 
 DEPTH_MAX = 100
@@ -27,6 +28,18 @@ class MySQLDriver(Rendering):
 
     name = "mysql"
     mark = "%s"
+    features = Features(
+        returning=False,
+        one_statement_writes=False,
+        repeated_calls=False,
+        round_trips=True,
+        row_locks=True,
+        gap_locks=True,
+        idle_timeout=True,
+        notifications=False,
+        schemas=False,
+        transactional_ddl=False,
+    )
 
     def render(self, template: str) -> Part:
         return super().render(template.replace("%", "%%"))
@@ -96,6 +109,9 @@ class MySQLDriver(Rendering):
 
     def bind(self, value: object) -> object:
         return naive_utc(value) if isinstance(value, datetime) else value
+
+    def error_code(self, error: BaseException) -> object:
+        return error.args[0] if error.args else None
 
 
 def _if_readable(column: str, result: str, otherwise: str) -> str:

@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 
 from perdure.database.dialects.base import Rendering, json_keys, naive_utc
+from perdure.database.dialects.features import Features
 
 
 class PostgresDriver(Rendering):
@@ -13,6 +14,18 @@ class PostgresDriver(Rendering):
 
     name = "postgresql"
     mark = "${n}"
+    features = Features(
+        returning=True,
+        one_statement_writes=True,
+        repeated_calls=False,
+        round_trips=True,
+        row_locks=True,
+        gap_locks=False,
+        idle_timeout=True,
+        notifications=True,
+        schemas=True,
+        transactional_ddl=True,
+    )
 
     def __init__(self, clock_shift: timedelta = timedelta(0), schema: str = "") -> None:
         super().__init__(clock_shift)
@@ -78,6 +91,9 @@ class PostgresDriver(Rendering):
 
     def bind(self, value: object) -> object:
         return naive_utc(value) if isinstance(value, datetime) else value
+
+    def error_code(self, error: BaseException) -> object:
+        return getattr(error, "sqlstate", None)
 
 
 def quoted(identifier: str) -> str:

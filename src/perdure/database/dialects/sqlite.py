@@ -5,6 +5,7 @@ import math
 from datetime import datetime
 
 from perdure.database.dialects.base import Rendering, json_keys, naive_utc
+from perdure.database.dialects.features import Features
 
 # Text is prefixed with a quotation mark; true, false and null are words; numbers are REAL. So no two types are equal.
 _VALUE = (
@@ -17,6 +18,18 @@ class SQLiteDriver(Rendering):
     """Implement the Driver of the API page for SQLite."""
 
     name = "sqlite"
+    features = Features(
+        returning=True,
+        one_statement_writes=False,
+        repeated_calls=True,
+        round_trips=False,
+        row_locks=False,
+        gap_locks=False,
+        idle_timeout=False,
+        notifications=False,
+        schemas=False,
+        transactional_ddl=True,
+    )
 
     def get_current_time_expr(self) -> str:
         return self._time("'now'")
@@ -83,3 +96,6 @@ class SQLiteDriver(Rendering):
         if isinstance(value, list | tuple):
             return json.dumps(value)
         return value
+
+    def error_code(self, error: BaseException) -> object:
+        return getattr(error, "sqlite_errorcode", 0) & 0xFF  # the rest of the number is the detailed reason
