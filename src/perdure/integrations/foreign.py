@@ -73,8 +73,8 @@ class Foreign:
 
     async def run(self, call: Call) -> Any:
         """Run a call and return the same answer as a backend."""
-        answers = tuple([await self.do(part, call.params) for part in self.driver.parts(call.statement)])
-        return answers[0] if len(answers) == 1 else answers
+        parts = self.driver.parts(call.statement)
+        return parts.shape([await self.do(part, call.params) for part in parts])
 
 
 class Asyncpg(Foreign):

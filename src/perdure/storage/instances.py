@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from perdure.database.operation import Operation, Work, blank, raw, rows_if, utc, utc_or_none
+from perdure.database.operation import Operation, Work, blank, raw, utc, utc_or_none
 from perdure.database.statements import Statement
 from perdure.errors import (
     InstanceExistsError,
@@ -200,7 +200,7 @@ def create(params: dict[str, object]) -> Operation[Lease | None]:
     previous = params["continued_from"]
     if previous is not None and not (yield fences.S.standing(instance_id=previous)):
         raise InstanceNotFoundError(f"run {previous!r}, which the new run continues from, does not exist")
-    rows = rows_if(1, (yield S.create(**params)))
+    rows = yield S.create(**params)
     if not rows:
         raise InstanceExistsError(f"run {params['instance_id']!r} already exists: use another id")
     return _lease_of(params, rows[0][0])
@@ -307,10 +307,8 @@ def _completing(instance_id: str, output_data: bytes, lease: Lease | None) -> Wo
 
 def finish(instance_id: str, status: WorkflowStatus, output: str | None, lease: Lease | None) -> Operation[None]:
     """Change to a final state, or raise the error that says why not."""
-    answer = yield S.finish(
-        instance_id=instance_id, status=status.value, output_data=output, **fence_params(instance_id, lease)
-    )
-    if not (answer[0] if isinstance(answer, tuple) else answer[0][0]):
+    params = {"instance_id": instance_id, "status": status.value, "output_data": output}
+    if not (yield S.finish(**params, **fence_params(instance_id, lease))):
         raise (yield from refused(instance_id, lease, status))
 
 
@@ -380,7 +378,7 @@ def _branches(count: int) -> Statement:
     """Return `resumable_named` for several names: the union of their first rows, each by its own index range."""
     found = _named.get(count)
     if found is None:
-        found = _named[count] = Statement(f"instances.resumable_named_{count}")
+        found = _named[count] = Statement(f"instances.resumable_named_{count}", S.resumable_named.columns)
         (branch,) = S.resumable_named.parts("")
         texts = [branch.replace(":workflow_name", f":name_{n}") for n in range(count)]
         found.texts[""] = (" UNION ALL ".join(texts),)

@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import takewhile
 from typing import Any, NamedTuple
 
-from perdure.database.operation import Operation, Work, raw, rows_if, utc, utc_or_none
+from perdure.database.operation import Operation, Work, raw, utc, utc_or_none
 from perdure.errors import HistoryConflictError, InvalidPageTokenError, LimitError
 from perdure.model import limits
 from perdure.model.records import Lease, OutboxEvent, OutboxStatus
@@ -165,7 +165,7 @@ def _add(params: dict[str, Any], lease: Lease | None) -> Operation[bool]:
 
 
 def _draw(source: str) -> Operation[int]:
-    rows = rows_if(0, (yield S.draw(event_source=source)))
+    rows = yield S.draw(event_source=source)
     return int(rows[0][0])
 
 

@@ -74,7 +74,7 @@ class Timers(waits.Waits):
 
     @property
     def _fire(self) -> waits.Wake:
-        return _fire_at_once if self._backend.driver.name == "postgresql" else _fire
+        return _fire_at_once if self._features.one_statement_writes else _fire
 
 
 def _key(instance_id: str, timer_id: str) -> tuple[str, str]:
@@ -130,7 +130,7 @@ def _fire(instance_id: str, timer_id: str, lease: Lease | None) -> Operation[str
 
 
 def _fire_at_once(instance_id: str, timer_id: str, lease: Lease | None) -> Operation[str | None]:
-    """Do the same in one statement, for a waiting instance (PostgreSQL)."""
+    """Do the same in one statement, for a waiting instance."""
     if lease is not None:
         return (yield from _fire(instance_id, timer_id, lease))
     rows = yield S.fire(instance_id=instance_id, timer_id=timer_id, name=json.dumps(timer_id, ensure_ascii=False))

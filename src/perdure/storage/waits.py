@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
+from perdure.database.dialects import Features
 from perdure.database.operation import Operation, Work, utc, utc_or_none
 from perdure.errors import (
     InstanceNotFoundError,
@@ -143,10 +144,10 @@ class Waits(Wakeups):
         return await self._announce(TIMER, work, lambda found: about if found.suspended else None)
 
     def _suspending(self, owner: Owner, waits: Sequence[Wait], *, alone: bool) -> Work[Suspension]:
-        dialect = self._backend.driver.name
-        at_once = dialect == "postgresql" and alone and len(waits) == 1 and _match(waits[0]) is None
+        features = self._features
+        at_once = features.one_statement_writes and alone and len(waits) == 1 and _match(waits[0]) is None
         return Work(
-            lambda: _at_once(owner, waits) if at_once else _suspend(dialect, owner, waits, alone),
+            lambda: _at_once(features, owner, waits) if at_once else _suspend(features, owner, waits, alone),
             single=at_once,
             confirm=lambda: _suspended(owner),
             row=owner.instance_id,
@@ -216,7 +217,7 @@ def wake(
     instance_id: str, activity_id: str, kind: HistoryEventType, payload: str, lease: Lease | None, binary: Any = None
 ) -> Operation[bool]:
     """Record why an instance wakes and set it running; return False if the activity was recorded before."""
-    recorded, _ = yield S.wake(
+    recorded = yield S.wake(
         instance_id=instance_id,
         activity_id=activity_id,
         event_type=kind.value,
@@ -235,23 +236,23 @@ def _match(wait: Wait) -> Match | None:
     return match_of(wait.channel, wait.where)
 
 
-def _suspend(dialect: str, owner: Owner, waits: Sequence[Wait], alone: bool) -> Operation[Suspension]:
+def _suspend(features: Features, owner: Owner, waits: Sequence[Wait], alone: bool) -> Operation[Suspension]:
     named = {wait.channel for wait in waits if isinstance(wait, ChannelWait)}
     if not alone:  # the waits that are kept count again, and so does what arrived for them meanwhile
         named |= {channel for _, channel, _ in (yield from registered(owner.instance_id)) if channel is not None}
-    return (yield from channels.locking(named, _suspend_locked(dialect, owner, waits, alone)))
+    return (yield from channels.locking(named, _suspend_locked(features, owner, waits, alone)))
 
 
-def _suspend_locked(dialect: str, owner: Owner, waits: Sequence[Wait], alone: bool) -> Operation[Suspension]:
+def _suspend_locked(features: Features, owner: Owner, waits: Sequence[Wait], alone: bool) -> Operation[Suspension]:
     rows = yield S.hold(instance_id=owner.instance_id)
     _judge(owner, rows)
     known = (yield from registered(owner.instance_id)) if rows[0][3] else set()
     again = [wait for wait in waits if _key(wait) in known]
-    ready, fresh = (yield from _ready(dialect, owner, again)) if again else set(), []
+    ready, fresh = (yield from _ready(features, owner, again)) if again else set(), []
     for wait in waits:
         if _key(wait) in known:
             continue
-        state = yield from _look(dialect, owner, wait)
+        state = yield from _look(features, owner, wait)
         if state.ready:
             ready.add(wait.activity_id)
         fresh.append((wait, state))
@@ -295,11 +296,11 @@ def remind(instance_id: str, waits: Iterable[Key]) -> Operation[None]:
         yield S.remind(instance_id=instance_id, channels=sorted(named))
 
 
-def _ready(dialect: str, owner: Owner, waits: Sequence[Wait]) -> Operation[set[str]]:
+def _ready(features: Features, owner: Owner, waits: Sequence[Wait]) -> Operation[set[str]]:
     """Return the activities of those registered waits that have a message or have timed out."""
     matched = {wait.channel for wait in waits if isinstance(wait, ChannelWait) and wait.where}
     if matched:
-        yield from matching.complete_all(dialect, sorted(matched))
+        yield from matching.complete_all(features, sorted(matched))
     found = {(id, channel) for id, channel in (yield S.ready(instance_id=owner.instance_id))}
     return {wait.activity_id for wait in waits if _key(wait)[:2] in found}
 
@@ -358,14 +359,13 @@ class Look(NamedTuple):
     unknown: bool = False  # its set of paths is not in use yet
 
 
-def _look(dialect: str, owner: Owner, wait: Wait) -> Operation[Look]:
+def _look(features: Features, owner: Owner, wait: Wait) -> Operation[Look]:
     params = _params(owner, wait)
     if isinstance(wait, TimerWait):
         rows = yield S.is_due(**params)
         return Look(bool(rows[0][0]))
     match = _match(wait)
-    answer = yield S.is_ready(pending=1 if match is None else MAYBE, paths_key=match and match.paths_key, **params)
-    rows = answer[-1] if isinstance(answer, tuple) else answer
+    rows = yield S.is_ready(pending=1 if match is None else MAYBE, paths_key=match and match.paths_key, **params)
     if not rows:
         raise NotSubscribedError(
             f"run {owner.instance_id!r} is not subscribed to channel {wait.channel!r}: subscribe first"
@@ -376,7 +376,7 @@ def _look(dialect: str, owner: Owner, wait: Wait) -> Operation[Look]:
     if mode == ChannelMode.COMPETING:
         raise matching.not_for(wait.channel)
     if ready == MAYBE:
-        ready = (yield from matching.find(dialect, owner.instance_id, wait.channel, match, cursor)) is not None
+        ready = (yield from matching.find(features, owner.instance_id, wait.channel, match, cursor)) is not None
         return Look(bool(ready))
     return Look(bool(ready), cursor, indexed_to is None)
 
@@ -409,19 +409,16 @@ def _status(owner: Owner, waits: Sequence[Wait]) -> Operation[WorkflowStatus]:
     return _ON_MESSAGE if on_message else _ON_TIMER
 
 
-def _at_once(owner: Owner, waits: Sequence[Wait]) -> Operation[Suspension]:
-    """Register a single wait in one statement (PostgreSQL); if that did nothing, find out why."""
+def _at_once(features: Features, owner: Owner, waits: Sequence[Wait]) -> Operation[Suspension]:
+    """Register a single wait in one statement; if that did nothing, find out why."""
     (wait,) = waits
     params = _params(owner, wait)
-    if isinstance(wait, TimerWait):
-        ((parked,),) = yield S.sleep(**params)
-    else:
-        _, ((parked,),) = yield S.listen(pending=1, **params)
+    parked = yield S.sleep(**params) if isinstance(wait, TimerWait) else S.listen(pending=1, **params)
     if parked:
         return Suspension(True)
     _judge(owner, (yield fences.S.standing(instance_id=owner.instance_id)))
-    state = yield from _look("postgresql", owner, wait)  # or the instance was changed just then
-    return Suspension(False, (wait.activity_id,)) if state.ready else (yield from _at_once(owner, waits))
+    state = yield from _look(features, owner, wait)  # or the instance was changed just then
+    return Suspension(False, (wait.activity_id,)) if state.ready else (yield from _at_once(features, owner, waits))
 
 
 def _suspended(owner: Owner) -> Operation[Suspension | None]:

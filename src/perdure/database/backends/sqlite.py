@@ -139,10 +139,7 @@ class SQLiteBackend:
             call = next(operation)
             while True:
                 parts = parts_of(call.statement)
-                if len(parts) == 1:
-                    call = operation.send(run(connection, parts[0], call))
-                else:
-                    call = operation.send(tuple([run(connection, part, call) for part in parts]))
+                call = operation.send(parts.shape([run(connection, part, call) for part in parts]))
         except StopIteration as stop:
             return stop.value  # type: ignore[no-any-return]
 
