@@ -119,7 +119,7 @@ def test_a_move_that_would_find_its_row_by_now_is_made_again() -> None:
     """Whatever it was that it did not find: fed by hand, as below."""
     move = finish("i-1", WorkflowStatus.COMPLETED, "1", None)
     next(move)
-    move.send((0, 0, 0))
+    move.send(0)
     with pytest.raises(Again):
         move.send([("running", 1, "w1", "wf")])
 
