@@ -125,10 +125,10 @@ SELECT * FROM (SELECT status, next_attempt_at FROM outbox_events
                 ORDER BY sequence LIMIT 1) waiting
 
 -- requeue -> count
--- Put a parked event back at the end of its source.
+-- Put a parked event back at the end of its source. The other states are those of an event that Edda's relay gave up.
 UPDATE outbox_events
    SET status = 'pending', sequence = :sequence, retry_count = 0, last_error = NULL, updated_at = {now}
- WHERE event_id = :event_id AND status = 'invalid'
+ WHERE event_id = :event_id AND status IN ('invalid', 'failed', 'expired')
 
 -- position -> created_at
 -- Return the position of an event in the order of the lists.

@@ -178,9 +178,10 @@ UPDATE workflow_instances
        lock_expires_at = CASE WHEN :leased = 1 THEN lock_expires_at END
  WHERE instance_id = :instance_id
 
--- next_due -> timer_at, timeout_at, lease_at, claimable_at, dirty_at
+-- next_due -> timer_at, timeout_at, lease_at, claimable_at, dirty_at, unseen_at
 -- Return the first timer and the first timeout of own waiting instances, the first lease to expire, and what can be
--- done at once: the first instance that can be taken, the first channel that is marked.
+-- done at once: the first instance that can be taken, the first channel that is marked, and now if there is a message of
+-- another framework, which does not mark its channel.
 SELECT (SELECT t.expires_at FROM workflow_timer_subscriptions t {index(idx_timers_due)}
          WHERE t.framework = 'perdure' AND {waits(t)} ORDER BY t.expires_at LIMIT 1),
        (SELECT w.timeout_at FROM perdure_waits w {index(idx_perdure_waits_due)}
@@ -189,4 +190,5 @@ SELECT (SELECT t.expires_at FROM workflow_timer_subscriptions t {index(idx_timer
          WHERE framework = 'perdure' AND claimable_at > {now} ORDER BY claimable_at LIMIT 1),
        (SELECT claimable_at FROM workflow_instances {index(idx_instances_claimable)}
          WHERE framework = 'perdure' AND claimable_at <= {now} ORDER BY claimable_at LIMIT 1),
-       (SELECT dirty_at FROM perdure_channels WHERE dirty_at IS NOT NULL ORDER BY dirty_at LIMIT 1)
+       (SELECT dirty_at FROM perdure_channels WHERE dirty_at IS NOT NULL ORDER BY dirty_at LIMIT 1),
+       (SELECT {now} FROM channel_messages WHERE framework IS NULL ORDER BY id LIMIT 1)
