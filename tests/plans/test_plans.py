@@ -39,6 +39,7 @@ PLANS = {  # that look at all of something, or sort it
     ("matching.found", "SCAN w"): "a subquery of one row",
     ("matching.may_find", "SCAN w"): "a subquery of one row",
     ("delivery.unseen", "SCAN channel_messages USING INDEX idx_channel_messages_family"): "an index of them only",
+    ("waits.next_due", "SCAN channel_messages USING INDEX idx_channel_messages_family"): "an index of them only",
     ("delivery.waiting", "USE TEMP B-TREE FOR ORDER BY"): "the subscribers of one channel",
     ("listing.counted", "SCAN found"): "a subquery of as many as are counted",
     ("locks.sweep", "SCAN stale"): "a subquery of one page",

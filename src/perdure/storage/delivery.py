@@ -23,7 +23,7 @@ from perdure.model.records import (
     HistoryEventType,
     Lease,
 )
-from perdure.storage import channels, matching, waits
+from perdure.storage import channels, matching, waits, waking
 from perdure.storage.channels import pair
 from perdure.storage.fences import fence
 from perdure.storage.sql import load_statements
@@ -200,7 +200,7 @@ def _deliver(
     sent_at = utc(published_at).isoformat(timespec="microseconds")
     envelope = _envelope(channel, message, data, metadata, sent_at, key)
     kind = HistoryEventType.CHANNEL_MESSAGE_RECEIVED
-    recorded = yield from waits.wake(instance_id, activity, kind, envelope, lease, raw(binary))
+    recorded = yield from waking.wake(instance_id, activity, kind, envelope, lease, raw(binary))
     if recorded and mode == ChannelMode.COMPETING:
         yield channels.S.delete(message_id=message)
     elif recorded and in_turn:
@@ -360,6 +360,6 @@ def _expire(
         "channel": channel,
         "timeout_at": utc(timeout_at).isoformat(timespec="microseconds"),
     }
-    yield from waits.wake(instance_id, waiting_id, HistoryEventType.MESSAGE_TIMEOUT, waits.text(payload), lease)
+    yield from waking.wake(instance_id, waiting_id, HistoryEventType.MESSAGE_TIMEOUT, waking.text(payload), lease)
     yield waits.S.end(instance_id=instance_id, channel=channel, activity_id=waiting_id)
     return str(name)

@@ -13,6 +13,7 @@ from perdure.errors import ConfigurationError
 from perdure.storage.archive import Archive
 from perdure.storage.channels import Channels
 from perdure.storage.compensations import Compensations
+from perdure.storage.deletion import Deletion
 from perdure.storage.delivery import Delivery
 from perdure.storage.groups import Groups
 from perdure.storage.history import History
@@ -32,6 +33,7 @@ log = logging.getLogger("perdure.storage")
 
 class SQLStorage(
     Instances,
+    Deletion,
     Listing,
     Locks,
     Stuck,

@@ -6,8 +6,7 @@ only while it is waiting, and `suspend` removes those that are no longer request
 be for one channel, and a message goes to the first wait of an instance that it matches.
 """
 
-import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -26,24 +25,22 @@ from perdure.model.matching import Match, match_of
 from perdure.model.records import (
     ChannelMode,
     ChannelWait,
-    HistoryEventType,
     Lease,
     RegisteredWait,
     Suspension,
     TimerWait,
 )
 from perdure.model.states import WAITING, WorkflowStatus
-from perdure.storage import channels, fences, matching
+from perdure.storage import channels, fences, matching, waking
 from perdure.storage.sql import load_statements
 from perdure.storage.transactions import bounded, prepared, together
-from perdure.storage.wakeups import RESUMABLE, TIMER, Payload, Wakeups, first_of, resumable
+from perdure.storage.wakeups import TIMER
 
 S = load_statements("waits")
 TIMERS = load_statements("timers")
 MAYBE = 2  # result of checking a wait: there is a message, which may match
 
 Wait = TimerWait | ChannelWait
-Wake = Callable[[str, str, Lease | None], Operation[str | None]]  # instance, wait, lease; returns the workflow's name
 
 _ON_TIMER, _ON_MESSAGE = WorkflowStatus.WAITING_FOR_TIMER, WorkflowStatus.WAITING_FOR_MESSAGE
 
@@ -69,7 +66,7 @@ def _holder(lease: Lease) -> Owner:
     return Owner(limits.name(lease.instance_id, "instance_id"), lease.worker_id, lease.token)
 
 
-class Waits(Wakeups):
+class Waits(waking.Waking):
     """Wait for several things at once."""
 
     async def suspend(self, lease: Lease, waits: Sequence[Wait]) -> Suspension:
@@ -153,36 +150,6 @@ class Waits(Wakeups):
             row=owner.instance_id,
         )
 
-    async def _wake(self, wake: Wake, key: tuple[str, str], lease: Lease | None, *, single: bool = False) -> bool:
-        """Wake an instance, and announce it unless its holder wakes it for itself."""
-        work = Work(lambda: wake(*key, lease), single=single, repeat=lease is None)  # a holder needs the answer
-        say = None if lease else lambda name: _woken([key], [name])
-        return await self._announce(RESUMABLE, work, say) is not None
-
-    async def _wake_all(self, wake: Wake, keys: Sequence[tuple[str, str]]) -> list[bool]:
-        """Wake many in one commit, with one announcement."""
-        if not bounded(keys):
-            return []
-        work = Work(lambda: _each(wake, keys), repeat=True)
-        return [name is not None for name in await self._announce(RESUMABLE, work, lambda names: _woken(keys, names))]
-
-
-def _each(wake: Wake, keys: Sequence[tuple[str, str]]) -> Operation[list[str | None]]:
-    """Wake one after the other, in the order of their instances."""
-    names: list[str | None] = [None] * len(keys)
-    for position in sorted(range(len(keys)), key=lambda position: keys[position]):
-        names[position] = yield from wake(*keys[position], None)
-    return names
-
-
-def _woken(keys: Sequence[tuple[str, str]], names: Sequence[str | None]) -> Payload | None:
-    return first_of([resumable(key[0], name) for key, name in zip(keys, names, strict=True) if name is not None])
-
-
-def text(payload: Mapping[str, object]) -> str:
-    """Return an event's payload as it is stored."""
-    return json.dumps(payload, ensure_ascii=False)
-
 
 def checked(waits: Iterable[Wait]) -> list[Wait]:
     """Return the waits if they can be registered: at least one, no timer, channel or activity twice."""
@@ -211,22 +178,6 @@ def moment(at: datetime | None, after: timedelta | None, *, needed: bool = False
         raise LimitError("pass either a time or `after`, not both")
     after_sec = None if after is None else limits.span(after, "after")
     return {"at": limits.moment(at, "the time"), "after_sec": after_sec}
-
-
-def wake(
-    instance_id: str, activity_id: str, kind: HistoryEventType, payload: str, lease: Lease | None, binary: Any = None
-) -> Operation[bool]:
-    """Record why an instance wakes and set it running; return False if the activity was recorded before."""
-    recorded = yield S.wake(
-        instance_id=instance_id,
-        activity_id=activity_id,
-        event_type=kind.value,
-        data_type="json" if binary is None else "binary",
-        event_data=payload,
-        event_data_binary=binary,
-        leased=int(lease is not None),
-    )
-    return bool(recorded)
 
 
 def _match(wait: Wait) -> Match | None:
