@@ -26,13 +26,13 @@ NAMES = sorted(
 )
 FRAGMENTS = {"listing.select", "listing.count"}  # the beginnings of composed statements
 ONLY_ON = {  # where another dialect uses other statements
+    "caller_transactions.schemas": ("postgresql",),
     "delivery.deliver": ("postgresql", "mysql"),
     "delivery.target": ("sqlite",),
     "history.append_each": ("sqlite",),
     "history.append_locked": ("mysql",),
     "history.append_set": ("postgresql",),
     "locks.take": ("sqlite", "mysql"),
-    "starts.schemas": ("postgresql",),
     "timers.fire": ("postgresql",),
     "waits.listen": ("postgresql",),
     "waits.sleep": ("postgresql",),
