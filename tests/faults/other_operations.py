@@ -149,8 +149,8 @@ async def list_workers(on: Stage) -> Act:
 
 
 @operation
-async def current_time(on: Stage) -> Act:
-    return lambda s: s.current_time()
+async def now(on: Stage) -> Act:
+    return lambda s: s.now()
 
 
 @operation

@@ -122,7 +122,7 @@ def test_state_change_whose_row_appeared_meanwhile_is_repeated() -> None:
     """Whatever it was that it did not find: fed by hand, as below."""
     move = finish("i-1", WorkflowStatus.COMPLETED, "1", None)
     next(move)
-    move.send((0, 0, 0))
+    move.send(0)
     with pytest.raises(Again):
         move.send([("running", 1, "w1", "wf")])
 

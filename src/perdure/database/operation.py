@@ -3,8 +3,7 @@
 An operation does no I/O itself. So the same code runs on every backend (in SQLite's thread, on a connection to a
 server), inside a caller's transaction or in one of its own, and can be run again from the start after a deadlock.
 
-The answer to a call is a list of rows as tuples if the statement reads or returns rows, otherwise the number of rows
-written; for a statement of several parts it is a tuple of such answers.
+The answer to a call is the one that the statement declares: a list of rows as tuples, or a number of rows.
 """
 
 from collections.abc import Callable, Generator
@@ -64,14 +63,6 @@ def utc_or_none(value: Any) -> datetime | None:
 def raw(value: str | bytes | None) -> bytes | None:
     """Return a text or binary column as bytes."""
     return value.encode() if isinstance(value, str) else value
-
-
-def rows_if(part: int, answer: Any) -> list[tuple[Any, ...]]:
-    """Return the rows of a statement whose part `part` wrote; a statement of one part returns them by itself."""
-    if isinstance(answer, list):
-        return answer
-    rows: list[tuple[Any, ...]] = answer[-1] if answer[part] else []
-    return rows
 
 
 def blank(record: type[R]) -> Callable[[], Any]:

@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import Any, TypeVar
 
 from perdure.database.backends.base import bound
-from perdure.database.dialects import MySQLDriver, PostgresDriver, SQLiteDriver
+from perdure.database.dialects import Features, MySQLDriver, PostgresDriver, SQLiteDriver
 from perdure.database.dialects.base import Part, Rendering
 from perdure.database.dialects.mysql import LARGE, literal
 from perdure.database.statements import Call
@@ -59,6 +59,11 @@ class Connection:
         """Return the name of the dialect: sqlite, postgresql or mysql."""
         return self.driver.name
 
+    @property
+    def features(self) -> Features:
+        """Return what the database can do."""
+        return self.driver.features
+
     def in_transaction(self) -> bool:
         """Return whether a write now belongs to a transaction that the caller commits."""
         raise NotImplementedError
@@ -77,8 +82,8 @@ class Connection:
 
     async def run(self, call: Call) -> Any:
         """Run a call and return the same answer as a backend."""
-        answers = tuple([await self.do(part, call.params) for part in self.driver.parts(call.statement)])
-        return answers[0] if len(answers) == 1 else answers
+        parts = self.driver.parts(call.statement)
+        return parts.shape([await self.do(part, call.params) for part in parts])
 
 
 class Asyncpg(Connection):

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 from perdure.errors import InvalidJSONPathError, LimitError
+from perdure.model.json_paths import MISSING, PATH_MAX, value_at
 
 PATHS_MAX = 50
-PATH_MAX = 255
-_MISSING = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +78,7 @@ def key_of(channel: str, paths: Sequence[str], data: object) -> str | None:
     A value that is nested too deeply has no key either: no wait can ask for it.
     """
     values = [value_at(data, path) for path in paths]
-    if any(value is _MISSING for value in values):
+    if any(value is MISSING for value in values):
         return None
     try:
         return _key(channel, paths, values)
@@ -95,17 +94,8 @@ def matches(data: object, where: Mapping[str, object]) -> bool:
         return False
 
 
-def value_at(data: object, path: str) -> object:
-    """Return the value at a dotted path, or a marker that equals nothing if there is none."""
-    for name in path.split("."):
-        if not isinstance(data, Mapping) or name not in data:
-            return _MISSING
-        data = data[name]
-    return data
-
-
 def _same(found: object, value: object) -> bool:
-    return found is not _MISSING and _canonical(found) == _canonical(value)
+    return found is not MISSING and _canonical(found) == _canonical(value)
 
 
 def _key(channel: str, paths: Sequence[str], values: Sequence[object]) -> str:

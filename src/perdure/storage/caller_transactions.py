@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any, Protocol
 
 from perdure.database.backends.base import drive
+from perdure.database.dialects import Features
 from perdure.database.operation import Operation
 from perdure.database.statements import Call
 from perdure.errors import InstanceExistsError, SchemaError
@@ -31,8 +32,8 @@ class Connection(Protocol):
     """Run calls on a connection of the caller."""
 
     @property
-    def dialect(self) -> str:
-        """Return the name of the dialect: sqlite, postgresql or mysql."""
+    def features(self) -> Features:
+        """Return what the database can do."""
 
     async def run(self, call: Call) -> Any:
         """Run a call and return the same answer as a backend."""
@@ -75,7 +76,7 @@ class CallerTransaction:
     ) -> None:
         """Store a new instance with its definition, first events and timers; see `InstanceManager`."""
         first = first_rows(instance, events, timers, parent)
-        create = _create(instance, source_code, first, self._connection.dialect, self._look_first)
+        create = _create(instance, source_code, first, self._connection.features, self._look_first)
         self._existing = await drive(create, self._connection.run)
         if self._existing is not None:
             raise InstanceExistsError(f"run {instance.instance_id!r} already exists: use another id")
@@ -88,14 +89,14 @@ class CallerTransaction:
 
 
 def _create(
-    instance: WorkflowInstance, source: str, first: FirstRows, dialect: str, look_first: bool
+    instance: WorkflowInstance, source: str, first: FirstRows, features: Features, look_first: bool
 ) -> Operation[WorkflowInstance | None]:
     """Insert an instance, or return what identifies the existing one."""
     id = instance.instance_id
     work = creating(instance, None, 1, source, first)
     if look_first and (found := (yield from _find(S.find(instance_id=id), id))) is not None:
         return found
-    if dialect == "mysql":
+    if features.gap_locks:
         # In a session with REPEATABLE READ, checking whether the definition exists locks the gap where it will be, and
         # no other transaction could insert a definition there until the commit. So it is inserted without a check.
         yield definitions.S.define(
@@ -109,7 +110,7 @@ def _create(
             raise
         return found
     kind, about = announcement(instance, None, first)
-    if dialect == "postgresql" and about is not None:
+    if features.notifications and about is not None:
         yield wakeups.S.notify(kind=kind, payload=json.dumps(about, ensure_ascii=False))
     return None
 

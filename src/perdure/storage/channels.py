@@ -252,8 +252,7 @@ def _publish(params: dict[str, object], lease: Lease | None) -> Operation[int]:
     if lease is not None:
         yield S.lock(channel=params["channel"])
         yield from fence(lease.instance_id, lease)
-    answer = yield S.publish(**params) if params["key"] is None else S.publish_once(**params)
-    rows = answer[-1] if isinstance(answer, tuple) else answer
+    rows = yield S.publish(**params) if params["key"] is None else S.publish_once(**params)
     if not rows:  # the same id was published meanwhile, to another channel
         rows = yield S.key(source=params["source"], key=params["key"])
     return int(rows[0][0])
@@ -327,8 +326,7 @@ def _claimed(claim: Call) -> Operation[bool | None]:
 
 def _advance(advance: Call, lease: Lease | None) -> Operation[None]:
     yield from fence(str(advance.params["instance_id"]), lease)
-    moved, _ = yield advance
-    if not moved:
+    if not (yield advance):
         raise NotSubscribedError(
             f"run {advance.params['instance_id']!r} is not subscribed to channel {advance.params['channel']!r}: "
             "subscribe first"

@@ -464,7 +464,7 @@ class SystemLockManager(Protocol):
     ) -> list[WorkerInfo]:
         """Return the workers, the longest running first; with `alive_within` only those with a heartbeat since then."""
 
-    async def current_time(self) -> datetime:
+    async def now(self) -> datetime:
         """Return the database's clock, which decides about every time."""
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from perdure.database.dialects import Features
 from perdure.database.operation import Operation, Work, raw, utc
 from perdure.database.statements import Call
 from perdure.errors import LimitError
@@ -22,7 +23,7 @@ from perdure.model.records import (
     HistoryEventType,
     Lease,
 )
-from perdure.storage import channels, matching, waits
+from perdure.storage import channels, matching, waits, waking
 from perdure.storage.channels import pair
 from perdure.storage.fences import fence
 from perdure.storage.sql import load_statements
@@ -104,8 +105,8 @@ class Delivery(waits.Waits):
         if not named:
             return []
         await self._match(named)
-        dialect = self._backend.driver.name
-        work = Work(lambda: _sweep(dialect, self._way(), named, page), repeat=True)
+        features = self._features
+        work = Work(lambda: _sweep(features, self._way(), named, page), repeat=True)
         return await self._announce(RESUMABLE, work, _delivered)
 
     async def expire_channel_wait(
@@ -133,12 +134,12 @@ class Delivery(waits.Waits):
 
     async def _match(self, named: Sequence[str]) -> None:
         """Create the keys of these channels' messages, so that registered waits find them."""
-        dialect = self._backend.driver.name
+        features = self._features
         if await self._read(_matched, named):
-            await self._run(Work(lambda: _make_keys(dialect, named), repeat=True))
+            await self._run(Work(lambda: _make_keys(features, named), repeat=True))
 
     def _way(self) -> Deliver:
-        return _deliver if self._backend.driver.name == "sqlite" else _deliver_at_once
+        return _deliver_at_once if self._features.round_trips else _deliver
 
     async def _deliver(
         self,
@@ -157,9 +158,8 @@ class Delivery(waits.Waits):
         if match is None:
             work = Work(lambda: way(instance_id, channel, lease, activity_id, None), single=single, repeat=alone)
         else:
-            dialect = self._backend.driver.name
-            key = instance_id, channel, lease, activity_id, match
-            work = Work(lambda: channels.locking([channel], _take(dialect, way, *key)))
+            features, key = self._features, (instance_id, channel, lease, activity_id, match)
+            work = Work(lambda: channels.locking([channel], _take(features, way, *key)))
         return await self._announce(RESUMABLE, work, (lambda found: _delivered([found])) if alone else None)
 
 
@@ -172,7 +172,7 @@ def _subscriptions(call: Call) -> Operation[list[ChannelSubscription]]:
 
 
 def _take(
-    dialect: str,
+    features: Features,
     deliver: Deliver,
     instance_id: str,
     channel: str,
@@ -185,14 +185,14 @@ def _take(
     if subscription is not None:
         if subscription.mode is ChannelMode.COMPETING:
             raise matching.not_for(channel)
-        yield from matching.complete(dialect, channel, match, subscription.cursor_message_id)
+        yield from matching.complete(features, channel, match, subscription.cursor_message_id)
     return (yield from deliver(instance_id, channel, lease, activity_id, match))
 
 
 def _deliver(
     instance_id: str, channel: str, lease: Lease | None, activity_id: str | None, match: Match | None
 ) -> Operation[ChannelDeliveryResult | None]:
-    """Deliver step by step (SQLite, where a step costs no round trip and no other connection writes)."""
+    """Deliver step by step, where a step costs no round trip and no other connection writes."""
     rows = yield from _fenced(S.target, instance_id, channel, lease, activity_id, match)
     if not rows:
         return None
@@ -200,7 +200,7 @@ def _deliver(
     sent_at = utc(published_at).isoformat(timespec="microseconds")
     envelope = _envelope(channel, message, data, metadata, sent_at, key)
     kind = HistoryEventType.CHANNEL_MESSAGE_RECEIVED
-    recorded = yield from waits.wake(instance_id, activity, kind, envelope, lease, raw(binary))
+    recorded = yield from waking.wake(instance_id, activity, kind, envelope, lease, raw(binary))
     if recorded and mode == ChannelMode.COMPETING:
         yield channels.S.delete(message_id=message)
     elif recorded and in_turn:
@@ -214,7 +214,7 @@ def _deliver(
 def _deliver_at_once(
     instance_id: str, channel: str, lease: Lease | None, activity_id: str | None, match: Match | None
 ) -> Operation[ChannelDeliveryResult | None]:
-    """Deliver in one round trip (servers)."""
+    """Deliver in one round trip."""
     rows = yield from _fenced(S.deliver, instance_id, channel, lease, activity_id, match)
     if not rows:
         return None
@@ -232,7 +232,7 @@ def _fenced(
 ) -> Operation[list[Any]]:
     if lease is not None:
         yield from fence(instance_id, lease)
-    answer = yield statement(
+    rows: list[Any] = yield statement(
         instance_id=instance_id,
         channel=channel,
         activity_id=activity_id,
@@ -240,7 +240,6 @@ def _fenced(
         token=lease.token if lease else None,
         name=json.dumps(channel, ensure_ascii=False),
     )
-    rows: list[Any] = answer[-1] if isinstance(answer, tuple) else answer
     return rows
 
 
@@ -261,13 +260,15 @@ def _matched(named: Sequence[str]) -> Operation[bool]:
     return bool((yield from matching.sets_of(named)))
 
 
-def _make_keys(dialect: str, named: Sequence[str]) -> Operation[None]:
+def _make_keys(features: Features, named: Sequence[str]) -> Operation[None]:
     """Create keys in a commit of its own: publishers wait for this, but not for the deliveries."""
     quiet = [row[0] for row in (yield S.seize(channels=named))]
-    yield from matching.complete_all(dialect, quiet)
+    yield from matching.complete_all(features, quiet)
 
 
-def _sweep(dialect: str, deliver: Deliver, named: Sequence[str], limit: int) -> Operation[list[ChannelDeliveryResult]]:
+def _sweep(
+    features: Features, deliver: Deliver, named: Sequence[str], limit: int
+) -> Operation[list[ChannelDeliveryResult]]:
     found: list[ChannelDeliveryResult] = []
     for channel, instance_id in (yield from _candidates(named, limit)):
         result = yield from deliver(instance_id, channel, None, None, None)
@@ -276,16 +277,16 @@ def _sweep(dialect: str, deliver: Deliver, named: Sequence[str], limit: int) -> 
     quiet = [row[0] for row in (yield S.seize(channels=named))]
     if quiet:
         unserved = {row[0] for row in (yield S.unserved(channels=quiet))}
-        unserved |= yield from _unmatched(dialect, quiet)
+        unserved |= yield from _unmatched(features, quiet)
         yield S.requeue(channels=sorted(unserved))
         yield S.clean(channels=[channel for channel in quiet if channel not in unserved])
     return found
 
 
-def _unmatched(dialect: str, quiet: Sequence[str]) -> Operation[set[str]]:
+def _unmatched(features: Features, quiet: Sequence[str]) -> Operation[set[str]]:
     """Return channels with a message that a wait matches. The sweep is done with all messages before the first."""
     left: set[str] = set()
-    sets = yield from matching.complete_all(dialect, quiet)
+    sets = yield from matching.complete_all(features, quiet)
     for channel, (swept_id, own) in matching.by_channel(sets).items():
         more = True
         while more:
@@ -359,6 +360,6 @@ def _expire(
         "channel": channel,
         "timeout_at": utc(timeout_at).isoformat(timespec="microseconds"),
     }
-    yield from waits.wake(instance_id, waiting_id, HistoryEventType.MESSAGE_TIMEOUT, waits.text(payload), lease)
+    yield from waking.wake(instance_id, waiting_id, HistoryEventType.MESSAGE_TIMEOUT, waking.text(payload), lease)
     yield waits.S.end(instance_id=instance_id, channel=channel, activity_id=waiting_id)
     return str(name)

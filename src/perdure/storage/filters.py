@@ -9,11 +9,12 @@ have misread, and `matches` makes the final decision.
 import json
 import re
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from perdure.database.dialects.base import Driver, json_keys
 from perdure.errors import LimitError
 from perdure.model import limits
+from perdure.model.json_paths import value_at
 
 Value = str | bool | int | float | None
 
@@ -90,19 +91,10 @@ def matches(stored: str, wanted: Mapping[str, Value]) -> bool:
         document = json.loads(stored, parse_int=float, parse_constant=_no_json)
     except (ValueError, RecursionError):
         return False
-    return all(_is(_at(document, path), value) for path, value in wanted.items())
+    return all(_is(value_at(document, path), value) for path, value in wanted.items())
 
 
-_ABSENT: Any = object()
-
-
-def _at(document: Any, path: str) -> Any:
-    for key in json_keys(path):
-        document = document.get(key, _ABSENT) if isinstance(document, dict) else _ABSENT
-    return document
-
-
-def _is(found: Any, value: Value) -> bool:
+def _is(found: object, value: Value) -> bool:
     return type(found) is type(value) and bool(found == value)
 
 

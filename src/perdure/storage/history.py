@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from perdure.database.dialects import Features
 from perdure.database.dialects.base import Bare, Now
 from perdure.database.operation import Operation, Work, blank, raw, utc
 from perdure.errors import HistoryConflictError, LimitError, StorageError
@@ -33,11 +34,10 @@ class History(Transactions):
 
     async def append_histories(self, items: Sequence[tuple[HistoryEvent, Lease | None]]) -> list[int | StorageError]:
         """Record many events in one commit; return an id or an error for each, in order."""
-        many = _APPEND_MANY.get(self._backend.driver.name)
-        plain = _plain(items) if many else None
-        if many is None or plain is None:
+        plain = _plain(items)
+        if plain is None:
             return await self._batch(lambda item: _appending(*item), items)
-        sets = _sets(plain)
+        many, sets = _append_many(self._features), _sets(plain)
         return await self._run(Work(lambda: _in_turn(many, sets), single=many is _append_at_once and len(sets) == 1))
 
     async def get_history_paginated(
@@ -87,12 +87,7 @@ def _appending(event: HistoryEvent, lease: Lease | None) -> Work[int | StorageEr
 def append(params: dict[str, object], lease: Lease | None) -> Operation[int | StorageError]:
     """Record one event under the fence. Return errors: raised, they would undo the fence on some databases only."""
     token, worker_id = (lease.token, lease.worker_id) if lease else (None, None)
-    answer = yield S.append(token=token, worker_id=worker_id, **params)
-    if isinstance(answer, tuple):
-        fenced, rows = answer
-        event_id = rows[0][0] if rows else None
-    else:
-        fenced, event_id = answer[0]
+    ((fenced, event_id),) = yield S.append(token=token, worker_id=worker_id, **params)
     return (yield from _outcome(params, lease, fenced, event_id))
 
 
@@ -155,8 +150,8 @@ def _in_turn(many: "Many", sets: Sequence[Items]) -> Operation[list[int | Storag
 
 
 def _append_at_once(items: Items) -> Operation[list[int | StorageError]]:
-    """Write the whole batch in one statement (PostgreSQL)."""
-    rows = yield S.append_many(
+    """Write the whole batch in one statement."""
+    rows = yield S.append_set(
         tokens=[lease.token for _, lease in items],
         worker_ids=[lease.worker_id for _, lease in items],
         **{column: [params[key] for params, _ in items] for column, key in _COLUMNS.items()},
@@ -179,21 +174,20 @@ _COLUMNS = {
 
 
 def _append_locked(items: Items) -> Operation[list[int | StorageError]]:
-    """Lock the rows first, then write for the leases that are current (MySQL)."""
+    """Lock the rows first, then write for the leases that are current."""
     rows = yield S.lock_many(instance_ids=sorted({params["instance_id"] for params, _ in items}))
     standing = {row[0]: (row[1], row[2]) for row in rows}
     current = [params for params, lease in items if standing.get(lease.instance_id) == (lease.token, lease.worker_id)]
     found: dict[tuple[str, str], int] = {}
     if current:
         newest = {params["instance_id"]: params["activity_id"] for params in current}
-        *_, inserted, rows = yield S.append_many(
+        rows = yield S.append_locked(
             instance_ids=Bare(newest),
             newest_ids=Bare(newest.values()),
             events=Bare((*(params[key] for key in _EVENT), _NOW) for params in current),
             keys=Bare((params["instance_id"], params["activity_id"]) for params in current),
         )
-        if inserted:
-            found = {(instance_id, activity_id): event_id for event_id, instance_id, activity_id in rows}
+        found = {(instance_id, activity_id): event_id for event_id, instance_id, activity_id in rows}
     return (yield from _fates(items, [found.get((p["instance_id"], p["activity_id"])) for p, _ in items]))
 
 
@@ -213,22 +207,26 @@ Many = Callable[[Items], Operation[list[int | StorageError]]]
 
 
 def _append_for_each(items: Items) -> Operation[list[int | StorageError]]:
-    """Write all fences, then all events; if one is rejected, undo them and append one by one (SQLite)."""
+    """Write all fences, then all events; if one is rejected, undo them and append one by one."""
     each = [{**params, "token": lease.token, "worker_id": lease.worker_id} for params, lease in items]
     ids: Sequence[int | None] = ()
     yield transactions.S.savepoint()
     done = (yield S.fence_many.for_each(each)) == len(items)
     if done:
-        inserted, rows = yield S.append_many.for_each(each)
+        ((inserted, last_id),) = yield S.append_each.for_each(each)
         done = inserted == len(items)
-        ids = range(rows[0][0] - len(items) + 1, rows[0][0] + 1)  # no other connection writes meanwhile
+        ids = range(last_id - len(items) + 1, last_id + 1)  # no other connection writes meanwhile
     if not done:
         yield transactions.S.undo()
     yield transactions.S.release()
     return (yield from _fates(items, ids if done else [None] * len(items)))
 
 
-_APPEND_MANY: dict[str, Many] = {"sqlite": _append_for_each, "postgresql": _append_at_once, "mysql": _append_locked}
+def _append_many(features: Features) -> Many:
+    """Return the fastest way to write a batch."""
+    if features.one_statement_writes:
+        return _append_at_once
+    return _append_for_each if features.repeated_calls else _append_locked
 
 
 def _recorded(params: dict[str, object]) -> Operation[int | None]:

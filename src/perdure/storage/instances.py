@@ -2,10 +2,9 @@
 
 import json
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import Any, TypeVar
 
-from perdure.database.operation import Operation, Work, blank, raw, rows_if, utc, utc_or_none
+from perdure.database.operation import Operation, Work, blank, raw, utc, utc_or_none
 from perdure.database.statements import Statement
 from perdure.errors import (
     InstanceExistsError,
@@ -131,20 +130,6 @@ class Instances(Wakeups):
         """Return own instances, running or compensating, without a live lease; the longest waiting first."""
         return await self._read(_resumable, limits.page(limit, 100), workflow_names)
 
-    async def delete_instances(self, older_than: timedelta, limit: int = 0) -> int:
-        """Delete own instances that ended longer ago than that, with all their rows; return their number."""
-        age, page = limits.span(older_than, "older_than"), limits.page(limit, 100)
-        return await self._run(Work(lambda: _delete(age, page)))
-
-    async def delete_ended(self, instance_ids: Sequence[str]) -> list[bool]:
-        """Delete those of these own instances that have ended, with all their rows; return whether, in order.
-
-        As in `delete_instances`, generations that a live run continues from are kept.
-        """
-        ids = sorted({limits.name(each, "instance_id") for each in bounded(instance_ids)})
-        deleted = await self._run(Work(lambda: _delete_ended(ids))) if ids else set()
-        return [each in deleted for each in instance_ids]
-
     async def _announce_first(
         self, works: Sequence[Work[T] | StorageError], abouts: Sequence[Payload | None]
     ) -> list[T | StorageError]:
@@ -216,7 +201,7 @@ def _create(params: dict[str, object], first: FirstRows) -> Operation[Lease | No
     previous = params["continued_from"]
     if previous is not None and not (yield fences.S.standing(instance_id=previous)):
         raise InstanceNotFoundError(f"run {previous!r}, which the new run continues from, does not exist")
-    rows = rows_if(1, (yield S.create(**params)))
+    rows = yield S.create(**params)
     if not rows:
         raise InstanceExistsError(f"run {params['instance_id']!r} already exists: use another id")
     yield from insert_first_rows(first)
@@ -324,10 +309,8 @@ def _completing(instance_id: str, output_data: bytes, lease: Lease | None) -> Wo
 
 def finish(instance_id: str, status: WorkflowStatus, output: str | None, lease: Lease | None) -> Operation[None]:
     """Change to a final state, or raise the error that says why not."""
-    answer = yield S.finish(
-        instance_id=instance_id, status=status.value, output_data=output, **fence_params(instance_id, lease)
-    )
-    if not (answer[0] if isinstance(answer, tuple) else answer[0][0]):
+    params = {"instance_id": instance_id, "status": status.value, "output_data": output}
+    if not (yield S.finish(**params, **fence_params(instance_id, lease))):
         raise (yield from refused(instance_id, lease, status))
 
 
@@ -397,7 +380,7 @@ def _branches(count: int) -> Statement:
     """Return `resumable_named` for several names: the union of their first rows, each by its own index range."""
     found = _named.get(count)
     if found is None:
-        found = _named[count] = Statement(f"instances.resumable_named_{count}")
+        found = _named[count] = Statement(f"instances.resumable_named_{count}", S.resumable_named.columns)
         (branch,) = S.resumable_named.parts("")
         texts = [branch.replace(":workflow_name", f":name_{n}") for n in range(count)]
         found.texts[""] = (" UNION ALL ".join(texts),)
@@ -405,22 +388,3 @@ def _branches(count: int) -> Statement:
 
 
 _named: dict[int, Statement] = {}
-
-
-def _delete(age_sec: float, limit: int) -> Operation[int]:
-    ids = [row[0] for row in (yield S.finished(age_sec=age_sec, limit=limit))]
-    return (yield from _remove(ids)) if ids else 0
-
-
-def _delete_ended(ids: list[str]) -> Operation[set[str]]:
-    rows = yield S.ended(ids=ids)  # by their ids: with a condition on the framework, SQLite would read all of it
-    ended = sorted({row[0] for row in rows if row[1] == FRAMEWORK}.intersection(ids))
-    if ended:
-        yield from _remove(ended)
-    return set(ended)
-
-
-def _remove(ids: list[str]) -> Operation[int]:
-    yield S.unlink(ids=ids)
-    deleted: int = yield S.delete(ids=ids)
-    return deleted

@@ -231,8 +231,8 @@ def _statement(
     inputs = [
         fragment("input").replace("path", path).replace(":condition", condition) for path, condition in conditions
     ]
-    statement = Statement(f"listing.{what}")
     first, last = ("select", "order") if what == "page" else ("count", "counted")
+    statement = Statement(f"listing.{what}", getattr(S, first).columns)
     texts = [fragment(first), *map(fragment, fragments), *inputs, fragment(last)]
     statement.texts[dialect] = ("\n".join(texts),)
     return statement

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
-from perdure.database.operation import Operation, Work, rows_if, utc
+from perdure.database.operation import Operation, Work, utc
 from perdure.errors import LeaseLostError
 from perdure.model import limits
 from perdure.model.records import Lease, StaleWorkflowInfo
@@ -45,7 +45,7 @@ class Locks(Wakeups):
         seconds = limits.seconds(timeout_sec)
         if not ids:
             return []
-        acquire = _take if len(ids) > 1 and self._backend.driver.name != "postgresql" else _acquire
+        acquire = _acquire if len(ids) == 1 or self._features.one_statement_writes else _take
         leases = await self._run(Work(lambda: acquire(sorted(set(ids)), worker_id, seconds), single=True))
         return [leases.pop(instance_id, None) for instance_id in ids]
 
@@ -91,15 +91,15 @@ def _check(instance_id: str, worker_id: str) -> None:
 
 
 def _acquire(ids: list[str], worker_id: str, timeout_sec: float) -> Operation[dict[str, Lease]]:
-    """Acquire in one statement: one lease or, on PostgreSQL, many."""
-    answer = yield S.acquire(instance_id=ids[0], ids=ids, worker_id=worker_id, timeout_sec=timeout_sec)
-    return _leases(worker_id, rows_if(0, answer))
+    """Acquire in one statement: one lease or, with the feature `one_statement_writes`, many."""
+    rows = yield S.acquire(instance_id=ids[0], ids=ids, worker_id=worker_id, timeout_sec=timeout_sec)
+    return _leases(worker_id, rows)
 
 
 def _take(ids: list[str], worker_id: str, timeout_sec: float) -> Operation[dict[str, Lease]]:
-    """Acquire many at once on SQLite, where it would be slower for one, and on MySQL."""
-    answer = yield S.take(ids=ids, worker_id=worker_id, timeout_sec=timeout_sec, limit=len(ids), mark=_mark())
-    return _leases(worker_id, _rows(answer))
+    """Acquire many at once; for one lease it would be slower."""
+    rows = yield S.take(ids=ids, worker_id=worker_id, timeout_sec=timeout_sec, limit=len(ids), mark=_mark())
+    return _leases(worker_id, rows)
 
 
 def _leases(worker_id: str, rows: Sequence[Sequence[Any]]) -> dict[str, Lease]:
@@ -109,11 +109,6 @@ def _leases(worker_id: str, rows: Sequence[Sequence[Any]]) -> dict[str, Lease]:
 def _mark() -> str:
     """Return a name that no worker has."""
     return f"taking {uuid4().hex}"
-
-
-def _rows(answer: Any) -> list[tuple[Any, ...]]:
-    """Return the rows of an answer; of one with several parts, those of the part that reads."""
-    return answer if isinstance(answer, list) else next(part for part in answer if isinstance(part, list))
 
 
 def _release(instance_id: str, worker_id: str, token: int | None, tells: bool) -> Operation[bool]:
@@ -132,15 +127,15 @@ def _renew(wanted: Sequence[tuple[str, str, int | None]], timeout_sec: float) ->
     ids, owners, tokens = map(list, zip(*wanted, strict=True))
     leases = [(instance_id, owner, token or 0) for instance_id, owner, token in wanted]
     wants = {"ids": ids, "owners": owners, "tokens": tokens, "leases": leases, "any_token": None in tokens}
-    answer = yield S.renew(**wants, limit=len(ids), timeout_sec=timeout_sec)
+    rows = yield S.renew(**wants, limit=len(ids), timeout_sec=timeout_sec)
     asked = set(wanted)
     return [
         Lease(instance_id, owner, token, utc(expires_at))
-        for instance_id, owner, token, expires_at in _rows(answer)
+        for instance_id, owner, token, expires_at in rows
         if (instance_id, owner, token) in asked or (instance_id, owner, None) in asked
     ]
 
 
 def _sweep(grace_sec: float) -> Operation[list[StaleWorkflowInfo]]:
-    rows = _rows((yield S.sweep(grace_sec=grace_sec, limit=SWEEP_MAX, mark=_mark())))
+    rows = yield S.sweep(grace_sec=grace_sec, limit=SWEEP_MAX, mark=_mark())
     return [StaleWorkflowInfo(row[0], row[1]) for row in sorted(rows) if WorkflowStatus(row[2]) in CLAIMABLE]

@@ -10,6 +10,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from perdure.database.dialects import Features
 from perdure.database.dialects.base import Bare
 from perdure.database.operation import Operation
 from perdure.errors import LimitError
@@ -28,9 +29,9 @@ def use(channel: str, match: Match, after_id: int) -> Operation[None]:
     yield S.use(channel=channel, paths_key=match.paths_key, paths=paths, after_id=after_id)
 
 
-def find(dialect: str, instance_id: str, channel: str, match: Match, after_id: int) -> Operation[int | None]:
+def find(features: Features, instance_id: str, channel: str, match: Match, after_id: int) -> Operation[int | None]:
     """Return the next message that matches, of those after an id; the channel is locked."""
-    yield from complete(dialect, channel, match, after_id)
+    yield from complete(features, channel, match, after_id)
     rows = yield S.found(instance_id=instance_id, channel=channel, match_key=match.key)
     return rows[0][0] if rows else None
 
@@ -46,34 +47,34 @@ def not_for(channel: str) -> LimitError:
     return LimitError(f"channel {channel!r} is competing: its messages cannot be selected by their data")
 
 
-def complete(dialect: str, channel: str, match: Match, after_id: int) -> Operation[None]:
+def complete(features: Features, channel: str, match: Match, after_id: int) -> Operation[None]:
     """Create the missing keys of the messages after an id; the channel is locked."""
     rows = yield S.range(channel=channel, paths_key=match.paths_key)
     if not rows:
         yield from use(channel, match, after_id)
     first, last = rows[0] if rows else (after_id, after_id)
     if after_id < first:
-        yield from _make(dialect, channel, match.paths, after_id, first)
-    newest = yield from _make(dialect, channel, match.paths, last, EVERYTHING)
+        yield from _make(features, channel, match.paths, after_id, first)
+    newest = yield from _make(features, channel, match.paths, last, EVERYTHING)
     if after_id < first or newest > last:
         yield S.reach(channel=channel, paths_key=match.paths_key, from_id=min(after_id, first), to_id=newest)
 
 
-def _make(dialect: str, channel: str, paths: Sequence[str], after_id: int, last_id: int) -> Operation[int]:
+def _make(features: Features, channel: str, paths: Sequence[str], after_id: int, last_id: int) -> Operation[int]:
     """Create the keys of the messages between two ids; return the id of the last."""
     while True:
         rows = yield S.messages(channel=channel, after_id=after_id, last_id=last_id, limit=PAGE)
         found = [(key_of(channel, paths, data_of(data)), number) for number, data in rows if data is not None]
         keys = [(key, number, channel) for key, number in found if key is not None]
         if keys:
-            yield from _add(dialect, keys)
+            yield from _add(features, keys)
         after_id = rows[-1][0] if rows else after_id
         if len(rows) < PAGE:
             return after_id
 
 
-def _add(dialect: str, keys: Sequence[tuple[str, int, str]]) -> Operation[None]:
-    if dialect == "sqlite":
+def _add(features: Features, keys: Sequence[tuple[str, int, str]]) -> Operation[None]:
+    if features.repeated_calls:
         yield S.add_many.for_each(
             [{"match_key": key, "message_id": number, "channel": name} for key, number, name in keys]
         )
@@ -99,12 +100,12 @@ def sets_of(channels: Sequence[str]) -> Operation[Sets]:
     return (yield S.sets(channels=list(channels)))  # type: ignore[no-any-return]
 
 
-def complete_all(dialect: str, channels: Sequence[str]) -> Operation[Sets]:
+def complete_all(features: Features, channels: Sequence[str]) -> Operation[Sets]:
     """Create the missing keys of the messages of locked channels; return their sets of paths."""
     sets = yield from sets_of(channels)
     for channel, paths_key, paths, to_id, newest, _ in sets:
         if newest is not None and newest > to_id:
-            yield from complete(dialect, channel, Match("", tuple(json.loads(paths)), paths_key), to_id)
+            yield from complete(features, channel, Match("", tuple(json.loads(paths)), paths_key), to_id)
     return sets
 
 

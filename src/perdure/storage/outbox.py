@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import takewhile
 from typing import Any, NamedTuple
 
-from perdure.database.operation import Operation, Work, raw, rows_if, utc, utc_or_none
+from perdure.database.operation import Operation, Work, raw, utc, utc_or_none
 from perdure.errors import HistoryConflictError, InvalidPageTokenError, LimitError
 from perdure.model import limits
 from perdure.model.records import Lease, OutboxEvent, OutboxStatus
@@ -30,6 +30,7 @@ CONTENT_TYPE_MAX = 100
 CLEANUP_MAX = 1000
 
 _CONTENT = ("event_type", "event_source", "data_type", "event_data", "event_data_binary", "content_type")
+_PARKED = {OutboxStatus.INVALID, OutboxStatus.FAILED, OutboxStatus.EXPIRED}  # the last two by another framework
 _EARLIEST = datetime(1000, 1, 1, tzinfo=UTC)  # MySQL's minimum
 
 
@@ -93,7 +94,10 @@ class Outbox(Wakeups):
         return await self._run(Work(lambda: _park(event_id, text, relay_id), repeat=True))
 
     async def requeue_outbox_event(self, event_id: str) -> bool:
-        """Put a parked event back at the end of its source; return False if it is not parked."""
+        """Put a parked event back at the end of its source; return False if it is not parked.
+
+        An own event that another framework's relay has marked `failed` or `expired` is parked, too.
+        """
         limits.name(event_id, "event_id")
         about = {"event_id": event_id, "evt_id": event_id}
         work = Work(lambda: _requeue(event_id), confirm=lambda: _requeued(event_id))
@@ -165,7 +169,7 @@ def _add(params: dict[str, Any], lease: Lease | None) -> Operation[bool]:
 
 
 def _draw(source: str) -> Operation[int]:
-    rows = rows_if(0, (yield S.draw(event_source=source)))
+    rows = yield S.draw(event_source=source)
     return int(rows[0][0])
 
 
@@ -271,7 +275,7 @@ def _park(event_id: str, error: str | None, relay_id: str | None) -> Operation[b
 
 def _requeue(event_id: str) -> Operation[bool]:
     rows = yield S.state(event_id=event_id)
-    if not rows or _State(*rows[0]).status != OutboxStatus.INVALID:
+    if not rows or _State(*rows[0]).status not in _PARKED:
         return False
     source = _State(*rows[0]).source
     sequence = yield from _draw(source)
@@ -282,7 +286,7 @@ def _requeue(event_id: str) -> Operation[bool]:
 def _requeued(event_id: str) -> Operation[bool | None]:
     """Return whether the event is no longer parked after a lost answer."""
     rows = yield S.state(event_id=event_id)
-    return True if rows and _State(*rows[0]).status != OutboxStatus.INVALID else None
+    return True if rows and _State(*rows[0]).status not in _PARKED else None
 
 
 def _list(status: str | None, limit: int, after: str | None) -> Operation[list[OutboxEvent]]:

@@ -15,6 +15,7 @@ from perdure.storage.archive import Archive
 from perdure.storage.channels import Channels
 from perdure.storage.compensations import Compensations
 from perdure.storage.definitions import Definitions
+from perdure.storage.deletion import Deletion
 from perdure.storage.delivery import Delivery
 from perdure.storage.groups import Groups
 from perdure.storage.history import History
@@ -35,6 +36,7 @@ log = logging.getLogger("perdure.storage")
 class SQLStorage(
     Instances,
     Definitions,
+    Deletion,
     Listing,
     Locks,
     Stuck,

@@ -9,7 +9,7 @@ from perdure.errors import InvalidTransitionError, LimitError
 from perdure.model import limits
 from perdure.model.records import HistoryEventType, Lease, Suspension, TimerSubscription, TimerWait
 from perdure.model.states import TERMINAL
-from perdure.storage import fences, waits, wakeups
+from perdure.storage import fences, waits, wakeups, waking
 from perdure.storage.fences import fence
 from perdure.storage.sql import load_statements
 
@@ -73,8 +73,8 @@ class Timers(waits.Waits):
         return await self._wake_all(self._fire, [_key(*timer) for timer in timers])
 
     @property
-    def _fire(self) -> waits.Wake:
-        return _fire_at_once if self._backend.driver.name == "postgresql" else _fire
+    def _fire(self) -> waking.Wake:
+        return _fire_at_once if self._features.one_statement_writes else _fire
 
 
 def _key(instance_id: str, timer_id: str) -> tuple[str, str]:
@@ -124,13 +124,13 @@ def _fire(instance_id: str, timer_id: str, lease: Lease | None) -> Operation[str
     name, activity_id, expires_at = rows[0]
     at = utc(expires_at).isoformat(timespec="microseconds")
     payload = {"result": None, "timer_id": timer_id, "expires_at": at, "completed": True}
-    yield from waits.wake(instance_id, activity_id, HistoryEventType.TIMER_EXPIRED, waits.text(payload), lease)
+    yield from waking.wake(instance_id, activity_id, HistoryEventType.TIMER_EXPIRED, waking.text(payload), lease)
     yield S.remove(instance_id=instance_id, timer_id=timer_id)
     return str(name)
 
 
 def _fire_at_once(instance_id: str, timer_id: str, lease: Lease | None) -> Operation[str | None]:
-    """Do the same in one statement, for a waiting instance (PostgreSQL)."""
+    """Do the same in one statement, for a waiting instance."""
     if lease is not None:
         return (yield from _fire(instance_id, timer_id, lease))
     rows = yield S.fire(instance_id=instance_id, timer_id=timer_id, name=json.dumps(timer_id, ensure_ascii=False))

@@ -45,6 +45,7 @@ class Transactions:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
+        self._features = backend.driver.features
         self._open: ContextVar[_Open | None] = ContextVar("perdure_transaction", default=None)
 
     def _current(self) -> _Open | None:

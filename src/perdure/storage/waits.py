@@ -6,11 +6,11 @@ only while it is waiting, and `suspend` removes those that are no longer request
 be for one channel, and a message goes to the first wait of an instance that it matches.
 """
 
-import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
+from perdure.database.dialects import Features
 from perdure.database.operation import Operation, Work, utc, utc_or_none
 from perdure.errors import (
     InstanceNotFoundError,
@@ -25,24 +25,22 @@ from perdure.model.matching import Match, match_of
 from perdure.model.records import (
     ChannelMode,
     ChannelWait,
-    HistoryEventType,
     Lease,
     RegisteredWait,
     Suspension,
     TimerWait,
 )
 from perdure.model.states import WAITING, WorkflowStatus
-from perdure.storage import channels, fences, matching
+from perdure.storage import channels, fences, matching, waking
 from perdure.storage.sql import load_statements
 from perdure.storage.transactions import bounded, prepared, together
-from perdure.storage.wakeups import RESUMABLE, TIMER, Payload, Wakeups, first_of, resumable
+from perdure.storage.wakeups import TIMER
 
 S = load_statements("waits")
 TIMERS = load_statements("timers")
 MAYBE = 2  # result of checking a wait: there is a message, which may match
 
 Wait = TimerWait | ChannelWait
-Wake = Callable[[str, str, Lease | None], Operation[str | None]]  # instance, wait, lease; returns the workflow's name
 
 _ON_TIMER, _ON_MESSAGE = WorkflowStatus.WAITING_FOR_TIMER, WorkflowStatus.WAITING_FOR_MESSAGE
 
@@ -68,7 +66,7 @@ def _holder(lease: Lease) -> Owner:
     return Owner(limits.name(lease.instance_id, "instance_id"), lease.worker_id, lease.token)
 
 
-class Waits(Wakeups):
+class Waits(waking.Waking):
     """Wait for several things at once."""
 
     async def suspend(self, lease: Lease, waits: Sequence[Wait]) -> Suspension:
@@ -143,44 +141,14 @@ class Waits(Wakeups):
         return await self._announce(TIMER, work, lambda found: about if found.suspended else None)
 
     def _suspending(self, owner: Owner, waits: Sequence[Wait], *, alone: bool) -> Work[Suspension]:
-        dialect = self._backend.driver.name
-        at_once = dialect == "postgresql" and alone and len(waits) == 1 and _match(waits[0]) is None
+        features = self._features
+        at_once = features.one_statement_writes and alone and len(waits) == 1 and _match(waits[0]) is None
         return Work(
-            lambda: _at_once(owner, waits) if at_once else _suspend(dialect, owner, waits, alone),
+            lambda: _at_once(features, owner, waits) if at_once else _suspend(features, owner, waits, alone),
             single=at_once,
             confirm=lambda: _suspended(owner),
             row=owner.instance_id,
         )
-
-    async def _wake(self, wake: Wake, key: tuple[str, str], lease: Lease | None, *, single: bool = False) -> bool:
-        """Wake an instance, and announce it unless its holder wakes it for itself."""
-        work = Work(lambda: wake(*key, lease), single=single, repeat=lease is None)  # a holder needs the answer
-        say = None if lease else lambda name: _woken([key], [name])
-        return await self._announce(RESUMABLE, work, say) is not None
-
-    async def _wake_all(self, wake: Wake, keys: Sequence[tuple[str, str]]) -> list[bool]:
-        """Wake many in one commit, with one announcement."""
-        if not bounded(keys):
-            return []
-        work = Work(lambda: _each(wake, keys), repeat=True)
-        return [name is not None for name in await self._announce(RESUMABLE, work, lambda names: _woken(keys, names))]
-
-
-def _each(wake: Wake, keys: Sequence[tuple[str, str]]) -> Operation[list[str | None]]:
-    """Wake one after the other, in the order of their instances."""
-    names: list[str | None] = [None] * len(keys)
-    for position in sorted(range(len(keys)), key=lambda position: keys[position]):
-        names[position] = yield from wake(*keys[position], None)
-    return names
-
-
-def _woken(keys: Sequence[tuple[str, str]], names: Sequence[str | None]) -> Payload | None:
-    return first_of([resumable(key[0], name) for key, name in zip(keys, names, strict=True) if name is not None])
-
-
-def text(payload: Mapping[str, object]) -> str:
-    """Return an event's payload as it is stored."""
-    return json.dumps(payload, ensure_ascii=False)
 
 
 def checked(waits: Iterable[Wait]) -> list[Wait]:
@@ -212,22 +180,6 @@ def moment(at: datetime | None, after: timedelta | None, *, needed: bool = False
     return {"at": limits.moment(at, "the time"), "after_sec": after_sec}
 
 
-def wake(
-    instance_id: str, activity_id: str, kind: HistoryEventType, payload: str, lease: Lease | None, binary: Any = None
-) -> Operation[bool]:
-    """Record why an instance wakes and set it running; return False if the activity was recorded before."""
-    recorded, _ = yield S.wake(
-        instance_id=instance_id,
-        activity_id=activity_id,
-        event_type=kind.value,
-        data_type="json" if binary is None else "binary",
-        event_data=payload,
-        event_data_binary=binary,
-        leased=int(lease is not None),
-    )
-    return bool(recorded)
-
-
 def _match(wait: Wait) -> Match | None:
     """Return what a wait requires of a message's data."""
     if isinstance(wait, TimerWait) or not wait.where:
@@ -235,23 +187,23 @@ def _match(wait: Wait) -> Match | None:
     return match_of(wait.channel, wait.where)
 
 
-def _suspend(dialect: str, owner: Owner, waits: Sequence[Wait], alone: bool) -> Operation[Suspension]:
+def _suspend(features: Features, owner: Owner, waits: Sequence[Wait], alone: bool) -> Operation[Suspension]:
     named = {wait.channel for wait in waits if isinstance(wait, ChannelWait)}
     if not alone:  # the waits that are kept count again, and so does what arrived for them meanwhile
         named |= {channel for _, channel, _ in (yield from registered(owner.instance_id)) if channel is not None}
-    return (yield from channels.locking(named, _suspend_locked(dialect, owner, waits, alone)))
+    return (yield from channels.locking(named, _suspend_locked(features, owner, waits, alone)))
 
 
-def _suspend_locked(dialect: str, owner: Owner, waits: Sequence[Wait], alone: bool) -> Operation[Suspension]:
+def _suspend_locked(features: Features, owner: Owner, waits: Sequence[Wait], alone: bool) -> Operation[Suspension]:
     rows = yield S.hold(instance_id=owner.instance_id)
     _judge(owner, rows)
     known = (yield from registered(owner.instance_id)) if rows[0][3] else set()
     again = [wait for wait in waits if _key(wait) in known]
-    ready, fresh = (yield from _ready(dialect, owner, again)) if again else set(), []
+    ready, fresh = (yield from _ready(features, owner, again)) if again else set(), []
     for wait in waits:
         if _key(wait) in known:
             continue
-        state = yield from _look(dialect, owner, wait)
+        state = yield from _look(features, owner, wait)
         if state.ready:
             ready.add(wait.activity_id)
         fresh.append((wait, state))
@@ -295,11 +247,11 @@ def remind(instance_id: str, waits: Iterable[Key]) -> Operation[None]:
         yield S.remind(instance_id=instance_id, channels=sorted(named))
 
 
-def _ready(dialect: str, owner: Owner, waits: Sequence[Wait]) -> Operation[set[str]]:
+def _ready(features: Features, owner: Owner, waits: Sequence[Wait]) -> Operation[set[str]]:
     """Return the activities of those registered waits that have a message or have timed out."""
     matched = {wait.channel for wait in waits if isinstance(wait, ChannelWait) and wait.where}
     if matched:
-        yield from matching.complete_all(dialect, sorted(matched))
+        yield from matching.complete_all(features, sorted(matched))
     found = {(id, channel) for id, channel in (yield S.ready(instance_id=owner.instance_id))}
     return {wait.activity_id for wait in waits if _key(wait)[:2] in found}
 
@@ -358,14 +310,13 @@ class Look(NamedTuple):
     unknown: bool = False  # its set of paths is not in use yet
 
 
-def _look(dialect: str, owner: Owner, wait: Wait) -> Operation[Look]:
+def _look(features: Features, owner: Owner, wait: Wait) -> Operation[Look]:
     params = _params(owner, wait)
     if isinstance(wait, TimerWait):
         rows = yield S.is_due(**params)
         return Look(bool(rows[0][0]))
     match = _match(wait)
-    answer = yield S.is_ready(pending=1 if match is None else MAYBE, paths_key=match and match.paths_key, **params)
-    rows = answer[-1] if isinstance(answer, tuple) else answer
+    rows = yield S.is_ready(pending=1 if match is None else MAYBE, paths_key=match and match.paths_key, **params)
     if not rows:
         raise NotSubscribedError(
             f"run {owner.instance_id!r} is not subscribed to channel {wait.channel!r}: subscribe first"
@@ -376,7 +327,7 @@ def _look(dialect: str, owner: Owner, wait: Wait) -> Operation[Look]:
     if mode == ChannelMode.COMPETING:
         raise matching.not_for(wait.channel)
     if ready == MAYBE:
-        ready = (yield from matching.find(dialect, owner.instance_id, wait.channel, match, cursor)) is not None
+        ready = (yield from matching.find(features, owner.instance_id, wait.channel, match, cursor)) is not None
         return Look(bool(ready))
     return Look(bool(ready), cursor, indexed_to is None)
 
@@ -409,19 +360,16 @@ def _status(owner: Owner, waits: Sequence[Wait]) -> Operation[WorkflowStatus]:
     return _ON_MESSAGE if on_message else _ON_TIMER
 
 
-def _at_once(owner: Owner, waits: Sequence[Wait]) -> Operation[Suspension]:
-    """Register a single wait in one statement (PostgreSQL); if that did nothing, find out why."""
+def _at_once(features: Features, owner: Owner, waits: Sequence[Wait]) -> Operation[Suspension]:
+    """Register a single wait in one statement; if that did nothing, find out why."""
     (wait,) = waits
     params = _params(owner, wait)
-    if isinstance(wait, TimerWait):
-        ((parked,),) = yield S.sleep(**params)
-    else:
-        _, ((parked,),) = yield S.listen(pending=1, **params)
+    parked = yield S.sleep(**params) if isinstance(wait, TimerWait) else S.listen(pending=1, **params)
     if parked:
         return Suspension(True)
     _judge(owner, (yield fences.S.standing(instance_id=owner.instance_id)))
-    state = yield from _look("postgresql", owner, wait)  # or the instance was changed just then
-    return Suspension(False, (wait.activity_id,)) if state.ready else (yield from _at_once(owner, waits))
+    state = yield from _look(features, owner, wait)  # or the instance was changed just then
+    return Suspension(False, (wait.activity_id,)) if state.ready else (yield from _at_once(features, owner, waits))
 
 
 def _suspended(owner: Owner) -> Operation[Suspension | None]:

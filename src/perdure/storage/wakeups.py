@@ -1,8 +1,10 @@
 """Send and receive hints that there may be work, on the four notification channels of Edda and Romancy."""
 
+import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
+from operator import itemgetter
 from typing import TypeVar
 
 from perdure.database.backends.base import Silent
@@ -20,6 +22,10 @@ MESSAGE = "workflow_channel_message"
 OUTBOX = "workflow_outbox_pending"
 TIMER = "workflow_timer_expired"
 
+AGAIN_SEC = (0.05, 0.2, 1.0, 4.0)  # after a hint of another framework
+
+_OWN_KEYS = {"reason", "instance_id", "channel", "event_id"}  # each of our payloads has one of them
+
 Payload = Mapping[str, object]
 Say = Callable[[T], Payload | None]
 
@@ -29,7 +35,8 @@ class Wakeups(Transactions):
 
     def wakeups(self) -> AsyncIterator[WakeUp]:
         """Yield hints from this and other processes. Hints may be lost or false, so look for work periodically, too."""
-        return self._backend.wakeups()
+        hints = self._backend.wakeups()
+        return _repeated(hints) if self._features.notifications else hints
 
     async def _announce(self, kind: str, work: Work[T], say: Say[T] | None) -> T:
         """Run an operation after which there may be work for others, and announce it: at its commit, or soon after it.
@@ -57,6 +64,37 @@ class Wakeups(Transactions):
                 self.register_post_commit_callback(lambda: notifier.trail(kind))
             elif silent:
                 notifier.trail(kind)
+
+
+async def _repeated(hints: AsyncIterator[WakeUp]) -> AsyncGenerator[WakeUp]:
+    """Yield the hints, and those of other frameworks again a few times.
+
+    Edda notifies before its transaction has committed, or before it has released its lock: a look finds nothing then.
+    """
+    loop, later = asyncio.get_running_loop(), list[tuple[float, WakeUp]]()
+    upcoming: asyncio.Future[WakeUp] | None = None
+    try:
+        while True:
+            upcoming = upcoming or asyncio.ensure_future(anext(hints))
+            timeout = later[0][0] - loop.time() if later else None
+            if (await asyncio.wait([upcoming], timeout=timeout))[0]:
+                heard, upcoming = upcoming, None
+                hint = heard.result()
+                if hint.kind != "scan" and _OWN_KEYS.isdisjoint(hint.payload):
+                    # Earlier hints of the same kind need no further looks of their own.
+                    later = [(at, other) for at, other in later if other.kind != hint.kind]
+                    later = sorted([*later, *((loop.time() + pause, hint) for pause in AGAIN_SEC)], key=itemgetter(0))
+                yield hint
+            else:
+                yield later.pop(0)[1]
+    except StopAsyncIteration:
+        return
+    finally:
+        if upcoming is not None:
+            upcoming.cancel()
+            await asyncio.wait([upcoming])
+        if isinstance(hints, AsyncGenerator):
+            await hints.aclose()
 
 
 def _telling(operation: Operation[T], kind: str, say: Say[T]) -> Operation[T]:

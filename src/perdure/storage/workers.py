@@ -30,7 +30,7 @@ class Workers(Transactions):
         alive_sec = None if alive_within is None else limits.span(alive_within, "alive_within")
         return await self._scan(_list, alive_sec, limits.some(limit))
 
-    async def current_time(self) -> datetime:
+    async def now(self) -> datetime:
         """Return the database's clock, which decides about every time."""
         return await self._read(_now)
 

@@ -58,7 +58,7 @@ async def test_all_runs_of_a_query_are_retried(database: Database) -> None:
         for n in range(3):
             with pytest.raises(WorkflowFailedError):
                 await (await simple.options(id=f"bad-{n}").start("bad")).result(SOON)
-        query = app.runs(workflow=simple, started_before=await app._storage.current_time())
+        query = app.runs(workflow=simple, started_before=await app._storage.now())
         assert (await query.retry(dry_run=True)).done == 3
         assert (await query.retry()).done == 3
         for n in range(3):

@@ -13,13 +13,13 @@ YEARS = timedelta(days=1000)
 class Slow:
     """A database in another time, whose answers take a while."""
 
-    async def current_time(self) -> datetime:
+    async def now(self) -> datetime:
         await asyncio.sleep(0.01)
-        answer = self.now()
+        answer = self.real_time()
         await asyncio.sleep(0.05)
         return answer
 
-    def now(self) -> datetime:
+    def real_time(self) -> datetime:
         return datetime.now(UTC) - YEARS
 
 
@@ -27,7 +27,7 @@ async def test_the_estimate_is_never_ahead_of_the_database() -> None:
     storage = Slow()
     clock = DatabaseClock(cast(Storage, storage))
     await clock.set()
-    behind = storage.now() - clock.now()
+    behind = storage.real_time() - clock.now()
     assert timedelta(seconds=0.04) < behind < timedelta(seconds=10)
 
 

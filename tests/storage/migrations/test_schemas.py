@@ -22,7 +22,8 @@ from tests.storage.migrations.databases import Database
 
 pytestmark = pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 
-AGGREGATES = [file.name[:-4] for file in files("perdure.storage.sql").iterdir() if file.name.endswith(".sql")]
+SQL_FILES = {file.name for file in files("perdure.storage.sql").iterdir() if file.name.endswith(".sql")}
+AGGREGATES = [name[:-4] for name in sorted(SQL_FILES - {"migrations.sql"})]  # migrations get their schema otherwise
 OURS = {*tables("postgresql"), "schema_migrations"}
 
 

@@ -83,7 +83,7 @@ class OnStorage:
 
     def __init__(self, storage: SQLStorage) -> None:
         self._storage = storage
-        self.dialect = storage.dialect
+        self.features = storage._backend.driver.features
 
     async def run(self, call: Call) -> Any:
         def only() -> Operation[Any]:
@@ -292,8 +292,8 @@ async def _looks(on: Stage) -> None:
         assert len(await s.get_waits(ids)) == MANY
     with m("list_workflow_names"):
         await s.list_workflow_names()
-    with m("current_time"):
-        await s.current_time()
+    with m("now"):
+        await s.now()
     with m("back_off"):
         await s.back_off(leases[0], 1, "no", 60)
     for lease in leases[1:]:

@@ -39,6 +39,7 @@ PLANS = {  # that look at all of something, or sort it
     ("matching.found", "SCAN w"): "a subquery of one row",
     ("matching.may_find", "SCAN w"): "a subquery of one row",
     ("delivery.unseen", "SCAN channel_messages USING INDEX idx_channel_messages_family"): "an index of them only",
+    ("waits.next_due", "SCAN channel_messages USING INDEX idx_channel_messages_family"): "an index of them only",
     ("delivery.waiting", "USE TEMP B-TREE FOR ORDER BY"): "the subscribers of one channel",
     ("listing.counted", "SCAN found"): "a subquery of as many as are counted",
     ("locks.sweep", "SCAN stale"): "a subquery of one page",
@@ -64,6 +65,9 @@ ONLY_ON = {  # where the others need more statements, or fewer
     "delivery.deliver": ("postgresql", "mysql"),
     "delivery.take": ("sqlite",),
     "delivery.target": ("sqlite",),
+    "history.append_each": ("sqlite",),
+    "history.append_locked": ("mysql",),
+    "history.append_set": ("postgresql",),
     "history.fence_many": ("sqlite",),
     "history.lock_many": ("mysql",),
     "locks.take": ("sqlite", "mysql"),
@@ -77,7 +81,7 @@ CALLERS = {  # on a caller's connection: savepoints read nothing, and `schemas` 
     *(f"caller_transactions.{name}" for name in ("savepoint", "release", "undo", "schemas")),
 }
 
-UNRUN = {"transactions", "pieces"}  # they read nothing; pieces are measured with what they are in
+UNRUN = {"transactions", "migrations", "pieces"}  # they read nothing of ours; pieces are measured with what they are in
 
 FILES = [
     path.name.removesuffix(".sql") for path in files("perdure.storage.sql").iterdir() if path.name.endswith(".sql")

@@ -39,7 +39,7 @@ pytestmark = pytest.mark.timeout(600 + 2 * EXAMPLES)  # a failure is made smalle
 # Not answers: how a storage is opened and closed, what stands for several operations here, and hints.
 NOT_COMPARED = {
     "initialize", "close", "db", "conn", "transaction", "detached", "register_post_commit_callback", "wakeups",
-    "current_time", "pending_migrations",
+    "now", "pending_migrations",
     "pending_waits",  # of messages that have no keys yet a database says only that there may be one
 }  # fmt: skip
 

@@ -4,10 +4,11 @@ import copy
 import re
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
+from operator import itemgetter
 from typing import NamedTuple, Protocol, Self
 
 from perdure.database.dialects.features import Features
-from perdure.database.statements import Statement
+from perdure.database.statements import Shape, Statement
 from perdure.errors import InvalidJSONPathError
 
 PATH_MAX = 255
@@ -73,6 +74,13 @@ class Part(NamedTuple):
     forgives: bool  # MySQL: a duplicate key counts as no row written
 
 
+class Rendered(tuple[Part, ...]):
+    """Hold the parts of a rendered statement, and the function that makes its answer from theirs."""
+
+    shape: Shape
+    plain: bool  # the answer is that of the only part, as it is
+
+
 class Rendering:
     """Render statements for one dialect and one clock, once each."""
 
@@ -81,7 +89,7 @@ class Rendering:
     features: Features
 
     def __init__(self, clock_shift: timedelta = timedelta(0)) -> None:
-        self._rendered: dict[Statement, tuple[Part, ...]] = {}
+        self._rendered: dict[Statement, Rendered] = {}
         self.clock_shift = clock_shift
 
     def driver_name(self) -> str:
@@ -95,14 +103,16 @@ class Rendering:
         self.clock_shift = shift
         self._rendered.clear()
 
-    def parts(self, statement: Statement) -> tuple[Part, ...]:
+    def parts(self, statement: Statement) -> Rendered:
         """Return the statement in this dialect."""
         try:
             return self._rendered[statement]
         except KeyError:
             if len(self._rendered) >= RENDERED_MAX:
                 self._rendered.clear()
-            parts = tuple(self.render(text) for text in statement.parts(self.name))
+            parts = Rendered(self.render(text) for text in statement.parts(self.name))
+            parts.shape = statement.shape(self.name)
+            parts.plain = len(parts) == 1 and isinstance(parts.shape, itemgetter)
             self._rendered[statement] = parts
             return parts
 

@@ -227,7 +227,7 @@ class RunQuery:
             if len(found) == limit:
                 return found, place.text()
         storage = self._source._storage
-        now, unserved = await storage.current_time(), await self._unserved()
+        now, unserved = await storage.now(), await self._unserved()
         for name, status in unserved:
             if (name, status) < (place.workflow, place.status):
                 continue

@@ -46,7 +46,7 @@ async def read_runs(storage: Storage, found: Sequence[WorkflowInstance], *, whol
     stuck = dict(zip(going, await storage.get_stuck(going), strict=True))
     now, served = _LONG_AGO, None
     if any(row.status in RESUMABLE for row in found):
-        now = await storage.current_time()
+        now = await storage.now()
         if any(unclaimed_for(row, now) >= UNSERVED for row in found):
             served = await served_names(storage)
     runs = []

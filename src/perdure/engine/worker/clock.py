@@ -19,4 +19,4 @@ class DatabaseClock:
 
     async def set(self) -> None:
         """Read the database's clock. By the time of the answer it is later, so the estimate is a little behind."""
-        self._epoch = await self._storage.current_time() - timedelta(seconds=steady())
+        self._epoch = await self._storage.now() - timedelta(seconds=steady())

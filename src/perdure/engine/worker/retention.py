@@ -150,7 +150,7 @@ async def _rest(seconds: float) -> None:
 
 
 async def _survey(storage: Storage, retention: Retention) -> Swept:
-    now = await storage.current_time()
+    now = await storage.now()
     finished, outbox = Retention.span(retention.finished), Retention.span(retention.outbox)
     return Swept(
         0 if finished is None else await _count_finished(storage, now - finished),

@@ -54,7 +54,7 @@ async def oldest_due(storage: Storage) -> timedelta | None:
     found = await storage.find_resumable_workflows(SAMPLE)
     if not found:
         return None
-    now = await storage.current_time()
+    now = await storage.now()
     rows = await storage.get_instances([each.instance_id for each in found])
     return max((unclaimed_for(row, now) for row in rows if row is not None), default=None)
 
@@ -70,7 +70,7 @@ def published(workflows: Collection[str], lease_sec: float) -> bytes:
 
 async def served_names(storage: Storage) -> Collection[str] | None:
     """Return the names of the workflows that live workers serve; None if one of them may serve all."""
-    now = await storage.current_time()
+    now = await storage.now()
     names: set[str] = set()
     for worker in await storage.list_workers(alive_within=LONGEST_BEAT):
         about = _about(worker)

@@ -16,6 +16,7 @@ from typing import Protocol
 from perdure.database.dialects.postgres import quoted
 from perdure.errors import SchemaError
 from perdure.storage.migrations.files import tables, versions
+from perdure.storage.migrations.statements import render
 
 SCHEMA = "perdure"
 LEDGER, OWN_LEDGER = "schema_migrations", "perdure_schema_migrations"
@@ -40,50 +41,21 @@ class Session(Protocol):
     async def fetch(self, sql: str, /) -> list[tuple[object, ...]]: ...
 
 
-_EXISTING = {
-    "sqlite": "SELECT m.name, c.name, c.type FROM sqlite_master m, pragma_table_info(m.name) c "
-    "WHERE m.type IN ('table', 'view') AND lower(m.name) IN ({names})",
-    "postgresql": "SELECT t.relname, a.attname, format_type(a.atttypid, a.atttypmod) FROM pg_class t "
-    "JOIN pg_attribute a ON a.attrelid = t.oid AND a.attnum > 0 AND NOT a.attisdropped "
-    "WHERE t.relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = {schema}) "
-    "AND t.relkind IN ('r', 'p', 'v', 'm', 'f') AND t.relname IN ({names})",
-    "mysql": "SELECT table_name, column_name, data_type FROM information_schema.columns "
-    "WHERE table_schema = DATABASE() AND table_name IN ({names})",
-}
-
-_SCHEMAS = """
-SELECT n.nspname FROM pg_class t JOIN pg_namespace n ON n.oid = t.relnamespace
- WHERE t.relname = {anchor} AND t.relkind IN ('r', 'p')
-   AND (n.nspname IN ({schema}, 'public') OR n.nspname = ANY (current_schemas(false)))
-   AND (SELECT count(*) FROM pg_attribute a
-         WHERE a.attrelid = t.oid AND NOT a.attisdropped AND a.attname IN ({columns})) = {count}
- ORDER BY n.nspname <> {schema}, array_position(current_schemas(false), n.nspname) LIMIT 1
-"""
-
-_RIGHTS = """
-SELECT current_user::text, current_database()::text, has_database_privilege(current_database(), 'CREATE'),
-       (SELECT has_schema_privilege(oid, 'USAGE') AND has_schema_privilege(oid, 'CREATE')
-          FROM pg_namespace WHERE nspname = {schema})
-"""
-
-
 async def find_schema(session: Session) -> str:
     """Return PostgreSQL's schema that has our tables or will have them, if the URL names none."""
     with schema_errors("postgresql"):
         columns = tables("postgresql")[ANCHOR]
-        query = _SCHEMAS.format(
-            anchor=literal(ANCHOR), schema=literal(SCHEMA), columns=_list(columns), count=len(columns)
-        )
-        rows = await session.fetch(query)
+        about = {"anchor": ANCHOR, "schema": SCHEMA, "columns": columns, "count": len(columns)}
+        rows = await session.fetch(render("schemas", "postgresql", **about))
         return str(rows[0][0]) if rows else SCHEMA
 
 
 async def require_schema(session: Session, schema: str) -> None:
     """Create PostgreSQL's schema if it does not exist; raise `SchemaError` without the privileges."""
-    ((role, database, may_create, may_use),) = await session.fetch(_RIGHTS.format(schema=literal(schema)))
+    ((role, database, may_create, may_use),) = await session.fetch(render("rights", "postgresql", schema=schema))
     name = quoted(schema)
     if may_use is None and may_create:
-        await session.execute(f"CREATE SCHEMA {name}")
+        await session.execute(render("create_schema", "postgresql", schema=name))
     elif may_use is None:
         raise SchemaError(
             f"the schema {schema!r} does not exist in the database {database!r}, and the role {role!r} lacks the "
@@ -99,9 +71,9 @@ async def require_schema(session: Session, schema: str) -> None:
 
 async def existing_tables(session: Reader, dialect: str, schema: str) -> dict[str, Columns]:
     """Return the existing tables and views that have one of our names, with their columns."""
-    names = _list([*tables(dialect), LEDGER, OWN_LEDGER])
+    query = render("existing", dialect, names=[*tables(dialect), LEDGER, OWN_LEDGER], schema=schema)
     found: dict[str, dict[str, str]] = {}
-    for table, column, kind in await session.fetch(_EXISTING[dialect].format(names=names, schema=literal(schema))):
+    for table, column, kind in await session.fetch(query):
         found.setdefault(_plain(table), {})[_plain(column)] = _plain(kind)
     return dict(found)
 
@@ -127,7 +99,7 @@ async def choose_ledger(session: Reader, dialect: str, schema: str, found: Mappi
     columns = found[LEDGER]
     if columns.keys() != {"version"} or not any(kind in columns["version"] for kind in _TEXT_TYPES):
         return OWN_LEDGER
-    recorded = await recorded_versions(session, LEDGER, schema)
+    recorded = await recorded_versions(session, dialect, LEDGER, schema)
     ours = not recorded.isdisjoint(versions(dialect)) if recorded else _has_tables(found, dialect)
     return LEDGER if ours else OWN_LEDGER
 
@@ -136,23 +108,19 @@ async def misplaced_versions(session: Session, dialect: str, schema: str, found:
     """Return our versions that an earlier release, Edda or Romancy recorded in another tool's ledger."""
     if "version" not in found.get(LEDGER, ()) or not _has_tables(found, dialect):
         return []
-    recorded = await recorded_versions(session, LEDGER, schema)
+    recorded = await recorded_versions(session, dialect, LEDGER, schema)
     return [version for version in versions(dialect) if version in recorded]
 
 
-async def recorded_versions(session: Reader, ledger: str, schema: str) -> set[str]:
+async def recorded_versions(session: Reader, dialect: str, ledger: str, schema: str) -> set[str]:
     """Return the versions that a ledger records as applied."""
-    return {str(version) for (version,) in await session.fetch(f"SELECT version FROM {qualified(ledger, schema)}")}  # nosec B608
+    query = render("recorded", dialect, ledger=qualified(ledger, schema))
+    return {str(version) for (version,) in await session.fetch(query)}
 
 
 def qualified(table: str, schema: str) -> str:
     """Return a table's name for plain statements."""
     return f"{quoted(schema)}.{table}" if schema else table
-
-
-def literal(text: str) -> str:
-    """Return a text as a literal for plain statements."""
-    return "'" + text.replace("'", "''") + "'"
 
 
 @contextmanager
@@ -169,10 +137,6 @@ def schema_errors(dialect: str) -> Iterator[None]:
 
 def _has_tables(found: Mapping[str, Columns], dialect: str) -> bool:
     return not tables(dialect).keys().isdisjoint(found)
-
-
-def _list(names: "list[str] | frozenset[str]") -> str:
-    return ", ".join(map(literal, names))
 
 
 def _plain(name: object) -> str:

@@ -28,13 +28,13 @@ from perdure.storage.migrations.placement import (
     choose_ledger,
     existing_tables,
     find_schema,
-    literal,
     misplaced_versions,
     qualified,
     recorded_versions,
     require_schema,
     schema_errors,
 )
+from perdure.storage.migrations.statements import literal, render, render_all
 
 WAIT_SEC = 60.0  # for another process's migration, and for each lock on a table that is in use
 
@@ -45,15 +45,6 @@ _NO_LEDGER: dict[str, set[object]] = {
     "mysql": {1146, 1054, 1142},
 }
 
-_OPENING = {
-    "sqlite": ("BEGIN IMMEDIATE",),
-    "postgresql": (
-        "BEGIN ISOLATION LEVEL READ COMMITTED",  # a stricter default would not see what was committed during the wait
-        "SET LOCAL statement_timeout = 0",
-        f"SET LOCAL lock_timeout = '{WAIT_SEC:.0f}s'",
-        "SELECT pg_advisory_xact_lock({key})",  # a session's lock would not outlive a pooler's transaction
-    ),
-}
 # A conflict with another process: busy, deadlock, or Edda or Romancy creating the same tables without the lock.
 _COLLISIONS: dict[str, set[object]] = {"sqlite": {5, 6}, "postgresql": {"40P01", "40001", "23505", "42P07", "42P06"}}
 _PATIENCE_SEC = {"sqlite": WAIT_SEC, "postgresql": 5.0}  # SQLite has no queue to wait in
@@ -84,7 +75,7 @@ async def missing(database: Reader, dialect: str, schema: str) -> list[str]:
     """Return the versions that the database lacks."""
     found = await existing_tables(database, dialect, schema)
     ledger = await choose_ledger(database, dialect, schema, found)
-    applied = await recorded_versions(database, ledger, schema) if ledger in found else set()
+    applied = await recorded_versions(database, dialect, ledger, schema) if ledger in found else set()
     return [version for version in versions(dialect) if version not in applied]
 
 
@@ -95,18 +86,20 @@ async def reset(session: Session, dialect: str, schema: str = "") -> None:
     found = await existing_tables(session, dialect, schema)
     check_tables(found, dialect, schema)
     for table in [await choose_ledger(session, dialect, schema, found), *reversed(tables(dialect))]:
-        await session.execute(f"DROP TABLE IF EXISTS {qualified(table, schema)}")
+        await session.execute(render("drop", dialect, table=qualified(table, schema)))
 
 
 async def _migrate_at_once(session: Session, dialect: str, schema: str) -> list[str]:
     deadline = time.monotonic() + _PATIENCE_SEC[dialect]
-    opening = [statement.format(key=_lock_key(schema)) for statement in _OPENING[dialect]]
+    opening = render_all("begin", dialect, wait=f"{WAIT_SEC:.0f}s")
+    if dialect == "postgresql":
+        opening.append(render("lock", dialect, key=_lock_key(schema)))
     while True:
         try:
-            async with _transaction(session, opening):
+            async with _transaction(session, dialect, opening):
                 if dialect == "postgresql":
                     await require_schema(session, schema)
-                    await session.execute(f"SET LOCAL search_path = {quoted(schema)}")  # the files name no schema
+                    await session.execute(render("use_schema", dialect, schema=quoted(schema)))
                 return await _apply_missing(session, dialect, schema)
         except Exception as error:
             if not _collided(error, dialect) or time.monotonic() > deadline:
@@ -120,32 +113,32 @@ def _lock_key(schema: str) -> str:
 
 
 @asynccontextmanager
-async def _transaction(session: Session, opening: Sequence[str]) -> AsyncIterator[None]:
+async def _transaction(session: Session, dialect: str, opening: Sequence[str]) -> AsyncIterator[None]:
     try:
         for statement in opening:
             await session.execute(statement)
         yield
-        await session.execute("COMMIT")
+        await session.execute(render("commit", dialect))
     except BaseException:
         with suppress(Exception):
-            await session.execute("ROLLBACK")
+            await session.execute(render("roll_back", dialect))
         raise
 
 
 async def _migrate_by_statement(session: Session, dialect: str, schema: str) -> list[str]:
-    # Before the lock: by default the wait for a table in use lasts up to a year, and the lock would be held meanwhile.
-    await session.execute(f"SET SESSION lock_wait_timeout = {WAIT_SEC:.0f}")
-    await _take_named_lock(session)
+    # Before the lock, which would be held during a long wait for a table.
+    await session.execute(render("limit_waits", dialect, seconds=round(WAIT_SEC)))
+    await _take_named_lock(session, dialect)
     try:
         return await _apply_missing(session, dialect, schema)
     finally:
         with suppress(Exception):  # it ends with the connection anyway
-            await session.fetch("SELECT RELEASE_LOCK('edda_migration')")
+            await session.fetch(render("release_lock", dialect))
 
 
-async def _take_named_lock(session: Session) -> None:
-    deadline = time.monotonic() + WAIT_SEC
-    while (await session.fetch(f"SELECT GET_LOCK('edda_migration', {min(WAIT_SEC, 5):.0f})"))[0][0] != 1:
+async def _take_named_lock(session: Session, dialect: str) -> None:
+    deadline, take = time.monotonic() + WAIT_SEC, render("take_lock", dialect, seconds=round(min(WAIT_SEC, 5)))
+    while (await session.fetch(take))[0][0] != 1:
         if time.monotonic() > deadline:
             raise SchemaError(
                 f"another process has been migrating the tables for more than {WAIT_SEC:.0f} s: wait until it is done"
@@ -157,16 +150,19 @@ async def _apply_missing(session: Session, dialect: str, schema: str) -> list[st
     check_tables(found, dialect, schema)
     ledger = await choose_ledger(session, dialect, schema, found)
     if ledger in found:
-        applied, before = await recorded_versions(session, ledger, schema), []
+        applied, before = await recorded_versions(session, dialect, ledger, schema), []
     else:
         before = await misplaced_versions(session, dialect, schema, found) if ledger == OWN_LEDGER else []
         applied = set(before)
+    create = render("create_ledger", dialect, ledger=ledger)
     missing = [migration for migration in up_statements(dialect) if migration.version not in applied]
     if before:
-        await _run(session, dialect, "earlier versions", [_create(ledger), *(_record(ledger, each) for each in before)])
+        records = [render("record", dialect, ledger=ledger, version=each) for each in before]
+        await _run(session, dialect, "earlier versions", [create, *records])
     for version, statements in missing:
         # The ledger comes after the first tables: empty and alone it would be mistaken for another tool's.
-        await _run(session, dialect, version, [*statements, _create(ledger), _record(ledger, version)])
+        record = render("record", dialect, ledger=ledger, version=version)
+        await _run(session, dialect, version, [*statements, create, record])
     return [migration.version for migration in missing]
 
 
@@ -180,19 +176,11 @@ async def _run(session: Session, dialect: str, version: str, statements: Sequenc
                 raise
 
 
-def _create(ledger: str) -> str:
-    return f"CREATE TABLE IF NOT EXISTS {ledger} (version VARCHAR(128) PRIMARY KEY)"
-
-
-def _record(ledger: str, version: str) -> str:
-    return f"INSERT INTO {ledger} (version) VALUES ('{version}')"  # nosec B608
-
-
 async def _is_current(session: Session, dialect: str, schema: str) -> bool:
     """Return whether there is nothing to do, without taking a lock."""
     for ledger in (LEDGER, OWN_LEDGER):
         try:
-            if not set(versions(dialect)) - await recorded_versions(session, ledger, schema):
+            if not set(versions(dialect)) - await recorded_versions(session, dialect, ledger, schema):
                 return True
         except Exception as error:
             if _code(error, dialect) not in _NO_LEDGER[dialect] and not _collided(error, dialect):

@@ -9,6 +9,9 @@ has `t.` where the piece has `of.`.
 
 Our tables are written by their plain names and marked here, `{.workflow_instances}`, so that PostgreSQL's dialect can
 qualify them with their schema.
+
+Every statement that reads declares its answer. Columns that several statements share are declared with their piece, and
+named in braces: `-- get -> {instance}`. A statement without an answer returns nothing.
 """
 
 import re
@@ -20,6 +23,8 @@ from perdure.storage.migrations import tables
 
 _TABLE = re.compile(rf"(?<![\w.])(?:{'|'.join(tables('postgresql'))})(?![\w.])")
 _PIECE = re.compile(r"\{(\w+)(?:\((\w+)\))?\}")
+_COLUMNS = re.compile(r"(?<= -> )\{(\w+)\}$", re.MULTILINE)
+_READS = re.compile(r"(?:SELECT|WITH)\b|(?:.*\bRETURNING\b|.*\{returning\()", re.DOTALL)
 
 
 @cache
@@ -33,12 +38,24 @@ def load_statements(name: str) -> StatementSet:
         (text,) = pieces[found[1]].parts("")
         return _PIECE.sub(piece, text.replace("of.", f"{found[2]}."))  # pieces may contain pieces
 
-    return statements(name, _PIECE.sub(piece, _text(name)))
+    text = _COLUMNS.sub(lambda found: ", ".join(pieces[found[1]].columns or ()), _text(name))
+    found = statements(name, _PIECE.sub(piece, text))
+    for statement in found:
+        _check(statement)
+    return found
 
 
 def statements(name: str, text: str) -> StatementSet:
     """Return the statements of a text, with their tables marked."""
     return StatementSet(name, parse(name, _TABLE.sub(r"{.\g<0>}", text)))
+
+
+def _check(statement: Statement) -> None:
+    """Raise `ValueError` if a statement reads and declares no answer; any other one without an answer has none."""
+    if statement.columns is None:
+        if any(_READS.match(parts[-1]) for parts in statement.texts.values()):
+            raise ValueError(f"statement {statement.name!r} reads and declares no answer: add `-> column, column`")
+        statement.columns = ()
 
 
 @cache

@@ -14,14 +14,15 @@ DELETE FROM workflow_history
    AND id IN (SELECT original_id FROM workflow_history_archive
                WHERE instance_id = :archived_as AND original_id IS NOT NULL)
 
--- list
+-- list -> id, original_id, instance_id, activity_id, event_type, event_data, event_data_binary, data_type,
+--   created_at, archived_at
 -- Return the archived events in the order of recording; those archived by Edda or Romancy have no original id.
 SELECT id, original_id, instance_id, activity_id, event_type, event_data, event_data_binary, data_type,
        COALESCE(original_created_at, created_at), archived_at
   FROM workflow_history_archive WHERE instance_id = :instance_id
  ORDER BY COALESCE(original_id, 0), id LIMIT :limit
 
--- claimed
+-- claimed -> channel
 -- Return the channels of messages that an instance has claimed but not taken.
 SELECT DISTINCT m.channel FROM channel_message_claims k JOIN channel_messages m ON m.message_id = k.message_id
  WHERE k.instance_id = :instance_id
@@ -36,7 +37,7 @@ DELETE FROM channel_delivery_cursors WHERE instance_id = :instance_id;
 DELETE FROM channel_message_claims WHERE instance_id = :instance_id;
 DELETE FROM workflow_group_memberships WHERE instance_id = :instance_id
 
--- generation
+-- generation -> count
 -- Store a finished generation as an instance of its own, if the name is free.
 INSERT INTO workflow_instances
        (instance_id, workflow_name, source_hash, owner_service, framework, status, current_activity_id, continued_from,

@@ -1,4 +1,4 @@
--- schemas
+-- schemas -> schema_name, rank
 -- Return PostgreSQL's schemas that have our tables, the best first: as `find_schema` chooses, then any other (2).
 SELECT n.nspname::text, CASE WHEN n.nspname = 'perdure' THEN 0
                              WHEN n.nspname = 'public' OR n.nspname = ANY (current_schemas(false)) THEN 1 ELSE 2 END
@@ -18,7 +18,7 @@ RELEASE SAVEPOINT perdure_start
 -- Undo what was written since the savepoint.
 ROLLBACK TO SAVEPOINT perdure_start
 
--- find
+-- find -> instance_id, workflow_name, input_data, framework, status, continued_from
 -- Return what identifies an instance.
 SELECT instance_id, workflow_name, input_data, framework, status, continued_from
   FROM workflow_instances WHERE instance_id = :instance_id
@@ -29,7 +29,7 @@ SELECT CAST(instance_id AS BINARY), CAST(workflow_name AS BINARY), CAST(input_da
        CAST(continued_from AS BINARY)
   FROM workflow_instances WHERE instance_id = :instance_id
 
--- find_again
+-- find_again -> instance_id, workflow_name, input_data, framework, status, continued_from
 -- Return the same after an insert that found the id taken.
 SELECT instance_id, workflow_name, input_data, framework, status, continued_from
   FROM workflow_instances WHERE instance_id = :instance_id

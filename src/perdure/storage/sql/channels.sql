@@ -21,7 +21,7 @@ INSERT INTO perdure_channels (channel) VALUES :rows {on_conflict_do_update(chann
 -- Lock a channel, and mark that there may be something to deliver.
 {mark}
 
--- publish
+-- publish -> id
 -- Insert a message, its id drawn after the channel was locked: a lower id never appears after a higher one.
 {mark};
 INSERT INTO channel_messages (channel, message_id, data_type, data, data_binary, metadata, published_at, framework)
@@ -34,7 +34,7 @@ INSERT INTO channel_messages (channel, message_id, data_type, data, data_binary,
 SELECT channel, :message_id, :data_type, :data, :data_binary::bytea, :metadata, {now}, 'perdure' FROM locked
 RETURNING id
 
--- publish_once
+-- publish_once -> id
 -- Insert a message under its sender's key, unless the key is known. Until the message has its id, the key's is 0.
 {mark};
 INSERT INTO perdure_message_keys (source, message_id, id, created_at) VALUES (:source, :key, 0, {now})
@@ -65,15 +65,15 @@ message AS (
     FROM fresh WHERE NOT EXISTS (SELECT 1 FROM named))
 SELECT id FROM fresh UNION ALL SELECT id FROM known
 
--- key
+-- key -> id
 -- Return what was published under a key.
 SELECT id FROM perdure_message_keys WHERE source = :source AND message_id = :key
 
--- named
+-- named -> id
 -- Return the message with this text id.
 SELECT id FROM channel_messages WHERE message_id = :message_id
 
--- pending
+-- pending -> id, channel, message_id, data_type, data, data_binary, metadata, published_at
 -- Return the messages of a channel after an id that a subscriber has not received out of turn, in order.
 SELECT m.id, m.channel, m.message_id, m.data_type, m.data, m.data_binary, m.metadata, m.published_at
   FROM channel_messages m {index(idx_channel_messages_order)}
@@ -82,13 +82,13 @@ SELECT m.id, m.channel, m.message_id, m.data_type, m.data, m.data_binary, m.meta
                     WHERE x.instance_id = :instance_id AND x.channel = :channel AND x.message_id = m.id)
  ORDER BY m.id LIMIT :limit
 
--- page
+-- page -> id, channel, message_id, data_type, data, data_binary, metadata, published_at
 -- Return the messages of a channel after an id, in order.
 SELECT id, channel, message_id, data_type, data, data_binary, metadata, published_at
   FROM channel_messages {index(idx_channel_messages_order)}
  WHERE channel = :channel AND id > :after_id ORDER BY id LIMIT :limit
 
--- unclaimed
+-- unclaimed -> id, channel, message_id, data_type, data, data_binary, metadata, published_at
 -- Return the messages of a channel that are not claimed, in order.
 SELECT id, channel, message_id, data_type, data, data_binary, metadata, published_at
   FROM channel_messages m {index(idx_channel_messages_order)}
@@ -96,20 +96,20 @@ SELECT id, channel, message_id, data_type, data, data_binary, metadata, publishe
    AND (SELECT k.message_id FROM channel_message_claims k WHERE k.message_id = m.message_id) IS NULL
  ORDER BY id LIMIT :limit
 
--- subscription
+-- subscription -> instance_id, channel, mode, activity_id, cursor_id, timeout_at, id, subscribed_at
 -- Return one subscription, with the further of its two cursors.
 SELECT s.instance_id, s.channel, s.mode, {first_wait}, {cursor}, {first_timeout}, s.id,
        s.subscribed_at
   FROM channel_subscriptions s WHERE s.instance_id = :instance_id AND s.channel = :channel
 
--- modes
+-- modes -> own, other
 -- Return how an instance uses a channel, and whether a live subscriber uses it in the other mode.
 SELECT (SELECT mode FROM channel_subscriptions WHERE instance_id = :instance_id AND channel = :channel),
        (SELECT s.mode FROM channel_subscriptions s {index(idx_subscriptions_waiting)}
          WHERE s.channel = :channel AND s.mode = :other
            AND (SELECT i.finished_at FROM workflow_instances i WHERE i.instance_id = s.instance_id) IS NULL LIMIT 1)
 
--- mode
+-- mode -> mode
 -- Return how live subscribers use a channel.
 SELECT s.mode FROM channel_subscriptions s {index(idx_subscriptions_waiting)}
  WHERE s.channel = :channel
@@ -142,8 +142,9 @@ DELETE FROM perdure_waits WHERE instance_id = :instance_id AND channel = :channe
 UPDATE channel_subscriptions SET activity_id = NULL, timeout_at = NULL
  WHERE instance_id = :instance_id AND channel = :channel AND activity_id IS NOT NULL
 
--- advance
+-- advance -> count
 -- Move both cursors, never backwards.
+-- [answer]
 UPDATE channel_subscriptions SET cursor_message_id = {greatest(COALESCE(cursor_message_id, 0), :message_id)}
  WHERE instance_id = :instance_id AND channel = :channel;
 INSERT INTO channel_delivery_cursors (channel, instance_id, last_delivered_id, updated_at)
@@ -152,13 +153,13 @@ SELECT channel, instance_id, cursor_message_id, {now} FROM channel_subscriptions
 {on_conflict_do_update(channel, instance_id)}
   last_delivered_id = {greatest(channel_delivery_cursors.last_delivered_id, :message_id)}, updated_at = {now}
 
--- claim
+-- claim -> count
 -- Claim a message for one instance; nothing if it is claimed or removed. The lock prevents its removal meanwhile.
 INSERT INTO channel_message_claims (message_id, instance_id, claimed_at)
 SELECT m.message_id, :instance_id, {now} FROM channel_messages m WHERE m.id = :message_id {for_update}
 {on_conflict_do_nothing(message_id)}
 
--- claimant
+-- claimant -> instance_id
 -- Return the claimant of a message.
 SELECT k.instance_id FROM channel_message_claims k JOIN channel_messages m ON m.message_id = k.message_id
  WHERE m.id = :message_id
@@ -167,13 +168,13 @@ SELECT k.instance_id FROM channel_message_claims k JOIN channel_messages m ON m.
 -- Remove a message; its claim is removed with it.
 DELETE FROM channel_messages WHERE id = :message_id
 
--- old
+-- old -> id, message_id, channel, published_at
 -- Return the messages that have expired, the oldest first.
 SELECT id, message_id, channel, published_at FROM channel_messages
  WHERE published_at < {ago(:age_sec)} AND published_at >= :after_at AND (published_at > :after_at OR id > :after_id)
  ORDER BY published_at, id LIMIT :limit
 
--- needs
+-- needs -> mode, cursor_id
 -- Return the cursor of the slowest live subscriber of each mode.
 SELECT s.mode, MIN({cursor})
   FROM channel_subscriptions s {index(idx_subscriptions_waiting)}
@@ -181,11 +182,11 @@ SELECT s.mode, MIN({cursor})
    AND (SELECT i.finished_at FROM workflow_instances i WHERE i.instance_id = s.instance_id) IS NULL
  GROUP BY s.mode
 
--- claimed
+-- claimed -> message_id
 -- Return which of these messages are claimed.
 SELECT message_id FROM channel_message_claims WHERE message_id {any(:ids)}
 
--- addressed
+-- addressed -> found
 -- Return whether one of these instances is live.
 SELECT 1 FROM workflow_instances WHERE instance_id {any(:ids)} AND finished_at IS NULL LIMIT 1
 
@@ -193,16 +194,16 @@ SELECT 1 FROM workflow_instances WHERE instance_id {any(:ids)} AND finished_at I
 -- Remove messages.
 DELETE FROM channel_messages WHERE message_id {any(:ids)}
 
--- last_key
+-- last_key -> until
 -- Return the end of a page of expired keys.
 SELECT MAX(created_at) FROM (
   SELECT created_at FROM perdure_message_keys WHERE created_at < {ago(:age_sec)} ORDER BY created_at LIMIT :limit) page
 
--- forget_keys
+-- forget_keys -> count
 -- Remove keys up to a time.
 DELETE FROM perdure_message_keys WHERE created_at <= :until
 
--- unused
+-- unused -> channel, unused
 -- Return a page of channels after one of them, each with whether it has no subscriber and no message.
 SELECT channel, CASE WHEN dirty_at IS NULL
                       AND (SELECT s.id FROM channel_subscriptions s WHERE s.channel = p.channel LIMIT 1) IS NULL

@@ -1,4 +1,4 @@
--- known
+-- known -> workflow_name, source_hash
 -- Return the stored versions of some workflows.
 SELECT workflow_name, source_hash FROM workflow_definitions WHERE workflow_name {any(:names)}
 

@@ -1,4 +1,4 @@
--- waiting
+-- waiting -> instance_id, channel, mode, activity_id, cursor_id, timeout_at, id, subscribed_at
 -- Return the subscribers of any framework that wait on a channel.
 SELECT s.instance_id, s.channel, s.mode, {first_wait}, {cursor}, {first_timeout}, s.id, s.subscribed_at
   FROM channel_subscriptions s {index(idx_subscriptions_waiting)}
@@ -6,7 +6,7 @@ SELECT s.instance_id, s.channel, s.mode, {first_wait}, {cursor}, {first_timeout}
    AND {waits(s)}
  ORDER BY s.id LIMIT :limit
 
--- expired
+-- expired -> instance_id, channel, mode, activity_id, cursor_id, timeout_at, id, subscribed_at
 -- Return own waits of waiting instances that have timed out, the oldest first.
 SELECT w.instance_id, w.channel,
        (SELECT s.mode FROM channel_subscriptions s WHERE s.instance_id = w.instance_id AND s.channel = w.channel),
@@ -20,7 +20,7 @@ SELECT w.instance_id, w.channel,
  WHERE w.timeout_at <= {now} AND {waits(w)}
  ORDER BY w.timeout_at, w.id LIMIT :limit
 
--- due
+-- due -> workflow_name, activity_id, timeout_at
 -- Return a wait to end, locked with its instance: it is due, and the instance is waiting and free, or leased to the
 -- caller.
 SELECT i.workflow_name, w.activity_id, w.timeout_at
@@ -30,7 +30,7 @@ SELECT i.workflow_name, w.activity_id, w.timeout_at
  ORDER BY w.timeout_at, w.id LIMIT 1
 {skip_locked}
 
--- target
+-- target -> workflow_name, activity_id, mode, message_id, match_key, data, data_binary, metadata, published_at, in_turn
 -- Return a subscriber's next message and the wait it is for, if the subscriber waits and is free, or is leased to the
 -- caller: of all its waits the one whose message is the lowest, and of those for that message the first. The caller may
 -- name its wait. A message is in turn if no other message is left before it.
@@ -55,7 +55,7 @@ SELECT i.workflow_name, f.activity_id, s.mode, m.id, f.match_key, m.data, m.data
 INSERT INTO perdure_taken_messages (instance_id, channel, message_id, match_key)
 VALUES (:instance_id, :channel, :message_id, :match_key)
 
--- deliver
+-- deliver -> workflow_name, activity_id, message_id, recorded
 -- Deliver in one statement; return what was delivered to whom, and whether it was new to the history. A message of a
 -- competing channel goes to the first that locks it. Return nothing if the instance was changed since the statement
 -- began, because the statement does not see its current waits. Only the servers have it, to save round trips.
@@ -195,11 +195,11 @@ UPDATE workflow_instances
  WHERE instance_id = :instance_id AND @message IS NOT NULL;
 SELECT @workflow, @activity, @message, @fresh FROM DUAL WHERE @message IS NOT NULL
 
--- dirty
+-- dirty -> channel
 -- Return the channels that may have something to deliver, the longest marked first.
 SELECT channel FROM perdure_channels WHERE dirty_at IS NOT NULL ORDER BY dirty_at, {ordinal(channel)} LIMIT :limit
 
--- behind
+-- behind -> channel, instance_id
 -- Return free subscribers that wait while a message of their broadcast channel is pending.
 SELECT w.channel, w.instance_id FROM perdure_waits w {index(idx_perdure_waits_channel)}
  WHERE w.channel {any(:channels)} AND w.match_key IS NULL AND {waits_free(w)}
@@ -211,7 +211,7 @@ SELECT s.channel, s.instance_id FROM channel_subscriptions s {index(idx_subscrip
    AND {waits_free(s)} AND {next} IS NOT NULL
  LIMIT :limit
 
--- matching
+-- matching -> channel, instance_id
 -- Return free subscribers that wait for one of these keys while a message with that key is pending.
 SELECT w.channel, w.instance_id FROM perdure_waits w {index(idx_perdure_waits_match)}
  WHERE w.match_key {any(:keys)} AND {waits_free(w)}
@@ -219,7 +219,7 @@ SELECT w.channel, w.instance_id FROM perdure_waits w {index(idx_perdure_waits_ma
          WHERE s.instance_id = w.instance_id AND s.channel = w.channel) IS NOT NULL
  LIMIT :limit
 
--- backlog
+-- backlog -> channel
 -- Return which of these channels are competing and have an unclaimed message.
 SELECT p.channel FROM perdure_channels p
  WHERE p.channel {any(:channels)}
@@ -227,7 +227,7 @@ SELECT p.channel FROM perdure_channels p
          WHERE s.channel = p.channel AND s.mode = 'competing' LIMIT 1) IS NOT NULL
    AND {unclaimed(p)} IS NOT NULL
 
--- idle
+-- idle -> channel, instance_id
 -- Return free subscribers that wait on competing channels, where a wait takes any message.
 SELECT w.channel, w.instance_id FROM perdure_waits w {index(idx_perdure_waits_channel)}
  WHERE w.channel {any(:channels)} AND w.match_key IS NULL AND {waits_free(w)}
@@ -238,11 +238,11 @@ SELECT s.channel, s.instance_id FROM channel_subscriptions s {index(idx_subscrip
  WHERE s.channel {any(:channels)} AND s.mode = 'competing' AND s.activity_id IS NOT NULL AND {waits_free(s)}
  LIMIT :limit
 
--- seize
+-- seize -> channel
 -- Lock those of these channels that no transaction is publishing to, and return them.
 SELECT channel FROM perdure_channels WHERE channel {any(:channels)} ORDER BY channel {skip_locked}
 
--- unserved
+-- unserved -> channel
 -- Return which of these channels have a subscriber that waits, free or not, and a message for it.
 SELECT p.channel FROM perdure_channels p
  WHERE p.channel {any(:channels)} AND (
@@ -258,7 +258,7 @@ SELECT p.channel FROM perdure_channels p
            AND {waits(s)} LIMIT 1) IS NOT NULL
        AND {unclaimed(p)} IS NOT NULL)
 
--- unmatched
+-- unmatched -> id
 -- Return whether a subscriber waits, free or not, for one of these keys, and there is a message with it.
 SELECT w.id FROM perdure_waits w {index(idx_perdure_waits_match)}
  WHERE w.match_key {any(:keys)} AND {waits(w)}
@@ -274,7 +274,7 @@ UPDATE perdure_channels SET dirty_at = NULL WHERE channel {any(:channels)}
 -- Record that these channels have something left, to be delivered after the others.
 UPDATE perdure_channels SET dirty_at = {now} WHERE channel {any(:channels)}
 
--- unseen
+-- unseen -> message_id, channel, id
 -- Return messages of other frameworks that no sweep has seen.
 SELECT message_id, channel, id FROM channel_messages WHERE framework IS NULL ORDER BY id LIMIT :limit
 

@@ -11,7 +11,7 @@ DELETE FROM workflow_group_memberships WHERE instance_id = :instance_id AND grou
 -- Remove a member from every group.
 DELETE FROM workflow_group_memberships WHERE instance_id = :instance_id
 
--- members
+-- members -> instance_id
 -- Return the members of a group, in the order of joining.
 SELECT instance_id FROM workflow_group_memberships {index(idx_group_memberships_order)}
  WHERE group_name = :group_name ORDER BY id LIMIT :limit

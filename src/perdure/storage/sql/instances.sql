@@ -1,4 +1,4 @@
--- create
+-- create -> lock_expires_at
 -- Insert an instance and, if necessary, its definition; nothing if the id is taken. With a worker the row is leased
 -- from the start, so that no other worker takes it first.
 INSERT INTO workflow_definitions (workflow_name, source_hash, source_code, created_at)
@@ -6,6 +6,7 @@ SELECT :workflow_name, :source_hash, :source_code, {now} {dual}
  WHERE NOT EXISTS (SELECT 1 FROM workflow_definitions
                     WHERE workflow_name = :workflow_name AND source_hash = :source_hash)
 {on_conflict_do_nothing(workflow_name, source_hash)};
+-- [required]
 INSERT INTO workflow_instances
        (instance_id, workflow_name, source_hash, owner_service, framework, status, current_activity_id, continued_from,
         started_at, updated_at, input_data, output_data, locked_by, locked_at, lock_timeout_seconds, lock_expires_at,
@@ -37,28 +38,29 @@ VALUES (:instance_id, :workflow_name, :source_hash, :owner_service, 'perdure', :
 ON CONFLICT (instance_id) DO NOTHING
 RETURNING lock_expires_at
 
--- get
+-- get -> {instance}
 -- Return every field of one instance.
 SELECT {instance} FROM workflow_instances WHERE instance_id = :instance_id
 
--- get_many
+-- get_many -> {instance}
 -- Return every field of many instances.
 SELECT {instance} FROM workflow_instances WHERE instance_id {any(:ids)}
 
--- move
+-- move -> count
 -- Change between states that are not final.
 UPDATE workflow_instances SET status = :status, updated_at = {now}
  WHERE instance_id = :instance_id AND status {any(:sources)}
    AND (lock_token = :token AND locked_by = :worker_id OR :token IS NULL)
 
--- set_activity
+-- set_activity -> count
 -- Record the step that the instance has reached.
 UPDATE workflow_instances SET current_activity_id = :activity_id, updated_at = {now}
  WHERE instance_id = :instance_id AND (lock_token = :token AND locked_by = :worker_id OR :token IS NULL)
 
--- finish
+-- finish -> count
 -- Change to a final state, end the lease (the token grows), and remove timers and waits. Only a running instance
 -- completes.
+-- [answer]
 UPDATE workflow_instances
    SET status = :status, output_data = COALESCE(:output_data, output_data), updated_at = {now},
        lock_token = lock_token + 1, locked_by = NULL, locked_at = NULL, lock_expires_at = NULL
@@ -83,9 +85,9 @@ done AS (
     FROM seen WHERE i.instance_id = seen.instance_id AND i.xmin = seen.version RETURNING i.instance_id),
 timers AS (DELETE FROM workflow_timer_subscriptions t USING done WHERE t.instance_id = done.instance_id),
 waits AS (DELETE FROM perdure_waits w USING done WHERE w.instance_id = done.instance_id)
-SELECT count(*) FROM done
+SELECT instance_id FROM done
 
--- interrupt
+-- interrupt -> count
 -- Cancel with compensation: fence off the worker and let the instance compensate.
 UPDATE workflow_instances
    SET status = 'compensating', updated_at = {now},
@@ -97,44 +99,17 @@ UPDATE workflow_instances
 DELETE FROM workflow_timer_subscriptions WHERE instance_id = :instance_id;
 DELETE FROM perdure_waits WHERE instance_id = :instance_id
 
--- resumable
+-- resumable -> instance_id, workflow_name, claimable_at, locked_by, locked_at
 -- Return own instances that a worker may take now, the longest waiting first.
 SELECT instance_id, workflow_name, claimable_at, locked_by, locked_at
   FROM workflow_instances {index(idx_instances_claimable)}
  WHERE framework = 'perdure' AND claimable_at <= {now}
  ORDER BY claimable_at, {ordinal(instance_id)} LIMIT :limit
 
--- resumable_named
+-- resumable_named -> instance_id, workflow_name, claimable_at, locked_by, locked_at
 -- Return the same for one workflow name; for several, one branch each, so that unknown names are never read.
 SELECT * FROM (
   SELECT instance_id, workflow_name, claimable_at, locked_by, locked_at
     FROM workflow_instances {index(idx_instances_claimable_name)}
    WHERE framework = 'perdure' AND workflow_name = :workflow_name AND claimable_at <= {now}
    ORDER BY claimable_at, {ordinal(instance_id)} LIMIT :limit) branch
-
--- finished
--- Return own instances that ended long ago, locked for deletion. What a live run continues from is kept: it determines
--- the number of its generation.
-SELECT instance_id FROM workflow_instances {index(idx_instances_finished)}
- WHERE framework = 'perdure' AND finished_at < {ago(:age_sec)}
-   AND (SELECT n.instance_id FROM workflow_instances n {index(idx_instances_continued_from)}
-         WHERE n.continued_from = workflow_instances.instance_id AND n.finished_at IS NULL LIMIT 1) IS NULL
- ORDER BY finished_at, {ordinal(instance_id)} LIMIT :limit {skip_locked}
-
--- ended
--- Return those of these instances that have ended, of any framework, locked for deletion, with the same exception.
-SELECT instance_id, framework FROM workflow_instances
- WHERE instance_id {any(:ids)} AND finished_at IS NOT NULL
-   AND (SELECT n.instance_id FROM workflow_instances n {index(idx_instances_continued_from)}
-         WHERE n.continued_from = workflow_instances.instance_id AND n.finished_at IS NULL LIMIT 1) IS NULL
- {skip_locked}
-
--- unlink
--- Remove references of later generations to those about to be deleted: the foreign key has no ON DELETE. They keep
--- their time, which MySQL would update.
-UPDATE workflow_instances {index(idx_instances_continued_from)} SET continued_from = NULL, updated_at = updated_at
- WHERE continued_from {any(:ids)}
-
--- delete
--- Remove instances; all their rows are removed by cascades.
-DELETE FROM workflow_instances WHERE instance_id {any(:ids)}

@@ -1,4 +1,4 @@
--- select
+-- select -> {instance}
 -- Begin a page of instances, newest first; one of the next two, the requested conditions and `order` follow.
 SELECT {instance}
 
@@ -52,7 +52,7 @@ AND (:condition OR {json_doubt(input_data, path)})
 -- Order ids by their code points.
 ORDER BY started_at DESC, {ordinal(instance_id)} DESC LIMIT :limit
 
--- count
+-- count -> number
 -- Begin a count of the instances of all pages, up to a limit; the same conditions and `counted` follow.
 SELECT count(*) FROM (SELECT 1
 
@@ -60,11 +60,11 @@ SELECT count(*) FROM (SELECT 1
 -- Limit the count.
 LIMIT :limit) found
 
--- workflow
+-- workflow -> workflow_name
 -- Return the next workflow of own instances: one index lookup, without reading every row.
 SELECT workflow_name FROM workflow_instances {index(idx_instances_listing_workflow)}
  WHERE framework = 'perdure' AND workflow_name > :workflow ORDER BY workflow_name LIMIT 1
 
--- framework
+-- framework -> framework
 -- Return the next framework that has instances: one index lookup, without reading every row.
 SELECT framework FROM workflow_instances WHERE framework > :framework ORDER BY framework LIMIT 1

@@ -1,4 +1,4 @@
--- acquire
+-- acquire -> instance_id, lock_token, lock_expires_at
 -- Take a free or expired lease; the token grows. Never wait for a row that another transaction has locked.
 UPDATE workflow_instances
    SET locked_by = :worker_id, locked_at = {now}, lock_token = lock_token + 1,
@@ -18,6 +18,7 @@ RETURNING i.instance_id, i.lock_token, i.lock_expires_at
 -- acquire [mysql]
 -- Differs because MySQL has no RETURNING, and merges a derived table without LIMIT, which would wait for the row. The
 -- shared column has ON UPDATE, which must not apply: it exists on one database only, and does not use our clock.
+-- [required]
 UPDATE workflow_instances i
   JOIN (SELECT instance_id FROM workflow_instances
          WHERE instance_id = :instance_id AND {takeable} LIMIT 1 FOR UPDATE SKIP LOCKED) free
@@ -27,8 +28,8 @@ UPDATE workflow_instances i
        i.updated_at = i.updated_at;
 SELECT instance_id, lock_token, lock_expires_at FROM workflow_instances WHERE instance_id = :instance_id
 
--- take
--- Take those of these leases that are free; on PostgreSQL `acquire` does.
+-- take -> instance_id, lock_token, lock_expires_at
+-- Take those of these leases that are free; with the feature `one_statement_writes`, `acquire` does.
 UPDATE workflow_instances
    SET locked_by = :worker_id, locked_at = {now}, lock_token = lock_token + 1,
        lock_expires_at = {after(COALESCE(lock_timeout_seconds, :timeout_sec))}
@@ -42,6 +43,7 @@ UPDATE (SELECT instance_id FROM workflow_instances {index(PRIMARY)}
        STRAIGHT_JOIN workflow_instances i {index(PRIMARY)} ON i.instance_id = free.instance_id
    SET i.locked_by = :mark, i.locked_at = {now}, i.lock_token = i.lock_token + 1, i.updated_at = i.updated_at,
        i.lock_expires_at = {after(COALESCE(i.lock_timeout_seconds, :timeout_sec))};
+-- [answer]
 SELECT instance_id, lock_token, lock_expires_at FROM workflow_instances
  WHERE instance_id {any(:ids)} AND locked_by = :mark;
 UPDATE (SELECT instance_id FROM workflow_instances {index(PRIMARY)}
@@ -49,7 +51,7 @@ UPDATE (SELECT instance_id FROM workflow_instances {index(PRIMARY)}
        STRAIGHT_JOIN workflow_instances i {index(PRIMARY)} ON i.instance_id = taken.instance_id
    SET i.locked_by = :worker_id, i.updated_at = i.updated_at
 
--- release
+-- release -> count
 -- Release the lease of its holder; with a token, only that lease.
 UPDATE workflow_instances SET locked_by = NULL, locked_at = NULL, lock_expires_at = NULL, updated_at = {now}
  WHERE instance_id = :instance_id AND locked_by = :worker_id AND (lock_token = :token OR :token IS NULL)
@@ -62,7 +64,7 @@ WITH released AS (
   RETURNING instance_id)
 SELECT CASE WHEN :payload::text IS NOT NULL THEN pg_notify(:kind, :payload) END FROM released
 
--- renew
+-- renew -> instance_id, locked_by, lock_token, lock_expires_at
 -- Renew those of these leases that are current, and return them.
 UPDATE workflow_instances SET lock_expires_at = {after(COALESCE(lock_timeout_seconds, :timeout_sec))}
   FROM json_each(:leases)
@@ -98,7 +100,7 @@ UPDATE (SELECT instance_id FROM workflow_instances {index(PRIMARY)}
    SET i.lock_expires_at = {after(COALESCE(i.lock_timeout_seconds, :timeout_sec))}, i.updated_at = i.updated_at;
 SELECT instance_id, locked_by, lock_token, lock_expires_at FROM workflow_instances WHERE instance_id {any(:ids)}
 
--- sweep
+-- sweep -> instance_id, workflow_name, status
 -- End own leases that have expired, the oldest first, and return them. Skip those being renewed or taken.
 WITH stale AS MATERIALIZED (
   SELECT instance_id FROM workflow_instances {index(idx_instances_lease)}
@@ -114,6 +116,7 @@ UPDATE (SELECT instance_id FROM workflow_instances {index(idx_instances_lease)}
          ORDER BY lock_expires_at LIMIT :limit FOR UPDATE SKIP LOCKED) stale
        STRAIGHT_JOIN workflow_instances i {index(PRIMARY)} ON i.instance_id = stale.instance_id
    SET i.locked_by = :mark, i.updated_at = i.updated_at;
+-- [answer]
 SELECT instance_id, workflow_name, status FROM workflow_instances {index(idx_instances_lease)}
  WHERE framework = 'perdure' AND lock_expires_at < {ago(:grace_sec)} AND locked_by = :mark
  ORDER BY lock_expires_at LIMIT :limit;

@@ -1,4 +1,4 @@
--- draw
+-- draw -> last_sequence
 -- Draw the next sequence number of a source. Its row stays locked until the commit: a lower number never appears after
 -- a higher one.
 INSERT INTO perdure_outbox_sequences (event_source, last_sequence) VALUES (:event_source, 1)
@@ -11,7 +11,7 @@ INSERT INTO perdure_outbox_sequences (event_source, last_sequence) VALUES (:even
 {on_conflict_do_update(event_source)} last_sequence = last_sequence + 1;
 SELECT last_sequence FROM perdure_outbox_sequences WHERE event_source = :event_source
 
--- add
+-- add -> count
 -- Insert an event at the end of its source; nothing if the id is taken.
 INSERT INTO outbox_events
        (event_id, event_type, event_source, data_type, event_data, event_data_binary, content_type, created_at, status,
@@ -20,12 +20,12 @@ VALUES (:event_id, :event_type, :event_source, :data_type, :event_data, :event_d
         COALESCE(:created_at, {now}), 'pending', 0, :sequence, {now})
 {on_conflict_do_nothing(event_id)}
 
--- content
+-- content -> event_type, event_source, data_type, event_data, event_data_binary, content_type
 -- Return what distinguishes an event from another with the same id.
 SELECT event_type, event_source, data_type, event_data, event_data_binary, content_type FROM outbox_events
  WHERE event_id = :event_id
 
--- ready_at
+-- ready_at -> ready_at
 -- Return from when on a source has something to send.
 SELECT ready_at FROM perdure_outbox_sources WHERE event_source = :event_source
 
@@ -42,20 +42,20 @@ UPDATE perdure_outbox_sources SET ready_at = COALESCE(:ready_at, {now}) WHERE ev
 -- Record that a source has nothing to send.
 UPDATE perdure_outbox_sources SET ready_at = NULL WHERE event_source = :event_source
 
--- quiet
+-- quiet -> event_source
 -- Lock the sequences of those of these sources that no transaction is adding to, and return them.
 SELECT event_source FROM perdure_outbox_sequences WHERE event_source {any(:sources)} ORDER BY event_source {skip_locked}
 
--- waiting
+-- waiting -> event_source
 -- Return whether any source is ready.
 SELECT event_source FROM perdure_outbox_sources WHERE ready_at <= {now} LIMIT 1
 
--- ready
+-- ready -> event_source
 -- Return sources with something to send that no other relay has locked, the longest waiting first.
 SELECT event_source FROM perdure_outbox_sources WHERE ready_at <= {now}
  ORDER BY ready_at, {ordinal(event_source)} LIMIT :limit {skip_locked}
 
--- claimed
+-- claimed -> event_id
 -- Return the claimed events of a source; once it is ready again, their relays are gone.
 SELECT event_id FROM outbox_events
  WHERE event_source = :event_source AND status = 'processing' AND sequence > :after
@@ -65,7 +65,8 @@ SELECT event_id FROM outbox_events
 UPDATE outbox_events SET status = 'pending', claimed_by = NULL, claim_expires_at = NULL, updated_at = {now}
  WHERE event_id {any(:ids)}
 
--- first
+-- first -> event_id, event_type, event_source, event_data, event_data_binary, data_type, content_type, status,
+--   retry_count, last_error, published_at, created_at, sequence, updated_at, backs_off
 -- Return a source's next events in order, each with whether it still backs off. They are claimed, so their time of
 -- change is now.
 SELECT event_id, event_type, event_source, event_data, event_data_binary, data_type, content_type, status, retry_count,
@@ -83,12 +84,12 @@ UPDATE outbox_events
 -- Keep other relays from a source while some of its events are claimed.
 UPDATE perdure_outbox_sources SET ready_at = {after(:lease_sec)} WHERE event_source {any(:sources)}
 
--- hold
+-- hold -> event_source
 -- Lock an event's source: relays handle the events of one source one after the other.
 SELECT event_source FROM perdure_outbox_sources
  WHERE event_source = (SELECT event_source FROM outbox_events WHERE event_id = :event_id) {for_update}
 
--- state
+-- state -> event_source, sequence, status, retry_count, claimed_by
 -- Return the state of an own event.
 SELECT event_source, sequence, status, retry_count, claimed_by FROM outbox_events
  WHERE event_id = :event_id AND sequence IS NOT NULL
@@ -114,7 +115,7 @@ UPDATE outbox_events
        next_attempt_at = NULL, updated_at = {now}
  WHERE event_id = :event_id
 
--- ahead
+-- ahead -> status, next_attempt_at
 -- Return the first claimed and the first waiting event of a source.
 SELECT * FROM (SELECT status, next_attempt_at FROM outbox_events
                 WHERE event_source = :event_source AND status = 'processing' AND sequence > 0 LIMIT 1) claimed
@@ -123,17 +124,18 @@ SELECT * FROM (SELECT status, next_attempt_at FROM outbox_events
                 WHERE event_source = :event_source AND status = 'pending' AND sequence > 0
                 ORDER BY sequence LIMIT 1) waiting
 
--- requeue
--- Put a parked event back at the end of its source.
+-- requeue -> count
+-- Put a parked event back at the end of its source. The other states are those of an event that Edda's relay gave up.
 UPDATE outbox_events
    SET status = 'pending', sequence = :sequence, retry_count = 0, last_error = NULL, updated_at = {now}
- WHERE event_id = :event_id AND status = 'invalid'
+ WHERE event_id = :event_id AND status IN ('invalid', 'failed', 'expired')
 
--- position
+-- position -> created_at
 -- Return the position of an event in the order of the lists.
 SELECT created_at FROM outbox_events WHERE event_id = :event_id
 
--- list
+-- list -> event_id, event_type, event_source, event_data, event_data_binary, data_type, content_type, status,
+--   retry_count, last_error, published_at, created_at, sequence, updated_at
 -- Return own events, oldest first.
 SELECT event_id, event_type, event_source, event_data, event_data_binary, data_type, content_type, status, retry_count,
        last_error, published_at, created_at, sequence, COALESCE(updated_at, published_at, created_at)
@@ -141,7 +143,8 @@ SELECT event_id, event_type, event_source, event_data, event_data_binary, data_t
  WHERE sequence IS NOT NULL AND created_at >= :created_at AND (created_at > :created_at OR {ordinal(event_id)} > :after)
  ORDER BY created_at, {ordinal(event_id)} LIMIT :limit
 
--- list_status
+-- list_status -> event_id, event_type, event_source, event_data, event_data_binary, data_type, content_type, status,
+--   retry_count, last_error, published_at, created_at, sequence, updated_at
 -- Return own events in one state, by the index of the states.
 SELECT event_id, event_type, event_source, event_data, event_data_binary, data_type, content_type, status, retry_count,
        last_error, published_at, created_at, sequence, COALESCE(updated_at, published_at, created_at)
@@ -150,18 +153,18 @@ SELECT event_id, event_type, event_source, event_data, event_data_binary, data_t
    AND created_at >= :created_at AND (created_at > :created_at OR {ordinal(event_id)} > :after)
  ORDER BY created_at, {ordinal(event_id)} LIMIT :limit
 
--- old
+-- old -> event_id, event_source
 -- Return own events published long ago. Without a condition on the state: SQLite would use its index, and read them
 -- all.
 SELECT event_id, event_source FROM outbox_events
  WHERE published_at <= {ago(:age_sec)} AND sequence IS NOT NULL
  ORDER BY published_at LIMIT :limit {skip_locked}
 
--- delete
+-- delete -> count
 -- Remove events.
 DELETE FROM outbox_events WHERE event_id {any(:ids)}
 
--- unused
+-- unused -> event_source
 -- Return which of these sources have no event left; by the index, where NOT EXISTS would read the whole table.
 SELECT event_source FROM perdure_outbox_sequences s
  WHERE event_source {any(:sources)}

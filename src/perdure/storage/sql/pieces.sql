@@ -1,4 +1,6 @@
--- instance
+-- instance -> instance_id, workflow_name, input_data, framework, status, output_data, current_activity_id, source_hash,
+--   owner_service, continued_from, locked_by, locked_at, lock_timeout_seconds, lock_expires_at, lock_token, started_at,
+--   updated_at
 -- Every field of an instance, as `instances.from_row` reads them.
 instance_id, workflow_name, input_data, framework, status, output_data, current_activity_id, source_hash,
        owner_service, continued_from, locked_by, {utc(locked_at)}, lock_timeout_seconds, {utc(lock_expires_at)},

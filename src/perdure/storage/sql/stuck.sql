@@ -1,11 +1,11 @@
--- back_off
+-- back_off -> count
 -- End a lease that is current, and keep every worker away for a while. The instance keeps its time: nothing happened.
 UPDATE workflow_instances
    SET locked_by = :owner, locked_at = {now}, lock_token = lock_token + 1, lock_expires_at = {after(:seconds)},
        updated_at = updated_at
  WHERE instance_id = :instance_id AND lock_token = :token AND locked_by = :worker_id
 
--- standing
+-- standing -> since, next_retry_at, progressed_at
 -- Return since when and until when an instance is kept away from workers, and when something last happened to it.
 SELECT {utc(locked_at)}, {utc(lock_expires_at)}, {utc(updated_at)} FROM workflow_instances
  WHERE instance_id = :instance_id
@@ -22,12 +22,12 @@ VALUES (:instance_id, :reason, :tries, :since, :next_retry_at, :progressed_at)
 -- Remove the marks of instances that are no longer stuck.
 DELETE FROM perdure_stuck WHERE instance_id {any(:ids)}
 
--- get
+-- get -> instance_id, reason, tries, since, next_retry_at
 -- Return those of these instances that are stuck: nothing has happened to them since.
 SELECT s.instance_id, s.reason, s.tries, {utc(s.since)}, {utc(s.next_retry_at)}
   FROM perdure_stuck s WHERE s.instance_id {any(:ids)} AND {unchanged(s)}
 
--- list
+-- list -> instance_id, reason, tries, since, next_retry_at
 -- Return stuck instances, the longest stuck first, after a position in that order.
 SELECT s.instance_id, s.reason, s.tries, {utc(s.since)}, {utc(s.next_retry_at)}
   FROM perdure_stuck s {index(idx_perdure_stuck_since)}

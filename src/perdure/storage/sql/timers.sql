@@ -4,7 +4,7 @@ INSERT INTO workflow_timer_subscriptions (instance_id, timer_id, expires_at, act
 SELECT i.instance_id, :timer_id, COALESCE(:at, {after(:after_sec)}), :activity_id, {now}, i.framework
   FROM workflow_instances i WHERE i.instance_id = :instance_id {on_conflict_do_nothing(instance_id, timer_id)}
 
--- expired
+-- expired -> instance_id, timer_id, expires_at, activity_id, id, created_at
 -- Return own timers of waiting instances that are due, the oldest first.
 SELECT t.instance_id, t.timer_id, t.expires_at, t.activity_id, t.id, t.created_at
   FROM workflow_timer_subscriptions t {index(idx_timers_due)}
@@ -16,7 +16,7 @@ SELECT t.instance_id, t.timer_id, t.expires_at, t.activity_id, t.id, t.created_a
 -- Remove a timer.
 DELETE FROM workflow_timer_subscriptions WHERE instance_id = :instance_id AND timer_id = :timer_id
 
--- due
+-- due -> workflow_name, activity_id, expires_at
 -- Return a timer to fire, locked with its instance: it is due, and the instance is waiting and free, or leased to the
 -- caller.
 SELECT i.workflow_name, COALESCE(t.activity_id, t.timer_id), t.expires_at
@@ -25,7 +25,7 @@ SELECT i.workflow_name, COALESCE(t.activity_id, t.timer_id), t.expires_at
    AND {may_wake}
 {skip_locked}
 
--- fire
+-- fire -> workflow_name, activity_id
 -- Fire a timer of a waiting instance that is free. Only PostgreSQL has it, to save round trips.
 WITH due AS (
   SELECT i.instance_id, i.workflow_name, t.id, t.expires_at, COALESCE(t.activity_id, t.timer_id) AS activity_id

@@ -1,34 +1,34 @@
--- hold
+-- hold -> status, lock_token, locked_by, waits
 -- Return the state of an instance, its row locked until the commit, and the number of its waits.
 SELECT i.status, i.lock_token, i.locked_by,
        (SELECT count(*) FROM workflow_timer_subscriptions t WHERE t.instance_id = i.instance_id)
        + (SELECT count(*) FROM perdure_waits w WHERE w.instance_id = i.instance_id)
   FROM workflow_instances i WHERE i.instance_id = :instance_id {for_update}
 
--- registered
+-- registered -> id, channel, match_key
 -- Return the timers and waits of an instance. A timer has no channel.
 SELECT timer_id, NULL, NULL FROM workflow_timer_subscriptions WHERE instance_id = :instance_id
 UNION ALL
 SELECT activity_id, channel, match_key FROM perdure_waits WHERE instance_id = :instance_id
 
--- waits_of
+-- waits_of -> instance_id, activity_id, channel, until
 -- Return the timers and waits of many instances, with their times.
 SELECT instance_id, COALESCE(activity_id, timer_id), NULL, {utc(expires_at)} FROM workflow_timer_subscriptions
  WHERE instance_id {any(:ids)}
 UNION ALL
 SELECT instance_id, activity_id, channel, {utc(timeout_at)} FROM perdure_waits WHERE instance_id {any(:ids)}
 
--- channel_waits
+-- channel_waits -> id, channel, activity_id, timeout_at
 -- Return the waits of an instance; their ids are the order of registration.
 SELECT id, channel, activity_id, timeout_at FROM perdure_waits WHERE instance_id = :instance_id
 
--- pending
+-- pending -> channel
 -- Return on which of these channels a subscriber has a message, whatever its data.
 SELECT s.channel FROM channel_subscriptions s
  WHERE s.instance_id = :instance_id AND s.channel {any(:channels)}
    AND CASE s.mode WHEN 'competing' THEN {unclaimed(s)} ELSE {next} END IS NOT NULL
 
--- ready
+-- ready -> id, channel
 -- Return which of an instance's timers are due, and which of its waits have timed out or have a message. A timer has no
 -- channel.
 SELECT t.timer_id, NULL FROM workflow_timer_subscriptions t
@@ -41,13 +41,13 @@ SELECT w.activity_id, w.channel FROM perdure_waits w
                         ELSE {next_match(w)} END
               FROM channel_subscriptions s WHERE s.instance_id = w.instance_id AND s.channel = w.channel) IS NOT NULL)
 
--- is_due
+-- is_due -> due
 -- Return whether a timer is due; an existing one keeps its time (PostgreSQL looks at it after `sleep`).
 SELECT CASE WHEN COALESCE((SELECT t.expires_at FROM workflow_timer_subscriptions t
                             WHERE t.instance_id = :instance_id AND t.timer_id = :timer_id),
                           :at, {after(:after_sec)}) <= {now} THEN 1 ELSE 0 END
 
--- is_ready
+-- is_ready -> ready, mode, cursor_id, indexed_to
 -- Return whether a wait has timed out or has a message (1), or a message that it may match (2); the same wait for any
 -- message keeps its time. Also return how the channel is used, the subscriber's cursor, and whether the wait's set of
 -- paths is in use. Nothing for an instance that is not subscribed.
@@ -97,7 +97,7 @@ DELETE FROM perdure_waits WHERE instance_id = :instance_id AND activity_id = :ac
 UPDATE channel_subscriptions SET activity_id = NULL, timeout_at = NULL
  WHERE instance_id = :instance_id AND channel = :channel AND activity_id IS NOT NULL
 
--- deadlines
+-- deadlines -> kind, due_at
 -- Return when an instance's timers (0) and its timeouts (1) are due. Not their MIN, which PostgreSQL would search for
 -- among those of all instances.
 SELECT 0, expires_at FROM workflow_timer_subscriptions WHERE instance_id = :instance_id
@@ -110,7 +110,7 @@ UPDATE workflow_instances
    SET status = :status, updated_at = {now}, locked_by = NULL, locked_at = NULL, lock_expires_at = NULL
  WHERE instance_id = :instance_id
 
--- sleep
+-- sleep -> count
 -- Wait for one timer and nothing else, all or nothing: nothing if the lease is not current, the timer is due, or the
 -- instance was changed since the statement began, which does not see its current timers. Only PostgreSQL has it, to
 -- save round trips: the others use the statements above.
@@ -133,9 +133,9 @@ timers AS (
    WHERE t.instance_id = parked.instance_id AND t.timer_id <> :timer_id),
 waits AS (
   DELETE FROM perdure_waits w USING parked WHERE w.instance_id = parked.instance_id)
-SELECT count(*) FROM parked
+SELECT instance_id FROM parked
 
--- listen
+-- listen -> count
 -- Wait for any message of one channel, all or nothing: nothing if the lease is not current, a message is pending or the
 -- time is up. The check is a statement after the lock, because it sees what existed when it began. The same wait keeps
 -- its position and its time; a wait of the same activity for something else is replaced. Only PostgreSQL has it.
@@ -162,10 +162,11 @@ others AS (
    WHERE w.instance_id = parked.instance_id AND w.activity_id <> :activity_id),
 timers AS (
   DELETE FROM workflow_timer_subscriptions t USING parked WHERE t.instance_id = parked.instance_id)
-SELECT count(*) FROM parked
+SELECT instance_id FROM parked
 
--- wake
+-- wake -> count
 -- Record why an instance wakes, and set it running. A lease of the caller is kept; otherwise the token grows.
+-- [answer]
 {insert_event}
 VALUES (:instance_id, :activity_id, :event_type, :data_type, :event_data, :event_data_binary, {now})
 {on_conflict_do_nothing(instance_id, activity_id)};
@@ -177,9 +178,10 @@ UPDATE workflow_instances
        lock_expires_at = CASE WHEN :leased = 1 THEN lock_expires_at END
  WHERE instance_id = :instance_id
 
--- next_due
+-- next_due -> timer_at, timeout_at, lease_at, claimable_at, dirty_at, unseen_at
 -- Return the first timer and the first timeout of own waiting instances, the first lease to expire, and what can be
--- done at once: the first instance that can be taken, the first channel that is marked.
+-- done at once: the first instance that can be taken, the first channel that is marked, and now if there is a message of
+-- another framework, which does not mark its channel.
 SELECT (SELECT t.expires_at FROM workflow_timer_subscriptions t {index(idx_timers_due)}
          WHERE t.framework = 'perdure' AND {waits(t)} ORDER BY t.expires_at LIMIT 1),
        (SELECT w.timeout_at FROM perdure_waits w {index(idx_perdure_waits_due)}
@@ -188,4 +190,5 @@ SELECT (SELECT t.expires_at FROM workflow_timer_subscriptions t {index(idx_timer
          WHERE framework = 'perdure' AND claimable_at > {now} ORDER BY claimable_at LIMIT 1),
        (SELECT claimable_at FROM workflow_instances {index(idx_instances_claimable)}
          WHERE framework = 'perdure' AND claimable_at <= {now} ORDER BY claimable_at LIMIT 1),
-       (SELECT dirty_at FROM perdure_channels WHERE dirty_at IS NOT NULL ORDER BY dirty_at LIMIT 1)
+       (SELECT dirty_at FROM perdure_channels WHERE dirty_at IS NOT NULL ORDER BY dirty_at LIMIT 1),
+       (SELECT {now} FROM channel_messages WHERE framework IS NULL ORDER BY id LIMIT 1)

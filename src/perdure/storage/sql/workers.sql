@@ -1,8 +1,8 @@
--- now
+-- now -> now
 -- Return the database's clock.
 SELECT {now}
 
--- beat
+-- beat -> count
 -- Record that a known worker is alive.
 UPDATE perdure_workers SET beat_at = {now}, info = COALESCE(:info, info) WHERE worker_id = :worker_id
 
@@ -19,7 +19,7 @@ DELETE FROM perdure_workers WHERE worker_id = :worker_id
 -- Remove workers that died long ago without notice.
 DELETE FROM perdure_workers WHERE beat_at < {ago(:silent_sec)}
 
--- list
+-- list -> worker_id, started_at, beat_at, info
 -- Return the workers, the longest running first; with a duration only those with a heartbeat within it.
 SELECT worker_id, started_at, beat_at, info FROM perdure_workers
  WHERE (beat_at >= {ago(:alive_sec)} OR :alive_sec IS NULL)

@@ -75,10 +75,10 @@ async def test_worker_id_and_info_have_limits(storage: Storage) -> None:
     assert await storage.list_workers() == []
 
 
-async def test_current_time_is_the_time_of_the_database(storage: Storage, shift: Shift) -> None:
-    assert abs(datetime.now(UTC) - await storage.current_time()) < MINUTE
+async def test_now_is_the_time_of_the_database(storage: Storage, shift: Shift) -> None:
+    assert abs(datetime.now(UTC) - await storage.now()) < MINUTE
     shift(storage, 3600)
-    assert timedelta(minutes=59) < await storage.current_time() - datetime.now(UTC) < timedelta(minutes=61)
+    assert timedelta(minutes=59) < await storage.now() - datetime.now(UTC) < timedelta(minutes=61)
 
 
 async def test_open_storage_has_no_pending_migrations(storage: Storage) -> None:

@@ -165,7 +165,7 @@ class SystemLocks(Fences):
             remove(table, [name for name, row in table.items() if row["beat_at"] < self._after(-FORGET_SEC)])
 
     @reads
-    def current_time(self) -> datetime:
+    def now(self) -> datetime:
         """Return the clock, which decides about every time."""
         return self._now
 

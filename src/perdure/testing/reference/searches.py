@@ -8,7 +8,7 @@ from typing import NamedTuple, NoReturn
 
 from perdure.errors import InvalidJSONPathError, InvalidPageTokenError, LimitError
 from perdure.model import limits
-from perdure.model.matching import value_at
+from perdure.model.json_paths import value_at
 
 Value = str | bool | int | float | None
 

@@ -238,9 +238,7 @@ class MySQLBackend(ServerBackend[Any]):
                 if not (error.args[0] == DUPLICATE and 0 <= at < len(parts) and parts[at].forgives):
                     raise
                 results.append(None)
-        if len(parts) == 1:
-            return _answer(parts[0], results[len(before)])
-        return tuple(map(_answer, parts, results[len(before) :]))
+        return parts.shape(list(map(_answer, parts, results[len(before) :])))
 
     async def _ask(self, connection: Any, texts: Sequence[str], results: list[Any], *, timed: bool = True) -> list[Any]:
         """Send statements as one packet; append results one by one, so that those before an error are kept."""

@@ -7,7 +7,7 @@ callers begin with the server's settings, and so do pool connections that run a 
 """
 
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime
 from math import ceil
@@ -22,7 +22,7 @@ from perdure.database.backends.postgres.notifier import Notifier
 from perdure.database.backends.postgres.url import parse
 from perdure.database.backends.server.backend import ServerBackend
 from perdure.database.backends.server.retries import Fault
-from perdure.database.dialects.base import Part, naive_utc
+from perdure.database.dialects.base import Part, Rendered, naive_utc
 from perdure.database.dialects.postgres import PostgresDriver
 from perdure.database.operation import Operation, Work
 from perdure.database.secret import Secret
@@ -185,17 +185,17 @@ class PostgresBackend(ServerBackend[Any]):
 
     def run(self, connection: Any, call: Call) -> Coroutine[Any, Any, Any]:
         parts = self.driver.parts(call.statement)
-        if len(parts) == 1:
+        if parts.plain:
             return self._do(connection, parts[0], call.params)
         return self._do_all(connection, parts, call.params)
 
     def run_alone(self, connection: Any, call: Call) -> Coroutine[Any, Any, Any]:
         parts = self.driver.parts(call.statement)
-        if len(parts) == 1 and self._is_pinned(connection):
+        if parts.plain and self._is_pinned(connection):
             return self._do(connection, parts[0], call.params)
         return self._run_alone(connection, parts, call.params)
 
-    async def _run_alone(self, connection: Any, parts: Sequence[Part], params: Mapping[str, object]) -> Any:
+    async def _run_alone(self, connection: Any, parts: Rendered, params: Mapping[str, object]) -> Any:
         try:
             if not self._is_pinned(connection):
                 await self._pin(connection)
@@ -208,14 +208,14 @@ class PostgresBackend(ServerBackend[Any]):
             await self.roll_back_or_discard(connection)
             raise
         if len(parts) == 1:
-            return await self._do(connection, parts[0], params)
+            return await self._do_all(connection, parts, params)
         await self.commit_on(connection)
         return answers  # pyright: ignore[reportPossiblyUnboundVariable]
 
     async def run_within(self, connection: Any, call: Call) -> Any:
         parts = self.driver.parts(call.statement)
         if len(parts) == 1:
-            return await self._do(connection, parts[0], call.params)
+            return await self._do_all(connection, parts, call.params)
         await connection.execute("SAVEPOINT parts")
         try:
             answers = await self._do_all(connection, parts, call.params)
@@ -258,8 +258,8 @@ class PostgresBackend(ServerBackend[Any]):
             raise asyncpg.InternalClientError("the answer cannot be decoded: was the table changed?") from error
         return rows if part.reads else _count(statement.get_statusmsg())
 
-    async def _do_all(self, connection: Any, parts: Sequence[Part], params: Mapping[str, object]) -> tuple[Any, ...]:
-        return tuple([await self._do(connection, part, params) for part in parts])
+    async def _do_all(self, connection: Any, parts: Rendered, params: Mapping[str, object]) -> Any:
+        return parts.shape([await self._do(connection, part, params) for part in parts])
 
     async def execute_on(self, connection: Any, query: str, args: tuple[object, ...] = ()) -> int:
         return _count(await connection.execute(query, *args))

@@ -29,10 +29,7 @@ class Operations:
             call = next(operation)
             while True:
                 parts = parts_of(call.statement)
-                if len(parts) == 1:
-                    call = operation.send(run_part(connection, parts[0], call))
-                else:
-                    call = operation.send(tuple([run_part(connection, part, call) for part in parts]))
+                call = operation.send(parts.shape([run_part(connection, part, call) for part in parts]))
         except StopIteration as stop:
             return stop.value  # type: ignore[no-any-return]
 

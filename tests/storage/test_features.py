@@ -1,0 +1,51 @@
+"""The storage modules choose between algorithms by features of the database, never by its name."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+import perdure.storage
+
+SOURCE = Path(perdure.storage.__file__).parent
+MODULES = [path for path in sorted(SOURCE.glob("*.py")) if path.name != "stores.py"]  # which maps URLs to databases
+VENDOR = re.compile(r"sqlite|postgres|mysql|mariadb", re.IGNORECASE)
+
+
+def test_vendor_names_are_found() -> None:
+    assert list(vendors('"""SQLite."""\nif driver.name != "mysql":  # MySQL\n    new_postgres()')) == [
+        "mysql",
+        "new_postgres",
+    ]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
+def test_no_storage_module_names_a_vendor(path: Path) -> None:
+    if path.name != "__init__.py":  # which exports the classes of stores.py
+        assert list(vendors(path.read_text("utf-8"))) == []
+
+
+def vendors(source: str) -> list[str]:
+    """Return the names and texts of the code that name a vendor; docstrings and comments may say why."""
+    tree = ast.parse(source)
+    scopes = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    docs = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, scopes) and node.body and isinstance(node.body[0], ast.Expr)
+    }
+    found = []
+    for node in ast.walk(tree):
+        text = ""
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs:
+            text = node.value
+        elif isinstance(node, ast.Name):
+            text = node.id
+        elif isinstance(node, ast.Attribute):
+            text = node.attr
+        elif isinstance(node, ast.alias):
+            text = node.name
+        if VENDOR.search(text):
+            found.append(text)
+    return found
