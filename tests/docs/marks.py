@@ -39,7 +39,7 @@ def marks_in(source: str, path: str) -> Iterator[Marked]:
 
 def all_tests() -> dict[str, Marked]:
     """Return every test of `tests/` and of the conformance suite by its id."""
-    files = [*sorted((ROOT / "tests").rglob("*.py")), *sorted(CONFORMANCE.glob("*.py"))]
+    files = [*sorted((ROOT / "tests").rglob("*.py")), *sorted(CONFORMANCE.rglob("*.py"))]
     return {
         test.id: test for file in files for test in marks_in(file.read_text("utf-8"), file.relative_to(ROOT).as_posix())
     }

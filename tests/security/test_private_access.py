@@ -30,21 +30,12 @@ LIBRARIES = {
         "_getframe",  # of sys
     },
     # SQLAlchemy's dialects.
-    "integrations/foreign.py": {"_on_connect_isolation_level"},
-    "integrations/shared.py": {"_asyncpg_error_translate"},
+    "integrations/connections.py": {"_on_connect_isolation_level"},
+    "integrations/sqlalchemy.py": {"_asyncpg_error_translate"},
 }
 
-# To be removed: each needs a public name in the other module.
-KNOWN = {
-    "integrations/foreign.py": {"_executor"},
-    "integrations/starts.py": {"_creation", "_params", "_run"},
-    "storage/stores.py": {"_backend"},
-    "testing/reference/delivery.py": {"_envelope"},
-    "testing/reference/instances.py": {"_FOLD", "_creation", "_failure", "_part", "_place", "_status"},
-    "testing/reference/messages.py": {"_message"},
-    "testing/reference/outbox.py": {"_CONTENT", "_params"},
-    "testing/reference/waits.py": {"_holder"},
-}
+# A function beside the class, in the same module.
+KNOWN = {"storage/stores.py": {"_backend"}}
 
 
 def _is_private(name: object) -> bool:

@@ -110,8 +110,7 @@ class ActivityConnection(Connection):
 
     def __init__(self, native: Any) -> None:
         super().__init__(native)
-        dialect = native._executor.driver.name
-        self.driver = {each.name: each for each in (POSTGRES, SQLITE, MYSQL)}[dialect]
+        self.driver = {each.name: each for each in (POSTGRES, SQLITE, MYSQL)}[native.dialect]
 
     def in_transaction(self) -> bool:
         return True

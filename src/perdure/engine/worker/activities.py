@@ -7,9 +7,9 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from contextvars import ContextVar, copy_context
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
-from perdure.database.backends.base import Executor
+from perdure.database.backends.base import Executor, Session
 from perdure.engine.execution.clock import steady
 from perdure.engine.execution.driven import Attempt, Done, Record
 from perdure.engine.replay.context import ATTEMPT, RUN
@@ -217,6 +217,11 @@ class Blocking:
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
         self._loop = asyncio.get_running_loop()
+
+    @property
+    def dialect(self) -> str:
+        """Return the kind of database: "sqlite", "postgresql" or "mysql"."""
+        return cast(Session, self._executor).driver.name  # a transaction's executor is its session
 
     def _wait(self, call: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(call, self._loop).result()

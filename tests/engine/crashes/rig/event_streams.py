@@ -56,10 +56,10 @@ class Streams:
             sent += [self._near(self._chance.choice(wheres)) for _ in range(self._chance.randint(0, 2))]
             sent.append({**self._any(), **where})
         sent += [self._near(where) for where in wheres[-1:]]
-        found, after = [], 0
-        for where in wheres:
-            after = next(number for number in range(after, len(sent)) if fits(sent[number], where)) + 1
-            found.append(after - 1)
+        found: list[int] = []
+        for where in wheres:  # an event that the first wait did not match is still there for the second
+            numbers = (number for number, each in enumerate(sent) if number not in found and fits(each, where))
+            found.append(next(numbers))
         return [self._event(number, each) for number, each in enumerate(sent)], found
 
     def missing(self, where: Where) -> list[Any]:
