@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
+from typing import cast
 
 from perdure.engine.execution.clock import steady
 from perdure.engine.execution.compensations import compensation_of
@@ -83,9 +84,9 @@ class Attempts:
         """Start all steps that are ready."""
         for progress in self._steps.take_ready():
             if isinstance(progress.step, ActivityStep):
-                self._start_activity(progress)
+                self._start_activity(cast("Progress[ActivityStep]", progress))
             else:
-                self._post(_effect(self, progress))
+                self._post(_effect(self, cast("Progress[EffectStep]", progress)))
 
     async def stop(self) -> None:
         """Cancel the tasks and wait until they have ended."""
@@ -153,7 +154,7 @@ class Attempts:
         retrying = self._retrying(step, attempt, pause, failure)
         self._recorder.tell(AttemptFailed(step.id, attempt, failure, lasting, call), retrying)
         if not lasting and (again := self._steps.ready.get(step.id)) is not None:
-            self._start_later(again, pause)  # type: ignore[arg-type]
+            self._start_later(cast("Progress[ActivityStep]", again), pause)
 
     def _start_later(self, progress: Progress[ActivityStep], seconds: float) -> None:
         """Start the next attempt after a short pause, in which the run keeps its lease."""

@@ -48,8 +48,8 @@ class StepsInProgress:
     """The open steps of a run, as its commands describe them."""
 
     def __init__(self) -> None:
-        self.ready: dict[str, Progress[ActivityStep] | Progress[EffectStep]] = {}  # to be started
-        self.running: dict[str, Progress[ActivityStep] | Progress[EffectStep]] = {}
+        self.ready: dict[str, Progress[ActivityStep | EffectStep]] = {}  # to be started
+        self.running: dict[str, Progress[ActivityStep | EffectStep]] = {}
         self.pauses: dict[str, Progress[ActivityStep]] = {}
         self.waits: dict[str, Progress[WaitStep]] = {}
         self.timers: dict[str, Progress[TimerStep]] = {}
@@ -80,7 +80,7 @@ class StepsInProgress:
             if (found := steps.pop(step_id, None)) is not None:
                 found.close()
 
-    def take_ready(self) -> Iterator[Progress[ActivityStep] | Progress[EffectStep]]:
+    def take_ready(self) -> Iterator[Progress[ActivityStep | EffectStep]]:
         """Yield the steps to start now, which are running from then on."""
         while self.ready:
             id = next(iter(self.ready))

@@ -274,9 +274,13 @@ class Deadline(RunRecord):
     """The timeout of the run, which counts from the time of the row."""
 
     kind = DEADLINE
-    row_id = ids.DEADLINE
     timeout: timedelta
     recorded_at: datetime | None = field(default=None, compare=False)
+
+    @property
+    def row_id(self) -> str:
+        """Return the id that only this row of a run has."""
+        return ids.DEADLINE
 
     def data(self) -> bytes:
         """Return the timeout."""
@@ -293,7 +297,11 @@ class Expired(RunRecord):
     """The timeout of the run passed while it waited."""
 
     kind = HistoryEventType.TIMER_EXPIRED
-    row_id = ids.EXPIRED
+
+    @property
+    def row_id(self) -> str:
+        """Return the id that only this row of a run has."""
+        return ids.EXPIRED
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,9 +327,13 @@ class Parent(RunRecord):
     """The run that waits for this one, and the name of the channel on which it hears of its end."""
 
     kind = PARENT
-    row_id = ids.PARENT
     run_id: str
     channel: str
+
+    @property
+    def row_id(self) -> str:
+        """Return the id that only this row of a run has."""
+        return ids.PARENT
 
     def data(self) -> bytes:
         """Return the id and the channel."""
@@ -368,8 +380,12 @@ class RunFailed(RunRecord):
     """The run failed with this error; it may have to be compensated first."""
 
     kind = HistoryEventType.WORKFLOW_FAILED
-    row_id = ids.RUN_FAILED
     failure: Json
+
+    @property
+    def row_id(self) -> str:
+        """Return the id that only this row of a run has."""
+        return ids.RUN_FAILED
 
     def data(self) -> bytes:
         """Return the error."""
@@ -381,8 +397,12 @@ class RunCancelled(RunRecord):
     """The run was cancelled for a reason."""
 
     kind = HistoryEventType.WORKFLOW_CANCELLED
-    row_id = ids.RUN_CANCELLED
     reason: str
+
+    @property
+    def row_id(self) -> str:
+        """Return the id that only this row of a run has."""
+        return ids.RUN_CANCELLED
 
     def data(self) -> bytes:
         """Return the reason."""
