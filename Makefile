@@ -21,9 +21,10 @@ help: ## list the targets
 test: setup lint ## set up, check and run all tests; PYTEST="-k name" replaces pytest's arguments
 	$(PY) -m pytest $(PYTEST)
 
-lint: $(READY) ## run ruff, mypy and pyright
+lint: $(READY) ## run ruff, import-linter, mypy and pyright
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
+	.venv/bin/lint-imports --no-logo
 	$(PY) -m mypy $(CODE)
 	$(PY) -m pyright --pythonpath $(PY)
 
@@ -69,5 +70,5 @@ audit: $(READY) ## run bandit, and check the installed packages for known vulner
 	$(PY) -m pip freeze --exclude-editable | $(PY) -m pip_audit --strict --disable-pip --no-deps -r /dev/stdin
 
 clean: ## remove everything that is not in a fresh clone
-	rm -rf .venv .venv-demo build dist .chaos .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-demo build dist .chaos .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
