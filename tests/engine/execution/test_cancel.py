@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from perdure import App, Client, Retry, WorkflowCancelledError, WorkflowStatus, activity, sleep, wait_event, workflow
-from perdure.engine.execution import driven
+from perdure.engine.execution import interfaces
 from tests.engine.waiting import row_of, until, waiting
 from tests.support.storages import Database
 
@@ -102,8 +102,8 @@ async def test_cancel_reaches_another_worker_whose_activity_may_clean_up(shared:
 async def test_cancel_does_not_wait_forever_for_an_activity(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert driven.STUBBORN_SEC == 10
-    monkeypatch.setattr(driven, "STUBBORN_SEC", 0.1)
+    assert interfaces.STUBBORN_SEC == 10
+    monkeypatch.setattr(interfaces, "STUBBORN_SEC", 0.1)
     async with App(database.url):
         handle = await tidier.start(False)
         await until(lambda: done == ["begin"])
@@ -137,7 +137,7 @@ async def stubborn() -> None:
 async def test_compensation_that_ignores_cancellation_does_not_delay_shutdown(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(driven, "STUBBORN_SEC", 0.1)
+    monkeypatch.setattr(interfaces, "STUBBORN_SEC", 0.1)
     gates["forever"] = asyncio.Event()
     async with asyncio.timeout(20):
         async with App(database.url, drain_timeout=timedelta(seconds=0.1)):

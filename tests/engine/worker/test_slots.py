@@ -23,7 +23,7 @@ from perdure import (
     wait_event,
     workflow,
 )
-from perdure.engine.execution.driven import Drained
+from perdure.engine.execution.interfaces import Drained
 from perdure.engine.execution.slots import Slots
 from perdure.model.records import Lease, ListInstancesOptions
 from tests.engine.waiting import status_of, stuck_runs, until

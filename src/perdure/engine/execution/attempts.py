@@ -7,7 +7,7 @@ from typing import cast
 
 from perdure.engine.execution.clock import steady
 from perdure.engine.execution.compensations import compensation_of
-from perdure.engine.execution.driven import Attempt, Done, Host, put_down
+from perdure.engine.execution.interfaces import Attempt, Done, Host, put_down
 from perdure.engine.execution.progress import Handle, Progress, StepsInProgress
 from perdure.engine.execution.recorder import Recorder
 from perdure.engine.history import ids

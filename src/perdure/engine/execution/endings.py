@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from perdure import hooks
 from perdure.engine.execution import children
-from perdure.engine.execution.driven import End
+from perdure.engine.execution.interfaces import End
 from perdure.engine.history.failures import BODY, encode_failure
 from perdure.engine.history.records import Parent, RunFailed, row_of
 from perdure.engine.replay.body import Recur

@@ -19,7 +19,8 @@ from typing import Any, get_args
 from perdure import hooks
 from perdure.engine.execution import children
 from perdure.engine.execution.compensations import RECORDED, compensation_of
-from perdure.engine.execution.driven import (
+from perdure.engine.execution.endings import failed_event
+from perdure.engine.execution.interfaces import (
     Attempt,
     Done,
     Drained,
@@ -28,7 +29,6 @@ from perdure.engine.execution.driven import (
     check_deadline,
     put_down,
 )
-from perdure.engine.execution.endings import failed_event
 from perdure.engine.execution.rows import read_rows
 from perdure.engine.execution.slots import Slot
 from perdure.engine.history import ids
@@ -105,7 +105,7 @@ class Rollback:
         """Return whether code may execute now or very soon."""
         return not self.slot.idling
 
-    async def drive(self, lease: Lease) -> End:
+    async def execute(self, lease: Lease) -> End:
         """Execute the remaining compensations and the failure handler, and end the run."""
         self._lease = lease
         self.progressed = self.ending = False

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 
 from perdure.engine.execution import endings
 from perdure.engine.execution.attempts import Attempts
-from perdure.engine.execution.driven import Drained, End, Host, check_deadline
+from perdure.engine.execution.interfaces import Drained, End, Host, check_deadline
 from perdure.engine.execution.journal import Journal
 from perdure.engine.execution.progress import Handle, StepsInProgress
 from perdure.engine.execution.recorder import Recorder
@@ -92,7 +92,7 @@ class Run:
 
     # Executing.
 
-    async def drive(self, lease: Lease) -> End:
+    async def execute(self, lease: Lease) -> End:
         """Execute the run until it ends or waits. An error ends this try and leaves the stored run unchanged."""
         self.recorder.open(Journal(self.host.records, lease, self._last_id))
         self.ending = False

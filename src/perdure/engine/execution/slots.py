@@ -10,7 +10,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
 
-from perdure.engine.execution.driven import Drained
+from perdure.engine.execution.interfaces import Drained
 
 Waiter = asyncio.Future[None]
 

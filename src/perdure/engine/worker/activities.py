@@ -11,7 +11,7 @@ from typing import Any, Literal, cast
 
 from perdure.database.backends.base import Executor, Session
 from perdure.engine.execution.clock import steady
-from perdure.engine.execution.driven import Attempt, Done, Record
+from perdure.engine.execution.interfaces import Attempt, Done, Record
 from perdure.engine.replay.context import ATTEMPT, RUN
 from perdure.engine.replay.guard import came_by_signal, is_cancelled, is_interruption, outcome_of
 from perdure.engine.replay.steps import Effect

@@ -4,7 +4,7 @@ import logging
 import random
 from datetime import timedelta
 
-from perdure.engine.execution.driven import Driven
+from perdure.engine.execution.interfaces import Executable
 from perdure.engine.worker.host import WorkerHost
 from perdure.engine.worker.log import about
 from perdure.engine.worker.stuck import reason_of
@@ -19,7 +19,7 @@ DEATHS_MAX = 3  # deaths of workers in a row, without progress of the run, befor
 DEATHS_PATIENCE = 6  # deaths before the back-off grows: another run of the same workers may be the cause
 
 
-def died_too_often(run: Driven, tries: int) -> WorkerDiedError | None:
+def died_too_often(run: Executable, tries: int) -> WorkerDiedError | None:
     """Return the error of a run whose worker just died, if that was the last of too many deaths."""
     if tries < min(DEATHS_MAX, run.workflow.max_tries or DEATHS_MAX):
         return None
@@ -29,7 +29,7 @@ def died_too_often(run: Driven, tries: int) -> WorkerDiedError | None:
     )
 
 
-async def back_off(host: WorkerHost, run: Driven, lease: Lease, error: BaseException, tries: int) -> None:
+async def back_off(host: WorkerHost, run: Executable, lease: Lease, error: BaseException, tries: int) -> None:
     """Release a run so that no worker leases it for a time that doubles with each try, and report it as stuck."""
     pause = pause_sec(error, tries)
     run.ending = True  # the heartbeat may find the lease gone before this returns

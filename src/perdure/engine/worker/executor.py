@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from contextvars import copy_context
 
 from perdure.engine.execution.clock import steady
-from perdure.engine.execution.driven import Driven, End
+from perdure.engine.execution.interfaces import End, Executable
 from perdure.engine.execution.rollback import Rollback
 from perdure.engine.execution.run import Run
 from perdure.engine.replay.definitions import WorkflowDefinition
@@ -47,7 +47,7 @@ class RunExecutor:
 
     # For the tasks.
 
-    def take_up(self, instance: WorkflowInstance) -> Driven:
+    def take_up(self, instance: WorkflowInstance) -> Executable:
         """Return the cached run if it is still valid, or else a new run or rollback."""
         cached = self.cache.take(instance)
         if cached is not None:
@@ -76,7 +76,7 @@ class RunExecutor:
             self.awaited.discard(id)
             self.host.wake()  # the run can be leased again
 
-    async def ended(self, run: Driven, end: End) -> None:
+    async def ended(self, run: Executable, end: End) -> None:
         """Keep a run that waits in memory; report the end of one that has ended."""
         if end is End.SUSPENDED and isinstance(run, Run) and not self.stopping:
             self.cache.put(run)

@@ -5,8 +5,8 @@ from collections.abc import Coroutine, Sequence
 from datetime import datetime
 from typing import Any
 
-from perdure.engine.execution.driven import Attempt, Done, Record
 from perdure.engine.execution.group_commit import GroupCommit
+from perdure.engine.execution.interfaces import Attempt, Done, Record
 from perdure.engine.execution.journal import Entry, appending
 from perdure.engine.worker.activities import Activities
 from perdure.engine.worker.clock import DatabaseClock

@@ -8,7 +8,7 @@ import logging
 from dataclasses import fields
 from datetime import timedelta
 
-from perdure.engine.execution.driven import Driven
+from perdure.engine.execution.interfaces import Executable
 from perdure.hooks import (
     CompensationCompleted,
     CompensationFailed,
@@ -110,6 +110,6 @@ def seconds(span: timedelta | float) -> str:
     return f"{span.total_seconds() if isinstance(span, timedelta) else span:.3g} s"
 
 
-def about(run: Driven) -> dict[str, object]:
+def about(run: Executable) -> dict[str, object]:
     """Return the fields of a log message about a run."""
     return {"run_id": run.id, "workflow": run.workflow.name}

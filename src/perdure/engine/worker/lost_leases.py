@@ -4,7 +4,7 @@ import asyncio
 import logging
 from contextlib import suppress
 
-from perdure.engine.execution.driven import Driven
+from perdure.engine.execution.interfaces import Executable
 from perdure.engine.worker.log import about
 from perdure.errors import StorageError
 from perdure.model.states import WorkflowStatus
@@ -21,13 +21,13 @@ class LostLeases:
         self._worker_id = worker_id
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def report_soon(self, run: Driven) -> None:
+    def report_soon(self, run: Executable) -> None:
         """Log a lost lease in a task of its own, because the run's task may take long to end."""
         task = asyncio.create_task(self.report(run))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def report(self, run: Driven) -> None:
+    async def report(self, run: Executable) -> None:
         """Log a lost lease."""
         row = None
         with suppress(StorageError):

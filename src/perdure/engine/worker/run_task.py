@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from perdure.engine.execution.driven import Drained, Driven, End
+from perdure.engine.execution.interfaces import Drained, End, Executable
 from perdure.engine.execution.run import Run
 from perdure.engine.execution.slots import Slot
 from perdure.engine.replay.guard import is_interruption
@@ -63,7 +63,7 @@ class RunTask:
         self._after_death = leased.after_death
         self.lease = leased.lease
         self.lost = False  # the lease; the task has been cancelled
-        self.run: Driven  # what is executed now: the run, its rollback, or its next generation
+        self.run: Executable  # what is executed now: the run, its rollback, or its next generation
         self.task: asyncio.Task[None]
         self._take_up(leased.instance, leased.deadline)
 
@@ -123,7 +123,7 @@ class RunTask:
         conflicts = 0
         while True:
             try:
-                end = await self.run.drive(self.lease)
+                end = await self.run.execute(self.lease)
             except TransactionConflictError as error:
                 conflicts = 1 if self.run.progressed else conflicts + 1
                 if conflicts > CONFLICTS_MAX:

@@ -63,7 +63,7 @@ class Done:
 Record = Callable[[Storage, bytes, list[Effect]], Awaitable[None]]
 
 
-class Driven(Protocol):
+class Executable(Protocol):
     """What a worker executes: a run, or the rollback of a run."""
 
     id: str
@@ -82,7 +82,7 @@ class Driven(Protocol):
     def at_work(self) -> bool:
         """Return whether code may execute now or very soon."""
 
-    async def drive(self, lease: Lease) -> End:
+    async def execute(self, lease: Lease) -> End:
         """Execute until it ends or waits. An error ends this try."""
 
     def drain(self) -> None:
@@ -125,10 +125,10 @@ class Host(Protocol):
         """Log an event, which must be durable, and call the hooks."""
 
 
-def check_deadline(driven: Driven) -> None:
+def check_deadline(run: Executable) -> None:
     """Raise `LeaseLostError` if the lease has expired by the local clock, so that no new code starts."""
-    if steady() >= driven.deadline:
-        raise LeaseLostError(f"the lease of run {driven.id!r} has expired by this worker's clock")
+    if steady() >= run.deadline:
+        raise LeaseLostError(f"the lease of run {run.id!r} has expired by this worker's clock")
 
 
 async def put_down(tasks: "Collection[asyncio.Task[Any]]", threads: "Collection[asyncio.Task[Any]]") -> None:
