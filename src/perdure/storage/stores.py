@@ -4,13 +4,14 @@ import logging
 from datetime import timedelta
 from typing import Self
 
-from perdure.database.backends.base import Backend, Executor, Script
+from perdure.database.backends.base import Backend, Executor
 from perdure.database.backends.sqlite import SQLiteBackend
 from perdure.database.backends.sqlite.url import is_in_memory as is_in_memory
 from perdure.database.backends.sqlite.url import parse as parse_sqlite_url
 from perdure.database.dialects import new_driver
 from perdure.database.secret import Secret
 from perdure.database.urls import limit_idle_transactions as limit_idle_transactions
+from perdure.errors import StorageError
 from perdure.storage.archive import Archive
 from perdure.storage.channels import Channels
 from perdure.storage.compensations import Compensations
@@ -22,7 +23,7 @@ from perdure.storage.history import History
 from perdure.storage.instances import Instances
 from perdure.storage.listing import Listing
 from perdure.storage.locks import Locks
-from perdure.storage.migrations import find_schema, migrate, missing, reset
+from perdure.storage.migrations import Reader, find_schema, is_current, migrate, missing, reset
 from perdure.storage.outbox import Outbox
 from perdure.storage.stuck import Stuck
 from perdure.storage.system_locks import SystemLocks
@@ -61,6 +62,8 @@ class SQLStorage(
     async def initialize(self) -> None:
         """Connect and bring the schema up to date; any number of processes may do so at once."""
         await self._connect()
+        if await self._is_current():
+            return
         async with self._backend.exclusive() as script:
             applied = await migrate(script, self._backend.driver.name, await self._locate(script))
         if applied:
@@ -72,7 +75,14 @@ class SQLStorage(
                 extra={"versions": applied},
             )
 
-    async def _locate(self, script: Script) -> str:
+    async def _is_current(self) -> bool:
+        """Return whether the schema is up to date, without a connection of its own; an error is for the migration."""
+        try:
+            return await is_current(self.db(), self._backend.driver.name, await self._locate(self.db()))
+        except StorageError:
+            return False
+
+    async def _locate(self, database: Reader) -> str:
         """Return the schema that holds the tables, where a database has several."""
         return ""
 
@@ -136,10 +146,10 @@ class PostgresStorage(SQLStorage):
         self._postgres = PostgresBackend(url := Secret(url))  # a traceback may show `url`
         super().__init__(self._postgres)
 
-    async def _locate(self, script: Script) -> str:
+    async def _locate(self, database: Reader) -> str:
         driver = self._postgres.driver
         if not driver.schema:
-            driver.use_schema(await find_schema(script))
+            driver.use_schema(await find_schema(database))
         return driver.schema
 
     @property

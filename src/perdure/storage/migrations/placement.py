@@ -41,7 +41,7 @@ class Session(Protocol):
     async def fetch(self, sql: str, /) -> list[tuple[object, ...]]: ...
 
 
-async def find_schema(session: Session) -> str:
+async def find_schema(session: Reader) -> str:
     """Return PostgreSQL's schema that has our tables or will have them, if the URL names none."""
     with schema_errors("postgresql"):
         columns = tables("postgresql")[ANCHOR]

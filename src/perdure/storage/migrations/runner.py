@@ -68,7 +68,7 @@ async def migrate(session: Session, dialect: str, schema: str = "") -> list[str]
         schema = await find_schema(session)
     run = _migrate_by_statement if dialect == "mysql" else _migrate_at_once
     with schema_errors(dialect):
-        return [] if await _is_current(session, dialect, schema) else await run(session, dialect, schema)
+        return [] if await is_current(session, dialect, schema) else await run(session, dialect, schema)
 
 
 async def missing(database: Reader, dialect: str, schema: str) -> list[str]:
@@ -176,11 +176,11 @@ async def _run(session: Session, dialect: str, version: str, statements: Sequenc
                 raise
 
 
-async def _is_current(session: Session, dialect: str, schema: str) -> bool:
+async def is_current(database: Reader, dialect: str, schema: str) -> bool:
     """Return whether there is nothing to do, without taking a lock."""
     for ledger in (LEDGER, OWN_LEDGER):
         try:
-            if not set(versions(dialect)) - await recorded_versions(session, dialect, ledger, schema):
+            if not set(versions(dialect)) - await recorded_versions(database, dialect, ledger, schema):
                 return True
         except Exception as error:
             if _code(error, dialect) not in _NO_LEDGER[dialect] and not _collided(error, dialect):
