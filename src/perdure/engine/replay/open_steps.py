@@ -1,4 +1,4 @@
-"""The steps that a body waits for, and the records that complete them."""
+"""The open steps of a body: which record completes which step, and what the body wants next."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The steps that a body waits for, as far as its code and its history define them.
+"""The classes of steps: what the code and the history of a run say about one step.
 
 How a step is executed, and by which task or timer, is the business of the execution.
 """
