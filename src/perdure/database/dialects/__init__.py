@@ -8,7 +8,15 @@ from perdure.database.dialects.sqlite import SQLiteDriver
 from perdure.database.secret import Secret
 from perdure.errors import ConfigurationError
 
-__all__ = ["Driver", "Features", "MySQLDriver", "PostgresDriver", "SQLiteDriver", "new_driver"]
+__all__ = ["Driver", "Features", "MySQLDriver", "PostgresDriver", "SQLiteDriver", "features_of", "new_driver"]
+
+
+DRIVERS = {each.name: each for each in (SQLiteDriver, PostgresDriver, MySQLDriver)}
+
+
+def features_of(dialect: str) -> Features:
+    """Return the features of the dialect with this name."""
+    return DRIVERS[dialect].features
 
 
 def new_driver(url: str) -> SQLiteDriver | PostgresDriver | MySQLDriver:

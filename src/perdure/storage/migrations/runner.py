@@ -16,6 +16,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 
+from perdure.database.dialects import DRIVERS, features_of
 from perdure.database.dialects.postgres import quoted
 from perdure.errors import SchemaError
 from perdure.storage.migrations.files import tables, up_statements, versions
@@ -64,9 +65,9 @@ async def migrate(session: Session, dialect: str, schema: str = "") -> list[str]
     `schema` is PostgreSQL's; without it the schema is detected. Raise `SchemaError` with the driver's error as its
     cause, if another process holds the lock for too long, or if a table with one of our names is not ours.
     """
-    if dialect == "postgresql" and not schema:
+    if features_of(dialect).schemas and not schema:
         schema = await find_schema(session)
-    run = _migrate_by_statement if dialect == "mysql" else _migrate_at_once
+    run = _migrate_at_once if features_of(dialect).transactional_ddl else _migrate_by_statement
     with schema_errors(dialect):
         return [] if await is_current(session, dialect, schema) else await run(session, dialect, schema)
 
@@ -81,7 +82,7 @@ async def missing(database: Reader, dialect: str, schema: str) -> list[str]:
 
 async def reset(session: Session, dialect: str, schema: str = "") -> None:
     """Drop all tables, those of Edda and Romancy too, and the ledger, with every row; for tests."""
-    if dialect == "postgresql" and not schema:
+    if features_of(dialect).schemas and not schema:
         schema = await find_schema(session)
     found = await existing_tables(session, dialect, schema)
     check_tables(found, dialect, schema)
@@ -92,12 +93,12 @@ async def reset(session: Session, dialect: str, schema: str = "") -> None:
 async def _migrate_at_once(session: Session, dialect: str, schema: str) -> list[str]:
     deadline = time.monotonic() + _PATIENCE_SEC[dialect]
     opening = render_all("begin", dialect, wait=f"{WAIT_SEC:.0f}s")
-    if dialect == "postgresql":
+    if features_of(dialect).schemas:
         opening.append(render("lock", dialect, key=_lock_key(schema)))
     while True:
         try:
             async with _transaction(session, dialect, opening):
-                if dialect == "postgresql":
+                if features_of(dialect).schemas:
                     await require_schema(session, schema)
                     await session.execute(render("use_schema", dialect, schema=quoted(schema)))
                 return await _apply_missing(session, dialect, schema)
@@ -171,7 +172,7 @@ async def _run(session: Session, dialect: str, version: str, statements: Sequenc
         try:
             await session.execute(statement)
         except Exception as error:
-            if dialect != "mysql" or not _done_before(statement, error):
+            if features_of(dialect).transactional_ddl or not _done_before(statement, error, dialect):
                 error.add_note(f"migration {version}: {statement}")
                 raise
 
@@ -188,8 +189,8 @@ async def is_current(database: Reader, dialect: str, schema: str) -> bool:
     return False
 
 
-def _done_before(statement: str, error: Exception) -> bool:
-    return any(kind.match(statement) and _code(error, "mysql") == number for kind, number in _DONE)
+def _done_before(statement: str, error: Exception, dialect: str) -> bool:
+    return any(kind.match(statement) and _code(error, dialect) == number for kind, number in _DONE)
 
 
 def _collided(error: Exception, dialect: str) -> bool:
@@ -198,8 +199,4 @@ def _collided(error: Exception, dialect: str) -> bool:
 
 def _code(error: Exception, dialect: str) -> object:
     """Return the driver's own code of an error, or None if the error is not the database's."""
-    if dialect == "postgresql":
-        return getattr(error, "sqlstate", None)
-    if dialect == "sqlite":
-        return getattr(error, "sqlite_errorcode", 0) & 0xFF  # the rest of the number is the detailed reason
-    return error.args[0] if error.args else None
+    return DRIVERS[dialect]().error_code(error)
