@@ -106,13 +106,13 @@ async def _(fresh_mysql_db):
 @mistake("the driver of PostgreSQL is not installed")
 def _():
     program = "import sys; sys.modules['asyncpg'] = None; from perdure import *; App('postgresql://localhost/shop')"
-    run_program(f"{program}._storage_to_open()")
+    run_program(f"{program}._database.open()")
 
 
 @mistake("the driver of MySQL is not installed")
 def _():
     program = "import sys; sys.modules['asyncmy'] = None; from perdure import *; App('mysql://localhost/shop')"
-    run_program(f"{program}._storage_to_open()")
+    run_program(f"{program}._database.open()")
 
 
 @mistake("a folder that does not exist")

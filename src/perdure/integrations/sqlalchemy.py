@@ -212,7 +212,7 @@ _KINDS: dict[str, type[Any]] = {"sqlite": SQLiteBorrowed, "postgresql": Postgres
 _dialects: "WeakKeyDictionary[Any, Any]" = WeakKeyDictionary()  # by driver, so that the server is queried once
 
 
-class GroupCommit(sa.Connection):
+class Shared(sa.Connection):
     """Connect SQLAlchemy to a transaction that is not its own; closing it does nothing."""
 
     def begin(self) -> sa.RootTransaction:
@@ -246,7 +246,7 @@ class Sharing:
             dialect.on_connect()(cast(Any, self._facade))  # registers functions such as REGEXP
         engine = sa.Engine(pool, dialect, sa.make_url(f"{dialect.name}+{dialect.driver}://"))
         event.listen(engine, "before_execute", lambda *_: self._ask())
-        self._connection = GroupCommit(engine)
+        self._connection = Shared(engine)
         self._connection.begin()
         self._asks = False
         if loop is not None:

@@ -2,45 +2,11 @@
 
 import pytest
 
-from perdure.database.backends.base import Executor
 from perdure.errors import LimitError
-from perdure.model.records import WorkflowInstance
 from perdure.storage.contract import Storage
-
-
-async def stored(sql: Executor) -> list[tuple[str, str, str]]:
-    rows = await sql.fetch("SELECT workflow_name, source_hash, source_code FROM workflow_definitions")
-    return sorted((str(name), str(source_hash), str(code)) for name, source_hash, code in rows)
-
-
-async def test_definitions_are_stored_once(storage: Storage, sql: Executor) -> None:
-    await storage.define_workflows({"order": "h1", "é": ""})
-    await storage.define_workflows({"order": "h1"})
-    await storage.define_workflows({})
-    assert await stored(sql) == [("order", "h1", ""), ("é", "", "")]
-
-
-async def test_a_workflow_has_several_versions(storage: Storage, sql: Executor) -> None:
-    await storage.define_workflows({"order": "h1"})
-    await storage.define_workflows({"order": "h2"})
-    assert await stored(sql) == [("order", "h1", ""), ("order", "h2", "")]
-
-
-async def test_a_creation_keeps_the_definition_that_exists(storage: Storage, sql: Executor) -> None:
-    await storage.define_workflows({"order": "h1"})
-    await storage.create_instance(WorkflowInstance("i-1", "order", source_hash="h1"), source_code="def order(): ...")
-    assert await stored(sql) == [("order", "h1", "")]
 
 
 @pytest.mark.parametrize("versions", [{"": "h"}, {"x" * 300: "h"}, {"order": "h" * 65}])
 async def test_invalid_definitions_are_rejected(storage: Storage, versions: dict[str, str]) -> None:
     with pytest.raises(LimitError):
         await storage.define_workflows({"fine": "h", **versions})
-
-
-async def test_definitions_belong_to_the_open_transaction(storage: Storage, sql: Executor) -> None:
-    with pytest.raises(ZeroDivisionError):
-        async with storage.transaction():
-            await storage.define_workflows({"order": "h1"})
-            raise ZeroDivisionError
-    assert await stored(sql) == []

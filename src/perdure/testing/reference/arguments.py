@@ -102,8 +102,14 @@ def check_first_rows(
 def _check_parent(parent: ParentLink) -> None:
     limits.name(parent.channel, "channel")
     entry, parent_id = parent.compensation, parent.lease.instance_id
-    if entry is not None and entry.instance_id != parent_id:
+    if entry is None:
+        return
+    if entry.instance_id != parent_id:
         raise LimitError(f"the compensation belongs to run {entry.instance_id!r}, not to run {parent_id!r}")
+    limits.name(entry.activity_id, "activity_id")
+    limits.name(entry.activity_name, "activity_name")
+    limits.text(entry.args, "args")
+    limits.moment(entry.created_at, "created_at")
 
 
 def check_versions(versions: Mapping[str, str]) -> None:

@@ -60,6 +60,8 @@ class Instances(Messages, History, Compensations):
     ) -> Lease | None:
         """Store a new instance with its first events and its timers; with a worker it is leased to that worker."""
         check_first_rows(instance, events, timers, parent)
+        instance_row(instance, worker_id, timeout_sec)
+        limits.text(source_code, "source_code")
         if parent is not None:
             self._subscribe(parent.lease.instance_id, parent.channel, ChannelMode.BROADCAST, parent.lease)
         lease = self._create(instance, worker_id, timeout_sec, source_code)
