@@ -1032,6 +1032,7 @@ async def test_disabled_notifier_sends_nothing() -> None:
     assert sent.channels == []
 
 
+@pytest.mark.pitfall(25)
 async def test_listener_is_woken_after_the_last_commit_of_a_burst(
     backend: PostgresBackend, connect: Connect, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,6 +48,7 @@ def url(tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path}/perdure.db"
 
 
+@pytest.mark.pitfall(37)
 async def test_pragmas_are_set_on_every_connection(url: str) -> None:
     async with open_storage(url) as storage:
         for pragma, wanted in {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1}.items():
@@ -162,6 +163,7 @@ async def test_waiting_for_the_writer_times_out(url: str, monkeypatch: pytest.Mo
         await storage.create_instance(WorkflowInstance("i-1", "wf"))
 
 
+@pytest.mark.pitfall(37)
 async def test_write_waits_for_a_program_that_ignores_the_gate(url: str) -> None:
     async with open_storage(url) as storage:
         stranger = sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)

@@ -2,12 +2,15 @@
 
 from datetime import timedelta
 
+import pytest
+
 from perdure import App
 from perdure.storage.stores import shift_clock
 from tests.engine.api.workflows import simple
 from tests.support.storages import Database, storage_of
 
 
+@pytest.mark.call("observe")
 async def test_health_reports_how_late_work_is(database: Database) -> None:
     async with App(database.url, workflows=[]) as app:
         health = await app.health()
@@ -20,6 +23,7 @@ async def test_health_reports_how_late_work_is(database: Database) -> None:
         assert 80 < oldest < 120
 
 
+@pytest.mark.call("observe")
 async def test_health_reports_missing_migrations(database: Database) -> None:
     async with App(database.url, workflows=[]) as client:
         ledger = "schema_migrations WHERE version = '20261117000000'"

@@ -145,6 +145,7 @@ async def receiver(channel: str, mode: str) -> list[Any]:
     return [message.channel, message.data]
 
 
+@pytest.mark.call("channels")
 async def test_public_message_is_never_taken_for_a_message_to_a_single_run(database: Database) -> None:
     """B4: `publish("approved:T")` passed as an event sent to T."""
     async with App(database.url) as app:

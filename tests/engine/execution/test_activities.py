@@ -133,6 +133,7 @@ async def test_recorded_activity_never_executes_again(shared: Database) -> None:
     assert seen == ["once", "after"]
 
 
+@pytest.mark.call("run")
 @pytest.mark.guarantee(1)
 async def test_interrupted_activity_executes_again_with_the_same_idempotency_key(shared: Database) -> None:
     async with App(shared.url, drain_timeout=timedelta(0)) as app:

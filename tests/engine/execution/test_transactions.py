@@ -253,7 +253,7 @@ async def test_connection_is_a_blocking_facade_in_a_plain_function(accounts: Dat
 
 @pytest.mark.guarantee(7)
 @everywhere
-async def test_transactions_of_one_run_run_concurrently(accounts: Database) -> None:
+async def test_transactions_of_concurrent_branches_all_commit(accounts: Database) -> None:
     async with App(accounts.url) as app:
         handles = [await many.start() for _ in range(3)]
         for handle in handles:

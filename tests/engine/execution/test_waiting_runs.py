@@ -78,6 +78,7 @@ async def tidy() -> str:
     return "done"
 
 
+@pytest.mark.call("channels")
 @pytest.mark.guarantee(5)
 @pytest.mark.parametrize("resident", [0, 100])
 async def test_concurrent_waits_are_served_in_the_order_of_their_events(database: Database, resident: int) -> None:

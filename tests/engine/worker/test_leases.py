@@ -108,6 +108,7 @@ def _standing_by(url: str, taken: list[object]) -> Iterator[None]:
         loop.close()
 
 
+@pytest.mark.call("run")
 @pytest.mark.guarantee(2)
 async def test_activity_that_blocks_the_event_loop_keeps_its_lease(shared: Database) -> None:
     taken: list[object] = []

@@ -116,6 +116,7 @@ async def test_nothing_is_deleted_by_default(database: Database) -> None:
 # What goes.
 
 
+@pytest.mark.call("run")
 async def test_runs_are_deleted_with_all_their_rows(database: Database) -> None:
     async with App(database.url, workflows=[doubled, counting, patient]) as app:
         await (await doubled.options(id="four").start(4)).result(SOON)
