@@ -150,8 +150,11 @@ def _text(at: datetime) -> str:
 def _page(search: _Search) -> Operation[PaginationResult]:
     branches = yield from _branches(search)
     rows: list[tuple[Any, ...]] = []
-    for framework, status in branches:
-        rows += yield from _rows(search, framework, status)
+    if len(search.statuses) > 1 and search.framework is not None and not search.inputs:
+        rows = yield from _rows_of_all_states(search, search.framework)
+    else:
+        for framework, status in branches:
+            rows += yield from _rows(search, framework, status)
     if len(branches) > 1:
         rows.sort(key=lambda row: (row[_STARTED], row[_ID]), reverse=True)
     page, more = rows[: search.limit], len(rows) > search.limit
@@ -217,6 +220,27 @@ def _rows(search: _Search, framework: str, status: str | None) -> Operation[list
         if len(rows) < batch or len(found) >= wanted:
             return found[:wanted]
         place, batch = _place(_token(rows[-1])), min(2 * batch, limits.PAGE_MAX)
+
+
+def _rows_of_all_states(search: _Search, framework: str) -> Operation[list[tuple[Any, ...]]]:
+    """Return the first rows of every state, read at one moment: otherwise an instance could be found in two states."""
+    fragments = search.fragments
+    if search.place:
+        fragments = (*(name for name in fragments if name != "started_before"), "after")
+    statement = _union(search.dialect, fragments, len(search.statuses))
+    statuses = {f"status_{n}": status for n, status in enumerate(search.statuses)}
+    params = {**search.params, **search.place, **statuses, "framework": framework, "limit": search.limit + 1}
+    return (yield statement(**params))  # type: ignore[no-any-return]
+
+
+@lru_cache(64)
+def _union(dialect: str, fragments: tuple[str, ...], count: int) -> Statement:
+    """Return the statement for the rows of a page in each of several states, each by its own index range."""
+    page = _statement(dialect, fragments, ())
+    union = Statement("listing.union", page.columns)
+    branches = [page.parts(dialect)[0].replace(":status", f":status_{n}") for n in range(count)]
+    union.texts[dialect] = ("\nUNION ALL\n".join(f"SELECT * FROM (\n{branch}) branch" for branch in branches),)
+    return union
 
 
 @lru_cache(256)

@@ -42,6 +42,7 @@ PLANS = {  # that look at all of something, or sort it
     ("waits.next_due", "SCAN channel_messages USING INDEX idx_channel_messages_family"): "an index of them only",
     ("delivery.waiting", "USE TEMP B-TREE FOR ORDER BY"): "the subscribers of one channel",
     ("listing.counted", "SCAN found"): "a subquery of as many as are counted",
+    ("listing.union", "SCAN branch"): "a subquery of one page",
     ("locks.sweep", "SCAN stale"): "a subquery of one page",
     ("outbox.ahead", "SCAN claimed"): "a subquery of one row",
     ("outbox.ahead", "SCAN waiting"): "a subquery of one row",
