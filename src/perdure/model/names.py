@@ -47,7 +47,7 @@ def run_id(id: str | None) -> str | None:
     """Return the id that a user chose for a run; raise `LimitError` if it is invalid or reserved for the engine."""
     if id is not None and (limits.name(id, "run id", limits.INSTANCE_ID_MAX).startswith(RESERVED) or _MADE.search(id)):
         raise LimitError(
-            f"run id {id!r} is reserved: ids that start with '~', or end in '~' and a number, belong to the engine; "
-            "choose another id"
+            f"run id {id!r} is reserved: ids that start with '~', or end in '~', an optional letter and a number, "
+            "belong to the engine; choose another id"
         )
     return id

@@ -39,7 +39,7 @@ HEALTH_SEC = 5.0  # a database that does not answer by then is not reachable
 
 
 class Client:
-    """Start and inspect runs without executing them: `async with Client(url) as client:`.
+    """Start, inspect, cancel and retry runs, and send messages, without executing runs: `async with Client(url) as c:`.
 
     - `database`: a URL such as `"sqlite:///orders.db"`, or an open storage, which stays open when the client closes.
     - `outbox`: also store the events that this client sends in the outbox, for the publisher of an App
