@@ -241,6 +241,10 @@ class Slow:
         self._real.close()
 
 
+async def _is_not_current() -> bool:
+    return False
+
+
 async def test_cancelled_initialize_does_not_close_a_connection_in_use(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -249,6 +253,7 @@ async def test_cancelled_initialize_does_not_close_a_connection_in_use(
         assert isinstance(backend, SQLiteBackend)
         slow = Slow(backend._connect())
         monkeypatch.setattr(backend, "_connect", lambda: slow)
+        monkeypatch.setattr(storage, "_is_current", _is_not_current)
         task = asyncio.create_task(storage.initialize())
         assert await asyncio.to_thread(slow.asked.wait, 30)
         task.cancel()
