@@ -238,8 +238,9 @@ def _union(dialect: str, fragments: tuple[str, ...], count: int) -> Statement:
     """Return the statement for the rows of a page in each of several states, each by its own index range."""
     page = _statement(dialect, fragments, ())
     union = Statement("listing.union", page.columns)
-    branches = [page.parts(dialect)[0].replace(":status", f":status_{n}") for n in range(count)]
-    union.texts[dialect] = ("\nUNION ALL\n".join(f"SELECT * FROM (\n{branch}) branch" for branch in branches),)
+    (branch,) = S.branch.parts(dialect)
+    pages = [page.parts(dialect)[0].replace(":status", f":status_{n}") for n in range(count)]
+    union.texts[dialect] = (" UNION ALL ".join(branch.replace(":page", text) for text in pages),)
     return union
 
 

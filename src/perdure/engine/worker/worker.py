@@ -10,7 +10,7 @@ It is made of small parts, which `Worker` creates, starts and stops:
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
@@ -118,13 +118,15 @@ class Worker:
         until = steady() + grace_sec
         self.executor.stopping = True
         self.work_loop.end()
-        self._log_runs(logging.INFO, "worker %s is draining: %d run(s) have up to %s to finish", grace_sec)
+        going = [id for id, each in self.executor.tasks.items() if not each.run.ending]  # the others just end
+        self._log_runs(logging.INFO, "worker %s is draining: %d run(s) have up to %s to finish", going, grace_sec)
         self.executor.drain()
         self.slots.drain()
         relaying = None if self.relay is None else asyncio.create_task(self.relay.stop(grace_sec, self.hurried))
         await self._stop_leasing(min(LEASING_SEC, until - steady()))
         await self.executor.wait(until - steady(), self.hurried)
-        self._log_runs(logging.WARNING, "worker %s hands over %d run(s) that did not finish within %s", grace_sec)
+        left = self.executor.tasks
+        self._log_runs(logging.WARNING, "worker %s hands over %d run(s) that did not finish within %s", left, grace_sec)
         await self.executor.stop()
         if relaying is not None:
             await relaying
@@ -138,9 +140,8 @@ class Worker:
         await wait_unless(self.hurried, [self._tasks[WORK_LOOP], *self.starts.running], seconds)
         await end_tasks(self._tasks.values())
 
-    def _log_runs(self, level: int, message: str, grace_sec: float) -> None:
-        """Log a message about the runs that are executed, if there are any."""
-        ids = sorted(self.executor.tasks)
+    def _log_runs(self, level: int, message: str, ids: Collection[str], grace_sec: float) -> None:
+        """Log a message about these runs, if there are any."""
         if ids:
-            extra = {"worker": self.host.worker_id, "runs": ids[:100]}
+            extra = {"worker": self.host.worker_id, "runs": sorted(ids)[:100]}
             log.log(level, message, self.host.worker_id, len(ids), seconds(grace_sec), extra=extra)

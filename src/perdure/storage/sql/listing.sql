@@ -52,6 +52,11 @@ AND (:condition OR {json_doubt(input_data, path)})
 -- Order ids by their code points.
 ORDER BY started_at DESC, {ordinal(instance_id)} DESC LIMIT :limit
 
+-- branch -> {instance}
+-- Make a page one branch of a union, so that several are read at the same moment.
+SELECT * FROM (
+:page) branch
+
 -- count -> number
 -- Begin a count of the instances of all pages, up to a limit; the same conditions and `counted` follow.
 SELECT count(*) FROM (SELECT 1
