@@ -430,7 +430,7 @@ async def test_stopping_worker_does_not_wait_for_runs_that_wait_for_a_slot(share
             polled = await watching.start()
             await until(lambda: slots(app) == (0, 0, 0) and polled.id in app._worker.executor.tasks)
             await holding.start("busy")
-            await until(lambda: "holds busy" in seen and slots(app)[1] == 1)
+            await until(lambda: "holds busy" in seen and slots(app)[1] >= 1)  # the search may queue as well
             asyncio.get_running_loop().call_later(0.2, gate("busy").set)
         assert app._worker.slots.taken == 0
         assert app._worker.executor.tasks == {}

@@ -73,9 +73,12 @@ class Slots:
         """Grant no more slots: runs that wait without one get `Drained` and are released for other workers."""
         self._draining = True
         if self._search is not None:
-            granted, self._search = self._search.done(), None
-            if granted:
+            search, self._search = self._search, None
+            if search.done():
                 self.give()
+            else:
+                self._queue.pop(search, None)
+                search.cancel()  # nobody would retrieve an error
         for waiter in (*self._idle, *self._queue):
             if not waiter.done():
                 waiter.set_exception(Drained("the worker stops"))
