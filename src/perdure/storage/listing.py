@@ -211,10 +211,7 @@ def _rows(search: _Search, framework: str, status: str | None) -> Operation[list
     place = search.place
     found: list[tuple[Any, ...]] = []
     while True:
-        fragments = search.fragments
-        if place:  # it is the lower of the two bounds, and with both SQLite may begin at the wrong one
-            fragments = (*(name for name in fragments if name != "started_before"), "after")
-        statement = _statement(search.dialect, fragments, search.conditions)
+        statement = _statement(search.dialect, _from_place(search.fragments, place), search.conditions)
         rows = yield statement(**search.params, **place, framework=framework, status=status, limit=batch)
         found += [row for row in rows if filters.matches(row[_INPUT], search.inputs)] if search.inputs else rows
         if len(rows) < batch or len(found) >= wanted:
@@ -222,12 +219,17 @@ def _rows(search: _Search, framework: str, status: str | None) -> Operation[list
         place, batch = _place(_token(rows[-1])), min(2 * batch, limits.PAGE_MAX)
 
 
+def _from_place(fragments: tuple[str, ...], place: Mapping[str, object]) -> tuple[str, ...]:
+    """Return the fragments with the place as the upper bound, if there is one.
+
+    It is the lower of the two bounds, and with both SQLite may begin at the wrong one.
+    """
+    return (*(name for name in fragments if name != "started_before"), "after") if place else fragments
+
+
 def _rows_of_all_states(search: _Search, framework: str) -> Operation[list[tuple[Any, ...]]]:
     """Return the first rows of every state, read at one moment: otherwise an instance could be found in two states."""
-    fragments = search.fragments
-    if search.place:
-        fragments = (*(name for name in fragments if name != "started_before"), "after")
-    statement = _union(search.dialect, fragments, len(search.statuses))
+    statement = _union(search.dialect, _from_place(search.fragments, search.place), len(search.statuses))
     statuses = {f"status_{n}": status for n, status in enumerate(search.statuses)}
     params = {**search.params, **search.place, **statuses, "framework": framework, "limit": search.limit + 1}
     return (yield statement(**params))  # type: ignore[no-any-return]

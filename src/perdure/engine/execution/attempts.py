@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
+from functools import partial
 from typing import cast
 
 from perdure.engine.execution.clock import steady
@@ -86,7 +87,7 @@ class Attempts:
             if isinstance(progress.step, ActivityStep):
                 self._start_activity(cast("Progress[ActivityStep]", progress))
             else:
-                self._post(_effect(self, cast("Progress[EffectStep]", progress)))
+                self._post(partial(self._apply, cast("Progress[EffectStep]", progress)))
 
     async def stop(self) -> None:
         """Cancel the tasks and wait until they have ended."""
@@ -104,7 +105,7 @@ class Attempts:
             if not progress.is_open:
                 return  # the body has cancelled it in the meantime
         if step.activity.transactional:
-            self._post(lambda: self._transact(progress))
+            self._post(partial(self._transact, progress))
             return
         task = progress.task = asyncio.create_task(self._attempt(progress), name=f"{self._about()[0]} {step.id}")
         self._tasks.add(task)
@@ -207,7 +208,7 @@ class Attempts:
         else:
             await self._attempted(progress, done)
 
-    async def apply(self, progress: Progress[EffectStep]) -> None:
+    async def _apply(self, progress: Progress[EffectStep]) -> None:
         """Execute a step that writes, such as `publish()`, unless the body has cancelled it."""
         if progress.is_open:
             await self._commit(progress.step.id, progress.step.call, (progress.step.effect,))
@@ -277,10 +278,6 @@ class Attempts:
                 error_message=failure["error_message"],
             )
         )
-
-
-def _effect(attempts: Attempts, progress: Progress[EffectStep]) -> Handle:
-    return lambda: attempts.apply(progress)
 
 
 def _raising(error: BaseException) -> Callable[[], Awaitable[None]]:
