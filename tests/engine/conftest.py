@@ -36,3 +36,10 @@ async def shared(request: pytest.FixtureRequest, backend_database: BackendDataba
     """A database that several can open at a time."""
     async with backend_database(request.param) as database:
         yield database
+
+
+@pytest.fixture
+async def memory(backend_database: BackendDatabase) -> AsyncIterator[Database]:
+    """A database in memory, for what does not depend on the database."""
+    async with backend_database("memory") as database:
+        yield database

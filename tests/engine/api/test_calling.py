@@ -3,7 +3,7 @@
 import asyncio
 import inspect
 import warnings
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -25,7 +25,6 @@ from perdure import (
     wait_event,
     workflow,
 )
-from tests.conftest import BackendDatabase
 from tests.support.storages import Database
 
 ONCE = Retry(attempts=1)
@@ -40,12 +39,6 @@ attempts: list[str] = []
 def forget() -> None:
     seen.clear()
     attempts.clear()
-
-
-@pytest.fixture
-async def memory(backend_database: BackendDatabase) -> AsyncIterator[Database]:
-    async with backend_database("memory") as database:
-        yield database
 
 
 @activity(name="calling.double")

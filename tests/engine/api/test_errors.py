@@ -1,19 +1,9 @@
 """All errors have one base class."""
 
-from collections.abc import AsyncIterator
-
 import pytest
 
 from perdure import App, EngineError, PerdureError, RunEvicted, errors
-from tests.conftest import BackendDatabase
 from tests.support.storages import Database
-
-
-@pytest.fixture
-async def memory(backend_database: BackendDatabase) -> AsyncIterator[Database]:
-    """What is the same on every database needs only one."""
-    async with backend_database("memory") as database:
-        yield database
 
 
 @pytest.mark.behaviour("errors")

@@ -1,7 +1,6 @@
 """Handles: the result, the typed info and the history of a run."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, is_dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -26,7 +25,6 @@ from perdure import (
 )
 from perdure.engine.replay.definitions import WORKFLOWS
 from perdure.engine.worker import stuck
-from tests.conftest import BackendDatabase
 from tests.engine.api.workflows import Order, child, looped, simple, whole
 from tests.engine.waiting import until, waiting
 from tests.support.storages import Database
@@ -42,13 +40,6 @@ seen: list[Any] = []
 def forget() -> None:
     calls.clear()
     seen.clear()
-
-
-@pytest.fixture
-async def memory(backend_database: BackendDatabase) -> AsyncIterator[Database]:
-    """What is the same on every database needs only one."""
-    async with backend_database("memory") as database:
-        yield database
 
 
 async def waits_for(handle: RunHandle[Any], name: str) -> None:

@@ -252,13 +252,6 @@ def forget() -> None:
 
 
 @pytest.fixture
-async def memory(backend_database: BackendDatabase) -> AsyncIterator[Database]:
-    """What is the same on every database needs only one."""
-    async with backend_database("memory") as database:
-        yield database
-
-
-@pytest.fixture
 async def sqlite(backend_database: BackendDatabase) -> AsyncIterator[Database]:
     """A database that two apps can open."""
     async with backend_database("sqlite") as database:

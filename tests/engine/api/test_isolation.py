@@ -1,7 +1,7 @@
 """Names and ids of users and of the engine are separate: no public name reaches an internal one or another run."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -31,7 +31,6 @@ from perdure.errors import LimitError, RunExistsError
 from perdure.model import names
 from perdure.model.schedules import tick_id
 from perdure.storage.stores import shift_clock
-from tests.conftest import BackendDatabase
 from tests.engine.waiting import until, waiting
 from tests.support.storages import Database, storage_of
 
@@ -41,13 +40,6 @@ gates: dict[str, asyncio.Event] = {}
 @pytest.fixture(autouse=True)
 def forget() -> None:
     gates.clear()
-
-
-@pytest.fixture
-async def memory(backend_database: BackendDatabase) -> AsyncIterator[Database]:
-    """A database that costs nothing, where it does not matter which."""
-    async with backend_database("memory") as database:
-        yield database
 
 
 @activity

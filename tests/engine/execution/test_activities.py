@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -22,7 +22,6 @@ from perdure import (
     wait_event,
     workflow,
 )
-from tests.conftest import BackendDatabase
 from tests.engine.waiting import row_of, until, waiting
 from tests.support.storages import Database
 
@@ -41,13 +40,6 @@ def forget() -> None:
     seen.clear()
     gates.clear()
     calls.clear()
-
-
-@pytest.fixture
-async def memory(backend_database: BackendDatabase) -> AsyncIterator[Database]:
-    """What is the same on every database needs only one."""
-    async with backend_database("memory") as database:
-        yield database
 
 
 async def rows(app: Client, id: str) -> list[str]:

@@ -4,7 +4,7 @@ import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, make_dataclass, replace
 from typing import Any
@@ -35,7 +35,6 @@ from perdure.engine.replay.replayer import Replayer
 from perdure.errors import LimitError
 from perdure.model.records import HistoryEvent, WorkflowInstance
 from perdure.storage.history import HistoryIterator
-from tests.conftest import BackendDatabase
 from tests.engine.waiting import waiting
 from tests.support.storages import Database
 
@@ -47,13 +46,6 @@ failures: list[str] = []
 def first_version() -> None:
     CODE["new"] = False
     failures.clear()
-
-
-@pytest.fixture
-async def memory(backend_database: BackendDatabase) -> AsyncIterator[Database]:
-    """A database that costs nothing, where it does not matter which."""
-    async with backend_database("memory") as database:
-        yield database
 
 
 def either(old: Any, new: Any) -> Any:

@@ -1,6 +1,5 @@
 """Values of users are stored and replayed with their types."""
 
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -11,7 +10,6 @@ from uuid import UUID
 import pytest
 
 from perdure import App, Retry, SerializationError, WorkflowFailedError, activity, wait_event, workflow
-from tests.conftest import BackendDatabase
 from tests.engine.waiting import waiting
 from tests.support.storages import Database
 
@@ -23,13 +21,6 @@ seen: list[Any] = []
 @pytest.fixture(autouse=True)
 def forget() -> None:
     seen.clear()
-
-
-@pytest.fixture
-async def memory(backend_database: BackendDatabase) -> AsyncIterator[Database]:
-    """What is the same on every database needs only one."""
-    async with backend_database("memory") as database:
-        yield database
 
 
 @activity(retry=ONCE)

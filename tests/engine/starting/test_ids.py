@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -13,7 +12,6 @@ from perdure import App, Retention, Retry, activity, activity_info, errors, work
 from perdure.engine import starting
 from perdure.errors import LimitError, RunExistsError
 from perdure.storage.stores import shift_clock
-from tests.conftest import BackendDatabase
 from tests.support.storages import Database, storage_of
 
 SOON = timedelta(seconds=20)
@@ -29,13 +27,6 @@ def forget() -> None:
     calls.clear()
     seen.clear()
     done.clear()
-
-
-@pytest.fixture
-async def memory(backend_database: BackendDatabase) -> AsyncIterator[Database]:
-    """What is the same on every database needs only one."""
-    async with backend_database("memory") as database:
-        yield database
 
 
 @dataclass

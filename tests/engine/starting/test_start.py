@@ -1,6 +1,5 @@
 """Starting a run now or later."""
 
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -11,7 +10,6 @@ from uuid import UUID
 import pytest
 
 from perdure import App, Retry, SerializationError, WorkflowStatus, activity, wait_event, workflow
-from tests.conftest import BackendDatabase
 from tests.support.storages import Database
 
 SOON = timedelta(seconds=20)
@@ -24,13 +22,6 @@ seen: list[Any] = []
 def forget() -> None:
     calls.clear()
     seen.clear()
-
-
-@pytest.fixture
-async def memory(backend_database: BackendDatabase) -> AsyncIterator[Database]:
-    """What is the same on every database needs only one."""
-    async with backend_database("memory") as database:
-        yield database
 
 
 @dataclass
