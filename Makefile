@@ -12,6 +12,9 @@ WORKERS ?= $(shell expr $$(nproc) + 2)
 # Python 3.11. PYTEST="tests/engine/worker/test_stuck.py" shows the values of a failed assertion.
 PYTEST ?= -n $(WORKERS) --maxprocesses 4 --dist worksteal --assert=plain
 
+# Some machines forbid bytecode files: each process of the tests would then compile every module that it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup test test-python lint demo demo-storage chaos kills planted bench-storage size audit clean
 

@@ -47,10 +47,11 @@ ensure_uv() {
 }
 
 # uv does not read pip's configuration, which may name the only index this machine can reach: so pip is the fallback.
+# Bytecode is compiled here, as pip does: hundreds of processes of the tests import these packages.
 install() {
     ensure_uv
     if has_uv; then
-        if uv pip install --quiet --python "$venv/bin/python" "$@"; then return; fi
+        if uv pip install --quiet --compile-bytecode --python "$venv/bin/python" "$@"; then return; fi
         echo "uv could not install the packages, trying pip" >&2
     fi
     if [ "$venv" = .venv ]; then "$venv/bin/python" -m pip install --quiet --upgrade 'pip>=25.1'; fi # knows --group
