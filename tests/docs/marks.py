@@ -4,6 +4,7 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -37,8 +38,12 @@ def marks_in(source: str, path: str) -> Iterator[Marked]:
             yield Marked(f"{path}::{node.name}", marks)
 
 
+@cache
 def all_tests() -> dict[str, Marked]:
-    """Return every test of `tests/` and of the conformance suite by its id."""
+    """Return every test of `tests/` and of the conformance suite by its id.
+
+    A test calls it, not the module: parsing takes seconds, and each process of the suite imports every module.
+    """
     files = [*sorted((ROOT / "tests").rglob("*.py")), *sorted(CONFORMANCE.rglob("*.py"))]
     return {
         test.id: test for file in files for test in marks_in(file.read_text("utf-8"), file.relative_to(ROOT).as_posix())

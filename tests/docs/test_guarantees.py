@@ -15,7 +15,6 @@ TOPICS = (
     "event loop of the body|order|same id twice|errors|events|cancel|children|retry|in_transaction|connection|"
     "background tasks"
 ).split("|")
-TESTS = all_tests()
 
 
 def named_by_number(page: str) -> dict[int | str, list[str]]:
@@ -52,20 +51,20 @@ WANTED: dict[str, Sequence[int | str]] = {"guarantee": list(range(1, 11)), "call
 def test_every_named_test_exists() -> None:
     named = references(PAGE)
     assert len(named) > 100
-    assert [test for test in named if test not in TESTS] == []
+    assert [test for test in named if test not in all_tests()] == []
 
 
 @pytest.mark.parametrize("mark", WANTED)
 def test_every_guarantee_area_and_topic_names_a_marked_test(mark: str) -> None:
     assert set(NAMED[mark]) == set(WANTED[mark])
     for which in WANTED[mark]:
-        marked = [test for test in NAMED[mark][which] if which in TESTS[test].marks.get(mark, [])]
+        marked = [test for test in NAMED[mark][which] if which in all_tests()[test].marks.get(mark, [])]
         assert marked, f"the page names no test that is marked {mark}({which!r})"
 
 
 @pytest.mark.parametrize("mark", WANTED)
 def test_every_marked_test_is_named_where_its_mark_says(mark: str) -> None:
-    for test in TESTS.values():
+    for test in all_tests().values():
         for which in test.marks.get(mark, []):
             assert test.id in NAMED[mark].get(which, []), f"{test.id} is marked {mark}({which!r})"
 
@@ -75,7 +74,7 @@ def test_every_engine_test_that_is_named_is_marked(mark: str) -> None:
     for which, tests in NAMED[mark].items():
         for test in tests:
             if test.startswith("tests/engine/"):
-                assert which in TESTS[test].marks.get(mark, []), f"{test} is not marked {mark}({which!r})"
+                assert which in all_tests()[test].marks.get(mark, []), f"{test} is not marked {mark}({which!r})"
 
 
 def test_marks_and_names_are_read_from_source_and_page() -> None:
