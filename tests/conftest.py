@@ -25,6 +25,7 @@ from tests.support.databases import fresh_mysql, fresh_postgres, named_database
 from tests.support.storages import (
     BACKENDS,
     Database,
+    Sessions,
     memory_database,
     reference_database,
     server_database,
@@ -85,9 +86,17 @@ def shared_database_name() -> str:
     return f"perdure_suite_{uuid4().hex[:12]}"
 
 
+@pytest.fixture(scope="session")
+def sessions() -> Iterator[Sessions]:
+    """The sessions that empty this process's databases between two tests."""
+    sessions = Sessions()
+    yield sessions
+    sessions.close()
+
+
 @pytest.fixture
 def backend_database(
-    request: pytest.FixtureRequest, tmp_path: Path, sqlite_template: Path, shared_database_name: str
+    request: pytest.FixtureRequest, tmp_path: Path, sqlite_template: Path, shared_database_name: str, sessions: Sessions
 ) -> BackendDatabase:
     """A function that opens an empty, migrated database of a backend."""
 
@@ -101,7 +110,7 @@ def backend_database(
             context = reference_database()
         else:
             server: str = request.getfixturevalue("postgres_url" if backend == "postgresql" else "mysql_url")
-            context = server_database(backend, await named_database(server, shared_database_name))
+            context = server_database(backend, await named_database(server, shared_database_name), sessions)
         async with context as database:
             yield database
 

@@ -6,10 +6,16 @@ test. A SQLite file is a copy of a template.
 
 import shutil
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import cast
+from urllib.parse import unquote, urlsplit
+
+import psycopg
+import pymysql
+from pymysql.constants import CLIENT
+from pymysql.cursors import Cursor
 
 from perdure.engine.api.client import Client
 from perdure.storage.contract import Storage
@@ -87,14 +93,71 @@ async def reference_database() -> AsyncIterator[Database]:
 
 
 @asynccontextmanager
-async def server_database(backend: str, url: str) -> AsyncIterator[Database]:
-    """Yield the database at the URL, migrated and emptied."""
+async def server_database(backend: str, url: str, sessions: "Sessions | None" = None) -> AsyncIterator[Database]:
+    """Yield the database at the URL, migrated and emptied, by one of the sessions if these are given."""
     database = Database(backend, url)
     try:
-        await wipe(await database.storage())
+        if sessions is None or not sessions.empty(backend, url):
+            await wipe(await database.storage())
         yield database
     finally:
         await database.close()
+
+
+class Sessions:
+    """Sessions that empty the databases of this process before each test.
+
+    They stay open from one test to the next: a new session costs a server ten times as much as the deletes. They are
+    synchronous, because each test has an event loop of its own.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[str, psycopg.Connection | pymysql.Connection[Cursor]] = {}
+
+    def empty(self, backend: str, url: str) -> bool:
+        """Empty the database; return False if this is its first test, which may have to create the tables."""
+        if url not in self._open:
+            self._open[url] = _connect(backend, url)
+            return False
+        try:
+            _delete_all(self._open[url])
+        except (psycopg.OperationalError, pymysql.OperationalError):  # the last test ended all sessions of the server
+            self._open.pop(url).close()
+            self._open[url] = _connect(backend, url)
+            _delete_all(self._open[url])
+        return True
+
+    def close(self) -> None:
+        for session in self._open.values():
+            with suppress(pymysql.Error):  # already closed
+                session.close()
+
+
+def _connect(backend: str, url: str) -> "psycopg.Connection | pymysql.Connection[Cursor]":
+    if backend == "postgresql":
+        return psycopg.connect(url, autocommit=True)
+    parts = urlsplit(url)
+    return pymysql.connect(
+        host=parts.hostname,
+        port=parts.port or 3306,
+        user=unquote(parts.username or "root"),
+        password=unquote(parts.password or ""),
+        database=parts.path.lstrip("/"),
+        client_flag=CLIENT.MULTI_STATEMENTS,
+    )
+
+
+def _delete_all(session: "psycopg.Connection | pymysql.Connection[Cursor]") -> None:
+    if isinstance(session, psycopg.Connection):
+        session.execute("; ".join(_without_keys_on_postgres("perdure.")).encode())
+        return
+    with session.cursor() as cursor:
+        cursor.execute(
+            "; ".join(["SET FOREIGN_KEY_CHECKS = 0", *(f"DELETE FROM {table}" for table in tables("mysql"))])
+        )
+        while cursor.nextset():
+            pass
+    session.commit()
 
 
 def shift(storage: Storage, seconds: float) -> None:
@@ -107,14 +170,18 @@ async def wipe(storage: SQLStorage) -> None:
     dialect = storage._backend.driver.name
     async with storage._backend.exclusive() as script:
         if dialect == "postgresql":
-            deletes = [f"DELETE FROM {storage._backend.driver.qualified(table)}" for table in tables(dialect)]
-            without_keys = ["SET session_replication_role = replica", *deletes, "RESET session_replication_role"]
-            await script.execute("; ".join(without_keys))
+            await script.execute("; ".join(_without_keys_on_postgres(storage._backend.driver.qualified(""))))
             return
         if dialect == "mysql":
             await script.execute("SET FOREIGN_KEY_CHECKS = 0")
         for table in tables(dialect):
             await script.execute(f"DELETE FROM {table}")
+
+
+def _without_keys_on_postgres(schema: str) -> list[str]:
+    """The deletes, without checks of foreign keys."""
+    deletes = [f"DELETE FROM {schema}{table}" for table in tables("postgresql")]
+    return ["SET session_replication_role = replica", *deletes, "RESET session_replication_role"]
 
 
 def storage_of(app: Client) -> SQLStorage:
