@@ -34,7 +34,7 @@ from tests.support.storages import Database, server_database, sqlite_database, w
 
 ALL = os.environ.get("PERDURE_CRASH_POINTS") == "all"
 SEED = int(os.environ.get("PERDURE_SEED", "0")) or secrets.randbelow(1 << 32)
-STRIDE = 1 if ALL else 7  # odd: points before a commit and after one take turns
+STRIDE = 1 if ALL else 13  # odd: points before a commit and after one take turns
 LANES = 8
 UNDOABLE = ("crash.book", "crash.dawdle", "crash.hold")
 UNDONE = (WorkflowStatus.FAILED, WorkflowStatus.CANCELLED)

@@ -13,7 +13,7 @@ from tests.conftest import BackendDatabase
 from tests.engine.crashes.rig.checker import all_right
 from tests.engine.crashes.rig.random_runs import perform
 
-SEEDS = int(os.environ.get("PERDURE_MODEL_SEEDS", "16"))
+SEEDS = int(os.environ.get("PERDURE_MODEL_SEEDS", "8"))
 SEED = int(os.environ.get("PERDURE_SEED", "0")) or secrets.randbelow(1 << 32)
 
 

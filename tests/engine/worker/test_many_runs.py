@@ -74,7 +74,7 @@ async def test_two_apps_share_200_runs(shared: Database) -> None:
 
 async def test_long_history_replays(shared: Database) -> None:
     """PERDURE_TEST_STEPS=10000 is the long form."""
-    count = int(os.environ.get("PERDURE_TEST_STEPS", "2500"))
+    count = int(os.environ.get("PERDURE_TEST_STEPS", "1500"))
     async with App(shared.url, max_cached_runs=0) as app:
         handle = await steps.start(count)
         await until(lambda: len(seen) == count, 100)
@@ -86,7 +86,7 @@ async def test_long_history_replays(shared: Database) -> None:
 
 async def test_many_sleeping_runs_all_wake(shared: Database) -> None:
     """All asleep at once, and all due at once. PERDURE_TEST_SLEEPERS=10000 is the long form."""
-    count = int(os.environ.get("PERDURE_TEST_SLEEPERS", "2000" if shared.backend == "sqlite" else "600"))
+    count = int(os.environ.get("PERDURE_TEST_SLEEPERS", "1200" if shared.backend == "sqlite" else "400"))
     async with App(shared.url) as app:
         handles = await asyncio.gather(*(sleeper.start(3600) for _ in range(count)))
         sql = app._storage.db()

@@ -279,7 +279,7 @@ async def test_rollback_waits_for_rollbacks_of_children_without_a_slot(shared: D
 
 async def test_many_parents_cancelled_at_once_all_end(shared: Database) -> None:
     """Every rollback of a parent waits for that of its child. PERDURE_TEST_FAMILIES=10000 is the long form."""
-    count = int(os.environ.get("PERDURE_TEST_FAMILIES", "400" if shared.backend == "sqlite" else "120"))
+    count = int(os.environ.get("PERDURE_TEST_FAMILIES", "200" if shared.backend == "sqlite" else "80"))
     seconds = 60 + count / 10
     few = asyncio.Semaphore(100)  # who waits too long for a connection is refused
 

@@ -20,7 +20,7 @@ DRIVERS = [SQLiteDriver(), PostgresDriver(), MySQLDriver()]
 
 example = count()
 many = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 
 
@@ -59,7 +59,7 @@ async def test_sql_conditions_alone_are_exact_for_ordinary_json(storage: SQLStor
     assert {row[0] for row in await storage.db().fetch(query, *args)} == expected(name, texts, filters)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(reference.cases(reference.ordinary | reference.strange | reference.garbage))
 def test_final_check_in_python_matches_the_reference(case: Case) -> None:
     texts, filters = case

@@ -1,6 +1,6 @@
 """No statement of the hot paths or of the background reads more in a larger database.
 
-The operations run on 5,000 instances and on 50,000, with all that belongs to them, and the costs are compared statement
+The operations run on 5,000 instances and on 20,000, with all that belongs to them, and the costs are compared statement
 by statement: with plans made before the database knew anything about its tables, with fresh statistics, and within a
 caller's transaction. Substring and JSON filters read what there is; they are not here.
 """
@@ -20,10 +20,10 @@ from tests.storage.plans.sample_data import Growth, seed_mysql, seed_postgres, s
 from tests.storage.plans.statement_costs import Costs, Meter, MySQLMeter, PostgresMeter, SQLiteMeter
 from tests.support.databases import fresh_mysql, fresh_postgres
 
-SMALL, LARGE = 5_000, 50_000
+SMALL, LARGE = 5_000, 20_000
 
 # An index gets a level deeper, and PostgreSQL comes upon the pages of rows just removed. What reads all rows of a kind
-# reads ten times as many.
+# reads four times as many.
 TOLERANCE = {"pages": (2.0, 250), "rows": (1.5, 100), "reads": (1.5, 100), "steps": (1.5, 100)}
 
 GROWING = {  # with one channel, not with the database

@@ -32,7 +32,7 @@ from tests.storage.properties.steps import Step
 from tests.support.databases import find_tables_by_plain_names, named_database
 from tests.support.storages import Database, memory_database, server_database, sqlite_database
 
-EXAMPLES = int(os.environ.get("PERDURE_PROPERTY_EXAMPLES", "40"))
+EXAMPLES = int(os.environ.get("PERDURE_PROPERTY_EXAMPLES", "25"))
 
 pytestmark = pytest.mark.timeout(600 + 2 * EXAMPLES)  # a failure is made smaller first
 
