@@ -202,6 +202,9 @@ class ChannelWait:
     where: Mapping[str, object] | None = None
 
 
+Wait = TimerWait | ChannelWait
+
+
 @dataclass(frozen=True, slots=True)
 class Suspension:
     """Report the result of a suspension: the lease is released, or nothing changed because something is `ready`."""
