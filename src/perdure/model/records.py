@@ -92,7 +92,10 @@ class SystemLock:
 
 @dataclass(frozen=True, slots=True)
 class ResumableWorkflow:
-    """Describe an instance that a worker may take now, with the owner and the expiry of its expired lease, if any."""
+    """Describe an instance that a worker may take now.
+
+    If its last lease expired, `worker_id` is the owner of that lease and `locked_at` the time at which it was acquired.
+    """
 
     instance_id: str
     workflow_name: str
@@ -200,6 +203,9 @@ class ChannelWait:
     timeout_at: datetime | None = None
     after: timedelta | None = None
     where: Mapping[str, object] | None = None
+
+
+Wait = TimerWait | ChannelWait
 
 
 @dataclass(frozen=True, slots=True)

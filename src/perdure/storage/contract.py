@@ -36,14 +36,13 @@ from perdure.model.records import (
     SystemLease,
     TimerSubscription,
     TimerWait,
+    Wait,
     WakeUp,
     WorkerInfo,
     WorkflowInstance,
 )
 from perdure.model.states import WorkflowStatus
 from perdure.storage.transactions import Callback
-
-Wait = TimerWait | ChannelWait
 
 
 class TransactionManager(Protocol):

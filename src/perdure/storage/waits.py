@@ -29,6 +29,7 @@ from perdure.model.records import (
     RegisteredWait,
     Suspension,
     TimerWait,
+    Wait,
 )
 from perdure.model.states import WAITING, WorkflowStatus
 from perdure.storage import channels, fences, matching, waking
@@ -39,8 +40,6 @@ from perdure.storage.wakeups import TIMER
 S = load_statements("waits")
 TIMERS = load_statements("timers")
 MAYBE = 2  # result of checking a wait: there is a message, which may match
-
-Wait = TimerWait | ChannelWait
 
 _ON_TIMER, _ON_MESSAGE = WorkflowStatus.WAITING_FOR_TIMER, WorkflowStatus.WAITING_FOR_MESSAGE
 

@@ -15,8 +15,8 @@ from perdure.engine.replay.definitions import ActivityDefinition, WorkflowDefini
 from perdure.engine.replay.steps import Effect
 from perdure.errors import LeaseLostError
 from perdure.hooks import HookEvent
-from perdure.model.records import Lease, Suspension, WorkflowInstance
-from perdure.storage.contract import Storage, Wait
+from perdure.model.records import Lease, Suspension, Wait, WorkflowInstance
+from perdure.storage.contract import Storage
 
 if TYPE_CHECKING:
     from perdure.engine.execution.slots import Slot

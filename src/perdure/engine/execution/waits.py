@@ -15,8 +15,8 @@ from perdure.engine.execution.recorder import Recorder
 from perdure.engine.history import ids
 from perdure.engine.history.records import TimerFired, Until, WaitTimedOut
 from perdure.engine.replay.steps import ActivityStep, TimerStep, WaitStep
-from perdure.model.records import ChannelMessage, ChannelMode, ChannelWait, TimerSubscription, TimerWait
-from perdure.storage.contract import Storage, Wait
+from perdure.model.records import ChannelMessage, ChannelMode, ChannelWait, TimerSubscription, TimerWait, Wait
+from perdure.storage.contract import Storage
 
 Timed = Progress[ActivityStep] | Progress[TimerStep]
 

@@ -14,8 +14,8 @@ from perdure.engine.worker.hooks import Hooks
 from perdure.engine.worker.results import Results
 from perdure.engine.worker.supervision import Supervisor
 from perdure.hooks import HookEvent
-from perdure.model.records import Lease, Suspension, WorkflowInstance
-from perdure.storage.contract import Storage, Wait
+from perdure.model.records import Lease, Suspension, Wait, WorkflowInstance
+from perdure.storage.contract import Storage
 
 WORK_LOOP = "work loop"
 

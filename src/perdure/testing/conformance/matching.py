@@ -17,9 +17,10 @@ from perdure.model.records import (
     OutgoingMessage,
     Suspension,
     TimerWait,
+    Wait,
 )
 from perdure.model.states import WorkflowStatus
-from perdure.storage.contract import Storage, Wait
+from perdure.storage.contract import Storage
 from perdure.testing.conformance.channels import pending, remaining
 from perdure.testing.conformance.tools import Shift, leased, recorded, status
 

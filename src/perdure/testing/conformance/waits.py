@@ -20,10 +20,11 @@ from perdure.model.records import (
     Suspension,
     TimerSubscription,
     TimerWait,
+    Wait,
     WorkflowInstance,
 )
 from perdure.model.states import WorkflowStatus
-from perdure.storage.contract import Storage, Wait
+from perdure.storage.contract import Storage
 from perdure.testing.conformance.tools import Shift, again, leased, listening, new, recorded, status
 
 PAST = datetime(2020, 1, 1, tzinfo=UTC)

@@ -20,12 +20,12 @@ from perdure.model.records import (
     OutgoingMessage,
     ParentLink,
     TimerWait,
+    Wait,
     WorkflowInstance,
 )
 from perdure.model.states import TERMINAL, WorkflowStatus
 
 T = TypeVar("T")
-Wait = TimerWait | ChannelWait
 
 OWN = "perdure"
 SOURCE_HASH_MAX = 64

@@ -24,12 +24,12 @@ from perdure.model.records import (
     Suspension,
     TimerSubscription,
     TimerWait,
+    Wait,
 )
 from perdure.model.states import TERMINAL, WAITING, WorkflowStatus
 from perdure.testing.reference.arguments import (
     OWN,
     Owner,
-    Wait,
     bounded,
     check_deadline,
     checked_waits,
