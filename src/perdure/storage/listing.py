@@ -16,6 +16,7 @@ from perdure.database.operation import Operation, utc
 from perdure.database.statements import Statement
 from perdure.errors import InvalidPageTokenError
 from perdure.model import limits
+from perdure.model.json_paths import Value
 from perdure.model.records import ListInstancesOptions, PaginationResult
 from perdure.model.states import WorkflowStatus
 from perdure.storage import filters
@@ -72,7 +73,7 @@ class _Search(NamedTuple):
     fragments: tuple[str, ...]
     conditions: tuple[tuple[str, str], ...]
     params: Mapping[str, object]
-    inputs: Mapping[str, filters.Value]
+    inputs: Mapping[str, Value]
     place: Mapping[str, object]
 
     @property
@@ -114,7 +115,7 @@ def _search(options: ListInstancesOptions, driver: Rendering) -> _Search:
 
 def _part(value: str | None, kind: str) -> str | None:
     """Return a part of a name to search for, as the statements expect it; an empty one is in every name."""
-    return filters.text(value, kind).translate(_FOLD) if value else None
+    return limits.searchable(value, kind).translate(_FOLD) if value else None
 
 
 def _status(value: WorkflowStatus | None) -> str | None:

@@ -15,9 +15,10 @@ from string import ascii_uppercase
 from types import NoneType
 from typing import Any
 
-from perdure.database.dialects.base import Bare, Now, Part, Rendering, json_keys, naive_utc
+from perdure.database.dialects.base import Bare, Now, Part, Rendering, naive_utc
 from perdure.database.dialects.features import Features
 from perdure.errors import LimitError
+from perdure.model.json_paths import filter_keys
 
 DEPTH_MAX = 100
 LARGE = 1 << 20  # larger values are sent as base64: a third more, where escapes or hexadecimal digits can double them
@@ -122,7 +123,7 @@ def _if_readable(column: str, result: str, otherwise: str) -> str:
 
 
 def _path(path: str) -> str:
-    return "'$" + "".join(f'."{key}"' for key in json_keys(path)) + "'"
+    return "'$" + "".join(f'."{key}"' for key in filter_keys(path)) + "'"
 
 
 def literal(value: object) -> str:

@@ -5,8 +5,9 @@ import math
 from datetime import datetime, timedelta
 from decimal import Decimal
 
-from perdure.database.dialects.base import Rendering, json_keys, naive_utc
+from perdure.database.dialects.base import Rendering, naive_utc
 from perdure.database.dialects.features import Features
+from perdure.model.json_paths import filter_keys
 
 
 class PostgresDriver(Rendering):
@@ -52,7 +53,7 @@ class PostgresDriver(Rendering):
         return f"({now} + interval '{self.clock_shift.total_seconds():.6f} seconds')"
 
     def json_extract(self, column: str, path: str) -> str:
-        return "(" + " -> ".join([self._json(column), *(f"'{key}'" for key in json_keys(path))]) + ")"
+        return "(" + " -> ".join([self._json(column), *(f"'{key}'" for key in filter_keys(path))]) + ")"
 
     def _json(self, column: str) -> str:
         return f"{self.qualified('perdure_json')}({column})"
