@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from operator import itemgetter
 from typing import NamedTuple, Protocol, Self
 
+from perdure.database.dialects.error_codes import ErrorCodes
 from perdure.database.dialects.features import Features
 from perdure.database.statements import Shape, Statement
 
@@ -83,6 +84,7 @@ class Rendering:
     name = ""
     mark = "?"
     features: Features
+    error_codes: ErrorCodes
 
     def __init__(self, clock_shift: timedelta = timedelta(0)) -> None:
         self._rendered: dict[Statement, Rendered] = {}

@@ -16,6 +16,7 @@ from types import NoneType
 from typing import Any
 
 from perdure.database.dialects.base import Bare, Now, Part, Rendering, naive_utc
+from perdure.database.dialects.error_codes import ErrorCodes
 from perdure.database.dialects.features import Features
 from perdure.errors import LimitError
 from perdure.model.json_paths import filter_keys
@@ -40,6 +41,10 @@ class MySQLDriver(Rendering):
         notifications=False,
         schemas=False,
         transactional_ddl=False,
+    )
+    error_codes = ErrorCodes(
+        unreadable=frozenset({1146, 1054, 1142}),
+        repeated={"add column": 1060, "create index": 1061, "drop index": 1091, "insert": 1062},
     )
 
     def render(self, template: str) -> Part:

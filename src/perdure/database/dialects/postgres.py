@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 
 from perdure.database.dialects.base import Rendering, naive_utc
+from perdure.database.dialects.error_codes import ErrorCodes
 from perdure.database.dialects.features import Features
 from perdure.model.json_paths import filter_keys
 
@@ -26,6 +27,10 @@ class PostgresDriver(Rendering):
         notifications=True,
         schemas=True,
         transactional_ddl=True,
+    )
+    error_codes = ErrorCodes(
+        unreadable=frozenset({"42P01", "42703", "42501", "3F000"}),
+        collisions=frozenset({"40P01", "40001", "23505", "42P07", "42P06"}),
     )
 
     def __init__(self, clock_shift: timedelta = timedelta(0), schema: str = "") -> None:

@@ -5,6 +5,7 @@ import math
 from datetime import datetime
 
 from perdure.database.dialects.base import Rendering, naive_utc
+from perdure.database.dialects.error_codes import ErrorCodes
 from perdure.database.dialects.features import Features
 from perdure.model.json_paths import filter_keys
 
@@ -31,6 +32,7 @@ class SQLiteDriver(Rendering):
         schemas=False,
         transactional_ddl=True,
     )
+    error_codes = ErrorCodes(unreadable=frozenset({1}), collisions=frozenset({5, 6}))
 
     def get_current_time_expr(self) -> str:
         return self._time("'now'")
