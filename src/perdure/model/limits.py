@@ -23,6 +23,7 @@ SPAN_MAX = timedelta(days=36525)  # keeps every date within the range that all d
 
 E = TypeVar("E", bound=StrEnum)
 
+_UNSEARCHABLE = re.compile(r"[\0\ud800-\udfff]")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
@@ -56,6 +57,17 @@ def text(value: bytes | str | None, kind: str, longest: int = PAYLOAD_MAX) -> st
     if "\x00" in decoded:
         raise LimitError(f"{kind} contains a NUL character, which is not JSON; pass binary data in the binary field")
     return decoded
+
+
+def searchable(value: str, kind: str, longest: int = NAME_MAX) -> str:
+    """Return a text to search for: not too long, and without characters that a database rejects in a parameter."""
+    if not isinstance(value, str):
+        raise LimitError(f"{kind} must be a str, not {type(value).__name__}")
+    if len(value) > longest:
+        raise LimitError(f"{kind} has {len(value)} characters, but at most {longest} are allowed")
+    if _UNSEARCHABLE.search(value):
+        raise LimitError(f"{kind} contains a NUL character or a lone surrogate, which no database can search for")
+    return value
 
 
 def size(value: bytes | str | None, kind: str, longest: int = PAYLOAD_MAX) -> None:

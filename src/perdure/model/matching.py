@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from perdure.errors import InvalidJSONPathError, LimitError
-from perdure.model.json_paths import MISSING, PATH_MAX, value_at
+from perdure.errors import LimitError
+from perdure.model.json_paths import MISSING, canonical, check_match, value_at
 
 PATHS_MAX = 50
 
@@ -53,15 +53,7 @@ def check(where: Mapping[str, object]) -> None:
     if not 0 < len(where) <= PATHS_MAX:
         raise LimitError(f"where must have 1 to {PATHS_MAX} JSON paths, not {len(where)}")
     for path, value in where.items():
-        if not isinstance(path, str) or len(path) > PATH_MAX or not all(path.split(".")):
-            raise InvalidJSONPathError(
-                f"the JSON path {path!r} is invalid: write keys joined by dots, at most {PATH_MAX} characters"
-            )
-        try:
-            json.dumps(_canonical(value))
-            json.dumps(value, allow_nan=False)
-        except (TypeError, ValueError, RecursionError) as error:
-            raise LimitError(f"the value to match at {path!r} is not JSON: {error}") from error
+        check_match(path, value)
 
 
 def data_of(text: str) -> object:
@@ -95,25 +87,12 @@ def matches(data: object, where: Mapping[str, object]) -> bool:
 
 
 def _same(found: object, value: object) -> bool:
-    return found is not MISSING and _canonical(found) == _canonical(value)
+    return found is not MISSING and canonical(found) == canonical(value)
 
 
 def _key(channel: str, paths: Sequence[str], values: Sequence[object]) -> str:
-    return _digest(json.dumps([channel, list(paths), [_canonical(value) for value in values]]))
+    return _digest(json.dumps([channel, list(paths), [canonical(value) for value in values]]))
 
 
 def _digest(text: str) -> str:
     return blake2b(text.encode(), digest_size=16).hexdigest()
-
-
-def _canonical(value: object) -> object:
-    """Return a form that is equal only for equal values: numbers as text, objects in the order of their keys."""
-    if isinstance(value, Mapping):
-        if not all(isinstance(key, str) for key in value):
-            raise TypeError("the keys of an object must be str")
-        return {"object": [[key, _canonical(value[key])] for key in sorted(value)]}
-    if isinstance(value, list | tuple):
-        return [_canonical(each) for each in value]
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return {"number": str(int(value)) if value == value // 1 else repr(float(value))}
-    return value

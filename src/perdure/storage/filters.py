@@ -7,21 +7,14 @@ have misread, and `matches` makes the final decision.
 """
 
 import json
-import re
 from collections.abc import Mapping
 from typing import NoReturn
 
-from perdure.database.dialects.base import Driver, json_keys
+from perdure.database.dialects.base import Driver
 from perdure.errors import LimitError
-from perdure.model import limits
-from perdure.model.json_paths import value_at
-
-Value = str | bool | int | float | None
+from perdure.model.json_paths import Value, filter_keys, filter_value, value_at
 
 FILTERS_MAX = 20
-NUMBER_MAX = 2**53  # beyond it not every integer is a double
-
-_UNASKABLE = re.compile(r"[\0\ud800-\udfff]")
 
 
 class InputFilterBuilder:
@@ -50,7 +43,7 @@ class InputFilterBuilder:
 
 def validate_json_path(path: str) -> None:
     """Raise `InvalidJSONPathError` unless it is identifiers joined by dots: no index, no quotes, no empty key."""
-    json_keys(path)
+    filter_keys(path)
 
 
 def checked(input_filters: Mapping[str, Value]) -> dict[str, Value]:
@@ -59,30 +52,7 @@ def checked(input_filters: Mapping[str, Value]) -> dict[str, Value]:
         raise LimitError(f"a listing takes at most {FILTERS_MAX} input filters, not {len(input_filters)}")
     for path in input_filters:
         validate_json_path(path)
-    return {path: _plain(value, f"the value at {path!r}") for path, value in input_filters.items()}
-
-
-def _plain(value: Value, kind: str) -> Value:
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, str):
-        return text(value, kind, limits.METADATA_MAX)[:]
-    if not isinstance(value, int | float):
-        raise LimitError(f"{kind} must be str, bool, a number or None, not {type(value).__name__}")
-    if not abs(value) <= NUMBER_MAX:
-        raise LimitError(f"{kind} must be a finite number within ±2^53")
-    return float(value)
-
-
-def text(value: str, kind: str, longest: int = limits.NAME_MAX) -> str:
-    """Return a text to search for: not too long, and without characters that a database rejects in a parameter."""
-    if not isinstance(value, str):
-        raise LimitError(f"{kind} must be a str, not {type(value).__name__}")
-    if len(value) > longest:
-        raise LimitError(f"{kind} has {len(value)} characters, but at most {longest} are allowed")
-    if _UNASKABLE.search(value):
-        raise LimitError(f"{kind} contains a NUL character or a lone surrogate, which no database can search for")
-    return value
+    return {path: filter_value(value, path) for path, value in input_filters.items()}
 
 
 def matches(stored: str, wanted: Mapping[str, Value]) -> bool:

@@ -16,6 +16,7 @@ from perdure.database.operation import Operation, utc
 from perdure.database.statements import Statement
 from perdure.errors import InvalidPageTokenError
 from perdure.model import limits
+from perdure.model.json_paths import Value
 from perdure.model.records import ListInstancesOptions, PaginationResult
 from perdure.model.states import WorkflowStatus
 from perdure.storage import filters
@@ -72,7 +73,7 @@ class _Search(NamedTuple):
     fragments: tuple[str, ...]
     conditions: tuple[tuple[str, str], ...]
     params: Mapping[str, object]
-    inputs: Mapping[str, filters.Value]
+    inputs: Mapping[str, Value]
     place: Mapping[str, object]
 
     @property
@@ -114,7 +115,7 @@ def _search(options: ListInstancesOptions, driver: Rendering) -> _Search:
 
 def _part(value: str | None, kind: str) -> str | None:
     """Return a part of a name to search for, as the statements expect it; an empty one is in every name."""
-    return filters.text(value, kind).translate(_FOLD) if value else None
+    return limits.searchable(value, kind).translate(_FOLD) if value else None
 
 
 def _status(value: WorkflowStatus | None) -> str | None:
@@ -163,23 +164,32 @@ def _page(search: _Search) -> Operation[PaginationResult]:
 
 def _branches(search: _Search) -> Operation[list[tuple[str, str | None]]]:
     """Return what an index has in order: a framework, or one state of a workflow."""
-    frameworks = [search.framework] if search.framework is not None else (yield from _frameworks())
+    frameworks = yield from _frameworks_of(search)
     return [(framework, status) for framework in frameworks for status in search.statuses]
 
 
 def _count(search: _Search, limit: int) -> Operation[int]:
     found = 0
-    for framework, status in (yield from _branches(search)):
+    if search.inputs:
+        for framework, status in (yield from _branches(search)):
+            if found < limit:
+                found += yield from _count_filtered(search, framework, status, limit - found)
+        return found
+    for framework in (yield from _frameworks_of(search)):
         if found < limit:
-            found += yield from _count_branch(search, framework, status, limit - found)
+            found += yield from _count_states(search, framework, limit - found)
     return found
 
 
-def _count_branch(search: _Search, framework: str, status: str | None, limit: int) -> Operation[int]:
-    if not search.inputs:
-        statement = _statement(search.dialect, search.fragments, (), "counted")
-        ((count,),) = yield statement(**search.params, framework=framework, status=status, limit=limit)
-        return int(count)
+def _count_states(search: _Search, framework: str, limit: int) -> Operation[int]:
+    """Count the instances in every state at one moment: otherwise one could count in two states, or in none."""
+    statement = _counted(search.dialect, search.fragments, len(search.statuses))
+    ((count,),) = yield statement(**search.params, **_numbered(search.statuses), framework=framework, limit=limit)
+    return int(count)
+
+
+def _count_filtered(search: _Search, framework: str, status: str | None, limit: int) -> Operation[int]:
+    """Count the instances in one state whose input matches, which only Python can decide."""
     count, search = 0, search._replace(limit=limits.PAGE_MAX)
     while True:
         rows = yield from _rows(search, framework, status)
@@ -195,6 +205,10 @@ def _names() -> Operation[list[str]]:
     while rows := (yield S.workflow(workflow=found[-1])):
         found.append(rows[0][0])
     return found[1:]
+
+
+def _frameworks_of(search: _Search) -> Operation[list[str]]:
+    return [search.framework] if search.framework is not None else (yield from _frameworks())
 
 
 def _frameworks() -> Operation[list[str]]:
@@ -230,8 +244,13 @@ def _from_place(fragments: tuple[str, ...], place: Mapping[str, object]) -> tupl
 def _rows_of_all_states(search: _Search, framework: str) -> Operation[list[tuple[Any, ...]]]:
     """Return the first rows of every state, read at one moment: otherwise an instance could be found in two states."""
     statement = _union(search.dialect, _from_place(search.fragments, search.place), len(search.statuses))
-    statuses = {f"status_{n}": status for n, status in enumerate(search.statuses)}
-    params = {**search.params, **search.place, **statuses, "framework": framework, "limit": search.limit + 1}
+    params = {
+        **search.params,
+        **search.place,
+        **_numbered(search.statuses),
+        "framework": framework,
+        "limit": search.limit + 1,
+    }
     return (yield statement(**params))  # type: ignore[no-any-return]
 
 
@@ -240,17 +259,43 @@ def _union(dialect: str, fragments: tuple[str, ...], count: int) -> Statement:
     """Return the statement for the rows of a page in each of several states, each by its own index range."""
     page = _statement(dialect, fragments, ())
     union = Statement("listing.union", page.columns)
-    (branch,) = S.branch.parts(dialect)
-    pages = [page.parts(dialect)[0].replace(":status", f":status_{n}") for n in range(count)]
-    union.texts[dialect] = (" UNION ALL ".join(branch.replace(":page", text) for text in pages),)
+    union.texts[dialect] = (_united(page, dialect, count),)
     return union
+
+
+@lru_cache(64)
+def _counted(dialect: str, fragments: tuple[str, ...], count: int) -> Statement:
+    """Return the statement for the number of instances in several states together, each by its own index range."""
+    rows = _statement(dialect, fragments, (), ("one", "up_to"))
+    (text,), (up_to,) = S.count.parts(dialect), S.up_to.parts(dialect)
+    union = f"{_united(rows, dialect, count)}\n{up_to}" if count > 1 else _in_state(rows, dialect, 0)
+    counted = Statement("listing.counted", S.count.columns)
+    counted.texts[dialect] = (text.replace(":rows", union),)
+    return counted
+
+
+def _united(statement: Statement, dialect: str, count: int) -> str:
+    """Return the union of a statement in several states, as branches; `_numbered` are the states' parameters."""
+    (branch,) = S.branch.parts(dialect)
+    return " UNION ALL ".join(branch.replace(":page", _in_state(statement, dialect, n)) for n in range(count))
+
+
+def _in_state(statement: Statement, dialect: str, number: int) -> str:
+    return statement.parts(dialect)[0].replace(":status", f":status_{number}")
+
+
+def _numbered(statuses: tuple[str | None, ...]) -> dict[str, str | None]:
+    return {f"status_{n}": status for n, status in enumerate(statuses)}
 
 
 @lru_cache(256)
 def _statement(
-    dialect: str, fragments: tuple[str, ...], conditions: tuple[tuple[str, str], ...], what: str = "page"
+    dialect: str,
+    fragments: tuple[str, ...],
+    conditions: tuple[tuple[str, str], ...],
+    ends: tuple[str, str] = ("select", "order"),
 ) -> Statement:
-    """Return the fragments as one statement of a dialect: for the rows of a page, or their number."""
+    """Return the fragments as one statement of a dialect, between two more: for a page, or for the rows of a count."""
 
     def fragment(name: str) -> str:
         return getattr(S, name).parts(dialect)[0]  # type: ignore[no-any-return]
@@ -258,8 +303,8 @@ def _statement(
     inputs = [
         fragment("input").replace("path", path).replace(":condition", condition) for path, condition in conditions
     ]
-    first, last = ("select", "order") if what == "page" else ("count", "counted")
-    statement = Statement(f"listing.{what}", getattr(S, first).columns)
+    first, last = ends
+    statement = Statement("listing.page", getattr(S, first).columns)
     texts = [fragment(first), *map(fragment, fragments), *inputs, fragment(last)]
     statement.texts[dialect] = ("\n".join(texts),)
     return statement

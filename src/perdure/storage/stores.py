@@ -8,7 +8,7 @@ from perdure.database.backends.base import Backend, Executor
 from perdure.database.backends.sqlite import SQLiteBackend
 from perdure.database.backends.sqlite.url import is_in_memory as is_in_memory
 from perdure.database.backends.sqlite.url import parse as parse_sqlite_url
-from perdure.database.dialects import new_driver
+from perdure.database.dialects import Features, new_driver
 from perdure.database.secret import Secret
 from perdure.database.urls import limit_idle_transactions as limit_idle_transactions
 from perdure.errors import StorageError
@@ -110,6 +110,11 @@ class SQLStorage(
         """Return the name of the dialect: sqlite, postgresql or mysql."""
         return self._backend.driver.name
 
+    @property
+    def features(self) -> Features:
+        """Return what the database can do."""
+        return self._backend.driver.features
+
     def db(self) -> Executor:
         """Return the database outside any transaction, for migrations and checks."""
         return self._backend.executor()
@@ -149,7 +154,7 @@ class PostgresStorage(SQLStorage):
     async def _locate(self, database: Reader) -> str:
         driver = self._postgres.driver
         if not driver.schema:
-            driver.use_schema(await find_schema(database))
+            driver.use_schema(await find_schema(database, driver.name))
         return driver.schema
 
     @property

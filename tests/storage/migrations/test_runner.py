@@ -362,7 +362,7 @@ class TestFailure:
     async def test_waiting_for_a_busy_sqlite_times_out(
         self, database: Database, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setitem(runner._PATIENCE_SEC, "sqlite", 0.2)
+        monkeypatch.setattr(runner, "WAIT_SEC", 0.2)
         async with database.connect() as writer:
             await writer.execute("BEGIN IMMEDIATE")
             with pytest.raises(SchemaError, match="locked"):

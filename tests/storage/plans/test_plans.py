@@ -42,6 +42,7 @@ PLANS = {  # that look at all of something, or sort it
     ("waits.next_due", "SCAN channel_messages USING INDEX idx_channel_messages_family"): "an index of them only",
     ("delivery.waiting", "USE TEMP B-TREE FOR ORDER BY"): "the subscribers of one channel",
     ("listing.counted", "SCAN found"): "a subquery of as many as are counted",
+    ("listing.counted", "SCAN branch"): "a subquery of as many as are counted",
     ("listing.union", "SCAN branch"): "a subquery of one page",
     ("locks.sweep", "SCAN stale"): "a subquery of one page",
     ("outbox.ahead", "SCAN claimed"): "a subquery of one row",
@@ -59,7 +60,7 @@ FRAGMENTS = {  # put together to statements that are measured
     "instances.resumable_named",
     *(f"listing.{name}" for name in ("select", "in_any_state", "in_one_state", "started_after", "started_before")),
     *(f"listing.{name}" for name in ("after", "workflow_name", "instance_id", "input", "order")),
-    *(f"listing.{name}" for name in ("of_one_workflow", "branch", "count", "counted")),
+    *(f"listing.{name}" for name in ("of_one_workflow", "branch", "one", "up_to", "count")),
 }
 RARE = {"channels.claimant", "channels.key", "channels.named"}  # after a race or a lost answer; each by a unique key
 ONLY_ON = {  # where the others need more statements, or fewer

@@ -7,19 +7,16 @@ from datetime import UTC, datetime, timedelta
 from operator import itemgetter
 from typing import NamedTuple, Protocol, Self
 
+from perdure.database.dialects.error_codes import ErrorCodes
 from perdure.database.dialects.features import Features
 from perdure.database.statements import Shape, Statement
-from perdure.errors import InvalidJSONPathError
 
-PATH_MAX = 255
-PATH_KEYS_MAX = 30  # MariaDB's maximum depth
 RENDERED_MAX = 1000  # far above the fixed statements; listing composes some of its own
 
 _PIECE = re.compile(r"\{(\w+)(?:\((.*?)\))?\}", re.DOTALL)
 _TABLE = re.compile(r"\{\.(\w+)\}")
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z_]\w*)")
 _READS = re.compile(r"\s*(SELECT|WITH|VALUES|SHOW)\b|\bRETURNING\b")
-_PATH = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*")
 
 
 class Driver(Protocol):
@@ -87,6 +84,7 @@ class Rendering:
     name = ""
     mark = "?"
     features: Features
+    error_codes: ErrorCodes
 
     def __init__(self, clock_shift: timedelta = timedelta(0)) -> None:
         self._rendered: dict[Statement, Rendered] = {}
@@ -235,20 +233,6 @@ class Rendering:
 
 def _split(columns: str) -> Sequence[str]:
     return [column.strip() for column in columns.split(",")]
-
-
-def json_keys(path: str) -> list[str]:
-    """Return the keys of a path: identifiers joined by dots, so that the path may be part of a statement's text."""
-    if not isinstance(path, str):
-        raise InvalidJSONPathError(f"a JSON path must be a str, not {type(path).__name__}")
-    if not _PATH.fullmatch(path):
-        raise InvalidJSONPathError(f"the JSON path {path[:40]!r} is invalid: write identifiers joined by dots")
-    keys = path.split(".")
-    if len(path) > PATH_MAX or len(keys) > PATH_KEYS_MAX:
-        raise InvalidJSONPathError(
-            f"the JSON path {path[:40]!r} is too long: at most {PATH_KEYS_MAX} keys and {PATH_MAX} characters"
-        )
-    return keys
 
 
 def naive_utc(value: datetime) -> datetime:

@@ -15,9 +15,11 @@ from string import ascii_uppercase
 from types import NoneType
 from typing import Any
 
-from perdure.database.dialects.base import Bare, Now, Part, Rendering, json_keys, naive_utc
+from perdure.database.dialects.base import Bare, Now, Part, Rendering, naive_utc
+from perdure.database.dialects.error_codes import ErrorCodes
 from perdure.database.dialects.features import Features
 from perdure.errors import LimitError
+from perdure.model.json_paths import filter_keys
 
 DEPTH_MAX = 100
 LARGE = 1 << 20  # larger values are sent as base64: a third more, where escapes or hexadecimal digits can double them
@@ -39,6 +41,10 @@ class MySQLDriver(Rendering):
         notifications=False,
         schemas=False,
         transactional_ddl=False,
+    )
+    error_codes = ErrorCodes(
+        unreadable=frozenset({1146, 1054, 1142}),
+        repeated={"add column": 1060, "create index": 1061, "drop index": 1091, "insert": 1062},
     )
 
     def render(self, template: str) -> Part:
@@ -122,7 +128,7 @@ def _if_readable(column: str, result: str, otherwise: str) -> str:
 
 
 def _path(path: str) -> str:
-    return "'$" + "".join(f'."{key}"' for key in json_keys(path)) + "'"
+    return "'$" + "".join(f'."{key}"' for key in filter_keys(path)) + "'"
 
 
 def literal(value: object) -> str:

@@ -5,8 +5,10 @@ import math
 from datetime import datetime, timedelta
 from decimal import Decimal
 
-from perdure.database.dialects.base import Rendering, json_keys, naive_utc
+from perdure.database.dialects.base import Rendering, naive_utc
+from perdure.database.dialects.error_codes import ErrorCodes
 from perdure.database.dialects.features import Features
+from perdure.model.json_paths import filter_keys
 
 
 class PostgresDriver(Rendering):
@@ -25,6 +27,10 @@ class PostgresDriver(Rendering):
         notifications=True,
         schemas=True,
         transactional_ddl=True,
+    )
+    error_codes = ErrorCodes(
+        unreadable=frozenset({"42P01", "42703", "42501", "3F000"}),
+        collisions=frozenset({"40P01", "40001", "23505", "42P07", "42P06"}),
     )
 
     def __init__(self, clock_shift: timedelta = timedelta(0), schema: str = "") -> None:
@@ -52,7 +58,7 @@ class PostgresDriver(Rendering):
         return f"({now} + interval '{self.clock_shift.total_seconds():.6f} seconds')"
 
     def json_extract(self, column: str, path: str) -> str:
-        return "(" + " -> ".join([self._json(column), *(f"'{key}'" for key in json_keys(path))]) + ")"
+        return "(" + " -> ".join([self._json(column), *(f"'{key}'" for key in filter_keys(path))]) + ")"
 
     def _json(self, column: str) -> str:
         return f"{self.qualified('perdure_json')}({column})"

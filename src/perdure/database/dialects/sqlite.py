@@ -4,8 +4,10 @@ import json
 import math
 from datetime import datetime
 
-from perdure.database.dialects.base import Rendering, json_keys, naive_utc
+from perdure.database.dialects.base import Rendering, naive_utc
+from perdure.database.dialects.error_codes import ErrorCodes
 from perdure.database.dialects.features import Features
+from perdure.model.json_paths import filter_keys
 
 # Text is prefixed with a quotation mark; true, false and null are words; numbers are REAL. So no two types are equal.
 _VALUE = (
@@ -30,6 +32,7 @@ class SQLiteDriver(Rendering):
         schemas=False,
         transactional_ddl=True,
     )
+    error_codes = ErrorCodes(unreadable=frozenset({1}), collisions=frozenset({5, 6}))
 
     def get_current_time_expr(self) -> str:
         return self._time("'now'")
@@ -39,14 +42,14 @@ class SQLiteDriver(Rendering):
 
     def json_extract(self, column: str, path: str) -> str:
         # Through json_each, because the last of two equal keys applies, and a key may be written with escapes.
-        keys = json_keys(path)
+        keys = filter_keys(path)
         names = [f"k{n}" for n in range(len(keys))]
         inner = [f"CASE {name}.type WHEN 'object' THEN {name}.value END" for name in names[:-1]]
         sources = [f"CASE WHEN json_valid({column}) THEN {column} END", *inner]
         steps = ", ".join(f"json_each({source}) {name}" for source, name in zip(sources, names, strict=True))
         found = " AND ".join(f"{name}.key = '{key}'" for name, key in zip(names, keys, strict=True))
         last = ", ".join(f"{name}.id DESC" for name in names)
-        # The keys are identifiers: `json_keys` accepts nothing else.
+        # The keys are identifiers: `filter_keys` accepts nothing else.
         return f"(SELECT {_VALUE.format(names[-1])} FROM {steps} WHERE {found} ORDER BY {last} LIMIT 1)"  # nosec B608
 
     def json_compare(self, extract_expr: str, value: object, placeholder_num: int) -> tuple[str, list[object]]:

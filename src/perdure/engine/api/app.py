@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from perdure.engine.api.client import Client
+from perdure.engine.api.database import blocks_writers
 from perdure.engine.api.workflow import Workflow
 from perdure.engine.execution.clock import steady
 from perdure.engine.replay.definitions import WORKFLOWS, WorkflowDefinition
@@ -104,7 +105,7 @@ class App(Client):
         if self._publisher is not None:
             relay = Relay(self._opened, self._publisher, self.worker_id)
             self.outbox_stored = relay.wake
-        if self.dialect() != "sqlite":  # where a transaction does not block all other writers
+        if not blocks_writers(self._opened):
             settings = replace(settings, transaction_sec=None)
         self._worker = Worker(
             self._opened,

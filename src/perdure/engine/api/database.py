@@ -37,6 +37,11 @@ class Database:
         return self.url if self.idle_sec is None else limit_idle_transactions(self.url, self.idle_sec)
 
 
+def blocks_writers(storage: Storage) -> bool:
+    """Return whether an open transaction of this storage blocks all other writers."""
+    return isinstance(storage, SQLStorage) and not storage.features.row_locks
+
+
 @asynccontextmanager
 async def _borrowed(storage: Storage) -> AsyncIterator[Storage]:
     yield storage

@@ -1,4 +1,4 @@
-"""The end of a run: it completes, fails, or recurs.
+"""The end of a run: it completes, fails, recurs, or ends after its rollback.
 
 Everything before the end is durable by then. The commit that ends a child also sends its outcome to its parent.
 """
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from perdure import hooks
 from perdure.engine.execution import children
 from perdure.engine.execution.interfaces import End
+from perdure.engine.history.codec import encode
 from perdure.engine.history.failures import BODY, encode_failure
 from perdure.engine.history.records import Parent, RunFailed, row_of
 from perdure.engine.replay.body import Recur
@@ -19,6 +20,7 @@ from perdure.model import limits
 from perdure.model.states import WorkflowStatus
 
 if TYPE_CHECKING:
+    from perdure.engine.execution.rollback import Rollback
     from perdure.engine.execution.run import Run
 
 
@@ -107,6 +109,25 @@ async def fail(run: "Run", error: BaseException, status: WorkflowStatus = Workfl
         await storage.update_instance_status(run.id, status, lease=run.lease)
     if status is WorkflowStatus.FAILED:
         run.host.happened(failed_event(run.about(), failure, run.age()))
+
+
+async def finish_rollback(run: "Rollback") -> End:
+    """End the run as failed or cancelled; a cancellation that was acknowledged counts, however late it came."""
+    storage, history, cause = run.host.storage, run.history, run.history.cause
+    async with storage.transaction():
+        held = WorkflowStatus.COMPENSATING  # unchanged, but this locks the row against a concurrent cancellation
+        await storage.update_instance_status(run.id, held, lease=history.lease)
+        await history.catch_up()
+        status = WorkflowStatus.CANCELLED if cause.cancelled else WorkflowStatus.FAILED
+        if history.parent is not None:
+            end = children.was_cancelled(cause.error) if cause.cancelled else children.failed(encode(cause.failure))
+            await children.tell(storage, history.parent, end, run.id)
+        await storage.update_instance_status(run.id, status, lease=history.lease)
+    if cause.cancelled:
+        run.host.happened(hooks.RunCancelled(*run.about(), cause.error, run.age()))
+        return End.CANCELLED
+    run.host.happened(failed_event(run.about(), cause.failure, run.age()))
+    return End.FAILED
 
 
 def _failed_step(run: "Run", error: BaseException) -> dict[str, object]:

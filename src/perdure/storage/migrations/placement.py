@@ -41,21 +41,21 @@ class Session(Protocol):
     async def fetch(self, sql: str, /) -> list[tuple[object, ...]]: ...
 
 
-async def find_schema(session: Reader) -> str:
-    """Return PostgreSQL's schema that has our tables or will have them, if the URL names none."""
-    with schema_errors("postgresql"):
-        columns = tables("postgresql")[ANCHOR]
+async def find_schema(session: Reader, dialect: str) -> str:
+    """Return the schema that has our tables or will have them, if the URL names none."""
+    with schema_errors(dialect):
+        columns = tables(dialect)[ANCHOR]
         about = {"anchor": ANCHOR, "schema": SCHEMA, "columns": columns, "count": len(columns)}
-        rows = await session.fetch(render("schemas", "postgresql", **about))
+        rows = await session.fetch(render("schemas", dialect, **about))
         return str(rows[0][0]) if rows else SCHEMA
 
 
-async def require_schema(session: Session, schema: str) -> None:
-    """Create PostgreSQL's schema if it does not exist; raise `SchemaError` without the privileges."""
-    ((role, database, may_create, may_use),) = await session.fetch(render("rights", "postgresql", schema=schema))
+async def require_schema(session: Session, dialect: str, schema: str) -> None:
+    """Create the schema if it does not exist; raise `SchemaError` without the privileges."""
+    ((role, database, may_create, may_use),) = await session.fetch(render("rights", dialect, schema=schema))
     name = quoted(schema)
     if may_use is None and may_create:
-        await session.execute(render("create_schema", "postgresql", schema=name))
+        await session.execute(render("create_schema", dialect, schema=name))
     elif may_use is None:
         raise SchemaError(
             f"the schema {schema!r} does not exist in the database {database!r}, and the role {role!r} lacks the "

@@ -39,24 +39,16 @@ from perdure.storage.migrations.statements import literal, render, render_all
 
 WAIT_SEC = 60.0  # for another process's migration, and for each lock on a table that is in use
 
-# No such table, another tool's without our column, or one without the privilege to read it.
-_NO_LEDGER: dict[str, set[object]] = {
-    "sqlite": {1},
-    "postgresql": {"42P01", "42703", "42501", "3F000"},
-    "mysql": {1146, 1054, 1142},
+# Where writers queue for the tables, a collision is solved soon; otherwise the runner itself has to wait its turn.
+QUEUED_SEC = 5.0
+
+# The statements of migrations that may have taken effect before, by their kind in `ErrorCodes.repeated`.
+_REPEATABLE = {
+    "add column": re.compile(r"ALTER TABLE \w+ ADD COLUMN "),
+    "create index": re.compile(r"CREATE INDEX "),
+    "drop index": re.compile(r"DROP INDEX "),
+    "insert": re.compile(r"INSERT INTO (?:perdure_)?schema_migrations "),
 }
-
-# A conflict with another process: busy, deadlock, or Edda or Romancy creating the same tables without the lock.
-_COLLISIONS: dict[str, set[object]] = {"sqlite": {5, 6}, "postgresql": {"40P01", "40001", "23505", "42P07", "42P06"}}
-_PATIENCE_SEC = {"sqlite": WAIT_SEC, "postgresql": 5.0}  # SQLite has no queue to wait in
-
-# The one error of a MySQL statement which shows that it took effect before.
-_DONE = (
-    (re.compile(r"ALTER TABLE \w+ ADD COLUMN "), 1060),
-    (re.compile(r"CREATE INDEX "), 1061),
-    (re.compile(r"DROP INDEX "), 1091),
-    (re.compile(r"INSERT INTO (?:perdure_)?schema_migrations "), 1062),
-)
 
 
 async def migrate(session: Session, dialect: str, schema: str = "") -> list[str]:
@@ -66,7 +58,7 @@ async def migrate(session: Session, dialect: str, schema: str = "") -> list[str]
     cause, if another process holds the lock for too long, or if a table with one of our names is not ours.
     """
     if features_of(dialect).schemas and not schema:
-        schema = await find_schema(session)
+        schema = await find_schema(session, dialect)
     run = _migrate_at_once if features_of(dialect).transactional_ddl else _migrate_by_statement
     with schema_errors(dialect):
         return [] if await is_current(session, dialect, schema) else await run(session, dialect, schema)
@@ -83,7 +75,7 @@ async def missing(database: Reader, dialect: str, schema: str) -> list[str]:
 async def reset(session: Session, dialect: str, schema: str = "") -> None:
     """Drop all tables, those of Edda and Romancy too, and the ledger, with every row; for tests."""
     if features_of(dialect).schemas and not schema:
-        schema = await find_schema(session)
+        schema = await find_schema(session, dialect)
     found = await existing_tables(session, dialect, schema)
     check_tables(found, dialect, schema)
     for table in [await choose_ledger(session, dialect, schema, found), *reversed(tables(dialect))]:
@@ -91,7 +83,7 @@ async def reset(session: Session, dialect: str, schema: str = "") -> None:
 
 
 async def _migrate_at_once(session: Session, dialect: str, schema: str) -> list[str]:
-    deadline = time.monotonic() + _PATIENCE_SEC[dialect]
+    deadline = time.monotonic() + (QUEUED_SEC if features_of(dialect).row_locks else WAIT_SEC)
     opening = render_all("begin", dialect, wait=f"{WAIT_SEC:.0f}s")
     if features_of(dialect).schemas:
         opening.append(render("lock", dialect, key=_lock_key(schema)))
@@ -99,7 +91,7 @@ async def _migrate_at_once(session: Session, dialect: str, schema: str) -> list[
         try:
             async with _transaction(session, dialect, opening):
                 if features_of(dialect).schemas:
-                    await require_schema(session, schema)
+                    await require_schema(session, dialect, schema)
                     await session.execute(render("use_schema", dialect, schema=quoted(schema)))
                 return await _apply_missing(session, dialect, schema)
         except Exception as error:
@@ -184,17 +176,20 @@ async def is_current(database: Reader, dialect: str, schema: str) -> bool:
             if not set(versions(dialect)) - await recorded_versions(database, dialect, ledger, schema):
                 return True
         except Exception as error:
-            if _code(error, dialect) not in _NO_LEDGER[dialect] and not _collided(error, dialect):
+            unreadable = DRIVERS[dialect].error_codes.unreadable  # there is no ledger, or it is another tool's
+            if _code(error, dialect) not in unreadable and not _collided(error, dialect):
                 raise
     return False
 
 
 def _done_before(statement: str, error: Exception, dialect: str) -> bool:
-    return any(kind.match(statement) and _code(error, dialect) == number for kind, number in _DONE)
+    code, repeated = _code(error, dialect), DRIVERS[dialect].error_codes.repeated
+    return any(code == repeated[kind] and _REPEATABLE[kind].match(statement) for kind in repeated)
 
 
 def _collided(error: Exception, dialect: str) -> bool:
-    return _code(error, dialect) in _COLLISIONS.get(dialect, ())
+    """Return whether another process was in the way, such as Edda or Romancy creating the tables without the lock."""
+    return _code(error, dialect) in DRIVERS[dialect].error_codes.collisions
 
 
 def _code(error: Exception, dialect: str) -> object:

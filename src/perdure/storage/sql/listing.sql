@@ -57,13 +57,18 @@ ORDER BY started_at DESC, {ordinal(instance_id)} DESC LIMIT :limit
 SELECT * FROM (
 :page) branch
 
--- count -> number
--- Begin a count of the instances of all pages, up to a limit; the same conditions and `counted` follow.
-SELECT count(*) FROM (SELECT 1
+-- one -> found
+-- Begin the rows of a count, which has no order; the same conditions and `up_to` follow.
+SELECT 1 AS found
 
--- counted
--- Limit the count.
-LIMIT :limit) found
+-- up_to
+-- Limit the rows of a count, those of each state and those of a union.
+LIMIT :limit
+
+-- count -> number
+-- Count rows: of one state, or of a union of several, which are read at the same moment.
+SELECT count(*) FROM (
+:rows) found
 
 -- workflow -> workflow_name
 -- Return the next workflow of own instances: one index lookup, without reading every row.
