@@ -558,8 +558,9 @@ async def blocked(backend: PostgresBackend, admin: asyncpg.Connection) -> AsyncI
 
 
 async def test_uncommitted_write_is_retried_after_a_lost_connection(
-    backend: PostgresBackend, blocked: asyncpg.Connection
+    backend: PostgresBackend, blocked: asyncpg.Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.DEBUG, "perdure.storage")
     task = asyncio.create_task(write(backend, S["add"](name="a", n=1), S["get"](name="a")))
     parts = asyncio.create_task(write(backend, S["add_two"](name="a", other="b", n=1), single=True))
     await until(blocked, "count(*) FILTER (WHERE wait_event_type = 'Lock') = 2")
@@ -568,6 +569,7 @@ async def test_uncommitted_write_is_retried_after_a_lost_connection(
     assert (await task)[0] == 1
     assert await parts == [(1, 1)]
     assert await read(backend, S["get"](name="a")) == [("a", 2)]
+    assert sum(record.message.startswith("a write failed and is retried: ") for record in caplog.records) == 2
 
 
 async def test_commit_with_a_lost_reply_is_unknown(backend: PostgresBackend, blocked: asyncpg.Connection) -> None:

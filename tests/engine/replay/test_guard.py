@@ -558,6 +558,23 @@ def test_body_that_swallows_its_eviction_a_few_times_ends_without_a_log_message(
     assert not caplog.records
 
 
+def test_error_of_a_body_that_is_closed_by_force_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async def fails_when_closed() -> None:
+        while True:
+            try:
+                await work("x")
+            except GeneratorExit:
+                raise ValueError("the clean-up failed") from None
+            except BaseException:
+                continue
+
+    live(version(fails_when_closed, "guard.fails_when_closed")).body.evict()
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert "run run-1 (guard.fails_when_closed)" in record.getMessage()
+    assert "ValueError('the clean-up failed')" in record.getMessage()
+
+
 @workflow(name="guard.stubborn")
 async def stubborn() -> None:
     while True:

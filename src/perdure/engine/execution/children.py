@@ -72,7 +72,7 @@ def cancelling(instance_id: str, reason: str) -> "Effect":
     """Return the effect that cancels a child, unless it has ended."""
 
     async def write(storage: Storage, lease: Lease) -> None:
-        with suppress(WorkflowNotCancellableError):
+        with suppress(WorkflowNotCancellableError):  # it has ended
             await storage.cancel_instance(instance_id, reason, compensate=True)
 
     return write
@@ -152,7 +152,7 @@ async def _cancel(run: "Run | Rollback", children: Sequence[str], reason: str) -
         try:
             async with storage.transaction():
                 for child in children:
-                    with suppress(WorkflowNotCancellableError):
+                    with suppress(WorkflowNotCancellableError):  # it has ended
                         await storage.cancel_instance(child, reason, compensate=True)
             return
         except StorageError as error:  # a deadlock, for example: the storage retries single statements
@@ -165,5 +165,5 @@ async def _cancel(run: "Run | Rollback", children: Sequence[str], reason: str) -
                 extra={"run_id": run.id, "workflow": run.workflow.name, "reason": str(error)},
             )
     for child in children:
-        with suppress(WorkflowNotCancellableError):
+        with suppress(WorkflowNotCancellableError):  # it has ended
             await storage.cancel_instance(child, reason, compensate=True)

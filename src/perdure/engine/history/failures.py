@@ -97,7 +97,7 @@ def _path(kind: type) -> str:
 def _message(error: BaseException) -> str:
     try:
         return str(error)
-    except Exception:
+    except Exception:  # the class's own `__str__` fails: the text says so
         return f"<{type(error).__qualname__} whose message cannot be read>"
 
 
@@ -106,7 +106,7 @@ def _stack_trace(error: BaseException) -> str:
         return error.stack_trace
     try:
         return "".join(traceback.format_exception(error))
-    except Exception:
+    except Exception:  # the class's own `__str__` fails, which the recorded message says
         return ""
 
 
@@ -176,7 +176,7 @@ def _made(kind: type[BaseException], args: Sequence[Any]) -> Exception | None:
     try:
         made = kind(*args)
         same = type(made) is kind and encode(list(_args(made))) == encode(list(args))
-    except Exception:
+    except Exception:  # the class takes other arguments: None says so
         return None
     return made if same else None
 
@@ -188,7 +188,7 @@ def _rebuilt(kind: type[BaseException], args: Sequence[Any], attributes: Mapping
     try:
         made = Exception.__new__(kind, *args)  # raises for classes with their own memory layout
         made.__dict__.update(attributes)
-    except Exception:
+    except Exception:  # None says so; such an error is raised as a `RecordedError` later
         return None
     return made
 
@@ -199,7 +199,7 @@ def _is_same(error: BaseException, made: Exception | None) -> bool:
         return False
     try:
         return _message(made) == _message(error) and bool(_attributes(made) == _attributes(error))
-    except Exception:
+    except Exception:  # values that cannot be compared count as different
         return False
 
 

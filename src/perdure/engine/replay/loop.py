@@ -124,11 +124,15 @@ class BodyTask(asyncio.Task[T]):
         asyncio.tasks._enter_task(loop, self)
         try:
             self._code_context.run(coro.close)
-        except RuntimeError as error:
-            return "ignored GeneratorExit" not in str(error)
         except BaseException as error:
             if came_by_signal(error):
                 raise
+            if isinstance(error, RuntimeError) and "ignored GeneratorExit" in str(error):
+                return False
+            if isinstance(error, Exception):  # others, such as `RunEvicted`, are how a body ends here
+                loop.call_exception_handler(
+                    {"message": f"a task raised {error!r} when it was removed from memory", "exception": error}
+                )
         finally:
             asyncio.tasks._leave_task(loop, self)
         return True

@@ -69,7 +69,7 @@ class WorkLoop:
                 delay = AGAIN_SEC
             self._slots.end_search(granted)
             await asyncio.sleep(CALM_SEC)
-            with suppress(TimeoutError):
+            with suppress(TimeoutError):  # no notification came: look anyway
                 async with asyncio.timeout(delay):
                     await self._host.work.wait()
 

@@ -104,7 +104,7 @@ async def _migrate_at_once(session: Session, dialect: str, schema: str) -> list[
                 return await _apply_missing(session, dialect, schema)
         except Exception as error:
             if not _collided(error, dialect) or time.monotonic() > deadline:
-                raise
+                raise  # otherwise another process migrates at the same time: try again after it
         await asyncio.sleep(0.05)
 
 
@@ -121,7 +121,7 @@ async def _transaction(session: Session, dialect: str, opening: Sequence[str]) -
         yield
         await session.execute(render("commit", dialect))
     except BaseException:
-        with suppress(Exception):
+        with suppress(Exception):  # the connection may be lost; the first error is the one that matters
             await session.execute(render("roll_back", dialect))
         raise
 
@@ -172,6 +172,7 @@ async def _run(session: Session, dialect: str, version: str, statements: Sequenc
         try:
             await session.execute(statement)
         except Exception as error:
+            # A statement that an interrupted migration has executed before is expected to fail.
             if features_of(dialect).transactional_ddl or not _done_before(statement, error, dialect):
                 error.add_note(f"migration {version}: {statement}")
                 raise
@@ -184,6 +185,7 @@ async def is_current(database: Reader, dialect: str, schema: str) -> bool:
             if not set(versions(dialect)) - await recorded_versions(database, dialect, ledger, schema):
                 return True
         except Exception as error:
+            # No ledger yet, or one that another process creates: then there is something to do.
             if _code(error, dialect) not in _NO_LEDGER[dialect] and not _collided(error, dialect):
                 raise
     return False

@@ -279,7 +279,7 @@ class PostgresBackend(ServerBackend[Any]):
         # After a cancelled statement asyncpg waits for its end before the next, and only then is it known what is open.
         # A statement that was cancelled while being prepared keeps its locks until another statement follows.
         if not connection.is_in_transaction():
-            with suppress(asyncpg.InFailedSQLTransactionError):
+            with suppress(asyncpg.InFailedSQLTransactionError):  # it is open and has failed: it is rolled back below
                 await connection.execute("SELECT 1")
         if connection.is_in_transaction():
             await connection.execute("ROLLBACK")

@@ -1,12 +1,14 @@
 """Run jobs in transactions: many in one commit, each failing by itself."""
 
-import contextlib
+import logging
 import sqlite3
 from typing import Any
 
 from perdure.database.backends.sqlite.errors import translate
 from perdure.database.backends.sqlite.jobs import Job, Outcome
 from perdure.errors import CommitUnknownError, StorageError
+
+log = logging.getLogger("perdure.storage")
 
 
 def commit_together(connection: sqlite3.Connection, jobs: list[Job[Any]], savepoints: bool = False) -> list[Outcome]:
@@ -97,7 +99,14 @@ def _undo(connection: sqlite3.Connection, error: sqlite3.Error) -> StorageError:
 
 
 def roll_back(connection: sqlite3.Connection) -> None:
-    """Roll back and ignore errors: one raised here would end the thread."""
+    """Roll back, and only log an error: one raised here would end the thread."""
     if connection.in_transaction:
-        with contextlib.suppress(sqlite3.Error):
+        try:
             connection.execute("ROLLBACK")
+        except sqlite3.Error as error:
+            log.warning(
+                "a rollback failed, so the SQLite transaction may still be open: %s: %s",
+                type(error).__name__,
+                error,
+                extra={"reason": str(error)},
+            )
