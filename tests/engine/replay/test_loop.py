@@ -685,8 +685,6 @@ async def test_interrupt_leaves_the_host_as_it_was(
 async def test_exit_that_the_body_raises_itself_stays_in_the_body(
     host: Host, error: type[BaseException], in_task: bool
 ) -> None:
-    """A3, A4."""
-
     def leave() -> None:
         raise error
 

@@ -457,7 +457,7 @@ async def _with_state() -> None:
 
 
 def test_set_state_can_be_added_to_the_code_of_a_started_run() -> None:
-    """B14: it took a step's number."""
+    """`set_state` must not use up a step id."""
     rows = [_row("1:replay.greet"), _row("2:replay.greet")]
     first = version(_without_state, "replay.state")
     assert replayed(first, b"{}", rows).body.done
@@ -476,7 +476,7 @@ async def _plain_state() -> None:
 
 
 def test_states_recorded_as_steps_by_earlier_versions_replay() -> None:
-    """B14: there set_state() was a step."""
+    """In those versions `set_state` was a step."""
     rows = [
         _row("~1", "State", b'{"values": {}, "state": "begun"}'),
         _row("2:replay.greet"),

@@ -756,7 +756,6 @@ async def again(number: int) -> str:
 
 @each(ONE_EACH)
 async def test_same_start_of_a_recurred_run_returns_that_run(database: Database, caller: Caller) -> None:
-    """B2."""
     async with App(database.url):
         assert await (await again.options(id="loop").start(1)).result(SOON) == "done"
     await caller.begin()

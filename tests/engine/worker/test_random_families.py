@@ -230,7 +230,6 @@ def _settings(examples: int) -> settings:
 @_settings(EXAMPLES)
 @given(story=STORIES)
 def test_random_families_all_end_on_few_slots(backend: str, backend_database: BackendDatabase, story: Story) -> None:
-    """A6, A7."""
     asyncio.run(play(backend, backend_database, story))
 
 
@@ -240,5 +239,4 @@ def test_random_families_all_end_on_few_slots(backend: str, backend_database: Ba
 def test_random_families_all_end_on_few_slots_of_a_server(
     backend: str, backend_database: BackendDatabase, story: Story
 ) -> None:
-    """A6, A7."""
     asyncio.run(play(backend, backend_database, story))

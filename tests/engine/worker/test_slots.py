@@ -249,7 +249,7 @@ async def all_free(app: App) -> None:
 
 
 async def test_parents_that_race_their_children_do_not_deadlock(shared: Database) -> None:
-    """A6: forty parents end while a child of each still waits."""
+    """Forty parents end while a child of each still waits."""
     async with App(shared.url, max_runs=5) as app:
         handles = await asyncio.gather(*(racing.start(f"{number}") for number in range(40)))
         found = await asyncio.gather(*(handle.result(SOON) for handle in handles))
@@ -340,7 +340,7 @@ async def test_children_that_end_in_another_process_are_noticed(shared: Database
 
 
 async def test_compensations_between_attempts_hold_no_slot(shared: Database) -> None:
-    """A7: `max_runs` sagas are in the pause between two attempts of a compensation."""
+    """As many runs as `max_runs` are in the pause between two attempts of a compensation."""
     async with App(shared.url, max_runs=3) as app:
         for number in range(3):
             await saga.options(id=f"saga-{number}").start(f"{number}")

@@ -74,7 +74,6 @@ def errors(caplog: pytest.LogCaptureFixture, task: str) -> list[logging.LogRecor
 async def test_work_loop_is_restarted(
     database: Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A9."""
     async with App(database.url) as app:
         await waits.options(id="a").start()
         await waiting(app, "a")
@@ -200,7 +199,6 @@ async def test_retention_and_the_relay_are_restarted(
 
 
 async def test_publisher_may_raise_anything(shared: Database) -> None:
-    """A4."""
     tried: list[str] = []
 
     async def publisher(event: OutboxEvent) -> None:
@@ -327,7 +325,6 @@ asyncio.run(App(sys.argv[1]).serve())
 
 
 def test_serve_raises_if_a_background_task_keeps_failing(tmp_path: Path) -> None:
-    """A9."""
     command = [sys.executable, "-c", PROGRAM, f"sqlite:///{tmp_path}/a.db"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert ended.returncode == 1
@@ -361,8 +358,6 @@ async def test_client_reports_its_health(shared: Database) -> None:
 
 
 def test_scheduled_workflow_with_a_required_parameter_is_refused_by_the_decorator() -> None:
-    """A9."""
-
     async def report(day: str, format: str = "pdf") -> None:
         raise AssertionError("never called")
 
@@ -374,8 +369,6 @@ def test_scheduled_workflow_with_a_required_parameter_is_refused_by_the_decorato
 async def test_tick_that_cannot_be_started_does_not_block_other_ticks(
     database: Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A9."""
-
     async def ticking() -> str:
         return "tick"
 
@@ -422,7 +415,6 @@ def _only(signature: Any, instead: Callable[..., bytes]) -> Callable[..., bytes]
 @pytest.mark.guarantee(10)
 @pytest.mark.parametrize("kind", [App, Client])
 async def test_awaited_results_raise_when_the_app_closes(shared: Database, kind: type[Client]) -> None:
-    """B3."""
     async with Client(shared.url) as other:
         await waits.options(id="a").start()
         async with kind(shared.url) as app:
