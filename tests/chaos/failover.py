@@ -23,7 +23,7 @@ from tests.engine.crashes.rig.worker_pool import WorkerPool
 from tests.support.databases import connect_mysql, fetch_mysql
 from tests.support.storages import Database
 
-WORKERS, LANES = 3, 12
+WORKERS, CONCURRENCY = 3, 12
 LEASE_SEC = 3.0  # with three servers beside the workers a heartbeat may starve on two cores
 RESUME_SEC = 2.0
 PRIMARY_SEC = 90.0  # until there is one again
@@ -56,7 +56,7 @@ async def started(cluster: Cluster) -> AsyncIterator[Cluster]:
 
 
 async def fail_over(
-    cluster: Cluster, round_: Round, deaths: Sequence[Death], *, work: int = 100, lanes: int = LANES
+    cluster: Cluster, round_: Round, deaths: Sequence[Death], *, work: int = 100, concurrency: int = CONCURRENCY
 ) -> Outcome:
     """Kill one primary after the other, with so many activities in between."""
     chance, outcome = random.Random(round_.seed), Outcome(0)
@@ -82,7 +82,7 @@ async def fail_over(
         await storage.db().execute(f"CREATE TABLE {PROBE} (id INT PRIMARY KEY, n INT NOT NULL)")
         await storage.db().execute(f"INSERT INTO {PROBE} VALUES (1, 0)")
         spec = WorkerSpec(database.url, str(round_.folder), lease_sec=LEASE_SEC)
-        checker, figures = await under_load(database, spec, chance, harm, workers=WORKERS, lanes=lanes)
+        checker, figures = await under_load(database, spec, chance, harm, workers=WORKERS, concurrency=concurrency)
     return Outcome(outcome.done, outcome.wrong + checker.wrong, figures | outcome.figures)
 
 
@@ -127,7 +127,7 @@ def _url_sec(url: str, *names: str) -> float:
 
 
 async def _first_line(crew: WorkerPool, what: str, since: float, pid: int | None = None) -> float:
-    """When an activity began, or a worker was told of a commit, for the first time since; of one worker, if named."""
+    """When an activity began, or a worker learned of a commit, for the first time since; of one worker, if named."""
 
     def fits(line: Line) -> bool:
         return line.at > since and line.what.startswith(what) and pid in (None, line.pid)

@@ -18,8 +18,8 @@ class Wire:
 
     client: asyncio.StreamWriter
     server: asyncio.StreamWriter
-    deaf: bool = False  # what the client says gets nowhere
-    mute: bool = False  # what the server says gets nowhere
+    drops_requests: bool = False  # what the client says gets nowhere
+    drops_replies: bool = False  # what the server says gets nowhere
     armed: re.Pattern[bytes] | None = None  # the next such request is heard, and its answer gets lost
     unanswered: bool = False
     flowing: asyncio.Event = field(default_factory=asyncio.Event)
@@ -77,7 +77,7 @@ class Proxy:
     async def _forth(self, wire: Wire, reader: asyncio.StreamReader) -> None:
         while said := await reader.read(CHUNK):
             await wire.flowing.wait()
-            if wire.deaf:
+            if wire.drops_requests:
                 continue
             if wire.armed is not None and wire.armed.search(said):
                 wire.unanswered = True
@@ -91,7 +91,7 @@ class Proxy:
             if wire.unanswered:  # it was answered, so it happened
                 self.answers_lost += 1
                 break
-            if not wire.mute:
+            if not wire.drops_replies:
                 wire.client.write(said)
                 await wire.client.drain()
         raise ConnectionResetError
@@ -122,8 +122,8 @@ class Proxy:
     async def half_open(self, chance: random.Random) -> None:
         """One direction falls silent for good, and nobody is told."""
         for wire in self.some(chance):
-            wire.deaf = chance.random() < 0.5
-            wire.mute = not wire.deaf
+            wire.drops_requests = chance.random() < 0.5
+            wire.drops_replies = not wire.drops_requests
 
     async def lose_answers(self, chance: random.Random) -> None:
         """Commits happen whose answers never come."""

@@ -188,7 +188,7 @@ async def until(admin: asyncpg.Connection, condition: str) -> None:
                 return
 
 
-SOMEBODY_WAITS = "count(*) FILTER (WHERE wait_event_type = 'Lock') > 0"
+A_SESSION_WAITS = "count(*) FILTER (WHERE wait_event_type = 'Lock') > 0"
 
 
 # Where the URL leads.
@@ -538,8 +538,8 @@ async def test_commit_of_a_failed_transaction_raises(backend: PostgresBackend) -
 # Lost connections.
 
 
-async def end_whoever_waits(admin: asyncpg.Connection) -> None:
-    await until(admin, SOMEBODY_WAITS)
+async def end_waiting_sessions(admin: asyncpg.Connection) -> None:
+    await until(admin, A_SESSION_WAITS)
     await admin.execute(
         f"SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE {OTHERS} AND wait_event_type = 'Lock'"
     )
@@ -564,7 +564,7 @@ async def test_uncommitted_write_is_retried_after_a_lost_connection(
     task = asyncio.create_task(write(backend, S["add"](name="a", n=1), S["get"](name="a")))
     parts = asyncio.create_task(write(backend, S["add_two"](name="a", other="b", n=1), single=True))
     await until(blocked, "count(*) FILTER (WHERE wait_event_type = 'Lock') = 2")
-    await end_whoever_waits(blocked)
+    await end_waiting_sessions(blocked)
     await blocked.execute("ROLLBACK")
     assert (await task)[0] == 1
     assert await parts == [(1, 1)]
@@ -574,7 +574,7 @@ async def test_uncommitted_write_is_retried_after_a_lost_connection(
 
 async def test_commit_with_a_lost_reply_is_unknown(backend: PostgresBackend, blocked: asyncpg.Connection) -> None:
     task = asyncio.create_task(write(backend, S["add"](name="a", n=1), single=True))
-    await end_whoever_waits(blocked)
+    await end_waiting_sessions(blocked)
     with pytest.raises(CommitUnknownError):
         await task
 
@@ -587,7 +587,7 @@ async def test_commit_with_a_lost_reply_is_confirmed_by_reading(
         return ["found"] if rows else None
 
     task = asyncio.create_task(write(backend, S["add"](name="a", n=1), single=True, confirm=confirm))
-    await end_whoever_waits(blocked)
+    await end_waiting_sessions(blocked)
     assert await task == ["found"]
 
 
@@ -595,7 +595,7 @@ async def test_repeatable_write_is_retried_after_a_lost_reply(
     backend: PostgresBackend, blocked: asyncpg.Connection
 ) -> None:
     task = asyncio.create_task(write(backend, S["add"](name="a", n=1), single=True, repeat=True))
-    await end_whoever_waits(blocked)
+    await end_waiting_sessions(blocked)
     await blocked.execute("ROLLBACK")
     assert await task == [1]
 
@@ -611,7 +611,7 @@ async def test_lost_connection_is_raised_in_a_transaction(
             await storage._run(Work(lambda: calls(S["add"](name="a", n=1)), single=True))
 
     task = asyncio.create_task(work())
-    await end_whoever_waits(blocked)
+    await end_waiting_sessions(blocked)
     with pytest.raises(DatabaseUnavailableError, match="rolled back"):
         await task
     assert await read(backend, S["get"](name="b")) == []
@@ -622,10 +622,10 @@ async def test_server_ends_statements_of_a_disconnected_client(
 ) -> None:
     """A killed worker cannot say so itself; its statement would wait for the lock, and then hold it."""
     task = asyncio.create_task(write(backend, S["add"](name="a", n=1), single=True))
-    await until(blocked, SOMEBODY_WAITS)
+    await until(blocked, A_SESSION_WAITS)
     for connection in list(backend._prepared):
         connection.terminate()
-    await until(blocked, f"NOT ({SOMEBODY_WAITS})")
+    await until(blocked, f"NOT ({A_SESSION_WAITS})")
     with pytest.raises(CommitUnknownError):
         await task
 
@@ -699,7 +699,7 @@ async def test_cancelled_lock_wait_ends_on_the_server(backend: PostgresBackend, 
         in_transaction(),
     ):
         task = asyncio.ensure_future(work)
-        await until(blocked, SOMEBODY_WAITS)
+        await until(blocked, A_SESSION_WAITS)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -766,9 +766,9 @@ async def test_transaction_pooler_is_detected(
 ) -> None:
     caplog.set_level(logging.INFO, "perdure.storage")
     found = await connect(pooled_database)
-    told = await connect(f"{pooled_database}?pooler=transaction")
+    declared = await connect(f"{pooled_database}?pooler=transaction")
     assert found.pooled
-    assert told.pooled
+    assert declared.pooled
     assert sum("is behind a connection pooler" in record.message for record in caplog.records) == 1
     assert not (await connect(pooler.target)).pooled
 

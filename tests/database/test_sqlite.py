@@ -197,7 +197,7 @@ async def test_failed_commit_frees_the_writer(url: str) -> None:
 async def test_savepoint_cancelled_at_its_release_is_not_committed(url: str) -> None:
     """The writer does what it was given, so the level can no longer be undone by itself."""
     async with open_storage(url) as storage:
-        task, told = asyncio.current_task(), list[BaseException]()
+        task, raised = asyncio.current_task(), list[BaseException]()
         assert task is not None
         with pytest.raises(StorageError, match="savepoint"):
             async with storage.transaction():
@@ -206,9 +206,9 @@ async def test_savepoint_cancelled_at_its_release_is_not_committed(url: str) -> 
                         await storage.create_instance(WorkflowInstance("i-1", "wf"))
                         asyncio.get_running_loop().call_soon(task.cancel)
                 except asyncio.CancelledError as error:
-                    told.append(error)
+                    raised.append(error)
                     task.uncancel()
-        assert len(told) == 1
+        assert len(raised) == 1
         assert await storage.get_instance("i-1") is None
         await storage.create_instance(WorkflowInstance("i-2", "wf"))
 

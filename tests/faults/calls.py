@@ -1,7 +1,7 @@
 """Count the calls of a backend to its database, and make a chosen one fail.
 
 A call is one statement that a connection is given, or a connection that is made. What goes wrong is real where it can
-be: the server itself refuses, is told to end the session, or sleeps in place of the statement.
+be: the server itself refuses, ends the session, or sleeps in place of the statement.
 """
 
 import asyncio

@@ -7,7 +7,7 @@ import asyncmy
 
 from tests.faults.calls import HANG_SEC, PATIENCE_SEC, Calls, Kind
 
-_SIGNAL = b"SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = %d, MESSAGE_TEXT = 'as told'"
+_SIGNAL = b"SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = %d, MESSAGE_TEXT = 'injected'"
 _INSTEAD = {
     Kind.BEFORE: _SIGNAL % 1021,
     Kind.CONFLICT: b"ROLLBACK\n;" + _SIGNAL % 1213,
@@ -23,7 +23,7 @@ def watch_mysql(backend: Any, calls: Calls) -> None:
         """The driver has connected, but nobody knows yet."""
         kind = calls.come("connect")
         if kind in (Kind.BEFORE, Kind.CONFLICT, Kind.AFTER):
-            raise asyncmy.errors.OperationalError(2003, "as told")
+            raise asyncmy.errors.OperationalError(2003, "injected")
         if kind is Kind.HANG:
             await asyncio.sleep(HANG_SEC)
             raise TimeoutError

@@ -70,6 +70,6 @@ class _Connection:
 
 
 def _error(kind: Kind) -> sqlite3.OperationalError:
-    error = sqlite3.OperationalError("as told")
+    error = sqlite3.OperationalError("injected")
     error.sqlite_errorname = _NAMES[kind]
     return error

@@ -283,11 +283,11 @@ async def observed(ends: str) -> None:
 @pytest.mark.call("observe")
 @pytest.mark.parametrize("end", ENDS)
 async def test_every_hook_is_called_after_its_commit(database: Database, end: type[HookEvent]) -> None:
-    told: list[type[HookEvent]] = []
+    events: list[type[HookEvent]] = []
     seen: list[WorkflowStatus] = []
 
     async def hook(event: HookEvent) -> None:
-        told.append(type(event))
+        events.append(type(event))
         if type(event) in ENDS:
             seen.append((await app.get(event.run_id).info()).status)
 
@@ -298,11 +298,11 @@ async def test_every_hook_is_called_after_its_commit(database: Database, end: ty
             await handle.cancel()
         else:
             await app.send_event("hooks.go", None, to=handle.id)
-        await until(lambda: end in told)
+        await until(lambda: end in events)
     before = [RunStarted, StepRetrying, RunWaiting, *([] if end is RunCancelled else [RunResumed])]
-    assert [kind for kind in told if kind not in (StepCompleted, StepFailed, end)] == before
-    assert told.count(StepCompleted) >= 1
-    assert told.count(end) == 1
+    assert [kind for kind in events if kind not in (StepCompleted, StepFailed, end)] == before
+    assert events.count(StepCompleted) >= 1
+    assert events.count(end) == 1
     assert seen == [ENDS[end]]
 
 
@@ -361,20 +361,20 @@ async def echo(value: int) -> int:
 
 @pytest.mark.call("observe")
 async def test_hooks_are_not_called_on_replay(sqlite: Database) -> None:
-    told: list[tuple[type[HookEvent], object]] = []
+    events: list[tuple[type[HookEvent], object]] = []
 
     async def slowly(event: HookEvent) -> None:
         await asyncio.sleep(0)
-        told.append((type(event), getattr(event, "step", None)))
+        events.append((type(event), getattr(event, "step", None)))
 
     async with App(sqlite.url, max_cached_runs=0, hooks=[slowly]) as app:
         handle = await packed.options(id="a").start(PARCEL)
         await waiting(app, handle.id)
         await app.send_event("go", None)
         await handle.result(SOON)
-    assert told[0] == (RunStarted, None)
-    assert Counter(told)[StepCompleted, "1:pack"] == 1
-    ends = [kind for kind, _ in told if kind is not StepCompleted]
+    assert events[0] == (RunStarted, None)
+    assert Counter(events)[StepCompleted, "1:pack"] == 1
+    ends = [kind for kind, _ in events if kind is not StepCompleted]
     assert ends == [RunStarted, RunWaiting, RunResumed, RunCompleted]
 
 

@@ -73,14 +73,14 @@ async def composed() -> list[str]:
     async with asyncio.TaskGroup() as group:
         group.create_task(produce("ef"))
         said += [await queue.get(), await queue.get()]
-    branches = {asyncio.create_task(sleep(DAY)), asyncio.create_task(_told())}
+    branches = {asyncio.create_task(sleep(DAY)), asyncio.create_task(_wait_for_message())}
     first, others = await asyncio.wait(branches, return_when=asyncio.FIRST_COMPLETED)
     for branch in others:
         branch.cancel()
     return [*said, *(str(branch.result()) for branch in first)]
 
 
-async def _told() -> str:
+async def _wait_for_message() -> str:
     return str((await wait_event("composition.tell")).data)
 
 

@@ -93,9 +93,9 @@ async def test_concurrent_waits_are_served_in_the_order_of_their_events(database
         await until(right_came)
         await app.publish("left", 2)
         found = await handle.result(SOON)
-        told = {"3.1:receive": "left 2", "4.1:receive": "right 1", "5.1:timer": "clock"}
-        assert sorted(found) == sorted(told.values())
-        assert found == [told[id] for id in (await rows(app, "a"))[2:]]
+        expected = {"3.1:receive": "left 2", "4.1:receive": "right 1", "5.1:timer": "clock"}
+        assert sorted(found) == sorted(expected.values())
+        assert found == [expected[id] for id in (await rows(app, "a"))[2:]]
         entries = seen.count("entered")
         assert entries == 1 if resident else entries > 1
 

@@ -127,7 +127,7 @@ async def _has_rows(app: App, id: str, count: int) -> bool:
     return len(await rows_of(app, id)) >= count
 
 
-@workflow(name="waits.deaf")
+@workflow(name="waits.unmoved")
 async def unmoved() -> int:
     return int((await wait_event("waits.noise", where={"mine": True})).data["n"])
 

@@ -56,8 +56,8 @@ def forget() -> None:
     gates.clear()
 
 
-class Rude(BaseException):
-    """Nobody's error."""
+class UnusualError(BaseException):
+    """An error that derives from `BaseException` only."""
 
 
 def leave(how: str) -> None:
@@ -67,7 +67,7 @@ def leave(how: str) -> None:
     if how == "group":
         raise BaseExceptionGroup("several", [SystemExit(1), ValueError("and this")])
     kinds = {"interrupt": KeyboardInterrupt, "generator": GeneratorExit, "cancelled": asyncio.CancelledError}
-    raise kinds.get(how, Rude)(how)
+    raise kinds.get(how, UnusualError)(how)
 
 
 WAYS = {
@@ -76,7 +76,7 @@ WAYS = {
     "generator": "builtins.GeneratorExit",
     "cancelled": "asyncio.exceptions.CancelledError",
     "group": "builtins.BaseExceptionGroup",
-    "rude": "tests.engine.replay.test_guard.Rude",
+    "rude": "tests.engine.replay.test_guard.UnusualError",
 }
 
 
@@ -276,9 +276,9 @@ async def test_any_exception_in_a_hook_is_logged(
 
     async with beside(database.url, hooks=[plain, later]):
         assert await (await calls.start("plain", "rude")).result(SOON) == WAYS["rude"]
-    told = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
-    assert any("plain failed on RunStarted" in text for text in told)
-    assert any("later failed on RunStarted" in text for text in told)
+    messages = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert any("plain failed on RunStarted" in text for text in messages)
+    assert any("later failed on RunStarted" in text for text in messages)
 
 
 # Signals.

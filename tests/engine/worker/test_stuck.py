@@ -214,8 +214,8 @@ async def test_deaths_are_counted_across_back_offs(database: Database, caplog: p
         assert found.stuck is not None
         assert found.stuck.next_retry_at is not None
         assert 0.7 * 8 < (found.stuck.next_retry_at - row.locked_at).total_seconds() < 1.3 * 8
-    told = [record.getMessage() for record in caplog.records if "stuck after" in record.getMessage()]
-    assert [text.partition(" without")[0] for text in told] == ["run a (stuck.quiet) is stuck after 9 tries"]
+    messages = [record.getMessage() for record in caplog.records if "stuck after" in record.getMessage()]
+    assert [text.partition(" without")[0] for text in messages] == ["run a (stuck.quiet) is stuck after 9 tries"]
 
 
 # What is listed.

@@ -88,9 +88,9 @@ async def test_work_loop_is_restarted(
         assert health.database
         (found,) = [each for each in health.tasks if each.name == "work loop"]
         assert (found.alive, found.restarts, found.last_error) == (True, 3, "Broken: on purpose")
-    told = errors(caplog, "work loop")
-    assert len(told) == 3
-    assert all(record.exc_info is not None for record in told)
+    logged = errors(caplog, "work loop")
+    assert len(logged) == 3
+    assert all(record.exc_info is not None for record in logged)
 
 
 def _health_of(app: Client, name: str) -> supervision.TaskHealth:
@@ -394,9 +394,9 @@ async def test_tick_that_cannot_be_started_does_not_block_other_ticks(
         await until(has_ticked)
         assert await (await says.start("still here")).result(SOON) == "still here"
         assert (await app.health()).ok
-    told = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
-    assert len(told) == 1
-    assert "the scheduled workflow supervision.bad could not be started" in told[0]
+    logged = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert len(logged) == 1
+    assert "the scheduled workflow supervision.bad could not be started" in logged[0]
 
 
 def _only(signature: Any, instead: Callable[..., bytes]) -> Callable[..., bytes]:

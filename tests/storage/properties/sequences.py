@@ -70,7 +70,7 @@ def sequence(rng: Random, longest: int = LONGEST) -> list[Step]:
             operation, make = rng.choice(list(rng.choice(aggregates).items()))
             steps.append(Step(operation, make(rng)))
     workers = rng.randint(1, WORKERS)
-    return in_turn([_by_somebody(rng, step, workers) for step in steps])
+    return in_turn([_by_any_worker(rng, step, workers) for step in steps])
 
 
 # Operations of one commit each, whose answer is whole: at once they must look as if one came after the other.
@@ -142,7 +142,7 @@ def _about(step: Step, instance_id: str, channel: str) -> Step:
     return replace(step, arguments={name: moved(name, value) for name, value in step.arguments.items()})
 
 
-def _by_somebody(rng: Random, step: Step, workers: int) -> Step:
+def _by_any_worker(rng: Random, step: Step, workers: int) -> Step:
     """The worker of a step: mostly the first, so that transactions get somewhere; those that look are anybody."""
     others = is_harmless(step) or not rng.randrange(3)
     return replace(step, worker=rng.randrange(workers) if others else 0)

@@ -134,6 +134,6 @@ def brief(value: Any) -> str:
     if is_dataclass(value) and not isinstance(value, type):
         given = {field.name: getattr(value, field.name) for field in fields(value)}
         usual = {field.name: field.default for field in fields(value) if field.default is not MISSING}
-        told = [f"{key}={brief(item)}" for key, item in given.items() if key not in usual or usual[key] != item]
-        return f"{type(value).__name__}({', '.join(told)})"
+        shown = [f"{key}={brief(item)}" for key, item in given.items() if key not in usual or usual[key] != item]
+        return f"{type(value).__name__}({', '.join(shown)})"
     return repr(value)

@@ -66,7 +66,7 @@ def shift(off_sec: float) -> None:
     vars(time).update(time=clock.time, time_ns=clock.time_ns)
 
 
-def deafen(storage: SQLStorage | None = None) -> None:
+def block_notifications(storage: SQLStorage | None = None) -> None:
     """Let no notification come, to one storage or to any in this process."""
 
     async def silence(*_: object) -> AsyncIterator[WakeUp]:

@@ -21,7 +21,7 @@ from typing import Any, Self, TextIO
 
 from perdure import App
 from perdure.database.backends import mysql, postgres, sqlite
-from tests.engine.crashes.rig.clocks import deafen, shift
+from tests.engine.crashes.rig.clocks import block_notifications, shift
 from tests.engine.crashes.rig.effect_log import EFFECTS
 from tests.engine.crashes.rig.workflows import GATES, MIX, PROBE
 
@@ -41,7 +41,7 @@ class WorkerSpec:
     probe: int | None = None
     lease_sec: float = LEASE_SEC
     clock_off_sec: float = 0.0  # of a pool of workers: at most, to either side
-    deaf: bool = False
+    without_notifications: bool = False
 
 
 class ForkServer:
@@ -132,8 +132,8 @@ def _be_worker(spec: WorkerSpec) -> None:
         EFFECTS.open(folder / "effects")
         if spec.clock_off_sec:
             shift(spec.clock_off_sec)
-        if spec.deaf:
-            deafen()
+        if spec.without_notifications:
+            block_notifications()
         asyncio.run(_serve(spec))
         code = 0
     except BaseException:
