@@ -537,7 +537,7 @@ async def test_slots_are_granted_in_the_order_of_requests() -> None:
         await counter.take()
         order.append(number)
         await asyncio.sleep(0)
-        counter.give()
+        counter.release()
 
     tasks = [asyncio.create_task(ask(number)) for number in range(5)]
     await asyncio.sleep(0)
@@ -561,7 +561,7 @@ async def test_search_for_runs_takes_its_turn_for_a_slot() -> None:
     held.rest()
     await first
     assert not woken
-    counter.give()
+    counter.release()
     assert woken == ["woken"]
     assert counter.searching is granted
     assert not later.done()
@@ -570,7 +570,7 @@ async def test_search_for_runs_takes_its_turn_for_a_slot() -> None:
     assert (counter.taken, counter.waiting) == (1, 1)
     slot.rest()
     await later
-    counter.give()
+    counter.release()
     assert (counter.taken, counter.waiting) == (0, 0)
 
 
@@ -595,7 +595,7 @@ async def test_slot_granted_to_a_run_that_is_being_cancelled_is_not_lost() -> No
     cancelled.cancel()
     await next_one
     assert cancelled.cancelled()
-    counter.give()
+    counter.release()
     assert (counter.taken, counter.waiting) == (0, 0)
 
 

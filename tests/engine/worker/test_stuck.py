@@ -381,5 +381,5 @@ async def test_stuck_runs_are_paged_and_filtered(database: Database) -> None:
         assert first.stuck is not None
         assert (first.stuck.reason, first.attempts) == ("ValueError: 0", 1)
         assert first.stuck.next_retry_at is not None
-        with pytest.raises(InvalidPageTokenError, match="give back next_token as it was"):
+        with pytest.raises(InvalidPageTokenError, match="pass next_token unchanged"):
             await client.runs(stuck=True).page(2, "rubbish")

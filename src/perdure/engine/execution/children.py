@@ -123,7 +123,7 @@ def was_cancelled(reason: str) -> bytes:
     return b'{"status": "cancelled", "reason": ' + encode(reason) + b"}"
 
 
-async def tell(storage: Storage, parent: Parent, end: bytes, child: str) -> None:
+async def notify_parent(storage: Storage, parent: Parent, end: bytes, child: str) -> None:
     """Send the outcome of a child to its parent, in the commit that ends the child; a repeated call changes nothing."""
     channel = f"{parent.channel}:{parent.run_id}"
     await storage.publish_to_channel(channel, end, message_id=f"{child}:end", source="perdure")

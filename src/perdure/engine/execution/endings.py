@@ -86,7 +86,7 @@ async def _complete_child(run: "Run", parent: Parent, output: bytes) -> None:
     storage = run.host.storage
     end = children.completed(output)
     async with storage.transaction():
-        await children.tell(storage, parent, end, run.id)
+        await children.notify_parent(storage, parent, end, run.id)
         await storage.complete_and_release(run.lease, output)
 
 
@@ -102,7 +102,7 @@ async def fail(run: "Run", error: BaseException, status: WorkflowStatus = Workfl
     run.ending = status is WorkflowStatus.FAILED
     async with storage.transaction():
         if run.parent is not None and status is WorkflowStatus.FAILED:
-            await children.tell(storage, run.parent, children.failed(failed.data()), run.id)
+            await children.notify_parent(storage, run.parent, children.failed(failed.data()), run.id)
         await storage.append_history(row_of(run.id, failed), lease=run.lease)
         await storage.update_instance_status(run.id, status, lease=run.lease)
     if status is WorkflowStatus.FAILED:

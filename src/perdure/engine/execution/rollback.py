@@ -303,7 +303,7 @@ class Rollback:
             status = WorkflowStatus.CANCELLED if self._cancelled else WorkflowStatus.FAILED
             if self._parent is not None:
                 end = children.was_cancelled(self._error) if self._cancelled else children.failed(encode(self._failure))
-                await children.tell(storage, self._parent, end, self.id)
+                await children.notify_parent(storage, self._parent, end, self.id)
             await storage.update_instance_status(self.id, status, lease=self._lease)
         lasted = max(self.host.now() - self._began, timedelta(0))
         if self._cancelled:

@@ -2,8 +2,8 @@
 
 An error is rebuilt as an instance of its own class, so that `except PaymentError` works in a body, if the class is
 imported in this process and the rebuilt error has the same message. It is rebuilt by calling the class with the
-recorded arguments if that gives an equal error; otherwise its arguments and attributes are restored without calling the
-class, without the attributes that are not JSON. All other errors become a `RecordedError` or, from an activity, an
+recorded arguments if that returns an equal error; otherwise its arguments and attributes are restored without calling
+the class, without the attributes that are not JSON. All other errors become a `RecordedError` or, from an activity, an
 `ActivityError`, with type, message and traceback as text.
 
 A row never makes this process import a module or execute anything but the constructor of an exception class.
@@ -170,7 +170,7 @@ def _inside(module: types.ModuleType, names: Sequence[str], error_type: str) -> 
 
 
 def _made(kind: type[BaseException], args: Sequence[Any]) -> Exception | None:
-    """Return the class called with these arguments; None if that does not give an error with the same arguments."""
+    """Return the class called with these arguments; None if the result is no error with the same arguments."""
     if not issubclass(kind, Exception):
         return None
     try:

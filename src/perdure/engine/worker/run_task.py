@@ -159,7 +159,7 @@ class RunTask:
             await self._executor.lost_leases.report(self.run)  # unexpected rows of another worker or a cancellation
             self._host.wake()
         elif self.run.resumed:
-            await release(self._host.storage, self.lease)  # the cached run may not match its history: replay it anew
+            await release(self._host.storage, self.lease)  # the cached run may not match its history: replay it
         else:
             await self._back_off(error, 1 if self.run.progressed else tries + 1)
 

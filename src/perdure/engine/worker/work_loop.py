@@ -76,7 +76,7 @@ class WorkLoop:
     async def look(self) -> float:
         """Do all due work and return the seconds until more is due.
 
-        One statement finds out whether any work is due, so that a notification for nothing costs no more. Work that it
+        One statement checks whether any work is due, so that a notification for nothing costs no more. Work that it
         cannot see (messages of compatible frameworks) is looked for every `WHOLE_SEC`.
         """
         whole = time.monotonic() >= self._whole_at

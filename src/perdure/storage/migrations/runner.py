@@ -4,7 +4,7 @@ The files and the ledger are dbmate's: `dbmate` and this runner understand each 
 Romancy is one that has the first file. Versions in the ledger that are not ours belong to a newer release and are left
 alone. `placement` determines which schema and ledger are ours, and detects tables of others before any write.
 
-SQLite and PostgreSQL change the tables in one transaction, all or nothing. MySQL commits every statement by itself, so
+SQLite and PostgreSQL change the tables in one transaction, all or nothing. MySQL commits every statement separately, so
 a start that finds a half-applied file runs it again from the top: each statement either leaves the same result when
 repeated, or fails with the one error number which shows that it took effect before. The lock is the one Edda takes; on
 PostgreSQL, outside `public`, each schema has a lock of its own.

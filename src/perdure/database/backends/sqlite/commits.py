@@ -1,4 +1,4 @@
-"""Run jobs in transactions: many in one commit, each failing by itself."""
+"""Run jobs in transactions: many in one commit, where the failure of one does not affect the others."""
 
 import logging
 import sqlite3
@@ -24,7 +24,7 @@ def commit_together(connection: sqlite3.Connection, jobs: list[Job[Any]], savepo
         if connection.in_transaction:
             connection.execute("ROLLBACK")
             return commit_together(connection, jobs, savepoints=True)
-        # the database dropped the whole transaction (disk full, I/O error): run each job by itself
+        # the database dropped the whole transaction (disk full, I/O error): run each job separately
         return [each for job in jobs for each in commit_together(connection, [job])]
     try:
         connection.execute("COMMIT")
@@ -35,7 +35,7 @@ def commit_together(connection: sqlite3.Connection, jobs: list[Job[Any]], savepo
 
 
 def _attempt_all(connection: sqlite3.Connection, jobs: list[Job[Any]], savepoints: bool) -> list[Outcome] | None:
-    """Run the jobs of a group; return None if one has failed and cannot be undone by itself.
+    """Run the jobs of a group; return None if one has failed and cannot be undone separately.
 
     Most jobs that fail have written nothing. Savepoints cost as much as the jobs, so they are used only after one that
     has written.
@@ -79,7 +79,7 @@ def _commit(connection: sqlite3.Connection, outcome: Outcome) -> Outcome:
 
 
 def commit_or_end(connection: sqlite3.Connection) -> None:
-    """Commit a caller's transaction; end it even if that fails, because the caller would go on holding the file."""
+    """Commit a caller's transaction; end it even if that fails, because the caller would keep holding the file."""
     try:
         connection.execute("COMMIT")
     except sqlite3.Error as error:
