@@ -25,7 +25,7 @@ Strikes = Mapping[str, Strike]
 
 
 async def play(round_: Round) -> Outcome:
-    """As many crashes as asked for, with something else in between now and then."""
+    """Play as many crashes as requested, sometimes with another fault in between."""
     chance = random.Random(round_.seed)
     async with fragile(round_) as (database, crashes, others):
         plan = [chance.choice(list(crashes)) for _ in range(round_.count)]

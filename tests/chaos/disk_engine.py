@@ -1,4 +1,4 @@
-"""Workers on a disk that is full for a while: every run ends, and no worker dies."""
+"""Workers on a disk that is full for some time: every run ends, and no worker dies."""
 
 import asyncio
 import random
@@ -18,7 +18,7 @@ WORKERS, CONCURRENCY = 2, 9
 BUSY = 15  # executions before the disk is full
 LEFT_MAX = 64 << 10
 TROUBLES = 1  # a worker logs an outage once
-STAY_SEC = 2 * LEASE_SEC  # at most: leases, which nobody can renew, survive it or do not
+STAY_SEC = 2 * LEASE_SEC  # at most: leases, which no worker can renew, survive it or do not
 PATIENCE_SEC = 120.0
 
 

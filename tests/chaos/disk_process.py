@@ -47,7 +47,7 @@ class Episodes:
     async def play(
         self, storage: SQLStorage, count: int, harm: Callable[[], Awaitable[None]], mend: Callable[[], None]
     ) -> None:
-        """Do harm under load until it is felt, mend it, and see work go on."""
+        """Cause a fault under load until it has an effect, remove it, and wait until work continues."""
         async with asyncio.TaskGroup() as writers:
             for number in range(WRITERS):
                 writers.create_task(self.load.write_runs(storage, f"writer{number}", STEPS))
@@ -73,7 +73,7 @@ class Episodes:
             self.outcome.figures["restarts"] = self.outcome.figures.get("restarts", 0) + 1
 
     def judge_words(self) -> None:
-        """A server may end itself, or its connections, rather than go on: then that is what is said."""
+        """A server may end itself, or its connections, rather than continue: then that is the error."""
         clear = [words for words in self.load.troubles if CLEAR.search(words)]
         for words in self.load.troubles:
             if words not in clear and (self.server is None or not GONE.search(words)):
@@ -88,7 +88,7 @@ class Episodes:
 
     async def _progress(self) -> None:
         wanted = self.acknowledged.count + PROGRESS
-        await self._until(lambda: self.acknowledged.count >= wanted, "work to go on")
+        await self._until(lambda: self.acknowledged.count >= wanted, "work to continue")
 
     async def _until(self, condition: Callable[[], bool], what: str) -> None:
         await until(condition, f"{what}; heard: {self.load.troubles}", PATIENCE_SEC)

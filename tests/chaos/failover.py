@@ -87,14 +87,14 @@ async def fail_over(
 
 
 async def _replaced(cluster: Cluster, crew: WorkerPool, death: Death, chance: random.Random) -> dict[str, float]:
-    """Kill the primary; gives how long it took until there was another, and from then on until work went on."""
+    """Kill the primary; return how long it took until there was another, and from then on until work continued."""
     killed = time.monotonic()
     await asyncio.to_thread(cluster.kill_primary, death)
     async with asyncio.TaskGroup() as group:
         probe = group.create_task(_first_answer(cluster))
         await asyncio.to_thread(cluster.replace)
     answered = probe.result()
-    early = death is Death.SILENCE and chance.random() < 0.5  # while all wait for its answers; else once nobody does
+    early = death is Death.SILENCE and chance.random() < 0.5  # while all wait for its answers; else once none does
     if early:
         await asyncio.to_thread(cluster.wake)
     recorded = await _first_line(crew, "hook.", answered)
@@ -132,7 +132,7 @@ async def _first_line(crew: WorkerPool, what: str, since: float, pid: int | None
     def fits(line: Line) -> bool:
         return line.at > since and line.what.startswith(what) and pid in (None, line.pid)
 
-    return (await crew.seen(fits, "work to go on")).at
+    return (await crew.seen(fits, "work to continue")).at
 
 
 async def _first_answer(cluster: Cluster) -> float:

@@ -103,7 +103,7 @@ class _Cutter:
         self.recording, self.database, self.chance, self.outcome = recording, database, chance, outcome
         self.disk, self.acknowledged = Disk(chance, ignores_sync=ignores_sync), Acknowledgements()
         self.rare = [place for place, record in enumerate(recording) if record.kind in RARE]
-        outcome.figures |= {"acknowledged": 0, "cut again": 0, "reopened": 0, "went on": 0}
+        outcome.figures |= {"acknowledged": 0, "cut again": 0, "reopened": 0, "continued": 0}
 
     async def run(self, count: int, recovery: Recovery, again: int) -> None:
         played = 0
@@ -185,7 +185,7 @@ class _Cutter:
                 for run, number in self.acknowledged.started.items():
                     if await app.get(run).result(60) != number * 2 + 3:
                         return [f"{run} gave another result after the cut"]
-            self.outcome.figures["went on"] += len(self.acknowledged.started)
+            self.outcome.figures["continued"] += len(self.acknowledged.started)
             took = time.monotonic() - began
             self.outcome.figures["went_on_max_sec"] = max(took, self.outcome.figures.get("went_on_max_sec", 0.0))
         return self._broken()

@@ -1,12 +1,12 @@
 """A disk that forgets what was not synced, played from a recording, and the files that a power cut leaves of it.
 
-What was synced is there. Of each write since, every sector is there or not by itself: a sector that was written twice
+What was synced is there. Of each later write, any sector may be there or not: a sector that was written twice
 has any of its versions, which is also what writing back in any order would leave. A file may be longer than what was
 written to it, with zeros or rubbish in between. Names are kept by the folder, whose changes come in order: a new or
 removed file may not be, until the folder is synced. SQLite does that with the first sync of a journal or log.
 
 After a sync that failed the kernel takes its pages for clean: each sector was written or is lost for good, though the
-program goes on reading it.
+program continues to read it.
 """
 
 from dataclasses import dataclass, field

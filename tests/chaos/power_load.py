@@ -81,7 +81,7 @@ class Load:
         return await self._again(storage, run)
 
     async def _again(self, storage: SQLStorage, run: str) -> Lease:
-        """Give the lease back, if it is held, and take it: the token grows."""
+        """Release the lease, if it is held, and take it again: the fencing token grows."""
 
         async def acquire() -> Lease | None:
             await storage.release_lock(run, "w")

@@ -81,7 +81,7 @@ def main(folder: Path, seed: int, lives: int, synchronous: int, failing: float) 
     sqlite.connect = Connection  # type: ignore[assignment]
     sqlite._PRAGMAS["synchronous"] = synchronous
     if failing:
-        logging.disable()  # the engine tells of every sync that fails
+        logging.disable()  # the engine logs every sync that fails
     asyncio.run(Recorder(f"sqlite:///{database}", log, disk, chance).run(lives, failing))
     log.close()
 

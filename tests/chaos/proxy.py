@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 HOST = "127.0.0.1"
 CHUNK = 1 << 16
-COMMIT, ANYTHING = re.compile(rb"\bCOMMIT\b", re.IGNORECASE), re.compile(b"")  # a single statement commits by itself
+COMMIT, ANYTHING = re.compile(rb"\bCOMMIT\b", re.IGNORECASE), re.compile(b"")  # a single statement is its own commit
 
 
 @dataclass(slots=True, eq=False)
@@ -35,7 +35,7 @@ class Wire:
 
 
 class Proxy:
-    """Forwards to a server, until told otherwise."""
+    """Forwards to a server, until a test disturbs it."""
 
     def __init__(self, port: int) -> None:
         self._target = port
@@ -46,7 +46,7 @@ class Proxy:
 
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[int]:
-        """Gives the port to connect to."""
+        """Return the port to connect to."""
         server = await asyncio.start_server(self._accepted, HOST, 0, limit=CHUNK)
         try:
             yield int(server.sockets[0].getsockname()[1])
@@ -109,7 +109,7 @@ class Proxy:
             wire.cut()
 
     async def stall(self, chance: random.Random) -> None:
-        """Nothing gets through for a while, then all of it."""
+        """Hold everything back for some time, then forward all of it."""
         wires = self.some(chance)
         self._open.clear()
         for wire in wires:
@@ -120,7 +120,7 @@ class Proxy:
             wire.flowing.set()
 
     async def half_open(self, chance: random.Random) -> None:
-        """One direction falls silent for good, and nobody is told."""
+        """Drop everything in one direction from now on, without closing the connection."""
         for wire in self.some(chance):
             wire.drops_requests = chance.random() < 0.5
             wire.drops_replies = not wire.drops_requests

@@ -1,4 +1,4 @@
-"""Skew and loss: worker clocks hours off and set to and fro, and every notification dropped."""
+"""Skew and loss: worker clocks hours off and set back and forth, and every notification dropped."""
 
 import random
 

@@ -54,7 +54,7 @@ async def test_rig_detects_writes_lost_by_an_asynchronous_standby(tmp_path: Path
             await crew.seen(
                 lambda line: line.what == "hook.StepCompleted" and line.run == kept.id and line.at > behind, "it"
             )
-            await crew.kill(worker)  # it would go on with what it remembers, and leave a gap in the history
+            await crew.kill(worker)  # it would continue with what it remembers, and leave a gap in the history
             await asyncio.to_thread(pair.kill_primary, Death.SERVER)
             await asyncio.to_thread(pair.replace)
             await crew.start_worker()

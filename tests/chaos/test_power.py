@@ -20,7 +20,7 @@ async def test_power_cuts_lose_no_acknowledged_write(tmp_path: Path) -> None:
     assert outcome.done == CUTS
     assert outcome.figures["acknowledged"] > 100
     assert outcome.figures["cut again"] > 5
-    assert outcome.figures["went on"] > 0
+    assert outcome.figures["continued"] > 0
 
 
 async def test_rig_detects_writes_lost_with_synchronous_normal(tmp_path: Path) -> None:

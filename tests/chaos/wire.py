@@ -15,7 +15,7 @@ from tests.support.storages import Database
 
 WORKERS = 3
 BUSY = 15  # executions between two faults
-# How long a silent server is believed to be at work. Without it nobody can tell silence from a long statement.
+# How long a silent server is believed to be at work. Without it a client cannot tell silence from a long statement.
 SILENCE = {"postgresql": "command_timeout=2", "mysql": "read_timeout=2"}
 
 

@@ -1,7 +1,7 @@
 """Zombies: workers stopped inside activities beyond their lease, and woken when others have taken over.
 
-On a server some are inside a transaction that has taken effect but for its commit. On SQLite nobody can take over from
-such a worker, which stops all writers of the file: its lease is over when it wakes, and the step still counts once.
+On a server some are inside a transaction that has taken effect but for its commit. On SQLite no worker can take over
+from such a worker, which stops all writers of the file: its lease is over when it wakes, and the step counts once.
 """
 
 import asyncio
@@ -90,7 +90,7 @@ class Episode:
         self._gates = f"{name}-first", f"{name}-second"
 
     async def play(self) -> list[str]:
-        """Gives what is wrong."""
+        """Return what is wrong."""
         crew, handles = self._crew, self._handles
         zombies = list(crew.alive)
         stopped = await self._stop()
@@ -166,7 +166,7 @@ class Episode:
         return {run for run, kind in self._runs.items() if run in both.get(kind, held)}
 
     async def _stop(self) -> dict[int, float]:
-        """Stop all workers at a moment when no transactions are open but those of activities; gives when each was."""
+        """Stop all workers at a moment when no transactions are open but those of activities; return when each was."""
         crew = self._crew
         for _ in range(TRIES):
             await asyncio.sleep(crew.chance.uniform(0, 0.3))  # any moment is as good
@@ -194,14 +194,14 @@ class Episode:
         return int(await self._storage.db().fetchval(OPEN[self._database.backend]))
 
     async def _take_over(self) -> Observed:
-        """Open the first gate, and let another worker do what it can; gives what it did."""
+        """Open the first gate, and let another worker do what it can; return what it did."""
         await self._crew.start_worker()
         GATES.open(self._gates[0])
         expected: dict[str, list[str | int] | None] = {run: [*self._kinds[kind]] for run, kind in self._runs.items()}
         observed = Observed(expected=expected, started=list(self._runs))
         for run, kind in self._runs.items():
             if kind == "twice":
-                await until(lambda run=run: self._is_second(run), f"{run} to go on", SOON)  # type: ignore[misc]
+                await until(lambda run=run: self._is_second(run), f"{run} to continue", SOON)  # type: ignore[misc]
             else:
                 observed.results[run] = await self._handles[run].result(SOON)
                 observed.ended[run] = await row_of(self._handles[run])
@@ -219,7 +219,7 @@ class Episode:
         return [line for line in lines if line.what == "begin" and line.token not in ended]
 
     async def _all_awake(self, before: list[Line]) -> None:
-        """Until every worker has driven a whole run of its own, and threads, which nobody can cancel, have ended.
+        """Until every worker has driven a whole run of its own, and threads, which cannot be cancelled, have ended.
 
         And transactions: none of those that were open is, once there is a moment without any.
         """
@@ -237,7 +237,7 @@ class Episode:
 
 
 class OnSQLite(Episode):
-    """A worker stopped inside a transaction: nobody can write before it wakes, and by then its lease is over.
+    """A worker stopped inside a transaction: no other worker can write before it wakes, and by then its lease is over.
 
     It may have it renewed, if it is the first to write, or another takes the run over.
     """

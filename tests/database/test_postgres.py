@@ -85,7 +85,7 @@ Connect = Callable[..., Awaitable[PostgresBackend]]
 
 
 def calls(*wanted: Call) -> Operation[list[Any]]:
-    """Run these, give back all answers."""
+    """Run these calls and return all answers."""
     answers = []
     for call in wanted:
         answers.append((yield call))
@@ -270,7 +270,7 @@ async def test_unreachable_and_unsuitable_hosts_are_skipped(
     parts = urlsplit(database)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         hosts = f"127.0.0.1:{silent.getsockname()[1]},127.0.0.1:{own_server.port},{parts.hostname}:{parts.port}"
-        options = "target_session_attrs=read-write&connect_timeout=0.5"  # for each: one that is silent is not all
+        options = "target_session_attrs=read-write&connect_timeout=0.5"  # for each host: a silent one is not the last
         backend = await connect(f"postgresql://{parts.username}@{hosts}{parts.path}?{options}")
         assert await write(backend, S["put"](name="a", n=1), single=True) == [1], "own_server has no such database"
         before = time.monotonic()
@@ -964,7 +964,7 @@ async def test_command_timeout_retries_a_read_on_a_new_connection(connect: Conne
 async def test_connections_to_a_silent_server_are_not_reused(
     connect: Connect, own_server: PostgresServer, monkeypatch: pytest.MonkeyPatch, retry_sec: float
 ) -> None:
-    """Each of them would cost a time-out of its own."""
+    """Each of them would cost a timeout of its own."""
     async with Wire(own_server.port) as wire, asyncio.timeout(30):
         url = f"postgresql://perdure@127.0.0.1:{wire.port}/postgres?sslmode=disable&command_timeout=0.2&pool_size=3"
         backend = await connect(url)
@@ -1000,7 +1000,7 @@ async def test_burst_sends_its_first_notification_and_one_trailing() -> None:
     notifier = Notifier(sent)
     assert notifier.due("a")
     assert not notifier.due("a")
-    assert notifier.due("b"), "each channel by itself"
+    assert notifier.due("b"), "each channel separately"
     for _ in range(5):
         notifier.trail("a")
     await asyncio.wait_for(sent.more.wait(), 5)

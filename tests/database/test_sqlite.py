@@ -195,7 +195,7 @@ async def test_failed_commit_frees_the_writer(url: str) -> None:
 
 
 async def test_savepoint_cancelled_at_its_release_is_not_committed(url: str) -> None:
-    """The writer does what it was given, so the level can no longer be undone by itself."""
+    """The writer executes what it was given, so the level can no longer be undone separately."""
     async with open_storage(url) as storage:
         task, raised = asyncio.current_task(), list[BaseException]()
         assert task is not None

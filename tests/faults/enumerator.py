@@ -72,7 +72,7 @@ class Baseline:
     answer: Any
     calls: Sequence[str]
     turned: int  # the call from which on what it did may be seen
-    without: State  # after a caller's transaction that went on without it
+    without: State  # after a caller's transaction that continued without it
 
 
 def attach(storage: SQLStorage, calls: Calls) -> None:
@@ -103,12 +103,12 @@ class Enumerator:
         for name, way in pairs:
             baseline = await self.baseline(name, way)
             numbers = range(1, len(baseline.calls) + 1)
-            kinds = [Kind.BEFORE] if way == CAUGHT else list(Kind)  # nobody goes on after the others
+            kinds = [Kind.BEFORE] if way == CAUGHT else list(Kind)  # no caller continues after the others
             found += [Case(name, way, kind, number) for number, kind in product(numbers, kinds)]
         return found
 
     async def baseline(self, name: str, way: str) -> Baseline:
-        """The operation when nothing goes wrong, found out once."""
+        """Return what the operation does without a fault; determined once."""
         if (name, way) not in self._baselines:
             self._baselines[name, way] = await self._find_out(name, way)
         return self._baselines[name, way]
@@ -197,7 +197,7 @@ def _inside(act: Act) -> Act:
 
 
 class Refused:
-    """What a caller gives back who went on without an operation."""
+    """What a caller returns that continued without an operation."""
 
 
 def _caught(act: Act) -> Act:
@@ -245,7 +245,7 @@ class _Judge:
         self._case, self._baseline, self._calls = case, baseline, calls
         self._victim, self._watcher = victim, watcher
         self._left: State = ()
-        self._in_part = False  # some of a batch may have been passed over
+        self._in_part = False  # some of a batch may have been skipped
 
     def _expect(self, fine: bool, what: str) -> None:
         if not fine:
@@ -293,9 +293,12 @@ class _Judge:
         unsure = unsure or (case.kind is Kind.LOSE and self._outlived())
         match outcome:
             case asyncio.CancelledError():
-                self._expect(self._calls.gave_up, "it is cancelled, and nobody asked for that")
+                self._expect(self._calls.gave_up, "it is cancelled without a request")
             case CommitUnknownError():
-                self._expect(unsure or baseline.before == baseline.after, "it said that nobody knows, but it is known")
+                self._expect(
+                    unsure or baseline.before == baseline.after,
+                    "it reported an unknown outcome, but the outcome is known",
+                )
             case SchemaError() if case.operation.startswith("initialize__"):
                 lost = case.kind in BROKEN and hasattr(self._victim._backend, "_pool")
                 self._expect(not lost, f"a lost connection is reported as {outcome!r}")
@@ -303,7 +306,7 @@ class _Judge:
                 pass
             case DatabaseUnavailableError() | TransactionConflictError():
                 self._expect(left == baseline.before, f"it was done, but the caller got {outcome!r}")
-            case TransactionError() if case.way == CAUGHT:  # where a refusal leaves nothing to go on with
+            case TransactionError() if case.way == CAUGHT:  # where a refusal ends the transaction
                 self._expect(left == baseline.before, "a transaction that failed has left something")
             case BaseException():
                 self.wrong.append(f"the caller got {outcome!r}, after {outcome.__cause__!r}")
@@ -326,8 +329,8 @@ class _Judge:
         return self._case.operation in SEVERAL and self._left == self._baseline.after
 
     def _found_nothing(self, outcome: object, unsure: bool) -> bool:
-        """Whether it was done again, since nobody answered, and there was nothing left to do; or nothing yet, since it
-        passes over what the old session, which is about to end, still has locked."""
+        """Whether it was done again, since no answer came, and there was nothing left to do; or nothing yet, since it
+        skips what the old session, which is about to end, still has locked."""
         if (
             not _is_something(self._baseline.answer)
             or _is_something(outcome)
@@ -351,7 +354,7 @@ class _Judge:
             same = sorted(after) == sorted(self._baseline.after) if self._in_part else after == self._baseline.after
             self._expect(same, f"the second time: {_difference(after, self._baseline.after)}")
         await self._victim.create_instance(WorkflowInstance("alive", "wf"))
-        self._expect(await self._victim.get_instance("alive") is not None, "the storage does not go on")
+        self._expect(await self._victim.get_instance("alive") is not None, "the storage does not continue")
         await self._check_released()
 
 

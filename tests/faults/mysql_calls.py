@@ -20,7 +20,7 @@ def watch_mysql(backend: Any, calls: Calls) -> None:
     set_up = backend._set_up
 
     async def counted(connection: Any, *arguments: Any, **options: Any) -> Any:
-        """The driver has connected, but nobody knows yet."""
+        """The driver has connected, but the caller does not know yet."""
         kind = calls.come("connect")
         if kind in (Kind.BEFORE, Kind.CONFLICT, Kind.AFTER):
             raise asyncmy.errors.OperationalError(2003, "injected")
@@ -86,7 +86,7 @@ class _Statements:
         return answer
 
     async def _hang(self, do: Any) -> Any:
-        """Until the backend's own watchman breaks the connection, or the caller gives up where nobody watches."""
+        """Until the backend's own watchman breaks the connection, or the caller gives up where there is no watchman."""
         timeouts, loop = self._backend._timeouts, asyncio.get_running_loop()
         usual, timeouts.seconds = timeouts.seconds, HANG_SEC
         timers = [
@@ -101,6 +101,6 @@ class _Statements:
                 timer.cancel()
 
     def _give_up(self) -> None:
-        if self._calls.caller is None:  # nobody who could: the network does
+        if self._calls.caller is None:  # no caller that could: the network does
             self._connection._transport.abort()
         self._calls.give_up()

@@ -56,7 +56,7 @@ class _Connection:
                 calls.over.wait(PATIENCE_SEC)
             case Kind.CANCEL:
                 calls.give_up()
-            case Kind.LOSE:  # the database drops the transaction by itself
+            case Kind.LOSE:  # the database drops the transaction
                 if self._real.in_transaction:
                     self._real.execute("ROLLBACK")
                 raise _error(kind)

@@ -1,4 +1,4 @@
-"""A server is restarted or killed under load: no acknowledged write is lost, and the program continues by itself."""
+"""A server is restarted or killed under load: no acknowledged write is lost, and the program continues."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator

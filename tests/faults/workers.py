@@ -1,6 +1,6 @@
 """Workers that meet a fault at one of their storage's calls, and the next one, which a supervisor would start.
 
-The app goes on by itself after what passes. One that was cancelled, or could not even start, is followed by another.
+The app continues after temporary faults. An app that was cancelled, or could not start, is followed by another.
 """
 
 import asyncio

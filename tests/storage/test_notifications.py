@@ -123,7 +123,7 @@ async def test_notification_is_sent_only_at_the_commit(storage: SQLStorage, peer
 async def test_second_notification_within_a_burst_needs_no_transaction(
     storage: SQLStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One statement, one round trip; the notification follows by itself."""
+    """One statement, one round trip; the statement sends the notification, too."""
     backend: Any = storage._backend
     sent = list[tuple[str, str]]()
 

@@ -34,7 +34,7 @@ USES: dict[str, Callable[[App], Awaitable[Any]]] = {
 
 @pytest.mark.parametrize("use", USES)
 async def test_app_use_on_another_event_loop_is_refused(database: Database, use: str) -> None:
-    """Otherwise the call would find the App by accident, and fail now and then."""
+    """Otherwise the call would find the App by accident, and fail sometimes."""
 
     async def elsewhere(app: App) -> None:
         with pytest.raises(EngineError, match=r"on another event loop.*run_coroutine_threadsafe.*open a Client"):

@@ -56,7 +56,7 @@ async def test_client_starts_cancels_and_retries_runs_without_executing_them(sha
         with pytest.raises(TimeoutError):
             await good.result(0.05)
         await later.cancel("not needed")
-        assert (await later.info()).status is WorkflowStatus.COMPENSATING  # whoever drives it will undo it
+        assert (await later.info()).status is WorkflowStatus.COMPENSATING  # the worker that takes it will roll it back
         assert done == []
         async with App(shared.url, workflows=[shouter]):
             assert await client.get("good").result(SOON) == "GOOD"

@@ -237,7 +237,7 @@ async def test_stuck_hook_gets_reason_tries_and_pause(shared: Database) -> None:
         await app.send_event("hooks.go", None)
     async with App(shared.url, workflows=[new], hooks=[found.append]) as app:
         await until(lambda: bool(of(found, RunStuck)))
-        assert [each.id for each in await stuck_runs(app)] == ["a"]  # it was told after the commit
+        assert [each.id for each in await stuck_runs(app)] == ["a"]  # the hook was called after the commit
     stuck = of(found, RunStuck)[0]
     assert stuck.reason.startswith(
         "NonDeterminismError: run 'a' (hooks.changing): the history continues with 1:hooks.book"

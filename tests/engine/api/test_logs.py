@@ -300,7 +300,7 @@ async def test_stuck_run_is_logged_as_a_warning_without_arguments(shared: Databa
         await until(lambda: bool(lines.messages()))
         (run,) = await stuck_runs(app)
         assert run.stuck is not None
-        assert SECRET in run.stuck.reason  # for those who ask
+        assert SECRET in run.stuck.reason  # for callers that query it
     assert lines.messages()[0] == (
         "WARNING",
         "run a (logs.changing) is stuck after 1 try without progress, retrying in N s: NonDeterminismError: "

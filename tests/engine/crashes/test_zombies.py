@@ -39,7 +39,7 @@ async def test_zombie_workers_write_nothing(backend: str, backend_database: Back
 async def test_zombie_worker_starts_no_activity(
     backend: str, backend_database: BackendDatabase, tmp_path: Path
 ) -> None:
-    """Stopped in a pause that is kept in memory, with nothing to write: only the clock can keep it from going on."""
+    """Stopped in a pause that is kept in memory, with nothing to write: only the clock can stop it."""
     async with backend_database(backend) as database:
         spec = WorkerSpec(database.url, str(tmp_path))
         storage = await database.storage()

@@ -63,7 +63,7 @@ async def note(what: str) -> str:
 
 @activity
 async def gated(gate: str) -> str:
-    """Says that it began, and goes on when it is let."""
+    """Record that it has begun, and wait until the test opens its gate."""
     info = activity_info()
     seen.append((gate, info.attempt, info.idempotency_key))
     try:

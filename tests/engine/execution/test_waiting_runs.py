@@ -34,7 +34,7 @@ async def note(what: str) -> str:
 
 @activity
 async def gated(gate: str) -> str:
-    """Says that it began, and goes on when it is let."""
+    """Record that it has begun, and wait until the test opens its gate."""
     info = activity_info()
     seen.append((gate, info.attempt, info.idempotency_key))
     try:
@@ -47,7 +47,7 @@ async def gated(gate: str) -> str:
 
 @workflow(name="waiting_runs.several")
 async def several() -> list[str]:
-    """Whoever comes first is noted first; a long sleep and two channels at once."""
+    """Record the order in which the waits end; a long sleep and two channels at once."""
     seen.append("entered")
     await subscribe("left")
     await subscribe("right")
@@ -147,7 +147,7 @@ async def test_cached_run_catches_up_after_another_worker_resumed_it(shared: Dat
         await several.options(id="a").start()
         await waiting(here, "a")
         parked = here._worker.executor.cache.runs["a"]
-        here._worker.slots.most = 0  # takes nothing for a while
+        here._worker.slots.most = 0  # takes nothing for now
         async with App(shared.url) as there:
             await there.publish("left", 1)
             await until(lambda: "a" in there._worker.executor.cache.runs)

@@ -157,7 +157,7 @@ async def _timed(wait: Awaitable[Any]) -> str:
 
 @workflow(name="waits.timeouts")
 async def timeouts(kind: str, spans: list[float | None]) -> list[str]:
-    """Waits on one type or channel, each with its own time; gives the order in which they ended."""
+    """Waits on one type or channel, each with its own time; return the order in which they ended."""
     ended: list[str] = []
     if kind == "receive":
         await subscribe("waits.channel")

@@ -1,4 +1,4 @@
-"""The replayer by itself: a recorded history against a function, without a database and without a clock."""
+"""The replayer alone: a recorded history against a function, without a database and without a clock."""
 
 import asyncio
 import socket

@@ -107,7 +107,7 @@ def let(*names: str) -> None:
 
 @activity
 async def pass_gate(gate: str) -> str:
-    """Says that it began, and goes on when it is let."""
+    """Record that it has begun, and wait until the test opens its gate."""
     info = activity_info()
     seen.append((gate, info.attempt, info.idempotency_key))
     try:

@@ -58,7 +58,7 @@ def let(*names: str) -> None:
 
 @activity
 async def gated(gate: str) -> str:
-    """Says that it began, and goes on when it is let."""
+    """Record that it has begun, and wait until the test opens its gate."""
     info = activity_info()
     seen.append((gate, info.attempt, info.idempotency_key))
     try:
@@ -89,7 +89,7 @@ async def blocked(seconds: float) -> int:
 
 @contextmanager
 def _standing_by(url: str, taken: list[object]) -> Iterator[None]:
-    """An app on the same database, in a thread of its own: as another process it goes on while this loop is blocked."""
+    """An app on the same database, in its own thread: like another process, it continues while this loop is blocked."""
     loop, stop, ready = asyncio.new_event_loop(), asyncio.Event(), threading.Event()
 
     async def stand_by() -> None:
@@ -182,7 +182,7 @@ async def test_worker_that_lost_its_lease_ends_the_tasks_and_writes_nothing(data
 
 @pytest.mark.guarantee(2)
 async def test_disconnected_worker_detects_the_lost_lease_by_its_rejected_write(database: Database) -> None:
-    """The heartbeat did not tell it yet: what its activity found is dropped, what the other recorded counts."""
+    """The heartbeat has not noticed it yet: its activity's result is dropped, and that of the other worker counts."""
     async with App(database.url, max_cached_runs=0) as app:
         gates["two"].set()
         await two_gates.options(id="a").start("one", "two")

@@ -356,7 +356,7 @@ async def _gone(storage: SQLStorage) -> bool:
     return await storage.get_instance("old-0") is None
 
 
-# Runs that start by the clock.
+# Scheduled runs.
 
 
 @pytest.fixture
@@ -390,7 +390,7 @@ async def _ran(app: App) -> bool:
 
 
 class Looks:
-    """Waits until the worker has looked for work once more."""
+    """Waits until the worker has looked for work again."""
 
     def __init__(self, app: App) -> None:
         self._loop = app._worker.work_loop

@@ -50,7 +50,7 @@ def gate(name: str) -> asyncio.Event:
 
 
 async def at_work(seconds: float) -> None:
-    """Code that executes for a while."""
+    """Execute for some time."""
     running[0] += 1
     running[1] = max(running)
     try:
@@ -401,7 +401,7 @@ async def test_loop_with_short_sleeps_does_not_block_other_runs(shared: Database
 
 
 async def test_stopping_worker_hands_over_runs_that_wait_without_a_slot(shared: Database) -> None:
-    """At once: nothing of them executes that could be waited for. Attempts go on where they were."""
+    """At once: nothing of them executes that could be waited for. Attempts continue where they were."""
     minute = timedelta(minutes=1)
     async with asyncio.timeout(30):
         async with App(shared.url, max_runs=2, drain_timeout=minute) as app:

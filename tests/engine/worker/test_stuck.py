@@ -323,7 +323,7 @@ async def test_workers_publish_the_workflows_they_serve(database: Database) -> N
         await app._storage.beat_worker("other", published(["stuck.other"], 15))
         assert await served_names(app._storage) == {"stuck.quiet", "stuck.other"}
         shift_clock(storage_of(app), timedelta(minutes=10))
-        assert "stuck.other" not in (await served_names(app._storage) or ())  # the app's own worker goes on
+        assert "stuck.other" not in (await served_names(app._storage) or ())  # the app's own worker continues
         await app._storage.beat_worker("older", b"{}")  # of a version that publishes nothing
         assert await served_names(app._storage) is None
         await app._storage.beat_worker("older", published([f"{n:0200}" for n in range(1000)], 15))

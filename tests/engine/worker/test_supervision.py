@@ -48,11 +48,11 @@ async def waits() -> str:
 
 
 class Broken(Exception):
-    """Not what anybody expects."""
+    """An error that no code expects."""
 
 
 def failing(call: Callable[..., Any], times: int) -> tuple[Callable[..., Any], list[int]]:
-    """A method that fails so often in a way that nobody expects, and then works."""
+    """A method that raises an unexpected error so often, and then works."""
     left = [times]
 
     async def method(*args: Any, **options: Any) -> Any:
@@ -150,7 +150,7 @@ async def test_the_poller_for_results_is_restarted(
         await waits.options(id="a").start()
         await waiting(app, "a")
         monkeypatch.setattr(Results, "_look", look)
-        monkeypatch.setattr(Results, "ended", lambda *_: asyncio.sleep(0))  # told by nobody: it has to ask
+        monkeypatch.setattr(Results, "ended", lambda *_: asyncio.sleep(0))  # without this notification it has to query
         asking = asyncio.create_task(app.get("a").result(SOON))
         await until(lambda: left == [0])
         await app.send_event("go", "on", to="a")

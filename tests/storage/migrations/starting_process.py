@@ -14,7 +14,7 @@ from tests.storage.migrations.databases import Connection, Row, open_connection
 
 
 class DyingSession:
-    """A session whose process ends, without a word to anybody, after so many statements."""
+    """A session whose process ends without cleaning up after so many statements."""
 
     def __init__(self, session: Connection, statements: int) -> None:
         self._session, self._left = session, statements

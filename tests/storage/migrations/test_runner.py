@@ -302,7 +302,7 @@ class TestMySQL:
     async def test_migration_lock_is_released(self, database: Database) -> None:
         async with database.connect() as connection:
             await migrate(connection, "mysql")
-            # Not whether it is free: on a shared server somebody else may hold it by now.
+            # Not whether it is free: on a shared server another session may hold it by now.
             held = "SELECT COALESCE(IS_USED_LOCK('edda_migration') = CONNECTION_ID(), 0)"
             assert await connection.fetch(held) == [(0,)]
 

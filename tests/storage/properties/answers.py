@@ -19,7 +19,7 @@ from perdure.model.records import Lease
 QUANTUM = timedelta(minutes=1)
 FRACTION = timedelta(microseconds=123)
 
-BEYOND = 10**9  # an id that no database gives
+BEYOND = 10**9  # an id that no database assigns
 
 _FAR = 10**6
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}\+00:00")

@@ -142,7 +142,7 @@ class DatabaseUnderTest:
             await asyncio.sleep(PAUSE_SEC)
         notifier: Any = self.storage._backend.notifier
         if isinstance(notifier, Notifier):
-            notifier._latest.clear()  # else it is silent for a while
+            notifier._latest.clear()  # otherwise it sends nothing for some time
 
     async def _burst(self, steps: Sequence[Step]) -> list[Any]:
         return await asyncio.gather(*(self._call(step) for step in steps))
@@ -198,7 +198,7 @@ class DatabaseUnderTest:
     # Operations that are no method of a storage, or that the memory has to know of.
 
     def notify(self, loud: bool) -> None:
-        """Send NOTIFY with every transaction, or with none, where there is such a thing; else it is now and then."""
+        """Send NOTIFY with every transaction, or with none, where the database has it; by default, some send it."""
         for side in self.sides:
             if isinstance(side, PostgresStorage):
                 side.set_notify_enabled(loud)

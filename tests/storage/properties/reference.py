@@ -99,7 +99,7 @@ _PASSED_OVER = {
 
 
 def _orders(steps: Sequence[Step]) -> Iterator[tuple[int, ...]]:
-    """Every order of all steps, then of those without some that may have been passed over."""
+    """Every order of all steps, then of those without some that may have been skipped."""
     free = [position for position, step in enumerate(steps) if step.operation in _PASSED_OVER]
     for count in range(len(free) + 1):
         for missing in itertools.combinations(free, count):

@@ -4,7 +4,7 @@ One to three workers take turns. While one has a transaction open the others loo
 
     PERDURE_PROPERTY_EXAMPLES=1000 pytest tests/storage/properties --hypothesis-show-statistics
 
-looks longer, and tells in how many sequences each operation was answered and how. A failure prints the few steps it
+looks longer, and prints in how many sequences each operation was answered and how. A failure prints the few steps it
 takes and the seed: `@example(seed=…)` above the test runs it again.
 """
 

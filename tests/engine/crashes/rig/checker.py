@@ -1,20 +1,20 @@
 """The checker: compares the rows of a database and the effect log with what was acknowledged to the load driver.
 
 Of every run:
-- it is stored if its start was acknowledged, completed, with the value it had to give, and its row has not changed
+- it is stored if its start was acknowledged, completed, with the value it had to return, and its row has not changed
   since its end was first seen;
 - its history's ids ascend, no step stands in it twice, and the marks that the workflow returned are the recorded ones.
 Of every step, by the lines of its executions in the log:
-- the execution that was recorded is one that ended, and no execution of the step began after it;
+- the recorded execution has ended, and no execution of the step began after it;
 - nothing began after a worker learned that the step was recorded;
 - the key is always the same, and attempts are counted: attempt n+1 begins only after a failure of attempt n, which for
   a transactional step may be that of its commit;
 - once a later step of the same task began, the step never begins again: it was durable by then.
-Of every run's executions: their fences never go down, so nobody began anything after another had taken over.
+Of every run's executions: their fences never go down, so no worker began anything after another had taken over.
 Of the effect table: a transactional step that was recorded has one row, of the execution that counted; nothing else
 has any.
 Of messages: each job was taken once, by one job worker; news came to every listener, in order.
-Of time: no nap was too short, and what a kill interrupted went on within the lease's time and a second.
+Of time: no nap was too short, and what a kill interrupted continued within the lease's time and a second.
 """
 
 import json
@@ -218,7 +218,7 @@ class Checker:
         self.expect(not taken - observed.jobs - observed.unsure_jobs, f"taken too often: {taken - observed.jobs}")
 
     def check_resumed(self, kills: dict[int, float], lateness: Lateness) -> None:
-        """What a killed worker was doing goes on soon; every worker that took it over in between and was killed, too,
+        """What a killed worker was doing continues soon; every worker that took it over in between and was killed, too,
         may have kept it for as long. Where the rig had to wait for a core, so had server and worker, in turn."""
         ended = {line.token for line in self.lines if line.what in ("end", "fail")}
         for index, line in enumerate(self.lines):
@@ -230,7 +230,7 @@ class Checker:
                 continue
             took, turns = again.at - kills[line.pid], again.fence - line.fence
             limit = turns * (LEASE_SEC + 1) + SLACK_SEC + 2 * lateness.between(kills[line.pid], again.at)
-            self.expect(took <= limit, f"{line} went on {took:.2f} s after the kill, {turns} turns later")
+            self.expect(took <= limit, f"{line} continued {took:.2f} s after the kill, {turns} turns later")
             self.resumed_sec += [took] if turns == 1 else []
 
     def check_undisturbed(self, kills: dict[int, float]) -> None:
@@ -241,7 +241,7 @@ class Checker:
         self.expect(len(lost) <= max(2, len(begun) // 100), f"given up without a kill: {lost}")
 
     def figures(self) -> dict[str, float]:
-        """What there was to check; times are those of steps that began again with nobody else killed meanwhile."""
+        """What there was to check; times are those of steps that began again with no other worker killed meanwhile."""
         begun = sum(line.what == "begin" for line in self.lines)
         found = {"runs": len(self.rows.instances), "executions": begun, "entries": len(self.rows.entries)}
         if not self.resumed_sec:

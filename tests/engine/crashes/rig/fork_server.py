@@ -62,11 +62,11 @@ class ForkServer:
         await asyncio.wait_for(self._process.wait(), 20)
 
     async def fork(self, spec: WorkerSpec) -> int:
-        """Start a worker; gives its process id."""
+        """Start a worker and return its process id."""
         return int(await self._order("fork", asdict(spec)))
 
     async def kill(self, pid: int) -> float:
-        """Kill a worker; gives the time just before, on the monotonic clock."""
+        """Kill a worker; return the time just before, on the monotonic clock."""
         return float(await self._order("kill", pid))
 
     async def stop(self, pid: int) -> float:
@@ -170,7 +170,7 @@ async def _serve(spec: WorkerSpec) -> None:
 
 
 async def _tell_when_open(app: App) -> None:
-    while not hasattr(app, "_worker") or not app._worker._tasks:  # noqa: ASYNC110 - serve() tells nobody
+    while not hasattr(app, "_worker") or not app._worker._tasks:  # noqa: ASYNC110 - serve() has no event for it
         await asyncio.sleep(0.002)
     EFFECTS.write("ready")
 

@@ -27,7 +27,7 @@ async def under_load(
     workers: int = 4,
     concurrency: int = CONCURRENCY,
 ) -> tuple[Checker, dict[str, float]]:
-    """Keep workers busy while harm is done, see every run to its end, and check; gives figures, too."""
+    """Keep workers busy while harm is done, wait for the end of every run, and return the checker and figures."""
     storage = await database.storage()
     await make_table(storage)
     async with Lateness.watched() as lateness, Client(spec.url) as client, WorkerPool(spec, chance) as pool:
@@ -58,7 +58,7 @@ def _done(pool: WorkerPool) -> int:
 
 
 async def working_again(pool: WorkerPool) -> float:
-    """Until an activity begins; gives how long that took."""
+    """Wait until an activity begins, and return how long that took."""
     since = time.monotonic()
-    line = await pool.seen(lambda line: line.what == "begin" and line.at > since, "work to go on")
+    line = await pool.seen(lambda line: line.what == "begin" and line.at > since, "work to continue")
     return line.at - since

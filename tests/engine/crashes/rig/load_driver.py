@@ -166,7 +166,7 @@ class LoadDriver:
         await self._finish(handle)
 
     async def _decide(self, handle: RunHandle[Account], key: str, verdict: str, chance: random.Random) -> None:
-        """To the run alone, which keeps; or, once the run waits, together with one that is not meant for it."""
+        """To the run alone, which keeps; or, once the run waits, together with an event that is not meant for it."""
         to = key if chance.random() < 0.5 else None
         if to is None or chance.random() < 0.5:
             await self._waiting(handle)
@@ -189,7 +189,7 @@ class LoadDriver:
     # Messages to many.
 
     async def _news(self, listeners: list[RunHandle[Account]]) -> None:
-        """Some all along, the rest at the end, each once those who listen are subscribed."""
+        """Some all along, the rest at the end, each once the listeners are subscribed."""
         for handle in listeners:
             await self._subscribed(handle)
         for number in range(NEWS_COUNT):

@@ -110,7 +110,7 @@ def _retries(events: list[HistoryEvent]) -> int:
 async def storm(
     fork_server: SharedForkServer, worker_plan: WorkerPlan, chance: random.Random, until: asyncio.Event, most: int
 ) -> int:
-    """Kill a worker now and then, and start another in its place, until `until` is set."""
+    """Kill a worker at random times, and start another in its place, until `until` is set."""
     pids = [await fork_server.start_worker(worker_plan) for _ in range(WORKERS)]
     kills = 0
     while not until.is_set():
