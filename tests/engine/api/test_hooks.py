@@ -4,12 +4,9 @@ import asyncio
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator
-from dataclasses import FrozenInstanceError, dataclass
-from datetime import UTC, datetime, timedelta
-from decimal import Decimal
-from enum import Enum
+from dataclasses import FrozenInstanceError
+from datetime import UTC, timedelta
 from typing import Any, TypeVar
-from uuid import UUID
 
 import pytest
 
@@ -45,6 +42,7 @@ from perdure.hooks import (
     StepRetrying,
 )
 from tests.conftest import BackendDatabase
+from tests.engine.parcels import PARCEL, packed
 from tests.engine.versions import version
 from tests.engine.waiting import stuck_runs, until, waiting
 from tests.support.storages import Database
@@ -319,38 +317,6 @@ def threaded(number: int) -> list[Any]:
 @workflow(name="hooks.threaded")
 async def in_a_thread() -> list[Any]:
     return await threaded(21)
-
-
-class Colour(Enum):
-    RED = "red"
-
-
-@dataclass
-class Parcel:
-    id: UUID
-    weight: Decimal
-    sent_at: datetime
-    colour: Colour
-    parts: list["Parcel"]
-    seal: bytes
-    record: str | int | None = None
-
-
-PARCEL = Parcel(UUID(int=7), Decimal("1.50"), datetime(2026, 1, 2, tzinfo=UTC), Colour.RED, [], b"\x00\xff", record=3)
-
-
-@activity(retry=ONCE)
-async def pack(parcel: Parcel) -> Parcel:
-    seen.append(parcel)
-    parcel.parts.append(Parcel(**{**vars(parcel), "parts": []}))
-    return parcel
-
-
-@workflow(name="hooks.parcel")
-async def packed(parcel: Parcel) -> tuple[Parcel, int]:
-    found = await pack(parcel)
-    await wait_event("go")
-    return found, len(parcel.parts)
 
 
 @workflow(name="hooks.echo")

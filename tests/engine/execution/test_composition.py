@@ -6,6 +6,7 @@ from datetime import timedelta
 import pytest
 
 from perdure import App, Retry, activity, set_state, sleep, wait_event, workflow
+from tests.engine.orders import halve
 from tests.engine.waiting import until, waiting
 from tests.support.storages import Database
 
@@ -17,11 +18,6 @@ done: list[str] = []
 @pytest.fixture(autouse=True)
 def forget() -> None:
     done.clear()
-
-
-@activity
-def halve(amount: float) -> float:
-    return amount / 2
 
 
 @workflow(name="composition.parallel")

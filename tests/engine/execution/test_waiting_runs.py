@@ -1,48 +1,26 @@
 """A waiting run is stored in the database; the copy in a worker's memory is only a cache."""
 
 import asyncio
-from collections import defaultdict
 from datetime import timedelta
-from typing import Any
 
 import pytest
 
-from perdure import App, Client, RunEvicted, activity, activity_info, receive, sleep, subscribe, wait_event, workflow
+from perdure import App, Client, RunEvicted, receive, sleep, subscribe, wait_event, workflow
+from tests.engine.gates import forget as forget_gates
+from tests.engine.gates import gated, gates, note, seen
 from tests.engine.waiting import until, waiting
 from tests.support.storages import Database
 
 SOON = timedelta(seconds=30)
-seen: list[Any] = []
-gates: dict[str, asyncio.Event] = defaultdict(asyncio.Event)
 
 
 @pytest.fixture(autouse=True)
 def forget() -> None:
-    seen.clear()
-    gates.clear()
+    forget_gates()
 
 
 async def rows(app: Client, id: str) -> list[str]:
     return [event.step async for event in app.history(id)]
-
-
-@activity
-async def note(what: str) -> str:
-    seen.append(what)
-    return what
-
-
-@activity
-async def gated(gate: str) -> str:
-    """Record that it has begun, and wait until the test opens its gate."""
-    info = activity_info()
-    seen.append((gate, info.attempt, info.idempotency_key))
-    try:
-        await gates[gate].wait()
-    except asyncio.CancelledError:
-        seen.append((f"{gate} cancelled", info.attempt, info.idempotency_key))
-        raise
-    return gate
 
 
 @workflow(name="waiting_runs.several")
