@@ -55,7 +55,7 @@ def _positive(kind: type[int] | type[float]) -> "type[int] | type[float]":
 
 
 def _pairs(names: Sequence[str], databases: Sequence[str] | None) -> list[tuple[Rig, str]]:
-    """Rigs with the databases they know; a name that nobody knows is an error."""
+    """Rigs with the databases they know; an unknown name is an error."""
     if unknown := [name for name in names if name not in RIGS]:
         raise ValueError(f"there is no rig {unknown[0]!r}; there are {', '.join(RIGS)}")
     rigs = [rig_named(name) for name in dict.fromkeys(names)]

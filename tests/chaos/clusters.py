@@ -16,9 +16,9 @@ class Death(Enum):
 
     SERVER = "its main process is killed"
     PROCESSES = "all its processes are killed"
-    MACHINE = "so is whoever looks after it"
+    MACHINE = "so is the process that monitors it"
     DEMOTION = "it lives, but takes no more writes"
-    SILENCE = "it stands still, with whoever looks after it, and goes on when another leads"
+    SILENCE = "it is stopped, with the process that monitors it, and continues when another server leads"
 
 
 class Cluster(Protocol):
@@ -37,13 +37,13 @@ class Cluster(Protocol):
     def __exit__(self, *_: object) -> None: ...
 
     def kill_primary(self, death: Death) -> None:
-        """Kill the one that takes writes."""
+        """Kill the server that takes writes."""
 
     def replace(self) -> None:
         """Let another take them."""
 
     def wake(self) -> None:
-        """Let what was silent go on, as if no time had passed."""
+        """Let what was silent continue, as if no time had passed."""
 
     def heal(self) -> None:
         """Bring the dead back, as followers."""

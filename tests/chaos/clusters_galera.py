@@ -21,8 +21,8 @@ PATIENCE = (
     "evs.keepalive_period=PT0.3S;evs.join_retrans_period=PT0.3S;evs.suspect_timeout=PT1S;evs.inactive_timeout=PT5S;"
     "evs.install_timeout=PT5S"
 )
-# Run at every change of the group, which waits for it. Who was given up, and comes back, is no writer any more: nobody
-# else could tell it so in time. In the first moments of being alone the server lets nobody in, and then asks again.
+# Run at every change of the group, which waits for it. A node that was given up, and comes back, is no writer any more:
+# no other node could tell it so in time. A node that was just left alone refuses connections, and then asks again.
 FENCE = """\
 case "$*" in
     *"--primary no"*) timeout 1 {client} --no-defaults --host={host} --port={port} --user=root \\
@@ -146,7 +146,7 @@ class GaleraCluster:
         self._stack.close()
 
     def kill_primary(self, death: Death) -> None:
-        """It dies or falls silent; it has a single process, and nobody looks after it."""
+        """It dies or falls silent; it has a single process, and no other process monitors it."""
         if death is Death.SILENCE:
             self.primary.fall_silent()
         else:
@@ -155,7 +155,7 @@ class GaleraCluster:
     def replace(self) -> None:
         """Once the group has given the dead or silent one up, the first of the others takes writes."""
         left = [node for node in self.nodes if node.pid and not node.silent]
-        wait_for(lambda: all(_sees(node, len(left)) for node in left), "the others to go on without it")
+        wait_for(lambda: all(_sees(node, len(left)) for node in left), "the others to continue without it")
         self.primary = left[0]
         self.primary.ask("SET GLOBAL read_only = 0")
 

@@ -38,7 +38,7 @@ class _Pair:
         self._stack.close()
 
     def wake(self) -> None:
-        """None of them is silent: nobody looks after a pair, so nobody would demote what comes back."""
+        """None of them is silent: a pair has no monitor, which could demote a server that comes back."""
 
     def _settle(self) -> None:
         """What is left to do once both are running."""
@@ -99,7 +99,7 @@ class PostgresPair(_Pair):
 
 
 class CarelessPair(PostgresPair):
-    """Asynchronous replication: commits wait for nobody, and a standby that fell behind is promoted all the same."""
+    """Asynchronous replication: commits don't wait for a standby, and a standby that fell behind is promoted, too."""
 
     waited_for = ""
 
@@ -138,7 +138,7 @@ class _Replicated(MySQLServer):
             connection.close()
 
     def follow(self, other: "_Replicated") -> None:
-        self.ask("SET GLOBAL rpl_semi_sync_master_enabled = 0")  # nobody follows a follower
+        self.ask("SET GLOBAL rpl_semi_sync_master_enabled = 0")  # a follower has no followers
         place = f"MASTER_HOST = '{HOST}', MASTER_PORT = {other.port}, MASTER_USER = 'root'"
         self.ask(f"CHANGE MASTER TO {place}, MASTER_USE_GTID = current_pos, MASTER_CONNECT_RETRY = 1")
         self.ask("START SLAVE")
@@ -193,7 +193,7 @@ class MariaDBPair(_Pair):
         self.primary.lead(followed=False)
 
     def heal(self) -> None:
-        """The one that was demoted follows; one that was killed may know more than it said, and stays away."""
+        """A demoted server follows; a killed server may have unacknowledged commits, and stays away."""
         if self._other.pid:
             self._other.follow(self.primary)
             wait_for(lambda: self._other.ask("SHOW SLAVE STATUS")[0]["Slave_IO_Running"] == "Yes", "a follower")

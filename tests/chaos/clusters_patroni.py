@@ -47,7 +47,7 @@ class Etcd(Server):
 
 
 class PatroniNode(Server):
-    """A PostgreSQL server and the Patroni that looks after it; SIGTERM to the latter ends both."""
+    """A PostgreSQL server and the Patroni that monitors it; SIGTERM to the latter ends both."""
 
     _accounts = ()  # as we are: where we are root, `setpriv` changes the account
     _stop_signal = _kill_signal = signal.SIGTERM
@@ -148,7 +148,7 @@ class PatroniNode(Server):
                     self._silent.append(pid)
 
     def wake(self) -> None:
-        """Let all go on: the server first, so that it answers before its Patroni knows that it was replaced."""
+        """Let both continue: the server first, so that it answers before its Patroni knows that it was replaced."""
         while self._silent:
             with suppress(ProcessLookupError):
                 os.kill(self._silent.pop(), signal.SIGCONT)
@@ -212,7 +212,7 @@ class PatroniCluster:
             node.wake()
 
     def heal(self) -> None:
-        """Patroni rewinds what was killed, or copies it anew."""
+        """Patroni rewinds what was killed, or copies it again."""
         for node in self.nodes:
             if node.pid is None:
                 node.start()

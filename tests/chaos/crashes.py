@@ -12,7 +12,7 @@ from tests.chaos.rigs import Outcome, Rig, Round
 from tests.engine.crashes.rig.databases import own_database, own_server, plain_user
 from tests.engine.crashes.rig.fork_server import WorkerSpec
 from tests.engine.crashes.rig.load import under_load, worked, working_again
-from tests.engine.crashes.rig.load_driver import LANES
+from tests.engine.crashes.rig.load_driver import CONCURRENCY
 from tests.engine.crashes.rig.nemesis import FileNemesis, MySQLNemesis, PostgresNemesis, ServerNemesis, Strike
 from tests.engine.crashes.rig.worker_pool import WorkerPool
 from tests.support.storages import Database
@@ -25,7 +25,7 @@ Strikes = Mapping[str, Strike]
 
 
 async def play(round_: Round) -> Outcome:
-    """As many crashes as asked for, with something else in between now and then."""
+    """Play as many crashes as requested, sometimes with another fault in between."""
     chance = random.Random(round_.seed)
     async with fragile(round_) as (database, crashes, others):
         plan = [chance.choice(list(crashes)) for _ in range(round_.count)]
@@ -38,7 +38,7 @@ async def play(round_: Round) -> Outcome:
 
 
 async def strike(
-    database: Database, round_: Round, strikes: Strikes, plan: Sequence[str], *, lanes: int = LANES
+    database: Database, round_: Round, strikes: Strikes, plan: Sequence[str], *, concurrency: int = CONCURRENCY
 ) -> Outcome:
     """Let the database be struck in each way of the plan; there is always work again."""
     chance, struck, again = random.Random(round_.seed), Counter[str](), [0.0]
@@ -51,7 +51,7 @@ async def strike(
             struck[name] += 1
 
     spec = WorkerSpec(database.url, str(round_.folder))
-    checker, figures = await under_load(database, spec, chance, follow, workers=WORKERS, lanes=lanes)
+    checker, figures = await under_load(database, spec, chance, follow, workers=WORKERS, concurrency=concurrency)
     return Outcome(struck.total(), checker.wrong, {**figures, **struck, "work_again_max_sec": round(max(again), 2)})
 
 

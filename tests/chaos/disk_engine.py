@@ -1,4 +1,4 @@
-"""Workers on a disk that is full for a while: every run ends, and no worker dies."""
+"""Workers on a disk that is full for some time: every run ends, and no worker dies."""
 
 import asyncio
 import random
@@ -14,11 +14,11 @@ from tests.engine.crashes.rig.load import under_load, worked, working_again
 from tests.engine.crashes.rig.worker_pool import WorkerPool, until
 from tests.support.storages import Database
 
-WORKERS, LANES = 2, 9
+WORKERS, CONCURRENCY = 2, 9
 BUSY = 15  # executions before the disk is full
 LEFT_MAX = 64 << 10
 TROUBLES = 1  # a worker logs an outage once
-STAY_SEC = 2 * LEASE_SEC  # at most: leases, which nobody can renew, survive it or do not
+STAY_SEC = 2 * LEASE_SEC  # at most: leases, which no worker can renew, survive it or do not
 PATIENCE_SEC = 120.0
 
 
@@ -43,7 +43,7 @@ async def engine(url: str, space: Space, outcome: Outcome, chance: random.Random
                     await crew.fork_server.resume(pid)
 
             spec = WorkerSpec(url, folder)
-            checker, figures = await under_load(database, spec, chance, harm, workers=WORKERS, lanes=LANES)
+            checker, figures = await under_load(database, spec, chance, harm, workers=WORKERS, concurrency=CONCURRENCY)
         outcome.wrong += checker.wrong
         outcome.figures = {"acknowledged": len(checker.rows.instances), **figures}
         outcome.figures["work_again_max_sec"] = round(max(again), 2)

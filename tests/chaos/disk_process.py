@@ -20,7 +20,7 @@ from tests.chaos.disk_engine import engine
 from tests.chaos.disk_servers import FailingMySQL, FailingPostgres, FailingServer
 from tests.chaos.disk_space import MIB, Space, small_space
 from tests.chaos.disk_worker import fail_syncs
-from tests.chaos.power_checks import QUERIES, Told, violations
+from tests.chaos.power_checks import QUERIES, Acknowledgements, violations
 from tests.chaos.power_load import EFFECTS, Load
 from tests.chaos.rigs import Outcome
 from tests.engine.crashes.rig.worker_pool import until
@@ -29,7 +29,7 @@ SIZES = {"sqlite": 8 * MIB, "postgresql": 160 * MIB, "mysql": 260 * MIB}
 LEFT_MAX = {"sqlite": 1 * MIB, "postgresql": 4 * MIB, "mysql": 8 * MIB}
 CLEAR = re.compile("full|room|space", re.IGNORECASE)  # what a person has to read when the disk is full
 GONE = re.compile("server|connection|answer|commit", re.IGNORECASE)
-LANES = 6
+WRITERS = 6
 STEPS = 20
 TROUBLES = 6
 PROGRESS = 40
@@ -41,16 +41,16 @@ class Episodes:
     """One storage that stays open through all of them."""
 
     def __init__(self, outcome: Outcome, chance: random.Random, server: FailingServer | None) -> None:
-        self.outcome, self.chance, self.server, self.told = outcome, chance, server, Told()
-        self.load = Load(self.told.tell, chance, pad_max=40_000)
+        self.outcome, self.chance, self.server, self.acknowledged = outcome, chance, server, Acknowledgements()
+        self.load = Load(self.acknowledged.acknowledge, chance, pad_max=40_000)
 
     async def play(
         self, storage: SQLStorage, count: int, harm: Callable[[], Awaitable[None]], mend: Callable[[], None]
     ) -> None:
-        """Do harm under load until it is felt, mend it, and see work go on."""
-        async with asyncio.TaskGroup() as lanes:
-            for number in range(LANES):
-                lanes.create_task(self.load.lane(storage, f"lane{number}", STEPS))
+        """Cause a fault under load until it has an effect, remove it, and wait until work continues."""
+        async with asyncio.TaskGroup() as writers:
+            for number in range(WRITERS):
+                writers.create_task(self.load.write_runs(storage, f"writer{number}", STEPS))
             for _ in range(count):
                 await self._progress()
                 await harm()
@@ -73,22 +73,22 @@ class Episodes:
             self.outcome.figures["restarts"] = self.outcome.figures.get("restarts", 0) + 1
 
     def judge_words(self) -> None:
-        """A server may end itself, or its connections, rather than go on: then that is what is said."""
-        told = [words for words in self.load.troubles if CLEAR.search(words)]
+        """A server may end itself, or its connections, rather than continue: then that is the error."""
+        clear = [words for words in self.load.troubles if CLEAR.search(words)]
         for words in self.load.troubles:
-            if words not in told and (self.server is None or not GONE.search(words)):
-                self.outcome.wrong.append(f"nobody would know that the disk is full: {words}")
-        if not told and self.outcome.figures.get("restarts", 0) < self.outcome.done:
-            self.outcome.wrong.append(f"nobody was told that the disk is full: {list(self.load.troubles)}")
+            if words not in clear and (self.server is None or not GONE.search(words)):
+                self.outcome.wrong.append(f"the error does not say that the disk is full: {words}")
+        if not clear and self.outcome.figures.get("restarts", 0) < self.outcome.done:
+            self.outcome.wrong.append(f"no error says that the disk is full: {list(self.load.troubles)}")
 
     async def check(self, storage: SQLStorage) -> None:
         rows = {sql: await storage.conn().fetch(sql) for sql in QUERIES}
-        self.outcome.wrong += violations(self.told, rows.__getitem__)
-        self.outcome.figures |= {"acknowledged": self.told.acknowledged, "troubles": self.load.troubles.total()}
+        self.outcome.wrong += violations(self.acknowledged, rows.__getitem__)
+        self.outcome.figures |= {"acknowledged": self.acknowledged.count, "troubles": self.load.troubles.total()}
 
     async def _progress(self) -> None:
-        wanted = self.told.acknowledged + PROGRESS
-        await self._until(lambda: self.told.acknowledged >= wanted, "work to go on")
+        wanted = self.acknowledged.count + PROGRESS
+        await self._until(lambda: self.acknowledged.count >= wanted, "work to continue")
 
     async def _until(self, condition: Callable[[], bool], what: str) -> None:
         await until(condition, f"{what}; heard: {self.load.troubles}", PATIENCE_SEC)
@@ -156,7 +156,7 @@ async def play(kind: str, backend: str, seed: int, count: int) -> Outcome:
         elif server is not None:
             await failing(url, server, episodes, count)
         else:
-            await fail_syncs(url, space.folder, outcome, episodes.told, chance, count)
+            await fail_syncs(url, space.folder, outcome, episodes.acknowledged, chance, count)
         async with open_storage(url) as storage:
             await episodes.check(storage)
     return outcome

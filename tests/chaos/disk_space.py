@@ -36,7 +36,7 @@ class Space:
         return status.f_bavail * status.f_bsize
 
     def free(self) -> None:
-        """Give it back."""
+        """Release it."""
         self._ballast.unlink(missing_ok=True)
 
 

@@ -1,7 +1,7 @@
 """Work on SQLite in a process whose syncs fail: python -m tests.chaos.disk_worker URL LOG TRACE SEED FAILURES.
 
-It ends as a crash would, once so many failures were felt and work has gone on. What it was told is in LOG; the calls
-that were made to fail are in TRACE, since one of them may be felt by several writers.
+It ends as a crash would, once so many failures have occurred and work has continued. What was acknowledged to it is in
+LOG; the calls that were made to fail are in TRACE, since several writers may get the error of one call.
 """
 
 import asyncio
@@ -15,22 +15,24 @@ from pathlib import Path
 from perdure.errors import CommitUnknownError
 from perdure.storage.stores import open_storage
 from tests.chaos.disk_servers import failing, injected
-from tests.chaos.power_checks import Told
+from tests.chaos.power_checks import Acknowledgements
 from tests.chaos.power_load import EFFECTS, Load
 from tests.chaos.rigs import Outcome
 
 ROOT = Path(__file__).parents[2]
-LANES = 4
+WRITERS = 4
 STEPS = 20
 PROGRESS = 40
 PATIENCE_SEC = 120.0
 
 
-async def fail_syncs(url: str, folder: Path, outcome: Outcome, told: Told, chance: random.Random, count: int) -> None:
-    """Let a worker meet so many failures; adds what it was told."""
+async def fail_syncs(
+    url: str, folder: Path, outcome: Outcome, acknowledged: Acknowledgements, chance: random.Random, count: int
+) -> None:
+    """Let a worker meet so many failures; add what was acknowledged to it."""
     async with open_storage(url) as storage:
         await storage.conn().execute(EFFECTS)
-    trace, log = folder / "trace", folder / "told"
+    trace, log = folder / "trace", folder / "acknowledged"
     command = [*failing(trace, chance.randint(5, 15)), sys.executable, "-m", "tests.chaos.disk_worker"]
     arguments = (url, log, trace, chance.getrandbits(32), count)
     worker = await asyncio.create_subprocess_exec(*map(str, (*command, *arguments)), cwd=ROOT)
@@ -46,7 +48,7 @@ async def fail_syncs(url: str, folder: Path, outcome: Outcome, told: Told, chanc
         if about["what"] == "trouble":
             outcome.wrong += [] if about["kind"] == CommitUnknownError.__name__ else [f"wrong error: {about}"]
         else:
-            told.tell(about.pop("what"), **about)
+            acknowledged.acknowledge(about.pop("what"), **about)
     outcome.figures["failed syncs"] = injected(trace)
     outcome.done += min(count, injected(trace))
 
@@ -54,24 +56,24 @@ async def fail_syncs(url: str, folder: Path, outcome: Outcome, told: Told, chanc
 class _Worker:
     def __init__(self, log: Path, chance: random.Random) -> None:
         self._log = log.open("a", buffering=1)
-        self.told = 0
-        self.load = Load(self._tell, chance)
+        self.acknowledged = 0
+        self.load = Load(self._acknowledge, chance)
 
-    def _tell(self, what: str, /, **about: object) -> None:
+    def _acknowledge(self, what: str, /, **about: object) -> None:
         self._log.write(json.dumps({"what": what, **about}) + "\n")
-        self.told += 1
+        self.acknowledged += 1
 
     async def run(self, url: str, trace: Path, failures: int) -> None:
-        async with open_storage(url) as storage, asyncio.TaskGroup() as lanes:
-            for number in range(LANES):
-                lanes.create_task(self.load.lane(storage, f"lane{number}", STEPS))
-            while min(self.load.troubles.total(), injected(trace)) < failures:  # noqa: ASYNC110 - the lanes count
+        async with open_storage(url) as storage, asyncio.TaskGroup() as writers:
+            for number in range(WRITERS):
+                writers.create_task(self.load.write_runs(storage, f"writer{number}", STEPS))
+            while min(self.load.troubles.total(), injected(trace)) < failures:  # noqa: ASYNC110 - the writers count
                 await asyncio.sleep(0.01)
-            wanted = self.told + PROGRESS
-            while self.told < wanted:  # noqa: ASYNC110
+            wanted = self.acknowledged + PROGRESS
+            while self.acknowledged < wanted:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             for words in self.load.troubles:
-                self._tell("trouble", kind=words.split(":")[0], words=words)
+                self._acknowledge("trouble", kind=words.split(":")[0], words=words)
             os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -23,7 +23,7 @@ from tests.engine.crashes.rig.worker_pool import WorkerPool
 from tests.support.databases import connect_mysql, fetch_mysql
 from tests.support.storages import Database
 
-WORKERS, LANES = 3, 12
+WORKERS, CONCURRENCY = 3, 12
 LEASE_SEC = 3.0  # with three servers beside the workers a heartbeat may starve on two cores
 RESUME_SEC = 2.0
 PRIMARY_SEC = 90.0  # until there is one again
@@ -56,7 +56,7 @@ async def started(cluster: Cluster) -> AsyncIterator[Cluster]:
 
 
 async def fail_over(
-    cluster: Cluster, round_: Round, deaths: Sequence[Death], *, work: int = 100, lanes: int = LANES
+    cluster: Cluster, round_: Round, deaths: Sequence[Death], *, work: int = 100, concurrency: int = CONCURRENCY
 ) -> Outcome:
     """Kill one primary after the other, with so many activities in between."""
     chance, outcome = random.Random(round_.seed), Outcome(0)
@@ -82,19 +82,19 @@ async def fail_over(
         await storage.db().execute(f"CREATE TABLE {PROBE} (id INT PRIMARY KEY, n INT NOT NULL)")
         await storage.db().execute(f"INSERT INTO {PROBE} VALUES (1, 0)")
         spec = WorkerSpec(database.url, str(round_.folder), lease_sec=LEASE_SEC)
-        checker, figures = await under_load(database, spec, chance, harm, workers=WORKERS, lanes=lanes)
+        checker, figures = await under_load(database, spec, chance, harm, workers=WORKERS, concurrency=concurrency)
     return Outcome(outcome.done, outcome.wrong + checker.wrong, figures | outcome.figures)
 
 
 async def _replaced(cluster: Cluster, crew: WorkerPool, death: Death, chance: random.Random) -> dict[str, float]:
-    """Kill the primary; gives how long it took until there was another, and from then on until work went on."""
+    """Kill the primary; return how long it took until there was another, and from then on until work continued."""
     killed = time.monotonic()
     await asyncio.to_thread(cluster.kill_primary, death)
     async with asyncio.TaskGroup() as group:
         probe = group.create_task(_first_answer(cluster))
         await asyncio.to_thread(cluster.replace)
     answered = probe.result()
-    early = death is Death.SILENCE and chance.random() < 0.5  # while all wait for its answers; else once nobody does
+    early = death is Death.SILENCE and chance.random() < 0.5  # while all wait for its answers; else once none does
     if early:
         await asyncio.to_thread(cluster.wake)
     recorded = await _first_line(crew, "hook.", answered)
@@ -127,12 +127,12 @@ def _url_sec(url: str, *names: str) -> float:
 
 
 async def _first_line(crew: WorkerPool, what: str, since: float, pid: int | None = None) -> float:
-    """When an activity began, or a worker was told of a commit, for the first time since; of one worker, if named."""
+    """When an activity began, or a worker learned of a commit, for the first time since; of one worker, if named."""
 
     def fits(line: Line) -> bool:
         return line.at > since and line.what.startswith(what) and pid in (None, line.pid)
 
-    return (await crew.seen(fits, "work to go on")).at
+    return (await crew.seen(fits, "work to continue")).at
 
 
 async def _first_answer(cluster: Cluster) -> float:

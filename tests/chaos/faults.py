@@ -16,19 +16,19 @@ from tests.engine.crashes.rig.databases import opened, own_server
 from tests.engine.crashes.rig.effect_log import EFFECTS
 from tests.faults.calls import Kind
 from tests.faults.enumerator import Enumerator, all_pairs, enumerating
-from tests.faults.workers import KINDS, Lane, Openings, RunCase, lane
+from tests.faults.workers import KINDS, Openings, RunCase, RunPlayer, open_player
 from tests.faults.workflows import PLAYS
 from tests.support.databases import named_database
 from tests.support.storages import Database
 
-LANES = 4  # databases at once, since most of it is waiting
+PLAYERS = 4  # databases at once, since most of it is waiting
 
 THEMES: list[tuple[str, str]] = [*all_pairs(), *product(PLAYS, KINDS)]
 
 
 @dataclass(slots=True)
-class Room:
-    """What the lanes of a round share."""
+class SharedState:
+    """What the players of a round share."""
 
     themes: Iterator[tuple[str, str]]
     effects: Path
@@ -37,7 +37,7 @@ class Room:
 
     async def serve(self, database: Database) -> None:
         """Play one theme after the other."""
-        async with enumerating(database) as enumerator, lane(database, self.effects, self.openings) as workers:
+        async with enumerating(database) as enumerator, open_player(database, self.effects, self.openings) as workers:
             for theme in self.themes:
                 if theme[0] in PLAYS:
                     await self._play_runs(workers, theme[0], Kind(theme[1]))
@@ -51,7 +51,7 @@ class Room:
             self.outcome.wrong += [f"{each} (PERDURE_FAULTS={case} pytest tests/faults)" for each in wrong]
             self.outcome.figures["storage_cases"] += 1
 
-    async def _play_runs(self, workers: Lane, play: str, kind: Kind) -> None:
+    async def _play_runs(self, workers: RunPlayer, play: str, kind: Kind) -> None:
         """Until a worker has no such call any more."""
         number = 1
         while (ended := await workers.play(RunCase(play, kind, number))).hit:
@@ -67,18 +67,18 @@ async def play(round_: Round) -> Outcome:
     effects = round_.folder / "effects"
     effects.touch()
     EFFECTS.open(effects)
-    room = Room(iter(THEMES[round_.seed : round_.seed + round_.count]), effects)
+    state = SharedState(iter(THEMES[round_.seed : round_.seed + round_.count]), effects)
     async with AsyncExitStack() as stack:
-        stack.enter_context(room.openings.watching())
-        urls = [f"sqlite:///{round_.folder}/lane{number}.db" for number in range(LANES)]
+        stack.enter_context(state.openings.watching())
+        urls = [f"sqlite:///{round_.folder}/player{number}.db" for number in range(PLAYERS)]
         if round_.backend != "sqlite":
             server = await stack.enter_async_context(own_server(round_.backend))
-            urls = [await named_database(server.url, f"lane{number}") for number in range(LANES)]
+            urls = [await named_database(server.url, f"player{number}") for number in range(PLAYERS)]
         databases = [await stack.enter_async_context(opened(Database(round_.backend, url))) for url in urls]
         async with asyncio.TaskGroup() as group:
             for database in databases:
-                group.create_task(room.serve(database))
-    return room.outcome
+                group.create_task(state.serve(database))
+    return state.outcome
 
 
 RIG = Rig("faults", "themes", dict.fromkeys(("sqlite", "postgresql", "mysql"), len(THEMES)), 12, play, in_order=True)

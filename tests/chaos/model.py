@@ -10,8 +10,8 @@ from random import Random
 from tests.chaos.rigs import Outcome, Rig, Round
 from tests.engine.crashes.rig.databases import own_database
 from tests.storage.properties.comparison import disagreement
-from tests.storage.properties.executors import Lane
-from tests.storage.properties.reference import ReferenceLane
+from tests.storage.properties.executors import DatabaseUnderTest
+from tests.storage.properties.reference import ReferenceUnderTest
 from tests.storage.properties.sequences import BEFORE_BURST, WORKERS, burst, sequence
 from tests.storage.properties.steps import Step, in_turn
 from tests.support.storages import Database
@@ -26,14 +26,16 @@ async def play(round_: Round) -> Outcome:
 
 async def compare(database: Database, chance: Random, count: int) -> Outcome:
     """Sequence after sequence, until that many steps were compared."""
-    lane = Lane(database.backend, [await database.storage() for _ in range(WORKERS)])
-    reference, outcome = ReferenceLane(WORKERS), Outcome(0, figures={"sequences": 0, "bursts": 0})
+    subject = DatabaseUnderTest(database.backend, [await database.storage() for _ in range(WORKERS)])
+    reference, outcome = ReferenceUnderTest(WORKERS), Outcome(0, figures={"sequences": 0, "bursts": 0})
     while outcome.done < count and not outcome.wrong:
         if chance.randrange(4):
             steps, at_once = sequence(chance, BEFORE_BURST), burst(chance)
         else:
             steps, at_once = sequence(chance), []
-        wrong = await (_explain(lane, reference, steps, at_once) if at_once else disagreement([reference, lane], steps))
+        wrong = await (
+            _explain(subject, reference, steps, at_once) if at_once else disagreement([reference, subject], steps)
+        )
         outcome.wrong += [wrong] if wrong else []
         outcome.done += len(steps) + len(at_once)
         outcome.figures["sequences"] += 1
@@ -41,12 +43,14 @@ async def compare(database: Database, chance: Random, count: int) -> Outcome:
     return outcome
 
 
-async def _explain(lane: Lane, reference: ReferenceLane, steps: Sequence[Step], at_once: Sequence[Step]) -> str:
-    wrong = await reference.explain(steps, at_once, await lane.run(steps, at_once))
+async def _explain(
+    subject: DatabaseUnderTest, reference: ReferenceUnderTest, steps: Sequence[Step], at_once: Sequence[Step]
+) -> str:
+    wrong = await reference.explain(steps, at_once, await subject.run(steps, at_once))
     for number in reversed(range(len(steps))) if wrong else ():  # the fewest steps before, as far as chance lets see
         fewer = in_turn([*steps[:number], *steps[number + 1 :]])
         for _ in range(TRIES):
-            still = await reference.explain(fewer, at_once, await lane.run(fewer, at_once))
+            still = await reference.explain(fewer, at_once, await subject.run(fewer, at_once))
             if still and len(fewer) < len(steps):
                 wrong, steps = still, fewer
                 break

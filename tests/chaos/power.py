@@ -20,7 +20,7 @@ from random import Random
 
 from perdure import App
 from perdure.storage.stores import open_storage
-from tests.chaos.power_checks import Told, violations
+from tests.chaos.power_checks import Acknowledgements, violations
 from tests.chaos.power_disk import Disk
 from tests.chaos.power_log import Kind, Record, read
 from tests.chaos.power_second_cut import Recovery
@@ -46,22 +46,28 @@ async def cuts(
     *,
     synchronous: int = FULL,
     failing: float = 0.0,
-    deaf: bool = False,
+    ignores_sync: bool = False,
     lives: int = LIVES,
     again: int = AGAIN,
-    deaf_again: bool = False,
+    ignores_sync_later: bool = False,
 ) -> Outcome:
-    """The round; with less than full synchrony, or a disk that is or becomes deaf, something has to be lost."""
+    """Play a round; with less than full synchrony, or a disk that ignores syncs, something has to be lost."""
     with _fast_folder(round.folder) as folder:
         began = time.monotonic()
         recording = await _record(folder, round.seed, lives, synchronous, failing)
         outcome = Outcome(0, figures={"records": len(recording), "recording_sec": time.monotonic() - began})
-        cutter = _Cutter(recording, folder / "cut.db", Random(round.seed), outcome, deaf)
-        recovery = Recovery(cutter.database, cutter.chance, cutter.told, synchronous, deaf=deaf or deaf_again)
+        cutter = _Cutter(recording, folder / "cut.db", Random(round.seed), outcome, ignores_sync)
+        recovery = Recovery(
+            cutter.database,
+            cutter.chance,
+            cutter.acknowledged,
+            synchronous,
+            ignores_sync=ignores_sync or ignores_sync_later,
+        )
         await cutter.run(round.count, recovery, again)
         wanted = {"journal_mode": "wal", "synchronous": synchronous, "foreign_keys": 1}
-        if cutter.told.pragmas != wanted:
-            outcome.wrong.append(f"not the pragmas that were asked for: {cutter.told.pragmas}")
+        if cutter.acknowledged.pragmas != wanted:
+            outcome.wrong.append(f"not the pragmas that were asked for: {cutter.acknowledged.pragmas}")
         if outcome.wrong:
             shutil.copy(folder / "recording", round.folder)
         return outcome
@@ -91,11 +97,13 @@ async def _record(folder: Path, seed: int, lives: int, synchronous: int, failing
 class _Cutter:
     """Plays a recording and looks at what is left of it at many moments."""
 
-    def __init__(self, recording: list[Record], database: Path, chance: Random, outcome: Outcome, deaf: bool) -> None:
+    def __init__(
+        self, recording: list[Record], database: Path, chance: Random, outcome: Outcome, ignores_sync: bool
+    ) -> None:
         self.recording, self.database, self.chance, self.outcome = recording, database, chance, outcome
-        self.disk, self.told = Disk(chance, deaf=deaf), Told()
+        self.disk, self.acknowledged = Disk(chance, ignores_sync=ignores_sync), Acknowledgements()
         self.rare = [place for place, record in enumerate(recording) if record.kind in RARE]
-        outcome.figures |= {"acknowledged": 0, "cut again": 0, "reopened": 0, "went on": 0}
+        outcome.figures |= {"acknowledged": 0, "cut again": 0, "reopened": 0, "continued": 0}
 
     async def run(self, count: int, recovery: Recovery, again: int) -> None:
         played = 0
@@ -113,7 +121,7 @@ class _Cutter:
                 more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
                 self.outcome.wrong.append(f"cut after record {moment} ({how}): {wrong[0]}{more}")
             self.outcome.done += 1
-        self.outcome.figures["acknowledged"] = self.told.acknowledged
+        self.outcome.figures["acknowledged"] = self.acknowledged.count
 
     def _moment(self) -> int:
         """Anywhere, or soon after something rare."""
@@ -123,9 +131,9 @@ class _Cutter:
         return self.chance.randint(1, end)
 
     def _play(self, record: Record) -> None:
-        if record.kind is Kind.TOLD:
+        if record.kind is Kind.ACKNOWLEDGED:
             about = json.loads(record.data)
-            self.told.tell(about.pop("what"), **about)
+            self.acknowledged.acknowledge(about.pop("what"), **about)
         else:
             self.disk.apply(record)
 
@@ -157,27 +165,27 @@ class _Cutter:
             if found := fetch("PRAGMA foreign_key_check"):
                 return [f"rows without those they belong to: {found[:3]}"]
             if not fetch("SELECT 1 FROM sqlite_master WHERE name = 'effects'"):  # the last table that is made
-                return ["lost: the tables"] if "pragmas" in self.told.what else []
-            return violations(self.told, fetch)
+                return ["lost: the tables"] if "pragmas" in self.acknowledged.what else []
+            return violations(self.acknowledged, fetch)
 
     async def _reopened(self) -> list[str]:
         """Perdure makes tables that are missing, takes over what was leased, and finishes every run exactly once."""
         url = f"sqlite:///{self.database}"
         self.outcome.figures["reopened"] += 1
         async with open_storage(url) as storage:
-            for run, token in self.told.tokens.items():
-                if run not in self.told.done:
+            for run, token in self.acknowledged.tokens.items():
+                if run not in self.acknowledged.done:
                     await storage.release_lock(run, "w")
                     lease = await storage.try_acquire_lock(run, "w", 30)
                     if lease is not None and lease.token <= token:
                         return [f"{run} was leased again with token {lease.token}"]
-        if self.told.started:
+        if self.acknowledged.started:
             began = time.monotonic()
             async with App(url, workflows=[order], lease=timedelta(seconds=2)) as app:
-                for run, number in self.told.started.items():
+                for run, number in self.acknowledged.started.items():
                     if await app.get(run).result(60) != number * 2 + 3:
                         return [f"{run} gave another result after the cut"]
-            self.outcome.figures["went on"] += len(self.told.started)
+            self.outcome.figures["continued"] += len(self.acknowledged.started)
             took = time.monotonic() - began
             self.outcome.figures["went_on_max_sec"] = max(took, self.outcome.figures.get("went_on_max_sec", 0.0))
         return self._broken()

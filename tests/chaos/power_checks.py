@@ -19,8 +19,8 @@ Fetch = Callable[[str], Sequence[Sequence[Any]]]
 
 
 @dataclass(slots=True)
-class Told:
-    """All that somebody was told so far."""
+class Acknowledgements:
+    """Everything that was acknowledged to a client so far."""
 
     what: set[str] = field(default_factory=set)
     tokens: dict[str, int] = field(default_factory=dict)
@@ -33,11 +33,11 @@ class Told:
     pragmas: dict[str, object] = field(default_factory=dict)
 
     @property
-    def acknowledged(self) -> int:
-        lanes = len(self.tokens) + len(self.steps) + len(self.messages) + len(self.done)
-        return lanes + len(self.started) + len(self.results)
+    def count(self) -> int:
+        of_writers = len(self.tokens) + len(self.steps) + len(self.messages) + len(self.done)
+        return of_writers + len(self.started) + len(self.results)
 
-    def tell(self, what: str, /, **about: Any) -> None:
+    def acknowledge(self, what: str, /, **about: Any) -> None:
         self.what.add(what)
         match what:
             case "token":
@@ -58,31 +58,31 @@ class Told:
                 self.pragmas = about
 
 
-def violations(told: Told, fetch: Fetch) -> list[str]:
+def violations(acknowledged: Acknowledgements, fetch: Fetch) -> list[str]:
     """Everything that is wrong with the rows, as sentences; nothing but `QUERIES` is fetched."""
     instances = {row[0]: row[1:] for row in fetch(INSTANCES)}
-    lanes: defaultdict[str, list[tuple[str, Any]]] = defaultdict(list)
+    writers: defaultdict[str, list[tuple[str, Any]]] = defaultdict(list)
     paid: Counter[str] = Counter()
     for run, step, kind, data in fetch(HISTORY):
-        if run.startswith("lane"):
-            lanes[run].append((step, json.loads(data)))
+        if run.startswith("writer"):
+            writers[run].append((step, json.loads(data)))
         else:
             paid[run] += kind == COMPLETED and "pay" in step
     effects: dict[str, str] = dict(map(tuple, fetch(EFFECTS)))
     nonces = Nonces(
-        kinds={data["nonce"]: data["kind"] for rows in lanes.values() for _, data in rows},
-        effects={nonce for nonce, run in effects.items() if run.startswith("lane")},
+        kinds={data["nonce"]: data["kind"] for rows in writers.values() for _, data in rows},
+        effects={nonce for nonce, run in effects.items() if run.startswith("writer")},
         outbox={nonce for (nonce,) in fetch(OUTBOX)},
         messages={nonce for (nonce,) in fetch(MESSAGES)},
     )
-    wrong = _lost(told, instances, nonces)
+    wrong = _lost(acknowledged, instances, nonces)
     wrong += nonces.halves()
-    wrong += [f"said not to be written, but there: {nonce}" for nonce in told.never & nonces.all]
-    for run, rows in lanes.items():
+    wrong += [f"said not to be written, but there: {nonce}" for nonce in acknowledged.never & nonces.all]
+    for run, rows in writers.items():
         wrong += _out_of_order(run, rows)
     payments = Counter(effects.values())
-    for run in instances.keys() - lanes.keys():
-        if not run.startswith("lane") and paid[run] != payments[run]:
+    for run in instances.keys() - writers.keys():
+        if not run.startswith("writer") and paid[run] != payments[run]:
             wrong.append(f"half: {run} has {paid[run]} results of payments and {payments[run]} payments")
     return wrong
 
@@ -110,16 +110,18 @@ class Nonces:
         ]
 
 
-def _lost(told: Told, instances: dict[str, Sequence[Any]], nonces: Nonces) -> list[str]:
-    wrong = [f"lost: step {nonce}" for nonce in told.steps.keys() - nonces.kinds.keys()]
-    wrong += [f"lost: message {nonce}" for nonce in told.messages - nonces.messages]
-    wrong += [f"lost: run {run}" for run in (told.tokens.keys() | told.started.keys()) - instances.keys()]
+def _lost(acknowledged: Acknowledgements, instances: dict[str, Sequence[Any]], nonces: Nonces) -> list[str]:
+    wrong = [f"lost: step {nonce}" for nonce in acknowledged.steps.keys() - nonces.kinds.keys()]
+    wrong += [f"lost: message {nonce}" for nonce in acknowledged.messages - nonces.messages]
+    wrong += [
+        f"lost: run {run}" for run in (acknowledged.tokens.keys() | acknowledged.started.keys()) - instances.keys()
+    ]
     for run, (status, output, token) in instances.items():
-        if token < told.tokens.get(run, 0):
-            wrong.append(f"the token of {run} fell from {told.tokens[run]} to {token}")
-        if run in told.done and status != "completed":
+        if token < acknowledged.tokens.get(run, 0):
+            wrong.append(f"the token of {run} fell from {acknowledged.tokens[run]} to {token}")
+        if run in acknowledged.done and status != "completed":
             wrong.append(f"lost: the end of {run}, which is {status}")
-        if run in told.results and (status != "completed" or json.loads(output) != told.results[run]):
+        if run in acknowledged.results and (status != "completed" or json.loads(output) != acknowledged.results[run]):
             wrong.append(f"lost: the result of {run}, which is {status} with {output!r}")
     return wrong
 

@@ -1,12 +1,12 @@
 """A disk that forgets what was not synced, played from a recording, and the files that a power cut leaves of it.
 
-What was synced is there. Of each write since, every sector is there or not by itself: a sector that was written twice
+What was synced is there. Of each later write, any sector may be there or not: a sector that was written twice
 has any of its versions, which is also what writing back in any order would leave. A file may be longer than what was
 written to it, with zeros or rubbish in between. Names are kept by the folder, whose changes come in order: a new or
 removed file may not be, until the folder is synced. SQLite does that with the first sync of a journal or log.
 
 After a sync that failed the kernel takes its pages for clean: each sector was written or is lost for good, though the
-program goes on reading it.
+program continues to read it.
 """
 
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ SUFFIXES = ("", "-wal", "-journal", "-shm")
 
 
 @dataclass(frozen=True, slots=True)
-class Whim:
+class CutBehaviour:
     """How one power cut treats what was not synced."""
 
     chance: Random
@@ -29,7 +29,7 @@ class Whim:
     rubbish: bool
 
     @classmethod
-    def of(cls, chance: Random) -> "Whim":
+    def of(cls, chance: Random) -> "CutBehaviour":
         kept = chance.choice((0.0, 1.0, chance.random(), chance.random()))
         return cls(chance, chance.choice(SECTORS), kept, chance.random() < 0.5)
 
@@ -51,43 +51,43 @@ class File:
     def sync(self) -> None:
         self.durable, self.pending = self.after(None), []
 
-    def fail(self, whim: Whim) -> None:
-        self.durable, self.pending = self.after(whim), []
+    def fail(self, behaviour: CutBehaviour) -> None:
+        self.durable, self.pending = self.after(behaviour), []
 
-    def after(self, whim: Whim | None) -> bytearray:
+    def after(self, behaviour: CutBehaviour | None) -> bytearray:
         """The bytes with what is pending: all of it, or what a cut leaves; only the latter is a copy."""
-        content = self.durable if whim is None else bytearray(self.durable)
+        content = self.durable if behaviour is None else bytearray(self.durable)
         for record in self.pending:
             if record.kind is Kind.TRUNCATE:
-                if whim is None or whim.keeps():
-                    _resize(content, record.at, whim)
-            elif whim is None:
-                _put(content, record.at, record.data, whim)
+                if behaviour is None or behaviour.keeps():
+                    _resize(content, record.at, behaviour)
+            elif behaviour is None:
+                _put(content, record.at, record.data, behaviour)
             else:
-                _tear(content, record.at, record.data, whim)
+                _tear(content, record.at, record.data, behaviour)
         return content
 
 
-def _tear(content: bytearray, at: int, data: bytes, whim: Whim) -> None:
+def _tear(content: bytearray, at: int, data: bytes, behaviour: CutBehaviour) -> None:
     end = at + len(data)
     start = at
     while start < end:
-        stop = min(end, (start // whim.sector + 1) * whim.sector)
-        if whim.keeps():
-            _put(content, start, data[start - at : stop - at], whim)
+        stop = min(end, (start // behaviour.sector + 1) * behaviour.sector)
+        if behaviour.keeps():
+            _put(content, start, data[start - at : stop - at], behaviour)
         start = stop
 
 
-def _put(content: bytearray, at: int, data: bytes, whim: Whim | None) -> None:
+def _put(content: bytearray, at: int, data: bytes, behaviour: CutBehaviour | None) -> None:
     if at > len(content):
-        _resize(content, at, whim)
+        _resize(content, at, behaviour)
     content[at : at + len(data)] = data
 
 
-def _resize(content: bytearray, size: int, whim: Whim | None) -> None:
+def _resize(content: bytearray, size: int, behaviour: CutBehaviour | None) -> None:
     missing = size - len(content)
     if missing > 0:
-        content += bytes(missing) if whim is None else whim.fill(missing)
+        content += bytes(missing) if behaviour is None else behaviour.fill(missing)
     else:
         del content[size:]
 
@@ -95,9 +95,9 @@ def _resize(content: bytearray, size: int, whim: Whim | None) -> None:
 class Disk:
     """The files of one database by what their names have beyond its own."""
 
-    def __init__(self, chance: Random, *, deaf: bool = False) -> None:
+    def __init__(self, chance: Random, *, ignores_sync: bool = False) -> None:
         self._chance = chance
-        self._deaf = deaf  # a disk that lies: it says that it synced
+        self._ignores_sync = ignores_sync  # a disk that lies: it says that it synced
         self._files: dict[str, File] = {}
         self._names: list[dict[str, File]] = [{}]  # of the folder: what is durable, and every change since
 
@@ -121,27 +121,27 @@ class Disk:
                     self._sync_folder()
             case Kind.WRITE | Kind.TRUNCATE:
                 self._files[record.file].pending.append(record)
-            case Kind.SYNC if not self._deaf:
+            case Kind.SYNC if not self._ignores_sync:
                 file = self._files[record.file]
                 file.sync()
                 if record.file and not file.named:
                     file.named = True
                     self._sync_folder()
             case Kind.FAILED_SYNC:
-                self._files[record.file].fail(Whim.of(self._chance))
+                self._files[record.file].fail(CutBehaviour.of(self._chance))
 
     def _sync_folder(self) -> None:
         del self._names[:-1]
 
     def cut(self, database: Path) -> str:
         """Write the files that a power cut now might leave; says in words how it went."""
-        whim = Whim.of(self._chance)
+        behaviour = CutBehaviour.of(self._chance)
         names = self._chance.choice(self._names)
         for suffix in SUFFIXES:
             path = database.with_name(database.name + suffix)
             if suffix in names:
-                path.write_bytes(names[suffix].after(whim))
+                path.write_bytes(names[suffix].after(behaviour))
             else:
                 path.unlink(missing_ok=True)
         pending = {suffix or "db": len(file.pending) for suffix, file in names.items()}
-        return f"{whim.kept:.2f} of sectors of {whim.sector} bytes kept, not synced: {pending}"
+        return f"{behaviour.kept:.2f} of sectors of {behaviour.sector} bytes kept, not synced: {pending}"

@@ -1,4 +1,4 @@
-"""Lanes of work on a storage whose every write can be accounted for, whatever happens to the disk under it."""
+"""Writers on a storage, each of whose writes can be accounted for, whatever happens to the disk under it."""
 
 import asyncio
 import json
@@ -30,8 +30,8 @@ PAUSE_SEC = 0.02
 LEASE_SEC = 3600.0
 
 
-class Tell(Protocol):
-    """Hears of every acknowledgement, after it."""
+class Acknowledge(Protocol):
+    """Called after every acknowledgement."""
 
     def __call__(self, what: str, /, **about: object) -> None: ...
 
@@ -39,16 +39,16 @@ class Tell(Protocol):
 class Load:
     """Writers on a storage of their own each, or on one; each write carries a nonce that is never used twice."""
 
-    def __init__(self, tell: Tell, chance: random.Random, pad_max: int = 6000) -> None:
-        self.tell, self.chance, self._pad_max = tell, chance, pad_max
+    def __init__(self, acknowledge: Acknowledge, chance: random.Random, pad_max: int = 6000) -> None:
+        self.acknowledge, self.chance, self._pad_max = acknowledge, chance, pad_max
         self.stopping = asyncio.Event()
         self.troubles: Counter[str] = Counter()
-        # Runs with a commit of which nobody knows. A server that dies of it may bring it back when it recovers, after
-        # others have seen that it was not there: such a run is left alone.
+        # Runs with a commit whose outcome is unknown. A server that crashed during it may restore it when it recovers,
+        # after others have seen that it did not exist: such a run is left alone.
         self._left_alone: set[str] = set()
         self._numbers = count(1)
 
-    async def lane(self, storage: SQLStorage, name: str, steps: int) -> None:
+    async def write_runs(self, storage: SQLStorage, name: str, steps: int) -> None:
         """One instance after the other, until it is time to stop."""
         for life in count(1):
             if self.stopping.is_set():
@@ -75,13 +75,13 @@ class Load:
     async def _leased(self, storage: SQLStorage, run: str) -> Lease:
         async def create() -> None:
             with suppress(InstanceExistsError):
-                await storage.create_instance(WorkflowInstance(run, "lane"))
+                await storage.create_instance(WorkflowInstance(run, "writer"))
 
         await self.persist(create)
         return await self._again(storage, run)
 
     async def _again(self, storage: SQLStorage, run: str) -> Lease:
-        """Give the lease back, if it is held, and take it: the token grows."""
+        """Release the lease, if it is held, and take it again: the fencing token grows."""
 
         async def acquire() -> Lease | None:
             await storage.release_lock(run, "w")
@@ -89,7 +89,7 @@ class Load:
 
         while (lease := await self.persist(acquire)) is None:
             pass
-        self.tell("token", run=run, token=lease.token)
+        self.acknowledge("token", run=run, token=lease.token)
         return lease
 
     async def _complete(self, storage: SQLStorage, lease: Lease) -> None:
@@ -99,14 +99,14 @@ class Load:
                 await storage.complete_and_release(lease, b'"done"')
 
         await self.persist(complete)
-        self.tell("done", run=lease.instance_id)
+        self.acknowledge("done", run=lease.instance_id)
 
     async def _steps_in(self, storage: SQLStorage, run: str) -> int:
         """After trouble: how far the history has come."""
 
         async def last() -> int:
             events, more = await storage.get_history_paginated(run, limit=1000)
-            assert not more, "lanes are short"
+            assert not more, "the runs of a writer are short"
             return int(events[-1].activity_id.split(".")[0]) if events else 0
 
         return await self.persist(last)
@@ -124,7 +124,7 @@ class Load:
         async with storage.transaction() as connection:
             await storage.append_history(self._event(lease, f"{number}", nonce, "whole"), lease=lease)
             await connection.execute(f"INSERT INTO effects (nonce, run) VALUES ('{nonce}', '{lease.instance_id}')")
-            await storage.add_outbox_event(OutboxEvent(nonce, "stepped", "lane", b"{}"), lease=lease)
+            await storage.add_outbox_event(OutboxEvent(nonce, "stepped", "writer", b"{}"), lease=lease)
 
     async def _batch(self, storage: SQLStorage, lease: Lease, number: int, nonce: str) -> None:
         parts = [self._event(lease, f"{number}.{part}", nonce, "batch") for part in range(BATCH)]
@@ -143,10 +143,10 @@ class Load:
         try:
             async with storage.transaction() as connection:
                 await connection.execute(f"INSERT INTO effects (nonce, run) VALUES ('{nonce}', '{lease.instance_id}')")
-                await storage.add_outbox_event(OutboxEvent(nonce, "undone", "lane", b"{}"), lease=lease)
+                await storage.add_outbox_event(OutboxEvent(nonce, "undone", "writer", b"{}"), lease=lease)
                 raise ZeroDivisionError
         except ZeroDivisionError:
-            self.tell("never", nonce=nonce)
+            self.acknowledge("never", nonce=nonce)
         except TROUBLE as error:
             self._note(error)
 
@@ -165,12 +165,12 @@ class Load:
         except TROUBLE as error:
             self._note(error)
             if not isinstance(error, CommitUnknownError):
-                self.tell("never", nonce=nonce)
+                self.acknowledge("never", nonce=nonce)
             elif storage._backend.driver.name != "sqlite":
                 self._left_alone.add(lease.instance_id)
             await asyncio.sleep(PAUSE_SEC)
             return False
-        self.tell(what, run=lease.instance_id, nonce=nonce)
+        self.acknowledge(what, run=lease.instance_id, nonce=nonce)
         return True
 
     async def persist(self, call: Callable[[], Awaitable[T]]) -> T:

@@ -11,7 +11,7 @@ _HEAD = struct.Struct("<BqB I")
 
 
 class Kind(IntEnum):
-    """What was asked of a file; or, without a file, what somebody was told."""
+    """What was asked of a file; or, without a file, what was acknowledged to a client."""
 
     CREATE = 1
     WRITE = 2
@@ -19,7 +19,7 @@ class Kind(IntEnum):
     SYNC = 4
     FAILED_SYNC = 5
     DELETE = 6
-    TOLD = 7
+    ACKNOWLEDGED = 7
 
 
 class Record(NamedTuple):
@@ -41,15 +41,15 @@ class Log:
         name = file.encode()
         self._file.write(_HEAD.pack(kind, at, len(name), len(data)) + name + data)
 
-    def tell(self, what: str, **about: object) -> None:
-        """Somebody was told so: from here on a power cut may not undo it."""
-        self.add(Kind.TOLD, data=json.dumps({"what": what, **about}).encode())
+    def acknowledge(self, what: str, **about: object) -> None:
+        """Record that a client got an acknowledgement: from here on a power cut may not undo it."""
+        self.add(Kind.ACKNOWLEDGED, data=json.dumps({"what": what, **about}).encode())
 
     def close(self) -> None:
         self._file.close()
 
 
-class Kept(Log):
+class MemoryLog(Log):
     """A recording that is only kept in memory."""
 
     def __init__(self) -> None:

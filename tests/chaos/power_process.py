@@ -2,7 +2,7 @@
 
     python -m tests.chaos.power_process FOLDER SEED LIVES SYNCHRONOUS FAILING
 
-leaves the recording in FOLDER. LIVES is how many instances end in all lanes together.
+leaves the recording in FOLDER. LIVES is how many instances end of all writers together.
 """
 
 import asyncio
@@ -20,9 +20,9 @@ from tests.chaos.power_log import Log
 from tests.chaos.power_vfs import Connection, RecordedDisk
 from tests.chaos.power_workflow import order
 
-LANES = 4
+WRITERS = 4
 STEPS = 8
-ENGINE_LANES = 2
+ENGINE_WRITERS = 2
 LEASE = timedelta(seconds=2)
 
 
@@ -31,40 +31,40 @@ class Recorder:
 
     def __init__(self, url: str, log: Log, disk: RecordedDisk, chance: random.Random) -> None:
         self.url, self.log, self.disk = url, log, disk
-        self.load = Load(self._tell, chance)
+        self.load = Load(self._acknowledge, chance)
         self.ended = 0
 
-    def _tell(self, what: str, /, **about: object) -> None:
-        self.log.tell(what, **about)
+    def _acknowledge(self, what: str, /, **about: object) -> None:
+        self.log.acknowledge(what, **about)
         self.ended += what == "done"
 
     async def run(self, lives: int, failing: float) -> None:
         async with open_storage(self.url) as storage:
             await storage.conn().execute(EFFECTS)
-            self.log.tell("pragmas", **await _pragmas(storage))
+            self.log.acknowledge("pragmas", **await _pragmas(storage))
             async with App(self.url, workflows=[order], lease=LEASE):
-                self.log.tell("ready")
+                self.log.acknowledge("ready")
                 self.disk.failing = failing
-                async with asyncio.TaskGroup() as lanes:
-                    for number in range(LANES):
-                        lanes.create_task(self.load.lane(storage, f"lane{number}", STEPS))
-                    for number in range(ENGINE_LANES):
-                        lanes.create_task(self._orders(number))
-                    lanes.create_task(self._stop_after(lives))
+                async with asyncio.TaskGroup() as writers:
+                    for number in range(WRITERS):
+                        writers.create_task(self.load.write_runs(storage, f"writer{number}", STEPS))
+                    for number in range(ENGINE_WRITERS):
+                        writers.create_task(self._orders(number))
+                    writers.create_task(self._stop_after(lives))
                 self.disk.failing = 0
 
-    async def _orders(self, lane: int) -> None:
-        number = lane
+    async def _orders(self, write_runs: int) -> None:
+        number = write_runs
         while not self.load.stopping.is_set():
             run = f"order{number}"
             handle = await self.load.persist(lambda number=number, run=run: order.options(id=run).start(number))  # type: ignore[misc]
-            self._tell("started", run=run, number=number)
+            self._acknowledge("started", run=run, number=number)
             result = await self.load.persist(lambda handle=handle: handle.result(60))  # type: ignore[misc]
-            self._tell("result", run=run, result=result)
-            number += ENGINE_LANES
+            self._acknowledge("result", run=run, result=result)
+            number += ENGINE_WRITERS
 
     async def _stop_after(self, lives: int) -> None:
-        while self.ended < lives:  # noqa: ASYNC110 - the lanes count
+        while self.ended < lives:  # noqa: ASYNC110 - the writers count
             await asyncio.sleep(0.01)
         self.load.stopping.set()
 
@@ -81,7 +81,7 @@ def main(folder: Path, seed: int, lives: int, synchronous: int, failing: float) 
     sqlite.connect = Connection  # type: ignore[assignment]
     sqlite._PRAGMAS["synchronous"] = synchronous
     if failing:
-        logging.disable()  # the engine tells of every sync that fails
+        logging.disable()  # the engine logs every sync that fails
     asyncio.run(Recorder(f"sqlite:///{database}", log, disk, chance).run(lives, failing))
     log.close()
 

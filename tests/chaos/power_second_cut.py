@@ -13,9 +13,9 @@ from random import Random
 import apsw
 
 from perdure.database.backends.sqlite.backend import _PRAGMAS
-from tests.chaos.power_checks import Told
+from tests.chaos.power_checks import Acknowledgements
 from tests.chaos.power_disk import Disk
-from tests.chaos.power_log import Kept, Kind
+from tests.chaos.power_log import Kind, MemoryLog
 from tests.chaos.power_vfs import Connection, RecordedDisk
 
 WRITES = 3
@@ -27,15 +27,17 @@ GROW = "UPDATE workflow_instances SET lock_token = lock_token + 1 WHERE instance
 class Recovery:
     """Recovers what a cut has left of a database, and cuts again."""
 
-    def __init__(self, database: Path, chance: Random, told: Told, synchronous: int, *, deaf: bool) -> None:
-        self._database, self._chance, self._told = database, chance, told
-        self._synchronous, self._deaf = synchronous, deaf
-        self._recorded = RecordedDisk(str(database), Kept(), chance)
+    def __init__(
+        self, database: Path, chance: Random, acknowledged: Acknowledgements, synchronous: int, *, ignores_sync: bool
+    ) -> None:
+        self._database, self._chance, self._acknowledged = database, chance, acknowledged
+        self._synchronous, self._ignores_sync = synchronous, ignores_sync
+        self._recorded = RecordedDisk(str(database), MemoryLog(), chance)
 
     @contextmanager
     def cut(self) -> Iterator[str]:
-        """Leave the files as the second cut might; what was told between the two counts within the block."""
-        disk, log = Disk(self._chance, deaf=self._deaf), Kept()
+        """Leave the files as the second cut might; what was acknowledged between the two counts within the block."""
+        disk, log = Disk(self._chance, ignores_sync=self._ignores_sync), MemoryLog()
         disk.hold(self._database)
         self._recorded.log = log
         try:
@@ -43,17 +45,17 @@ class Recovery:
         except apsw.Error as error:  # else our connection's are Python's own
             raise ValueError(f"cannot be recovered: {error!r}") from error
         moment = self._chance.randint(0, len(log.records))
-        tokens = dict(self._told.tokens)
+        tokens = dict(self._acknowledged.tokens)
         for record in log.records[:moment]:
-            if record.kind is Kind.TOLD:
+            if record.kind is Kind.ACKNOWLEDGED:
                 about = json.loads(record.data)
-                self._told.tell(about.pop("what"), **about)
+                self._acknowledged.acknowledge(about.pop("what"), **about)
             else:
                 disk.apply(record)
         yield f"again at {moment} of {len(log.records)} records: {disk.cut(self._database)}"
-        self._told.tokens = tokens
+        self._acknowledged.tokens = tokens
 
-    def _recover(self, log: Kept) -> None:
+    def _recover(self, log: MemoryLog) -> None:
         """Some tokens grow, each in a commit of its own, with checkpoints in between; closing is another."""
         with closing(Connection(str(self._database))) as connection:
             for pragma, value in (_PRAGMAS | {"synchronous": self._synchronous}).items():
@@ -63,6 +65,6 @@ class Recovery:
             rows = connection.execute(TOKENS).fetchall()
             for run, token in self._chance.sample(rows, min(WRITES, len(rows))):
                 connection.execute(GROW, (run,))
-                log.tell("token", run=run, token=token + 1)
+                log.acknowledge("token", run=run, token=token + 1)
                 if self._chance.random() < 0.5:
                     connection.execute(f"PRAGMA wal_checkpoint({self._chance.choice(('PASSIVE', 'TRUNCATE'))})")

@@ -60,7 +60,7 @@ class _File(apsw.VFSFile):
         self._disk.log.add(Kind.TRUNCATE, self._suffix, newsize)
 
     def xSync(self, flags: int) -> None:
-        """The real files need none: nobody cuts this machine's power."""
+        """The real files need none: the power of this machine is not cut."""
         disk, suffix = self._disk, self._suffix
         if suffix in disk.unsynced and disk.chance.random() < disk.failing:
             disk.log.add(Kind.FAILED_SYNC, suffix)
@@ -70,7 +70,7 @@ class _File(apsw.VFSFile):
 
 
 class _CheckpointFailed(apsw.IOError):
-    """The database's own file is synced by checkpoints, whose failure SQLite passes over after a commit.
+    """The database's own file is synced by checkpoints, whose failure SQLite ignores after a commit.
 
     apsw raises it nevertheless. The log has nothing left to sync by then, so that one never fails there.
     """

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 HOST = "127.0.0.1"
 CHUNK = 1 << 16
-COMMIT, ANYTHING = re.compile(rb"\bCOMMIT\b", re.IGNORECASE), re.compile(b"")  # a single statement commits by itself
+COMMIT, ANYTHING = re.compile(rb"\bCOMMIT\b", re.IGNORECASE), re.compile(b"")  # a single statement is its own commit
 
 
 @dataclass(slots=True, eq=False)
@@ -18,8 +18,8 @@ class Wire:
 
     client: asyncio.StreamWriter
     server: asyncio.StreamWriter
-    deaf: bool = False  # what the client says gets nowhere
-    mute: bool = False  # what the server says gets nowhere
+    drops_requests: bool = False  # what the client says gets nowhere
+    drops_replies: bool = False  # what the server says gets nowhere
     armed: re.Pattern[bytes] | None = None  # the next such request is heard, and its answer gets lost
     unanswered: bool = False
     flowing: asyncio.Event = field(default_factory=asyncio.Event)
@@ -35,7 +35,7 @@ class Wire:
 
 
 class Proxy:
-    """Forwards to a server, until told otherwise."""
+    """Forwards to a server, until a test disturbs it."""
 
     def __init__(self, port: int) -> None:
         self._target = port
@@ -46,7 +46,7 @@ class Proxy:
 
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[int]:
-        """Gives the port to connect to."""
+        """Return the port to connect to."""
         server = await asyncio.start_server(self._accepted, HOST, 0, limit=CHUNK)
         try:
             yield int(server.sockets[0].getsockname()[1])
@@ -77,7 +77,7 @@ class Proxy:
     async def _forth(self, wire: Wire, reader: asyncio.StreamReader) -> None:
         while said := await reader.read(CHUNK):
             await wire.flowing.wait()
-            if wire.deaf:
+            if wire.drops_requests:
                 continue
             if wire.armed is not None and wire.armed.search(said):
                 wire.unanswered = True
@@ -91,7 +91,7 @@ class Proxy:
             if wire.unanswered:  # it was answered, so it happened
                 self.answers_lost += 1
                 break
-            if not wire.mute:
+            if not wire.drops_replies:
                 wire.client.write(said)
                 await wire.client.drain()
         raise ConnectionResetError
@@ -109,7 +109,7 @@ class Proxy:
             wire.cut()
 
     async def stall(self, chance: random.Random) -> None:
-        """Nothing gets through for a while, then all of it."""
+        """Hold everything back for some time, then forward all of it."""
         wires = self.some(chance)
         self._open.clear()
         for wire in wires:
@@ -120,10 +120,10 @@ class Proxy:
             wire.flowing.set()
 
     async def half_open(self, chance: random.Random) -> None:
-        """One direction falls silent for good, and nobody is told."""
+        """Drop everything in one direction from now on, without closing the connection."""
         for wire in self.some(chance):
-            wire.deaf = chance.random() < 0.5
-            wire.mute = not wire.deaf
+            wire.drops_requests = chance.random() < 0.5
+            wire.drops_replies = not wire.drops_requests
 
     async def lose_answers(self, chance: random.Random) -> None:
         """Commits happen whose answers never come."""

@@ -24,7 +24,7 @@ RIGS: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One round of a rig: small enough to repeat by itself."""
+    """One round of a rig: small enough to repeat alone."""
 
     backend: str  # what the rig names, mostly "sqlite", "postgresql" or "mysql"
     seed: int  # everything random in the round comes from it

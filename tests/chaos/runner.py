@@ -1,6 +1,6 @@
 """The runner: runs rigs round by round, up to their goals, and records the results.
 
-A round that was played is never lost: it stands in the ledger, and the next call goes on from there. It stops by itself
+A round that was played is never lost: it is in the ledger, and the next call continues from there. It stops on its own
 at the goal, when its time is up, and at the first violation, with the command that repeats the round.
 """
 
@@ -44,7 +44,7 @@ class Session:
     commit: str = field(default_factory=commit)
 
     def run(self) -> int:
-        """Play; gives the exit code."""
+        """Play, and return the exit code."""
         until = None if self.options.minutes is None else time.monotonic() + 60 * self.options.minutes
         interrupted = False
         for index, (rig, backend) in enumerate(self.pairs):
@@ -98,7 +98,7 @@ class Session:
         return Round(backend, seed, min(rig.per_round, left), Path(tempfile.mkdtemp(prefix="perdure-chaos-")))
 
     def _play(self, rig: Rig, round_: Round, progress: Progress) -> Played:
-        """A round that breaks off has gone wrong; its folder stays for whoever wants to know why."""
+        """A round that breaks off has gone wrong; its folder is kept to find out why."""
         began = time.monotonic()
         try:
             outcome = asyncio.run(progress.watch(rig.play(round_)))

@@ -1,4 +1,4 @@
-"""Skew and loss: worker clocks hours off and set to and fro, and every notification dropped."""
+"""Skew and loss: worker clocks hours off and set back and forth, and every notification dropped."""
 
 import random
 
@@ -6,7 +6,7 @@ from tests.chaos.rigs import Outcome, Rig, Round
 from tests.engine.crashes.rig.databases import own_database
 from tests.engine.crashes.rig.fork_server import WorkerSpec
 from tests.engine.crashes.rig.load import under_load, worked
-from tests.engine.crashes.rig.load_driver import LANES
+from tests.engine.crashes.rig.load_driver import CONCURRENCY
 from tests.engine.crashes.rig.worker_pool import WorkerPool
 from tests.support.storages import Database
 
@@ -20,7 +20,7 @@ async def play(round_: Round) -> Outcome:
         return await mislead(database, round_)
 
 
-async def mislead(database: Database, round_: Round, *, lanes: int = LANES) -> Outcome:
+async def mislead(database: Database, round_: Round, *, concurrency: int = CONCURRENCY) -> Outcome:
     """Let workers with wrong clocks take over from others whose clocks are wrong in another way."""
     done = 0
 
@@ -34,9 +34,9 @@ async def mislead(database: Database, round_: Round, *, lanes: int = LANES) -> O
             await worked(crew, BUSY)
             done += 1
 
-    spec = WorkerSpec(database.url, str(round_.folder), clock_off_sec=OFF_SEC, deaf=True)
+    spec = WorkerSpec(database.url, str(round_.folder), clock_off_sec=OFF_SEC, without_notifications=True)
     chance = random.Random(round_.seed)
-    checker, figures = await under_load(database, spec, chance, replace_all, workers=WORKERS, lanes=lanes)
+    checker, figures = await under_load(database, spec, chance, replace_all, workers=WORKERS, concurrency=concurrency)
     return Outcome(done, checker.wrong, figures)
 
 

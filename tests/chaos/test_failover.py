@@ -33,7 +33,7 @@ STEPS = 60
 async def test_failover_loses_no_acknowledged_write(pair: type[Cluster], deaths: list[Death], tmp_path: Path) -> None:
     round_ = Round(pair.__name__, secrets.randbits(32), len(deaths), tmp_path)
     async with started(pair()) as cluster:
-        outcome = await fail_over(cluster, round_, deaths, work=20, lanes=6)
+        outcome = await fail_over(cluster, round_, deaths, work=20, concurrency=6)
     all_right(outcome.wrong)
     assert outcome.done == len(deaths)
 
@@ -54,12 +54,12 @@ async def test_rig_detects_writes_lost_by_an_asynchronous_standby(tmp_path: Path
             await crew.seen(
                 lambda line: line.what == "hook.StepCompleted" and line.run == kept.id and line.at > behind, "it"
             )
-            await crew.kill(worker)  # it would go on with what it remembers, and leave a gap in the history
+            await crew.kill(worker)  # it would continue with what it remembers, and leave a gap in the history
             await asyncio.to_thread(pair.kill_primary, Death.SERVER)
             await asyncio.to_thread(pair.replace)
             await crew.start_worker()
             await driver._finish(kept)
         checker = Checker(await read_rows(storage), crew.effects.look())
-        checker.check(driver.told)
+        checker.check(driver.observed)
     assert f"lost: {{{lost.id!r}}}" in checker.wrong
     assert any(kept.id in each and "though its result was recorded" in each for each in checker.wrong), checker.wrong

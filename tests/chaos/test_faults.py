@@ -12,7 +12,7 @@ from tests.chaos.rigs import Round
 async def test_round_of_the_fault_rig_runs_all_cases_of_its_operation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(faults, "LANES", 1)
+    monkeypatch.setattr(faults, "PLAYERS", 1)
     number = faults.THEMES.index(("try_acquire_lock", "alone"))
     outcome = await faults.play(Round("sqlite", seed=number, count=1, folder=tmp_path))
     assert outcome.wrong == []

@@ -20,7 +20,7 @@ async def test_power_cuts_lose_no_acknowledged_write(tmp_path: Path) -> None:
     assert outcome.done == CUTS
     assert outcome.figures["acknowledged"] > 100
     assert outcome.figures["cut again"] > 5
-    assert outcome.figures["went on"] > 0
+    assert outcome.figures["continued"] > 0
 
 
 async def test_rig_detects_writes_lost_with_synchronous_normal(tmp_path: Path) -> None:
@@ -29,11 +29,11 @@ async def test_rig_detects_writes_lost_with_synchronous_normal(tmp_path: Path) -
 
 
 async def test_rig_detects_damage_by_a_disk_that_does_not_sync(tmp_path: Path) -> None:
-    outcome = await cuts(small(tmp_path, 60), lives=16, deaf=True)
+    outcome = await cuts(small(tmp_path, 60), lives=16, ignores_sync=True)
     assert any("damaged: " in each for each in outcome.wrong)
 
 
 async def test_rig_detects_writes_lost_by_a_recovery_that_does_not_sync(tmp_path: Path) -> None:
-    outcome = await cuts(small(tmp_path, 30), lives=8, again=1, deaf_again=True)
+    outcome = await cuts(small(tmp_path, 30), lives=8, again=1, ignores_sync_later=True)
     assert any("again at " in each and ("lost: " in each or "fell from" in each) for each in outcome.wrong)
     assert outcome.figures["cut again"] == 30

@@ -142,7 +142,7 @@ def test_interrupt_ends_the_runner_and_keeps_finished_rounds(harmless: Harmless)
         return await harmless.play(round_)
 
     harmless.rig = replace(harmless.rig, play=interrupted)
-    ours = signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the suite may ignore it
+    ours = signal.signal(signal.SIGINT, signal.default_int_handler)  # the process that runs the suite may ignore it
     try:
         assert harmless.run(("here", "there")) == 130
     finally:

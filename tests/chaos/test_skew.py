@@ -24,7 +24,7 @@ async def test_wrong_clocks_and_lost_notifications_lose_nothing(
     backend: str, backend_database: BackendDatabase, tmp_path: Path
 ) -> None:
     async with backend_database(backend) as database:
-        outcome = await mislead(database, Round(backend, secrets.randbits(32), 1, tmp_path), lanes=9)
+        outcome = await mislead(database, Round(backend, secrets.randbits(32), 1, tmp_path), concurrency=9)
     all_right(outcome.wrong)
     assert outcome.done == 1
     assert outcome.figures["entries"] > 0

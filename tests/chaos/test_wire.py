@@ -17,7 +17,7 @@ FAULTS = 4  # each kind once
 @pytest.mark.parametrize("backend", ["postgresql", "mysql"])
 async def test_network_faults_lose_nothing(backend: str, backend_database: BackendDatabase, tmp_path: Path) -> None:
     async with backend_database(backend) as database:
-        outcome = await disturb(database, Round(backend, secrets.randbits(32), FAULTS, tmp_path), lanes=9)
+        outcome = await disturb(database, Round(backend, secrets.randbits(32), FAULTS, tmp_path), concurrency=9)
     print(backend, outcome.figures)
     all_right(outcome.wrong)
     assert outcome.done == FAULTS

@@ -9,13 +9,13 @@ from tests.chaos.rigs import Outcome, Rig, Round
 from tests.engine.crashes.rig.databases import own_database
 from tests.engine.crashes.rig.fork_server import WorkerSpec
 from tests.engine.crashes.rig.load import under_load, worked, working_again
-from tests.engine.crashes.rig.load_driver import LANES
+from tests.engine.crashes.rig.load_driver import CONCURRENCY
 from tests.engine.crashes.rig.worker_pool import WorkerPool
 from tests.support.storages import Database
 
 WORKERS = 3
 BUSY = 15  # executions between two faults
-# How long a silent server is believed to be at work. Without it nobody can tell silence from a long statement.
+# How long a silent server is believed to be at work. Without it a client cannot tell silence from a long statement.
 SILENCE = {"postgresql": "command_timeout=2", "mysql": "read_timeout=2"}
 
 
@@ -24,7 +24,7 @@ async def play(round_: Round) -> Outcome:
         return await disturb(database, round_)
 
 
-async def disturb(database: Database, round_: Round, *, lanes: int = LANES) -> Outcome:
+async def disturb(database: Database, round_: Round, *, concurrency: int = CONCURRENCY) -> Outcome:
     """Let the wire fail as often as asked for, in each way in turn; there is always work again."""
     chance, done, again = random.Random(round_.seed), Counter[str](), [0.0]
     place = urlsplit(database.url)
@@ -49,7 +49,7 @@ async def disturb(database: Database, round_: Round, *, lanes: int = LANES) -> O
         netloc = place.netloc.replace(str(place.port), str(port))
         url = place._replace(netloc=netloc, query=SILENCE[round_.backend]).geturl()
         spec = WorkerSpec(url, str(round_.folder))
-        checker, figures = await under_load(database, spec, chance, fail, workers=WORKERS, lanes=lanes)
+        checker, figures = await under_load(database, spec, chance, fail, workers=WORKERS, concurrency=concurrency)
     figures |= {**done, "answers lost": proxy.answers_lost, "work_again_max_sec": round(max(again), 2)}
     return Outcome(done.total(), checker.wrong, figures)
 

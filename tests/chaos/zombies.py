@@ -1,7 +1,7 @@
 """Zombies: workers stopped inside activities beyond their lease, and woken when others have taken over.
 
-On a server some are inside a transaction that has taken effect but for its commit. On SQLite nobody can take over from
-such a worker, which stops all writers of the file: its lease is over when it wakes, and the step still counts once.
+On a server some are inside a transaction that has taken effect but for its commit. On SQLite no worker can take over
+from such a worker, which stops all writers of the file: its lease is over when it wakes, and the step counts once.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from tests.engine.crashes.rig.dump import changes, dump, without
 from tests.engine.crashes.rig.effect_log import Line
 from tests.engine.crashes.rig.effect_table import entered, make_table
 from tests.engine.crashes.rig.fork_server import WorkerSpec
-from tests.engine.crashes.rig.load_driver import Told
+from tests.engine.crashes.rig.load_driver import Observed
 from tests.engine.crashes.rig.locks import OPEN, SETTLE_SEC, are_held
 from tests.engine.crashes.rig.worker_pool import WorkerPool, until
 from tests.engine.crashes.rig.workflows import GATES, PROBE, PROBES, Account, detained
@@ -90,13 +90,13 @@ class Episode:
         self._gates = f"{name}-first", f"{name}-second"
 
     async def play(self) -> list[str]:
-        """Gives what is wrong."""
+        """Return what is wrong."""
         crew, handles = self._crew, self._handles
         zombies = list(crew.alive)
         stopped = await self._stop()
         inside_of = self._interrupted()
         assert {line.pid for line in inside_of} == set(zombies)
-        told = await self._take_over()
+        observed = await self._take_over()
         before, tokens = await dump(self._storage, handles), await self._tokens()
         for pid in zombies:
             await crew.fork_server.resume(pid)
@@ -106,21 +106,21 @@ class Episode:
         wrong = changes(without(before, given_up), without(after, given_up))
         GATES.open(self._gates[1])
         for run, handle in handles.items():
-            told.results[run] = told.results.get(run) or await handle.result(SOON)
-        return [*wrong, *await self._check(told), *begun_by_zombies(self._lines(), stopped)]
+            observed.results[run] = observed.results.get(run) or await handle.result(SOON)
+        return [*wrong, *await self._check(observed), *begun_by_zombies(self._lines(), stopped)]
 
     async def _tokens(self) -> dict[str, int]:
         rows = await self._storage.get_instances(list(self._runs))
         return {row.instance_id: row.lock_token for row in rows if row is not None}
 
-    async def _check(self, told: Told) -> list[str]:
+    async def _check(self, observed: Observed) -> list[str]:
         rows = await read_rows(self._storage)
         rows.instances = {run: row for run, row in rows.instances.items() if run in self._runs}
         rows.history = {run: rows.history[run] for run in self._runs}
         rows.entries = [entry for entry in await entered(self._storage) if entry.run in self._runs]
         checker = Checker(rows, self._lines())
-        checker.check_runs(told)
-        checker.check_histories(told)
+        checker.check_runs(observed)
+        checker.check_histories(observed)
         checker.check_steps()
         checker.check_fences()
         checker.check_entries()
@@ -166,7 +166,7 @@ class Episode:
         return {run for run, kind in self._runs.items() if run in both.get(kind, held)}
 
     async def _stop(self) -> dict[int, float]:
-        """Stop all workers at a moment when no transactions are open but those of activities; gives when each was."""
+        """Stop all workers at a moment when no transactions are open but those of activities; return when each was."""
         crew = self._crew
         for _ in range(TRIES):
             await asyncio.sleep(crew.chance.uniform(0, 0.3))  # any moment is as good
@@ -193,19 +193,19 @@ class Episode:
         """How many transactions are open on a server."""
         return int(await self._storage.db().fetchval(OPEN[self._database.backend]))
 
-    async def _take_over(self) -> Told:
-        """Open the first gate, and let another worker do what it can; gives what it did."""
+    async def _take_over(self) -> Observed:
+        """Open the first gate, and let another worker do what it can; return what it did."""
         await self._crew.start_worker()
         GATES.open(self._gates[0])
         expected: dict[str, list[str | int] | None] = {run: [*self._kinds[kind]] for run, kind in self._runs.items()}
-        told = Told(expected=expected, started=list(self._runs))
+        observed = Observed(expected=expected, started=list(self._runs))
         for run, kind in self._runs.items():
             if kind == "twice":
-                await until(lambda run=run: self._is_second(run), f"{run} to go on", SOON)  # type: ignore[misc]
+                await until(lambda run=run: self._is_second(run), f"{run} to continue", SOON)  # type: ignore[misc]
             else:
-                told.results[run] = await self._handles[run].result(SOON)
-                told.ended[run] = await row_of(self._handles[run])
-        return told
+                observed.results[run] = await self._handles[run].result(SOON)
+                observed.ended[run] = await row_of(self._handles[run])
+        return observed
 
     def _is_second(self, run: str) -> bool:
         return any(
@@ -219,7 +219,7 @@ class Episode:
         return [line for line in lines if line.what == "begin" and line.token not in ended]
 
     async def _all_awake(self, before: list[Line]) -> None:
-        """Until every worker has driven a whole run of its own, and threads, which nobody can cancel, have ended.
+        """Until every worker has driven a whole run of its own, and threads, which cannot be cancelled, have ended.
 
         And transactions: none of those that were open is, once there is a moment without any.
         """
@@ -237,7 +237,7 @@ class Episode:
 
 
 class OnSQLite(Episode):
-    """A worker stopped inside a transaction: nobody can write before it wakes, and by then its lease is over.
+    """A worker stopped inside a transaction: no other worker can write before it wakes, and by then its lease is over.
 
     It may have it renewed, if it is the first to write, or another takes the run over.
     """
@@ -252,11 +252,11 @@ class OnSQLite(Episode):
         await until(self._is_over, "the lease to be over", SOON)
         GATES.open(gate)
         await crew.fork_server.resume(zombie)
-        told = Told(expected={run: [*self._kinds["transaction"]]}, started=[run])
-        told.results[run] = await self._handles[run].result(SOON)
-        told.ended[run] = await row_of(self._handles[run])
+        observed = Observed(expected={run: [*self._kinds["transaction"]]}, started=[run])
+        observed.results[run] = await self._handles[run].result(SOON)
+        observed.ended[run] = await row_of(self._handles[run])
         await (await self._probes[0].options(id=f"{self._name}-probe").start()).result(SOON)
-        return await self._check(told)
+        return await self._check(observed)
 
     async def _is_apart(self) -> bool:
         """Whether the worker was stopped inside: its transaction has a limit, and is begun again after it."""

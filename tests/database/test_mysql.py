@@ -163,7 +163,7 @@ TRX_SEC = 0.12  # innodb_trx is a copy that is not renewed while it is read more
 
 
 async def until(condition: Callable[[], Awaitable[Any]], pause: float = 0.005) -> Any:
-    """Wait for something in the database to be so; the test's time-out is the bound."""
+    """Wait until a condition holds in the database; the test's timeout is the bound."""
     while True:
         if found := await condition():
             return found
@@ -261,7 +261,7 @@ async def test_error_for_a_rejected_login_gives_the_reason_without_the_password(
 
 async def test_connecting_to_a_silent_server_times_out(mysql_url: str) -> None:
     async with Proxy(mysql_url) as proxy:
-        proxy.deaf = True
+        proxy.unresponsive = True
         backend = MySQLBackend(proxy.url + "?connect_timeout=0.2")
         with pytest.raises(DatabaseUnavailableError, match=r"did not answer within 0.2 s"):
             await backend.open()
@@ -323,7 +323,7 @@ async def test_write_to_a_demoted_server_is_retried_on_the_next(own_server: MySQ
                 assert await backend.write(one(S["bump"](id="a"))) == 1
                 await reader.rollback()
                 found = await asyncio.gather(*[backend.read(one(S["port"]()), bounded=True) for _ in range(3)])
-                assert found == [[(other.port,)]] * 3, "nobody reads what may be old by now"
+                assert found == [[(other.port,)]] * 3, "no read returns what may be stale"
         finally:
             await fetch_mysql(first, "SET GLOBAL read_only = 0")
             await fetch_mysql(first, f"DROP DATABASE {name}")
@@ -694,7 +694,7 @@ async def test_write_to_a_read_only_server_is_unavailable(own_server: MySQLServe
 
 
 async def deadlocked(backend: MySQLBackend) -> tuple[Any, Any]:
-    """Two transactions, of which the database gives up one: that one and the other."""
+    """Two transactions, of which the database rolls back one: that one and the other."""
     one_, two = await backend.begin(), await backend.begin()
     await one_.execute("UPDATE item SET n = n + 1 WHERE id = 'a'")
     await two.execute("UPDATE item SET n = n + 1 WHERE id = 'b'")
@@ -713,7 +713,7 @@ async def deadlocked(backend: MySQLBackend) -> tuple[Any, Any]:
 async def test_transaction_is_unusable_after_a_deadlock(backend: MySQLBackend) -> None:
     victim, survivor = await deadlocked(backend)
     for attempt in (
-        victim.execute("UPDATE item SET n = 99"),  # would be committed by itself: the server has no transaction left
+        victim.execute("UPDATE item SET n = 99"),  # would be committed separately: the server has no transaction left
         victim.fetch("SELECT 1"),
         victim.operate(one(S["bump"](id="c"))),
         victim.savepoint(1),
@@ -806,7 +806,7 @@ async def test_cancelled_query_does_not_keep_waiting_for_its_lock(backend: MySQL
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
-        await asyncio.wait_for(until(lambda: nobody_waits(backend)), 4)  # by itself it would wait for 10 s
+        await asyncio.wait_for(until(lambda: no_session_waits(backend)), 4)  # otherwise it would wait for 10 s
     await holder.commit()
     assert await backend.write(one(S["bump"](id="b"))) == 1
     assert [await count(backend, item) for item in "ab"] == [1, 1]
@@ -845,12 +845,12 @@ async def test_killing_a_cancelled_query_is_retried(backend: MySQLBackend, monke
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    await asyncio.wait_for(until(lambda: nobody_waits(backend)), 6)
+    await asyncio.wait_for(until(lambda: no_session_waits(backend)), 6)
     assert next(refusals, None) is None
     await holder.commit()
 
 
-async def nobody_waits(backend: MySQLBackend) -> bool:
+async def no_session_waits(backend: MySQLBackend) -> bool:
     query = "SELECT COUNT(*) FROM information_schema.processlist WHERE db = DATABASE() AND info LIKE 'UPDATE%'"
     return bool(await backend.executor().fetchval(query) == 0)
 
@@ -930,7 +930,7 @@ class Proxy:
         self._target = urlsplit(url)
         self._tasks: set[asyncio.Task[None]] = set()
         self.wires: list[Wire] = []
-        self.deaf = False  # new connections are accepted but never served
+        self.unresponsive = False  # new connections are accepted but never served
         self.swallow: bytes | None = (
             None  # the next packet with this goes through, but the wire is cut before its answer
         )
@@ -952,7 +952,7 @@ class Proxy:
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         upstream, up = await asyncio.open_connection(self._target.hostname, self._target.port)
-        wire = Wire(up, writer, stalled=self.deaf)
+        wire = Wire(up, writer, stalled=self.unresponsive)
         self.wires.append(wire)
         self._tasks.add(asyncio.ensure_future(self._send(reader, wire)))
         self._tasks.add(asyncio.ensure_future(self._answer(upstream, wire)))

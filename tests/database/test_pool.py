@@ -9,7 +9,7 @@ from perdure.errors import DatabaseUnavailableError
 
 
 class Connection:
-    """Alive until told otherwise."""
+    """Alive until the test changes that."""
 
     alive = True
 

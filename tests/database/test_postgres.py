@@ -85,7 +85,7 @@ Connect = Callable[..., Awaitable[PostgresBackend]]
 
 
 def calls(*wanted: Call) -> Operation[list[Any]]:
-    """Run these, give back all answers."""
+    """Run these calls and return all answers."""
     answers = []
     for call in wanted:
         answers.append((yield call))
@@ -188,7 +188,7 @@ async def until(admin: asyncpg.Connection, condition: str) -> None:
                 return
 
 
-SOMEBODY_WAITS = "count(*) FILTER (WHERE wait_event_type = 'Lock') > 0"
+A_SESSION_WAITS = "count(*) FILTER (WHERE wait_event_type = 'Lock') > 0"
 
 
 # Where the URL leads.
@@ -270,7 +270,7 @@ async def test_unreachable_and_unsuitable_hosts_are_skipped(
     parts = urlsplit(database)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         hosts = f"127.0.0.1:{silent.getsockname()[1]},127.0.0.1:{own_server.port},{parts.hostname}:{parts.port}"
-        options = "target_session_attrs=read-write&connect_timeout=0.5"  # for each: one that is silent is not all
+        options = "target_session_attrs=read-write&connect_timeout=0.5"  # for each host: a silent one is not the last
         backend = await connect(f"postgresql://{parts.username}@{hosts}{parts.path}?{options}")
         assert await write(backend, S["put"](name="a", n=1), single=True) == [1], "own_server has no such database"
         before = time.monotonic()
@@ -538,8 +538,8 @@ async def test_commit_of_a_failed_transaction_raises(backend: PostgresBackend) -
 # Lost connections.
 
 
-async def end_whoever_waits(admin: asyncpg.Connection) -> None:
-    await until(admin, SOMEBODY_WAITS)
+async def end_waiting_sessions(admin: asyncpg.Connection) -> None:
+    await until(admin, A_SESSION_WAITS)
     await admin.execute(
         f"SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE {OTHERS} AND wait_event_type = 'Lock'"
     )
@@ -558,21 +558,23 @@ async def blocked(backend: PostgresBackend, admin: asyncpg.Connection) -> AsyncI
 
 
 async def test_uncommitted_write_is_retried_after_a_lost_connection(
-    backend: PostgresBackend, blocked: asyncpg.Connection
+    backend: PostgresBackend, blocked: asyncpg.Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.DEBUG, "perdure.storage")
     task = asyncio.create_task(write(backend, S["add"](name="a", n=1), S["get"](name="a")))
     parts = asyncio.create_task(write(backend, S["add_two"](name="a", other="b", n=1), single=True))
     await until(blocked, "count(*) FILTER (WHERE wait_event_type = 'Lock') = 2")
-    await end_whoever_waits(blocked)
+    await end_waiting_sessions(blocked)
     await blocked.execute("ROLLBACK")
     assert (await task)[0] == 1
     assert await parts == [(1, 1)]
     assert await read(backend, S["get"](name="a")) == [("a", 2)]
+    assert sum(record.message.startswith("a write failed and is retried: ") for record in caplog.records) == 2
 
 
 async def test_commit_with_a_lost_reply_is_unknown(backend: PostgresBackend, blocked: asyncpg.Connection) -> None:
     task = asyncio.create_task(write(backend, S["add"](name="a", n=1), single=True))
-    await end_whoever_waits(blocked)
+    await end_waiting_sessions(blocked)
     with pytest.raises(CommitUnknownError):
         await task
 
@@ -585,7 +587,7 @@ async def test_commit_with_a_lost_reply_is_confirmed_by_reading(
         return ["found"] if rows else None
 
     task = asyncio.create_task(write(backend, S["add"](name="a", n=1), single=True, confirm=confirm))
-    await end_whoever_waits(blocked)
+    await end_waiting_sessions(blocked)
     assert await task == ["found"]
 
 
@@ -593,7 +595,7 @@ async def test_repeatable_write_is_retried_after_a_lost_reply(
     backend: PostgresBackend, blocked: asyncpg.Connection
 ) -> None:
     task = asyncio.create_task(write(backend, S["add"](name="a", n=1), single=True, repeat=True))
-    await end_whoever_waits(blocked)
+    await end_waiting_sessions(blocked)
     await blocked.execute("ROLLBACK")
     assert await task == [1]
 
@@ -609,7 +611,7 @@ async def test_lost_connection_is_raised_in_a_transaction(
             await storage._run(Work(lambda: calls(S["add"](name="a", n=1)), single=True))
 
     task = asyncio.create_task(work())
-    await end_whoever_waits(blocked)
+    await end_waiting_sessions(blocked)
     with pytest.raises(DatabaseUnavailableError, match="rolled back"):
         await task
     assert await read(backend, S["get"](name="b")) == []
@@ -620,10 +622,10 @@ async def test_server_ends_statements_of_a_disconnected_client(
 ) -> None:
     """A killed worker cannot say so itself; its statement would wait for the lock, and then hold it."""
     task = asyncio.create_task(write(backend, S["add"](name="a", n=1), single=True))
-    await until(blocked, SOMEBODY_WAITS)
+    await until(blocked, A_SESSION_WAITS)
     for connection in list(backend._prepared):
         connection.terminate()
-    await until(blocked, f"NOT ({SOMEBODY_WAITS})")
+    await until(blocked, f"NOT ({A_SESSION_WAITS})")
     with pytest.raises(CommitUnknownError):
         await task
 
@@ -697,7 +699,7 @@ async def test_cancelled_lock_wait_ends_on_the_server(backend: PostgresBackend, 
         in_transaction(),
     ):
         task = asyncio.ensure_future(work)
-        await until(blocked, SOMEBODY_WAITS)
+        await until(blocked, A_SESSION_WAITS)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -764,9 +766,9 @@ async def test_transaction_pooler_is_detected(
 ) -> None:
     caplog.set_level(logging.INFO, "perdure.storage")
     found = await connect(pooled_database)
-    told = await connect(f"{pooled_database}?pooler=transaction")
+    declared = await connect(f"{pooled_database}?pooler=transaction")
     assert found.pooled
-    assert told.pooled
+    assert declared.pooled
     assert sum("is behind a connection pooler" in record.message for record in caplog.records) == 1
     assert not (await connect(pooler.target)).pooled
 
@@ -962,7 +964,7 @@ async def test_command_timeout_retries_a_read_on_a_new_connection(connect: Conne
 async def test_connections_to_a_silent_server_are_not_reused(
     connect: Connect, own_server: PostgresServer, monkeypatch: pytest.MonkeyPatch, retry_sec: float
 ) -> None:
-    """Each of them would cost a time-out of its own."""
+    """Each of them would cost a timeout of its own."""
     async with Wire(own_server.port) as wire, asyncio.timeout(30):
         url = f"postgresql://perdure@127.0.0.1:{wire.port}/postgres?sslmode=disable&command_timeout=0.2&pool_size=3"
         backend = await connect(url)
@@ -998,7 +1000,7 @@ async def test_burst_sends_its_first_notification_and_one_trailing() -> None:
     notifier = Notifier(sent)
     assert notifier.due("a")
     assert not notifier.due("a")
-    assert notifier.due("b"), "each channel by itself"
+    assert notifier.due("b"), "each channel separately"
     for _ in range(5):
         notifier.trail("a")
     await asyncio.wait_for(sent.more.wait(), 5)

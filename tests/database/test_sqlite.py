@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import os
 import random
 import signal
@@ -20,6 +21,7 @@ import pytest
 from perdure.database.backends.sqlite import SQLiteBackend
 from perdure.database.backends.sqlite import backend as sqlite
 from perdure.database.backends.sqlite import jobs as writer_jobs
+from perdure.database.backends.sqlite.commits import roll_back
 from perdure.errors import ConfigurationError, DatabaseUnavailableError, SchemaError, StorageError
 from perdure.model.records import ListInstancesOptions, WorkflowInstance
 from perdure.storage.stores import SQLiteStorage, open_storage
@@ -193,9 +195,9 @@ async def test_failed_commit_frees_the_writer(url: str) -> None:
 
 
 async def test_savepoint_cancelled_at_its_release_is_not_committed(url: str) -> None:
-    """The writer does what it was given, so the level can no longer be undone by itself."""
+    """The writer executes what it was given, so the level can no longer be undone separately."""
     async with open_storage(url) as storage:
-        task, told = asyncio.current_task(), list[BaseException]()
+        task, raised = asyncio.current_task(), list[BaseException]()
         assert task is not None
         with pytest.raises(StorageError, match="savepoint"):
             async with storage.transaction():
@@ -204,9 +206,9 @@ async def test_savepoint_cancelled_at_its_release_is_not_committed(url: str) -> 
                         await storage.create_instance(WorkflowInstance("i-1", "wf"))
                         asyncio.get_running_loop().call_soon(task.cancel)
                 except asyncio.CancelledError as error:
-                    told.append(error)
+                    raised.append(error)
                     task.uncancel()
-        assert len(told) == 1
+        assert len(raised) == 1
         assert await storage.get_instance("i-1") is None
         await storage.create_instance(WorkflowInstance("i-2", "wf"))
 
@@ -346,3 +348,17 @@ async def test_idle_listening_costs_under_one_percent_of_a_core(url: str) -> Non
     async with open_storage(url):
         listener = await spawn("listen", url, 3)
         assert json.loads(await finish(listener))["cpu"] < 0.01
+
+
+def test_failed_rollback_is_logged_and_not_raised(caplog: pytest.LogCaptureFixture) -> None:
+    connection = sqlite3.connect(":memory:", isolation_level=None)
+    connection.execute("BEGIN")
+    connection.set_authorizer(lambda action, *_: sqlite3.SQLITE_DENY if action == sqlite3.SQLITE_TRANSACTION else 0)
+    roll_back(connection)
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert record.getMessage().startswith("a rollback failed, so the SQLite transaction may still be open: ")
+    connection.set_authorizer(None)
+    roll_back(connection)
+    assert not connection.in_transaction
+    connection.close()

@@ -54,7 +54,7 @@ def test_anchors_are_headings_of_their_page(page: Path) -> None:
 
 
 def _anchors(page: Path) -> set[str]:
-    """Return the anchors that GitHub gives the headings of a page."""
+    """Return the anchors of a page's headings on GitHub."""
     headings = _HEADING.findall(_CODE.sub("", page.read_text("utf-8")))
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 

@@ -1,7 +1,7 @@
 """Random workflow bodies, and an executor without a database that completes their steps in any order.
 
 A plan is JSON: the input of one workflow, which does what the plan says with asyncio's own tools. Its result is the
-whole story of the run in the order in which it happened, so two runs that differ anywhere give different results.
+whole story of the run in the order in which it happened, so two runs that differ anywhere have different results.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ async def work(label: str) -> int:
 
 
 class Story:
-    """Tells what happened, and does the nodes of a plan."""
+    """Records what happened, and executes the nodes of a plan."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -307,9 +307,9 @@ class Live:
         return repr(self.body.outcome()) if self.body.done else None
 
     def begin(self) -> "Live":
-        """Replay what is there, then go on from it."""
+        """Replay what is recorded, then continue from it."""
         for row in self.rows:
-            assert not self.body.feed(record_of(row)), "a replay gives no commands"
+            assert not self.body.feed(record_of(row)), "a replay returns no commands"
         self._obey(self.body.catch_up())
         self._snap()
         return self

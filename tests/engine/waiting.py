@@ -46,7 +46,7 @@ async def status_of(handle: RunHandle[Any], wanted: WorkflowStatus) -> None:
 
 
 async def waiting(app: Client, *ids: str) -> WorkflowStatus:
-    """Until these runs are given up by their worker; gives the state of the last."""
+    """Wait until their worker gives up these runs; return the state of the last."""
 
     async def is_waiting(id: str) -> bool:
         return (await row_of(app, id)).status is not WorkflowStatus.RUNNING

@@ -1,7 +1,7 @@
 """Count the calls of a backend to its database, and make a chosen one fail.
 
 A call is one statement that a connection is given, or a connection that is made. What goes wrong is real where it can
-be: the server itself refuses, is told to end the session, or sleeps in place of the statement.
+be: the server itself refuses, ends the session, or sleeps in place of the statement.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from enum import StrEnum
 from typing import Any
 
-HANG_SEC = 0.05  # until a time-out ends a statement that hangs
+HANG_SEC = 0.05  # until a timeout ends a statement that hangs
 PATIENCE_SEC = 0.15  # until the caller gives up where there is no time-out
 
 
@@ -21,8 +21,8 @@ class Kind(StrEnum):
     BEFORE = "before"  # refused, it is not done
     CONFLICT = "conflict"  # refused, because a race for a lock was lost; the transaction is gone
     AFTER = "after"  # done, but the connection breaks before the answer
-    HANG = "hang"  # no answer until a time-out, or until the caller gives up
-    CANCEL = "cancel"  # the caller is cancelled while he waits for the answer
+    HANG = "hang"  # no answer until a timeout, or until the caller gives up
+    CANCEL = "cancel"  # the caller is cancelled while it waits for the answer
     LOSE = "lose"  # the session is ended, just when the call is sent
 
 
@@ -37,7 +37,7 @@ class Calls:
         self.hit = False
         self.gave_up = False  # the caller was cancelled
         self.after_each: Callable[[], Awaitable[None] | None] | None = None
-        self.over = threading.Event()  # nobody waits any more
+        self.over = threading.Event()  # no caller waits any more
         self.caller: asyncio.Task[Any] | None = None  # who is cancelled
         self.kill = kill  # ends a session of the server
         self._promised: tuple[object, int] | None = None
@@ -46,7 +46,7 @@ class Calls:
     def ahead(self, place: int, sender: object) -> Kind | None:
         """What is to befall a call that is sent now, together with so many others before it.
 
-        It is the sender's from then on, whoever else has an answer first.
+        It is the sender's from then on, whichever sender gets an answer first.
         """
         if self._promised is None and self._is_it(place):
             self._promised = sender, place
@@ -61,7 +61,7 @@ class Calls:
         return self.armed and not self.hit and len(self.texts) + 1 + place >= self.number > 0
 
     def come(self, text: str, place: int = 0, sender: object = None) -> Kind | None:
-        """Note a call, and its place among those that are sent together; gives what is to befall it."""
+        """Note a call, and its place among those that are sent together; return the fault that it is to meet."""
         if not self.armed:
             return None
         is_it = self._is_it() if self._promised is None else not self.hit and self._promised == (sender, place)

@@ -72,7 +72,7 @@ class Baseline:
     answer: Any
     calls: Sequence[str]
     turned: int  # the call from which on what it did may be seen
-    without: State  # after a caller's transaction that went on without it
+    without: State  # after a caller's transaction that continued without it
 
 
 def attach(storage: SQLStorage, calls: Calls) -> None:
@@ -103,12 +103,12 @@ class Enumerator:
         for name, way in pairs:
             baseline = await self.baseline(name, way)
             numbers = range(1, len(baseline.calls) + 1)
-            kinds = [Kind.BEFORE] if way == CAUGHT else list(Kind)  # nobody goes on after the others
+            kinds = [Kind.BEFORE] if way == CAUGHT else list(Kind)  # no caller continues after the others
             found += [Case(name, way, kind, number) for number, kind in product(numbers, kinds)]
         return found
 
     async def baseline(self, name: str, way: str) -> Baseline:
-        """The operation when nothing goes wrong, found out once."""
+        """Return what the operation does without a fault; determined once."""
         if (name, way) not in self._baselines:
             self._baselines[name, way] = await self._find_out(name, way)
         return self._baselines[name, way]
@@ -174,10 +174,10 @@ class Enumerator:
             return [f"{case}: seeded otherwise: {_difference(found, baseline.before)}"]
         calls = Calls(self._watcher.kill, case.kind, case.number)
         async with self._victim(calls) as victim:
-            told = await _run(act, victim, calls)
+            outcome = await _run(act, victim, calls)
             judge = _Judge(case, baseline, calls, victim, self._watcher)
-            await judge.check(told)
-            await judge.go_on(act, told)
+            await judge.check(outcome)
+            await judge.go_on(act, outcome)
         return [f"{case} ({_call(calls, case)}): {wrong}" for wrong in judge.wrong]
 
 
@@ -197,7 +197,7 @@ def _inside(act: Act) -> Act:
 
 
 class Refused:
-    """What a caller gives back who went on without an operation."""
+    """What a caller returns that continued without an operation."""
 
 
 def _caught(act: Act) -> Act:
@@ -245,16 +245,16 @@ class _Judge:
         self._case, self._baseline, self._calls = case, baseline, calls
         self._victim, self._watcher = victim, watcher
         self._left: State = ()
-        self._in_part = False  # some of a batch may have been passed over
+        self._in_part = False  # some of a batch may have been skipped
 
     def _expect(self, fine: bool, what: str) -> None:
         if not fine:
             self.wrong.append(what)
 
-    async def check(self, told: object) -> None:
+    async def check(self, outcome: object) -> None:
         """What is there, and what is held."""
         self._expect(self._calls.hit, f"there was no such call: {self._calls.texts}")
-        if self._case.operation in PASSING and self._case.kind in BROKEN and isinstance(told, list):
+        if self._case.operation in PASSING and self._case.kind in BROKEN and isinstance(outcome, list):
             await self._check_released()
             self._left = await self._watcher.snapshot()
             self._in_part = True
@@ -262,7 +262,7 @@ class _Judge:
         await self._look("at once")
         await self._check_released()
         await self._look("in the end")
-        self._check_told(told)
+        self._check_outcome(outcome)
 
     async def _look(self, when: str) -> None:
         self._left = await self._watcher.snapshot()
@@ -287,34 +287,37 @@ class _Judge:
             await self._victim.db().fetch("SELECT 1")  # the writer has its turn after what it is doing
         return await self._watcher.held()
 
-    def _check_told(self, told: object) -> None:
+    def _check_outcome(self, outcome: object) -> None:
         case, baseline, left = self._case, self._baseline, self._left
         unsure = case.kind not in (Kind.BEFORE, Kind.CONFLICT) and case.number >= baseline.turned
         unsure = unsure or (case.kind is Kind.LOSE and self._outlived())
-        match told:
+        match outcome:
             case asyncio.CancelledError():
-                self._expect(self._calls.gave_up, "it is cancelled, and nobody asked for that")
+                self._expect(self._calls.gave_up, "it is cancelled without a request")
             case CommitUnknownError():
-                self._expect(unsure or baseline.before == baseline.after, "it said that nobody knows, but it is known")
+                self._expect(
+                    unsure or baseline.before == baseline.after,
+                    "it reported an unknown outcome, but the outcome is known",
+                )
             case SchemaError() if case.operation.startswith("initialize__"):
                 lost = case.kind in BROKEN and hasattr(self._victim._backend, "_pool")
-                self._expect(not lost, f"a lost connection is told as {told!r}")
+                self._expect(not lost, f"a lost connection is reported as {outcome!r}")
             case DatabaseUnavailableError() | TransactionConflictError() | Refused() if self._in_several():
                 pass
             case DatabaseUnavailableError() | TransactionConflictError():
-                self._expect(left == baseline.before, f"it was done, but the caller was told: {told!r}")
-            case TransactionError() if case.way == CAUGHT:  # where a refusal leaves nothing to go on with
+                self._expect(left == baseline.before, f"it was done, but the caller got {outcome!r}")
+            case TransactionError() if case.way == CAUGHT:  # where a refusal ends the transaction
                 self._expect(left == baseline.before, "a transaction that failed has left something")
             case BaseException():
-                self.wrong.append(f"the caller was told {told!r}, after {told.__cause__!r}")
+                self.wrong.append(f"the caller got {outcome!r}, after {outcome.__cause__!r}")
             case Refused():
                 self._expect(left == baseline.without, f"without it: {_difference(left, baseline.without)}")
             case _:
-                if not self._found_nothing(told, unsure):
-                    self._expect(left == baseline.after, "it was not done, but the caller was told so")
-                    self._expect(shape(told) == baseline.answer, f"the answer is {told}, not {baseline.answer}")
+                if not self._found_nothing(outcome, unsure):
+                    self._expect(left == baseline.after, "it was not done, but the caller got a result")
+                    self._expect(shape(outcome) == baseline.answer, f"the answer is {outcome}, not {baseline.answer}")
         if self._calls.gave_up:
-            self._expect(isinstance(told, asyncio.CancelledError), f"a cancelled caller was told {told!r}")
+            self._expect(isinstance(outcome, asyncio.CancelledError), f"a cancelled caller got {outcome!r}")
 
     def _outlived(self) -> bool:
         """Whether a session that was being ended lived on until its commit was sent."""
@@ -325,17 +328,21 @@ class _Judge:
         """Whether an earlier one of its transactions was committed."""
         return self._case.operation in SEVERAL and self._left == self._baseline.after
 
-    def _found_nothing(self, told: object, unsure: bool) -> bool:
-        """Whether it was done again, since nobody answered, and there was nothing left to do; or nothing yet, since it
-        passes over what the old session, which is about to end, still has locked."""
-        if not _is_something(self._baseline.answer) or _is_something(told) or self._case.operation.endswith("__leased"):
+    def _found_nothing(self, outcome: object, unsure: bool) -> bool:
+        """Whether it was done again, since no answer came, and there was nothing left to do; or nothing yet, since it
+        skips what the old session, which is about to end, still has locked."""
+        if (
+            not _is_something(self._baseline.answer)
+            or _is_something(outcome)
+            or self._case.operation.endswith("__leased")
+        ):
             return False
         return unsure if self._left == self._baseline.after else self._case.kind in BROKEN
 
-    async def go_on(self, act: Act, told: object) -> None:
+    async def go_on(self, act: Act, outcome: object) -> None:
         """What the caller does then: again, if it was not done."""
         undone = self._left not in (self._baseline.after, self._baseline.without)
-        if undone or (isinstance(told, BaseException) and self._left == self._baseline.before):
+        if undone or (isinstance(outcome, BaseException) and self._left == self._baseline.before):
             try:
                 answer = await asyncio.wait_for(_call_on(act, self._victim), ENDLESS_SEC)
             except Exception as error:
@@ -347,7 +354,7 @@ class _Judge:
             same = sorted(after) == sorted(self._baseline.after) if self._in_part else after == self._baseline.after
             self._expect(same, f"the second time: {_difference(after, self._baseline.after)}")
         await self._victim.create_instance(WorkflowInstance("alive", "wf"))
-        self._expect(await self._victim.get_instance("alive") is not None, "the storage does not go on")
+        self._expect(await self._victim.get_instance("alive") is not None, "the storage does not continue")
         await self._check_released()
 
 

@@ -350,7 +350,7 @@ async def deliver_pending__for_values(on: Stage) -> Act:
     await on.storage.db().execute("UPDATE channel_subscriptions SET cursor_message_id = 0")
     await on.storage.db().execute("UPDATE channel_delivery_cursors SET last_delivered_id = 0")
     assert (await on.storage.suspend(lease, [ChannelWait("news", "r", where={"n": -1})])).suspended
-    return lambda s: s.deliver_pending()  # the keys are made: that is a commit of its own, and by itself no delivery
+    return lambda s: s.deliver_pending()  # the keys are made: that is a commit of its own, and no delivery
 
 
 async def _late(on: Stage, count: int) -> list[tuple[str, str]]:

@@ -7,7 +7,7 @@ import asyncmy
 
 from tests.faults.calls import HANG_SEC, PATIENCE_SEC, Calls, Kind
 
-_SIGNAL = b"SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = %d, MESSAGE_TEXT = 'as told'"
+_SIGNAL = b"SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = %d, MESSAGE_TEXT = 'injected'"
 _INSTEAD = {
     Kind.BEFORE: _SIGNAL % 1021,
     Kind.CONFLICT: b"ROLLBACK\n;" + _SIGNAL % 1213,
@@ -20,10 +20,10 @@ def watch_mysql(backend: Any, calls: Calls) -> None:
     set_up = backend._set_up
 
     async def counted(connection: Any, *arguments: Any, **options: Any) -> Any:
-        """The driver has connected, but nobody knows yet."""
+        """The driver has connected, but the caller does not know yet."""
         kind = calls.come("connect")
         if kind in (Kind.BEFORE, Kind.CONFLICT, Kind.AFTER):
-            raise asyncmy.errors.OperationalError(2003, "as told")
+            raise asyncmy.errors.OperationalError(2003, "injected")
         if kind is Kind.HANG:
             await asyncio.sleep(HANG_SEC)
             raise TimeoutError
@@ -86,7 +86,7 @@ class _Statements:
         return answer
 
     async def _hang(self, do: Any) -> Any:
-        """Until the backend's own watchman breaks the connection, or the caller gives up where nobody watches."""
+        """Until the backend's own watchman breaks the connection, or the caller gives up where there is no watchman."""
         timeouts, loop = self._backend._timeouts, asyncio.get_running_loop()
         usual, timeouts.seconds = timeouts.seconds, HANG_SEC
         timers = [
@@ -101,6 +101,6 @@ class _Statements:
                 timer.cancel()
 
     def _give_up(self) -> None:
-        if self._calls.caller is None:  # nobody who could: the network does
+        if self._calls.caller is None:  # no caller that could: the network does
             self._connection._transport.abort()
         self._calls.give_up()

@@ -1,7 +1,7 @@
 """Every operation of the storage contract: what must be there before it, and the call.
 
 A function is named after its operation, with a word after two underscores where there are several ways; it seeds and
-gives back the call. They stand in `instance_operations`, `message_operations` and `other_operations`.
+returns the call. They stand in `instance_operations`, `message_operations` and `other_operations`.
 """
 
 from collections.abc import Awaitable, Callable

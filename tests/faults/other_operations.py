@@ -158,7 +158,7 @@ async def pending_migrations(on: Stage) -> Act:
     return lambda s: s.pending_migrations()
 
 
-# What callers do by themselves.
+# What callers do without the storage's operations.
 
 
 @operation

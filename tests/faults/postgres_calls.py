@@ -9,7 +9,7 @@ import asyncpg
 from perdure.errors import DatabaseUnavailableError
 from tests.faults.calls import HANG_SEC, Calls, Kind
 
-_RAISE = "DO $$ BEGIN RAISE EXCEPTION 'as told' USING ERRCODE = '{code}'; END $$"
+_RAISE = "DO $$ BEGIN RAISE EXCEPTION 'injected' USING ERRCODE = '{code}'; END $$"
 _CODES = {Kind.BEFORE: "53100", Kind.CONFLICT: "40001"}
 
 
@@ -20,10 +20,10 @@ def watch_postgres(backend: Any, calls: Calls) -> None:
     async def counted(*arguments: Any, **options: Any) -> Any:
         kind = calls.come("connect")
         if kind in _CODES:
-            raise DatabaseUnavailableError("as told")
+            raise DatabaseUnavailableError("injected")
         if kind is Kind.HANG:
             await asyncio.sleep(HANG_SEC)
-            raise DatabaseUnavailableError("as told, after a while")
+            raise DatabaseUnavailableError("injected, after a delay")
         if kind is Kind.CANCEL:
             calls.give_up()
         connection = await dial(*arguments, **options)

@@ -56,7 +56,7 @@ class _Connection:
                 calls.over.wait(PATIENCE_SEC)
             case Kind.CANCEL:
                 calls.give_up()
-            case Kind.LOSE:  # the database drops the transaction by itself
+            case Kind.LOSE:  # the database drops the transaction
                 if self._real.in_transaction:
                     self._real.execute("ROLLBACK")
                 raise _error(kind)
@@ -70,6 +70,6 @@ class _Connection:
 
 
 def _error(kind: Kind) -> sqlite3.OperationalError:
-    error = sqlite3.OperationalError("as told")
+    error = sqlite3.OperationalError("injected")
     error.sqlite_errorname = _NAMES[kind]
     return error

@@ -1,7 +1,7 @@
 """A connection beside the storages that takes snapshots of all tables, empties them, and sees which locks are held.
 
 A snapshot is of one moment, and without what differs from one run to the next: times, random ids, and the numbers that
-a database gives to rows, of which only the order counts.
+a database assigns to rows, of which only the order counts.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ class Watcher(Protocol):
         """End a session of the server."""
 
     async def close(self) -> None:
-        """Give the connections back."""
+        """Release the connections."""
 
 
 class SQLiteWatcher:

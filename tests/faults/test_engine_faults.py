@@ -13,7 +13,7 @@ import pytest
 
 from tests.conftest import BackendDatabase
 from tests.engine.crashes.rig.effect_log import EFFECTS
-from tests.faults.workers import KINDS, Ended, Openings, RunCase, lane
+from tests.faults.workers import KINDS, Ended, Openings, RunCase, open_player
 from tests.faults.workflows import PLAYS
 
 CHOSEN = os.environ.get("PERDURE_FAULTS", "")
@@ -39,7 +39,7 @@ async def test_run_completes_correctly_despite_a_fault_at_any_call(
     ended: list[Ended] = []
     async with backend_database(backend) as database:
         with openings.watching():
-            async with lane(database, effects, openings) as opened:
+            async with open_player(database, effects, openings) as opened:
                 if CHOSEN == "all":
                     for name in PLAYS:
                         for kind in KINDS:

@@ -1,4 +1,4 @@
-"""A server is restarted or killed under load: no acknowledged write is lost, and the program continues by itself."""
+"""A server is restarted or killed under load: no acknowledged write is lost, and the program continues."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -31,7 +31,7 @@ async def storage(server: tuple[str, Server]) -> AsyncIterator[SQLStorage]:
 
 
 class Log:
-    """What a writer was told: acknowledged, or unknown."""
+    """The writes of one writer: acknowledged, or unknown."""
 
     def __init__(self) -> None:
         self.acknowledged: list[str] = []

@@ -1,6 +1,6 @@
 """Workers that meet a fault at one of their storage's calls, and the next one, which a supervisor would start.
 
-The app goes on by itself after what passes. One that was cancelled, or could not even start, is followed by another.
+The app continues after temporary faults. An app that was cancelled, or could not start, is followed by another.
 """
 
 import asyncio
@@ -85,8 +85,8 @@ class Openings:
 
 
 @dataclass(slots=True)
-class Lane:
-    """A database, for one case after the other."""
+class RunPlayer:
+    """Plays one case after the other on one database."""
 
     url: str  # of the workers
     client: Client
@@ -115,9 +115,9 @@ class Lane:
         calls.armed = False
         calls.over.set()
         wrong += await self._check(play, label)
-        told = calls.texts[case.number - 1][:60] if calls.hit else "never called"
+        statement = calls.texts[case.number - 1][:60] if calls.hit else "never called"
         seconds = time.monotonic() - began
-        return Ended(calls.hit, [f"{case} ({told}): {each}" for each in wrong], calls.texts, seconds)
+        return Ended(calls.hit, [f"{case} ({statement}): {each}" for each in wrong], calls.texts, seconds)
 
     async def _work(self, play: Play, label: str, calls: Calls) -> list[str]:
         """One worker after the other until the runs have ended."""
@@ -170,15 +170,15 @@ class Lane:
 
 
 @asynccontextmanager
-async def lane(database: Database, effects: Path, openings: Openings) -> AsyncIterator[Lane]:
-    """A lane on a database that is its own; several may share the log of effects."""
+async def open_player(database: Database, effects: Path, openings: Openings) -> AsyncIterator[RunPlayer]:
+    """Open a player on a database of its own; several may share the log of effects."""
     storage = await database.storage()
     await storage.db().execute(f"CREATE TABLE IF NOT EXISTS {LEDGER} (run VARCHAR(100) NOT NULL)")
     watcher = await watch(database.backend, database.url)
     url = f"{database.url}?application_name={SESSION}" if database.backend == "postgresql" else database.url
     try:
         async with Client(database.url) as client:
-            yield Lane(url, client, storage, watcher, openings, Effects(effects))
+            yield RunPlayer(url, client, storage, watcher, openings, Effects(effects))
     finally:
         await watcher.close()
         await storage.db().execute(f"DROP TABLE {LEDGER}")

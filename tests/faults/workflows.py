@@ -1,5 +1,5 @@
 """Six runs whose workers meet faults: a saga that fails, an event that comes and one that does not, two that compete
-for messages, a run that begins anew, a transaction with an event and a message, and a cancel in the middle."""
+for messages, a run that recurs, a transaction with an event and a message, and a cancel in the middle."""
 
 import asyncio
 import json

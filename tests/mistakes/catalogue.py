@@ -110,7 +110,7 @@ def without(package: str) -> Iterator[None]:
         sys.modules.update(kept)
 
 
-# What a program of a beginner consists of; defined anew for each mistake, so that none sees those of another.
+# What a program of a beginner consists of; defined again for each mistake, so that none sees those of another.
 
 
 class Shop:

@@ -1,6 +1,6 @@
 """A new user gets a message after every mistake: no silence, no hang, and no internal names.
 
-Set PERDURE_TEST_SNAPSHOTS=write to write the snapshots anew, then read the difference as a stranger would.
+Set PERDURE_TEST_SNAPSHOTS=write to rewrite the snapshots, then read the difference as a stranger would.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ INTERNAL = re.compile(
     r"_[a-z]\w*|instance(_id)?|instances|rooms?|generation|msgspec|"
     r"perdure\.(engine|storage|database|model|integrations)\.\w+)\b"
 )
-# The names of loggers are public, and a table of the user's own is told from ours by its columns.
+# The names of loggers are public, and the columns distinguish a user's own table from ours.
 ALLOWED = re.compile(r"^(WARNING|ERROR) perdure\.\w+(\.\w+)?: |it has no column [\w, ]+")
 
 

@@ -15,7 +15,7 @@ def chosen(words: list[str]) -> list[Bug]:
 
 
 async def main(bugs: list[Bug]) -> int:
-    """Gives how many were not caught."""
+    """Return how many bugs were not caught."""
     tests = list(dict.fromkeys(test for bug in bugs for test in bug.caught_by))
     print(f"{len(bugs)} bugs; without any, their tests must pass …", flush=True)
     code, said = await run(SOURCE, *tests, longest_sec=1800)

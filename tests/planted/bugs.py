@@ -26,7 +26,7 @@ class Bug:
         return (SOURCE / "perdure" / self.file).read_text().count(self.old)
 
     def plant(self, folder: Path) -> Path:
-        """A copy of the sources with the bug; gives the folder to import from."""
+        """Copy the sources with the bug; return the folder to import from."""
         copy = folder / "src"
         shutil.copytree(SOURCE, copy, ignore=shutil.ignore_patterns("__pycache__"))
         path = copy / "perdure" / self.file

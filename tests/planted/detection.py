@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.planted.bugs import ROOT, Bug
 
-FAILED = 1  # of pytest's exit codes the one that says: tests ran, and some failed
+FAILED = 1  # pytest's exit code if tests ran and some failed
 LONGEST_SEC = 180
 
 
@@ -36,7 +36,7 @@ async def hunt(bug: Bug) -> Verdict:
 
 
 async def run(source: Path, *tests: str, longest_sec: float = LONGEST_SEC) -> tuple[int, str]:
-    """Run tests against these sources; gives pytest's exit code and its last words. One that hangs has failed."""
+    """Run tests against these sources; return pytest's exit code and its last words. A test that hangs has failed."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--timeout=60", *tests]
     environment = {**os.environ, "PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": "1"}
     environment["PERDURE_CRASH_POINTS"] = "all"  # not by chance

@@ -25,16 +25,16 @@ async def blocked(storage: SQLStorage, rival: "asyncio.Task[object]") -> None:
         while True:
             assert not rival.done(), f"the rival was not blocked: {rival!r}"
             if query is None:
-                # SQLite: whoever is queued at the gate or at the writer waits for the open transaction
+                # SQLite: a caller that is queued at the gate or at the writer waits for the open transaction
                 for _ in range(20):
                     await asyncio.sleep(0.001)
                 assert not rival.done()
                 return
-            # MySQL cannot show the list while somebody's statement on the server has a character beyond its own set
+            # MySQL cannot show the list while any statement on the server has a character beyond its own set
             with storage.detached(), suppress(StorageError):
                 if await storage.db().fetchval(query):
                     return
-            await asyncio.sleep(0.12)  # MySQL shows the same picture until nobody has asked for 0.1 s
+            await asyncio.sleep(0.12)  # MySQL shows the same picture until no query has come for 0.1 s
 
 
 async def at_once(call: Awaitable[T]) -> T:

@@ -17,7 +17,7 @@ IDS = ["i-0", "i-1", "i-2"]
 
 
 async def locked(storage: SQLStorage) -> bool:
-    """Lock the row of the second one in the open transaction; False where that would lock out everybody."""
+    """Lock the row of the second one in the open transaction; False where that would lock out all writers."""
     if storage._backend.driver.name == "sqlite":
         return False
     await storage.conn().fetch("SELECT status FROM workflow_instances WHERE instance_id = 'i-1' FOR UPDATE")

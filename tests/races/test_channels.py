@@ -32,7 +32,7 @@ from tests.support.storages import shift
 
 BROADCAST, COMPETING = ChannelMode.BROADCAST, ChannelMode.COMPETING
 
-# SQLite has one writer: whoever is not first waits for the open transaction
+# SQLite has one writer: every other writer waits for the open transaction
 servers = pytest.mark.parametrize("database", ["postgresql", "mysql"], indirect=True)
 
 
@@ -125,7 +125,7 @@ async def test_message_is_delivered_to_a_wait_that_was_uncommitted(storage: SQLS
 async def test_new_wait_for_values_finds_a_message_that_was_uncommitted(
     storage: SQLStorage, peer: SQLStorage, used: bool
 ) -> None:
-    """The waiter is really blocked by the publisher, and looks after it."""
+    """The waiter is really blocked by the publisher, and checks the channel after it."""
     lease = await picky(storage, "i-1")
     if used:
         assert (await storage.suspend(await picky(storage, "other"), [for_value(9)])).suspended

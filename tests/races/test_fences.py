@@ -107,7 +107,7 @@ async def test_suspend_drops_waits_registered_while_it_was_blocked(
 async def test_message_claimed_while_a_cleanup_was_blocked_is_released(storage: SQLStorage, peer: SQLStorage) -> None:
     lease = await leased(storage, "i-1")
     message = await storage.publish_to_channel("jobs", b"1")
-    await storage.deliver_pending()  # nobody is there: the channel's mark is gone
+    await storage.deliver_pending()  # no run waits: the channel's mark is gone
     marked = "SELECT channel FROM perdure_channels WHERE dirty_at IS NOT NULL"
     assert await storage.db().fetch(marked) == []
     async with peer.transaction():

@@ -10,7 +10,7 @@ from perdure.storage.stores import SQLStorage
 from perdure.testing.conformance.outbox import add, fetch
 from tests.races.blocking import at_once, blocked
 
-# SQLite has one writer: whoever is not first waits for the open transaction
+# SQLite has one writer: every other writer waits for the open transaction
 pytestmark = pytest.mark.parametrize("database", ["postgresql", "mysql"], indirect=True)
 
 
@@ -33,7 +33,7 @@ async def test_relay_does_not_wait_for_uncommitted_events(storage: SQLStorage, p
         assert await at_once(peer.mark_outbox_event_sent("e-1"))
         assert await at_once(peer.increment_outbox_attempts("e-2", back_off=timedelta(0)))
         assert await at_once(fetch(peer)) == ["e-2"]
-        assert await at_once(peer.mark_outbox_event_sent("e-2"))  # the last one that is visible
+        assert await at_once(peer.mark_outbox_event_sent("e-2"))  # the last visible event
         assert await at_once(fetch(peer)) == []
     assert await fetch(peer) == ["e-3"]
 

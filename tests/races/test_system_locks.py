@@ -9,7 +9,7 @@ from perdure.testing.conformance.system_locks import take
 from tests.races.blocking import at_once, blocked
 from tests.support.storages import shift
 
-# SQLite has one writer: whoever is not first waits for the open transaction
+# SQLite has one writer: every other writer waits for the open transaction
 pytestmark = pytest.mark.parametrize("database", ["postgresql", "mysql"], indirect=True)
 
 

@@ -42,14 +42,14 @@ number = count()
 
 
 def is_name(value: str, longest: int = 255) -> bool:
-    """What a name is, said once more."""
+    """Return whether a value is a valid name, independently of the implementation."""
     outer = bool(value) and (value[0].isspace() or value[-1].isspace())
     control = any(ord(char) < 32 or 127 <= ord(char) < 160 or 0xD800 <= ord(char) < 0xE000 for char in value)
     return 0 < len(value) <= longest and not outer and not control
 
 
-async def told(call: Awaitable[Any]) -> Any:
-    """What comes back, or `LimitError`; anything else a database says is a failure."""
+async def result_of(call: Awaitable[Any]) -> Any:
+    """Return the result of a call, or `LimitError`; any other error fails the test."""
     try:
         return await call
     except LimitError:
@@ -71,7 +71,7 @@ async def test_any_text_is_stored_as_a_value_or_refused(storage: SQLStorage, tex
             assert found is not None
             assert (found.instance_id, found.workflow_name, found.locked_by) == (own, value, value)
         else:
-            assert await told(storage.create_instance(WorkflowInstance(value, "wf" * 200))) is LimitError
+            assert await result_of(storage.create_instance(WorkflowInstance(value, "wf" * 200))) is LimitError
         await as_questions(storage, anchor, f"nobody {value}")
     found = await storage.get_instance(anchor)
     assert found is not None
@@ -82,15 +82,15 @@ async def as_names(storage: SQLStorage, anchor: str, value: str) -> None:
     """In every place for a name: there as it was given, or refused."""
     own, ok = f"{next(number)}:{value}", is_name(value, 240)
     told_all = [
-        await told(storage.append_history(HistoryEvent(anchor, own, "E", b"1"))),
-        await told(storage.add_compensation(CompensationEntry(anchor, own, own))),
-        await told(storage.subscribe_to_channel(anchor, own, ChannelMode.BROADCAST)),
-        await told(storage.publish_to_channel(own, b"1", message_id=own, source=own)),
-        await told(storage.join_group(anchor, own)),
-        await told(storage.register_timer_subscription(TimerSubscription(anchor, own, None), after=_SOON)),
-        await told(storage.try_acquire_system_lock(own, own, 1)),
-        await told(storage.beat_worker(own)),
-        await told(storage.add_outbox_event(OutboxEvent(own, "paid", own))),
+        await result_of(storage.append_history(HistoryEvent(anchor, own, "E", b"1"))),
+        await result_of(storage.add_compensation(CompensationEntry(anchor, own, own))),
+        await result_of(storage.subscribe_to_channel(anchor, own, ChannelMode.BROADCAST)),
+        await result_of(storage.publish_to_channel(own, b"1", message_id=own, source=own)),
+        await result_of(storage.join_group(anchor, own)),
+        await result_of(storage.register_timer_subscription(TimerSubscription(anchor, own, None), after=_SOON)),
+        await result_of(storage.try_acquire_system_lock(own, own, 1)),
+        await result_of(storage.beat_worker(own)),
+        await result_of(storage.add_outbox_event(OutboxEvent(own, "paid", own))),
     ]
     assert [answer is not LimitError for answer in told_all] == [is_name(own)] * len(told_all)
     if not ok or not is_name(own):
@@ -112,7 +112,7 @@ async def as_payloads(storage: SQLStorage, anchor: str, value: str) -> None:
     fits = not any(0xD800 <= ord(char) < 0xE000 for char in value)
     data = json.dumps({"text": value}, ensure_ascii=False).encode("utf-8", "surrogatepass")
     binary = value.encode("utf-8", "surrogatepass")
-    answer = await told(storage.publish_to_channel(channel, data, data))
+    answer = await result_of(storage.publish_to_channel(channel, data, data))
     assert (answer is not LimitError) == fits
     await storage.publish_to_channel(channel, binary, binary=True)
     messages = await storage.get_pending_channel_messages(channel)
@@ -150,7 +150,7 @@ async def as_questions(storage: SQLStorage, anchor: str, value: str) -> None:
         storage.update_instance_status(anchor, WorkflowStatus.RUNNING, value),
     ):
         with suppress(InstanceNotFoundError, LeaseLostError):
-            await told(call)
+            await result_of(call)
 
 
 _FOLD = {n: n + 32 for n in range(ord("A"), ord("Z") + 1)}
@@ -168,7 +168,7 @@ async def test_name_filter_has_no_wildcards_or_patterns(
     for part in [*parts, *names, "%", "_", "\\", "'"]:
         wanted = [name for name in stored if part.translate(_FOLD) in name.translate(_FOLD)]
         for options in (ListInstancesOptions(instance_id_filter=part), ListInstancesOptions(workflow_name_filter=part)):
-            page = await told(storage.list_instances(options))
+            page = await result_of(storage.list_instances(options))
             if page is not LimitError:
                 found = [each.instance_id for each in page.instances if each.instance_id.startswith(framework)]
                 assert page.has_more or sorted(found) == sorted(wanted)
@@ -201,7 +201,7 @@ async def test_forged_page_token_is_a_position_or_refused(storage: SQLStorage, t
         assert len(page.instances) <= 1
     for each in tokens:
         with suppress(InvalidPageTokenError):
-            await told(storage.list_outbox_events(after=each))
+            await result_of(storage.list_outbox_events(after=each))
 
 
 async def test_quoting_is_safe_in_a_session_with_a_changed_sql_mode(fresh_mysql_db: str) -> None:

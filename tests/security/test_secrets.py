@@ -179,21 +179,21 @@ async def short(n: int) -> int:
 
 
 async def until_logged(caplog: pytest.LogCaptureFixture, message: str) -> None:
-    heard = asyncio.Event()
+    logged = asyncio.Event()
     loop = asyncio.get_running_loop()
 
-    class Ear(logging.Handler):
+    class MessageWatcher(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             if message in record.getMessage():
-                loop.call_soon_threadsafe(heard.set)
+                loop.call_soon_threadsafe(logged.set)
 
-    ear = Ear()
-    logging.getLogger("perdure").addHandler(ear)
+    watcher = MessageWatcher()
+    logging.getLogger("perdure").addHandler(watcher)
     try:
         if not any(message in each for each in caplog.messages):
-            await heard.wait()
+            await logged.wait()
     finally:
-        logging.getLogger("perdure").removeHandler(ear)
+        logging.getLogger("perdure").removeHandler(watcher)
 
 
 async def test_server_crash_hides_the_password(

@@ -1,6 +1,6 @@
 """A worker process that the test stops at any moment: `python -m tests.storage.lease_process <url> <leases>`.
 
-It takes, renews, gives back and sweeps leases without a pause, and prints one line when it has begun.
+It takes, renews, releases and sweeps leases without a pause, and prints one line when it has begun.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ async def main(url: str, count: str) -> None:
 
 
 async def _held(storage: SQLStorage, count: int) -> list[Lease]:
-    """Leases of two owners, for longer than anybody sweeps."""
+    """Leases of two owners, that no sweep ends."""
     ids = [f"held-{n}" for n in range(count)]
     await storage.create_instances([WorkflowInstance(instance_id, "wf") for instance_id in ids])
     leases = [

@@ -18,7 +18,7 @@ from tests.conftest import BackendDatabase
 from tests.support.databases import connect_mysql
 from tests.support.storages import Database
 
-PLAIN = {"pieces.sql", "migrations.sql"}  # no driver renders them by themselves
+PLAIN = {"pieces.sql", "migrations.sql"}  # no driver renders them alone
 NAMES = sorted(
     path.name.removesuffix(".sql")
     for path in files("perdure.storage.sql").iterdir()

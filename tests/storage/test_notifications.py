@@ -13,7 +13,7 @@ from perdure.model.states import WorkflowStatus
 from perdure.storage.stores import SQLStorage, open_storage
 from perdure.testing.conformance.tools import leased, new
 from tests.conftest import BackendDatabase
-from tests.storage.test_wakeups import Ear
+from tests.storage.test_wakeups import WakeUpCollector
 from tests.support.storages import Database, shift
 
 RESUMABLE = "workflow_resumable"
@@ -26,19 +26,19 @@ async def database(backend_database: BackendDatabase) -> AsyncIterator[Database]
         yield database
 
 
-async def told(storage: SQLStorage, peer: SQLStorage, act: Act) -> list[Mapping[str, object]]:
+async def notifications_of(storage: SQLStorage, peer: SQLStorage, act: Act) -> list[Mapping[str, object]]:
     """The payloads about instances that an act of the peer announces, each with its own commit."""
     notifier: Any = peer._backend.notifier
-    ear = Ear(storage)
+    collector = WakeUpCollector(storage)
     try:
-        await ear.until("scan")
-        notifier._latest.clear()  # else it may be told later, together with others
+        await collector.until("scan")
+        notifier._latest.clear()  # otherwise it may be sent later, together with others
         await act(peer)
         await peer._backend.notify("workflow_outbox_pending", "{}")  # type: ignore[attr-defined]
-        await ear.until("workflow_outbox_pending")
-        return [hint.payload for hint in ear.heard if hint.kind == RESUMABLE]
+        await collector.until("workflow_outbox_pending")
+        return [hint.payload for hint in collector.hints if hint.kind == RESUMABLE]
     finally:
-        await ear.close()
+        await collector.close()
 
 
 def about(reason: str, name: str | None = None, instance_id: str = "i-1") -> dict[str, object]:
@@ -47,12 +47,12 @@ def about(reason: str, name: str | None = None, instance_id: str = "i-1") -> dic
 
 
 async def test_creating_an_instance_notifies(storage: SQLStorage, peer: SQLStorage) -> None:
-    assert await told(storage, peer, lambda on: new(on, "i-1")) == [about("created", "wf")]
+    assert await notifications_of(storage, peer, lambda on: new(on, "i-1")) == [about("created", "wf")]
 
 
 async def test_longest_names_fit_into_a_notification(storage: SQLStorage, peer: SQLStorage) -> None:
     instance_id, name = "\N{OCTOPUS}" * 200, "\N{CRAB}" * 255
-    payloads = await told(storage, peer, lambda on: new(on, instance_id, name))
+    payloads = await notifications_of(storage, peer, lambda on: new(on, instance_id, name))
     assert payloads == [about("created", name, instance_id)]
 
 
@@ -68,15 +68,17 @@ async def test_longest_names_fit_into_a_notification(storage: SQLStorage, peer: 
     ],
 )
 async def test_change_without_new_work_does_not_notify(storage: SQLStorage, peer: SQLStorage, act: Act) -> None:
-    assert await told(storage, peer, act) == []
+    assert await notifications_of(storage, peer, act) == []
 
 
 async def test_batch_notifies_once(storage: SQLStorage, peer: SQLStorage) -> None:
     many = [WorkflowInstance(f"i-{n}", "wf") for n in (1, 1, 2, 3)]
-    payloads = await told(storage, peer, lambda on: on.create_instances(many))
+    payloads = await notifications_of(storage, peer, lambda on: on.create_instances(many))
     assert payloads == [about("created")]  # of several no workflow is named: they may differ
     leases = [lease for lease in await storage.acquire_locks(["i-2", "i-3"], "w1", 30) if lease]
-    payloads = await told(storage, peer, lambda on: on.complete_instances([(lease, b"1") for lease in leases]))
+    payloads = await notifications_of(
+        storage, peer, lambda on: on.complete_instances([(lease, b"1") for lease in leases])
+    )
     assert payloads == [about("completed", instance_id="i-2")]
 
 
@@ -85,7 +87,7 @@ async def test_firing_many_timers_notifies_once(storage: SQLStorage, peer: SQLSt
         lease = await leased(storage, f"i-{n}")
         await storage.suspend(lease, [TimerWait("t", "t:1", after=timedelta(seconds=5))])
     shift(peer, 6)
-    payloads = await told(storage, peer, lambda on: on.fire_timers([(f"i-{n}", "t") for n in range(3)]))
+    payloads = await notifications_of(storage, peer, lambda on: on.fire_timers([(f"i-{n}", "t") for n in range(3)]))
     assert payloads == [{"instance_id": "i-0", "wf_id": "i-0"}]
 
 
@@ -98,9 +100,9 @@ async def test_end_of_a_lease_or_an_instance_notifies(storage: SQLStorage, peer:
         (lambda on: on.update_instance_status("i-1", WorkflowStatus.FAILED, "broken"), about("failed")),
     ]
     for act, payload in acts:
-        assert await told(storage, peer, act) == [payload]
+        assert await notifications_of(storage, peer, act) == [payload]
     other = await leased(storage, "i-2")
-    payloads = await told(storage, peer, lambda on: on.complete_and_release(other, b"1"))
+    payloads = await notifications_of(storage, peer, lambda on: on.complete_and_release(other, b"1"))
     assert payloads == [about("completed", instance_id="i-2")]
 
 
@@ -114,14 +116,14 @@ async def test_notification_is_sent_only_at_the_commit(storage: SQLStorage, peer
         async with on.transaction():
             await new(on, "i-1")
 
-    assert await told(storage, peer, undone) == []
-    assert await told(storage, peer, done) == [about("created", "wf")]
+    assert await notifications_of(storage, peer, undone) == []
+    assert await notifications_of(storage, peer, done) == [about("created", "wf")]
 
 
 async def test_second_notification_within_a_burst_needs_no_transaction(
     storage: SQLStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One statement, one round trip; the notification follows by itself."""
+    """One statement, one round trip; the statement sends the notification, too."""
     backend: Any = storage._backend
     sent = list[tuple[str, str]]()
 

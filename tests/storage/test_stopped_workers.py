@@ -14,7 +14,7 @@ from tests.conftest import BackendDatabase
 STOPS = 40
 LEASES = 1000  # so many that an answer is larger than what a socket takes at once
 OPEN = {
-    # Only a transaction that has written holds locks. One that only reads may wait until its client reads the answer.
+    # Only a transaction that has written holds locks. A reading transaction may wait until its client reads the answer.
     "postgresql": "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
     "AND pid <> pg_backend_pid() AND backend_xid IS NOT NULL",
     "mysql": "SELECT count(*) FROM information_schema.innodb_trx t JOIN information_schema.processlist p "
@@ -48,4 +48,4 @@ async def nothing_is_open(storage: SQLStorage, backend: str) -> None:
         while True:
             if not await storage.db().fetchval(OPEN[backend]):
                 return
-            await asyncio.sleep(0.11)  # MariaDB shows the same picture until nobody has asked for 0.1 s
+            await asyncio.sleep(0.11)  # MariaDB shows the same picture until no query has come for 0.1 s

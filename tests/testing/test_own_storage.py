@@ -29,7 +29,7 @@ def _module() -> str:
 
 
 def _run(folder: Path, code: str, *options: str) -> dict[str, set[str]]:
-    """Run a test module as its author would, elsewhere; gives the outcomes of each test, without its parameters."""
+    """Run a test module as its author would, elsewhere; return the outcomes of each test, without its parameters."""
     (folder / "test_storage.py").write_text(code)
     report = folder / "report.xml"
     plugins = ["-p", "pytest_asyncio.plugin", "-p", "no:cacheprovider"]

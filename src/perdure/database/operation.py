@@ -29,7 +29,7 @@ class Again(Exception):
 class Work(Generic[T]):
     """Describe an operation to run, and how it may be retried.
 
-    `single`: its first call writes all or nothing by itself, so on a server it needs no transaction around it.
+    `single`: its first call alone writes all or nothing, so on a server it needs no transaction around it.
     `confirm`: run after the answer to a commit was lost; returns the result if the write exists, else None.
     `repeat`: it is idempotent, so it may be repeated after such a loss.
     `row`: what it locks first; the items of a batch run in that order, so that two batches never wait for each other.

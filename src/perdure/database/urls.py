@@ -67,7 +67,7 @@ def _converted(name: str, value: str, kind: Kind) -> Any:
         known = ", ".join((*kind.options, *kind.passed_on))
         raise ConfigurationError(f"unknown option {shown} in the {kind.name} URL: use one of {known}")
     convert = kind.options[name]
-    with suppress(ValueError):
+    with suppress(ValueError):  # raised below, with a text that names the option
         converted = convert(value)
         if convert is str or 0 < converted < 1e6:
             return converted

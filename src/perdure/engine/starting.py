@@ -6,6 +6,7 @@ pass (a caller's transaction is one, too), in the ids they try, and in what they
 """
 
 import asyncio
+import logging
 import re
 import secrets
 import time
@@ -34,6 +35,8 @@ from perdure.storage.contract import Storage
 
 if TYPE_CHECKING:
     from perdure.engine.replay.definitions import WorkflowDefinition
+
+log = logging.getLogger("perdure.engine")
 
 OWNER = "perdure"  # the owner of all runs but those that `retry` starts
 
@@ -104,7 +107,7 @@ async def store(storage: RunStore, run: NewRun, id: str) -> None:
 async def store_at_first_free(storage: RunStore, run: NewRun, names: Iterable[str]) -> str:
     """Store a run under the first of these ids that no run has, and return that id."""
     for id in names:
-        with suppress(InstanceExistsError):
+        with suppress(InstanceExistsError):  # the id is taken: try the next
             await store(storage, run, id)
             return id
     raise AssertionError("unreachable: the ids don't end")
@@ -337,6 +340,15 @@ async def define(storage: Storage, versions: Mapping[str, str]) -> None:
     Otherwise that transaction would insert the definition, and every other start of the workflow would wait for its
     commit.
     """
-    with suppress(TimeoutError, StorageError):  # such a transaction may be open, and the app does not wait for it
+    try:
         async with asyncio.timeout(DEFINE_SEC):
             await storage.define_workflows(versions)
+    except (TimeoutError, StorageError) as error:  # such a transaction may be open, and the app does not wait for it
+        log.debug(
+            "the definitions of %d workflows were not stored in advance; the first start of each stores its own: %s: "
+            "%s",
+            len(versions),
+            type(error).__name__,
+            error,
+            extra={"reason": str(error)},
+        )

@@ -10,11 +10,11 @@ thread waits for the event loop.
 
 import asyncio
 import json
+import logging
 import re
 import sqlite3
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import suppress
 from typing import Any, NamedTuple, NoReturn, cast
 from weakref import WeakKeyDictionary
 
@@ -29,6 +29,8 @@ from sqlalchemy.pool import StaticPool
 from sqlalchemy.util import await_only, greenlet_spawn
 
 from perdure.errors import StorageError, TransactionError
+
+log = logging.getLogger("perdure.storage")
 
 COMMITS = (
     "this connection shares the transaction of a transactional activity, which the engine commits together with the "
@@ -257,7 +259,13 @@ class Sharing:
         """Query the server now; after an error, undo it, and query again when needed."""
         try:
             await greenlet_spawn(self._ask)
-        except Exception:
+        except Exception as error:
+            log.debug(
+                "SQLAlchemy could not query the server's properties and tries again at its first statement: %s: %s",
+                type(error).__name__,
+                error,
+                extra={"reason": str(error)},
+            )
             await greenlet_spawn(self._facade.rollback)
 
     def _ask(self) -> None:
@@ -271,8 +279,15 @@ class Sharing:
     def end(self) -> None:
         """End the sharing, because the activity's code has returned."""
         self._facade.end()
-        with suppress(Exception):
+        try:
             sa.Connection.close(self._connection)
+        except Exception as error:  # the activity's result does not depend on it
+            log.debug(
+                "SQLAlchemy's connection of a transactional activity could not be closed: %s: %s",
+                type(error).__name__,
+                error,
+                extra={"reason": str(error)},
+            )
 
 
 def share(session: Any, loop: asyncio.AbstractEventLoop | None) -> Sharing:

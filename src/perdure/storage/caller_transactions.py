@@ -24,7 +24,7 @@ S = load_statements("caller_transactions")
 
 NO_TABLES = (
     "the connection given as in_transaction= is to a database without perdure's tables: open an App or Client on that "
-    "database once to create them, or give a connection to the database of your App"
+    "database once to create them, or pass a connection to the database of your App"
 )
 
 

@@ -14,7 +14,7 @@ class Compensations(Transactions):
     """Implement CompensationManager."""
 
     async def add_compensation(self, entry: CompensationEntry, *, lease: Lease | None = None) -> int:
-        """Register a compensation of a step and return its id. One that is added twice is stored twice."""
+        """Register a compensation of a step and return its id. If it is added twice, it is stored twice."""
         params = entry_params(entry)
         return await self._run(Work(lambda: _add(params, lease)))
 

@@ -229,7 +229,7 @@ class TimerSubscriptionManager(Protocol):
         after: timedelta | None = None,
         lease: Lease | None = None,
     ) -> Suspension:
-        """Add a wait for a timer to the existing waits: see `suspend`. One that is due is `ready`, not waited for."""
+        """Add a wait for a timer to the existing waits: see `suspend`. A due timer is `ready`, not waited for."""
 
     async def find_expired_timers(self, limit: int = 0) -> list[TimerSubscription]:
         """Return own timers of waiting instances that are due, the oldest first."""
@@ -299,7 +299,7 @@ class CompensationManager(Protocol):
     """Manage compensations, the actions that undo steps."""
 
     async def add_compensation(self, entry: CompensationEntry, *, lease: Lease | None = None) -> int:
-        """Register a compensation of a step and return its id. One that is added twice is stored twice."""
+        """Register a compensation of a step and return its id. If it is added twice, it is stored twice."""
 
     async def get_compensations(self, instance_id: str, *, limit: int | None = None) -> list[CompensationEntry]:
         """Return the registered compensations, strictly last in, first out."""

@@ -1,6 +1,6 @@
 """Manage fenced leases on instances. Acquiring never waits, and every acquisition increases the fencing token.
 
-Everything that locks rows here is one statement, or one packet that commits by itself: a worker that is stopped at any
+Everything that locks rows here is one statement, or one packet that commits separately: a worker that is stopped at any
 moment does not prevent others from taking over its runs.
 """
 
@@ -53,9 +53,9 @@ class Locks(Wakeups):
         """Release a lease; do nothing if this worker does not hold it."""
         _check(instance_id, worker_id)
         token, about = lease.token if lease else None, resumable(instance_id, reason="released")
-        tells = self._backend.notifier.due(RESUMABLE)  # then the statement itself notifies
-        work = Work(lambda: _release(instance_id, worker_id, token, tells), single=True, repeat=True)
-        await self._announce(RESUMABLE, work, None if tells else lambda released: about if released else None)
+        notifies = self._backend.notifier.due(RESUMABLE)  # then the statement itself notifies
+        work = Work(lambda: _release(instance_id, worker_id, token, notifies), single=True, repeat=True)
+        await self._announce(RESUMABLE, work, None if notifies else lambda released: about if released else None)
 
     async def refresh_lock(
         self, instance_id: str, worker_id: str, timeout_sec: float, *, lease: Lease | None = None
@@ -111,9 +111,9 @@ def _mark() -> str:
     return f"taking {uuid4().hex}"
 
 
-def _release(instance_id: str, worker_id: str, token: int | None, tells: bool) -> Operation[bool]:
+def _release(instance_id: str, worker_id: str, token: int | None, notifies: bool) -> Operation[bool]:
     about = {key: value for key, value in resumable(instance_id, reason="released").items() if value is not None}
-    payload = json.dumps(about, ensure_ascii=False) if tells else None
+    payload = json.dumps(about, ensure_ascii=False) if notifies else None
     whose = {"instance_id": instance_id, "worker_id": worker_id, "token": token}
     return bool((yield S.release(**whose, kind=RESUMABLE, payload=payload)))
 

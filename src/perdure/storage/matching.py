@@ -37,7 +37,7 @@ def find(features: Features, instance_id: str, channel: str, match: Match, after
 
 
 def may_find(instance_id: str, channel: str, match: Match) -> Operation[bool]:
-    """Return whether there is a message that matches, or one that has no key yet, without writing."""
+    """Return whether there is a message that matches, or a message that has no key yet, without writing."""
     rows = yield S.may_find(instance_id=instance_id, channel=channel, match_key=match.key, paths_key=match.paths_key)
     return any(found is not None or not complete for found, complete in rows)
 

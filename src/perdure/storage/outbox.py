@@ -174,7 +174,7 @@ def _draw(source: str) -> Operation[int]:
 
 
 def _wake(source: str) -> Operation[None]:
-    """Wake a source whose sequence is locked. One that is awake is skipped, because relays write its row."""
+    """Wake a source whose sequence is locked. A source that is awake is skipped, because relays write its row."""
     rows = yield S.ready_at(event_source=source)
     if not rows:
         yield S.enter(event_source=source)

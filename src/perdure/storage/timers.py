@@ -37,7 +37,7 @@ class Timers(waits.Waits):
         after: timedelta | None = None,
         lease: Lease | None = None,
     ) -> Suspension:
-        """Add a wait for a timer to the existing waits: see `suspend`. One that is due is `ready`, not waited for.
+        """Add a wait for a timer to the existing waits: see `suspend`. A due timer is `ready`, not waited for.
 
         Without `lease` the worker must hold the lock, whatever its token.
         """

@@ -182,7 +182,7 @@ def prepared(build: Callable[[Item], Work[T]], items: Sequence[Item]) -> list[Wo
 
 
 def together(works: Sequence[Work[T] | StorageError]) -> Operation[list[T | StorageError]]:
-    """Run the operations of a batch one after the other; one that is rejected is undone and affects no other."""
+    """Run the operations of a batch one after the other; a rejected operation is undone and affects no other."""
     results: dict[int, T | StorageError] = {}
     ordered = sorted(enumerate(works), key=lambda item: "" if isinstance(item[1], StorageError) else item[1].row)
     for position, work in ordered:

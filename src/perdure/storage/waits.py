@@ -1,6 +1,6 @@
 """Suspend instances: release the lease until a timer is due or a message arrives, or the first of several of them.
 
-An instance that is about to wait checks once more, under the locks of the channels and of its own row: what is ready by
+An instance that is about to wait checks again, under the locks of the channels and of its own row: what is ready by
 then is not waited for, so no wake-up is lost. Waking keeps the other waits of an instance, with their times; they count
 only while it is waiting, and `suspend` removes those that are no longer requested. Waits are independent: several may
 be for one channel, and a message goes to the first wait of an instance that it matches.

@@ -144,7 +144,7 @@ class Server:
         while time.monotonic() < deadline:
             if self.pid is None:
                 raise self._error(f"{type(self).__name__} ended while starting")
-            with suppress(OSError):
+            with suppress(OSError):  # it does not listen yet
                 if self._answers():
                     return
             time.sleep(0.02)
@@ -287,7 +287,7 @@ def _find(*names: str, package: str) -> Path:
 def _account(names: Sequence[str]) -> tuple[int, int]:
     """Return the user and group that run a server: our own, or for root the first of these accounts that exists."""
     for name in names if os.getuid() == 0 else ():
-        with suppress(KeyError):
+        with suppress(KeyError):  # there is no such account
             return pwd.getpwnam(name)[2:4]
     return os.getuid(), os.getgid()
 
@@ -295,7 +295,7 @@ def _account(names: Sequence[str]) -> tuple[int, int]:
 def _free_port() -> int:
     while True:
         port = PORTS[secrets.randbelow(len(PORTS))]  # not `random`: seeded tests in parallel would collide
-        with suppress(OSError), socket.socket() as probe:
+        with suppress(OSError), socket.socket() as probe:  # the port is taken: try another
             probe.bind((HOST, port))
             return port
 
@@ -333,7 +333,7 @@ def _temporary_home(base: Path, account: tuple[int, int]) -> Iterator[Path]:
 def _remove_leftovers(base: Path) -> None:
     """Remove the directories of our own killed processes, whose locks are free."""
     for home in base.glob("perdure-server-*"):
-        with suppress(OSError):
+        with suppress(OSError):  # its server still runs, or another process removes it
             status = home.stat()
             young = time.time() - status.st_mtime < TIMEOUT_SEC  # it may be about to take its lock
             if status.st_uid == os.getuid() and not young:

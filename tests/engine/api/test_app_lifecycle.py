@@ -34,7 +34,7 @@ USES: dict[str, Callable[[App], Awaitable[Any]]] = {
 
 @pytest.mark.parametrize("use", USES)
 async def test_app_use_on_another_event_loop_is_refused(database: Database, use: str) -> None:
-    """B13: it took the App by accident, and failed now and then."""
+    """Otherwise the call would find the App by accident, and fail sometimes."""
 
     async def elsewhere(app: App) -> None:
         with pytest.raises(EngineError, match=r"on another event loop.*run_coroutine_threadsafe.*open a Client"):
@@ -159,7 +159,7 @@ asyncio.run(main(sys.argv[1], sys.argv[2]))
 
 
 async def test_app_use_after_a_fork_is_refused_and_leaves_the_parent_intact(shared: Database) -> None:
-    """B13: it hung on SQLite, and broke the parent's connections on servers."""
+    """Otherwise the child would hang on SQLite, and break the parent's connections on servers."""
     program = [sys.executable, "-W", "ignore", "-c", FORK, str(shared.url), OWN]
     done = await asyncio.to_thread(subprocess.run, program, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

@@ -1,6 +1,5 @@
 """A Client starts and reads runs, and executes none."""
 
-from dataclasses import dataclass
 from datetime import timedelta
 
 import pytest
@@ -16,19 +15,18 @@ from perdure import (
     set_state,
     workflow,
 )
+from tests.engine.orders import Receipt, order
 from tests.engine.waiting import row_of
 from tests.support.storages import Database
 
 SOON = timedelta(seconds=20)
 DAY = timedelta(days=1)
 done: list[str] = []
-calls: list[str] = []
 
 
 @pytest.fixture(autouse=True)
 def forget() -> None:
     done.clear()
-    calls.clear()
 
 
 @activity(retry=Retry(attempts=1))
@@ -56,7 +54,7 @@ async def test_client_starts_cancels_and_retries_runs_without_executing_them(sha
         with pytest.raises(TimeoutError):
             await good.result(0.05)
         await later.cancel("not needed")
-        assert (await later.info()).status is WorkflowStatus.COMPENSATING  # whoever drives it will undo it
+        assert (await later.info()).status is WorkflowStatus.COMPENSATING  # the worker that takes it will roll it back
         assert done == []
         async with App(shared.url, workflows=[shouter]):
             assert await client.get("good").result(SOON) == "GOOD"
@@ -67,29 +65,6 @@ async def test_client_starts_cancels_and_retries_runs_without_executing_them(sha
                 await bad.result(SOON)
             assert (await client.retry(bad.id)).id == f"{bad.id}~r1"
             assert len([run async for run in client.runs(workflow="client.shouter")]) == 4
-
-
-@dataclass
-class Receipt:
-    order_id: str
-    amount: float
-
-
-@activity
-async def charge(order_id: str, amount: float) -> Receipt:
-    calls.append(f"charge {order_id}")
-    return Receipt(order_id, amount)
-
-
-@activity
-def halve(amount: float) -> float:
-    return amount / 2
-
-
-@workflow(name="client.order")
-async def order(order_id: str, amount: float) -> Receipt:
-    receipt = await charge(order_id, amount)
-    return Receipt(receipt.order_id, await halve(receipt.amount))
 
 
 async def test_app_executes_a_run_that_a_client_started(database: Database) -> None:

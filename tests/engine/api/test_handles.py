@@ -1,18 +1,15 @@
 """Handles: the result, the typed info and the history of a run."""
 
 import asyncio
-from dataclasses import dataclass, is_dataclass
-from datetime import UTC, datetime, timedelta
+from dataclasses import is_dataclass
+from datetime import timedelta
 from decimal import Decimal
-from enum import Enum
 from typing import Any
-from uuid import UUID
 
 import pytest
 
 from perdure import (
     App,
-    Retry,
     RunHandle,
     RunNotFoundError,
     WaitKind,
@@ -20,26 +17,18 @@ from perdure import (
     WorkflowFailedError,
     WorkflowStatus,
     activity,
-    wait_event,
     workflow,
 )
 from perdure.engine.replay.definitions import WORKFLOWS
 from perdure.engine.worker import stuck
 from tests.engine.api.workflows import Order, child, looped, simple, whole
+from tests.engine.orders import Receipt, order
+from tests.engine.parcels import PARCEL, packed
 from tests.engine.waiting import until, waiting
 from tests.support.storages import Database
 
 SOON = 20
 DAY = timedelta(days=1)
-calls: list[str] = []
-ONCE = Retry(attempts=1)
-seen: list[Any] = []
-
-
-@pytest.fixture(autouse=True)
-def forget() -> None:
-    calls.clear()
-    seen.clear()
 
 
 async def waits_for(handle: RunHandle[Any], name: str) -> None:
@@ -200,29 +189,6 @@ async def test_result_warns_once_if_no_live_worker_serves_the_workflow(
         assert app.worker_id
 
 
-@dataclass
-class Receipt:
-    order_id: str
-    amount: float
-
-
-@activity
-async def charge(order_id: str, amount: float) -> Receipt:
-    calls.append(f"charge {order_id}")
-    return Receipt(order_id, amount)
-
-
-@activity
-def halve(amount: float) -> float:
-    return amount / 2
-
-
-@workflow(name="handles.order")
-async def order(order_id: str, amount: float) -> Receipt:
-    receipt = await charge(order_id, amount)
-    return Receipt(receipt.order_id, await halve(receipt.amount))
-
-
 @pytest.mark.call("run")
 async def test_handle_returns_result_status_and_history(database: Database) -> None:
     async with App(database.url):
@@ -230,43 +196,6 @@ async def test_handle_returns_result_status_and_history(database: Database) -> N
         assert await handle.result(SOON) == Receipt("A-1", 4.5)
         assert (await handle.info()).status is WorkflowStatus.COMPLETED
         assert [event.step async for event in handle.history()] == ["1:charge", "2:halve"]
-
-
-@activity(retry=ONCE)
-async def note(what: object) -> None:
-    seen.append(what)
-
-
-class Colour(Enum):
-    RED = "red"
-
-
-@dataclass
-class Parcel:
-    id: UUID
-    weight: Decimal
-    sent_at: datetime
-    colour: Colour
-    parts: list["Parcel"]
-    seal: bytes
-    note: str | int | None = None
-
-
-PARCEL = Parcel(UUID(int=7), Decimal("1.50"), datetime(2026, 1, 2, tzinfo=UTC), Colour.RED, [], b"\x00\xff", note=3)
-
-
-@activity(retry=ONCE)
-async def pack(parcel: Parcel) -> Parcel:
-    seen.append(parcel)
-    parcel.parts.append(Parcel(**{**vars(parcel), "parts": []}))
-    return parcel
-
-
-@workflow(name="handles.parcel")
-async def packed(parcel: Parcel) -> tuple[Parcel, int]:
-    found = await pack(parcel)
-    await wait_event("go")
-    return found, len(parcel.parts)
 
 
 @pytest.mark.call("run")

@@ -4,12 +4,9 @@ import asyncio
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator
-from dataclasses import FrozenInstanceError, dataclass
-from datetime import UTC, datetime, timedelta
-from decimal import Decimal
-from enum import Enum
+from dataclasses import FrozenInstanceError
+from datetime import UTC, timedelta
 from typing import Any, TypeVar
-from uuid import UUID
 
 import pytest
 
@@ -45,6 +42,7 @@ from perdure.hooks import (
     StepRetrying,
 )
 from tests.conftest import BackendDatabase
+from tests.engine.parcels import PARCEL, packed
 from tests.engine.versions import version
 from tests.engine.waiting import stuck_runs, until, waiting
 from tests.support.storages import Database
@@ -237,7 +235,7 @@ async def test_stuck_hook_gets_reason_tries_and_pause(shared: Database) -> None:
         await app.send_event("hooks.go", None)
     async with App(shared.url, workflows=[new], hooks=[found.append]) as app:
         await until(lambda: bool(of(found, RunStuck)))
-        assert [each.id for each in await stuck_runs(app)] == ["a"]  # it was told after the commit
+        assert [each.id for each in await stuck_runs(app)] == ["a"]  # the hook was called after the commit
     stuck = of(found, RunStuck)[0]
     assert stuck.reason.startswith(
         "NonDeterminismError: run 'a' (hooks.changing): the history continues with 1:hooks.book"
@@ -283,11 +281,11 @@ async def observed(ends: str) -> None:
 @pytest.mark.call("observe")
 @pytest.mark.parametrize("end", ENDS)
 async def test_every_hook_is_called_after_its_commit(database: Database, end: type[HookEvent]) -> None:
-    told: list[type[HookEvent]] = []
+    events: list[type[HookEvent]] = []
     seen: list[WorkflowStatus] = []
 
     async def hook(event: HookEvent) -> None:
-        told.append(type(event))
+        events.append(type(event))
         if type(event) in ENDS:
             seen.append((await app.get(event.run_id).info()).status)
 
@@ -298,11 +296,11 @@ async def test_every_hook_is_called_after_its_commit(database: Database, end: ty
             await handle.cancel()
         else:
             await app.send_event("hooks.go", None, to=handle.id)
-        await until(lambda: end in told)
+        await until(lambda: end in events)
     before = [RunStarted, StepRetrying, RunWaiting, *([] if end is RunCancelled else [RunResumed])]
-    assert [kind for kind in told if kind not in (StepCompleted, StepFailed, end)] == before
-    assert told.count(StepCompleted) >= 1
-    assert told.count(end) == 1
+    assert [kind for kind in events if kind not in (StepCompleted, StepFailed, end)] == before
+    assert events.count(StepCompleted) >= 1
+    assert events.count(end) == 1
     assert seen == [ENDS[end]]
 
 
@@ -321,38 +319,6 @@ async def in_a_thread() -> list[Any]:
     return await threaded(21)
 
 
-class Colour(Enum):
-    RED = "red"
-
-
-@dataclass
-class Parcel:
-    id: UUID
-    weight: Decimal
-    sent_at: datetime
-    colour: Colour
-    parts: list["Parcel"]
-    seal: bytes
-    record: str | int | None = None
-
-
-PARCEL = Parcel(UUID(int=7), Decimal("1.50"), datetime(2026, 1, 2, tzinfo=UTC), Colour.RED, [], b"\x00\xff", record=3)
-
-
-@activity(retry=ONCE)
-async def pack(parcel: Parcel) -> Parcel:
-    seen.append(parcel)
-    parcel.parts.append(Parcel(**{**vars(parcel), "parts": []}))
-    return parcel
-
-
-@workflow(name="hooks.parcel")
-async def packed(parcel: Parcel) -> tuple[Parcel, int]:
-    found = await pack(parcel)
-    await wait_event("go")
-    return found, len(parcel.parts)
-
-
 @workflow(name="hooks.echo")
 async def echo(value: int) -> int:
     await record(value)
@@ -361,20 +327,20 @@ async def echo(value: int) -> int:
 
 @pytest.mark.call("observe")
 async def test_hooks_are_not_called_on_replay(sqlite: Database) -> None:
-    told: list[tuple[type[HookEvent], object]] = []
+    events: list[tuple[type[HookEvent], object]] = []
 
     async def slowly(event: HookEvent) -> None:
         await asyncio.sleep(0)
-        told.append((type(event), getattr(event, "step", None)))
+        events.append((type(event), getattr(event, "step", None)))
 
     async with App(sqlite.url, max_cached_runs=0, hooks=[slowly]) as app:
         handle = await packed.options(id="a").start(PARCEL)
         await waiting(app, handle.id)
         await app.send_event("go", None)
         await handle.result(SOON)
-    assert told[0] == (RunStarted, None)
-    assert Counter(told)[StepCompleted, "1:pack"] == 1
-    ends = [kind for kind, _ in told if kind is not StepCompleted]
+    assert events[0] == (RunStarted, None)
+    assert Counter(events)[StepCompleted, "1:pack"] == 1
+    ends = [kind for kind, _ in events if kind is not StepCompleted]
     assert ends == [RunStarted, RunWaiting, RunResumed, RunCompleted]
 
 

@@ -75,7 +75,7 @@ PUBLIC: dict[str, Callable[[App, str], Awaitable[object]]] = {
 @pytest.mark.parametrize("way", PUBLIC)
 @pytest.mark.parametrize("name", ["~end/0/1", "~end/0/1:P", "~"])
 async def test_reserved_names_are_refused_outside_a_body(memory: Database, way: str, name: str) -> None:
-    """B4: such an event was a child's result."""
+    """Otherwise such an event would count as a child's result."""
     async with App(memory.url) as app:
         with pytest.raises(LimitError, match="begins with '~', which is reserved"):
             await PUBLIC[way](app, name)
@@ -103,7 +103,6 @@ async def reserved(way: str) -> str:
 
 
 async def test_reserved_names_are_refused_in_a_body(memory: Database) -> None:
-    """B4."""
     async with App(memory.url):
         for way in BODY:
             handle = await reserved.start(way)
@@ -111,7 +110,6 @@ async def test_reserved_names_are_refused_in_a_body(memory: Database) -> None:
 
 
 async def test_public_messages_cannot_forge_the_end_of_a_child(database: Database) -> None:
-    """B4."""
     async with App(database.url) as app:
         handle = await parent.options(id="P").start("right")
         await until(lambda: "right" in gates)
@@ -139,7 +137,7 @@ async def receiver(channel: str, mode: str) -> list[Any]:
 
 @pytest.mark.call("channels")
 async def test_public_message_is_never_taken_for_a_message_to_a_single_run(database: Database) -> None:
-    """B4: `publish("approved:T")` passed as an event sent to T."""
+    """`publish("approved:T")` must not count as an event sent to run T."""
     async with App(database.url) as app:
         handle = await waiter.options(id="T").start("approved")
         other = await receiver.options(id="R").start("orders", "direct")
@@ -176,7 +174,7 @@ LONG = "x" * 255
 async def test_same_event_id_with_another_type_or_receiver_is_another_event(
     database: Database, source: str, id: str
 ) -> None:
-    """A10: the second was dropped silently."""
+    """The second event must not be dropped as a duplicate."""
     async with App(database.url) as app:
         handle = await collector.options(id="C").start()
         others = [await waiter.options(id=each).start("order.paid") for each in ("A", "B")]
@@ -195,7 +193,7 @@ async def test_same_event_id_with_another_type_or_receiver_is_another_event(
 
 
 async def test_event_id_cannot_suppress_the_end_of_a_child(database: Database) -> None:
-    """A10, B4: the end of a child has an id and a source too, which are easy to guess."""
+    """The message about the end of a child has an id and a source too, which are easy to guess."""
     async with App(database.url) as app:
         handle = await parent.options(id="P").start("right")
         await until(lambda: "right" in gates)
@@ -205,7 +203,7 @@ async def test_event_id_cannot_suppress_the_end_of_a_child(database: Database) -
 
 
 async def test_same_id_for_another_event_of_the_outbox_is_refused(memory: Database) -> None:
-    """A10: consumers take events of one source and id for the same, whatever their types."""
+    """Consumers treat events with the same source and id as duplicates, whatever their types."""
 
     async def publisher(event: object) -> None:
         raise ConnectionError
@@ -260,7 +258,6 @@ def test_stored_names_are_different_for_different_names() -> None:
 
 @pytest.mark.parametrize("id", ["~", "~mine", "order~1", "order~r2", "order/1~c3"])
 async def test_ids_with_the_form_of_generated_ids_are_refused(memory: Database, id: str) -> None:
-    """B1, B4."""
     async with App(memory.url):
         with pytest.raises(LimitError, match="is reserved"):
             await child.options(id=id).start("a")
@@ -278,7 +275,7 @@ async def test_other_ids_are_accepted(memory: Database, id: str) -> None:
 
 
 async def test_run_of_a_user_with_the_id_of_a_child_does_not_block_the_child(database: Database) -> None:
-    """B1: the parent was stuck forever."""
+    """Otherwise the parent would be stuck forever."""
     async with App(database.url) as app:
         for name in ("mine", "theirs"):
             gates.setdefault(name, asyncio.Event()).set()
@@ -291,7 +288,7 @@ async def test_run_of_a_user_with_the_id_of_a_child_does_not_block_the_child(dat
 
 
 async def test_children_of_an_earlier_run_with_the_same_id_do_not_block_new_children(database: Database) -> None:
-    """B1: retention may remove a parent before its child."""
+    """Retention may remove a parent before its child."""
     async with App(database.url) as app:
         for name in ("first", "second"):
             gates.setdefault(name, asyncio.Event()).set()
@@ -307,7 +304,7 @@ async def failing() -> None:
 
 
 async def test_id_of_a_retry_is_derived_from_the_id_of_its_run(database: Database) -> None:
-    """B1: `X~rest` was tried again as `X~r1`."""
+    """The retry of `X~rest` must not be named `X~r1`, as if it retried `X`."""
     async with App(database.url) as app:
         for id, expected in (("X~rest", "X~rest~r1"), ("X", "X~r1")):
             with pytest.raises(WorkflowFailedError):
@@ -332,7 +329,6 @@ def yearly() -> Iterator[Workflow[[], str]]:
 async def test_run_of_another_workflow_with_the_id_of_a_tick_does_not_block_the_tick(
     shared: Database, yearly: Workflow[[], str]
 ) -> None:
-    """B1."""
     assert yearly.schedule is not None
     id = tick_id(yearly.name, yearly.schedule.last_before(datetime.now(UTC)))
     async with Client(shared.url):
@@ -357,7 +353,7 @@ async def forever(number: int) -> None:
 
 
 async def test_same_start_after_recur_returns_the_same_run(database: Database) -> None:
-    """B2: "make sure it runs" at boot worked once."""
+    """A program that starts its run at every boot must be able to do so after a `recur`."""
     async with App(database.url) as app:
         handle = await forever.options(id="F").start(1)
         await waiting(app, "F")

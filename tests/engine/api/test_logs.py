@@ -116,10 +116,10 @@ async def program(case: str, url: str) -> AsyncIterator[asyncio.subprocess.Proce
 
 async def output(case: str, url: str) -> list[str]:
     async with program(case, url) as process, asyncio.timeout(60):
-        _, told = await process.communicate()
-        assert process.returncode == 0, told.decode()
-    assert SECRET not in told.decode()
-    return plain(told.decode())
+        _, stderr = await process.communicate()
+        assert process.returncode == 0, stderr.decode()
+    assert SECRET not in stderr.decode()
+    return plain(stderr.decode())
 
 
 async def test_completed_run_logs_nothing(shared: Database) -> None:
@@ -172,8 +172,8 @@ async def test_worker_that_gets_sigterm_logs_how_it_drains(shared: Database) -> 
         assert process.stdout is not None
         assert (await process.stdout.readline()).strip() == b"charging"
         process.send_signal(signal.SIGTERM)
-        _, told = await process.communicate()
-    lines = [line for line in plain(told.decode()) if "worker w1" in line]
+        _, stderr = await process.communicate()
+    lines = [line for line in plain(stderr.decode()) if "worker w1" in line]
     assert lines == [
         STARTED,
         "INFO:perdure.engine:worker w1 is draining: 1 run(s) have up to N s to finish",
@@ -198,7 +198,7 @@ class Lines:
     def of(self, text: str) -> Sequence[logging.LogRecord]:
         return [each for each in self.records if text in each.getMessage()]
 
-    def told(self) -> list[tuple[str, str]]:
+    def messages(self) -> list[tuple[str, str]]:
         """Levels and messages, without the starts and stops of workers and the migrations of a database in memory."""
         found = [(each.levelname, " ".join(plain(each.getMessage()))) for each in self.records]
         usual = re.compile(r"worker \S+ (started|stopped|is draining)|applied \d+ migrations")
@@ -249,7 +249,7 @@ async def test_failed_step_that_the_workflow_catches_is_not_logged_as_a_warning(
 ) -> None:
     async with App(database.url):
         assert await (await lenient.start()).result(SOON) == "done without it"
-    assert lines.told() == []
+    assert lines.messages() == []
 
 
 @workflow(name="logs.broken")
@@ -261,7 +261,7 @@ async def test_fields_of_a_message_are_in_extra(database: Database, lines: Lines
     async with App(database.url, worker_id="w1"):
         with pytest.raises(WorkflowFailedError):
             await (await broken.options(id="a").start()).result(SOON)
-    assert lines.told() == [("ERROR", "run a (logs.broken) failed: KeyError: 'its own mistake'")]
+    assert lines.messages() == [("ERROR", "run a (logs.broken) failed: KeyError: 'its own mistake'")]
     fields = vars(lines.of("failed")[0])
     wanted = {
         "event": "RunFailed",
@@ -297,11 +297,11 @@ async def test_stuck_run_is_logged_as_a_warning_without_arguments(shared: Databa
         await app.send_event("logs.go", None)
     lines.caplog.clear()
     async with App(shared.url, workflows=[version(two, "logs.changing")], lease=SHORT) as app:
-        await until(lambda: bool(lines.told()))
+        await until(lambda: bool(lines.messages()))
         (run,) = await stuck_runs(app)
         assert run.stuck is not None
-        assert SECRET in run.stuck.reason  # for those who ask
-    assert lines.told()[0] == (
+        assert SECRET in run.stuck.reason  # for callers that query it
+    assert lines.messages()[0] == (
         "WARNING",
         "run a (logs.changing) is stuck after 1 try without progress, retrying in N s: NonDeterminismError: "
         "run 'a' (logs.changing): the history has 1:fail_with_nothing with different arguments than the code passes "
@@ -318,10 +318,10 @@ async def test_lost_lease_is_logged_as_one_warning(shared: Database, lines: Line
         row = await row_of(client, "a")
         await rival.release_lock("a", row.locked_by or "")
         assert await rival.try_acquire_lock("a", "rival#0", 30) is not None
-        await until(lambda: bool(lines.told()))
+        await until(lambda: bool(lines.messages()))
         await until(lambda: not app._worker.executor.tasks)
         assert (await handle.info()).status is WorkflowStatus.RUNNING
-    assert lines.told() == [
+    assert lines.messages() == [
         (
             "WARNING",
             "worker w1 lost its lease on run a (logs.order) and stops executing it: the lease expired, or another "
@@ -337,8 +337,8 @@ async def test_cancelling_an_executing_run_is_not_logged_as_a_lost_lease(shared:
         await until(lambda: "gate" in gates)
         await handle.cancel("enough")
         await status_of(handle, WorkflowStatus.CANCELLED)
-        await until(lambda: bool(lines.told()))
-    assert lines.told() == [("INFO", "run a (logs.order) was cancelled: enough")]
+        await until(lambda: bool(lines.messages()))
+    assert lines.messages() == [("INFO", "run a (logs.order) was cancelled: enough")]
 
 
 async def test_takeover_names_both_workers_and_the_runs(shared: Database, lines: Lines) -> None:
@@ -355,7 +355,7 @@ async def test_takeover_names_both_workers_and_the_runs(shared: Database, lines:
         await until(have_expired)
     async with App(shared.url, workflows=[order], worker_id="w2") as app:
         assert [await app.get(id).result(SOON) for id in ("a", "b")] == ["gate", "gate"]
-    assert lines.told() == [
+    assert lines.messages() == [
         ("WARNING", "worker w2 takes over 2 run(s) of worker dead:1, whose lease expired: a, b"),
     ]
 
@@ -378,7 +378,9 @@ async def test_database_outage_is_logged_as_one_warning(lines: Lines) -> None:
     assert unavailable.levelname == "WARNING"
     (again,) = lines.of("the database is available again after ")
     assert again.levelname == "INFO"
-    assert [each for each in lines.told() if "the database is" not in each[1] and "lost its lease" not in each[1]] == []
+    assert [
+        each for each in lines.messages() if "the database is" not in each[1] and "lost its lease" not in each[1]
+    ] == []
 
 
 async def test_worker_that_stops_during_an_outage_does_not_log_its_end(lines: Lines) -> None:
@@ -386,7 +388,7 @@ async def test_worker_that_stops_during_an_outage_does_not_log_its_end(lines: Li
         async with App(server.url, workflows=[order], lease=SHORT, drain_timeout=SHORT):
             server.kill()
             await until(lambda: bool(lines.of("is unavailable")))
-    assert [level for level, message in lines.told() if "the database is" in message] == ["WARNING"]
+    assert [level for level, message in lines.messages() if "the database is" in message] == ["WARNING"]
 
 
 async def test_terminated_database_sessions_are_not_logged_as_errors(
@@ -400,7 +402,7 @@ async def test_terminated_database_sessions_are_not_logged_as_errors(
         await app._storage.db().fetch(kill, name)
         gates["gate"].set()
         assert await handle.result(SOON) == "gate"
-    assert not [each for each in lines.told() if each[0] == "ERROR"]
+    assert not [each for each in lines.messages() if each[0] == "ERROR"]
 
 
 async def test_crashed_background_task_is_logged_as_an_error(
@@ -414,8 +416,8 @@ async def test_crashed_background_task_is_logged_as_an_error(
 
         monkeypatch.setattr(app._worker.work_loop, "look", crash)
         app._worker.wake()
-        await until(lambda: bool(lines.told()))
-    assert lines.told() == [
+        await until(lambda: bool(lines.messages()))
+    assert lines.messages() == [
         ("ERROR", "background task 'work loop' crashed (1 in a row), restarting it in N s: KeyError: 'no such thing'")
     ]
     assert lines.of("crashed")[0].exc_info is not None

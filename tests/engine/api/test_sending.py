@@ -23,14 +23,14 @@ async def sends(to: str, how: str) -> str:
 
 @workflow(name="api.sender")
 async def sender(to: str, how: str) -> list[str]:
-    told = [await sends(to, how)]
+    outcomes = [await sends(to, how)]
     try:
         await (send_event("api.go", 1, to=to) if how == "event" else send_to(to, "api.news", 1))
-        told.append("sent")
+        outcomes.append("sent")
     except RunNotFoundError as error:
-        told.append(f"refused: {error}")
+        outcomes.append(f"refused: {error}")
     await wait_event("api.end")
-    return told
+    return outcomes
 
 
 @pytest.mark.behaviour("events")

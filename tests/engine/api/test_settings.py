@@ -27,7 +27,6 @@ WRONG: dict[str, list[object]] = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_invalid_settings_are_refused_by_the_constructor(name: str) -> None:
-    """B14."""
     for value in WRONG[name]:
         given: dict[str, Any] = {name: value}
         with pytest.raises((TypeError, ValueError), match=rf"App\({name}=\) must be .*, not "):
@@ -60,7 +59,7 @@ async def waits(kind: str) -> str:
 
 @pytest.mark.parametrize("kind", WAITS)
 async def test_nan_is_refused_as_a_duration(database: Database, kind: str) -> None:
-    """B14: sleep(nan) returned at once."""
+    """Otherwise `sleep(nan)` would return at once."""
     async with App(database.url):
         assert "not nan" in await (await waits.start(kind)).result(20)
 
@@ -77,7 +76,7 @@ async def test_nan_is_refused_as_a_duration(database: Database, kind: str) -> No
     ],
 )
 async def test_url_without_a_database_is_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """B14: it reached whatever server and database are the default, and migrated them."""
+    """Otherwise the App would migrate whatever database is the default of the driver."""
     for name in ("PGDATABASE", "PGSERVICE"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(ConfigurationError, match="names no database"):
@@ -109,7 +108,7 @@ async def add_task(function: Callable[..., Any], *args: Any, **kwargs: Any) -> N
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of asyncio.iscoroutinefunction, which some still ask
 async def test_start_is_recognised_as_a_coroutine_function(database: Database) -> None:
-    """B14: `BackgroundTasks.add_task(wf.start, ...)` never started."""
+    """Otherwise `BackgroundTasks.add_task(wf.start, ...)` would call it in a thread, and start nothing."""
     if sys.version_info >= (3, 12):
         assert inspect.iscoroutinefunction(background.start)
     async with App(database.url) as app:

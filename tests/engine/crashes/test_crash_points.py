@@ -25,7 +25,15 @@ from perdure.storage.migrations import tables
 from perdure.storage.stores import SQLStorage
 from tests.engine.crashes.rig import crash_points
 from tests.engine.crashes.rig.checker import Checker, Rows, all_right
-from tests.engine.crashes.rig.crash_points import LEDGER, MOVED, Fate, Ward, all_rows, is_undo, of_generation
+from tests.engine.crashes.rig.crash_points import (
+    LEDGER,
+    MOVED,
+    SharedForkServer,
+    WorkerPlan,
+    all_rows,
+    is_undo,
+    of_generation,
+)
 from tests.engine.crashes.rig.effect_log import Effects
 from tests.engine.crashes.rig.worker_pool import until
 from tests.engine.waiting import row_of
@@ -35,7 +43,7 @@ from tests.support.storages import Database, server_database, sqlite_database, w
 ALL = os.environ.get("PERDURE_CRASH_POINTS") == "all"
 SEED = int(os.environ.get("PERDURE_SEED", "0")) or secrets.randbelow(1 << 32)
 STRIDE = 1 if ALL else 13  # odd: points before a commit and after one take turns
-LANES = 8
+RUNNERS = 8
 UNDOABLE = ("crash.book", "crash.dawdle", "crash.hold")
 UNDONE = (WorkflowStatus.FAILED, WorkflowStatus.CANCELLED)
 
@@ -101,24 +109,24 @@ class Case:
         self.run = f"{self.scenario.workflow.name}-{self.point}"
 
     @property
-    def fate(self) -> tuple[int, bool]:
+    def crash_point(self) -> tuple[int, bool]:
         """Which commit, and whether after it."""
         return self.point // 2 + 1, self.point % 2 == 1
 
-    async def live(self, ward: Ward, client: Client, fate: Fate) -> None:
+    async def live(self, fork_server: SharedForkServer, client: Client, worker_plan: WorkerPlan) -> None:
         """Let a worker die of the run, and another one end it."""
         await self.scenario.workflow.options(id=self.run).start(self.run)
-        number, after = self.fate
-        pid = await ward.raise_worker(replace(fate, dies_at=number, after=after))
+        number, after = self.crash_point
+        pid = await fork_server.start_worker(replace(worker_plan, dies_at=number, after=after))
         async with asyncio.TaskGroup() as group:
             acting = group.create_task(self.scenario.act(client, self.effects, self.run))
             while not acting.done() and not self.died:
                 await asyncio.sleep(0.01)
-                self.died = await ward.has_died(pid)
+                self.died = await fork_server.has_died(pid)
             if self.died:
                 self.known, self.begun = await all_rows(self.storage), len(self.effects.look())
-                pid = await ward.raise_worker(fate)
-        self.died |= await ward.end(pid)  # of its last commits, with the run ended
+                pid = await fork_server.start_worker(worker_plan)
+        self.died |= await fork_server.end(pid)  # of its last commits, with the run ended
 
     async def check(self) -> list[str]:
         """All that is wrong."""
@@ -133,7 +141,7 @@ class Case:
         for run in rows.instances:
             self._check_undone(checker, run)
         await self._check_ledger(checker)
-        return [f"{self.run} ({self.fate}): {what}" for what in checker.wrong]
+        return [f"{self.run} ({self.crash_point}): {what}" for what in checker.wrong]
 
     def _check_end(self, checker: Checker) -> None:
         rows, run = checker.rows, self.run
@@ -222,24 +230,27 @@ def _to_undo(rows: Rows, run: str) -> list[str]:
 
 
 @dataclass(slots=True)
-class Lane:
-    """A database, for one case after the other."""
+class CaseRunner:
+    """Runs one case after the other on one database."""
 
     database: Database
     client: Client
     storage: SQLStorage
     folder: Path
 
-    async def run(self, ward: Ward, cases: Iterator[tuple[Scenario, int]]) -> list[str]:
+    async def run(self, fork_server: SharedForkServer, cases: Iterator[tuple[Scenario, int]]) -> list[str]:
         wrong: list[str] = []
         for scenario, point in cases:
             folder = self.folder / f"{scenario.workflow.name}-{point}"
             folder.mkdir()
             case = Case(scenario, point, Effects(folder / "effects"), self.storage)
             try:
-                await case.live(ward, self.client, Fate(self.database.url, str(folder)))
+                await case.live(fork_server, self.client, WorkerPlan(self.database.url, str(folder)))
             except BaseExceptionGroup as error:
-                wrong += [f"{case.run} {case.fate}: {error.exceptions}", (folder / "workers.log").read_text()[-3000:]]
+                wrong += [
+                    f"{case.run} {case.crash_point}: {error.exceptions}",
+                    (folder / "workers.log").read_text()[-3000:],
+                ]
                 return wrong
             scenario.tried += case.died
             scenario.exhausted |= not case.died
@@ -267,7 +278,7 @@ def points(plays: list[Scenario]) -> Iterator[tuple[Scenario, int]]:
 
 
 @asynccontextmanager
-async def opened(backend: str, folder: Path, template: Path, server: str) -> AsyncIterator[Lane]:
+async def opened(backend: str, folder: Path, template: Path, server: str) -> AsyncIterator[CaseRunner]:
     folder.mkdir()
     async with AsyncExitStack() as stack:
         if backend == "sqlite":
@@ -278,15 +289,17 @@ async def opened(backend: str, folder: Path, template: Path, server: str) -> Asy
             database = await stack.enter_async_context(server_database(backend, url))
         storage = await database.storage()
         await storage.db().execute(f"CREATE TABLE {LEDGER} (run VARCHAR(100) NOT NULL)")
-        yield Lane(database, await stack.enter_async_context(Client(database.url)), storage, folder)
+        yield CaseRunner(database, await stack.enter_async_context(Client(database.url)), storage, folder)
 
 
-async def run_lane(
-    opening: AbstractAsyncContextManager[Lane], ward: Ward, cases: Iterator[tuple[Scenario, int]]
+async def run_cases(
+    opening: AbstractAsyncContextManager[CaseRunner],
+    fork_server: SharedForkServer,
+    cases: Iterator[tuple[Scenario, int]],
 ) -> list[str]:
     """In a task of its own, for the client that is open there is the task's."""
-    async with opening as lane:
-        return await lane.run(ward, cases)
+    async with opening as runner:
+        return await runner.run(fork_server, cases)
 
 
 @pytest.mark.call("saga")
@@ -301,11 +314,11 @@ async def test_worker_crash_at_any_commit_is_recovered(
     plays = scenarios()
     began = time.monotonic()
     async with AsyncExitStack() as stack:
-        ward = await stack.enter_async_context(Ward())
+        fork_server = await stack.enter_async_context(SharedForkServer())
         cases = points(plays)
         async with asyncio.TaskGroup() as group:
-            lanes = [opened(backend, tmp_path / str(number), sqlite_template, url) for number in range(LANES)]
-            tasks = [group.create_task(run_lane(lane, ward, cases)) for lane in lanes]
+            runners = [opened(backend, tmp_path / str(number), sqlite_template, url) for number in range(RUNNERS)]
+            tasks = [group.create_task(run_cases(runner, fork_server, cases)) for runner in runners]
     tried = {play.workflow.name: play.tried for play in plays}
     print(f"{backend}: {sum(tried.values())} deaths in {time.monotonic() - began:.1f} s: {tried}")
     all_right(what for task in tasks for what in task.result())

@@ -19,7 +19,7 @@ async def test_database_restarts_lose_nothing(backend: str, tmp_path: Path) -> N
     """A small round of the chaos room's rig: a server crashes; of a file's two harms each comes once."""
     round_ = Round(backend, secrets.randbits(32), OUTAGES, tmp_path)
     async with fragile(round_) as (database, crashes, _):
-        outcome = await strike(database, round_, crashes, [*crashes, *crashes][:OUTAGES], lanes=16)
+        outcome = await strike(database, round_, crashes, [*crashes, *crashes][:OUTAGES], concurrency=16)
     print(backend, outcome.figures)
     all_right(outcome.wrong)
     assert outcome.done == OUTAGES

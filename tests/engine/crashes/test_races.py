@@ -100,7 +100,7 @@ SERVED: list[Workflow[..., Any]] = [brief, resumed, impatient, collector]
 
 @asynccontextmanager
 async def rivals(backend: str, opened: BackendDatabase) -> AsyncIterator[tuple[Client, Client]]:
-    """Two clients on a database where two apps are at work; what is started is anybody's."""
+    """Two clients on a database where two apps are at work; either app may execute what is started."""
     print(f"to repeat: PERDURE_SEED={SEED}")
     async with AsyncExitStack() as stack:
         database = await stack.enter_async_context(opened(backend))
@@ -234,7 +234,7 @@ async def test_race_of_delivery_and_timeout(backend: str, backend_database: Back
 
 @everywhere
 async def test_race_of_recur_and_messages(backend: str, backend_database: BackendDatabase) -> None:
-    """Messages to a run that begins anew all the time: none is lost, none comes twice, all come in order."""
+    """Messages to a run that recurs all the time: none is lost, none comes twice, all come in order."""
     chance = random.Random(SEED)
     async with rivals(backend, backend_database) as clients:
         handles = {events: [await collector.start([], events) for _ in range(4)] for events in (False, True)}

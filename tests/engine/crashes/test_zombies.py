@@ -39,7 +39,7 @@ async def test_zombie_workers_write_nothing(backend: str, backend_database: Back
 async def test_zombie_worker_starts_no_activity(
     backend: str, backend_database: BackendDatabase, tmp_path: Path
 ) -> None:
-    """Stopped in a pause that is kept in memory, with nothing to write: only the clock can keep it from going on."""
+    """Stopped in a pause that is kept in memory, with nothing to write: only the clock can stop it."""
     async with backend_database(backend) as database:
         spec = WorkerSpec(database.url, str(tmp_path))
         storage = await database.storage()
@@ -62,8 +62,11 @@ async def stop_in_pause(pool: WorkerPool, database: Database) -> tuple[RunHandle
     zombie = await pool.start_worker(probe=0)
     for number in range(TRIES):
         handle = await pausing.options(id=f"pausing-{number}").start()
-        told = ("hook.StepRetrying", handle.id, "1:flaky_briefly")
-        await pool.seen(lambda line, told=told: (line.what, line.run, line.step) == told, "a failure to be recorded")  # type: ignore[misc]
+        retrying = ("hook.StepRetrying", handle.id, "1:flaky_briefly")
+        await pool.seen(
+            lambda line, retrying=retrying: (line.what, line.run, line.step) == retrying,  # type: ignore[misc]
+            "a failure to be recorded",
+        )
         stopped = {zombie: await pool.fork_server.stop(zombie)}
         begun = [line for line in pool.effects.look() if line.what == "begin" and line.run == handle.id]
         if len(begun) == 1 and not await are_held(database, storage):

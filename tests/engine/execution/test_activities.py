@@ -2,8 +2,6 @@
 
 import asyncio
 import threading
-from collections import defaultdict
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -19,17 +17,16 @@ from perdure import (
     WorkflowStatus,
     activity,
     activity_info,
-    wait_event,
     workflow,
 )
+from tests.engine.gates import approved, entered, open_gates, seen, two_gates
+from tests.engine.gates import forget as forget_gates
 from tests.engine.waiting import row_of, until, waiting
 from tests.support.storages import Database
 
 SOON = timedelta(seconds=30)
 LONG = Retry(attempts=3, initial=timedelta(seconds=1.3), factor=1, jitter=0)
 BRIEF = Retry(attempts=3, initial=timedelta(seconds=0.9), factor=1, jitter=0)
-seen: list[Any] = []
-gates: dict[str, asyncio.Event] = defaultdict(asyncio.Event)
 QUICK = Retry(attempts=3, initial=timedelta(milliseconds=5))
 calls: list[str] = []
 ONCE = Retry(attempts=1)
@@ -37,53 +34,12 @@ ONCE = Retry(attempts=1)
 
 @pytest.fixture(autouse=True)
 def forget() -> None:
-    seen.clear()
-    gates.clear()
+    forget_gates()
     calls.clear()
 
 
 async def rows(app: Client, id: str) -> list[str]:
     return [event.step async for event in app.history(id)]
-
-
-def entered(gate: str) -> Callable[[], bool]:
-    return lambda: any(each[0] == gate for each in seen)
-
-
-def let(*names: str) -> None:
-    for name in names:
-        gates[name].set()
-
-
-@activity
-async def note(what: str) -> str:
-    seen.append(what)
-    return what
-
-
-@activity
-async def gated(gate: str) -> str:
-    """Says that it began, and goes on when it is let."""
-    info = activity_info()
-    seen.append((gate, info.attempt, info.idempotency_key))
-    try:
-        await gates[gate].wait()
-    except asyncio.CancelledError:
-        seen.append((f"{gate} cancelled", info.attempt, info.idempotency_key))
-        raise
-    return gate
-
-
-@workflow(name="activities.approved")
-async def approved(what: str) -> str:
-    first = await note(what)
-    event = await wait_event("go", timeout=timedelta(minutes=5))
-    return f"{first} {event.data} {await note('after')}"
-
-
-@workflow(name="activities.gated")
-async def two_gates(first: str, second: str) -> list[str]:
-    return [await gated(first), await gated(second)]
 
 
 @activity(retry=LONG)
@@ -131,7 +87,7 @@ async def test_interrupted_activity_executes_again_with_the_same_idempotency_key
     async with App(shared.url, drain_timeout=timedelta(0)) as app:
         await two_gates.options(id="a").start("one", "two")
         await until(entered("one"))
-    let("one", "two")
+    open_gates("one", "two")
     async with App(shared.url) as app:
         assert await app.get("a").result(SOON) == ["one", "two"]
     key = "a::1:gated"

@@ -6,6 +6,7 @@ from datetime import timedelta
 import pytest
 
 from perdure import App, Retry, activity, set_state, sleep, wait_event, workflow
+from tests.engine.orders import halve
 from tests.engine.waiting import until, waiting
 from tests.support.storages import Database
 
@@ -17,11 +18,6 @@ done: list[str] = []
 @pytest.fixture(autouse=True)
 def forget() -> None:
     done.clear()
-
-
-@activity
-def halve(amount: float) -> float:
-    return amount / 2
 
 
 @workflow(name="composition.parallel")
@@ -73,14 +69,14 @@ async def composed() -> list[str]:
     async with asyncio.TaskGroup() as group:
         group.create_task(produce("ef"))
         said += [await queue.get(), await queue.get()]
-    branches = {asyncio.create_task(sleep(DAY)), asyncio.create_task(_told())}
+    branches = {asyncio.create_task(sleep(DAY)), asyncio.create_task(_wait_for_message())}
     first, others = await asyncio.wait(branches, return_when=asyncio.FIRST_COMPLETED)
     for branch in others:
         branch.cancel()
     return [*said, *(str(branch.result()) for branch in first)]
 
 
-async def _told() -> str:
+async def _wait_for_message() -> str:
     return str((await wait_event("composition.tell")).data)
 
 

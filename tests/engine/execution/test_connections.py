@@ -142,7 +142,7 @@ async def end_it(how: str) -> str:
 
 @activity(transactional=True, retry=ONCE)
 async def stumble() -> str:
-    """The driver's errors come as SQLAlchemy's, and the transaction can go on."""
+    """The driver's errors come as SQLAlchemy's, and the transaction can continue."""
     db = connection("sqlalchemy")
     with pytest.raises(IntegrityError):
         async with db.begin_nested():
@@ -159,7 +159,7 @@ MEETING: list[asyncio.Event] = []
 
 @activity(transactional=True, retry=ONCE)
 async def cross(first: str, second: str, mine: int) -> str:
-    """Two of these deadlock; one that ignores the error must not commit what came after."""
+    """Two of these deadlock; an activity that ignores the error must not commit what came after."""
     db = connection("sqlalchemy")
     for number, name in enumerate((first, second)):
         try:

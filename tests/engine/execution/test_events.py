@@ -175,7 +175,7 @@ async def asker() -> list[object]:
 @workflow(name="events.answerer")
 async def answerer(to: str) -> None:
     data = {"at": datetime(2026, 1, 2, tzinfo=UTC)}
-    for _ in range(2):  # one that has an id is stored once
+    for _ in range(2):  # an event with an id is stored once
         await send_event("events.answered", data, to=to, id="e-1", source="/desk", subject="lamp")
 
 

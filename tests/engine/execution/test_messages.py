@@ -72,7 +72,7 @@ async def publishing() -> str:
     return "done"
 
 
-async def _told(storage: SQLStorage, channel: str) -> list[bytes | None]:
+async def _published(storage: SQLStorage, channel: str) -> list[bytes | None]:
     return [message.data for message in await storage.get_pending_channel_messages(channel)]
 
 
@@ -82,7 +82,7 @@ async def test_messages_of_an_activity_commit_with_its_result(database: Database
         await app._storage.create_instance(WorkflowInstance("listener", "messages.listener"))
         assert await (await announced.start(2)).result(SOON) == 2
         for channel in ("told", "told.event", "told.direct:listener"):
-            assert await _told(storage_of(app), channel) == [b"2"], channel
+            assert await _published(storage_of(app), channel) == [b"2"], channel
 
 
 @pytest.mark.guarantee(4)
@@ -92,7 +92,7 @@ async def test_failed_activity_sends_nothing(database: Database) -> None:
         with pytest.raises(WorkflowFailedError, match="after the publish"):
             await (await announced.start(9)).result(SOON)
         for channel in ("told", "told.event", "told.direct:listener"):
-            assert await _told(storage_of(app), channel) == [], channel
+            assert await _published(storage_of(app), channel) == [], channel
 
 
 @pytest.mark.guarantee(4)
@@ -110,7 +110,7 @@ async def test_body_publishes_once_however_often_it_is_replayed(database: Databa
         assert await waiting(app, "a") is WorkflowStatus.WAITING_FOR_MESSAGE
         await app.send_event("go", None)
         assert await app.get("a").result(SOON) == "done"
-        assert await _told(storage_of(app), "told") == [b'"from the body"']
+        assert await _published(storage_of(app), "told") == [b'"from the body"']
 
 
 async def messages(storage: SQLStorage, channel: str) -> int:

@@ -288,7 +288,7 @@ async def shop(kind: str) -> str:
 
 @pytest.mark.parametrize(("kind", "step"), [("undone", "2:book"), ("undo failed", "2:stubborn")])
 async def test_retry_does_not_replay_compensated_steps(database: Database, kind: str, step: str) -> None:
-    """B5: the run ended "paid" with nothing booked."""
+    """Otherwise the run would end as "paid" with nothing booked."""
     async with App(database.url) as app:
         handle = await shop.options(id="shop").start(kind)
         with pytest.raises(WorkflowFailedError):

@@ -69,10 +69,9 @@ async def shows(size: int) -> str:
 
 
 async def test_state_that_is_too_large_raises_in_the_body(shared: Database) -> None:
-    """B8."""
     async with App(shared.url, max_cached_runs=0) as app:
-        told = await (await shows.start(PAYLOAD_MAX)).result(SOON)
-        assert "the value of set_state() has 8388610 bytes" in told
+        answer = await (await shows.start(PAYLOAD_MAX)).result(SOON)
+        assert "the value of set_state() has 8388610 bytes" in answer
         handle = await shows.start(values.STATE_MAX - 2)
         assert await handle.result(SOON) == "shown"
         assert len(await handle.state()) == values.STATE_MAX - 2
@@ -114,16 +113,14 @@ async def stores(size: int, result: int, fails: bool = False) -> str:
 
 
 async def test_arguments_too_large_for_a_compensation_are_refused_before_the_activity_runs(shared: Database) -> None:
-    """B8."""
     async with App(shared.url) as app:
-        told = await (await stores.start(PAYLOAD_MAX, 0)).result(SOON)
-        assert "the arguments of limits.store, which has a compensation," in told
+        answer = await (await stores.start(PAYLOAD_MAX, 0)).result(SOON)
+        assert "the arguments of limits.store, which has a compensation," in answer
         assert seen == []
         assert not await stuck_runs(app)
 
 
 async def test_large_input_and_result_together_do_not_prevent_compensation(shared: Database) -> None:
-    """B8."""
     async with App(shared.url) as app:
         handle = await stores.start(5 * MEGABYTE, 5 * MEGABYTE, True)
         with pytest.raises(WorkflowFailedError, match="undo it"):
@@ -147,10 +144,9 @@ async def parent(size: int) -> int | str:
 
 
 async def test_child_result_too_large_for_its_parent_fails_the_child(shared: Database) -> None:
-    """B8."""
     async with App(shared.url) as app:
-        told = await (await parent.start(PAYLOAD_MAX - 10)).result(SOON)
-        assert "the result of a child workflow, in the message to its parent, has" in str(told)
+        answer = await (await parent.start(PAYLOAD_MAX - 10)).result(SOON)
+        assert "the result of a child workflow, in the message to its parent, has" in str(answer)
         assert await (await parent.start(PAYLOAD_MAX - 1000)).result(SOON) == PAYLOAD_MAX - 1000
         assert not await stuck_runs(app)
 
@@ -190,7 +186,6 @@ async def patient(which: int) -> str:
 
 
 async def test_timeout_of_more_than_a_hundred_years_is_none(shared: Database) -> None:
-    """B8."""
     async with App(shared.url, max_cached_runs=0) as app:
         handles = [await patient.start(which) for which in range(len(PATIENT))]
         await waiting(app, *(handle.id for handle in handles))
@@ -235,16 +230,14 @@ async def sleeps(which: int) -> str:
 
 
 async def test_sleep_of_more_than_a_hundred_years_raises_in_the_body(shared: Database) -> None:
-    """B8."""
     async with App(shared.url) as app:
-        told = [await (await sleeps.start(which)).result(SOON) for which in range(len(SLEEPS))]
-        assert all("100 years" in each for each in told[:3])
-        assert "not nan" in told[3]
+        answer = [await (await sleeps.start(which)).result(SOON) for which in range(len(SLEEPS))]
+        assert all("100 years" in each for each in answer[:3])
+        assert "not nan" in answer[3]
         assert not await stuck_runs(app)
 
 
 async def test_deadline_of_more_than_a_hundred_years_is_refused_at_the_start(shared: Database) -> None:
-    """B8."""
     async with App(shared.url) as app:
         with pytest.raises(ValueError, match=r"options\(timeout=\) must be at most 100 years"):
             shows.options(timeout=FOREVER)

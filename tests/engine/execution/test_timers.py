@@ -1,13 +1,13 @@
 """Sleeps and timeouts are stored, and resume in another worker."""
 
 import time
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
 
 from perdure import App, WorkflowStatus, activity, now, random, set_state, sleep, sleep_until, timeout, uuid4, workflow
+from tests.engine.orders import charge
 from tests.engine.waiting import stuck_runs, until, waiting
 from tests.support.storages import Database
 
@@ -15,13 +15,11 @@ SOON = timedelta(seconds=30)
 SHORT = timedelta(seconds=1)
 seen: list[Any] = []
 DAY = timedelta(days=1)
-calls: list[str] = []
 
 
 @pytest.fixture(autouse=True)
 def forget() -> None:
     seen.clear()
-    calls.clear()
 
 
 @activity
@@ -92,18 +90,6 @@ async def times() -> list[str]:
 async def test_sleep_until_and_timeout_use_the_time_of_the_run(database: Database) -> None:
     async with App(database.url, max_cached_runs=0):
         assert await (await times.start()).result(SOON) == ["on time", "too long", "in which zone?"]
-
-
-@dataclass
-class Receipt:
-    order_id: str
-    amount: float
-
-
-@activity
-async def charge(order_id: str, amount: float) -> Receipt:
-    calls.append(f"charge {order_id}")
-    return Receipt(order_id, amount)
 
 
 @workflow(name="timers.values")

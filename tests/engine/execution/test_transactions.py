@@ -64,7 +64,7 @@ async def dawdle() -> None:
 class Harm:
     """What befalls the database under the first execution of an activity, really; the next one is left in peace.
 
-    On a server somebody ends the session of its transaction. SQLite has none: there its file may grow no more, as on a
+    On a server the session of its transaction is ended. SQLite has none: there its file may grow no more, as on a
     full disk, and the result that is to be recorded has no room.
     """
 
@@ -120,7 +120,7 @@ async def meet_harm() -> str:
 
 @activity(transactional=True, retry=Retry(attempts=1))
 def meet_harm_plainly() -> str:
-    """Is told of it by its own statement, or not at all."""
+    """Get the error from its own statement, or not at all."""
     db = connection()
     db.execute("UPDATE accounts SET balance = balance + 1 WHERE name = 'bob'")
     HARMS[-1].strike_from_a_thread(db.fetchval(HARMS[-1].question))
@@ -239,7 +239,7 @@ async def test_transaction_ended_by_its_code_records_nothing(accounts: Database)
             await handle.result(SOON)
         history, _ = await app._storage.get_history_paginated(handle.id)
         assert "ActivityCompleted" not in {event.event_type for event in history}
-        assert await (await transfer.start(10, 0)).result(SOON) == 10  # others go on
+        assert await (await transfer.start(10, 0)).result(SOON) == 10  # others continue
         assert await balances(storage_of(app)) == {"ann": 90, "bob": 10}
 
 

@@ -1,53 +1,31 @@
 """A waiting run is stored in the database; the copy in a worker's memory is only a cache."""
 
 import asyncio
-from collections import defaultdict
 from datetime import timedelta
-from typing import Any
 
 import pytest
 
-from perdure import App, Client, RunEvicted, activity, activity_info, receive, sleep, subscribe, wait_event, workflow
+from perdure import App, Client, RunEvicted, receive, sleep, subscribe, wait_event, workflow
+from tests.engine.gates import forget as forget_gates
+from tests.engine.gates import gated, gates, note, seen
 from tests.engine.waiting import until, waiting
 from tests.support.storages import Database
 
 SOON = timedelta(seconds=30)
-seen: list[Any] = []
-gates: dict[str, asyncio.Event] = defaultdict(asyncio.Event)
 
 
 @pytest.fixture(autouse=True)
 def forget() -> None:
-    seen.clear()
-    gates.clear()
+    forget_gates()
 
 
 async def rows(app: Client, id: str) -> list[str]:
     return [event.step async for event in app.history(id)]
 
 
-@activity
-async def note(what: str) -> str:
-    seen.append(what)
-    return what
-
-
-@activity
-async def gated(gate: str) -> str:
-    """Says that it began, and goes on when it is let."""
-    info = activity_info()
-    seen.append((gate, info.attempt, info.idempotency_key))
-    try:
-        await gates[gate].wait()
-    except asyncio.CancelledError:
-        seen.append((f"{gate} cancelled", info.attempt, info.idempotency_key))
-        raise
-    return gate
-
-
 @workflow(name="waiting_runs.several")
 async def several() -> list[str]:
-    """Whoever comes first is noted first; a long sleep and two channels at once."""
+    """Record the order in which the waits end; a long sleep and two channels at once."""
     seen.append("entered")
     await subscribe("left")
     await subscribe("right")
@@ -93,9 +71,9 @@ async def test_concurrent_waits_are_served_in_the_order_of_their_events(database
         await until(right_came)
         await app.publish("left", 2)
         found = await handle.result(SOON)
-        told = {"3.1:receive": "left 2", "4.1:receive": "right 1", "5.1:timer": "clock"}
-        assert sorted(found) == sorted(told.values())
-        assert found == [told[id] for id in (await rows(app, "a"))[2:]]
+        expected = {"3.1:receive": "left 2", "4.1:receive": "right 1", "5.1:timer": "clock"}
+        assert sorted(found) == sorted(expected.values())
+        assert found == [expected[id] for id in (await rows(app, "a"))[2:]]
         entries = seen.count("entered")
         assert entries == 1 if resident else entries > 1
 
@@ -147,7 +125,7 @@ async def test_cached_run_catches_up_after_another_worker_resumed_it(shared: Dat
         await several.options(id="a").start()
         await waiting(here, "a")
         parked = here._worker.executor.cache.runs["a"]
-        here._worker.slots.most = 0  # takes nothing for a while
+        here._worker.slots.most = 0  # takes nothing for now
         async with App(shared.url) as there:
             await there.publish("left", 1)
             await until(lambda: "a" in there._worker.executor.cache.runs)

@@ -47,7 +47,6 @@ async def approvals(names: list[str]) -> list[Any]:
 
 @pytest.mark.parametrize("order", ["ab", "ba"])
 async def test_branches_wait_for_one_type_with_different_where(database: Database, order: str) -> None:
-    """A1."""
     async with App(database.url) as app:
         handle = await approvals.start(["ann", "bob"])
         await waiting(app, handle.id)
@@ -128,13 +127,13 @@ async def _has_rows(app: App, id: str, count: int) -> bool:
     return len(await rows_of(app, id)) >= count
 
 
-@workflow(name="waits.deaf")
+@workflow(name="waits.unmoved")
 async def unmoved() -> int:
     return int((await wait_event("waits.noise", where={"mine": True})).data["n"])
 
 
 async def test_events_that_do_not_match_are_not_recorded_and_wake_no_run(database: Database) -> None:
-    """A11: a run that waited through many foreign events has one history row."""
+    """The history of a run that waited through many events of others has one row."""
     resumed: list[HookEvent] = []
     async with App(database.url, hooks=[resumed.append]) as app:
         handle = await unmoved.start()
@@ -158,7 +157,7 @@ async def _timed(wait: Awaitable[Any]) -> str:
 
 @workflow(name="waits.timeouts")
 async def timeouts(kind: str, spans: list[float | None]) -> list[str]:
-    """Waits on one type or channel, each with its own time; gives the order in which they ended."""
+    """Waits on one type or channel, each with its own time; return the order in which they ended."""
     ended: list[str] = []
     if kind == "receive":
         await subscribe("waits.channel")
@@ -178,7 +177,7 @@ async def timeouts(kind: str, spans: list[float | None]) -> list[str]:
 @pytest.mark.parametrize("kind", ["receive", "event", "where"])
 @pytest.mark.parametrize("parked", [True, False])
 async def test_timeout_does_not_depend_on_other_waits(database: Database, kind: str, parked: bool) -> None:
-    """A2: a wait without a time-out, or with a longer one, does not hide that of another branch."""
+    """A wait without a timeout, or with a longer one, does not delay the timeout of another branch."""
     async with App(database.url, max_cached_runs=1000 if parked else 0) as app:
         handle = await timeouts.start(kind, [None, 8000, 2000, 5000])
         await waiting(app, handle.id)
@@ -221,7 +220,6 @@ async def many(kind: str, count: int) -> int:
     indirect=["shared"],
 )
 async def test_run_has_more_than_a_thousand_waits_at_once(shared: Database, kind: str) -> None:
-    """A8."""
     count = 1_001
     async with App(shared.url) as app:
         handle = await many.start(kind, count)
@@ -268,7 +266,7 @@ async def _seconds(app: App, start: Callable[[int], Awaitable[Any]], send: Calla
 
 
 async def test_many_runs_with_their_own_where_cost_little_more_than_events_to_single_runs(shared: Database) -> None:
-    """A11: linear in events plus matches. PERDURE_TEST_MATCHES=10000 is the long form."""
+    """The cost is linear in events plus matches. PERDURE_TEST_MATCHES=10000 is the long form."""
     async with App(shared.url, max_cached_runs=COUNT, max_runs=1000) as app:
         plain = await _seconds(
             app,
@@ -294,7 +292,7 @@ CHANGED: dict[str, Any] = {}
 
 @pytest.mark.parametrize("now", [None, {"n": 2}, {"m": 1}])
 async def test_recorded_event_matched_by_other_values_is_a_mismatch(shared: Database, now: Any) -> None:
-    """B12: a changed match is found on replay."""
+    """A changed `where` is detected on replay."""
     CHANGED.clear()
     async with App(shared.url, max_cached_runs=0, drain_timeout=0.1) as app:
         handle = await changed.options(id="changed").start({"n": 1})

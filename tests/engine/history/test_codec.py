@@ -956,7 +956,7 @@ SUBCLASSES: list[tuple[object, Any]] = [
 
 @pytest.mark.parametrize(("value", "hint"), SUBCLASSES)
 def test_subclass_of_the_hinted_class_is_refused(value: object, hint: Any) -> None:
-    """B9: it came back as the base class, without its own fields."""
+    """Otherwise it would be decoded as the hinted class, without its own fields."""
     expected = r"a (Globe|Dog) where the hint says (Ball|Animal) would be decoded as"
     with pytest.raises(SerializationError, match=expected):
         encode(value, hint)
@@ -1015,7 +1015,7 @@ class Token(pydantic.BaseModel):
     ],
 )
 def test_secret_that_would_be_masked_is_refused(value: Any, hint: Any) -> None:
-    """B9: it arrived as `**********`."""
+    """Otherwise the receiver would get `**********`."""
     with pytest.raises(SerializationError, match=r"(Login|Logins) holds a secret") as error:
         encode(value, (list[Login] if isinstance(value, list) else type(value)) if hint is None else hint)
     assert "hidden" not in str(error.value)

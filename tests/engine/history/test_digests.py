@@ -183,7 +183,6 @@ async def recorded(database: Database, kind: str) -> list[HistoryEvent]:
 
 @pytest.mark.parametrize("kind", STEPS)
 async def test_replay_with_different_arguments_is_a_mismatch(memory: Database, kind: str) -> None:
-    """B12."""
     history = await recorded(memory, kind)
     assert replay(history, encode({"kind": kind})).done
     CODE["new"] = True
@@ -192,7 +191,7 @@ async def test_replay_with_different_arguments_is_a_mismatch(memory: Database, k
 
 
 async def test_mismatch_names_the_step_and_the_arguments(database: Database) -> None:
-    """B12: and the digests come back from every database as they were stored, alone and in batches."""
+    """Every database returns the digests as they were stored, alone and in batches."""
     history = await recorded(database, "activity")
     assert [len(row.event_data_binary or b"") >= 9 for row in history if row.activity_id == "1:greet"] == [True]
     CODE["new"] = True
@@ -261,7 +260,7 @@ asyncio.run(main())
 
 
 async def test_order_of_a_set_under_another_hash_seed_is_a_mismatch(shared: Database) -> None:
-    """B12: it gave `{"ann": "hello bob"}`."""
+    """Otherwise a step would return the recorded result of another: `{"ann": "hello bob"}`."""
 
     async def run(seed: str, part: str) -> list[str]:
         program = [sys.executable, "-c", PROGRAM, str(shared.url), part]

@@ -1,6 +1,7 @@
 """Type hints that name classes defined later or only for type checkers: unquoted since Python 3.14, strings before."""
 
 import importlib.util
+import logging
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -51,3 +52,12 @@ async def test_hints_may_name_classes_that_are_defined_later_or_nowhere(late_hin
     async with App("sqlite:///:memory:"):
         number = late_hints.Number(4)
         assert await (await late_hints.double.start(number, "u")).result() == late_hints.Number(8, number)
+
+
+async def test_hint_that_cannot_be_resolved_is_logged(late_hints: ModuleType, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "perdure.engine")
+    async with App("sqlite:///:memory:"):
+        await (await late_hints.double.start(late_hints.Number(4), "u")).result()
+    messages = [record.getMessage() for record in caplog.records]
+    assert [text for text in messages if "of double cannot be resolved and counts as missing: NameError: " in text]
+    assert not [text for text in messages if "Number of double" in text]

@@ -1,15 +1,13 @@
 """Values of users are stored and replayed with their types."""
 
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from decimal import Decimal
-from enum import Enum
+from datetime import timedelta
 from typing import Any
-from uuid import UUID
 
 import pytest
 
 from perdure import App, Retry, SerializationError, WorkflowFailedError, activity, wait_event, workflow
+from tests.engine.parcels import PARCEL, Parcel, packed, packed_parcels
 from tests.engine.waiting import waiting
 from tests.support.storages import Database
 
@@ -21,43 +19,12 @@ seen: list[Any] = []
 @pytest.fixture(autouse=True)
 def forget() -> None:
     seen.clear()
+    packed_parcels.clear()
 
 
 @activity(retry=ONCE)
 async def note(what: object) -> None:
     seen.append(what)
-
-
-class Colour(Enum):
-    RED = "red"
-
-
-@dataclass
-class Parcel:
-    id: UUID
-    weight: Decimal
-    sent_at: datetime
-    colour: Colour
-    parts: list["Parcel"]
-    seal: bytes
-    note: str | int | None = None
-
-
-PARCEL = Parcel(UUID(int=7), Decimal("1.50"), datetime(2026, 1, 2, tzinfo=UTC), Colour.RED, [], b"\x00\xff", note=3)
-
-
-@activity(retry=ONCE)
-async def pack(parcel: Parcel) -> Parcel:
-    seen.append(parcel)
-    parcel.parts.append(Parcel(**{**vars(parcel), "parts": []}))
-    return parcel
-
-
-@workflow(name="values.parcel")
-async def packed(parcel: Parcel) -> tuple[Parcel, int]:
-    found = await pack(parcel)
-    await wait_event("go")
-    return found, len(parcel.parts)
 
 
 async def test_values_keep_their_types_live_and_replayed(database: Database) -> None:
@@ -68,7 +35,7 @@ async def test_values_keep_their_types_live_and_replayed(database: Database) -> 
         found, parts = await handle.result(SOON)
     assert found == Parcel(**{**vars(PARCEL), "parts": [PARCEL]})
     assert parts == 0  # the activity had a copy, as it would after a crash
-    assert seen == [found]
+    assert packed_parcels == [found]
 
 
 @workflow(name="values.argument")

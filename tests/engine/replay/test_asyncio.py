@@ -143,4 +143,4 @@ async def test_long_asyncio_sleep_survives_the_app(sqlite: Database) -> None:
     async with App(sqlite.url) as app:
         began = time.monotonic()
         assert await app.get("a").result(SOON) == "slept"
-        assert time.monotonic() - began < 1.1  # it did not begin anew
+        assert time.monotonic() - began < 1.1  # it did not start again

@@ -25,7 +25,7 @@ async def sleeper(until: datetime) -> datetime:
 
 @pytest.mark.parametrize("ahead", [HOUR, -HOUR])
 async def test_now_and_sleep_until_use_the_clock_of_the_database(database: Database, ahead: timedelta) -> None:
-    """B6: on a worker an hour ahead, a sleep of 30 minutes was over at once."""
+    """Otherwise a sleep of 30 minutes would end at once on a worker whose clock is an hour ahead."""
     async with App(database.url) as app:
         shift_clock(storage_of(app), -ahead)  # the same as a worker's clock that is off by `ahead`
         await app._worker.host.clock.set()
@@ -78,7 +78,7 @@ async def deadline(kind: str) -> list[float]:
 async def test_deadlines_of_loop_time_include_the_time_of_activities(
     database: Database, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """B7: time stood still during activities."""
+    """The loop's time must not stand still during activities."""
     passed.clear()
     async with App(database.url, max_cached_runs=0) as app:
         now = app._worker.host.clock.now

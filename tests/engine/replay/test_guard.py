@@ -56,8 +56,8 @@ def forget() -> None:
     gates.clear()
 
 
-class Rude(BaseException):
-    """Nobody's error."""
+class UnusualError(BaseException):
+    """An error that derives from `BaseException` only."""
 
 
 def leave(how: str) -> None:
@@ -67,7 +67,7 @@ def leave(how: str) -> None:
     if how == "group":
         raise BaseExceptionGroup("several", [SystemExit(1), ValueError("and this")])
     kinds = {"interrupt": KeyboardInterrupt, "generator": GeneratorExit, "cancelled": asyncio.CancelledError}
-    raise kinds.get(how, Rude)(how)
+    raise kinds.get(how, UnusualError)(how)
 
 
 WAYS = {
@@ -76,7 +76,7 @@ WAYS = {
     "generator": "builtins.GeneratorExit",
     "cancelled": "asyncio.exceptions.CancelledError",
     "group": "builtins.BaseExceptionGroup",
-    "rude": "tests.engine.replay.test_guard.Rude",
+    "rude": "tests.engine.replay.test_guard.UnusualError",
 }
 
 
@@ -154,7 +154,6 @@ async def beside(url: str, **options: Any) -> AsyncIterator[App]:
 @pytest.mark.guarantee(9)
 @pytest.mark.parametrize("kind", ACTIVITIES)
 async def test_any_exception_in_an_activity_is_a_failed_attempt_with_its_type(database: Database, kind: str) -> None:
-    """A3, A4."""
     async with beside(database.url):
         for how, error_type in WAYS.items():
             assert await (await calls.start(kind, how)).result(SOON) == error_type
@@ -163,7 +162,6 @@ async def test_any_exception_in_an_activity_is_a_failed_attempt_with_its_type(da
 @pytest.mark.guarantee(9)
 @pytest.mark.parametrize("how", WAYS)
 async def test_any_exception_in_a_body_fails_its_run_with_its_type(database: Database, how: str) -> None:
-    """A3, A4."""
     async with beside(database.url) as app:
         handle = await leaves.options(id="bad").start(how)
         with pytest.raises(WorkflowFailedError):
@@ -196,7 +194,6 @@ async def exits_in_a_group() -> None:
 
 
 async def test_sys_exit_in_a_task_that_an_activity_started_fails_the_attempt(database: Database) -> None:
-    """A4."""
     async with beside(database.url):
         with pytest.raises(WorkflowFailedError, match="unhandled errors in a TaskGroup") as caught:
             await (await exits_in_a_group.start()).result(SOON)
@@ -218,7 +215,6 @@ async def _later(how: str) -> None:
 
 @pytest.mark.parametrize("how", ["sys.exit", "interrupt", "rude"])
 async def test_any_exception_in_a_branch_fails_the_run(shared: Database, how: str) -> None:
-    """A3, A4."""
     async with beside(shared.url):
         with pytest.raises(WorkflowFailedError):
             await (await branches.start(how)).result(SOON)
@@ -253,7 +249,6 @@ async def handle_failure(ways: list[str], error: str) -> None:
 
 @pytest.mark.guarantee(9)
 async def test_any_exception_in_a_compensation_or_handler_lets_the_others_run(database: Database) -> None:
-    """A3, A4."""
     ways = list(WAYS)
     async with beside(database.url) as app:
         handle = await undone.options(id="bad").start(ways)
@@ -272,8 +267,6 @@ async def test_any_exception_in_a_compensation_or_handler_lets_the_others_run(da
 async def test_any_exception_in_a_hook_is_logged(
     database: Database, how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A3, A4."""
-
     def plain(event: HookEvent) -> None:
         leave(how)
 
@@ -283,9 +276,9 @@ async def test_any_exception_in_a_hook_is_logged(
 
     async with beside(database.url, hooks=[plain, later]):
         assert await (await calls.start("plain", "rude")).result(SOON) == WAYS["rude"]
-    told = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
-    assert any("plain failed on RunStarted" in text for text in told)
-    assert any("later failed on RunStarted" in text for text in told)
+    messages = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert any("plain failed on RunStarted" in text for text in messages)
+    assert any("later failed on RunStarted" in text for text in messages)
 
 
 # Signals.
@@ -378,14 +371,12 @@ async def _fail(count: int) -> None:
 
 
 async def test_recur_in_a_task_group_continues_the_run(database: Database) -> None:
-    """A3."""
     async with beside(database.url):
         assert await (await recurs.options(id="again").start(0)).result(SOON) == "third"
     assert seen == ["other", "generation 0", "generation 1", "generation 2"]
 
 
 async def test_errors_beside_recur_in_a_task_group_fail_the_run(database: Database) -> None:
-    """A3."""
     async with beside(database.url):
         handle = await recurs.options(id="again").start(0, True)
         with pytest.raises(WorkflowFailedError) as caught:
@@ -419,7 +410,6 @@ async def spins(how: str) -> None:
 async def test_spinning_body_is_stuck_with_its_source_line_and_blocks_no_other_run(
     database: Database, how: str
 ) -> None:
-    """A12."""
     async with App(database.url) as app:
         other = await gated.options(id="other").start("other")
         await waiting(app, "other")
@@ -440,8 +430,6 @@ async def test_spinning_body_is_stuck_with_its_source_line_and_blocks_no_other_r
 
 
 def test_error_names_the_line_where_the_body_spins() -> None:
-    """A12."""
-
     async def spinning() -> None:
         await _poll()
 
@@ -457,8 +445,6 @@ async def _poll() -> None:
 
 
 def test_twenty_thousand_branches_do_not_count_as_spinning() -> None:
-    """A12."""
-
     async def many() -> int:
         async def branch(number: int) -> int:
             for _ in range(3):
@@ -528,7 +514,6 @@ STUBBORN = [
 def test_body_that_swallows_its_eviction_is_abandoned(
     function: Callable[[], Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A13."""
     complaints: list[Any] = []
     monkeypatch.setattr(sys, "unraisablehook", complaints.append)
     body = live(version(function, "guard.swallows")).body
@@ -558,6 +543,23 @@ def test_body_that_swallows_its_eviction_a_few_times_ends_without_a_log_message(
     assert not caplog.records
 
 
+def test_error_of_a_body_that_is_closed_by_force_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async def fails_when_closed() -> None:
+        while True:
+            try:
+                await work("x")
+            except GeneratorExit:
+                raise ValueError("the clean-up failed") from None
+            except BaseException:
+                continue
+
+    live(version(fails_when_closed, "guard.fails_when_closed")).body.evict()
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert "run run-1 (guard.fails_when_closed)" in record.getMessage()
+    assert "ValueError('the clean-up failed')" in record.getMessage()
+
+
 @workflow(name="guard.stubborn")
 async def stubborn() -> None:
     while True:
@@ -570,7 +572,6 @@ async def stubborn() -> None:
 async def test_run_that_swallows_its_eviction_does_not_keep_the_app_from_closing(
     shared: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A13."""
     async with App(shared.url) as app:
         await stubborn.options(id="stubborn").start()
         await waiting(app, "stubborn")

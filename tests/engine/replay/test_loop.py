@@ -39,7 +39,7 @@ class Record(NamedTuple):
 
 
 class Host:
-    """Gives a body what it waits for, one thing at a time, and writes down all that it asked."""
+    """Passes a body what it waits for, one thing at a time, and records all that it asked for."""
 
     def __init__(self) -> None:
         self.reports: list[dict[str, Any]] = []
@@ -122,7 +122,7 @@ KINDS = (
 
 
 def grow(rng: random.Random, depth: int, label: str = "r") -> Node:
-    """A body of so many levels at the most."""
+    """Return a body of at most so many levels."""
     if depth == 0 or (depth < 3 and rng.random() < 0.25):
         return Node(rng.choice(LEAVES), label, rng.randint(1, 9), [])
     children = [grow(rng, depth - 1, f"{label}{letter}") for letter in "abcd"[: rng.randint(2, 4)]]
@@ -685,8 +685,6 @@ async def test_interrupt_leaves_the_host_as_it_was(
 async def test_exit_that_the_body_raises_itself_stays_in_the_body(
     host: Host, error: type[BaseException], in_task: bool
 ) -> None:
-    """A3, A4."""
-
     def leave() -> None:
         raise error
 
@@ -887,7 +885,7 @@ def test_tasks_are_kept_until_they_end(host: Host) -> None:
         await asyncio.get_running_loop().create_future()
 
     async def body() -> None:
-        asyncio.create_task(stray(), name="stray")  # noqa: RUF006 (that it is kept by nobody else is the point)
+        asyncio.create_task(stray(), name="stray")  # noqa: RUF006 (that nothing else keeps it is the point)
         ended = asyncio.create_task(host.step("one"), name="ended")
         await ended
 

@@ -50,7 +50,7 @@ def _check_prefix(history: Live, length: int) -> None:
     """A beginning of the rows: what is asked for is what was then, and the rest leads to the same end."""
     rest = history.rows[length:]
     if rest and rest[0].activity_id.startswith(OWN):
-        return  # the values were not stored: they are taken anew, see _check_crash
+        return  # the values were not stored: they are taken again, see _check_crash
     again = replayed(planned, history.input_data, history.rows[:length])
     assert again.rows == history.rows[:length]
     assert asked(again.steps) == history.snapshots[length]
@@ -62,7 +62,7 @@ def _check_prefix(history: Live, length: int) -> None:
 
 
 def _check_crash(history: Live, length: int, rng: chance.Random) -> None:
-    """A crash after so many rows: it goes on differently, and that is as good a history as the other."""
+    """A crash after so many rows: it continues differently, and that history is as valid as the other."""
     again = replayed(planned, history.input_data, history.rows[:length]).run(rng)
     assert again.rows[:length] == history.rows[:length]
     _check_full(again)
@@ -83,7 +83,7 @@ def test_any_body_replays_from_any_prefix_of_its_history(seed: int) -> None:
         for length in rng.sample(range(len(history.rows) + 1), min(4, len(history.rows) + 1)):
             _check_crash(history, length, rng)
         history.body.evict()
-    assert ended > BODIES * 0.9  # hardly any waits for what nobody sends
+    assert ended > BODIES * 0.9  # hardly any waits for what is never sent
     assert rows > BODIES * 3
 
 
@@ -457,7 +457,7 @@ async def _with_state() -> None:
 
 
 def test_set_state_can_be_added_to_the_code_of_a_started_run() -> None:
-    """B14: it took a step's number."""
+    """`set_state` must not use up a step id."""
     rows = [_row("1:replay.greet"), _row("2:replay.greet")]
     first = version(_without_state, "replay.state")
     assert replayed(first, b"{}", rows).body.done
@@ -476,7 +476,7 @@ async def _plain_state() -> None:
 
 
 def test_states_recorded_as_steps_by_earlier_versions_replay() -> None:
-    """B14: there set_state() was a step."""
+    """In those versions `set_state` was a step."""
     rows = [
         _row("~1", "State", b'{"values": {}, "state": "begun"}'),
         _row("2:replay.greet"),

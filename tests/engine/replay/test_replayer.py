@@ -1,4 +1,4 @@
-"""The replayer by itself: a recorded history against a function, without a database and without a clock."""
+"""The replayer alone: a recorded history against a function, without a database and without a clock."""
 
 import asyncio
 import socket
@@ -78,15 +78,15 @@ def test_commands_follow_the_attempts_of_an_activity() -> None:
     assert isinstance(begin, Execute)
     assert (begin.step.id, begin.step.attempt) == ("1:replayer.greet", 1)
 
-    def told(record: Record) -> list[Any]:
+    def commands_after(record: Record) -> list[Any]:
         return [*replayer.feed(record), *replayer.catch_up()]
 
-    (pause,) = told(AttemptFailed(begin.step.id, 1, FAILURE, 5.0))
+    (pause,) = commands_after(AttemptFailed(begin.step.id, 1, FAILURE, 5.0))
     assert isinstance(pause, Pause)
     assert (pause.step.attempt, pause.step.pause_sec) == (2, 5.0)
-    (again,) = told(PauseEnded(begin.step.id, 1))
+    (again,) = commands_after(PauseEnded(begin.step.id, 1))
     assert isinstance(again, Execute)
-    assert told(Completed(begin.step.id, b'"hi"')) == [Forget(begin.step.id)]
+    assert commands_after(Completed(begin.step.id, b'"hi"')) == [Forget(begin.step.id)]
     assert replayer.outcome() == ("hi", None)
 
 

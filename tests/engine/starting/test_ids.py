@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -12,10 +11,10 @@ from perdure import App, Retention, Retry, activity, activity_info, errors, work
 from perdure.engine import starting
 from perdure.errors import LimitError, RunExistsError
 from perdure.storage.stores import shift_clock
+from tests.engine.orders import Receipt, calls, order
 from tests.support.storages import Database, storage_of
 
 SOON = timedelta(seconds=20)
-calls: list[str] = []
 ONCE = Retry(attempts=1)
 seen: list[Any] = []
 DAY = timedelta(days=1)
@@ -27,29 +26,6 @@ def forget() -> None:
     calls.clear()
     seen.clear()
     done.clear()
-
-
-@dataclass
-class Receipt:
-    order_id: str
-    amount: float
-
-
-@activity
-async def charge(order_id: str, amount: float) -> Receipt:
-    calls.append(f"charge {order_id}")
-    return Receipt(order_id, amount)
-
-
-@activity
-def halve(amount: float) -> float:
-    return amount / 2
-
-
-@workflow(name="ids.order")
-async def order(order_id: str, amount: float) -> Receipt:
-    receipt = await charge(order_id, amount)
-    return Receipt(receipt.order_id, await halve(receipt.amount))
 
 
 @pytest.mark.call("run")

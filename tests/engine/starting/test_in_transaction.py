@@ -323,7 +323,7 @@ async def test_connection_without_an_open_transaction_is_refused(database: Datab
 async def test_existing_id_in_a_transaction_returns_the_same_run_or_is_refused(
     database: Database, caller: Caller
 ) -> None:
-    """In the same transaction or before it; the transaction goes on either way."""
+    """In the same transaction or before it; the transaction continues either way."""
     storage = await database.storage()
     async with Client(database.url):
         await greet.options(id="early").start("a")
@@ -592,7 +592,7 @@ async def test_two_transactions_with_one_id_create_one_run(database: Database, c
 
 @each(["asyncpg", "psycopg-async"])
 async def test_cancelled_start_leaves_nothing(database: Database, caller: Caller) -> None:
-    """It is cancelled while it waits for the definition that another transaction writes; the transaction goes on."""
+    """It is cancelled while it waits for the definition that another transaction writes; its own continues."""
     async with with_asyncpg(database.url) as rival:
         await rival.begin()
         await start(greet.options(in_transaction=rival.connection), "a")
@@ -612,7 +612,7 @@ async def test_cancelled_start_leaves_nothing(database: Database, caller: Caller
 
 @each(["asyncpg", "aiomysql"])
 async def test_first_start_in_an_open_transaction_blocks_no_other_start(database: Database, caller: Caller) -> None:
-    """Nobody waits for a definition that it wrote: the app has written them all."""
+    """No start waits for a definition that it wrote: the app has written them all."""
     async with App(database.url):
         await caller.begin()
         first = await start(greet.options(in_transaction=caller.connection), "a")
@@ -632,7 +632,7 @@ async def test_app_opens_beside_a_transaction_with_a_first_start(database: Datab
 
 
 async def blocked(database: Database) -> None:
-    """Until somebody waits for a lock."""
+    """Wait until a session waits for a lock."""
     query = {
         "postgresql": "SELECT count(*) FROM pg_locks WHERE NOT granted",
         "mysql": "SELECT count(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'",
@@ -756,7 +756,6 @@ async def again(number: int) -> str:
 
 @each(ONE_EACH)
 async def test_same_start_of_a_recurred_run_returns_that_run(database: Database, caller: Caller) -> None:
-    """B2."""
     async with App(database.url):
         assert await (await again.options(id="loop").start(1)).result(SOON) == "done"
     await caller.begin()

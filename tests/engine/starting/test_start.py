@@ -1,50 +1,23 @@
 """Starting a run now or later."""
 
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from decimal import Decimal
-from enum import Enum
 from typing import Any
-from uuid import UUID
 
 import pytest
 
-from perdure import App, Retry, SerializationError, WorkflowStatus, activity, wait_event, workflow
+from perdure import App, Retry, SerializationError, WorkflowStatus, activity, workflow
+from tests.engine.orders import Receipt, order
+from tests.engine.parcels import packed
 from tests.support.storages import Database
 
 SOON = timedelta(seconds=20)
-calls: list[str] = []
 ONCE = Retry(attempts=1)
 seen: list[Any] = []
 
 
 @pytest.fixture(autouse=True)
 def forget() -> None:
-    calls.clear()
     seen.clear()
-
-
-@dataclass
-class Receipt:
-    order_id: str
-    amount: float
-
-
-@activity
-async def charge(order_id: str, amount: float) -> Receipt:
-    calls.append(f"charge {order_id}")
-    return Receipt(order_id, amount)
-
-
-@activity
-def halve(amount: float) -> float:
-    return amount / 2
-
-
-@workflow(name="start.order")
-async def order(order_id: str, amount: float) -> Receipt:
-    receipt = await charge(order_id, amount)
-    return Receipt(receipt.order_id, await halve(receipt.amount))
 
 
 @pytest.mark.call("run")
@@ -58,35 +31,6 @@ async def test_start_after_a_delay(database: Database) -> None:
 @activity(retry=ONCE)
 async def note(what: object) -> None:
     seen.append(what)
-
-
-class Colour(Enum):
-    RED = "red"
-
-
-@dataclass
-class Parcel:
-    id: UUID
-    weight: Decimal
-    sent_at: datetime
-    colour: Colour
-    parts: list["Parcel"]
-    seal: bytes
-    note: str | int | None = None
-
-
-@activity(retry=ONCE)
-async def pack(parcel: Parcel) -> Parcel:
-    seen.append(parcel)
-    parcel.parts.append(Parcel(**{**vars(parcel), "parts": []}))
-    return parcel
-
-
-@workflow(name="start.parcel")
-async def packed(parcel: Parcel) -> tuple[Parcel, int]:
-    found = await pack(parcel)
-    await wait_event("go")
-    return found, len(parcel.parts)
 
 
 async def test_invalid_input_is_refused_by_start(memory: Database) -> None:

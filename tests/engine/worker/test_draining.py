@@ -2,67 +2,24 @@
 
 import asyncio
 import time
-from collections import defaultdict
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from perdure import App, Client, Retry, activity, activity_info, wait_event, workflow
+from tests.engine.gates import approved, entered, gates, open_gates, seen, two_gates
+from tests.engine.gates import forget as forget_gates
 from tests.engine.waiting import row_of, until, waiting
 from tests.support.storages import Database
 
 SOON = timedelta(seconds=30)
 LONG = Retry(attempts=3, initial=timedelta(seconds=1.3), factor=1, jitter=0)
-seen: list[Any] = []
-gates: dict[str, asyncio.Event] = defaultdict(asyncio.Event)
 
 
 @pytest.fixture(autouse=True)
 def forget() -> None:
-    seen.clear()
-    gates.clear()
-
-
-def entered(gate: str) -> Callable[[], bool]:
-    return lambda: any(each[0] == gate for each in seen)
-
-
-def let(*names: str) -> None:
-    for name in names:
-        gates[name].set()
-
-
-@activity
-async def note(what: str) -> str:
-    seen.append(what)
-    return what
-
-
-@activity
-async def gated(gate: str) -> str:
-    """Says that it began, and goes on when it is let."""
-    info = activity_info()
-    seen.append((gate, info.attempt, info.idempotency_key))
-    try:
-        await gates[gate].wait()
-    except asyncio.CancelledError:
-        seen.append((f"{gate} cancelled", info.attempt, info.idempotency_key))
-        raise
-    return gate
-
-
-@workflow(name="draining.approved")
-async def approved(what: str) -> str:
-    first = await note(what)
-    event = await wait_event("go", timeout=timedelta(minutes=5))
-    return f"{first} {event.data} {await note('after')}"
-
-
-@workflow(name="draining.gated")
-async def two_gates(first: str, second: str) -> list[str]:
-    return [await gated(first), await gated(second)]
+    forget_gates()
 
 
 @activity(retry=LONG)
@@ -102,7 +59,7 @@ async def test_activity_that_does_not_finish_in_time_is_handed_over_at_once(shar
     async with App(shared.url, drain_timeout=timedelta(seconds=0.3)):
         await two_gates.options(id="a").start("one", "two")
         await until(entered("one"))
-    let("one", "two")
+    open_gates("one", "two")
     async with App(shared.url) as app:
         assert await app.get("a").result(SOON) == ["one", "two"]
     assert time.monotonic() - began < 5

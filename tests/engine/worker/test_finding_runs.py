@@ -3,21 +3,19 @@
 import asyncio
 import threading
 import time
-from collections import defaultdict
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
 
 import pytest
 
-from perdure import App, Retry, WorkflowStatus, activity, activity_info, set_state, sleep, wait_event, workflow
+from perdure import App, Retry, WorkflowStatus, activity, set_state, sleep, wait_event, workflow
 from perdure.model.records import WorkflowInstance
+from tests.engine.gates import approved, gated, gates, note, open_gates, seen, two_gates
+from tests.engine.gates import forget as forget_gates
 from tests.engine.waiting import row_of, stuck_runs, waiting
 from tests.support.storages import Database
 
 SOON = timedelta(seconds=30)
-seen: list[Any] = []
-gates: dict[str, asyncio.Event] = defaultdict(asyncio.Event)
 SHORT = timedelta(seconds=1)
 done: list[str] = []
 together = [0, 0]
@@ -25,22 +23,8 @@ together = [0, 0]
 
 @pytest.fixture(autouse=True)
 def forget() -> None:
-    seen.clear()
-    gates.clear()
+    forget_gates()
     done.clear()
-
-
-@activity
-async def note(what: str) -> str:
-    seen.append(what)
-    return what
-
-
-@activity
-async def gated(gate: str) -> str:
-    seen.append(gate)
-    await gates[gate].wait()
-    return gate
 
 
 @workflow(name="finding_runs.simple")
@@ -100,36 +84,6 @@ async def test_finished_run_is_never_executed_again(database: Database) -> None:
     assert seen == ["once", "twice"]
 
 
-def let(*names: str) -> None:
-    for name in names:
-        gates[name].set()
-
-
-@activity
-async def pass_gate(gate: str) -> str:
-    """Says that it began, and goes on when it is let."""
-    info = activity_info()
-    seen.append((gate, info.attempt, info.idempotency_key))
-    try:
-        await gates[gate].wait()
-    except asyncio.CancelledError:
-        seen.append((f"{gate} cancelled", info.attempt, info.idempotency_key))
-        raise
-    return gate
-
-
-@workflow(name="finding_runs.approved")
-async def approved(what: str) -> str:
-    first = await note(what)
-    event = await wait_event("go", timeout=timedelta(minutes=5))
-    return f"{first} {event.data} {await note('after')}"
-
-
-@workflow(name="finding_runs.pass_gate")
-async def two_gates(first: str, second: str) -> list[str]:
-    return [await pass_gate(first), await pass_gate(second)]
-
-
 async def _stuck(app: App) -> list[str]:
     return [each.id for each in await stuck_runs(app)]
 
@@ -138,7 +92,7 @@ async def _stuck(app: App) -> list[str]:
 async def test_runs_of_unknown_workflows_are_not_claimed(shared: Database) -> None:
     async with App(shared.url, workflows=[two_gates], lease=SHORT) as app:
         await approved.options(id="a").start("elsewhere")
-        let("one", "two")
+        open_gates("one", "two")
         assert await (await two_gates.start("one", "two")).result(SOON) == ["one", "two"]
         row = await row_of(app, "a")
         assert (row.status, row.locked_by, row.lock_token) == (WorkflowStatus.RUNNING, None, 0)

@@ -3,12 +3,11 @@
 import asyncio
 import threading
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
 
 import pytest
 
@@ -17,19 +16,18 @@ from perdure.engine.execution.clock import steady
 from perdure.engine.worker.heartbeat import Heartbeat
 from perdure.model.records import HistoryEvent, HistoryEventType, Lease, WorkflowInstance
 from perdure.storage.stores import SQLStorage
+from tests.engine.gates import entered, gates, open_gates, seen, two_gates
+from tests.engine.gates import forget as forget_gates
 from tests.engine.waiting import row_of, until
 from tests.support.storages import Database, storage_of
 
 SOON = timedelta(seconds=30)
 SHORT = timedelta(seconds=1)
-seen: list[Any] = []
-gates: dict[str, asyncio.Event] = defaultdict(asyncio.Event)
 
 
 @pytest.fixture(autouse=True)
 def forget() -> None:
-    seen.clear()
-    gates.clear()
+    forget_gates()
 
 
 async def rows(app: Client, id: str) -> list[str]:
@@ -47,33 +45,6 @@ async def steal(storage: SQLStorage, id: str, seconds: float = 60) -> Lease:
     return lease
 
 
-def entered(gate: str) -> Callable[[], bool]:
-    return lambda: any(each[0] == gate for each in seen)
-
-
-def let(*names: str) -> None:
-    for name in names:
-        gates[name].set()
-
-
-@activity
-async def gated(gate: str) -> str:
-    """Says that it began, and goes on when it is let."""
-    info = activity_info()
-    seen.append((gate, info.attempt, info.idempotency_key))
-    try:
-        await gates[gate].wait()
-    except asyncio.CancelledError:
-        seen.append((f"{gate} cancelled", info.attempt, info.idempotency_key))
-        raise
-    return gate
-
-
-@workflow(name="leases.gated")
-async def two_gates(first: str, second: str) -> list[str]:
-    return [await gated(first), await gated(second)]
-
-
 @activity
 async def blocking(seconds: float) -> int:
     seen.append("began")
@@ -89,7 +60,7 @@ async def blocked(seconds: float) -> int:
 
 @contextmanager
 def _standing_by(url: str, taken: list[object]) -> Iterator[None]:
-    """An app on the same database, in a thread of its own: as another process it goes on while this loop is blocked."""
+    """An app on the same database, in its own thread: like another process, it continues while this loop is blocked."""
     loop, stop, ready = asyncio.new_event_loop(), asyncio.Event(), threading.Event()
 
     async def stand_by() -> None:
@@ -175,14 +146,14 @@ async def test_worker_that_lost_its_lease_ends_the_tasks_and_writes_nothing(data
         assert await rows(app, "a") == []
         row = await row_of(app, "a")
         assert (row.locked_by, row.lock_token) == ("thief", lease.token)
-        let("one", "two")
+        open_gates("one", "two")
         await app._storage.release_lock("a", "thief", lease=lease)
         assert await app.get("a").result(SOON) == ["one", "two"]
 
 
 @pytest.mark.guarantee(2)
 async def test_disconnected_worker_detects_the_lost_lease_by_its_rejected_write(database: Database) -> None:
-    """The heartbeat did not tell it yet: what its activity found is dropped, what the other recorded counts."""
+    """The heartbeat has not noticed it yet: its activity's result is dropped, and that of the other worker counts."""
     async with App(database.url, max_cached_runs=0) as app:
         gates["two"].set()
         await two_gates.options(id="a").start("one", "two")

@@ -1,7 +1,6 @@
 """A run that ends a try without progress is retried with back-off, and its tries are counted."""
 
 import asyncio
-from collections import defaultdict
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -22,60 +21,24 @@ from perdure import (
 )
 from perdure.model.records import HistoryEvent, HistoryEventType, WorkflowInstance
 from perdure.storage.stores import SQLStorage
+from tests.engine.gates import approved, entered, gated, gates, note, seen, two_gates
+from tests.engine.gates import forget as forget_gates
 from tests.engine.versions import version
 from tests.engine.waiting import row_of, stuck_runs, until, waiting
 from tests.support.storages import Database
 
 SOON = timedelta(seconds=30)
 SHORT = timedelta(seconds=1)
-seen: list[Any] = []
-gates: dict[str, asyncio.Event] = defaultdict(asyncio.Event)
 gates_storage: list[SQLStorage] = []
 
 
 @pytest.fixture(autouse=True)
 def forget() -> None:
-    seen.clear()
-    gates.clear()
+    forget_gates()
 
 
 async def rows(app: Client, id: str) -> list[str]:
     return [event.step async for event in app.history(id)]
-
-
-def entered(gate: str) -> Callable[[], bool]:
-    return lambda: any(each[0] == gate for each in seen)
-
-
-@activity
-async def note(what: str) -> str:
-    seen.append(what)
-    return what
-
-
-@activity
-async def gated(gate: str) -> str:
-    """Says that it began, and goes on when it is let."""
-    info = activity_info()
-    seen.append((gate, info.attempt, info.idempotency_key))
-    try:
-        await gates[gate].wait()
-    except asyncio.CancelledError:
-        seen.append((f"{gate} cancelled", info.attempt, info.idempotency_key))
-        raise
-    return gate
-
-
-@workflow(name="no_progress.approved")
-async def approved(what: str) -> str:
-    first = await note(what)
-    event = await wait_event("go", timeout=timedelta(minutes=5))
-    return f"{first} {event.data} {await note('after')}"
-
-
-@workflow(name="no_progress.gated")
-async def two_gates(first: str, second: str) -> list[str]:
-    return [await gated(first), await gated(second)]
 
 
 @activity

@@ -34,7 +34,7 @@ most = 0
 class Member:
     """What one run of a family does."""
 
-    kind: str  # what it does with its children, or by itself if it has none
+    kind: str  # what it does with its children, or what it does itself if it has none
     children: "list[Member]" = field(default_factory=list)
     undo_fails: int | None = None  # it does something that is undone after so many failures
     recurs: int = 0
@@ -164,7 +164,7 @@ class Story:
     """Families that share the slots, and when some of them are cancelled."""
 
     max_runs: int
-    patient: list[Member]  # these end by themselves
+    patient: list[Member]  # these end without being cancelled
     cancelled: list[tuple[Member, float]]  # these are cancelled after some seconds
     residents: int
 
@@ -230,7 +230,6 @@ def _settings(examples: int) -> settings:
 @_settings(EXAMPLES)
 @given(story=STORIES)
 def test_random_families_all_end_on_few_slots(backend: str, backend_database: BackendDatabase, story: Story) -> None:
-    """A6, A7."""
     asyncio.run(play(backend, backend_database, story))
 
 
@@ -240,5 +239,4 @@ def test_random_families_all_end_on_few_slots(backend: str, backend_database: Ba
 def test_random_families_all_end_on_few_slots_of_a_server(
     backend: str, backend_database: BackendDatabase, story: Story
 ) -> None:
-    """A6, A7."""
     asyncio.run(play(backend, backend_database, story))

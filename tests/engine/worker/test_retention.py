@@ -178,14 +178,14 @@ async def test_messages_are_deleted_unless_a_subscriber_needs_them(database: Dat
 @workflow(name="retention.later")
 async def later() -> str:
     await wait_event("retention.go")
-    return str((await wait_event("retention.told")).data)
+    return str((await wait_event("retention.note")).data)
 
 
 async def test_message_to_a_run_is_kept_until_the_run_takes_it(database: Database) -> None:
     async with App(database.url, workflows=[later]) as app:
         handle = await later.options(id="later").start()
         await until(lambda: _is(app, "later", WorkflowStatus.WAITING_FOR_MESSAGE))
-        await app.send_event("retention.told", "kept", to="later")
+        await app.send_event("retention.note", "kept", to="later")
         shift_clock(storage_of(app), 8 * DAY)
         assert (await app.sweep(MONTH)).messages == 0
         shift_clock(storage_of(app), NOW)
@@ -229,9 +229,9 @@ async def test_sweep_is_logged_in_one_line(database: Database, caplog: pytest.Lo
         with caplog.at_level(logging.INFO, "perdure.engine"):
             await app.sweep(MONTH)
     (line,) = [record for record in caplog.records if record.message.startswith("the retention sweep removed")]
-    told = {name: getattr(line, name) for name in ("finished", "messages", "outbox", "dry_run")}
+    counts = {name: getattr(line, name) for name in ("finished", "messages", "outbox", "dry_run")}
     assert line.message == "the retention sweep removed 3 finished runs, 0 messages and 0 outbox events"
-    assert told == {"finished": 3, "messages": 0, "outbox": 0, "dry_run": False}
+    assert counts == {"finished": 3, "messages": 0, "outbox": 0, "dry_run": False}
 
 
 # How it goes.
@@ -356,7 +356,7 @@ async def _gone(storage: SQLStorage) -> bool:
     return await storage.get_instance("old-0") is None
 
 
-# Runs that start by the clock.
+# Scheduled runs.
 
 
 @pytest.fixture
@@ -390,7 +390,7 @@ async def _ran(app: App) -> bool:
 
 
 class Looks:
-    """Waits until the worker has looked for work once more."""
+    """Waits until the worker has looked for work again."""
 
     def __init__(self, app: App) -> None:
         self._loop = app._worker.work_loop

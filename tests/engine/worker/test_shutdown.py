@@ -100,7 +100,6 @@ async def _closed_in(url: str, run: Any, gate: str, *args: str, **options: Any) 
 
 @pytest.mark.guarantee(10)
 async def test_plain_function_does_not_delay_shutdown_beyond_the_drain_timeout(shared: Database) -> None:
-    """B11."""
     assert await _closed_in(shared.url, blocked, "g", "g", drain_timeout=BRIEF) < 4
     async with Client(shared.url) as client:
         row = await row_of(client, "a")
@@ -112,7 +111,6 @@ async def test_plain_function_does_not_delay_shutdown_beyond_the_drain_timeout(s
 
 @pytest.mark.guarantee(10)
 async def test_plain_function_that_ends_within_the_drain_timeout_is_not_executed_again(shared: Database) -> None:
-    """B11."""
     threading.Timer(0.5, lambda: gates["g"].set()).start()
     assert await _closed_in(shared.url, blocked, "g", "g", drain_timeout=SOON) < 10
     async with App(shared.url) as app:
@@ -121,7 +119,6 @@ async def test_plain_function_that_ends_within_the_drain_timeout_is_not_executed
 
 
 async def test_coroutine_that_ignores_cancellation_does_not_delay_shutdown(shared: Database) -> None:
-    """B11."""
     assert await _closed_in(shared.url, stubborn_run, "g", "g", drain_timeout=BRIEF) < 6
     async with Client(shared.url) as client:
         assert (await row_of(client, "a")).locked_by is None
@@ -130,7 +127,6 @@ async def test_coroutine_that_ignores_cancellation_does_not_delay_shutdown(share
 
 
 async def test_compensation_in_a_thread_does_not_delay_shutdown(shared: Database) -> None:
-    """B11, 19."""
     assert await _closed_in(shared.url, undone, "undo", drain_timeout=BRIEF) < 4
     async with Client(shared.url) as client:
         row = await row_of(client, "a")
@@ -151,7 +147,6 @@ async def blocked_in_transaction(gate: str) -> str:
 
 
 async def test_transaction_in_a_thread_does_not_delay_shutdown(shared: Database) -> None:
-    """B11."""
     options = {"drain_timeout": BRIEF, "transaction_timeout": timedelta(seconds=20)}
     assert await _closed_in(shared.url, blocked_in_transaction, "g", "g", **options) < 5
     gates["g"].set()
@@ -162,8 +157,6 @@ async def test_transaction_in_a_thread_does_not_delay_shutdown(shared: Database)
 async def test_hanging_hook_does_not_delay_shutdown_beyond_the_drain_timeout(
     shared: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """B11."""
-
     async def hang(event: HookEvent) -> None:
         seen.append(type(event).__name__)
         await asyncio.sleep(60)
@@ -229,13 +222,11 @@ async def _program(url: str, grace_sec: float, signals: int) -> float:
 
 @pytest.mark.guarantee(10)
 async def test_process_exits_although_a_thread_still_runs(shared: Database) -> None:
-    """B11."""
     assert await _program(shared.url, 0.5, 1) < 15
 
 
 @pytest.mark.guarantee(10)
 async def test_second_signal_ends_the_draining_at_once(shared: Database) -> None:
-    """B11."""
     assert await _program(shared.url, 40, 2) < 15
 
 

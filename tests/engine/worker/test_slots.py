@@ -50,7 +50,7 @@ def gate(name: str) -> asyncio.Event:
 
 
 async def at_work(seconds: float) -> None:
-    """Code that executes for a while."""
+    """Execute for some time."""
     running[0] += 1
     running[1] = max(running)
     try:
@@ -249,7 +249,7 @@ async def all_free(app: App) -> None:
 
 
 async def test_parents_that_race_their_children_do_not_deadlock(shared: Database) -> None:
-    """A6: forty parents end while a child of each still waits."""
+    """Forty parents end while a child of each still waits."""
     async with App(shared.url, max_runs=5) as app:
         handles = await asyncio.gather(*(racing.start(f"{number}") for number in range(40)))
         found = await asyncio.gather(*(handle.result(SOON) for handle in handles))
@@ -340,7 +340,7 @@ async def test_children_that_end_in_another_process_are_noticed(shared: Database
 
 
 async def test_compensations_between_attempts_hold_no_slot(shared: Database) -> None:
-    """A7: `max_runs` sagas are in the pause between two attempts of a compensation."""
+    """As many runs as `max_runs` are in the pause between two attempts of a compensation."""
     async with App(shared.url, max_runs=3) as app:
         for number in range(3):
             await saga.options(id=f"saga-{number}").start(f"{number}")
@@ -401,7 +401,7 @@ async def test_loop_with_short_sleeps_does_not_block_other_runs(shared: Database
 
 
 async def test_stopping_worker_hands_over_runs_that_wait_without_a_slot(shared: Database) -> None:
-    """At once: nothing of them executes that could be waited for. Attempts go on where they were."""
+    """At once: nothing of them executes that could be waited for. Attempts continue where they were."""
     minute = timedelta(minutes=1)
     async with asyncio.timeout(30):
         async with App(shared.url, max_runs=2, drain_timeout=minute) as app:
@@ -537,7 +537,7 @@ async def test_slots_are_granted_in_the_order_of_requests() -> None:
         await counter.take()
         order.append(number)
         await asyncio.sleep(0)
-        counter.give()
+        counter.release()
 
     tasks = [asyncio.create_task(ask(number)) for number in range(5)]
     await asyncio.sleep(0)
@@ -561,7 +561,7 @@ async def test_search_for_runs_takes_its_turn_for_a_slot() -> None:
     held.rest()
     await first
     assert not woken
-    counter.give()
+    counter.release()
     assert woken == ["woken"]
     assert counter.searching is granted
     assert not later.done()
@@ -570,7 +570,7 @@ async def test_search_for_runs_takes_its_turn_for_a_slot() -> None:
     assert (counter.taken, counter.waiting) == (1, 1)
     slot.rest()
     await later
-    counter.give()
+    counter.release()
     assert (counter.taken, counter.waiting) == (0, 0)
 
 
@@ -595,7 +595,7 @@ async def test_slot_granted_to_a_run_that_is_being_cancelled_is_not_lost() -> No
     cancelled.cancel()
     await next_one
     assert cancelled.cancelled()
-    counter.give()
+    counter.release()
     assert (counter.taken, counter.waiting) == (0, 0)
 
 

@@ -103,7 +103,6 @@ def worker_processes(*arguments: str) -> Iterator[WorkerProcesses]:
 
 @pytest.mark.guarantee(9)
 async def test_run_that_kills_its_workers_is_backed_off_after_three_deaths(shared: Database, tmp_path: Path) -> None:
-    """A5."""
     deaths = tmp_path / "deaths"
     async with Client(shared.url) as client:
         bad = await version(killer, "stuck.killer").options(id="bad").start()
@@ -136,7 +135,6 @@ async def test_run_that_kills_its_workers_is_backed_off_after_three_deaths(share
 
 @pytest.mark.guarantee(9)
 async def test_max_tries_fails_a_run_that_kills_its_workers(shared: Database, tmp_path: Path) -> None:
-    """A5."""
     deaths = tmp_path / "deaths"
     async with Client(shared.url) as client:
         bad = await version(killer, "stuck.killer").options(id="bad").start()
@@ -170,7 +168,7 @@ async def _dead(app: App, id: str, tries: int, name: str) -> None:
 async def test_run_that_made_progress_before_its_worker_died_is_not_backed_off(
     database: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A5: only tries in a row count, and only those without progress."""
+    """Only tries in a row count, and only those without progress."""
     made = version(quiet, "stuck.quiet")
     async with App(database.url, workflows=[], lease=SHORT) as app:
         await _dead(app, "a", 7, made.name)
@@ -200,7 +198,7 @@ def _owners_of_claims(app: App) -> list[str]:
 
 
 async def test_deaths_are_counted_across_back_offs(database: Database, caplog: pytest.LogCaptureFixture) -> None:
-    """A5: the pauses grow, whoever takes the run next."""
+    """The pauses grow even if another worker executes the next try."""
     made = version(quiet, "stuck.quiet")
     async with App(database.url, workflows=[made], lease=SHORT) as app:
         await _dead(app, "a", 8, made.name)
@@ -216,8 +214,8 @@ async def test_deaths_are_counted_across_back_offs(database: Database, caplog: p
         assert found.stuck is not None
         assert found.stuck.next_retry_at is not None
         assert 0.7 * 8 < (found.stuck.next_retry_at - row.locked_at).total_seconds() < 1.3 * 8
-    told = [record.getMessage() for record in caplog.records if "stuck after" in record.getMessage()]
-    assert [text.partition(" without")[0] for text in told] == ["run a (stuck.quiet) is stuck after 9 tries"]
+    messages = [record.getMessage() for record in caplog.records if "stuck after" in record.getMessage()]
+    assert [text.partition(" without")[0] for text in messages] == ["run a (stuck.quiet) is stuck after 9 tries"]
 
 
 # What is listed.
@@ -225,7 +223,6 @@ async def test_deaths_are_counted_across_back_offs(database: Database, caplog: p
 
 @pytest.mark.guarantee(9)
 async def test_rollback_without_progress_is_listed_as_stuck(database: Database) -> None:
-    """B10."""
     from perdure.engine.replay.definitions import COMPENSATIONS
     from perdure.model.records import CompensationEntry
 
@@ -253,7 +250,7 @@ async def test_rollback_without_progress_is_listed_as_stuck(database: Database) 
 async def test_run_that_no_worker_serves_is_listed_and_logged_as_a_warning(
     database: Database, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """B10: its workflow was renamed or deleted."""
+    """Its workflow was renamed or deleted."""
     gone, served = version(quiet, "stuck.gone"), version(says, "stuck.says")
     async with App(database.url, workflows=[served]) as app:
         await gone.options(id="a").start()
@@ -284,7 +281,6 @@ async def test_run_that_no_worker_serves_is_listed_and_logged_as_a_warning(
 async def test_worker_warns_periodically_of_runs_that_no_worker_claims(
     shared: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """B10."""
     async with Client(shared.url) as client:
         await version(quiet, "stuck.gone").options(id="a").start()
         await client._storage.db().execute(_older(shared.backend))
@@ -327,7 +323,7 @@ async def test_workers_publish_the_workflows_they_serve(database: Database) -> N
         await app._storage.beat_worker("other", published(["stuck.other"], 15))
         assert await served_names(app._storage) == {"stuck.quiet", "stuck.other"}
         shift_clock(storage_of(app), timedelta(minutes=10))
-        assert "stuck.other" not in (await served_names(app._storage) or ())  # the app's own worker goes on
+        assert "stuck.other" not in (await served_names(app._storage) or ())  # the app's own worker continues
         await app._storage.beat_worker("older", b"{}")  # of a version that publishes nothing
         assert await served_names(app._storage) is None
         await app._storage.beat_worker("older", published([f"{n:0200}" for n in range(1000)], 15))
@@ -385,5 +381,5 @@ async def test_stuck_runs_are_paged_and_filtered(database: Database) -> None:
         assert first.stuck is not None
         assert (first.stuck.reason, first.attempts) == ("ValueError: 0", 1)
         assert first.stuck.next_retry_at is not None
-        with pytest.raises(InvalidPageTokenError, match="give back next_token as it was"):
+        with pytest.raises(InvalidPageTokenError, match="pass next_token unchanged"):
             await client.runs(stuck=True).page(2, "rubbish")

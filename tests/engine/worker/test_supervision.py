@@ -48,11 +48,11 @@ async def waits() -> str:
 
 
 class Broken(Exception):
-    """Not what anybody expects."""
+    """An error that no code expects."""
 
 
 def failing(call: Callable[..., Any], times: int) -> tuple[Callable[..., Any], list[int]]:
-    """A method that fails so often in a way that nobody expects, and then works."""
+    """A method that raises an unexpected error so often, and then works."""
     left = [times]
 
     async def method(*args: Any, **options: Any) -> Any:
@@ -74,7 +74,6 @@ def errors(caplog: pytest.LogCaptureFixture, task: str) -> list[logging.LogRecor
 async def test_work_loop_is_restarted(
     database: Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A9."""
     async with App(database.url) as app:
         await waits.options(id="a").start()
         await waiting(app, "a")
@@ -89,9 +88,9 @@ async def test_work_loop_is_restarted(
         assert health.database
         (found,) = [each for each in health.tasks if each.name == "work loop"]
         assert (found.alive, found.restarts, found.last_error) == (True, 3, "Broken: on purpose")
-    told = errors(caplog, "work loop")
-    assert len(told) == 3
-    assert all(record.exc_info is not None for record in told)
+    logged = errors(caplog, "work loop")
+    assert len(logged) == 3
+    assert all(record.exc_info is not None for record in logged)
 
 
 def _health_of(app: Client, name: str) -> supervision.TaskHealth:
@@ -151,7 +150,7 @@ async def test_the_poller_for_results_is_restarted(
         await waits.options(id="a").start()
         await waiting(app, "a")
         monkeypatch.setattr(Results, "_look", look)
-        monkeypatch.setattr(Results, "ended", lambda *_: asyncio.sleep(0))  # told by nobody: it has to ask
+        monkeypatch.setattr(Results, "ended", lambda *_: asyncio.sleep(0))  # without this notification it has to query
         asking = asyncio.create_task(app.get("a").result(SOON))
         await until(lambda: left == [0])
         await app.send_event("go", "on", to="a")
@@ -200,7 +199,6 @@ async def test_retention_and_the_relay_are_restarted(
 
 
 async def test_publisher_may_raise_anything(shared: Database) -> None:
-    """A4."""
     tried: list[str] = []
 
     async def publisher(event: OutboxEvent) -> None:
@@ -327,7 +325,6 @@ asyncio.run(App(sys.argv[1]).serve())
 
 
 def test_serve_raises_if_a_background_task_keeps_failing(tmp_path: Path) -> None:
-    """A9."""
     command = [sys.executable, "-c", PROGRAM, f"sqlite:///{tmp_path}/a.db"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert ended.returncode == 1
@@ -361,8 +358,6 @@ async def test_client_reports_its_health(shared: Database) -> None:
 
 
 def test_scheduled_workflow_with_a_required_parameter_is_refused_by_the_decorator() -> None:
-    """A9."""
-
     async def report(day: str, format: str = "pdf") -> None:
         raise AssertionError("never called")
 
@@ -374,8 +369,6 @@ def test_scheduled_workflow_with_a_required_parameter_is_refused_by_the_decorato
 async def test_tick_that_cannot_be_started_does_not_block_other_ticks(
     database: Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A9."""
-
     async def ticking() -> str:
         return "tick"
 
@@ -401,9 +394,9 @@ async def test_tick_that_cannot_be_started_does_not_block_other_ticks(
         await until(has_ticked)
         assert await (await says.start("still here")).result(SOON) == "still here"
         assert (await app.health()).ok
-    told = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
-    assert len(told) == 1
-    assert "the scheduled workflow supervision.bad could not be started" in told[0]
+    logged = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert len(logged) == 1
+    assert "the scheduled workflow supervision.bad could not be started" in logged[0]
 
 
 def _only(signature: Any, instead: Callable[..., bytes]) -> Callable[..., bytes]:
@@ -422,7 +415,6 @@ def _only(signature: Any, instead: Callable[..., bytes]) -> Callable[..., bytes]
 @pytest.mark.guarantee(10)
 @pytest.mark.parametrize("kind", [App, Client])
 async def test_awaited_results_raise_when_the_app_closes(shared: Database, kind: type[Client]) -> None:
-    """B3."""
     async with Client(shared.url) as other:
         await waits.options(id="a").start()
         async with kind(shared.url) as app:

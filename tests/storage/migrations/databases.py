@@ -17,7 +17,7 @@ from tests.support.databases import fresh_mysql, fresh_postgres
 
 Row = tuple[Any, ...]
 
-FAMILY = "20251217000000"
+EDDA_VERSION = "20251217000000"
 
 
 class Connection(Protocol):
@@ -136,10 +136,10 @@ class Database:
                 _finished[server] = await other.schema()
         return _finished[server]
 
-    async def make_family(self) -> None:
+    async def create_edda_tables(self) -> None:
         """Create the tables of Edda, as Romancy leaves them after a crash: without a row in the ledger."""
         first = up_statements(self.dialect)[0]
-        assert first.version == FAMILY
+        assert first.version == EDDA_VERSION
         await self.execute(*first.statements)
 
     async def execute(self, *statements: str) -> None:

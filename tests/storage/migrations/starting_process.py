@@ -13,8 +13,8 @@ from perdure.storage.migrations import migrate
 from tests.storage.migrations.databases import Connection, Row, open_connection
 
 
-class Mortal:
-    """A session whose process ends, without a word to anybody, after so many statements."""
+class DyingSession:
+    """A session whose process ends without cleaning up after so many statements."""
 
     def __init__(self, session: Connection, statements: int) -> None:
         self._session, self._left = session, statements
@@ -34,7 +34,7 @@ async def main(url: str, statements: int) -> None:
     print("ready", flush=True)
     sys.stdin.readline()
     dialect = {"sqlite": "sqlite", "mysql": "mysql"}.get(url.partition(":")[0], "postgresql")
-    applied = await migrate(Mortal(connection, statements), dialect)
+    applied = await migrate(DyingSession(connection, statements), dialect)
     await connection.fetch("SELECT beat_at FROM perdure_workers")
     print(json.dumps(applied))
 

@@ -106,7 +106,7 @@ FROM workflow_instances i JOIN workflow_history h USING (instance_id)"""
 class TestMySQL:
     async def test_migration_completes_after_a_crash_at_each_statement(self, database: Database) -> None:
         """Each start gets one statement further than the last, so that all of them are the last one once."""
-        await database.make_family()
+        await database.create_edda_tables()
         await database.execute(*FAMILY_ROWS)
         deaths, statements, done = 0, 1, 0
         while await crashes(database, statements):
@@ -123,7 +123,7 @@ class TestMySQL:
         """From the tables of Edda each time, with keys missing, tables half converted, keys half restored."""
         conversion = len(up_statements("mysql")[1].statements)
         for statements in range(5, conversion, 13):
-            await database.make_family()
+            await database.create_edda_tables()
             await database.execute(*FAMILY_ROWS)
             await database.execute("CREATE TABLE schema_migrations (version VARCHAR(128) PRIMARY KEY)")
             await database.execute(f"INSERT INTO schema_migrations VALUES ({versions('mysql')[0]})")

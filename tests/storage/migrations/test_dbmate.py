@@ -33,7 +33,7 @@ async def test_dbmate_accepts_tables_migrated_by_perdure(database: Database) -> 
 
 
 async def test_dbmate_continues_from_the_tables_of_edda(database: Database) -> None:
-    await database.make_family()
+    await database.create_edda_tables()
     await database.execute("CREATE TABLE schema_migrations (version VARCHAR(255) PRIMARY KEY)")
     await database.execute(f"INSERT INTO schema_migrations VALUES ('{versions(database.dialect)[0]}')")
     assert dbmate(database, "migrate").count("Applied") == len(versions(database.dialect)) - 1

@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from perdure.errors import SchemaError
 from perdure.storage.migrations import files, migrate, versions
-from tests.storage.migrations.databases import FAMILY, Database
+from tests.storage.migrations.databases import EDDA_VERSION, Database
 
 DRIVERS = {"sqlite": "sqlite+aiosqlite:/", "postgresql": "postgresql+asyncpg:", "mysql": "mysql+asyncmy:"}
 
@@ -146,10 +146,10 @@ async def test_tables_from_before_edda_had_migrations_are_refused(database: Data
 
 
 async def test_first_migration_is_that_of_edda(database: Database) -> None:
-    theirs = resources("edda") / "migrations" / database.dialect / f"{FAMILY}_initial_schema.sql"
+    theirs = resources("edda") / "migrations" / database.dialect / f"{EDDA_VERSION}_initial_schema.sql"
     up = files._UP.search(theirs.read_text())
     assert up is not None
-    await database.make_family()
+    await database.create_edda_tables()
     async with database.another() as other:
         await other.execute(*files.split(up[1]))
         assert await database.schema() == await other.schema()

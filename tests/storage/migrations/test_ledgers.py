@@ -101,7 +101,7 @@ async def test_tool_with_the_same_ledger_name_can_be_added_after_a_rename(
     await use(url, "first")
     place = "public." if database.dialect == "postgresql" else ""
     await database.execute(f"ALTER TABLE {place}schema_migrations RENAME TO {OWN}")
-    if database.dialect == "postgresql":  # an index is renamed by itself
+    if database.dialect == "postgresql":  # an index is renamed separately
         await database.execute(f"ALTER INDEX public.schema_migrations_pkey RENAME TO {OWN}_pkey")
     await tool(database, tmp_path)
     before = await snapshot(database, ledger)

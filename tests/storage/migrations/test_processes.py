@@ -20,7 +20,7 @@ PIPES: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
 
 
 def start_all(database: Database, lives: Sequence[int]) -> list[tuple[int, str]]:
-    """Start a process for each number of statements it may run; give their exit codes and what they printed."""
+    """Start a process for each number of statements it may run; return their exit codes and what they printed."""
     command = [sys.executable, "-m", "tests.storage.migrations.starting_process", database.url]
     paths = {"PYTHONPATH": os.pathsep.join(sys.path)}
     with ExitStack() as stack:
@@ -41,8 +41,8 @@ async def test_concurrent_starts_find_finished_tables_although_some_crash(databa
     ended = start_all(database, [20, 60, 100, *[NEVER] * 5])
 
     assert [code for code, _ in ended[3:]] == [0] * 5
-    assert {code for code, _ in ended[:3]} <= {0, DIED}  # whoever comes late has nothing left to die of
+    assert {code for code, _ in ended[:3]} <= {0, DIED}  # a late process has nothing left to execute
     newly = sorted(version for code, output in ended if code == 0 for version in json.loads(output))
-    # Nothing was applied twice; what the dead had applied is in nobody's report.
+    # Nothing was applied twice; what the killed processes applied is in no report.
     assert newly == versions(database.dialect)[-len(newly) :]
     assert await database.migrate() == []

@@ -21,7 +21,7 @@ from perdure.storage.migrations import (
     versions,
 )
 from perdure.testing.servers import PgBouncer
-from tests.storage.migrations.databases import FAMILY, Database, Postgres, Row
+from tests.storage.migrations.databases import EDDA_VERSION, Database, Postgres, Row
 
 DIALECTS = ["sqlite", "postgresql", "mysql"]
 INSTANCE = "INSERT INTO workflow_instances (instance_id, workflow_name, source_hash, owner_service, input_data"
@@ -31,7 +31,7 @@ DEFINITION = "INSERT INTO workflow_definitions (workflow_name, source_hash, sour
 class TestFiles:
     def test_every_dialect_has_the_same_files(self) -> None:
         assert versions("sqlite") == versions("postgresql") == versions("mysql")
-        assert versions("sqlite")[0] == FAMILY
+        assert versions("sqlite")[0] == EDDA_VERSION
         assert versions("sqlite") == sorted(set(versions("sqlite")))
 
     @pytest.mark.parametrize("dialect", DIALECTS)
@@ -78,7 +78,7 @@ class TestLedger:
         assert await database.migrate() == []
 
     async def test_tables_of_edda_without_a_ledger_are_adopted(self, database: Database) -> None:
-        await database.make_family()
+        await database.create_edda_tables()
         assert await database.migrate() == versions(database.dialect)
         assert await database.schema() == await database.finished_schema()
 
@@ -200,7 +200,7 @@ async def test_times_on_sqlite_are_converted_to_one_format(database: Database) -
         "2024-01-31 23:59:59.123456789-07:00": "2024-02-01 06:59:59.123000",
         "whenever": "whenever",
     }
-    await database.make_family()
+    await database.create_edda_tables()
     await database.execute(
         # The family never switched foreign keys on.
         "PRAGMA foreign_keys = OFF",
@@ -216,7 +216,7 @@ async def test_times_on_sqlite_are_converted_to_one_format(database: Database) -
 @pytest.mark.parametrize("database", ["mysql"], indirect=True)
 class TestMySQL:
     async def test_times_do_not_shift_in_another_time_zone(self, database: Database) -> None:
-        await database.make_family()
+        await database.create_edda_tables()
         async with database.connect(zone=True) as connection:
             await connection.execute(
                 "INSERT INTO system_locks (lock_name, locked_at) VALUES ('l', '2024-02-29 09:00:00')"
@@ -232,7 +232,7 @@ class TestMySQL:
         assert await database.fetch(exact) == [(0,)]
 
     async def test_references_get_the_exact_case_of_their_targets(self, database: Database) -> None:
-        await database.make_family()
+        await database.create_edda_tables()
         time = "'2024-02-29 00:00:00'"
         await database.execute(
             "INSERT INTO workflow_definitions (workflow_name, source_hash, source_code) VALUES ('Pay', 'H', '')",
@@ -257,7 +257,7 @@ class TestMySQL:
 
     async def test_foreign_keys_of_any_name_are_found(self, database: Database) -> None:
         """MariaDB calls them 1, 2, … since 12.1."""
-        await database.make_family()
+        await database.create_edda_tables()
         await database.execute(
             "ALTER TABLE workflow_history DROP FOREIGN KEY workflow_history_ibfk_1",
             "ALTER TABLE workflow_history ADD CONSTRAINT `1` "
@@ -273,7 +273,7 @@ class TestMySQL:
         ON r.constraint_schema = k.constraint_schema AND r.table_name = k.table_name
             AND r.constraint_name = k.constraint_name
         WHERE k.constraint_schema = DATABASE() ORDER BY 1, 2"""
-        await database.make_family()
+        await database.create_edda_tables()
         before = await database.fetch(keys)
         await database.migrate()
         after = await database.fetch(keys)
@@ -302,7 +302,7 @@ class TestMySQL:
     async def test_migration_lock_is_released(self, database: Database) -> None:
         async with database.connect() as connection:
             await migrate(connection, "mysql")
-            # Not whether it is free: on a shared server somebody else may hold it by now.
+            # Not whether it is free: on a shared server another session may hold it by now.
             held = "SELECT COALESCE(IS_USED_LOCK('edda_migration') = CONNECTION_ID(), 0)"
             assert await connection.fetch(held) == [(0,)]
 

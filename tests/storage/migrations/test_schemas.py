@@ -89,7 +89,7 @@ async def test_tables_of_edda_are_adopted_in_their_schema(database: Database, sc
     if schema != "public":
         place = urlsplit(database.url).path.strip("/")
         await database.execute(f"CREATE SCHEMA {schema}", f"ALTER DATABASE {place} SET search_path = {schema}, public")
-    await database.make_family()
+    await database.create_edda_tables()
     await use(database.url)
     assert await schemas(database) == {schema: OURS}
     await use(database.url, "i-2")
@@ -97,7 +97,7 @@ async def test_tables_of_edda_are_adopted_in_their_schema(database: Database, sc
 
 
 async def test_tables_of_edda_in_public_are_adopted_whatever_the_search_path(database: Database) -> None:
-    await database.make_family()
+    await database.create_edda_tables()
     await use(f"{database.url}?search_path=pg_catalog")
     assert await schemas(database) == {"public": OURS}
 

@@ -48,7 +48,7 @@ class Stage:
         self._numbers = count(1)
 
     def name(self, kind: str = "new") -> str:
-        """A name that nobody has."""
+        """Return a name that is not in use."""
         return f"{kind}-{self.tag}-{next(self._numbers)}"
 
     async def leased(self) -> Lease:
@@ -482,7 +482,7 @@ async def _sweeps(on: Stage) -> None:
 
 
 async def _matching(on: Stage) -> None:
-    """With tens of thousands of waits for other values, and of messages that nobody waits for, on the same channel."""
+    """With tens of thousands of waits for other values, and of messages that no run waits for, on the same channel."""
     s, m, lease, value = on.storage, on.measured, await on.listening(), on.name("value")
     new = on.name("channel")
     await s.subscribe_to_channel(lease.instance_id, new, ChannelMode.BROADCAST, lease=lease)

@@ -1,7 +1,7 @@
 """Rows of a busy database, written directly into the tables.
 
 Every group of rows grows with the size of the database, but for those that a page is read from. Rows that a sweep must
-pass by come before those it is after: older, of a lower id, of names nobody asks for.
+pass by come before those it is after: older, of a lower id, of names that are not queried.
 """
 
 import sqlite3
@@ -53,7 +53,7 @@ def ahead(days: float, number: int = 0) -> datetime:
 
 
 def everything(growth: Growth) -> Iterator[Rows]:
-    """All that a database has more of at the next size; as much as ever is due for removal."""
+    """All that a database has more of at the next size; the number of rows due for removal stays the same."""
     if not growth.after:
         yield from _fixtures()
     yield from _instances(growth)

@@ -148,7 +148,7 @@ def _rows(scan: Mapping[str, Any]) -> int:
 class MySQLMeter(Meter):
     """Reads the session's counters around each statement."""
 
-    # Rows that the engine drops by itself would not be counted; where the condition is judged changes no plan.
+    # Rows that the engine itself drops would not be counted; where the condition is judged changes no plan.
     _SHOWING = "SHOW SESSION STATUS LIKE 'Handler\\_read%'"
     _COUNT_ALL = "SET SESSION optimizer_switch = 'index_condition_pushdown=off'"
 

@@ -158,7 +158,7 @@ async def measure(busy: Busy) -> dict[str, Costs]:
 
 
 async def leave_unanalyzed(storage: SQLStorage) -> None:
-    """See to it that PostgreSQL does not look at the tables by itself."""
+    """Disable PostgreSQL's automatic analysis of the tables."""
     if storage._backend.driver.name == "postgresql":
         for (table,) in await storage.db().fetch("SELECT tablename FROM pg_tables WHERE schemaname = 'perdure'"):
             await storage.db().execute(f"ALTER TABLE {table} SET (autovacuum_enabled = off)")

@@ -1,7 +1,7 @@
 """The results of one database so far, in a form that is comparable between databases.
 
-Ids are told by the order in which they appeared, times by whole quanta since the sequence began, errors by their class.
-All else is told exactly, with its type.
+Ids are described by the order in which they appeared, times by whole quanta since the sequence began, errors by their
+class. Everything else is described exactly, with its type.
 """
 
 import re
@@ -15,11 +15,11 @@ from perdure.errors import StorageError
 from perdure.model.records import Lease
 
 # Clocks move by even numbers of quanta, deadlines are odd numbers away: what little time a sequence really takes never
-# decides. An absolute time is told apart from one that a clock gave by its fraction.
+# decides. The fraction distinguishes an absolute time from a clock's.
 QUANTUM = timedelta(minutes=1)
 FRACTION = timedelta(microseconds=123)
 
-BEYOND = 10**9  # an id that no database gives
+BEYOND = 10**9  # an id that no database assigns
 
 _FAR = 10**6
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}\+00:00")
@@ -65,7 +65,7 @@ class Memory:
         return self.origin + quanta * QUANTUM + FRACTION
 
     def lease(self, instance_id: str, back: int) -> Lease:
-        """The last lease on an instance, or one before; if there was none, one that nobody ever had."""
+        """The last lease on an instance, or one before; if there was none, a lease that never existed."""
         leases = self._leases.get(instance_id, [])
         return leases[-1 - back] if len(leases) > back else Lease(instance_id, "w1", 99, self.at(0))
 
@@ -74,7 +74,7 @@ class Memory:
         ids = self._seen.get(kind, [])
         return ids[-1 - n % len(ids)] if ids else otherwise
 
-    def tell(self, value: Any, kind: str = "") -> str:
+    def describe(self, value: Any, kind: str = "") -> str:
         """A value in common words; what is in it is remembered."""
         if kind == "page" and value is not None:
             at, _, instance_id = value.partition("||")
@@ -92,15 +92,15 @@ class Memory:
             case StorageError():
                 return type(value).__name__
             case list() | tuple():
-                return f"{type(value).__name__}({', '.join(self.tell(item, kind) for item in value)})"
+                return f"{type(value).__name__}({', '.join(self.describe(item, kind) for item in value)})"
             case Mapping():
-                return f"{{{', '.join(f'{key}: {self.tell(item, kind)}' for key, item in value.items())}}}"
+                return f"{{{', '.join(f'{key}: {self.describe(item, kind)}' for key, item in value.items())}}}"
         if isinstance(value, Lease):
             self._leases.setdefault(value.instance_id, []).append(value)
         if is_dataclass(value):
             name = type(value).__name__
-            told = {field.name: getattr(value, field.name) for field in fields(value)}
-            inner = [f"{key}={self.tell(item, KINDS.get(f'{name}.{key}', ''))}" for key, item in told.items()]
+            values = {field.name: getattr(value, field.name) for field in fields(value)}
+            inner = [f"{key}={self.describe(item, KINDS.get(f'{name}.{key}', ''))}" for key, item in values.items()]
             return f"{name}({', '.join(inner)})"
         return repr(value)
 
@@ -118,4 +118,4 @@ class Memory:
 
     def _timeless(self, text: str) -> str:
         text = _TIME.sub(lambda found: self._moment(datetime.fromisoformat(found[0])), text)
-        return _MESSAGE.sub(lambda found: self.tell(int(found[0]), "message"), text)
+        return _MESSAGE.sub(lambda found: self.describe(int(found[0]), "message"), text)

@@ -1,4 +1,4 @@
-"""A lane: one database with its workers, which runs a sequence of steps and returns the results."""
+"""A database under test with its workers, which runs a sequence of steps and returns the results."""
 
 import asyncio
 import traceback
@@ -16,7 +16,7 @@ from perdure.storage.stores import PostgresStorage, SQLStorage, shift_clock
 from tests.storage.properties.answers import QUANTUM, Memory
 from tests.storage.properties.steps import Step, resolved
 
-PAUSE_SEC = 0.0011  # between steps: SQLite's clock counts milliseconds, and must tell one step from the next
+PAUSE_SEC = 0.0011  # between steps: SQLite's clock counts milliseconds, and two steps must not have the same time
 MARGIN = timedelta(milliseconds=1)  # no clock shows a time so soon after the beginning that it looks like a given one
 STEP_MAX_SEC = 30
 
@@ -51,7 +51,7 @@ _COLUMNS = {
 }
 
 _MATTER = {
-    "perdure_channels": " WHERE dirty_at IS NOT NULL",  # the others are locks that nobody holds
+    "perdure_channels": " WHERE dirty_at IS NOT NULL",  # the others are locks that no worker holds
     "perdure_match_paths": " WHERE 1 = 0",  # these two are an index: what is found by it matters
     "perdure_message_matches": " WHERE 1 = 0",
     "workflow_definitions": " WHERE 1 = 0",  # one may be there without the instance that was refused
@@ -69,7 +69,7 @@ _TABLE_COLUMNS = {
 }
 
 
-class Lane:
+class DatabaseUnderTest:
     """One database: what runs on it, and what it remembers of the sequence under way."""
 
     def __init__(self, name: str, sides: Sequence[SQLStorage]) -> None:
@@ -101,8 +101,8 @@ class Lane:
                 while side.in_transaction():
                     await side.commit_transaction()
             found = await self._burst(burst)
-            told = [self._tell(step, answer) for step, answer in zip(burst, found, strict=True)]
-            return self.answers + told + await self._contents()
+            described = [self._describe(step, answer) for step, answer in zip(burst, found, strict=True)]
+            return self.answers + described + await self._contents()
         finally:
             for side in self.sides:
                 while side.in_transaction():
@@ -142,7 +142,7 @@ class Lane:
             await asyncio.sleep(PAUSE_SEC)
         notifier: Any = self.storage._backend.notifier
         if isinstance(notifier, Notifier):
-            notifier._latest.clear()  # else it is silent for a while
+            notifier._latest.clear()  # otherwise it sends nothing for some time
 
     async def _burst(self, steps: Sequence[Step]) -> list[Any]:
         return await asyncio.gather(*(self._call(step) for step in steps))
@@ -150,7 +150,7 @@ class Lane:
     async def _answer(self, step: Step) -> str:
         self.storage = self.sides[step.worker]
         await self._pause()
-        return self._tell(step, await self._call(step))
+        return self._describe(step, await self._call(step))
 
     async def _call(self, step: Step) -> Any:
         """What a step came to: an answer, an error of ours or, as no other database would say it, any other one."""
@@ -165,22 +165,22 @@ class Lane:
         except Exception:
             return f"{self.name} raised {traceback.format_exc()}"
 
-    def _tell(self, step: Step, answer: Any) -> str:
-        told = self.memory.tell(answer, _GIVES.get(step.operation, ""))
+    def _describe(self, step: Step, answer: Any) -> str:
+        described = self.memory.describe(answer, _GIVES.get(step.operation, ""))
         called, self._called = self._called, []
-        return f"{told} and called {called}" if called else told
+        return f"{described} and called {called}" if called else described
 
     async def _contents(self) -> list[str]:
-        return [f"{table}: {row}" for table in await self._full() for row in await self._told(table)]
+        return [f"{table}: {row}" for table in await self._full() for row in await self._described_rows(table)]
 
-    async def _told(self, table: str) -> list[str]:
-        """The rows in an order that every database knows: of ids, or of the words they are told in."""
+    async def _described_rows(self, table: str) -> list[str]:
+        """Return the rows in an order that is the same on every database: by id, or by their description."""
         rows = await self._rows(table)
         numbered = bool(rows) and "id" in rows[0] and table != "perdure_message_keys"
         if numbered:  # a batch may draw the ids of several instances' events in any order
             rows.sort(key=lambda row: (row["instance_id"] if table == "workflow_history" else "", row["id"]))
-        told = [" ".join(self._cell(table, column, row[column]) for column in sorted(row)) for row in rows]
-        return told if numbered else sorted(told)
+        described = [" ".join(self._cell(table, column, row[column]) for column in sorted(row)) for row in rows]
+        return described if numbered else sorted(described)
 
     async def _rows(self, table: str) -> list[dict[str, Any]]:
         if table not in self._columns:
@@ -193,12 +193,12 @@ class Lane:
     def _cell(self, table: str, column: str, value: Any) -> str:
         if (column.endswith("_at") or column == "since") and value is not None:
             value = utc(value)
-        return f"{column}={self.memory.tell(value, _COLUMNS.get(f'{table}.{column}', ''))}"
+        return f"{column}={self.memory.describe(value, _COLUMNS.get(f'{table}.{column}', ''))}"
 
     # Operations that are no method of a storage, or that the memory has to know of.
 
     def notify(self, loud: bool) -> None:
-        """Send NOTIFY with every transaction, or with none, where there is such a thing; else it is now and then."""
+        """Send NOTIFY with every transaction, or with none, where the database has it; by default, some send it."""
         for side in self.sides:
             if isinstance(side, PostgresStorage):
                 side.set_notify_enabled(loud)

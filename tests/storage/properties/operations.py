@@ -70,7 +70,7 @@ _PLAIN = args(
 
 
 def _creation(rng: Random) -> dict[str, Any]:
-    """A new instance, now and then with its first events and timers, and those of another one."""
+    """A new instance, sometimes with its first events and timers, and those of another one."""
     found: dict[str, Any] = _PLAIN(rng)
     if not rng.randrange(3):
         instance_id = d.mostly(d.one(found["instance"].instance_id), d.one("somebody"))(rng)
@@ -327,7 +327,7 @@ CHANNELS: Operations = {
 
 
 def waits(lease: Held, rng: Random) -> list[TimerWait | ChannelWait]:
-    """Waits of one instance. No two that are registered in one commit have the same time-out by the clock."""
+    """Waits of one instance. No two that are registered in one commit time out at the same time."""
     found: list[TimerWait | ChannelWait] = []
     for n in range(rng.choice((1, 1, 2, 3, 4))):
         activity_id = d.activity_ids(rng)

@@ -1,4 +1,4 @@
-"""The lane of the reference: changes that the others make by SQL are made directly in its tables."""
+"""The reference under test: changes that the databases make by SQL are made directly in its tables."""
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,11 +11,11 @@ from perdure.storage.stores import SQLStorage
 from perdure.testing.reference import Reference, Tables
 from perdure.testing.reference.fences import claimable_at, finished_at
 from perdure.testing.reference.tables import change, remove, where
-from tests.storage.properties.executors import Lane
+from tests.storage.properties.executors import DatabaseUnderTest
 from tests.storage.properties.steps import Step
 
 
-class ReferenceLane(Lane):
+class ReferenceUnderTest(DatabaseUnderTest):
     """The reference: what every database must agree with."""
 
     def __init__(self, workers: int) -> None:
@@ -30,15 +30,15 @@ class ReferenceLane(Lane):
 
         Who never waits for a row may have passed it over, as if it had not been asked.
         """
-        told = []
+        differences = []
         for order in _orders(burst):
             self._order = order
             answers = await self.run(steps, burst)
             if answers == seen:
                 return ""
-            told.append(f"  in the order {order}: {first_difference(answers, seen)}")
+            differences.append(f"  in the order {order}: {first_difference(answers, seen)}")
         lines = [f"  {step}," for step in [*steps, *burst]]
-        return "\n".join([f"no order of the last {len(burst)} explains what came of them", *told, "of", *lines])
+        return "\n".join([f"no order of the last {len(burst)} explains what came of them", *differences, "of", *lines])
 
     async def _burst(self, steps: Sequence[Step]) -> list[Any]:
         found: list[Any] = [_PASSED_OVER.get(step.operation) for step in steps]
@@ -72,7 +72,7 @@ class ReferenceLane(Lane):
         return [row for row in rows if self._matters(table, row)]
 
     def _matters(self, table: str, row: dict[str, Any]) -> bool:
-        """The same rows as on the other lanes."""
+        """The same rows as in the databases."""
         if table == "perdure_outbox_sources":
             events = self.world.tables.outbox_events.values()
             waiting = {each["event_source"] for each in events if each["status"] in ("pending", "processing")}
@@ -87,7 +87,7 @@ class ReferenceLane(Lane):
             return OWN_WRITES[statement](self._own._tables)
 
 
-# Operations that pass over a row that somebody has locked, and what they say then.
+# Operations that skip a row that another transaction has locked, and what they return then.
 _PASSED_OVER = {
     "try_acquire_lock": None,
     "try_acquire_system_lock": None,
@@ -99,7 +99,7 @@ _PASSED_OVER = {
 
 
 def _orders(steps: Sequence[Step]) -> Iterator[tuple[int, ...]]:
-    """Every order of all steps, then of those without some that may have been passed over."""
+    """Every order of all steps, then of those without some that may have been skipped."""
     free = [position for position, step in enumerate(steps) if step.operation in _PASSED_OVER]
     for count in range(len(free) + 1):
         for missing in itertools.combinations(free, count):

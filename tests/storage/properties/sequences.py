@@ -65,12 +65,12 @@ def sequence(rng: Random, longest: int = LONGEST) -> list[Step]:
     ]
     for _ in range(rng.randint(3, longest)):
         if scenes and not rng.randrange(5):
-            steps += [step for step in rng.choice(scenes)(rng) if rng.randrange(10)]  # now and then one is left out
+            steps += [step for step in rng.choice(scenes)(rng) if rng.randrange(10)]  # sometimes a step is left out
         else:
             operation, make = rng.choice(list(rng.choice(aggregates).items()))
             steps.append(Step(operation, make(rng)))
     workers = rng.randint(1, WORKERS)
-    return in_turn([_by_somebody(rng, step, workers) for step in steps])
+    return in_turn([_by_any_worker(rng, step, workers) for step in steps])
 
 
 # Operations of one commit each, whose answer is whole: at once they must look as if one came after the other.
@@ -142,8 +142,8 @@ def _about(step: Step, instance_id: str, channel: str) -> Step:
     return replace(step, arguments={name: moved(name, value) for name, value in step.arguments.items()})
 
 
-def _by_somebody(rng: Random, step: Step, workers: int) -> Step:
-    """The worker of a step: mostly the first, so that transactions get somewhere; those that look are anybody."""
+def _by_any_worker(rng: Random, step: Step, workers: int) -> Step:
+    """The worker of a step: mostly the first, so that transactions make progress; any worker may read."""
     others = is_harmless(step) or not rng.randrange(3)
     return replace(step, worker=rng.randrange(workers) if others else 0)
 
@@ -153,7 +153,7 @@ def _step(rng: Random, operation: str, **arguments: Any) -> Step:
 
 
 def _taking(rng: Random, instance_id: str) -> list[Step]:
-    """Whoever has it loses it."""
+    """The worker that holds it loses it."""
     return [
         _step(rng, "advance_clock", quanta=10),
         _step(rng, "try_acquire_lock", instance_id=instance_id, worker_id="w1"),
@@ -265,7 +265,7 @@ def _relaying(rng: Random) -> list[Step]:
 
 
 def _running(rng: Random) -> list[Step]:
-    """A run takes a few steps, and goes on or ends."""
+    """A run takes a few steps, and continues or ends."""
     instance_id = rng.choice(d.INSTANCE_IDS)
     lease = {"lease": Held(instance_id)}
     ends = (

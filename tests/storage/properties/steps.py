@@ -19,7 +19,7 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class Held(Reference):
-    """The last lease on an instance, or one that many before it."""
+    """The last lease on an instance, or the lease so many before it."""
 
     instance_id: str
     back: int = 0
@@ -69,8 +69,8 @@ class Step:
 def in_turn(steps: Sequence[Step]) -> list[Step]:
     """The steps as they can be run one after the other on every database.
 
-    While a worker has a transaction open the others only read, and must not see it. Whoever wants to write meanwhile
-    would wait for its end on some databases, so there it ends.
+    While a worker has a transaction open the others only read, and must not see it. A worker that wants to write
+    meanwhile would wait for its end on some databases, so there it ends.
     """
     turns: list[Step] = []
     holder, depth = 0, 0
@@ -134,6 +134,6 @@ def brief(value: Any) -> str:
     if is_dataclass(value) and not isinstance(value, type):
         given = {field.name: getattr(value, field.name) for field in fields(value)}
         usual = {field.name: field.default for field in fields(value) if field.default is not MISSING}
-        told = [f"{key}={brief(item)}" for key, item in given.items() if key not in usual or usual[key] != item]
-        return f"{type(value).__name__}({', '.join(told)})"
+        shown = [f"{key}={brief(item)}" for key, item in given.items() if key not in usual or usual[key] != item]
+        return f"{type(value).__name__}({', '.join(shown)})"
     return repr(value)

@@ -4,7 +4,7 @@ One to three workers take turns. While one has a transaction open the others loo
 
     PERDURE_PROPERTY_EXAMPLES=1000 pytest tests/storage/properties --hypothesis-show-statistics
 
-looks longer, and tells in how many sequences each operation was answered and how. A failure prints the few steps it
+looks longer, and prints in how many sequences each operation was answered and how. A failure prints the few steps it
 takes and the seed: `@example(seed=…)` above the test runs it again.
 """
 
@@ -24,9 +24,9 @@ from hypothesis import strategies as st
 
 from perdure.storage.stores import SQLStorage
 from tests.storage.properties.comparison import disagreement
-from tests.storage.properties.executors import Lane
+from tests.storage.properties.executors import DatabaseUnderTest
 from tests.storage.properties.operations import AGGREGATES
-from tests.storage.properties.reference import ReferenceLane
+from tests.storage.properties.reference import ReferenceUnderTest
 from tests.storage.properties.sequences import WORKERS, sequence
 from tests.storage.properties.steps import Step
 from tests.support.databases import find_tables_by_plain_names, named_database
@@ -44,33 +44,33 @@ NOT_COMPARED = {
 }  # fmt: skip
 
 
-class Lanes:
+class DatabasesUnderTest:
     """The databases, on an event loop that lives as long as their connections."""
 
-    def __init__(self, runner: asyncio.Runner, lanes: Sequence[Lane]) -> None:
-        self._runner, self._lanes = runner, lanes
+    def __init__(self, runner: asyncio.Runner, subjects: Sequence[DatabaseUnderTest]) -> None:
+        self._runner, self._subjects = runner, subjects
 
     def compare(self, steps: Sequence[Step]) -> str:
         """How they disagree; nothing if they agree."""
-        return self._runner.run(disagreement(self._lanes, steps))
+        return self._runner.run(disagreement(self._subjects, steps))
 
-    def told(self) -> list[str]:
+    def last_answers(self) -> list[str]:
         """What the reference answered last."""
-        return self._lanes[0].answers
+        return self._subjects[0].answers
 
 
 @pytest.fixture(scope="module")
-def lanes(
+def subjects(
     tmp_path_factory: pytest.TempPathFactory,
     sqlite_template: Path,
     shared_database_name: str,
     postgres_url: str,
     mysql_url: str,
-) -> Iterator[Lanes]:
+) -> Iterator[DatabasesUnderTest]:
     def sides(database: Database) -> int:
         return 1 if database.backend == "memory" else WORKERS
 
-    async def opened(stack: AsyncExitStack) -> list[Lane]:
+    async def opened(stack: AsyncExitStack) -> list[DatabaseUnderTest]:
         contexts = [
             sqlite_database(tmp_path_factory.mktemp("properties"), sqlite_template),
             memory_database(),
@@ -78,13 +78,15 @@ def lanes(
             server_database("mysql", await named_database(mysql_url, shared_database_name)),
         ]
         databases = [await stack.enter_async_context(context) for context in contexts]
-        found = [Lane(each.backend, [await each.storage() for _ in range(sides(each))]) for each in databases]
-        return [ReferenceLane(WORKERS), *found]
+        found = [
+            DatabaseUnderTest(each.backend, [await each.storage() for _ in range(sides(each))]) for each in databases
+        ]
+        return [ReferenceUnderTest(WORKERS), *found]
 
     with asyncio.Runner() as runner:
         stack = AsyncExitStack()
         try:
-            yield Lanes(runner, runner.run(opened(stack)))
+            yield DatabasesUnderTest(runner, runner.run(opened(stack)))
         finally:
             runner.run(stack.aclose())
 
@@ -110,12 +112,12 @@ async def sorting_database(server: str, name: str) -> str:
     suppress_health_check=[HealthCheck.too_slow],
 )
 @given(seed=st.binary(min_size=8, max_size=8))
-def test_every_database_gives_the_same_results(lanes: Lanes, seed: bytes) -> None:
+def test_every_database_gives_the_same_results(subjects: DatabasesUnderTest, seed: bytes) -> None:
     steps = sequence(Random(seed))
-    wrong = lanes.compare(steps)
+    wrong = subjects.compare(steps)
     if wrong:
         raise AssertionError(wrong)
-    for step, answer in zip(steps, lanes.told(), strict=True):
+    for step, answer in zip(steps, subjects.last_answers(), strict=True):
         kind = re.split(r"[(#](?!\)$)", answer)[0]
         event(f"{step.operation}: {kind[:30]}")
 

@@ -1,7 +1,7 @@
 """The values that operations are called with: few, so that they meet, and awkward where databases differ.
 
-Values are made by functions of a generator of random numbers. Hypothesis gives its seed: its own strategies would make
-five near copies of every sequence.
+Values are made by functions of a generator of random numbers. Hypothesis provides its seed: its own strategies would
+make five near copies of every sequence.
 """
 
 from collections.abc import Callable
@@ -102,7 +102,7 @@ held = build(Held, instance_id=one("pay:1", *INSTANCE_IDS), back=back)
 
 
 def lease_on(instance_id: str) -> Make:
-    """No lease, the last one on the instance or one before, or somebody else's."""
+    """No lease, the last one on the instance or one before, or that of another worker."""
     return maybe(mostly(build(Held, instance_id=one(instance_id), back=back), held))
 
 
@@ -124,7 +124,7 @@ def deadlines(while_: Make) -> Make:
 
 
 def event_of(rng: Random, instance_id: str) -> HistoryEvent:
-    """An event, as the engine or anybody else would record it."""
+    """An event, as the engine or another program would record it."""
     is_json = flags(rng)
     return HistoryEvent(
         instance_id,
@@ -144,7 +144,7 @@ def fenced_events(rng: Random) -> tuple[HistoryEvent, Held | None]:
 
 
 def seen(kind: str) -> Make:
-    """One of the last ids of a kind, or one that is none."""
+    """One of the last ids of a kind, or an invalid id."""
     return mostly(_seen(kind), one(-1, 2**63))
 
 

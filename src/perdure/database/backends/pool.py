@@ -82,7 +82,7 @@ class Pool(Generic[C]):
             raise
 
     def _expire(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Raise an error in those who have waited too long; they are at the front of the queue."""
+        """Raise an error in the callers that have waited too long, which are at the front of the queue."""
         self._expiry = None
         while self._waiters:
             until, waiter = self._waiters[0]

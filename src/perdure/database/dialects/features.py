@@ -8,7 +8,7 @@ class Features:
     """List the features of one dialect. Each is stated as what the database does, with what follows from it.
 
     `returning`: a statement that writes can return columns of the rows it wrote. Otherwise a second statement reads
-    them, and a unique mark tells them from other rows.
+    them, and a unique mark distinguishes them from other rows.
 
     `one_statement_writes`: one statement can write to several tables, all or nothing (CTEs that write), and can take
     its items from arrays. Then an operation needs one round trip and no explicit transaction (`Work.single`).
@@ -32,7 +32,7 @@ class Features:
 
     `schemas`: a database has several schemas. Tables are named with theirs, and it has to be found or chosen.
 
-    `transactional_ddl`: changes of tables are part of a transaction. Otherwise each is committed by itself, and an
+    `transactional_ddl`: changes of tables are part of a transaction. Otherwise each is committed separately, and an
     interrupted migration is repeated statement by statement.
     """
 

@@ -103,7 +103,7 @@ class Client:
         self._leave()
         await self._opening.__aexit__(kind, error, trace)
 
-    if not TYPE_CHECKING:  # a type checker reports `with` by itself
+    if not TYPE_CHECKING:  # a type checker reports `with` without this
 
         def __enter__(self) -> NoReturn:
             raise TypeError(f"use `async with {type(self).__name__}(…)`, not `with`: opening a database has to wait")

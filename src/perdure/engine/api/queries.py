@@ -93,7 +93,7 @@ class RunQuery:
             raise TypeError(f"runs(workflow=) must be a workflow or its name, not {workflow!r}")
         if where and workflow is None and status is None and started_after is None and not stuck:
             raise ValueError(
-                "runs(where=) reads the input of every run that the other filters leave, and there is none: give "
+                "runs(where=) reads the input of every run that the other filters leave, and there is none: pass "
                 "workflow=, status=, started_after= or stuck=True as well"
             )
         self._options = ListInstancesOptions(
@@ -303,9 +303,7 @@ class _Place:
                 return place
         except (ValueError, TypeError, AttributeError):
             pass
-        raise InvalidPageTokenError(
-            "this is no page token of stuck runs: give back next_token as it was, to the same query"
-        )
+        raise InvalidPageTokenError("this is no page token of stuck runs: pass next_token unchanged, to the same query")
 
     def text(self) -> str:
         since = None if self.since is None else self.since.isoformat()

@@ -271,7 +271,7 @@ def workflow(
 
     if cron is None and zone != "UTC":
         raise TypeError(
-            f"workflow(zone={zone!r}) is the time zone of a schedule, and there is none: give cron= as well"
+            f"workflow(zone={zone!r}) is the time zone of a schedule, and there is none: pass cron= as well"
         )
 
     def define(function: Callable[P, Coroutine[Any, Any, R]]) -> Workflow[P, R]:

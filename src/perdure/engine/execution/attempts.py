@@ -101,7 +101,7 @@ class Attempts:
     def _start_activity(self, progress: Progress[ActivityStep]) -> None:
         step = progress.step
         if step.activity.undo is not None and not step.started:
-            self._recorder.tell(Started(step.id, step.payload, self._recorder.call(step.call)))
+            self._recorder.record(Started(step.id, step.payload, self._recorder.call(step.call)))
             if not progress.is_open:
                 return  # the body has cancelled it in the meantime
         if step.activity.transactional:
@@ -142,18 +142,18 @@ class Attempts:
         if effects:
             await self._commit(step.id, step.call, effects, done.result, stored)
         else:
-            self._recorder.tell(Completed(step.id, done.result, self._recorder.call(step.call)), stored)
+            self._recorder.record(Completed(step.id, done.result, self._recorder.call(step.call)), stored)
 
     def _failed(self, step: ActivityStep, error: BaseException) -> None:
         """Record a failed attempt; the next one follows after a pause, unless it was the last."""
         call, attempt, failure = self._recorder.call(step.call), step.attempt, encode_failure(error)
         pause = step.activity.retry.pause(attempt, error)
         if pause is None:
-            self._recorder.tell(Failed(step.id, failure, call), self._failure(step.id, attempt, failure))
+            self._recorder.record(Failed(step.id, failure, call), self._failure(step.id, attempt, failure))
             return
         lasting = pause if pause > SHORT_SEC else 0.0
         retrying = self._retrying(step, attempt, pause, failure)
-        self._recorder.tell(AttemptFailed(step.id, attempt, failure, lasting, call), retrying)
+        self._recorder.record(AttemptFailed(step.id, attempt, failure, lasting, call), retrying)
         if not lasting and (again := self._steps.ready.get(step.id)) is not None:
             self._start_later(cast("Progress[ActivityStep]", again), pause)
 
@@ -236,7 +236,7 @@ class Attempts:
                 row_id = await self._append(storage, completed)
         except REFUSALS as error:
             failure = encode_failure(error)
-            self._recorder.tell(Failed(id, failure, self._recorder.call(call)), self._failure(id, 1, failure))
+            self._recorder.record(Failed(id, failure, self._recorder.call(call)), self._failure(id, 1, failure))
             return
         self._host.wake()
         self._recorder.add_stored(completed, row_id, stored or self._completion(id, 1, steady() - began))

@@ -72,7 +72,7 @@ def cancelling(instance_id: str, reason: str) -> "Effect":
     """Return the effect that cancels a child, unless it has ended."""
 
     async def write(storage: Storage, lease: Lease) -> None:
-        with suppress(WorkflowNotCancellableError):
+        with suppress(WorkflowNotCancellableError):  # it has ended
             await storage.cancel_instance(instance_id, reason, compensate=True)
 
     return write
@@ -123,7 +123,7 @@ def was_cancelled(reason: str) -> bytes:
     return b'{"status": "cancelled", "reason": ' + encode(reason) + b"}"
 
 
-async def tell(storage: Storage, parent: Parent, end: bytes, child: str) -> None:
+async def notify_parent(storage: Storage, parent: Parent, end: bytes, child: str) -> None:
     """Send the outcome of a child to its parent, in the commit that ends the child; a repeated call changes nothing."""
     channel = f"{parent.channel}:{parent.run_id}"
     await storage.publish_to_channel(channel, end, message_id=f"{child}:end", source="perdure")
@@ -152,7 +152,7 @@ async def _cancel(run: "Run | Rollback", children: Sequence[str], reason: str) -
         try:
             async with storage.transaction():
                 for child in children:
-                    with suppress(WorkflowNotCancellableError):
+                    with suppress(WorkflowNotCancellableError):  # it has ended
                         await storage.cancel_instance(child, reason, compensate=True)
             return
         except StorageError as error:  # a deadlock, for example: the storage retries single statements
@@ -165,5 +165,5 @@ async def _cancel(run: "Run | Rollback", children: Sequence[str], reason: str) -
                 extra={"run_id": run.id, "workflow": run.workflow.name, "reason": str(error)},
             )
     for child in children:
-        with suppress(WorkflowNotCancellableError):
+        with suppress(WorkflowNotCancellableError):  # it has ended
             await storage.cancel_instance(child, reason, compensate=True)

@@ -88,7 +88,7 @@ async def _complete_child(run: "Run", parent: Parent, output: bytes) -> None:
     storage = run.host.storage
     end = children.completed(output)
     async with storage.transaction():
-        await children.tell(storage, parent, end, run.id)
+        await children.notify_parent(storage, parent, end, run.id)
         await storage.complete_and_release(run.lease, output)
 
 
@@ -104,7 +104,7 @@ async def fail(run: "Run", error: BaseException, status: WorkflowStatus = Workfl
     run.ending = status is WorkflowStatus.FAILED
     async with storage.transaction():
         if run.parent is not None and status is WorkflowStatus.FAILED:
-            await children.tell(storage, run.parent, children.failed(failed.data()), run.id)
+            await children.notify_parent(storage, run.parent, children.failed(failed.data()), run.id)
         await storage.append_history(row_of(run.id, failed), lease=run.lease)
         await storage.update_instance_status(run.id, status, lease=run.lease)
     if status is WorkflowStatus.FAILED:
@@ -121,7 +121,7 @@ async def finish_rollback(run: "Rollback") -> End:
         status = WorkflowStatus.CANCELLED if cause.cancelled else WorkflowStatus.FAILED
         if history.parent is not None:
             end = children.was_cancelled(cause.error) if cause.cancelled else children.failed(encode(cause.failure))
-            await children.tell(storage, history.parent, end, run.id)
+            await children.notify_parent(storage, history.parent, end, run.id)
         await storage.update_instance_status(run.id, status, lease=history.lease)
     if cause.cancelled:
         run.host.happened(hooks.RunCancelled(*run.about(), cause.error, run.age()))

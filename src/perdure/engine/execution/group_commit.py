@@ -17,7 +17,7 @@ Write = Callable[[Sequence[Item]], Awaitable[Sequence[Answer | StorageError]]]
 
 
 class Observer(Protocol):
-    """What is told how the commits go; a group commit needs no restart, because each commit is a new attempt."""
+    """Observes whether commits succeed; a group commit needs no restart, because each commit is a new attempt."""
 
     def succeeded(self) -> None:
         """Note that a commit succeeded."""

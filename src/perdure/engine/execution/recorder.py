@@ -101,7 +101,7 @@ class Recorder:
         self._journal.record(row_of(self._run_id, record), stored)
         self.progressed = True
 
-    def tell(self, record: Record, stored: Stored | None = None) -> None:
+    def record(self, record: Record, stored: Stored | None = None) -> None:
         """Record something and pass it to the body, without waiting for the commit."""
         self.note(record, stored)
         self._pass(record)

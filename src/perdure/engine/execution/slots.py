@@ -67,7 +67,7 @@ class Slots:
         """Release the slot that was granted before the search started, if the search did not use it."""
         if granted is not None and granted is self._search:
             self._search = None
-            self.give()
+            self.release()
 
     def drain(self) -> None:
         """Grant no more slots: runs that wait without one get `Drained` and are released for other workers."""
@@ -75,10 +75,10 @@ class Slots:
         if self._search is not None:
             search, self._search = self._search, None
             if search.done():
-                self.give()
+                self.release()
             else:
                 self._queue.pop(search, None)
-                search.cancel()  # nobody would retrieve an error
+                search.cancel()  # no code would retrieve an error
         for waiter in (*self._idle, *self._queue):
             if not waiter.done():
                 waiter.set_exception(Drained("the worker stops"))
@@ -99,10 +99,10 @@ class Slots:
         except BaseException:
             self._queue.pop(waiter, None)
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
-                self.give()  # granted and cancelled at the same time
+                self.release()  # granted and cancelled at the same time
             raise
 
-    def give(self) -> None:
+    def release(self) -> None:
         """Release a slot."""
         self.taken -= 1
         self._grant()
@@ -153,7 +153,7 @@ class Slot:
         """Release the slot, if it is held; no code may execute until `resume()`."""
         if self.held:
             self.held = False
-            self._slots.give()
+            self._slots.release()
 
     async def resume(self) -> None:
         """Take a slot again, if none is held. Raises `Drained` if the worker stops."""

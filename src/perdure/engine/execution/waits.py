@@ -189,7 +189,7 @@ class Waits:
     def _expiry(self, progress: Progress[TimerStep]) -> Handle:
         async def expire() -> None:
             if progress.is_open:
-                self._recorder.tell(TimerFired(progress.step.id))
+                self._recorder.record(TimerFired(progress.step.id))
 
         return expire
 
@@ -197,7 +197,7 @@ class Waits:
         async def expire() -> None:
             await self.look()
             if progress.is_open:
-                self._recorder.tell(WaitTimedOut(progress.step.id, progress.step.round))
+                self._recorder.record(WaitTimedOut(progress.step.id, progress.step.round))
 
         return expire
 
@@ -238,7 +238,7 @@ class Waits:
         if await self._storage.expire_channel_wait(self._run_id, wait.channel, lease=lease, activity_id=id):
             await self._recorder.catch_up()
         elif wait.timeout_at is not None and wait.timeout_at <= self._now():
-            self._recorder.tell(WaitTimedOut(*ids.split_message(id)))
+            self._recorder.record(WaitTimedOut(*ids.split_message(id)))
 
 
 def _is_short(progress: Progress[TimerStep]) -> bool:

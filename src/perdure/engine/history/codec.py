@@ -6,6 +6,7 @@ unions of them. Without a hint a value is encoded in its natural form and decode
 
 import inspect
 import json
+import logging
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +18,8 @@ import msgspec
 from perdure.engine.history import hints
 from perdure.engine.history.unions import ADVICE, Codec, codec, dump_model
 from perdure.errors import SerializationError
+
+log = logging.getLogger("perdure.engine")
 
 SIGNATURES_MAX = 4096
 SHOWN_MAX = 100  # maximum length of a value in an error message
@@ -280,7 +283,7 @@ def _resolved(function: Function) -> dict[str, Any]:
     names = hints.closure(target)
     try:
         return typing.get_type_hints(target, localns=names, include_extras=True)
-    except Exception:
+    except Exception:  # logged for each hint that fails alone, too
         return {name: _resolved_alone(target, hint, names) for name, hint in hints.annotations(target).items()}
 
 
@@ -288,7 +291,15 @@ def _resolved_alone(target: Any, hint: object, names: dict[str, Any]) -> Any:
     holder = types.SimpleNamespace(__annotations__={"hint": hint})
     try:
         return typing.get_type_hints(holder, target.__globals__, names, include_extras=True)["hint"]
-    except Exception:
+    except Exception as error:  # such as NameError: the name is imported for type checkers only, or misspelt
+        log.debug(
+            "the type hint %s of %s cannot be resolved and counts as missing: %s: %s",
+            hint,
+            target.__qualname__,
+            type(error).__name__,
+            error,
+            extra={"function": target.__qualname__, "reason": str(error)},
+        )
         return Any
 
 

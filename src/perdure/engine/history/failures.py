@@ -2,8 +2,8 @@
 
 An error is rebuilt as an instance of its own class, so that `except PaymentError` works in a body, if the class is
 imported in this process and the rebuilt error has the same message. It is rebuilt by calling the class with the
-recorded arguments if that gives an equal error; otherwise its arguments and attributes are restored without calling the
-class, without the attributes that are not JSON. All other errors become a `RecordedError` or, from an activity, an
+recorded arguments if that returns an equal error; otherwise its arguments and attributes are restored without calling
+the class, without the attributes that are not JSON. All other errors become a `RecordedError` or, from an activity, an
 `ActivityError`, with type, message and traceback as text.
 
 A row never makes this process import a module or execute anything but the constructor of an exception class.
@@ -97,7 +97,7 @@ def _path(kind: type) -> str:
 def _message(error: BaseException) -> str:
     try:
         return str(error)
-    except Exception:
+    except Exception:  # the class's own `__str__` fails: the text says so
         return f"<{type(error).__qualname__} whose message cannot be read>"
 
 
@@ -106,7 +106,7 @@ def _stack_trace(error: BaseException) -> str:
         return error.stack_trace
     try:
         return "".join(traceback.format_exception(error))
-    except Exception:
+    except Exception:  # the class's own `__str__` fails, which the recorded message says
         return ""
 
 
@@ -170,13 +170,13 @@ def _inside(module: types.ModuleType, names: Sequence[str], error_type: str) -> 
 
 
 def _made(kind: type[BaseException], args: Sequence[Any]) -> Exception | None:
-    """Return the class called with these arguments; None if that does not give an error with the same arguments."""
+    """Return the class called with these arguments; None if the result is no error with the same arguments."""
     if not issubclass(kind, Exception):
         return None
     try:
         made = kind(*args)
         same = type(made) is kind and encode(list(_args(made))) == encode(list(args))
-    except Exception:
+    except Exception:  # the class takes other arguments: None says so
         return None
     return made if same else None
 
@@ -188,7 +188,7 @@ def _rebuilt(kind: type[BaseException], args: Sequence[Any], attributes: Mapping
     try:
         made = Exception.__new__(kind, *args)  # raises for classes with their own memory layout
         made.__dict__.update(attributes)
-    except Exception:
+    except Exception:  # None says so; such an error is raised as a `RecordedError` later
         return None
     return made
 
@@ -199,7 +199,7 @@ def _is_same(error: BaseException, made: Exception | None) -> bool:
         return False
     try:
         return _message(made) == _message(error) and bool(_attributes(made) == _attributes(error))
-    except Exception:
+    except Exception:  # values that cannot be compared count as different
         return False
 
 

@@ -36,8 +36,8 @@ class Recur(BaseException):
 class RunEvicted(BaseException):
     """Raised in a workflow's body that is removed from memory before it ended.
 
-    The run itself goes on: another worker, or this one later, resumes it from its history. Don't catch it; it derives
-    from `BaseException` so that `except Exception` lets it pass.
+    The run itself does not end: another worker, or this one later, resumes it from its history. Don't catch it; it
+    derives from `BaseException` so that `except Exception` lets it pass.
     """
 
 

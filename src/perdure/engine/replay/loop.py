@@ -124,11 +124,15 @@ class BodyTask(asyncio.Task[T]):
         asyncio.tasks._enter_task(loop, self)
         try:
             self._code_context.run(coro.close)
-        except RuntimeError as error:
-            return "ignored GeneratorExit" not in str(error)
         except BaseException as error:
             if came_by_signal(error):
                 raise
+            if isinstance(error, RuntimeError) and "ignored GeneratorExit" in str(error):
+                return False
+            if isinstance(error, Exception):  # others, such as `RunEvicted`, are how a body ends here
+                loop.call_exception_handler(
+                    {"message": f"a task raised {error!r} when it was removed from memory", "exception": error}
+                )
         finally:
             asyncio.tasks._leave_task(loop, self)
         return True
@@ -244,7 +248,7 @@ class BodyLoop(_Refusing):
     def abandon(self, tries: int) -> bool:
         """Close the tasks that ignore their cancellation; return False if one of them cannot be closed.
 
-        Such a task catches every exception. It is never garbage-collected, because Python would then run it once more,
+        Such a task catches every exception. It is never garbage-collected, because Python would then run it again,
         in an arbitrary context, and print a warning.
         """
         stubborn: list[object] = []
@@ -395,7 +399,7 @@ class BodyLoop(_Refusing):
         return current_scope() or self._root
 
     def _abandoned(self, generator: AsyncGenerator[Any, Any]) -> None:
-        """Close an async generator that the body dropped; report one that only the garbage collector found."""
+        """Close an async generator that the body dropped; report a generator that only the garbage collector found."""
         if asyncio._get_running_loop() is self:
             self.create_task(generator.aclose())
         elif not self._closed:

@@ -51,7 +51,7 @@ class OpenSteps:
     # Commands.
 
     def go_live(self) -> None:
-        """Begin to give commands, at first for all steps that are open."""
+        """Begin to return commands, at first for all steps that are open."""
         if self.live:
             return
         self.live = True

@@ -70,7 +70,7 @@ class Replayer:
         return self._body.steps.commands()
 
     def catch_up(self) -> list[Command]:
-        """Note that the history has no more records: the body now executes new code, and gives commands."""
+        """Note that the history has no more records: the body now executes new code, and its steps become commands."""
         self._continue(None, more=False)
         self._body.values.end_replay()
         self._body.steps.go_live()

@@ -1,1 +1,1 @@
-"""The worker: background tasks that find, execute and look after runs."""
+"""The worker: background tasks that find, execute and monitor runs."""

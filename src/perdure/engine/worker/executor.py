@@ -77,7 +77,7 @@ class RunExecutor:
             self.host.wake()  # the run can be leased again
 
     async def ended(self, run: Executable, end: End) -> None:
-        """Keep a run that waits in memory; report the end of one that has ended."""
+        """Keep a run that waits in memory; report the end of a run that has ended."""
         if end is End.SUSPENDED and isinstance(run, Run) and not self.stopping:
             self.cache.put(run)
             return

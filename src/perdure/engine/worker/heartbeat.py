@@ -113,8 +113,17 @@ class Heartbeat:
                 except StorageError as error:
                     self._supervised.unavailable(error)
                     self._lose_overdue()
-            with suppress(StorageError):
+            try:
                 await storage.beat_worker(self._worker_id, gone=True)
+            except StorageError as error:
+                log.debug(
+                    "worker %s could not report that it stopped, so it counts as alive until its last report is too "
+                    "old: %s: %s",
+                    self._worker_id,
+                    type(error).__name__,
+                    error,
+                    extra={"worker": self._worker_id, "reason": str(error)},
+                )
 
     async def _rest(self) -> bool:
         """Wait for the next renewal or for a nudge; return True to stop."""

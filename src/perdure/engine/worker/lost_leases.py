@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from contextlib import suppress
 
 from perdure.engine.execution.interfaces import Executable
 from perdure.engine.worker.log import about
@@ -30,8 +29,16 @@ class LostLeases:
     async def report(self, run: Executable) -> None:
         """Log a lost lease."""
         row = None
-        with suppress(StorageError):
+        try:
             row = await self._storage.get_instance(run.id)
+        except StorageError as error:  # the warning below is logged all the same
+            log.debug(
+                "could not read whether run %s (%s) was cancelled: %s: %s",
+                *about(run).values(),
+                type(error).__name__,
+                error,
+                extra={**about(run), "reason": str(error)},
+            )
         was_cancelled = row is not None and row.status in (WorkflowStatus.COMPENSATING, WorkflowStatus.CANCELLED)
         log.log(
             logging.DEBUG if was_cancelled else logging.WARNING,

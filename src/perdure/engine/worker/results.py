@@ -140,7 +140,7 @@ class Results:
         listener = self._supervisor.start("results listener", self._listen) if self._alone else None
         try:
             while self._waiting or self._watched:
-                with suppress(TimeoutError):
+                with suppress(TimeoutError):  # no notification came: query anyway
                     async with asyncio.timeout(ASK_SEC):
                         await self._hint.wait()
                 self._hint.clear()

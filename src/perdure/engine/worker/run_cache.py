@@ -8,7 +8,7 @@ from perdure.model.states import WorkflowStatus
 
 
 class RunCache:
-    """Keeps at most `most` waiting runs; the one that has waited longest is evicted first."""
+    """Keeps at most `most` waiting runs; the run that has waited longest is evicted first."""
 
     def __init__(self, most: int) -> None:
         self._most = most

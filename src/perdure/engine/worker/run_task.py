@@ -159,16 +159,24 @@ class RunTask:
             await self._executor.lost_leases.report(self.run)  # unexpected rows of another worker or a cancellation
             self._host.wake()
         elif self.run.resumed:
-            await release(self._host.storage, self.lease)  # the cached run may not match its history: replay it anew
+            await release(self._host.storage, self.lease)  # the cached run may not match its history: replay it
         else:
             await self._back_off(error, 1 if self.run.progressed else tries + 1)
 
     async def _is_lease_lost(self) -> bool:
         """Return whether the worker has lost the lease; False if the database does not answer."""
-        with suppress(StorageError):
+        try:
             row = await self._host.storage.get_instance(self.lease.instance_id)
-            return row is None or (row.locked_by, row.lock_token) != (self.lease.worker_id, self.lease.token)
-        return False
+        except StorageError as error:
+            log.debug(
+                "could not read who holds the lease on run %s (%s), so it counts as held: %s: %s",
+                *about(self.run).values(),
+                type(error).__name__,
+                error,
+                extra={**about(self.run), "reason": str(error)},
+            )
+            return False
+        return row is None or (row.locked_by, row.lock_token) != (self.lease.worker_id, self.lease.token)
 
     async def _back_off(self, error: BaseException, tries: int) -> None:
         """Back off after so many tries without progress; if they are the workflow's `max_tries`, fail the run."""
@@ -192,5 +200,14 @@ class RunTask:
 
 async def release(storage: Storage, lease: Lease) -> None:
     """Release a lease; if the database does not answer, it expires."""
-    with suppress(StorageError):
+    try:
         await storage.release_lock(lease.instance_id, lease.worker_id, lease=lease)
+    except StorageError as error:
+        log.debug(
+            "worker %s could not release its lease on run %s, so other workers wait until it expires: %s: %s",
+            lease.worker_id,
+            lease.instance_id,
+            type(error).__name__,
+            error,
+            extra={"run_id": lease.instance_id, "worker": lease.worker_id, "reason": str(error)},
+        )

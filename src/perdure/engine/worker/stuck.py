@@ -8,7 +8,6 @@ import json
 import logging
 import re
 from collections.abc import Collection
-from contextlib import suppress
 from datetime import datetime, timedelta
 
 from perdure.engine.history.codec import encode
@@ -101,18 +100,27 @@ class UnservedWarning:
         self._task = asyncio.create_task(self._warn())
 
     async def _warn(self) -> None:
-        with suppress(StorageError):
+        try:
             row, served = await self._storage.get_instance(self._id), await served_names(self._storage)
-            if row is None or row.status in TERMINAL or served is None or row.workflow_name in served:
-                return
-            log.warning(
-                "run %s (%s) has not ended after %g s, and no live worker serves its workflow: start an App that "
-                "serves it, or check whether the workflow was renamed",
+        except StorageError as error:  # the caller's own wait reports an unavailable database
+            log.debug(
+                "could not check whether a live worker serves run %s: %s: %s",
                 self._id,
-                row.workflow_name,
-                WARN_SEC,
-                extra={"run_id": self._id, "workflow": row.workflow_name},
+                type(error).__name__,
+                error,
+                extra={"run_id": self._id, "reason": str(error)},
             )
+            return
+        if row is None or row.status in TERMINAL or served is None or row.workflow_name in served:
+            return
+        log.warning(
+            "run %s (%s) has not ended after %g s, and no live worker serves its workflow: start an App that "
+            "serves it, or check whether the workflow was renamed",
+            self._id,
+            row.workflow_name,
+            WARN_SEC,
+            extra={"run_id": self._id, "workflow": row.workflow_name},
+        )
 
 
 def _about(worker: WorkerInfo) -> dict[str, object]:

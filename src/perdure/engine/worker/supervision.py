@@ -195,12 +195,12 @@ class Supervisor:
             task.end()
 
     def _give_up(self, why: str) -> None:
-        def tell() -> None:
+        def report() -> None:
             if not self._broken.done():
                 self._broken.set_result(why)
 
         with suppress(RuntimeError):  # the loop is closed: no `serve()` waits for this
-            self._loop.call_soon_threadsafe(tell)
+            self._loop.call_soon_threadsafe(report)
 
     async def failure(self) -> None:
         """Wait until a task has failed too often in a row, and raise `EngineError`."""

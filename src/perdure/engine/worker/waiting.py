@@ -16,6 +16,7 @@ async def end_tasks(tasks: "Collection[asyncio.Task[Any]]", seconds: float | Non
 async def wait_unless(hurried: asyncio.Event, tasks: "Collection[asyncio.Task[Any]]", seconds: float) -> None:
     """Wait until all tasks have ended, the time is over, or the event is set. No task is cancelled."""
     hurry = asyncio.create_task(hurried.wait())
+    # The owner of each task handles its error; here only its end counts.
     ended = asyncio.gather(*(asyncio.shield(task) for task in tasks), return_exceptions=True)
     either: list[asyncio.Future[Any]] = [hurry, ended]
     try:

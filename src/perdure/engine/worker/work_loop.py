@@ -69,14 +69,14 @@ class WorkLoop:
                 delay = AGAIN_SEC
             self._slots.end_search(granted)
             await asyncio.sleep(CALM_SEC)
-            with suppress(TimeoutError):
+            with suppress(TimeoutError):  # no notification came: look anyway
                 async with asyncio.timeout(delay):
                     await self._host.work.wait()
 
     async def look(self) -> float:
         """Do all due work and return the seconds until more is due.
 
-        One statement finds out whether any work is due, so that a notification for nothing costs no more. Work that it
+        One statement checks whether any work is due, so that a notification for nothing costs no more. Work that it
         cannot see (messages of compatible frameworks) is looked for every `WHOLE_SEC`.
         """
         whole = time.monotonic() >= self._whole_at

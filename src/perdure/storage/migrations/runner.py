@@ -4,7 +4,7 @@ The files and the ledger are dbmate's: `dbmate` and this runner understand each 
 Romancy is one that has the first file. Versions in the ledger that are not ours belong to a newer release and are left
 alone. `placement` determines which schema and ledger are ours, and detects tables of others before any write.
 
-SQLite and PostgreSQL change the tables in one transaction, all or nothing. MySQL commits every statement by itself, so
+SQLite and PostgreSQL change the tables in one transaction, all or nothing. MySQL commits every statement separately, so
 a start that finds a half-applied file runs it again from the top: each statement either leaves the same result when
 repeated, or fails with the one error number which shows that it took effect before. The lock is the one Edda takes; on
 PostgreSQL, outside `public`, each schema has a lock of its own.
@@ -96,7 +96,7 @@ async def _migrate_at_once(session: Session, dialect: str, schema: str) -> list[
                 return await _apply_missing(session, dialect, schema)
         except Exception as error:
             if not _collided(error, dialect) or time.monotonic() > deadline:
-                raise
+                raise  # otherwise another process migrates at the same time: try again after it
         await asyncio.sleep(0.05)
 
 
@@ -113,7 +113,7 @@ async def _transaction(session: Session, dialect: str, opening: Sequence[str]) -
         yield
         await session.execute(render("commit", dialect))
     except BaseException:
-        with suppress(Exception):
+        with suppress(Exception):  # the connection may be lost; the first error is the one that matters
             await session.execute(render("roll_back", dialect))
         raise
 
@@ -164,6 +164,7 @@ async def _run(session: Session, dialect: str, version: str, statements: Sequenc
         try:
             await session.execute(statement)
         except Exception as error:
+            # A statement that an interrupted migration has executed before is expected to fail.
             if features_of(dialect).transactional_ddl or not _done_before(statement, error, dialect):
                 error.add_note(f"migration {version}: {statement}")
                 raise

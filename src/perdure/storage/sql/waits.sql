@@ -78,7 +78,7 @@ SELECT instance_id, :activity_id, channel, :match_key, COALESCE(:at, {after(:aft
 {on_conflict_do_nothing(instance_id, activity_id)}
 
 -- remind
--- Return the channels of an instance's waits, which count again: messages that arrived meanwhile are checked once more.
+-- Return the channels of an instance's waits, which count again: messages that arrived meanwhile are checked again.
 UPDATE perdure_channels
    SET dirty_at = COALESCE(dirty_at, {now}),
        swept_id = COALESCE((SELECT CASE WHEN {cursor} < perdure_channels.swept_id THEN {cursor} END

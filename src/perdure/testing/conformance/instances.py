@@ -343,9 +343,9 @@ async def test_resumable_instance_names_the_worker_whose_lease_expired(storage: 
     shift(storage, 8)
     for names in (None, ["wf", "absent"]):
         resumable = await storage.find_resumable_workflows(workflow_names=names)
-        told = {it.instance_id: (it.worker_id, it.locked_at) for it in resumable}
-        nobody = (None, None)
-        assert told == {"free": nobody, "released": nobody, "swept": nobody, "lost": ("w-lost", lost.locked_at)}
+        owners = {it.instance_id: (it.worker_id, it.locked_at) for it in resumable}
+        no_owner = (None, None)
+        assert owners == {"free": no_owner, "released": no_owner, "swept": no_owner, "lost": ("w-lost", lost.locked_at)}
     assert await storage.try_acquire_lock("lost", "w2", 30)
     assert "lost" not in {it.instance_id for it in await storage.find_resumable_workflows()}
 

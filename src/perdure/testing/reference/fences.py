@@ -123,7 +123,7 @@ class Fences(Transactions):
     def _each(
         self, items: Sequence[Item], act: Callable[[Item], T], row: Callable[[Item], str]
     ) -> list[T | StorageError]:
-        """Run a batch item by item, in the order of their instances; one that is rejected affects no other."""
+        """Run a batch item by item, in the order of their instances; a rejected item affects no other."""
         answers: dict[int, T | StorageError] = {}
         for position in sorted(range(len(items)), key=lambda position: row(items[position])):
             try:

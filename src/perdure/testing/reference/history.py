@@ -213,7 +213,7 @@ class Compensations(Fences):
 
     @writes
     def add_compensation(self, entry: CompensationEntry, *, lease: Lease | None = None) -> int:
-        """Register a compensation of a step. One that is added twice is stored twice."""
+        """Register a compensation of a step. If it is added twice, it is stored twice."""
         return self._add(entry, lease)
 
     def _add(self, entry: CompensationEntry, lease: Lease | None) -> int:

@@ -1,20 +1,20 @@
 """The checker: compares the rows of a database and the effect log with what was acknowledged to the load driver.
 
 Of every run:
-- it is stored if its start was acknowledged, completed, with the value it had to give, and its row has not changed
+- it is stored if its start was acknowledged, completed, with the value it had to return, and its row has not changed
   since its end was first seen;
 - its history's ids ascend, no step stands in it twice, and the marks that the workflow returned are the recorded ones.
 Of every step, by the lines of its executions in the log:
-- the execution that was recorded is one that ended, and no execution of the step began after it;
-- nothing began after a worker was told that the step was recorded;
+- the recorded execution has ended, and no execution of the step began after it;
+- nothing began after a worker learned that the step was recorded;
 - the key is always the same, and attempts are counted: attempt n+1 begins only after a failure of attempt n, which for
   a transactional step may be that of its commit;
 - once a later step of the same task began, the step never begins again: it was durable by then.
-Of every run's executions: their fences never go down, so nobody began anything after another had taken over.
+Of every run's executions: their fences never go down, so no worker began anything after another had taken over.
 Of the effect table: a transactional step that was recorded has one row, of the execution that counted; nothing else
 has any.
 Of messages: each job was taken once, by one job worker; news came to every listener, in order.
-Of time: no nap was too short, and what a kill interrupted went on within the lease's time and a second.
+Of time: no nap was too short, and what a kill interrupted continued within the lease's time and a second.
 """
 
 import json
@@ -31,7 +31,7 @@ from tests.engine.crashes.rig import workflows as w
 from tests.engine.crashes.rig.effect_log import Line
 from tests.engine.crashes.rig.effect_table import Entry, is_entry
 from tests.engine.crashes.rig.fork_server import LEASE_SEC
-from tests.engine.crashes.rig.load_driver import Told
+from tests.engine.crashes.rig.load_driver import Observed
 from tests.engine.crashes.rig.scheduling_delay import Lateness
 
 SLACK_SEC = 1.0  # for two busy cores
@@ -86,14 +86,14 @@ class Checker:
     wrong: list[str] = field(default_factory=list)
     resumed_sec: list[float] = field(default_factory=list)
 
-    def check(self, told: Told) -> None:
-        self.check_runs(told)
-        self.check_histories(told)
+    def check(self, observed: Observed) -> None:
+        self.check_runs(observed)
+        self.check_histories(observed)
         self.check_steps()
         self.check_fences()
         self.check_entries()
         self.check_naps()
-        self.check_jobs(told)
+        self.check_jobs(observed)
 
     def expect(self, fine: bool, what: str) -> None:
         if not fine:
@@ -101,28 +101,35 @@ class Checker:
 
     # Runs.
 
-    def check_runs(self, told: Told) -> None:
+    def check_runs(self, observed: Observed) -> None:
         stored = set(self.rows.instances)
-        self.expect(set(told.started) <= stored, f"lost: {set(told.started) - stored}")
-        self.expect(stored <= set(told.expected), f"from nowhere: {stored - set(told.expected)}")
+        self.expect(set(observed.started) <= stored, f"lost: {set(observed.started) - stored}")
+        self.expect(stored <= set(observed.expected), f"from nowhere: {stored - set(observed.expected)}")
         for run, row in self.rows.instances.items():
             self.expect(row.status is WorkflowStatus.COMPLETED, f"{run} is {row.status}, held by {row.locked_by}")
-            self.expect(told.ended.get(run) in (None, row), f"{run} changed after its end: {told.ended.get(run)} {row}")
-        for run, account in told.results.items():
-            expected = told.expected[run]
+            self.expect(
+                observed.ended.get(run) in (None, row), f"{run} changed after its end: {observed.ended.get(run)} {row}"
+            )
+        for run, account in observed.results.items():
+            expected = observed.expected[run]
             self.expect(expected in (None, account.value), f"{run} gave {account.value}, not {expected}")
             output = json.loads(self.rows.instances[run].output_data or b"null")
             self.expect(output["value"] == account.value, f"{run} is stored with {output}")
-        self.expect(set(told.started) <= set(told.results), f"no result: {set(told.started) - set(told.results)}")
+        self.expect(
+            set(observed.started) <= set(observed.results),
+            f"no result: {set(observed.started) - set(observed.results)}",
+        )
 
-    def check_histories(self, told: Told) -> None:
+    def check_histories(self, observed: Observed) -> None:
         for run, events in self.rows.history.items():
             ids, steps = [event.id for event in events], [event.activity_id for event in events]
             self.expect(all(a < b for a, b in pairwise(ids)), f"{run} has ids {ids}")
             self.expect(len(set(steps)) == len(steps), f"{run} has a step twice: {steps}")
-            if run in told.results:
-                returned = {mark.step: mark.token for mark in told.results[run].marks}
-                self.expect(len(returned) == len(told.results[run].marks), f"{run} was given a step twice: {returned}")
+            if run in observed.results:
+                returned = {mark.step: mark.token for mark in observed.results[run].marks}
+                self.expect(
+                    len(returned) == len(observed.results[run].marks), f"{run} was given a step twice: {returned}"
+                )
                 self.expect(returned == self.rows.marks(run), f"{run}: {returned} != {self.rows.marks(run)}")
 
     # Steps.
@@ -204,14 +211,14 @@ class Checker:
                 slept = began[tokens[2]] - times[tokens[1]]
                 self.expect(slept >= w.NAP_SEC - CLOCKS_SEC, f"{run} slept {slept:.3f} s")
 
-    def check_jobs(self, told: Told) -> None:
+    def check_jobs(self, observed: Observed) -> None:
         workers = [run for run, row in self.rows.instances.items() if row.workflow_name == w.job_worker.name]
-        taken = Counter(str(job) for run in workers if run in told.results for job in told.results[run].value)
-        self.expect(not told.jobs - taken, f"jobs that nobody took: {told.jobs - taken}")
-        self.expect(not taken - told.jobs - told.unsure_jobs, f"taken too often: {taken - told.jobs}")
+        taken = Counter(str(job) for run in workers if run in observed.results for job in observed.results[run].value)
+        self.expect(not observed.jobs - taken, f"jobs that no run took: {observed.jobs - taken}")
+        self.expect(not taken - observed.jobs - observed.unsure_jobs, f"taken too often: {taken - observed.jobs}")
 
     def check_resumed(self, kills: dict[int, float], lateness: Lateness) -> None:
-        """What a killed worker was doing goes on soon; every worker that took it over in between and was killed, too,
+        """What a killed worker was doing continues soon; every worker that took it over in between and was killed, too,
         may have kept it for as long. Where the rig had to wait for a core, so had server and worker, in turn."""
         ended = {line.token for line in self.lines if line.what in ("end", "fail")}
         for index, line in enumerate(self.lines):
@@ -223,7 +230,7 @@ class Checker:
                 continue
             took, turns = again.at - kills[line.pid], again.fence - line.fence
             limit = turns * (LEASE_SEC + 1) + SLACK_SEC + 2 * lateness.between(kills[line.pid], again.at)
-            self.expect(took <= limit, f"{line} went on {took:.2f} s after the kill, {turns} turns later")
+            self.expect(took <= limit, f"{line} continued {took:.2f} s after the kill, {turns} turns later")
             self.resumed_sec += [took] if turns == 1 else []
 
     def check_undisturbed(self, kills: dict[int, float]) -> None:
@@ -234,7 +241,7 @@ class Checker:
         self.expect(len(lost) <= max(2, len(begun) // 100), f"given up without a kill: {lost}")
 
     def figures(self) -> dict[str, float]:
-        """What there was to check; times are those of steps that began again with nobody else killed meanwhile."""
+        """What there was to check; times are those of steps that began again with no other worker killed meanwhile."""
         begun = sum(line.what == "begin" for line in self.lines)
         found = {"runs": len(self.rows.instances), "executions": begun, "entries": len(self.rows.entries)}
         if not self.resumed_sec:

@@ -15,9 +15,9 @@ SWING_SEC = 0.7  # how often the clock is set, at that
 
 
 class Wrong:
-    """A wall clock that is off, and that somebody sets to and fro: every other while it goes right.
+    """A wall clock that is off, and is set back and forth: half of the time it is right.
 
-    The monotonic clock stays, since nobody can set that one. So does SQLite's own, which is the database's clock.
+    The monotonic clock stays, since it cannot be set. So does SQLite's own, which is the database's clock.
     """
 
     def __init__(self, off_sec: float) -> None:
@@ -34,7 +34,7 @@ class Wrong:
         return self._ns() + int(self.off() * 1e9)
 
     def datetime(self) -> type[datetime]:
-        """A class that tells the wrong time, and whose instances are true datetimes."""
+        """Return a class that reads the wrong time, and whose instances are true datetimes."""
         clock = self
 
         class Kind(type):
@@ -66,7 +66,7 @@ def shift(off_sec: float) -> None:
     vars(time).update(time=clock.time, time_ns=clock.time_ns)
 
 
-def deafen(storage: SQLStorage | None = None) -> None:
+def block_notifications(storage: SQLStorage | None = None) -> None:
     """Let no notification come, to one storage or to any in this process."""
 
     async def silence(*_: object) -> AsyncIterator[WakeUp]:

@@ -1,6 +1,6 @@
 """Workers that die at a commit, and the runs they die of.
 
-A worker counts the commits of its own storage and kills itself at the one it was told: before it is sent, or right
+A worker counts the commits of its own storage and kills itself at a given commit: before it is sent, or right
 after it was answered. Another worker then finds whatever was left.
 """
 
@@ -214,8 +214,8 @@ CAST: Sequence[Workflow[..., str]] = [
 
 
 @dataclass(frozen=True, slots=True)
-class Fate:
-    """What a worker is to be: which runs it serves, and at which of its commits it dies, if at any."""
+class WorkerPlan:
+    """Which runs a worker serves, and at which of its commits it dies, if at any."""
 
     url: str
     folder: str
@@ -225,7 +225,7 @@ class Fate:
     resident: int = 0
 
 
-class Ward(fork_server.ForkServer):
+class SharedForkServer(fork_server.ForkServer):
     """A fork server that many callers use at once."""
 
     def __init__(self, cast: str = __name__) -> None:
@@ -238,9 +238,9 @@ class Ward(fork_server.ForkServer):
         self._process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, cwd=fork_server.ROOT)
         return self
 
-    async def raise_worker(self, fate: Fate) -> int:
-        """Start a worker; gives its process id."""
-        return int(await self._order("fork", asdict(fate)))
+    async def start_worker(self, worker_plan: WorkerPlan) -> int:
+        """Start a worker and return its process id."""
+        return int(await self._order("fork", asdict(worker_plan)))
 
     async def has_died(self, pid: int) -> bool:
         """Whether a worker has killed itself; fails if it ended in another way."""
@@ -256,12 +256,12 @@ class Ward(fork_server.ForkServer):
 
 
 class Orders(fork_server.Orders):
-    """What the ward does when told."""
+    """The commands of the shared fork server."""
 
     def fork(self, spec: dict[str, Any]) -> int:
         pid = os.fork()
         if not pid:
-            _live(Fate(**spec))
+            _live(WorkerPlan(**spec))
         self.pids.add(pid)
         return pid
 
@@ -281,16 +281,16 @@ class Orders(fork_server.Orders):
         return died
 
 
-def _live(fate: Fate) -> None:
-    """The life of a forked process; it never returns."""
+def _live(worker_plan: WorkerPlan) -> None:
+    """Execute a worker in a forked process; never return."""
     try:
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-        folder = Path(fate.folder)
+        folder = Path(worker_plan.folder)
         fork_server._redirect(folder / "workers.log")
         GATES.folder = folder
         EFFECTS.open(folder / "effects")
-        asyncio.run(_serve(fate))
+        asyncio.run(_serve(worker_plan))
     except BaseException:
         traceback.print_exc()
     finally:
@@ -298,16 +298,21 @@ def _live(fate: Fate) -> None:
         os._exit(1)
 
 
-async def _serve(fate: Fate) -> None:
-    if fate.dies_at:
-        databases.__dict__["open_storage"] = Doom(fate.dies_at, fate.after).open
-    served = importlib.import_module(fate.cast).CAST
+async def _serve(worker_plan: WorkerPlan) -> None:
+    if worker_plan.dies_at:
+        databases.__dict__["open_storage"] = CommitCrash(worker_plan.dies_at, worker_plan.after).open
+    served = importlib.import_module(worker_plan.cast).CAST
     lease = timedelta(seconds=fork_server.LEASE_SEC)
-    await App(fate.url, workflows=served, lease=lease, max_cached_runs=fate.resident, hooks=[EFFECTS.hook]).serve()
+    await App(
+        worker_plan.url, workflows=served, lease=lease, max_cached_runs=worker_plan.resident, hooks=[EFFECTS.hook]
+    ).serve()
 
 
-class Doom:
-    """Counts the commits of the first storage that is opened; the heartbeat's own comes later, and is not counted."""
+class CommitCrash:
+    """Kills the process at a commit of the first storage that is opened.
+
+    The heartbeat opens its own storage later, whose commits are not counted.
+    """
 
     def __init__(self, dies_at: int, after: bool) -> None:
         self._left, self._after = dies_at, after
@@ -355,15 +360,15 @@ class Doom:
 def main(cast: str) -> None:
     """Follow orders until there are no more."""
     importlib.import_module(cast)
-    ward = Orders()
+    orders = Orders()
     for line in sys.stdin:
         name, about = json.loads(line)
         try:
-            answer = {"done": getattr(ward, name)(about)}
+            answer = {"done": getattr(orders, name)(about)}
         except Exception as error:
             answer = {"error": repr(error)}
         print(json.dumps(answer), flush=True)
-    for pid in ward.pids:
+    for pid in orders.pids:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
 

@@ -63,7 +63,7 @@ EFFECTS = Writer()
 
 
 def new_token() -> str:
-    """Tells this execution of an activity from every other one."""
+    """Identifies this execution of an activity."""
     return f"{os.getpid()}-{next(TOKENS)}"
 
 

@@ -7,7 +7,7 @@ nothing here can be wrong in the way the engine's own comparison would be.
 import random
 from typing import Any
 
-# In a group are kinds that somebody might take for each other; in a kind are values that are the same.
+# A group has kinds that an implementation might confuse; in a kind are values that are the same.
 GROUPS: tuple[tuple[tuple[Any, ...], ...], ...] = (
     ((1, 1.0), (True,), ("1",), ("true",)),
     ((0, 0.0, -0.0), (False,), (None,), ("0",), ("",), ("false",), ("null",)),
@@ -46,11 +46,11 @@ class Streams:
         return {path: self._chance.randrange(len(KINDS)) for path in paths}
 
     def values(self, where: Where) -> dict[str, Any]:
-        """The same as the engine is told it."""
+        """The same, in the form of the engine."""
         return {path: self._chance.choice(KINDS[kind]) for path, kind in where.items()}
 
     def fitting(self, wheres: list[Where]) -> tuple[list[Any], list[int]]:
-        """The events for waits that come one after the other, and the number of the one that each has to take."""
+        """The events for waits that come one after the other, and the number of the event that each has to take."""
         sent: list[Where] = []
         for where in wheres:
             sent += [self._near(self._chance.choice(wheres)) for _ in range(self._chance.randint(0, 2))]

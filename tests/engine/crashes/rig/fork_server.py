@@ -21,7 +21,7 @@ from typing import Any, Self, TextIO
 
 from perdure import App
 from perdure.database.backends import mysql, postgres, sqlite
-from tests.engine.crashes.rig.clocks import deafen, shift
+from tests.engine.crashes.rig.clocks import block_notifications, shift
 from tests.engine.crashes.rig.effect_log import EFFECTS
 from tests.engine.crashes.rig.workflows import GATES, MIX, PROBE
 
@@ -41,7 +41,7 @@ class WorkerSpec:
     probe: int | None = None
     lease_sec: float = LEASE_SEC
     clock_off_sec: float = 0.0  # of a pool of workers: at most, to either side
-    deaf: bool = False
+    without_notifications: bool = False
 
 
 class ForkServer:
@@ -62,11 +62,11 @@ class ForkServer:
         await asyncio.wait_for(self._process.wait(), 20)
 
     async def fork(self, spec: WorkerSpec) -> int:
-        """Start a worker; gives its process id."""
+        """Start a worker and return its process id."""
         return int(await self._order("fork", asdict(spec)))
 
     async def kill(self, pid: int) -> float:
-        """Kill a worker; gives the time just before, on the monotonic clock."""
+        """Kill a worker; return the time just before, on the monotonic clock."""
         return float(await self._order("kill", pid))
 
     async def stop(self, pid: int) -> float:
@@ -132,8 +132,8 @@ def _be_worker(spec: WorkerSpec) -> None:
         EFFECTS.open(folder / "effects")
         if spec.clock_off_sec:
             shift(spec.clock_off_sec)
-        if spec.deaf:
-            deafen()
+        if spec.without_notifications:
+            block_notifications()
         asyncio.run(_serve(spec))
         code = 0
     except BaseException:
@@ -170,7 +170,7 @@ async def _serve(spec: WorkerSpec) -> None:
 
 
 async def _tell_when_open(app: App) -> None:
-    while not hasattr(app, "_worker") or not app._worker._tasks:  # noqa: ASYNC110 - serve() tells nobody
+    while not hasattr(app, "_worker") or not app._worker._tasks:  # noqa: ASYNC110 - serve() has no event for it
         await asyncio.sleep(0.002)
     EFFECTS.write("ready")
 

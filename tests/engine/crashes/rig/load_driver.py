@@ -27,14 +27,14 @@ ASK_SEC = 0.05
 NEWS_COUNT = 30
 LISTENERS = 2
 JOB_WORKERS = 3
-LANES = 32
+CONCURRENCY = 32
 LIMIT = timedelta(hours=1)  # never reached, except by a clock that is wrong
 TROUBLE = (CommitUnknownError, DatabaseUnavailableError, TransactionConflictError)
 
 
 @dataclass(slots=True)
-class Told:
-    """What the driver was told; all that the checker believes."""
+class Observed:
+    """What the driver observed, which is all that the checker relies on."""
 
     expected: dict[str, list[str | int] | None] = field(default_factory=dict)  # of every run whose start was tried
     started: list[str] = field(default_factory=list)
@@ -48,29 +48,29 @@ class Told:
 class LoadDriver:
     """Load on one database."""
 
-    def __init__(self, client: Client, chance: random.Random, lanes: int = LANES) -> None:
-        self.client, self.chance, self.lanes = client, chance, lanes
-        self.told = Told()
+    def __init__(self, client: Client, chance: random.Random, concurrency: int = CONCURRENCY) -> None:
+        self.client, self.chance, self.concurrency = client, chance, concurrency
+        self.observed = Observed()
         self.stopping = asyncio.Event()
         self._numbers = count(1)
         self._cases = (self._sequence, self._fan, self._slow, self._retrying, self._napping, self._approval,
                        self._mixed, self._publisher, self._bookkeeper)  # fmt: skip
 
     async def run(self) -> None:
-        """Keep many runs under way until told to stop, then see all of them to their end."""
+        """Keep many runs under way until it is to stop, then see all of them to their end."""
         jobs = [await self._start(w.job_worker, None) for _ in range(JOB_WORKERS)]
         listeners = [await self._start(w.listener, list(range(NEWS_COUNT)), NEWS_COUNT) for _ in range(LISTENERS)]
         async with asyncio.TaskGroup() as group:
             group.create_task(self._news(listeners))
-            for lane in range(self.lanes):
-                group.create_task(self._lane(lane))
+            for number in range(self.concurrency):
+                group.create_task(self._start_runs(number))
         await self._pills()
         for handle in (*jobs, *listeners):
             await self._finish(handle)
 
-    async def _lane(self, lane: int) -> None:
+    async def _start_runs(self, number: int) -> None:
         chance = random.Random(self.chance.random())
-        turn = lane  # each kind comes up, whatever the number of rounds
+        turn = number  # each kind comes up, whatever the number of rounds
         while not self.stopping.is_set():
             await self._cases[turn % len(self._cases)](chance)
             turn += 1
@@ -85,25 +85,25 @@ class LoadDriver:
                 try:
                     return await call()
                 except TROUBLE:
-                    self.told.retried += 1
+                    self.observed.retried += 1
                     await asyncio.sleep(ASK_SEC)
 
     async def _start(
         self, workflow: Workflow[..., Account], expected: list[str | int] | None, *args: object, key: str = ""
     ) -> RunHandle[Account]:
         id = key or self._key()
-        self.told.expected[id] = expected
+        self.observed.expected[id] = expected
         handle = await self.persist(lambda: workflow.options(id=id, timeout=LIMIT).start(*args))
-        self.told.started.append(id)
+        self.observed.started.append(id)
         return handle
 
     async def _finish(self, handle: RunHandle[Account]) -> None:
         try:
-            self.told.results[handle.id] = await self.persist(lambda: handle.result(RESULT_SEC))
+            self.observed.results[handle.id] = await self.persist(lambda: handle.result(RESULT_SEC))
         except TimeoutError:
             row = await self.persist(lambda: row_of(handle))
             raise AssertionError(f"stuck: {handle.id} did not end within {RESULT_SEC} s: {row}") from None
-        self.told.ended[handle.id] = await self.persist(lambda: row_of(handle))
+        self.observed.ended[handle.id] = await self.persist(lambda: row_of(handle))
 
     async def _job(self, job: str) -> None:
         """Publishing twice would be two messages: an unknown outcome stays one."""
@@ -111,12 +111,12 @@ class LoadDriver:
             try:
                 await self.client.publish(w.JOBS, job)
             except CommitUnknownError:
-                self.told.unsure_jobs[job] += 1
+                self.observed.unsure_jobs[job] += 1
             except TROUBLE:
                 await asyncio.sleep(ASK_SEC)
                 continue
             else:
-                self.told.jobs[job] += 1
+                self.observed.jobs[job] += 1
             return
 
     def _key(self) -> str:
@@ -146,7 +146,7 @@ class LoadDriver:
         key = self._key()
         handle = await self._start(w.publisher, [1, 2], key, key=key)
         await self._finish(handle)
-        self.told.jobs.update([f"by activity {key}", f"by body {key}"])
+        self.observed.jobs.update([f"by activity {key}", f"by body {key}"])
 
     async def _bookkeeper(self, chance: random.Random) -> None:
         count = chance.randint(1, 4)
@@ -166,7 +166,7 @@ class LoadDriver:
         await self._finish(handle)
 
     async def _decide(self, handle: RunHandle[Account], key: str, verdict: str, chance: random.Random) -> None:
-        """To the run alone, which keeps; or, once the run waits, together with one that is not meant for it."""
+        """To the run alone, which keeps; or, once the run waits, together with an event that is not meant for it."""
         to = key if chance.random() < 0.5 else None
         if to is None or chance.random() < 0.5:
             await self._waiting(handle)
@@ -189,7 +189,7 @@ class LoadDriver:
     # Messages to many.
 
     async def _news(self, listeners: list[RunHandle[Account]]) -> None:
-        """Some all along, the rest at the end, each once those who listen are subscribed."""
+        """Some all along, the rest at the end, each once the listeners are subscribed."""
         for handle in listeners:
             await self._subscribed(handle)
         for number in range(NEWS_COUNT):

@@ -12,7 +12,7 @@ import time
 from perdure.storage.stores import SQLStorage
 from tests.support.storages import Database
 
-SETTLE_SEC = 0.2  # longer than any statement takes whose answer nobody reads
+SETTLE_SEC = 0.2  # longer than any statement takes whose answer is not read
 OPEN = {
     "postgresql": "SELECT count(*) FROM pg_stat_activity"
     " WHERE datname = current_database() AND xact_start IS NOT NULL AND pid <> pg_backend_pid()",
@@ -22,7 +22,7 @@ OPEN = {
 
 
 async def are_held(database: Database, storage: SQLStorage) -> bool:
-    """Whether there are locks that do not go away by themselves."""
+    """Return whether there are locks that are not released in time."""
     deadline = time.monotonic() + SETTLE_SEC
     while await _any(database, storage):
         if time.monotonic() > deadline:
@@ -39,7 +39,7 @@ async def _any(database: Database, storage: SQLStorage) -> bool:
 
 
 def _is_locked(path: str) -> bool:
-    """Whoever writes to a SQLite file holds a file lock beside it for as long."""
+    """A process that writes to a SQLite file holds a file lock beside it meanwhile."""
     file = os.open(path, os.O_RDWR)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -277,7 +277,7 @@ class Planner:
         self.events: dict[int, list[Any]] = {}  # what is sent to the run from outside, by label, each list in order
 
     def plan(self) -> Plan:
-        """For a run; some go on in another generation, once or twice."""
+        """For a run; some continue in another generation, once or twice."""
         plan = self._nodes(self._chance.randint(3, 6), 2, alone=True)
         if self._chance.random() < 0.4:
             plan.append({"do": "recur", "label": 0, "body": self.plan()})

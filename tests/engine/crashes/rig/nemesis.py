@@ -51,7 +51,7 @@ class ServerNemesis:
             await self._end_sessions(stranger)
 
     async def use_up(self) -> None:
-        """Take every connection that there is, those of the workers too, and keep them for a while."""
+        """Take every connection that there is, those of the workers too, and keep them for some time."""
         async with AsyncExitStack() as stack:
             first = await stack.enter_async_context(self.stranger())
             await self._fill(stack)
@@ -73,14 +73,14 @@ class ServerNemesis:
                 raise
 
     async def read_only(self) -> None:
-        """Let the server take no writes for a while."""
+        """Let the server refuse writes for some time."""
         async with self.stranger() as stranger:
             await self._set_read_only(stranger, True)
             await asyncio.sleep(self._chance.uniform(0.2, AWAY_SEC))
             await self._set_read_only(stranger, False)
 
     def stranger(self) -> Any:
-        """A connection of somebody else."""
+        """Open a connection that belongs to no worker."""
         raise NotImplementedError
 
     async def _end_sessions(self, stranger: Any) -> None:
@@ -146,7 +146,7 @@ class FileNemesis:
         self._path, self._chance = path, chance
 
     async def lock(self) -> None:
-        """A stranger keeps everybody from writing."""
+        """Another program keeps all workers from writing."""
         await asyncio.to_thread(self._hold, self._chance.uniform(0.2, AWAY_SEC))
 
     def _hold(self, seconds: float) -> None:

@@ -12,7 +12,7 @@ from perdure.model.records import HistoryEvent
 from perdure.storage.stores import SQLStorage
 from tests.engine.crashes.rig import model as m
 from tests.engine.crashes.rig.checker import Checker, Rows
-from tests.engine.crashes.rig.crash_points import Fate, Ward, all_rows, is_undo, of_generation
+from tests.engine.crashes.rig.crash_points import SharedForkServer, WorkerPlan, all_rows, is_undo, of_generation
 from tests.engine.crashes.rig.effect_log import Effects
 from tests.engine.crashes.rig.model import Model, Plan, Planner
 from tests.support.storages import Database
@@ -107,15 +107,17 @@ def _retries(events: list[HistoryEvent]) -> int:
     return sum(event.event_type == "ActivityAttemptFailed" and m.flaky.name in event.activity_id for event in events)
 
 
-async def storm(ward: Ward, fate: Fate, chance: random.Random, until: asyncio.Event, most: int) -> int:
-    """Kill a worker now and then, and put another in its place, until told."""
-    pids = [await ward.raise_worker(fate) for _ in range(WORKERS)]
+async def storm(
+    fork_server: SharedForkServer, worker_plan: WorkerPlan, chance: random.Random, until: asyncio.Event, most: int
+) -> int:
+    """Kill a worker at random times, and start another in its place, until `until` is set."""
+    pids = [await fork_server.start_worker(worker_plan) for _ in range(WORKERS)]
     kills = 0
     while not until.is_set():
         await asyncio.sleep(chance.uniform(0.1, 0.6))
         if kills < most:  # enough is enough: in the end there is peace
-            await ward.kill(pids.pop(chance.randrange(WORKERS)))
-            pids.append(await ward.raise_worker(fate))
+            await fork_server.kill(pids.pop(chance.randrange(WORKERS)))
+            pids.append(await fork_server.start_worker(worker_plan))
             kills += 1
     return kills
 
@@ -141,10 +143,10 @@ async def perform(database: Database, folder: Path, seed: int, count: int) -> tu
     """That many plans, of this seed and the next ones, while workers die; what is wrong, and figures."""
     runs = [RandomRun(seed + number) for number in range(count)]
     effects, quiet = Effects(folder / "effects"), asyncio.Event()
-    async with Client(database.url) as client, Ward(m.__name__) as ward:
-        fate = Fate(database.url, str(folder), m.__name__)
+    async with Client(database.url) as client, SharedForkServer(m.__name__) as fork_server:
+        worker_plan = WorkerPlan(database.url, str(folder), m.__name__)
         async with asyncio.TaskGroup() as group:
-            kills = group.create_task(storm(ward, fate, random.Random(seed), quiet, 10 + count))
+            kills = group.create_task(storm(fork_server, worker_plan, random.Random(seed), quiet, 10 + count))
             await asyncio.gather(*(run.run(client) for run in runs))
             quiet.set()
     storage = await database.storage()

@@ -134,8 +134,8 @@ async def announce(job: str) -> Mark:
 async def entering(gate: str | None = None) -> Mark:
     """One row, in the transaction that records the result; its connection may break under it.
 
-    With a gate the transaction stays open until that is, and says something now and then: the server would end one that
-    is idle.
+    With a gate the transaction stays open until that is, and executes a statement periodically: the server would end
+    an idle one.
     """
     executed = Executed()
     try:
@@ -314,7 +314,7 @@ async def detained(gates: list[str], kind: str) -> Account:
 
 
 async def probe() -> Account:
-    """Proves that one worker, the only one that serves it, is at work."""
+    """Proves that the only worker that serves it is at work."""
     account = Account()
     for number in range(3):
         account.add(await step(number))

@@ -1,6 +1,6 @@
 """End the queries of connections that were cut off.
 
-The server may notice only when such a query ends by itself. Until then it may wait for locks, and hold others.
+The server may notice only when such a query has ended. Until then it may wait for locks, and hold others.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Run operations on PostgreSQL.
 
 A plan is made once per connection, often while the tables are still empty, and kept as they grow. So the sessions that
-run our statements are pinned to generic plans without sequential scans, and discard them now and then: a join may
+run our statements are pinned to generic plans without sequential scans, and discard them periodically: a join may
 still read a whole table that had one row when the plan was made. A caller's own SQL is not affected: transactions of
 callers begin with the server's settings, and so do pool connections that run a caller's SQL.
 """
@@ -279,7 +279,7 @@ class PostgresBackend(ServerBackend[Any]):
         # After a cancelled statement asyncpg waits for its end before the next, and only then is it known what is open.
         # A statement that was cancelled while being prepared keeps its locks until another statement follows.
         if not connection.is_in_transaction():
-            with suppress(asyncpg.InFailedSQLTransactionError):
+            with suppress(asyncpg.InFailedSQLTransactionError):  # it is open and has failed: it is rolled back below
                 await connection.execute("SELECT 1")
         if connection.is_in_transaction():
             await connection.execute("ROLLBACK")

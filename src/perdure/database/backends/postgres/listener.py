@@ -136,7 +136,7 @@ class Listener:
         return True
 
     async def _polled(self) -> AsyncGenerator[WakeUp]:
-        """Yield a hint now and then: often while the database is written to, once a second while it is not."""
+        """Yield a hint periodically: often while the database is written to, once a second while it is not."""
         seen, pause = None, POLL_MAX_SEC
         while not self._source.closed:
             mark = await self._source.mark()

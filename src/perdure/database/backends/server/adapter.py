@@ -1,6 +1,7 @@
 """Define what the backend of one server adds to the common part: how to use a connection of its native driver."""
 
 import asyncio
+import logging
 import time
 from typing import Any, Generic, TypeVar
 
@@ -8,6 +9,8 @@ from perdure.database.backends.server.retries import Fault
 from perdure.database.dialects.base import Rendering
 from perdure.database.statements import Call
 from perdure.errors import StorageError
+
+log = logging.getLogger("perdure.storage")
 
 C = TypeVar("C")
 
@@ -89,8 +92,14 @@ class Adapter(Generic[C]):
             return
         try:
             await asyncio.wait_for(self.rollback_on(connection), ROLLBACK_SEC)
-        except Exception:
+        except Exception as error:  # the error that led to the rollback is raised to the caller
             self.discard(connection)
+            log.debug(
+                "a rollback failed, so its connection was closed and the server rolls back: %s: %s",
+                type(error).__name__,
+                error,
+                extra={"reason": str(error)},
+            )
 
     def idle_too_long(self, since: float) -> bool:
         """Return whether the server has ended a transaction that was idle since then, or is about to."""

@@ -1,6 +1,7 @@
 """Run operations on a server, each on a connection of the pool, and retry those that failed."""
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,6 +17,8 @@ from perdure.database.backends.server.session import ServerSession
 from perdure.database.operation import Again, Work
 from perdure.database.statements import Call
 from perdure.errors import CommitUnknownError, DatabaseUnavailableError, SchemaError, StorageError
+
+log = logging.getLogger("perdure.storage")
 
 C = TypeVar("C")
 T = TypeVar("T")
@@ -50,6 +53,7 @@ class ServerBackend(Adapter[C], Generic[C]):
                     await self._connections.discard_after(connection, error)
                 if judge_read(fault, late) is Verdict.RAISE:
                     raise self.translate(error) from error
+                _log_retry("a read", error)
             finally:
                 self._pool.release(connection)
 
@@ -77,6 +81,8 @@ class ServerBackend(Adapter[C], Generic[C]):
                     raise self.translate(error) from error
                 if verdict is Verdict.READ_BACK:
                     unresolved = error
+                else:
+                    _log_retry("a write", error)
             finally:
                 self._pool.release(connection)
             if unresolved is not None:  # after the release: the pool may be full of callers that have to read back
@@ -151,6 +157,7 @@ class ServerBackend(Adapter[C], Generic[C]):
                     raise
                 if self.fault(error) not in _BROKEN or attempts.are_over():
                     raise self.translate(error) from error
+                _log_retry("the begin of a transaction", error)
 
     @asynccontextmanager
     async def _borrowed(self) -> AsyncIterator[C]:
@@ -190,3 +197,7 @@ class ServerBackend(Adapter[C], Generic[C]):
             raise
         finally:
             self.discard(connection)
+
+
+def _log_retry(what: str, error: Exception) -> None:
+    log.debug("%s failed and is retried: %s: %s", what, type(error).__name__, error, extra={"reason": str(error)})

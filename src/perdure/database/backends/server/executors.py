@@ -11,7 +11,7 @@ C = TypeVar("C")
 
 
 class PoolExecutor(Rows, Generic[C]):
-    """Run a caller's own SQL outside a transaction; every statement commits by itself."""
+    """Run a caller's own SQL outside a transaction; every statement commits separately."""
 
     native = None
 

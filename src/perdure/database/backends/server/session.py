@@ -76,7 +76,7 @@ class ServerSession(Rows, Generic[C]):
         return rows
 
     def _check_open(self, connection: C) -> None:
-        """Raise if a caller's own SQL has ended the transaction: later writes would be committed by themselves."""
+        """Raise if a caller's own SQL has ended the transaction: each later write would be committed separately."""
         if not self._adapter.within(connection):
             self._failed = TransactionError(ENDED)
             raise self._failed

@@ -1,12 +1,14 @@
-"""Run jobs in transactions: many in one commit, each failing by itself."""
+"""Run jobs in transactions: many in one commit, where the failure of one does not affect the others."""
 
-import contextlib
+import logging
 import sqlite3
 from typing import Any
 
 from perdure.database.backends.sqlite.errors import translate
 from perdure.database.backends.sqlite.jobs import Job, Outcome
 from perdure.errors import CommitUnknownError, StorageError
+
+log = logging.getLogger("perdure.storage")
 
 
 def commit_together(connection: sqlite3.Connection, jobs: list[Job[Any]], savepoints: bool = False) -> list[Outcome]:
@@ -22,7 +24,7 @@ def commit_together(connection: sqlite3.Connection, jobs: list[Job[Any]], savepo
         if connection.in_transaction:
             connection.execute("ROLLBACK")
             return commit_together(connection, jobs, savepoints=True)
-        # the database dropped the whole transaction (disk full, I/O error): run each job by itself
+        # the database dropped the whole transaction (disk full, I/O error): run each job separately
         return [each for job in jobs for each in commit_together(connection, [job])]
     try:
         connection.execute("COMMIT")
@@ -33,7 +35,7 @@ def commit_together(connection: sqlite3.Connection, jobs: list[Job[Any]], savepo
 
 
 def _attempt_all(connection: sqlite3.Connection, jobs: list[Job[Any]], savepoints: bool) -> list[Outcome] | None:
-    """Run the jobs of a group; return None if one has failed and cannot be undone by itself.
+    """Run the jobs of a group; return None if one has failed and cannot be undone separately.
 
     Most jobs that fail have written nothing. Savepoints cost as much as the jobs, so they are used only after one that
     has written.
@@ -77,7 +79,7 @@ def _commit(connection: sqlite3.Connection, outcome: Outcome) -> Outcome:
 
 
 def commit_or_end(connection: sqlite3.Connection) -> None:
-    """Commit a caller's transaction; end it even if that fails, because the caller would go on holding the file."""
+    """Commit a caller's transaction; end it even if that fails, because the caller would keep holding the file."""
     try:
         connection.execute("COMMIT")
     except sqlite3.Error as error:
@@ -97,7 +99,14 @@ def _undo(connection: sqlite3.Connection, error: sqlite3.Error) -> StorageError:
 
 
 def roll_back(connection: sqlite3.Connection) -> None:
-    """Roll back and ignore errors: one raised here would end the thread."""
+    """Roll back, and only log an error: one raised here would end the thread."""
     if connection.in_transaction:
-        with contextlib.suppress(sqlite3.Error):
+        try:
             connection.execute("ROLLBACK")
+        except sqlite3.Error as error:
+            log.warning(
+                "a rollback failed, so the SQLite transaction may still be open: %s: %s",
+                type(error).__name__,
+                error,
+                extra={"reason": str(error)},
+            )

@@ -22,7 +22,7 @@ class Operations:
         self.driver = driver
 
     def run(self, connection: sqlite3.Connection, work: Work[T]) -> T:
-        """Run an operation in the open transaction; without one, each of its statements by itself."""
+        """Run an operation in the open transaction; without one, each of its statements separately."""
         operation: Operation[T] = work.start()
         run_part, parts_of = self.run_part, self.driver.parts
         try:

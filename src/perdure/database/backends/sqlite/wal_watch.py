@@ -61,7 +61,7 @@ def _changes(path: str) -> Iterator[asyncio.Event]:
         return
 
     def read() -> None:
-        with suppress(BlockingIOError):
+        with suppress(BlockingIOError):  # an earlier call has read everything
             os.read(descriptor, 65536)
         changed.set()
 
