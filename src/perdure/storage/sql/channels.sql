@@ -78,8 +78,8 @@ SELECT id FROM channel_messages WHERE message_id = :message_id
 SELECT m.id, m.channel, m.message_id, m.data_type, m.data, m.data_binary, m.metadata, m.published_at
   FROM channel_messages m {index(idx_channel_messages_order)}
  WHERE m.channel = :channel AND m.id > :after_id
-   AND NOT EXISTS (SELECT 1 FROM perdure_taken_messages x
-                    WHERE x.instance_id = :instance_id AND x.channel = :channel AND x.message_id = m.id)
+   AND (SELECT x.message_id FROM perdure_taken_messages x
+         WHERE x.instance_id = :instance_id AND x.channel = :channel AND x.message_id = m.id) IS NULL
  ORDER BY m.id LIMIT :limit
 
 -- page -> id, channel, message_id, data_type, data, data_binary, metadata, published_at

@@ -79,9 +79,9 @@ found AS (
               AND k.message_id > GREATEST(f.after_id, COALESCE(
                     (SELECT MAX(y.message_id) FROM perdure_taken_messages y
                       WHERE y.instance_id = f.instance_id AND y.channel = :channel AND y.match_key = f.match_key), 0))
-              AND NOT EXISTS (SELECT 1 FROM perdure_taken_messages x
-                               WHERE x.instance_id = f.instance_id AND x.channel = :channel
-                                 AND x.message_id = k.message_id)
+              AND (SELECT x.message_id FROM perdure_taken_messages x
+                    WHERE x.instance_id = f.instance_id AND x.channel = :channel
+                      AND x.message_id = k.message_id) IS NULL
             ORDER BY k.match_key, k.message_id LIMIT 1) END AS message_id
     FROM wanted f WHERE f.mode = 'broadcast'
   UNION ALL

@@ -60,11 +60,11 @@ COALESCE(s.timeout_at, (SELECT w.timeout_at FROM perdure_waits w {index(idx_perd
 
 -- next
 -- The next message of a broadcast subscriber `s`, whatever its data. Here and below, ORDER BY names the channel, too:
--- otherwise MySQL would sort the whole channel.
+-- otherwise MySQL would sort the whole channel. With NOT EXISTS, MariaDB would read all of `perdure_taken_messages`.
 (SELECT m.id FROM channel_messages m {index(idx_channel_messages_order)}
           WHERE m.channel = s.channel AND m.id > {cursor}
-            AND NOT EXISTS (SELECT 1 FROM perdure_taken_messages x
-                             WHERE x.instance_id = s.instance_id AND x.channel = s.channel AND x.message_id = m.id)
+            AND (SELECT x.message_id FROM perdure_taken_messages x
+                  WHERE x.instance_id = s.instance_id AND x.channel = s.channel AND x.message_id = m.id) IS NULL
           ORDER BY m.channel, m.id LIMIT 1)
 
 -- next_after
@@ -72,8 +72,8 @@ COALESCE(s.timeout_at, (SELECT w.timeout_at FROM perdure_waits w {index(idx_perd
 -- otherwise read the channel from its first message on.
 (SELECT m.id FROM channel_messages m {index(idx_channel_messages_order)}
           WHERE m.channel = :channel AND m.id > @cursor
-            AND NOT EXISTS (SELECT 1 FROM perdure_taken_messages x
-                             WHERE x.instance_id = :instance_id AND x.channel = :channel AND x.message_id = m.id)
+            AND (SELECT x.message_id FROM perdure_taken_messages x
+                  WHERE x.instance_id = :instance_id AND x.channel = :channel AND x.message_id = m.id) IS NULL
           ORDER BY m.channel, m.id LIMIT 1)
 
 -- next_match
@@ -86,9 +86,9 @@ COALESCE(s.timeout_at, (SELECT w.timeout_at FROM perdure_waits w {index(idx_perd
                     WHERE c.channel = s.channel AND c.instance_id = s.instance_id), 0), COALESCE(
                   (SELECT MAX(y.message_id) FROM perdure_taken_messages y
                     WHERE y.instance_id = s.instance_id AND y.channel = s.channel AND y.match_key = of.match_key), 0))}
-            AND NOT EXISTS (SELECT 1 FROM perdure_taken_messages x
-                             WHERE x.instance_id = s.instance_id AND x.channel = s.channel
-                               AND x.message_id = k.message_id)
+            AND (SELECT x.message_id FROM perdure_taken_messages x
+                  WHERE x.instance_id = s.instance_id AND x.channel = s.channel
+                    AND x.message_id = k.message_id) IS NULL
           ORDER BY k.match_key, k.message_id LIMIT 1)
 
 -- newest
