@@ -14,6 +14,7 @@ from perdure import App, Client, activity, wait_event, workflow
 from perdure.database.backends.postgres import PostgresBackend
 from perdure.database.backends.sqlite import SQLiteBackend
 from perdure.model.records import WorkflowInstance
+from perdure.storage.stores import SQLStorage
 from tests.conftest import BackendDatabase
 from tests.engine.waiting import waiting
 from tests.support.storages import Database
@@ -45,6 +46,7 @@ class Statements:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self._counts: Counter[str] = Counter()
+        self._asking: SQLStorage | None = None
         connect, dial = SQLiteBackend._connect, PostgresBackend._dial
 
         def traced(backend: SQLiteBackend) -> Any:
@@ -64,7 +66,7 @@ class Statements:
         """So far; asking MySQL is a statement as well, which is taken off."""
         if database.backend != "mysql":
             return self._counts[database.backend]
-        storage = database._storages[0]
+        storage = self._asking = self._asking or await database.storage()
         self._counts["mysql"] += 1
         return int((await storage.db().fetch("SHOW GLOBAL STATUS LIKE 'Questions'"))[0][1]) - self._counts["mysql"]
 
