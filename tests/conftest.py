@@ -9,6 +9,7 @@ can be neither started nor reached is an error.
 """
 
 import os
+import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -33,7 +34,15 @@ from tests.support.storages import (
     sqlite_database,
 )
 
+MEMORY = Path("/dev/shm")
+
 BackendDatabase = Callable[[str], AbstractAsyncContextManager[Database]]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep temporary files in memory if there is space, as the servers do: SQLite waits for every commit on a disk."""
+    if "TMPDIR" not in os.environ and MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 4 << 30:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 
 @pytest.fixture(scope="session")

@@ -251,7 +251,7 @@ async def _(url):
             except:
                 continue
 
-    async with App(url, drain_timeout=0) as app:
+    async with App(url) as app:
         run = await ship.start()
         await waiting(app, run.id)
 

@@ -123,7 +123,7 @@ async def test_cached_run_catches_up_after_another_worker_resumed_it(shared: Dat
     """Parked here, driven on by a second app to its next wait, and taken up here again with the rows in between."""
     async with App(shared.url) as here:
         await several.options(id="a").start()
-        await waiting(here, "a")
+        await until(lambda: "a" in here._worker.executor.cache.runs)
         parked = here._worker.executor.cache.runs["a"]
         here._worker.slots.most = 0  # takes nothing for now
         async with App(shared.url) as there:

@@ -228,8 +228,7 @@ async def test_run_has_more_than_a_thousand_waits_at_once(shared: Database, kind
         if kind == "sleeps":
             await move_clock(app, timedelta(hours=2))
         elif kind != "children":
-            for n in range(count):
-                await app.send_event("waits.go", {"n": n})
+            await asyncio.gather(*(app.send_event("waits.go", {"n": n}) for n in range(count)))
         assert await handle.result(timedelta(seconds=110)) == sum(range(count))
 
 
