@@ -258,6 +258,8 @@ class Attempts:
     # Hook events, which are reported once they are stored.
 
     def _completion(self, step: str, attempt: int, seconds: float) -> Callable[[], None]:
+        if not self._host.observes(StepCompleted):
+            return _ignore
         name, duration = ids.name_of(step), timedelta(seconds=seconds)
         return lambda: self._host.happened(StepCompleted(*self._about(), step, name, attempt, duration))
 
@@ -278,6 +280,10 @@ class Attempts:
                 error_message=failure["error_message"],
             )
         )
+
+
+def _ignore() -> None:
+    """Report nothing."""
 
 
 def _raising(error: BaseException) -> Callable[[], Awaitable[None]]:

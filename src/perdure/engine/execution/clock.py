@@ -2,8 +2,9 @@
 
 import time
 
+_BOOT: int | None = getattr(time, "CLOCK_BOOTTIME", None)
+
 
 def steady() -> float:
     """Return seconds since an arbitrary start, suspended time included: a suspended machine loses its leases."""
-    boot = getattr(time, "CLOCK_BOOTTIME", None)
-    return time.monotonic() if boot is None else time.clock_gettime(boot)
+    return time.monotonic() if _BOOT is None else time.clock_gettime(_BOOT)

@@ -42,7 +42,8 @@ async def finish(run: "Run") -> End:
     await children.end_all(run, run.replayer.children, f"its parent {run.id} has ended")
     if error is None:
         await _complete(run, output)  # pyright: ignore[reportPossiblyUnboundVariable]
-        run.host.happened(RunCompleted(*run.about(), run.age()))
+        if run.host.observes(RunCompleted):
+            run.host.happened(RunCompleted(*run.about(), run.age()))
         return End.COMPLETED
     if await _leaves_traces(run):
         await fail(run, error, WorkflowStatus.COMPENSATING)

@@ -121,6 +121,9 @@ class Host(Protocol):
     def execute(self, attempt: Attempt) -> Coroutine[Any, Any, Done]:
         """Execute an attempt and return its result or error; only a cancellation is raised."""
 
+    def observes(self, kind: type[HookEvent]) -> bool:
+        """Return whether events of this kind go to a hook or to the log; frequent ones are not made for nothing."""
+
     def happened(self, event: HookEvent) -> None:
         """Log an event, which must be durable, and call the hooks."""
 

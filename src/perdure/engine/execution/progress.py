@@ -53,7 +53,8 @@ class StepsInProgress:
         self.pauses: dict[str, Progress[ActivityStep]] = {}
         self.waits: dict[str, Progress[WaitStep]] = {}
         self.timers: dict[str, Progress[TimerStep]] = {}
-        self._all: tuple[dict[str, Any], ...] = (self.ready, self.running, self.pauses, self.waits, self.timers)
+        # A step is in one of these.
+        self._all: tuple[dict[str, Any], ...] = (self.running, self.ready, self.pauses, self.waits, self.timers)
 
     def apply(self, command: Command) -> None:
         """Do what the body wants; only what is `ready` is left to do."""
@@ -77,8 +78,9 @@ class StepsInProgress:
 
     def _forget(self, step_id: str) -> None:
         for steps in self._all:
-            if (found := steps.pop(step_id, None)) is not None:
-                found.close()
+            if step_id in steps:
+                steps.pop(step_id).close()
+                return
 
     def take_ready(self) -> Iterator[Progress[ActivityStep | EffectStep]]:
         """Yield the steps to start now, which are running from then on."""

@@ -5,7 +5,7 @@ read from there after everything before it is durable, so that the order of the 
 them.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -82,9 +82,9 @@ class Recorder:
         """Return the id of the newest row that the run knows."""
         return self._journal.last_id
 
-    async def durable(self) -> None:
+    def durable(self) -> Awaitable[None]:
         """Wait until everything recorded so far is stored; raise the error if a write was refused."""
-        await self._journal.durable()
+        return self._journal.durable()
 
     def age(self) -> timedelta:
         """Return the time since the start of the run."""

@@ -101,7 +101,8 @@ class Run:
             await self.recorder.catch_up()
             self.recorder.align_clock()
             kind = RunResumed if begun or self.recorder.last_id else RunStarted
-            self.host.happened(kind(*self.about()))
+            if self.host.observes(kind):
+                self.host.happened(kind(*self.about()))
             self._waits.watch_deadline()
             while (end := await self._advance()) is None:
                 pass
@@ -122,7 +123,8 @@ class Run:
             await self.recorder.durable()
             raise Drained(self.id)
         if self._under_way():
-            await self._waits.keep_time()
+            if self._steps.waiting:
+                await self._waits.keep_time()
             await self._next()
             return None
         if not self._steps.waiting:
@@ -136,14 +138,17 @@ class Run:
         """Handle the next item of the inbox, or poll for messages."""
         if self._inbox.empty() and self._attempts.only_pausing:
             self.slot.rest()  # no code executes while the run waits for a short time
-        try:
-            async with asyncio.timeout(LOOK_SEC if self._waits.polling else None):
-                handle = await self._inbox.get()
-        except TimeoutError:
-            handle = self._waits.look
+        handle = await (self._poll() if self._waits.polling else self._inbox.get())
         if not self.slot.held:
             await self._resume()
         await handle()
+
+    async def _poll(self) -> Handle:
+        try:
+            async with asyncio.timeout(LOOK_SEC):
+                return await self._inbox.get()
+        except TimeoutError:
+            return self._waits.look
 
     async def _resume(self) -> None:
         """Take a slot again, before code executes."""

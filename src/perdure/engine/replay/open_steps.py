@@ -175,8 +175,12 @@ class OpenSteps:
         self._command(Execute(step))
 
     def _drop_activity(self, step: ActivityStep) -> None:
-        for id in (step.id, ids.start_of(step.id), step.attempt_id, step.pause_id):
-            self._expected.pop(id, None)
+        self._expected.pop(step.id, None)
+        self._expected.pop(step.attempt_id, None)
+        if step.activity.undo is not None:
+            self._expected.pop(ids.start_of(step.id), None)
+        if step.pause_sec:
+            self._expected.pop(step.pause_id, None)
         if self.activities.pop(step.id, None) is not None:
             self._command(Forget(step.id))
 

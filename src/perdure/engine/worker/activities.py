@@ -147,19 +147,21 @@ class Activities:
             attempt.check()  # the lease may have expired while the attempt waited for its turn or a thread
             return activity.function(*args, **kwargs)
 
-        async with asyncio.timeout(activity.timeout) as over:
-            if activity.plain:
+        if activity.plain:
+            async with asyncio.timeout(activity.timeout) as over:
                 return await self._in_thread(lambda: context.run(call), over)
-            if own_task:
-                code = outcome_of(call())
-                value, error = await asyncio.create_task(code, context=context, name=attempt.info.idempotency_key)
-                if error is not None:
-                    raise error
-                return value
+        if own_task:
+            code = outcome_of(call())
+            ended = _ended(asyncio.create_task(code, context=context, name=attempt.info.idempotency_key))
+        else:
             ATTEMPT.set(attempt.info)  # this task and its context belong to this attempt alone
             RUN.set(None)
             OUTGOING.set(outgoing)
-            return await call()
+            ended = call()
+        if activity.timeout is None:
+            return await ended
+        async with asyncio.timeout(activity.timeout):
+            return await ended
 
     async def _in_thread(self, call: Callable[[], Any], over: asyncio.Timeout) -> Any:
         """Call a plain function in a thread.
@@ -181,6 +183,14 @@ class Activities:
     def close(self) -> None:
         """Let each thread end when its function returns."""
         self._threads.close()
+
+
+async def _ended(task: "asyncio.Task[tuple[Any, BaseException | None]]") -> Any:
+    """Return the value of the code that a task executes, or raise its error."""
+    value, error = await task
+    if error is not None:
+        raise error
+    return value
 
 
 def _written(attempt: Attempt, value: object) -> bytes:

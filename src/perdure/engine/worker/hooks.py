@@ -9,7 +9,7 @@ import logging
 from collections.abc import Awaitable, Sequence
 
 from perdure.engine.replay.guard import came_by_signal, is_interruption
-from perdure.engine.worker.log import log_event
+from perdure.engine.worker.log import is_logged, log_event
 from perdure.engine.worker.waiting import end_tasks
 from perdure.hooks import Hook, HookEvent
 
@@ -29,6 +29,10 @@ class Hooks:
             if not callable(hook):
                 raise TypeError(f"App(hooks=) takes functions that are called with one event, not {hook!r}")
         self._tasks: set[asyncio.Task[None]] = set()
+
+    def observe(self, kind: type[HookEvent]) -> bool:
+        """Return whether there is a hook, or the log records events of this kind."""
+        return bool(self._hooks) or is_logged(kind)
 
     def call(self, event: HookEvent, worker_id: str) -> None:
         """Log the event and call every hook with it; async hooks run in tasks of their own."""

@@ -75,6 +75,10 @@ class WorkerHost:
         """Execute an attempt."""
         return self.activities.execute(attempt)
 
+    def observes(self, kind: type[HookEvent]) -> bool:
+        """Return whether events of this kind go to a hook or to the log."""
+        return self._hooks.observe(kind)
+
     def happened(self, event: HookEvent) -> None:
         """Log an event and call the hooks."""
         self._hooks.call(event, self.worker_id)

@@ -37,12 +37,16 @@ LEVELS: dict[type[HookEvent], int] = {
 }
 
 
+def is_logged(kind: type[HookEvent]) -> bool:
+    """Return whether the level of the log includes events of this kind."""
+    return log.isEnabledFor(LEVELS.get(kind, logging.DEBUG))
+
+
 def log_event(event: HookEvent, worker_id: str) -> None:
     """Log an event of a run."""
-    level = LEVELS.get(type(event), logging.DEBUG)
-    if log.isEnabledFor(level):
+    if is_logged(type(event)):
         log.log(
-            level,
+            LEVELS.get(type(event), logging.DEBUG),
             "run %s (%s) %s",
             event.run_id,
             event.workflow,
