@@ -16,7 +16,7 @@ from perdure.engine.execution.clock import steady
 from perdure.engine.worker.heartbeat import Heartbeat
 from perdure.model.records import HistoryEvent, HistoryEventType, Lease, WorkflowInstance
 from perdure.storage.stores import SQLStorage
-from tests.engine.gates import entered, gates, open_gates, seen, two_gates
+from tests.engine.gates import entered, gates, note, open_gates, seen, two_gates
 from tests.engine.gates import forget as forget_gates
 from tests.engine.waiting import row_of, until
 from tests.support.storages import Database, storage_of
@@ -167,12 +167,6 @@ async def test_disconnected_worker_detects_the_lost_lease_by_its_rejected_write(
         await app._storage.append_history(event, lease=lease)
         await app._storage.release_lock("a", "thief", lease=lease)
         assert await app.get("a").result(SOON) == ["theirs", "two"]
-
-
-@activity
-async def note(what: str) -> str:
-    seen.append(what)
-    return what
 
 
 @activity
