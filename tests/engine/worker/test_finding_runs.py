@@ -5,6 +5,7 @@ import threading
 import time
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from perdure.model.records import WorkflowInstance
 from tests.engine.gates import approved, gated, gates, note, open_gates, seen, two_gates
 from tests.engine.gates import forget as forget_gates
 from tests.engine.waiting import row_of, stuck_runs, waiting
-from tests.support.storages import Database
+from tests.support.storages import Database, storage_of
 
 SOON = timedelta(seconds=30)
 SHORT = timedelta(seconds=1)
@@ -152,3 +153,20 @@ async def test_another_app_resumes_a_run(database: Database) -> None:
     async with App(database.url) as app:
         await app.send_event("decided", {"order": {"id": "A-1"}, "verdict": "yes"})
         assert await app.get("moved").result(SOON) == "yes"
+
+
+async def test_only_a_run_that_may_have_a_history_reads_it(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with App(database.url) as app:
+        storage, read = storage_of(app), list[str]()
+        plain = storage.get_history_paginated
+
+        async def counted(instance_id: str, *args: Any, **options: Any) -> Any:
+            read.append(instance_id)
+            return await plain(instance_id, *args, **options)
+
+        monkeypatch.setattr(storage, "get_history_paginated", counted)
+        created = await simple.options(id="created here").start("a")
+        assert await created.result(SOON) == "a"
+        limited = await simple.options(id="with a timeout", timeout=SOON).start("b")
+        assert await limited.result(SOON) == "b"
+    assert read == ["with a timeout"]

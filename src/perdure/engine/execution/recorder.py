@@ -119,6 +119,10 @@ class Recorder:
 
     # From the history to the run.
 
+    def begin(self) -> None:
+        """Call the body of a new run, which has no history."""
+        self._obey(self._replayer.catch_up())
+
     async def catch_up(self) -> None:
         """Pass the rows that the body has not seen yet to the body; the first time, all rows (a replay)."""
         await self.durable()

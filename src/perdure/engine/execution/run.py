@@ -33,7 +33,9 @@ STEPS_SHOWN = 100  # maximum number of steps in a RunWaiting event
 class Run:
     """The execution of one instance. It can be resumed later under another lease, without a new replay."""
 
-    def __init__(self, host: Host, workflow: WorkflowDefinition, instance: WorkflowInstance) -> None:
+    def __init__(
+        self, host: Host, workflow: WorkflowDefinition, instance: WorkflowInstance, *, is_new: bool = False
+    ) -> None:
         self.host = host
         self.id = instance.instance_id
         self.workflow = workflow
@@ -51,6 +53,7 @@ class Run:
         )
         self._waits = Waits(self.id, host.storage, self.recorder, steps, self.replayer.expects, self._post, host.now)
         self._last_id = 0
+        self._is_new = is_new  # created under the lease of its first execution: there is no history to read
         self._draining = False
         self._inbox: asyncio.Queue[Handle] = asyncio.Queue()
 
@@ -98,7 +101,11 @@ class Run:
         self.ending = False
         begun = self.replayer.begun
         try:
-            await self.recorder.catch_up()
+            if self._is_new:
+                self._is_new = False
+                self.recorder.begin()
+            else:
+                await self.recorder.catch_up()
             self.recorder.align_clock()
             kind = RunResumed if begun or self.recorder.last_id else RunStarted
             if self.host.observes(kind):

@@ -47,7 +47,7 @@ class RunExecutor:
 
     # For the tasks.
 
-    def take_up(self, instance: WorkflowInstance) -> Executable:
+    def take_up(self, instance: WorkflowInstance, *, is_new: bool = False) -> Executable:
         """Return the cached run if it is still valid, or else a new run or rollback."""
         cached = self.cache.take(instance)
         if cached is not None:
@@ -55,7 +55,7 @@ class RunExecutor:
         workflow = self._workflows[instance.workflow_name]
         if instance.status is WorkflowStatus.COMPENSATING:
             return Rollback(self.host, workflow, instance)
-        return Run(self.host, workflow, instance)
+        return Run(self.host, workflow, instance, is_new=is_new)
 
     def hold(self, task: RunTask) -> None:
         """Renew the lease of what a task executes now, and pass notifications to it."""

@@ -42,6 +42,7 @@ class LeasedRun:
     - `slot`: the slot that was reserved for the run.
     - `tries`: the number of tries in a row without progress.
     - `after_death`: whether the last of these tries ended because its worker died.
+    - `is_new`: whether this worker has just created the run, so that its history is empty.
     """
 
     instance: WorkflowInstance
@@ -50,6 +51,7 @@ class LeasedRun:
     slot: Slot
     tries: int = 0
     after_death: bool = False
+    is_new: bool = False
 
 
 class RunTask:
@@ -65,10 +67,10 @@ class RunTask:
         self.lost = False  # the lease; the task has been cancelled
         self.run: Executable  # what is executed now: the run, its rollback, or its next generation
         self.task: asyncio.Task[None]
-        self._take_up(leased.instance, leased.deadline)
+        self._take_up(leased.instance, leased.deadline, is_new=leased.is_new)
 
-    def _take_up(self, instance: WorkflowInstance, deadline: float) -> None:
-        self.run = self._executor.take_up(instance)
+    def _take_up(self, instance: WorkflowInstance, deadline: float, *, is_new: bool = False) -> None:
+        self.run = self._executor.take_up(instance, is_new=is_new)
         self.run.deadline = deadline
         self.run.slot = self._slot
         self._executor.hold(self)

@@ -59,7 +59,7 @@ class LeasedStarts:
             )
             for (instance, _), lease in zip(items, answers, strict=True):
                 if isinstance(lease, Lease):
-                    self._executor.begin(LeasedRun(instance, lease, deadline, unused.pop()))
+                    self._executor.begin(LeasedRun(instance, lease, deadline, unused.pop(), is_new=True))
         finally:
             for slot in unused:
                 slot.rest()
