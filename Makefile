@@ -7,16 +7,16 @@ DEMO := $(if $(wildcard $(READY)),.venv,.venv-demo)
 CODE := $(wildcard src tests benchmarks examples scripts)
 
 # Tests wait half of the time, so use two workers more than there are cores. More than four only start more servers.
-WORKERS ?= $(shell expr $$(nproc) + 2)
+WORKERS ?= $(shell expr $$(nproc) + 3)
 # Without rewritten assertions collecting takes half as long, and a failure in a deep recursion cannot crash pytest on
 # Python 3.11. PYTEST="tests/engine/worker/test_stuck.py" shows the values of a failed assertion.
-PYTEST ?= -n $(WORKERS) --maxprocesses 4 --dist worksteal --assert=plain
+PYTEST ?= -n $(WORKERS) --maxprocesses 5 --dist worksteal --assert=plain
 
 # Some machines forbid bytecode files: each process of the tests would then compile every module that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-python lint demo demo-storage chaos kills planted bench-storage size audit clean
+.PHONY: help setup test test-python lint mypy pyright demo demo-storage chaos kills planted bench-storage size audit clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -28,7 +28,12 @@ lint: $(READY) ## run ruff, import-linter, mypy and pyright
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	.venv/bin/lint-imports --no-logo
+	@$(MAKE) --no-print-directory -j 2 mypy pyright
+
+mypy: $(READY)
 	$(PY) -m mypy $(CODE)
+
+pyright: $(READY)
 	$(PY) -m pyright --pythonpath $(PY)
 
 setup: $(READY) ## create .venv with all dependencies, install missing database servers
