@@ -7,10 +7,10 @@ DEMO := $(if $(wildcard $(READY)),.venv,.venv-demo)
 CODE := $(wildcard src tests benchmarks examples scripts)
 
 # Tests wait half of the time, so use two workers more than there are cores. More than four only start more servers.
-WORKERS ?= $(shell expr $$(nproc) + 3)
+WORKERS ?= $(shell expr $$(nproc) + 2)
 # Without rewritten assertions collecting takes half as long, and a failure in a deep recursion cannot crash pytest on
 # Python 3.11. PYTEST="tests/engine/worker/test_stuck.py" shows the values of a failed assertion.
-PYTEST ?= -n $(WORKERS) --maxprocesses 5 --dist worksteal --assert=plain
+PYTEST ?= -n $(WORKERS) --maxprocesses 4 --dist worksteal --assert=plain
 
 # Some machines forbid bytecode files: each process of the tests would then compile every module that it imports.
 unexport PYTHONDONTWRITEBYTECODE
