@@ -19,7 +19,7 @@ BUSY = 15  # executions before the disk is full
 LEFT_MAX = 64 << 10
 TROUBLES = 1  # a worker logs an outage once
 STAY_SEC = 2 * LEASE_SEC  # at most: leases, which no worker can renew, survive it or do not
-PATIENCE_SEC = 120.0
+PATIENCE_SEC = 60.0  # less than a test may take
 
 
 async def engine(url: str, space: Space, outcome: Outcome, chance: random.Random, count: int) -> None:
@@ -32,8 +32,9 @@ async def engine(url: str, space: Space, outcome: Outcome, chance: random.Random
                 for _ in range(count):
                     await worked(crew, BUSY)
                     path, left = url.removeprefix("sqlite:///"), chance.randrange(LEFT_MAX)
+                    before = len(crew.troubles())  # a worker may notice it at once
                     await asyncio.to_thread(_fill, space, path, left)
-                    await _felt(crew)
+                    await _felt(crew, before)
                     await asyncio.sleep(chance.choice((0.0, chance.uniform(0, STAY_SEC))))
                     space.free()
                     again.append(await working_again(crew))
@@ -56,9 +57,8 @@ def _fill(space: Space, path: str, left: int) -> None:
     space.fill(left)
 
 
-async def _felt(crew: WorkerPool) -> None:
-    """Wait until a worker has logged that the disk is full."""
-    before = len(crew.troubles())
+async def _felt(crew: WorkerPool, before: int) -> None:
+    """Wait until a worker has logged that the disk is full, after so many other lines."""
 
     def is_felt() -> bool:
         return sum("full" in line for line in crew.troubles()[before:]) >= TROUBLES

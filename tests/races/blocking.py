@@ -39,5 +39,5 @@ async def blocked(storage: SQLStorage, rival: "asyncio.Task[object]") -> None:
 
 async def at_once(call: Awaitable[T]) -> T:
     """The answer to a call that must not wait for an open transaction."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(9):
         return await call

@@ -108,8 +108,8 @@ async def test_one_query_per_second_serves_all_awaited_results(
             return await plain(ids)
 
         monkeypatch.setattr(client._storage, "get_instances", counting)
-        waiters = [asyncio.create_task(handle.result(timedelta(seconds=2.2))) for handle in handles]
+        waiters = [asyncio.create_task(handle.result(timedelta(seconds=4.2))) for handle in handles]
         ended = await asyncio.gather(*waiters, return_exceptions=True)
         assert all(isinstance(each, TimeoutError) for each in ended)
-        assert 1 <= len(asked) <= 3
+        assert 1 <= len(asked) <= 5
         assert max(asked) == 30
