@@ -9,7 +9,6 @@ can be neither started nor reached is an error.
 """
 
 import os
-import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -21,7 +20,7 @@ from perdure.database.backends.base import Executor
 from perdure.engine.replay.definitions import ACTIVITIES
 from perdure.storage.stores import SQLStorage
 from perdure.testing.conformance.tools import Shift
-from perdure.testing.servers import MySQLServer, PostgresServer
+from perdure.testing.servers import MySQLServer, PostgresServer, memory_folder
 from tests.support.databases import fresh_mysql, fresh_postgres, named_database
 from tests.support.storages import (
     BACKENDS,
@@ -34,15 +33,13 @@ from tests.support.storages import (
     sqlite_database,
 )
 
-MEMORY = Path("/dev/shm")
-
 BackendDatabase = Callable[[str], AbstractAsyncContextManager[Database]]
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Keep temporary files in memory if there is space, as the servers do: SQLite waits for every commit on a disk."""
-    if "TMPDIR" not in os.environ and MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 4 << 30:
-        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
+    if (memory := memory_folder(4 << 30)) is not None:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(memory))
 
 
 @pytest.fixture(scope="session")

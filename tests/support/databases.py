@@ -86,19 +86,23 @@ async def _drop_mysql(connection: asyncmy.Connection, name: str) -> None:
 @asynccontextmanager
 async def connect_mysql(url: str) -> AsyncIterator[asyncmy.Connection]:
     """A connection in autocommit mode."""
-    parts = urlsplit(url)
-    connection = await asyncmy.connect(
-        host=parts.hostname,
-        port=parts.port or 3306,
-        user=unquote(parts.username or "root"),
-        password=unquote(parts.password or ""),
-        database=parts.path.lstrip("/") or None,
-        autocommit=True,
-    )
+    connection = await asyncmy.connect(**mysql_login(url), autocommit=True)
     try:
         yield connection
     finally:
         await connection.ensure_closed()
+
+
+def mysql_login(url: str) -> dict[str, Any]:
+    """The parameters with which every driver connects to the database of a URL."""
+    parts = urlsplit(url)
+    return {
+        "host": parts.hostname,
+        "port": parts.port or 3306,
+        "user": unquote(parts.username or "root"),
+        "password": unquote(parts.password or ""),
+        "database": parts.path.lstrip("/") or None,
+    }
 
 
 async def fetch_mysql(connection: asyncmy.Connection, statement: str) -> list[tuple[Any, ...]]:

@@ -10,7 +10,6 @@ from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import cast
-from urllib.parse import unquote, urlsplit
 
 import psycopg
 import pymysql
@@ -22,6 +21,7 @@ from perdure.storage.contract import Storage
 from perdure.storage.migrations import tables
 from perdure.storage.stores import SQLStorage, open_storage, shift_clock
 from perdure.testing.reference import Reference, World
+from tests.support.databases import mysql_login
 
 BACKENDS = ("sqlite", "memory", "postgresql", "mysql")
 
@@ -136,25 +136,15 @@ class Sessions:
 def _connect(backend: str, url: str) -> "psycopg.Connection | pymysql.Connection[Cursor]":
     if backend == "postgresql":
         return psycopg.connect(url, autocommit=True)
-    parts = urlsplit(url)
-    return pymysql.connect(
-        host=parts.hostname,
-        port=parts.port or 3306,
-        user=unquote(parts.username or "root"),
-        password=unquote(parts.password or ""),
-        database=parts.path.lstrip("/"),
-        client_flag=CLIENT.MULTI_STATEMENTS,
-    )
+    return pymysql.connect(**mysql_login(url), client_flag=CLIENT.MULTI_STATEMENTS)
 
 
 def _delete_all(session: "psycopg.Connection | pymysql.Connection[Cursor]") -> None:
     if isinstance(session, psycopg.Connection):
-        session.execute("; ".join(_without_keys_on_postgres("perdure.")).encode())
+        session.execute("; ".join(_deletes("postgresql", "perdure.")).encode())
         return
     with session.cursor() as cursor:
-        cursor.execute(
-            "; ".join(["SET FOREIGN_KEY_CHECKS = 0", *(f"DELETE FROM {table}" for table in tables("mysql"))])
-        )
+        cursor.execute("; ".join(_deletes("mysql")))
         while cursor.nextset():
             pass
     session.commit()
@@ -170,18 +160,18 @@ async def wipe(storage: SQLStorage) -> None:
     dialect = storage._backend.driver.name
     async with storage._backend.exclusive() as script:
         if dialect == "postgresql":
-            await script.execute("; ".join(_without_keys_on_postgres(storage._backend.driver.qualified(""))))
+            await script.execute("; ".join(_deletes(dialect, storage._backend.driver.qualified(""))))
             return
-        if dialect == "mysql":
-            await script.execute("SET FOREIGN_KEY_CHECKS = 0")
-        for table in tables(dialect):
-            await script.execute(f"DELETE FROM {table}")
+        for statement in _deletes(dialect):
+            await script.execute(statement)
 
 
-def _without_keys_on_postgres(schema: str) -> list[str]:
-    """The deletes, without checks of foreign keys."""
-    deletes = [f"DELETE FROM {schema}{table}" for table in tables("postgresql")]
-    return ["SET session_replication_role = replica", *deletes, "RESET session_replication_role"]
+def _deletes(dialect: str, schema: str = "") -> list[str]:
+    """The statements that empty every table, on servers without checks of foreign keys."""
+    deletes = [f"DELETE FROM {schema}{table}" for table in tables(dialect)]
+    if dialect == "postgresql":
+        return ["SET session_replication_role = replica", *deletes, "RESET session_replication_role"]
+    return ["SET FOREIGN_KEY_CHECKS = 0", *deletes] if dialect == "mysql" else deletes
 
 
 def storage_of(app: Client) -> SQLStorage:

@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import ClassVar, Self
 from urllib.parse import unquote, urlsplit
 
-__all__ = ["MySQLServer", "PgBouncer", "PostgresServer", "Server", "ServerError"]
+__all__ = ["MySQLServer", "PgBouncer", "PostgresServer", "Server", "ServerError", "memory_folder"]
 
 Settings = Mapping[str, object] | None
 
@@ -300,10 +300,18 @@ def _free_port() -> int:
             return port
 
 
+def memory_folder(free: int) -> Path | None:
+    """Return a folder for files in memory with more than so many free bytes, or None; TMPDIR overrides it."""
+    memory = Path("/dev/shm")
+    if "TMPDIR" in os.environ or not memory.is_dir() or shutil.disk_usage(memory).free <= free:
+        return None
+    return memory
+
+
 def _base(durable: bool) -> Path:
     """Return the directory for data: in memory if possible, which is ten times as fast, else on disk."""
-    memory, bases = Path("/dev/shm"), [Path(tempfile.gettempdir()).resolve(), Path("/tmp")]
-    if not durable and "TMPDIR" not in os.environ and memory.is_dir() and shutil.disk_usage(memory).free > 1 << 30:
+    bases = [Path(tempfile.gettempdir()).resolve(), Path("/tmp")]
+    if not durable and (memory := memory_folder(1 << 30)) is not None:
         bases.insert(0, memory)
     return next(base for base in bases if os.access(base, os.W_OK) and (os.getuid() != 0 or _is_open_to_all(base)))
 

@@ -6,14 +6,14 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 from uuid import uuid4
 
 import asyncmy
 import asyncpg
 
 from perdure.storage.migrations import migrate, up_statements
-from tests.support.databases import fresh_mysql, fresh_postgres
+from tests.support.databases import fresh_mysql, fresh_postgres, mysql_login
 
 Row = tuple[Any, ...]
 
@@ -87,13 +87,7 @@ async def open_connection(url: str, *, zone: bool = False) -> Connection:
         return Postgres(await asyncpg.connect(url, statement_cache_size=0, server_settings=settings))
     return MySQL(
         await asyncmy.connect(
-            host=parts.hostname,
-            port=parts.port or 3306,
-            user=unquote(parts.username or "root"),
-            password=unquote(parts.password or ""),
-            database=parts.path.lstrip("/"),
-            autocommit=True,
-            init_command=f"SET time_zone = '{'+09:00' if zone else '+00:00'}'",
+            **mysql_login(url), autocommit=True, init_command=f"SET time_zone = '{'+09:00' if zone else '+00:00'}'"
         )
     )
 
