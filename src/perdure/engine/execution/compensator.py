@@ -6,9 +6,8 @@ executed until it has an outcome.
 """
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 from perdure.engine.execution.compensations import (
@@ -42,14 +41,12 @@ class Compensator:
         history: RollbackHistory,
         attempts: RollbackAttempts,
         run: Executable,
-        about: Callable[[], tuple[str, str, datetime]],
         input_data: bytes,
     ) -> None:
         self._host = host
         self._history = history
         self._attempts = attempts
         self._run = run
-        self._about = about
         self._input = input_data
 
     async def settle(self, step: str) -> None:
@@ -116,12 +113,12 @@ class Compensator:
         if done.error is None:
             await self._history.append(executed)
             duration = timedelta(seconds=done.seconds)
-            self._host.happened(CompensationCompleted(*self._about(), step, name, attempt, duration))
+            self._host.happened(CompensationCompleted(*self._run.about(), step, name, attempt, duration))
         else:
             failure = encode_failure(done.error)
             await self._history.append(replace(executed, failure=failure))
             kind, message = failure["error_type"], failure["error_message"]
-            self._host.happened(CompensationFailed(*self._about(), step, name, attempt, kind, message))
+            self._host.happened(CompensationFailed(*self._run.about(), step, name, attempt, kind, message))
 
     async def handle_failure(self) -> None:
         """Execute the failure handler of the workflow, if it has one that was not executed before."""

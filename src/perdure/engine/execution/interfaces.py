@@ -82,6 +82,9 @@ class Executable(Protocol):
     def at_work(self) -> bool:
         """Return whether code may execute now or very soon."""
 
+    def about(self) -> tuple[str, str, datetime]:
+        """Return the first fields of every hook event."""
+
     async def execute(self, lease: Lease) -> End:
         """Execute until it ends or waits. An error ends this try."""
 
@@ -126,6 +129,12 @@ class Host(Protocol):
 
     def happened(self, event: HookEvent) -> None:
         """Log an event, which must be durable, and call the hooks."""
+
+
+def activity_info(run: Executable, name: str, step: str, attempt: int, token: int) -> ActivityInfo:
+    """Return what an attempt of an activity can ask about itself; its idempotency key is the same in every attempt."""
+    key = f"{run.id}:{run.generation or ''}:{step}"
+    return ActivityInfo(run.id, run.workflow.name, name, step, attempt, key, token)
 
 
 def check_deadline(run: Executable) -> None:

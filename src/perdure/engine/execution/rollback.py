@@ -32,8 +32,8 @@ class Rollback:
         self.slot: Slot
         self.history = RollbackHistory(self.id, host.storage)
         self._began = instance.started_at or host.now()
-        self._attempts = RollbackAttempts(host, self.history, self, self.about)
-        self._compensator = Compensator(host, self.history, self._attempts, self, self.about, instance.input_data)
+        self._attempts = RollbackAttempts(host, self.history, self)
+        self._compensator = Compensator(host, self.history, self._attempts, self, instance.input_data)
 
     # What others see of it.
 

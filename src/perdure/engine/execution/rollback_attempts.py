@@ -1,14 +1,21 @@
 """The attempts of the activities that a rollback executes: compensations, failure handlers and unsettled steps."""
 
 import asyncio
-from collections.abc import Callable
-from datetime import datetime, timedelta
+from datetime import timedelta
 
-from perdure.engine.execution.interfaces import Attempt, Done, Drained, Executable, Host, check_deadline, put_down
+from perdure.engine.execution.interfaces import (
+    Attempt,
+    Done,
+    Drained,
+    Executable,
+    Host,
+    activity_info,
+    check_deadline,
+    put_down,
+)
 from perdure.engine.execution.rollback_history import RollbackHistory
 from perdure.engine.history.failures import encode_failure
 from perdure.engine.history.records import Completed, Failed
-from perdure.engine.replay.context import ActivityInfo
 from perdure.engine.replay.definitions import ActivityDefinition
 from perdure.hooks import StepCompleted, StepFailed, StepRetrying
 
@@ -16,13 +23,10 @@ from perdure.hooks import StepCompleted, StepFailed, StepRetrying
 class RollbackAttempts:
     """Executes activities for a rollback, one after the other, each with its retries."""
 
-    def __init__(
-        self, host: Host, history: RollbackHistory, run: Executable, about: Callable[[], tuple[str, str, datetime]]
-    ) -> None:
+    def __init__(self, host: Host, history: RollbackHistory, run: Executable) -> None:
         self._host = host
         self._history = history
         self._run = run
-        self._about = about
         self._draining = False
 
     def drain(self) -> None:
@@ -35,7 +39,8 @@ class RollbackAttempts:
             if self._draining:
                 raise Drained(self._run.id)
             attempt = self._history.next_attempt(id)
-            done = await self._attempt(Attempt(activity, payload, self._info(activity, step, attempt), self._check))
+            info = activity_info(self._run, activity.name, step, attempt, self._history.lease.token)
+            done = await self._attempt(Attempt(activity, payload, info, self._check))
             pause = None if done.error is None else activity.retry.pause(attempt, done.error)
             if done.error is None or pause is None:
                 return done
@@ -43,7 +48,7 @@ class RollbackAttempts:
             await self._history.fail_attempt(id, failure)
             self._host.happened(
                 StepRetrying(
-                    *self._about(),
+                    *self._run.about(),
                     step,
                     activity.name,
                     attempt,
@@ -54,11 +59,6 @@ class RollbackAttempts:
                 )
             )
             await self._run.slot.pause(pause)
-
-    def _info(self, activity: ActivityDefinition, step: str, attempt: int) -> ActivityInfo:
-        run = self._run
-        key = f"{run.id}:{run.generation or ''}:{step}"
-        return ActivityInfo(run.id, run.workflow.name, activity.name, step, attempt, key, self._history.lease.token)
 
     def _check(self) -> None:
         check_deadline(self._run)
@@ -81,9 +81,9 @@ class RollbackAttempts:
             await self._history.append(Failed(id, failure))
             kind, message = failure["error_type"], failure["error_message"]
             attempt = self._history.next_attempt(id)
-            self._host.happened(StepFailed(*self._about(), step, activity.name, attempt, kind, message))
+            self._host.happened(StepFailed(*self._run.about(), step, activity.name, attempt, kind, message))
 
     def report_completed(self, id: str, step: str, activity: ActivityDefinition, done: Done) -> None:
         """Call the hooks for an activity whose result is recorded."""
         attempt, duration = self._history.next_attempt(id), timedelta(seconds=done.seconds)
-        self._host.happened(StepCompleted(*self._about(), step, activity.name, attempt, duration))
+        self._host.happened(StepCompleted(*self._run.about(), step, activity.name, attempt, duration))

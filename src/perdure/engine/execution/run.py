@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 
 from perdure.engine.execution import endings
 from perdure.engine.execution.attempts import Attempts
-from perdure.engine.execution.interfaces import Drained, End, Host, check_deadline
+from perdure.engine.execution.interfaces import Drained, End, Host, activity_info, check_deadline
 from perdure.engine.execution.journal import Journal
 from perdure.engine.execution.progress import Handle, StepsInProgress
 from perdure.engine.execution.recorder import Recorder
@@ -88,10 +88,7 @@ class Run:
         return self.recorder.age()
 
     def _info(self, step: ActivityStep) -> ActivityInfo:
-        key = f"{self.id}:{self.generation or ''}:{step.id}"
-        return ActivityInfo(
-            self.id, self.workflow.name, step.activity.name, step.id, step.attempt, key, self.lease.token
-        )
+        return activity_info(self, step.activity.name, step.id, step.attempt, self.lease.token)
 
     # Executing.
 
