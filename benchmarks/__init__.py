@@ -1,1 +1,1 @@
-"""Measure performance, by hand: `make bench-storage`."""
+"""Measure performance, by hand: `make bench-storage`, `make bench-compare`."""

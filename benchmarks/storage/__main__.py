@@ -13,11 +13,13 @@ from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 
+from benchmarks import progress
 from benchmarks.storage import data, report
 from benchmarks.storage.cases import CALLERS_MAX, CASES
-from benchmarks.storage.databases import DATABASES, opened
+from benchmarks.storage.databases import opened
 from benchmarks.storage.rounds import Result, measure
 from benchmarks.storage.sides import Ours
+from tests.support.databases import DATABASES
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -62,26 +64,18 @@ async def _measure_all(options: argparse.Namespace) -> list[Result]:
     cases = [case for case in CASES if case.name in options.case]
     print(report.HEADER)
     for database in options.database:
-        _progress(f"{database}: starting, {data.INSTANCES} instances")
+        progress.show(f"{database}: starting, {data.INSTANCES} instances")
         async with opened(database) as (storage, raw):
             await data.fill(storage)
             ours = Ours(storage)
             for case, callers in product(cases, options.callers):
-                _progress(f"{database}: {case.title}, callers: {callers}")
+                progress.show(f"{database}: {case.title}, callers: {callers}")
                 result = Result(database, case, callers)
                 await measure(result, storage, raw, ours, options.rounds, options.seconds)
                 results.append(result)
-                _progress("")
+                progress.show("")
                 print(report.line(result), flush=True)
     return results
-
-
-def _progress(text: str) -> None:
-    """Print a line that the next one overwrites; in a log, a line of its own."""
-    if sys.stderr.isatty():
-        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
-    elif text:
-        print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

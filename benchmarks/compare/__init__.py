@@ -1,0 +1,1 @@
+"""Compare the speed of two trees of this repository in one run: `make bench-compare REV=…`."""
