@@ -5,13 +5,16 @@ own. A start takes under a second and 25 MB (PostgreSQL) or 100 MB (MariaDB), le
 workers would cost in rules for stopping it, and the load of one worker never affects timings or locks of another.
 
 PERDURE_TEST_POSTGRES_URL and PERDURE_TEST_MYSQL_URL name existing servers instead. Nothing is skipped: a database that
-can be neither started nor reached is an error.
+can be neither started nor reached is an error. PERDURE_TEST_DATABASE names the database that is used there.
 """
 
+import gc
 import os
-from collections.abc import AsyncIterator, Callable, Iterator
+import signal
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -21,6 +24,7 @@ from perdure.engine.replay.definitions import ACTIVITIES
 from perdure.storage.stores import SQLStorage
 from perdure.testing.conformance.tools import Shift
 from perdure.testing.servers import MySQLServer, PostgresServer, memory_folder
+from tests.support import leaks
 from tests.support.databases import fresh_mysql, fresh_postgres, named_database
 from tests.support.storages import (
     BACKENDS,
@@ -33,13 +37,47 @@ from tests.support.storages import (
     sqlite_database,
 )
 
+TIMEOUT_AGAIN_SEC = 10.0
+
 BackendDatabase = Callable[[str], AbstractAsyncContextManager[Database]]
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Keep temporary files in memory if there is space, as the servers do: SQLite waits for every commit on a disk."""
+    """Look for leaks. Keep temporary files in memory, as the servers do: SQLite waits for every commit on a disk."""
+    config.pluginmanager.register(leaks)
     if (memory := memory_folder(4 << 30)) is not None:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(memory))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_timeout_set_timer(settings: Any) -> Generator[None, object, object]:
+    """Let a timeout repeat: its first error may end a background task, or the test's teardown may hang as well."""
+    result = yield
+    if settings.method == "signal":
+        signal.setitimer(signal.ITIMER_REAL, settings.timeout, TIMEOUT_AGAIN_SEC)
+    return result
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, object, object]:
+    """Describe a failure without a timeout and without collecting garbage, which could both crash pytest.
+
+    pytest parses the source of the failed test. If a task whose error nobody has retrieved is collected meanwhile, its
+    traceback is logged, which parses source as well. On Python 3.11, nested calls of `ast.parse()` raise SystemError.
+    """
+    timer = signal.setitimer(signal.ITIMER_REAL, 0)
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        signal.setitimer(signal.ITIMER_REAL, *timer)
+
+
+def pytest_collection_finish() -> None:
+    """Leave what was collected out of later garbage collections: it is most of what they would look at."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
@@ -89,7 +127,7 @@ def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def shared_database_name() -> str:
     """The name of this process's database on each server."""
-    return f"perdure_suite_{uuid4().hex[:12]}"
+    return os.environ.get("PERDURE_TEST_DATABASE") or f"perdure_suite_{uuid4().hex[:12]}"
 
 
 @pytest.fixture(scope="session")
@@ -117,8 +155,11 @@ def backend_database(
         else:
             server: str = request.getfixturevalue("postgres_url" if backend == "postgresql" else "mysql_url")
             context = server_database(backend, await named_database(server, shared_database_name), sessions)
+        leaks.forget_workers()
         async with context as database:
             yield database
+            if left := leaks.leases_of_stopped(lambda: database.owners(sessions)):
+                pytest.fail("workers stopped and left this behind:\n" + "\n".join(left), pytrace=False)
 
     return opened
 

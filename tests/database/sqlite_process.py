@@ -15,18 +15,6 @@ from perdure.model.records import WorkflowInstance
 from perdure.storage.stores import open_storage
 
 
-async def write(url: str, name: str, start: str, end: str) -> None:
-    """Create instances from one moment to another, and count them."""
-    async with open_storage(url) as storage:
-        print("ready", flush=True)
-        await asyncio.sleep(float(start) - time.monotonic())
-        made = 0
-        while time.monotonic() < float(end):
-            await storage.create_instance(WorkflowInstance(f"{name}-{made}", "wf"))
-            made += 1
-        print(made, flush=True)
-
-
 async def hold(url: str) -> None:
     """Hold the gate until killed."""
     async with open_storage(url) as storage, storage.transaction():
@@ -58,5 +46,5 @@ async def listen(url: str, seconds: str) -> None:
 
 
 if __name__ == "__main__":
-    tasks: dict[str, Callable[..., Coroutine[None, None, None]]] = {"write": write, "hold": hold, "listen": listen}
+    tasks: dict[str, Callable[..., Coroutine[None, None, None]]] = {"hold": hold, "listen": listen}
     asyncio.run(tasks[sys.argv[1]](*sys.argv[2:]))

@@ -9,6 +9,8 @@ from uuid import uuid4
 import asyncmy
 import asyncpg
 
+DATABASES = ("sqlite", "postgresql", "mysql")
+
 
 @asynccontextmanager
 async def fresh_postgres(server_url: str) -> AsyncIterator[str]:

@@ -5,8 +5,9 @@ test. A SQLite file is a copy of a template.
 """
 
 import shutil
+import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, closing, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import cast
@@ -22,7 +23,11 @@ from perdure.storage.migrations import tables
 from perdure.storage.stores import SQLStorage, open_storage, shift_clock
 from perdure.testing.reference import Reference, World
 from tests.support.databases import mysql_login
+from tests.support.leaks import kept
 
+Owners = dict[str, str | None]  # by the ids of the runs
+
+OWNERS = "SELECT instance_id, locked_by FROM workflow_instances WHERE locked_by IS NOT NULL"
 BACKENDS = ("sqlite", "memory", "postgresql", "mysql")
 
 
@@ -41,6 +46,15 @@ class Database:
         await storage.initialize()
         self._storages.append(storage)
         return storage
+
+    def owners(self, sessions: "Sessions") -> "Owners":
+        """Return the owner of the lease of each run; none of a database in memory, which only its storage sees."""
+        if self.backend == "memory":
+            return {}
+        if self.backend != "sqlite":
+            return sessions.owners(self.url)
+        with closing(sqlite3.connect(self.url.removeprefix("sqlite:///"))) as connection:
+            return dict(connection.execute(OWNERS))
 
     async def close(self) -> None:
         for storage in self._storages:
@@ -77,6 +91,9 @@ class ReferenceDatabase(Database):
     def __init__(self) -> None:
         self.backend = "reference"
         self._world = World()
+
+    def owners(self, sessions: "Sessions") -> "Owners":
+        return {run: row["locked_by"] for run, row in self._world.tables.workflow_instances.items()}
 
     @property
     def url(self) -> str:  # type: ignore[override]
@@ -127,6 +144,17 @@ class Sessions:
             _delete_all(self._open[url])
         return True
 
+    def owners(self, url: str) -> Owners:
+        """Return the owner of the lease of each run of a database that was emptied here."""
+        session = self._open[url]
+        if isinstance(session, psycopg.Connection):
+            return dict(session.execute(OWNERS).fetchall())
+        with session.cursor() as cursor:
+            cursor.execute(OWNERS)
+            found = dict(cursor.fetchall())
+        session.commit()
+        return found
+
     def close(self) -> None:
         for session in self._open.values():
             with suppress(pymysql.Error):  # already closed
@@ -134,9 +162,10 @@ class Sessions:
 
 
 def _connect(backend: str, url: str) -> "psycopg.Connection | pymysql.Connection[Cursor]":
-    if backend == "postgresql":
-        return psycopg.connect(url, autocommit=True)
-    return pymysql.connect(**mysql_login(url), client_flag=CLIENT.MULTI_STATEMENTS)
+    with kept():
+        if backend == "postgresql":
+            return psycopg.connect(url, autocommit=True)
+        return pymysql.connect(**mysql_login(url), client_flag=CLIENT.MULTI_STATEMENTS)
 
 
 def _delete_all(session: "psycopg.Connection | pymysql.Connection[Cursor]") -> None:

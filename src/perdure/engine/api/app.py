@@ -12,6 +12,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any
 
+from perdure.database.cancellation import finish
 from perdure.engine.api.client import Client
 from perdure.engine.api.database import blocks_writers
 from perdure.engine.api.workflow import Workflow
@@ -116,6 +117,7 @@ class App(Client):
             hooks=self._hooks,
             relay=relay,
         )
+        opening.push_async_callback(self._worker.starts.ended)
         self._create = self._worker.starts.create
         await self._worker.start()
         self._unguard = TaskFactory.install()
@@ -123,11 +125,16 @@ class App(Client):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        try:
+            await finish(self._drain(), hurry=self._worker.hurried.set)
+        finally:
+            await super().__aexit__(kind, error, trace)
+
+    async def _drain(self) -> None:
         until = steady() + self._drain_sec
         await self._worker.stop(self._drain_sec)
         await self._hooks.close(0.0 if self._worker.hurried.is_set() else until - steady())
         self._unguard()
-        await super().__aexit__(kind, error, trace)
 
     def _wake(self) -> None:
         self._worker.wake()

@@ -95,7 +95,9 @@ class Client:
         self._supervisor = Supervisor()
         self._results = Results(self._opened, self._supervisor, alone=type(self) is Client)
         opening.push_async_callback(self._results.close)
-        self._create = GroupCommit(self._opened.create_instances, self._supervisor.watch(STARTS))
+        starts = GroupCommit(self._opened.create_instances, self._supervisor.watch(STARTS))
+        opening.push_async_callback(starts.ended)
+        self._create = starts
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -5,7 +5,7 @@ import os
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
-from perdure.engine.replay.context import RUN
+from perdure.engine.replay.context import current_run
 from perdure.errors import EngineError, NotDurableError
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Home:
                 f"this {what} was opened by process {self._pid} and cannot be used in process {os.getpid()}, forked "
                 "from it: open an App or Client in each process, after the fork"
             )
-        if RUN.get() is not None or hasattr(asyncio._get_running_loop(), "timers"):
+        if current_run() is not None:
             raise NotDurableError(f"the {what} was used in a workflow's body: use it in an activity")
         raise EngineError(
             f"this {what} was opened on another event loop, perhaps in another thread: call it on that loop with "

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextvars import Context
 from typing import Generic, Protocol, TypeVar
 
+from perdure.database.cancellation import finish
 from perdure.engine.replay.guard import came_by_signal
 from perdure.errors import StorageError
 
@@ -47,6 +48,11 @@ class GroupCommit(Generic[Item, Answer]):
     def running(self) -> "list[asyncio.Task[None]]":
         """Return the task that commits at the moment, or nothing."""
         return [] if self._flusher is None else [self._flusher]
+
+    async def ended(self) -> None:
+        """Wait until the commit that is running, with what is queued behind it, has ended."""
+        if self._flusher is not None:
+            await finish(asyncio.wait([self._flusher]))
 
     async def __call__(self, item: Item) -> Answer:
         """Write an item, wait for the commit and return the answer; raise the error if the write is refused."""

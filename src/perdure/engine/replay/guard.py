@@ -65,14 +65,14 @@ def is_interruption(error: BaseException) -> bool:
     return came_by_signal(error) or (isinstance(error, asyncio.CancelledError) and is_cancelled())
 
 
-async def outcome_of(call: Awaitable[T]) -> tuple[T | None, BaseException | None]:
-    """Await user code as the whole content of a task; return its result, and its error if it is no `Exception`.
+async def outcome_of(call: Callable[[], Awaitable[T]]) -> tuple[T | None, BaseException | None]:
+    """Call user code as the whole content of a task; return its result, and its error if it is no `Exception`.
 
     Otherwise asyncio would raise some of these errors from its loop, and a `GeneratorExit` would close the code that
     awaits the task. Exceptions and cancellations are raised.
     """
     try:
-        return await call, None
+        return await call(), None  # called here: a task that is cancelled before it starts leaves no coroutine
     except (Exception, asyncio.CancelledError):
         raise
     except BaseException as error:

@@ -88,7 +88,7 @@ class Activities:
     async def _transact_in_task(self, attempt: Attempt, storage: Storage, record: Record) -> Done:
         loop = asyncio.get_running_loop()
         began = loop.time()
-        task = asyncio.create_task(outcome_of(self._transact(attempt, storage, record)), context=copy_context())
+        task = asyncio.create_task(outcome_of(lambda: self._transact(attempt, storage, record)), context=copy_context())
         try:
             done, error = await task
         except (LeaseLostError, CommitUnknownError):
@@ -151,7 +151,7 @@ class Activities:
             async with asyncio.timeout(activity.timeout) as over:
                 return await self._in_thread(lambda: context.run(call), over)
         if own_task:
-            code = outcome_of(call())
+            code = outcome_of(call)
             ended = _ended(asyncio.create_task(code, context=context, name=attempt.info.idempotency_key))
         else:
             ATTEMPT.set(attempt.info)  # this task and its context belong to this attempt alone

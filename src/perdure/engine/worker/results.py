@@ -1,7 +1,8 @@
 """Waiting for the ends of runs, for all waiters in this process.
 
 Callers wait for the row of one run, and runs wait for their children to end. One query serves all of them, at most once
-a second; the end of a run in this process is passed on at once.
+a second; the end of a run in this process is passed on at once. Rows that are wanted at the same time are read with one
+statement, like the writes of a group commit.
 """
 
 import asyncio
@@ -10,6 +11,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+from perdure.database.cancellation import finish
+from perdure.engine.execution.group_commit import GroupCommit
 from perdure.engine.worker.notifications import listen
 from perdure.engine.worker.supervision import Supervised, Supervisor
 from perdure.engine.worker.waiting import end_tasks
@@ -37,6 +40,7 @@ class Results:
 
     def __init__(self, storage: Storage, supervisor: Supervisor, *, alone: bool) -> None:
         self._storage = storage
+        self._read: GroupCommit[str, WorkflowInstance | None] = GroupCommit(storage.get_instances)
         self._alone = alone  # there is no worker that passes notifications on
         self._waiting: dict[str, list[asyncio.Future[WorkflowInstance | None]]] = {}
         self._watched: dict[str, list[_Watch]] = {}
@@ -51,7 +55,7 @@ class Results:
         Raises `ClosedError` if the App or Client closes first.
         """
         self._refuse_if_closed(instance_id)
-        found = await self._storage.get_instance(instance_id)
+        found = await self._read(instance_id)
         if found is None or found.status in TERMINAL:
             return found
         self._refuse_if_closed(instance_id)
@@ -114,7 +118,7 @@ class Results:
         """Pass on that a run has ended in this process."""
         self._tell_watches(instance_id)
         if instance_id in self._waiting:
-            self._tell([instance_id], [await self._storage.get_instance(instance_id)])
+            self._tell([instance_id], [await self._read(instance_id)])
 
     def _tell(self, ids: Sequence[str], found: Sequence[WorkflowInstance | None]) -> None:
         for instance_id, instance in zip(ids, found, strict=True):
@@ -175,8 +179,12 @@ class Results:
             for future in futures:
                 if not future.done():
                     future.set_exception(_closed(instance_id))
+        await finish(self._end())
+
+    async def _end(self) -> None:
         if self._asker is not None:
             await end_tasks([self._asker])
+        await self._read.ended()
 
 
 def _closed(instance_id: str) -> ClosedError:

@@ -45,6 +45,11 @@ class LeasedStarts:
         """Return the task that creates runs with their leases at the moment, or nothing."""
         return self._leased.running
 
+    async def ended(self) -> None:
+        """Wait until no run is being created."""
+        await self._leased.ended()
+        await self._unleased.ended()
+
     async def _create_leased(
         self, items: Sequence[tuple[WorkflowInstance, Slot]]
     ) -> "list[Lease | StorageError | None]":

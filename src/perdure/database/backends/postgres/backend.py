@@ -106,6 +106,7 @@ class PostgresBackend(ServerBackend[Any]):
         for listener in self.listeners:
             listener.wake()
         await super().close()
+        await self._hosts.close()
 
     # Connections.
 

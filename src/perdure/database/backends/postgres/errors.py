@@ -13,6 +13,8 @@ _CONFLICTS = {"40001", "40P01", "55P03"}
 _ENDED = {"25P04", "40003", "57P01", "57P02", "57P03", "57P04", "57P05"}
 # Sent by a pooler that has no server, or by a server that got values of another type than when it prepared.
 _NOT_RUN = ("query_wait_timeout", "cannot connect to server", "server login", "insufficient data left in message")
+# Raised by asyncpg before it sends: it is still reading that the server has ended the session.
+_STILL_READING = "cannot switch to state"
 _ABSENT = {"42P01", "42703", "42704", "42883", "42P10", "3F000"}
 _NOT_TEXT = {"22021", "22P05"}
 _UNAVAILABLE = {
@@ -44,6 +46,8 @@ def classify(error: Exception, *, fails_over: bool) -> Fault:
     if code == "22P03" or isinstance(error, asyncpg.InvalidCachedStatementError):  # a migration changed the types
         return Fault.UNSENT
     if isinstance(error, asyncpg.InterfaceError) and "closed" in str(error):
+        return Fault.UNSENT
+    if isinstance(error, asyncpg.InternalClientError) and _STILL_READING in str(error):
         return Fault.UNSENT
     # An answer that asyncpg cannot read says nothing about the statement.
     lost = isinstance(error, OSError | asyncpg.InternalClientError)

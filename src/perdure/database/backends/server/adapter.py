@@ -39,7 +39,7 @@ class Adapter(Generic[C]):
 
     def reusable(self, connection: C) -> bool:
         """Return whether it is alive and in no transaction, which the next user's writes would become part of."""
-        return self.alive(connection)
+        raise NotImplementedError
 
     def discard(self, connection: C) -> None:
         """Close the connection without waiting."""

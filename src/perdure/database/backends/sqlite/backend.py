@@ -46,10 +46,10 @@ class SQLiteBackend:
         self.driver = SQLiteDriver()
         self._operations = Operations(self.driver)
         self.notifier = Silent()
-        self._path = path
         self._memory = path == MEMORY
-        self._lock = None if self._memory else WriterLock(_usable(path))
-        self._writer = Writer(self._connect, self._lock)
+        self._path = path if self._memory else _usable(path)
+        self._lock: WriterLock | None = None
+        self._writer = Writer(self._connect)
         self._reader: sqlite3.Connection | None = None
         self._local = threading.local()
         self._threads: ThreadPoolExecutor | None = None
@@ -63,7 +63,8 @@ class SQLiteBackend:
                 sqlite3.sqlite_version,
                 extra={"version": sqlite3.sqlite_version},
             )
-        await self._writer.start()
+        self._lock = None if self._memory else WriterLock(self._path)
+        await self._writer.start(self._lock)
         if not self._memory:
             self._reader = self._connect()
             self._threads = ThreadPoolExecutor(2, "perdure-reader")

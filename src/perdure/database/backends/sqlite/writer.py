@@ -27,17 +27,18 @@ GROUP_MAX = 256
 class Writer:
     """Own the writing connection; everything on it happens in its thread."""
 
-    def __init__(self, connect: Callable[[], sqlite3.Connection], lock: WriterLock | None) -> None:
+    def __init__(self, connect: Callable[[], sqlite3.Connection]) -> None:
         self._connect = connect
-        self._lock: WriterLock | contextlib.nullcontext[None] = lock or contextlib.nullcontext()
+        self._lock: WriterLock | contextlib.nullcontext[None] = contextlib.nullcontext()
         self._queue: SimpleQueue[Job[Any] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._closed = False
         self._waiting: dict[Job[Any], None] = {}  # in order of arrival
         self._watch: asyncio.TimerHandle | None = None  # one for all: a timer for each would cost more than the queue
 
-    async def start(self) -> None:
-        """Start the thread and open the connection in it."""
+    async def start(self, lock: WriterLock | None) -> None:
+        """Start the thread and open the connection in it; writes wait for the lock if other processes may write."""
+        self._lock = lock or self._lock
         opened: Job[None] = Job(lambda _: None)
         self._thread = threading.Thread(target=self._main, args=(opened,), name="perdure-writer", daemon=True)
         self._thread.start()

@@ -9,9 +9,9 @@ process dies, for whatever reason.
 The locks are on files of their own. Opening and closing the database's files would drop SQLite's locks on them.
 """
 
-import os
 import sys
 from contextlib import nullcontext
+from io import FileIO
 
 if sys.platform == "win32":
 
@@ -28,9 +28,7 @@ else:
         """Admit one writer among all processes; entering blocks the thread."""
 
         def __init__(self, path: str) -> None:
-            self._turn, self._lock = (
-                os.open(path + suffix, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666) for suffix in ("-turn", "-gate")
-            )
+            self._turn, self._lock = (FileIO(path + suffix, "a") for suffix in ("-turn", "-gate"))
 
         def __enter__(self) -> None:
             fcntl.flock(self._turn, fcntl.LOCK_EX)
@@ -44,5 +42,5 @@ else:
 
         def close(self) -> None:
             """Close the files."""
-            os.close(self._lock)
-            os.close(self._turn)
+            self._lock.close()
+            self._turn.close()
