@@ -8,6 +8,7 @@ from perdure.database.backends.base import Backend, Executor
 from perdure.database.backends.sqlite import SQLiteBackend
 from perdure.database.backends.sqlite.url import is_in_memory as is_in_memory
 from perdure.database.backends.sqlite.url import parse as parse_sqlite_url
+from perdure.database.cancellation import finish
 from perdure.database.dialects import Features, new_driver
 from perdure.database.secret import Secret
 from perdure.database.urls import limit_idle_transactions as limit_idle_transactions
@@ -96,9 +97,9 @@ class SQLStorage(
             self._opened = True
 
     async def close(self) -> None:
-        """Close every connection."""
+        """Close every connection, even if the task is cancelled meanwhile."""
         self._closed = True
-        await self._backend.close()
+        await finish(self._backend.close())
 
     @property
     def is_open(self) -> bool:
@@ -128,7 +129,11 @@ class SQLStorage(
         return ""
 
     async def __aenter__(self) -> Self:
-        await self.initialize()
+        try:
+            await self.initialize()
+        except BaseException:
+            await self.close()
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:

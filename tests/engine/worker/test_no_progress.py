@@ -15,16 +15,19 @@ from perdure import (
     WorkflowStatus,
     activity,
     activity_info,
+    send_event,
     sleep,
     wait_event,
     workflow,
 )
+from perdure.errors import StorageError
+from perdure.hooks import RunStuck
 from perdure.model.records import HistoryEvent, HistoryEventType, WorkflowInstance
 from perdure.storage.stores import SQLStorage
 from tests.engine.gates import approved, entered, gated, gates, note, seen, two_gates
 from tests.engine.gates import forget as forget_gates
 from tests.engine.versions import version
-from tests.engine.waiting import row_of, stuck_runs, until, waiting
+from tests.engine.waiting import move_clock, row_of, stuck_runs, until, waiting
 from tests.support.storages import Database
 
 SOON = timedelta(seconds=30)
@@ -119,6 +122,29 @@ async def test_tries_without_progress_are_counted_and_max_tries_fails_the_run(da
         assert (await app.get("a").info()).status is WorkflowStatus.FAILED
 
 
+async def test_error_after_a_lost_lease_does_not_count_as_a_try(
+    database: Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The rows of the next worker may be unexpected for the last one, which says nothing about the code."""
+    events: list[object] = []
+    async with App(database.url, workflows=[_version(changing_after)], hooks=[events.append]) as app:
+        storage = app._storage
+        read = storage.get_history_paginated
+
+        async def read_too_late(id: str, *arguments: Any, **options: Any) -> Any:
+            await storage.release_lock(id, (await row_of(app, id)).locked_by or "")
+            assert await storage.try_acquire_lock(id, "next#0", 60) is not None
+            return await read(id, *arguments, **options)
+
+        monkeypatch.setattr(storage, "get_history_paginated", read_too_late)
+        await storage.create_instance(WorkflowInstance("a", "no_progress.changing", owner_service="perdure"))
+        await storage.append_history(_event("a", 7))
+        await until(lambda: "lost its lease on run a" in caplog.text)
+        monkeypatch.undo()
+        assert (await row_of(app, "a")).locked_by == "next#0"
+    assert not [event for event in events if isinstance(event, RunStuck)]
+
+
 @pytest.mark.guarantee(9)
 async def test_run_with_an_unreadable_row_is_stuck(database: Database) -> None:
     async with App(database.url, workflows=[looking_back, approved], lease=SHORT) as app:
@@ -149,8 +175,27 @@ async def test_death_of_a_worker_counts_as_a_try(database: Database) -> None:
         assert await app.get("a").result(SOON) == ["one", "two"]
 
 
+@pytest.mark.guarantee(9)
+async def test_try_that_is_handed_over_on_shutdown_keeps_the_count_of_tries(database: Database) -> None:
+    storage = await database.storage()
+    instance = WorkflowInstance("a", two_gates.name, b'{"first":"one","second":"two"}', owner_service="perdure")
+    lease = await storage.create_instance(instance, worker_id="before", timeout_sec=10)
+    assert lease is not None
+    await storage.back_off(lease, 2, "EngineError: deadlock", 0.001)
+    async with App(database.url, workflows=[two_gates], drain_timeout=0) as app:
+        await until(entered("one"))
+        (before,) = await stuck_runs(app)
+    async with App(database.url, workflows=[approved]) as app:
+        (after,) = await stuck_runs(app)
+        assert after.stuck is not None
+        assert before.stuck is not None
+        assert after.stuck.reason == "EngineError: deadlock"
+        assert after.stuck.since == before.stuck.since
+        assert (await row_of(app, "a")).locked_by == "~put-off#2"
+
+
 async def _before() -> str:
-    await sleep(1.1)
+    await sleep(3600)
     return await note("old")
 
 
@@ -167,6 +212,7 @@ async def test_changed_code_never_resumes_an_old_run(shared: Database) -> None:
         await old.options(id="a").start()
         await waiting(app, "a")
     async with App(shared.url, workflows=[new], lease=SHORT) as app:
+        await move_clock(app, timedelta(hours=1))
 
         async def tried_twice() -> bool:
             return "#2" in ((await row_of(app, "a")).locked_by or "")
@@ -175,4 +221,46 @@ async def test_changed_code_never_resumes_an_old_run(shared: Database) -> None:
         assert [each.id for each in await stuck_runs(app)] == ["a"]
     assert seen == []
     async with App(shared.url, workflows=[old], lease=SHORT) as app:
+        await move_clock(app, timedelta(hours=1))
         assert await app.get("a").result(SOON) == "old"
+
+
+@activity(transactional=True)
+async def stored(number: int) -> int:
+    return number
+
+
+async def faltering() -> int:
+    seen.append("a try")
+    for number in range(3):
+        await stored(number)
+        if number == len(seen) - 1:
+            await send_event("tried", {})  # it cannot be stored
+    return len(seen)
+
+
+async def test_result_of_a_transactional_activity_is_progress(
+    memory: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = version(faltering, "no_progress.faltering", 2)
+    async with App(memory.url, workflows=[made], lease=SHORT) as app:
+        monkeypatch.setattr(app._storage, "publish_to_channel", _refuse)
+        assert await (await made.start()).result(SOON) == 4
+
+
+async def _refuse(*_: object, **__: object) -> None:
+    raise StorageError("it is not stored")
+
+
+async def noting() -> None:
+    await note("not stored")
+
+
+async def test_result_that_is_not_stored_is_no_progress(memory: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the run would execute its activity every second, for ever."""
+    made = version(noting, "no_progress.noting", 2)
+    async with App(memory.url, workflows=[made], lease=SHORT) as app:
+        monkeypatch.setattr(app._storage, "append_histories", _refuse)
+        with pytest.raises(WorkflowFailedError, match="it is not stored"):
+            await (await made.start()).result(SOON)
+        assert seen == ["not stored", "not stored"]

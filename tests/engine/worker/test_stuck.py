@@ -322,12 +322,23 @@ async def test_workers_publish_the_workflows_they_serve(database: Database) -> N
         assert await served_names(app._storage) == {"stuck.quiet"}
         await app._storage.beat_worker("other", published(["stuck.other"], 15))
         assert await served_names(app._storage) == {"stuck.quiet", "stuck.other"}
+        await app._storage.beat_worker("patient", published(["stuck.patient"], 600))
         shift_clock(storage_of(app), timedelta(minutes=10))
+        assert "stuck.patient" in (await served_names(app._storage) or ())  # its heartbeats are rare
         assert "stuck.other" not in (await served_names(app._storage) or ())  # the app's own worker continues
         await app._storage.beat_worker("older", b"{}")  # of a version that publishes nothing
         assert await served_names(app._storage) is None
         await app._storage.beat_worker("older", published([f"{n:0200}" for n in range(1000)], 15))
         assert await served_names(app._storage) is None
+
+
+async def test_no_run_counts_as_unserved_while_a_worker_of_an_older_version_lives(database: Database) -> None:
+    async with Client(database.url) as client:
+        await client._storage.create_instance(WorkflowInstance("a", "stuck.unknown", owner_service="perdure"))
+        shift_clock(storage_of(client), timedelta(minutes=10))
+        assert [run.id for run in await stuck_runs(client)] == ["a"]
+        await client._storage.beat_worker("older", b"{}")  # it does not publish what it serves
+        assert await stuck_runs(client) == []
 
 
 async def test_run_that_makes_progress_is_no_longer_stuck(database: Database) -> None:

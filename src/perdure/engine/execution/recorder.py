@@ -8,6 +8,7 @@ them.
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import partial
 
 from perdure.engine.execution.journal import Journal
 from perdure.engine.execution.progress import StepsInProgress
@@ -98,8 +99,13 @@ class Recorder:
 
     def note(self, record: Record, stored: Stored | None = None) -> None:
         """Record something that the body does not wait for, without waiting for the commit."""
-        self._journal.record(row_of(self._run_id, record), stored)
+        self._journal.record(row_of(self._run_id, record), partial(self._progress, stored))
+
+    def _progress(self, stored: Stored | None) -> None:
+        """Count a record as progress once it is stored: a run whose records are refused makes none."""
         self.progressed = True
+        if stored is not None:
+            stored()
 
     def record(self, record: Record, stored: Stored | None = None) -> None:
         """Record something and pass it to the body, without waiting for the commit."""

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("perdure.engine")
 
+AT_ONCE_SEC = 0.001  # the shortest back-off
 CONFLICTS_MAX = 10  # maximum number of immediate retries of a run whose transaction loses deadlocks
 
 
@@ -85,9 +86,10 @@ class RunTask:
             else:
                 await self._try(self._tries)
         except asyncio.CancelledError:
-            self.run.evict()
             if self._executor.stopping:
-                await release(self._host.storage, self.lease)
+                await self._hand_back()
+            else:
+                self.run.evict()
         finally:
             self._slot.rest()
             self._executor.drop(self)
@@ -150,9 +152,26 @@ class RunTask:
         self._take_up(found, self.run.deadline)
 
     async def _hand_back(self) -> None:
-        """Release the lease, so that any worker can execute the run."""
+        """Release the lease, so that any worker can execute the run. A stuck run without progress stays stuck."""
         self.run.evict()
-        await release(self._host.storage, self.lease)
+        if self._tries == 0 or self.run.progressed or not await self._stay_stuck():
+            await release(self._host.storage, self.lease)
+
+    async def _stay_stuck(self) -> bool:
+        """Release the lease but keep the count of tries and their reason; return False if the run is not stuck."""
+        try:
+            (stuck,) = await self._host.storage.get_stuck([self.run.id])
+            if stuck is not None:
+                await self._host.storage.back_off(self.lease, self._tries, stuck.reason, AT_ONCE_SEC)
+        except StorageError as error:
+            log.debug(
+                "run %s (%s) could not be kept as stuck: %s",
+                *about(self.run).values(),
+                error,
+                extra={**about(self.run), "reason": str(error)},
+            )
+            return False
+        return stuck is not None
 
     async def _fail(self, error: BaseException, tries: int) -> None:
         """End a try with an error that says nothing about the lease or the database."""

@@ -11,11 +11,14 @@ SELECT {utc(locked_at)}, {utc(lock_expires_at)}, {utc(updated_at)} FROM workflow
  WHERE instance_id = :instance_id
 
 -- mark
--- Mark an instance as stuck, since the first attempt as long as the number of attempts grows.
+-- Mark an instance as stuck, since the first attempt as long as the number of attempts grows, or stays and nothing
+-- has happened to the instance.
 INSERT INTO perdure_stuck (instance_id, reason, tries, since, next_retry_at, progressed_at)
 VALUES (:instance_id, :reason, :tries, :since, :next_retry_at, :progressed_at)
 {on_conflict_do_update(instance_id)}
-       since = CASE WHEN perdure_stuck.tries < :tries THEN perdure_stuck.since ELSE :since END,
+       since = CASE WHEN perdure_stuck.tries < :tries
+                      OR (perdure_stuck.tries = :tries AND perdure_stuck.progressed_at = :progressed_at)
+                    THEN perdure_stuck.since ELSE :since END,
        reason = :reason, tries = :tries, next_retry_at = :next_retry_at, progressed_at = :progressed_at
 
 -- clear

@@ -391,3 +391,35 @@ async def test_post_commit_callback_can_deliver(storage: Storage) -> None:
         storage.register_post_commit_callback(deliver)
         assert seen == []
     assert [(found.instance_id, found.message_id) for found in seen] == [("i-1", published)]
+
+
+@pytest.mark.parametrize("mode", [BROADCAST, COMPETING])
+async def test_channel_whose_subscriber_waits_for_the_next_message_is_not_due(
+    storage: Storage, mode: ChannelMode
+) -> None:
+    await listening(storage, "i-1", mode=mode)
+    if mode is COMPETING:
+        await listening(storage, "i-2", mode=mode)
+    await publish(storage, b"1")
+    if mode is BROADCAST:
+        await listening(storage, "i-2", mode=mode)  # from the next message on
+    ((receiver, _),) = await delivered(storage)
+    assert await storage.try_acquire_lock(receiver, "w1", 60) is not None
+    due = await storage.next_work_at()
+    assert due is not None
+    assert due > await storage.now() + timedelta(seconds=30)  # the end of the lease
+
+
+async def test_delivery_to_the_holder_of_a_lease_keeps_the_lease(storage: Storage) -> None:
+    lease = await leased(storage, "i-1")
+    await storage.subscribe_to_channel("i-1", "c", BROADCAST, lease=lease)
+    await publish(storage, b"1")
+    before = await storage.get_instance("i-1")
+    offered = ChannelMessage(0, "c", "")
+    assert await storage.deliver_channel_message("i-1", offered, lease=lease, activity_id="r:1") is not None
+    after = await storage.get_instance("i-1")
+    assert before is not None
+    assert after is not None
+    assert (after.locked_by, after.lock_token, after.locked_at) == ("w1", lease.token, before.locked_at)
+    assert after.locked_at is not None
+    assert after.lock_expires_at == lease.expires_at

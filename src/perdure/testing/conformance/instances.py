@@ -147,20 +147,23 @@ async def test_limits_hold_to_the_byte(storage: Storage) -> None:
         await new(storage, "i-2", framework="go")
 
 
-@pytest.mark.parametrize("target", [status for status in S if status is not S.RECURRED])
-@pytest.mark.parametrize("source", [status for status in S if status is not S.RECURRED])
-async def test_only_listed_state_transitions_are_allowed(storage: Storage, source: S, target: S) -> None:
-    await storage.create_instance(WorkflowInstance("i-1", "wf", status=source))
-    if source in sources_of(target):
-        await storage.update_instance_status("i-1", target)
-        expected = target
-    else:
-        with pytest.raises(InvalidTransitionError, match=f"{source.value}.*{target.value}"):
-            await storage.update_instance_status("i-1", target)
-        expected = source
-    found = await storage.get_instance("i-1")
-    assert found is not None
-    assert found.status == expected
+STATES: list[S] = [status for status in S if status is not S.RECURRED]
+
+
+@pytest.mark.parametrize("source", STATES)
+async def test_only_listed_state_transitions_are_allowed(storage: Storage, source: S) -> None:
+    for target in STATES:
+        await storage.create_instance(WorkflowInstance(target.value, "wf", status=source))
+        if source in sources_of(target):
+            await storage.update_instance_status(target.value, target)
+            expected = target
+        else:
+            with pytest.raises(InvalidTransitionError, match=f"{source.value}.*{target.value}"):
+                await storage.update_instance_status(target.value, target)
+            expected = source
+        found = await storage.get_instance(target.value)
+        assert found is not None
+        assert found.status == expected
 
 
 async def test_status_cannot_be_set_to_recurred(storage: Storage) -> None:
@@ -419,6 +422,16 @@ async def test_finished_instances_are_deleted_by_id(storage: Storage) -> None:
     await storage.update_instance_output("i", b"1")
     assert await storage.delete_ended(["i~1", "i~1"]) == [True, True]
     assert await storage.delete_ended([]) == []
+
+
+async def test_instance_that_several_live_ones_continue_from_is_kept(storage: Storage, shift: Shift) -> None:
+    await new(storage, "old")
+    await storage.update_instance_output("old", b"1")
+    for name in ("i", "j"):
+        await new(storage, name, continued_from="old")
+    shift(storage, 10)
+    assert await storage.delete_instances(timedelta(seconds=5)) == 0
+    assert await storage.delete_ended(["old"]) == [False]
 
 
 async def test_workflow_names_with_instances_are_listed(storage: Storage) -> None:

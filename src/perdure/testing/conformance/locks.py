@@ -1,13 +1,14 @@
 """Test how a backend handles leases."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from perdure.errors import LeaseLostError, LimitError
-from perdure.model.records import HistoryEvent, Lease, WorkflowInstance
+from perdure.model.records import ChannelMode, ChannelWait, HistoryEvent, Lease, TimerWait, WorkflowInstance
 from perdure.model.states import TERMINAL, WorkflowStatus
 from perdure.storage.contract import Storage
 from perdure.testing.conformance.tools import Shift, leased, new
@@ -22,6 +23,50 @@ async def test_lease_has_instance_worker_token_and_expiry(storage: Storage) -> N
     found = await storage.get_instance("i-1")
     assert found is not None
     assert (found.locked_by, found.lock_token, found.lock_expires_at) == ("w1", 1, lease.expires_at)
+
+
+async def _sleep(storage: Storage, lease: Lease) -> None:
+    await storage.suspend(lease, [TimerWait("t", "sleep:1", after=timedelta(seconds=60))])
+
+
+async def _receive(storage: Storage, lease: Lease) -> None:
+    channel = await storage.subscribe_to_channel(lease.instance_id, "c", ChannelMode.BROADCAST, lease=lease)
+    await storage.suspend(lease, [ChannelWait(channel, "receive:1")])
+
+
+async def _wait_for_either(storage: Storage, lease: Lease) -> None:
+    channel = await storage.subscribe_to_channel(lease.instance_id, "c", ChannelMode.BROADCAST, lease=lease)
+    timer = TimerWait("t", "sleep:1", after=timedelta(seconds=60))
+    await storage.suspend(lease, [ChannelWait(channel, "receive:1"), timer])
+
+
+async def _fail(storage: Storage, lease: Lease) -> None:
+    await storage.update_instance_status(lease.instance_id, WorkflowStatus.FAILED, lease=lease)
+
+
+LEASE_ENDS: dict[str, Callable[[Storage, Lease], Awaitable[object]]] = {
+    "release": lambda storage, lease: storage.release_lock(lease.instance_id, lease.worker_id, lease=lease),
+    "sleep": _sleep,
+    "receive": _receive,
+    "wait for either": _wait_for_either,
+    "complete": lambda storage, lease: storage.complete_and_release(lease, b"1"),
+    "complete a batch": lambda storage, lease: storage.complete_instances([(lease, b"1")]),
+    "fail": _fail,
+    "cancel": lambda storage, lease: storage.cancel_instance(lease.instance_id),
+}
+
+
+@pytest.mark.parametrize("way", LEASE_ENDS)
+async def test_nothing_of_a_lease_is_left_when_it_ends(storage: Storage, way: str) -> None:
+    lease = await leased(storage, "i-1")
+    other = await leased(storage, "i-2")
+    await LEASE_ENDS[way](storage, lease)
+    ended, held = await storage.get_instances(["i-1", "i-2"])
+    assert ended is not None
+    assert (ended.locked_by, ended.locked_at, ended.lock_expires_at) == (None, None, None)
+    assert ended.lock_token >= lease.token
+    assert held is not None
+    assert (held.locked_by, held.lock_expires_at) == ("w1", other.expires_at)
 
 
 @pytest.mark.pitfall(2)

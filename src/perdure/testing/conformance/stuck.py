@@ -70,6 +70,9 @@ async def test_stuck_since_is_the_time_of_the_first_failed_try(storage: Storage,
     (second,) = await storage.list_stuck()
     assert (second.since, second.tries, second.reason) == (first.since, 2, "still no")
     assert second.next_retry_at > first.next_retry_at
+    await storage.back_off(await again(storage, "i-1", 15, shift), 2, "handed over", 1)
+    (handed_over,) = await storage.list_stuck()
+    assert (handed_over.since, handed_over.tries) == (first.since, 2)
     await storage.back_off(await again(storage, "i-1", 20, shift), 1, "new", 1)  # it had made progress
     (third,) = await storage.list_stuck()
     assert third.since > first.since

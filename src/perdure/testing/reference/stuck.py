@@ -39,7 +39,7 @@ class Stuck(Fences):
             "instance_id": lease.instance_id,
             "reason": reason,
             "tries": tries,
-            "since": known["since"] if known is not None and known["tries"] < tries else self._now,
+            "since": known["since"] if known is not None and _continues(known, tries, row) else self._now,
             "next_retry_at": until,
             "progressed_at": row["updated_at"],
         }
@@ -76,3 +76,8 @@ class Stuck(Fences):
 
 def _from(row: Row) -> StuckInstance:
     return StuckInstance(**{key: value for key, value in row.items() if key != "progressed_at"})
+
+
+def _continues(known: Row, tries: int, row: Row) -> bool:
+    """Return whether the number of tries grows, or stays and nothing has happened to the instance."""
+    return known["tries"] < tries or (known["tries"], known["progressed_at"]) == (tries, row["updated_at"])
