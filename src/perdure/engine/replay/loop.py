@@ -118,9 +118,9 @@ class BodyTask(asyncio.Task[T]):
     def __repr__(self) -> str:
         return f"<task {self.get_name()!r} of a workflow>"  # asyncio's errors show it
 
-    def close(self) -> bool:
-        """Close the coroutine in its own context; return False if it ignores that and continues."""
-        loop, coro = self.get_loop(), self.get_coro()
+    def close(self, coro: "CoroutineType[Any, Any, Any]") -> bool:
+        """Close one of the task's coroutines in its own context; return False if it ignores that and continues."""
+        loop = self.get_loop()
         asyncio.tasks._enter_task(loop, self)
         try:
             self._code_context.run(coro.close)
@@ -256,8 +256,9 @@ class BodyLoop(_Refusing):
         def end_all() -> None:
             for task in self.tasks():
                 assert isinstance(task, BodyTask)
-                if not any(task.close() for _ in range(tries)):
-                    stubborn.append(task.get_coro())
+                for coro in _coroutines(task):
+                    if not any(task.close(coro) for _ in range(tries)):
+                        stubborn.append(coro)
 
         self._ready = deque([asyncio.Handle(end_all, (), self)])
         self.pump(1)
@@ -471,6 +472,16 @@ def _innermost(coro: Any) -> str | None:
 
 
 _LIBRARIES = (str(Path(asyncio.__file__).parent), str(Path(__file__).parent))
+
+
+def _coroutines(task: "BodyTask[Any]") -> "list[CoroutineType[Any, Any, Any]]":
+    """Return the coroutine of a task, then the one that it awaits, and so on: an outer one may end before these."""
+    found: list[CoroutineType[Any, Any, Any]] = []
+    coro: object = task.get_coro()
+    while isinstance(coro, CoroutineType):
+        found.append(coro)
+        coro = coro.cr_await
+    return found
 
 
 def _keep_for_good(thing: object) -> None:

@@ -115,12 +115,15 @@ class OpenSteps:
         """Return whether the body waits for a row with this id."""
         return row_id in self._expected
 
-    def accept(self, record: Record, *, ended: bool) -> None:
-        """Pass a record to its step. Raise `NonDeterminismError` if no step waits for it; `ended` is the body's."""
+    def accept(self, record: Record, *, ended: str | None) -> None:
+        """Pass a record to its step. Raise `NonDeterminismError` if no step waits for it.
+
+        `ended` says how the body has ended; None if it has not.
+        """
         accept = self._expected.pop(record.row_id, None)
         if accept is None:
-            instead = f"the code waits for {', '.join(sorted(self._expected)[:5]) or 'nothing'}"
-            self._unexpected(record, "the code has ended by then" if ended else instead)
+            instead = ended or f"waits for {', '.join(sorted(self._expected)[:5]) or 'nothing'}"
+            self._unexpected(record, f"the code {instead}")
         accept(record)
 
     def _unexpected(self, record: Record, instead: str) -> NoReturn:

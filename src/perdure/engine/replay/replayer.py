@@ -89,7 +89,7 @@ class Replayer:
             record, self._held = self._held, None
             self._fed += 1
             self._body.loop.advance(stamped(record.call))
-            self._body.steps.accept(record, ended=self.done)
+            self._body.steps.accept(record, ended=self._end() if self.done else None)
         self._run()
 
     def _begin(self) -> None:
@@ -107,8 +107,19 @@ class Replayer:
             self._body.mismatch.fail(f"the history has values at {', '.join(left)}, which the code does not take")
         if self._body.values.replaying:
             self._body.values.forget_recorded()
-        elif self.done and self._task is not None and not self._task.cancelled():
-            self._task.exception()  # retrieved, so that asyncio does not warn: `outcome()` returns it later
+        if self.done:
+            self._error()  # retrieved, so that asyncio does not warn of it: `outcome()` returns it later
+
+    def _error(self) -> BaseException | None:
+        """Return what the function raised."""
+        return None if self._task is None or self._task.cancelled() else self._task.exception()
+
+    def _end(self) -> str:
+        """Return how the function has ended."""
+        error = self._error()
+        if not isinstance(error, Exception):  # it has returned, or calls recur()
+            return "has ended by then"
+        return f"has failed by then: {type(error).__name__}: {error}"
 
     # What became of the function.
 
