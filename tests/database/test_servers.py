@@ -9,7 +9,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, suppress
 from pathlib import Path
 
@@ -111,6 +111,33 @@ class TestLifeCycle:
         with kind() as server:
             assert server.pid is not None
 
+    async def test_later_servers_start_with_a_copy_of_the_data_that_the_first_created(
+        self, kind: type[Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+        created: list[Server] = []
+        run = Server._run
+
+        def counting(server: Server, command: Sequence[str | Path]) -> None:
+            created.append(server)
+            run(server, command)
+
+        monkeypatch.setattr(Server, "_run", counting)
+        with kind() as first:
+            await fetchval(first.url, "CREATE TABLE mine (id int)")
+        with kind() as second:
+            await fetchval(second.url, "CREATE TABLE mine (id int)")
+        assert created == [first]
+        (archive,) = tmp_path.glob("perdure-servers-*/*")
+        archive.write_bytes(b"no archive" * 1000)
+        with pytest.raises(ServerError, match="could not be unpacked, and was deleted"):
+            kind().start()
+        assert not archive.exists()
+        archive.parent.chmod(0o777)
+        with kind() as third:
+            assert created == [first, third]
+        assert not archive.exists(), "others could replace it"
+
 
 POSTGRES_SETTINGS = "SELECT concat_ws(' ', {})".format(
     ", ".join(f"current_setting('{name}')" for name in ("timezone", "max_connections", "fsync"))
@@ -137,6 +164,7 @@ async def test_server_settings_are_applied(server: Server, question: str, answer
 
 class TestPgBouncer:
     BACKEND = "SELECT pg_backend_pid()"
+    TURNS = 20  # of one client, in which another would get its turn if it could
 
     async def test_transaction_mode_shares_one_backend_between_transactions(self, postgres_url: str) -> None:
         with PgBouncer(postgres_url, settings={"default_pool_size": 1}) as pooler:
@@ -146,8 +174,8 @@ class TestPgBouncer:
             assert await other.fetchval(self.BACKEND) == backend
             async with one.transaction():
                 waiting = asyncio.ensure_future(other.fetchval(self.BACKEND))
-                assert await one.fetchval(self.BACKEND) == backend
-                await asyncio.sleep(0.1)
+                for _ in range(self.TURNS):
+                    assert await one.fetchval(self.BACKEND) == backend
                 assert not waiting.done()
             assert await waiting == backend
             await one.close()
@@ -159,7 +187,8 @@ class TestPgBouncer:
             await one.fetchval(self.BACKEND)
             other = await asyncpg.connect(pooler.url, statement_cache_size=0)
             waiting = asyncio.ensure_future(other.fetchval(self.BACKEND))
-            await asyncio.sleep(0.1)
+            for _ in range(self.TURNS):
+                await one.fetchval(self.BACKEND)
             assert not waiting.done()
             await one.close()
             assert await waiting
@@ -176,13 +205,13 @@ class TestPgBouncer:
 
 
 PARENT = """
-import time
+import signal
 from perdure.testing.servers import MySQLServer, PgBouncer, PostgresServer
 postgres = PostgresServer().start()
 started = [postgres, PgBouncer(postgres).start(), MySQLServer().start()]
 for server in started:
     print(server.pid, server.home, flush=True)
-time.sleep(600)
+signal.pause()
 """
 
 

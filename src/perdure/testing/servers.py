@@ -10,16 +10,21 @@ dies (Linux; elsewhere call `stop`).
 Servers are fast unless `durable=True`: nothing is synced, and the data is in memory (/dev/shm) if there is space and
 TMPDIR is not set. A power cut loses the data, but an acknowledged commit survives `kill`: it is written, if not synced,
 before it is acknowledged.
+
+Creating the data of a new server takes a second, so the first one leaves a copy (about 40 MB) in the temporary
+directory, which later servers of the same program unpack.
 """
 
 import ctypes
 import fcntl
+import hashlib
 import os
 import pwd
 import secrets
 import shutil
 import signal
 import socket
+import stat
 import struct
 import subprocess
 import sys
@@ -112,7 +117,33 @@ class Server:
         self.stop()
 
     def _create(self) -> None:
-        """Create the data of a new server."""
+        """Create the data of a new server: unpack the copy that an earlier one left, or leave one."""
+        if not (initializer := self._initializer()):
+            return
+        template = _template(initializer, self.home)
+        if template is None:
+            self._run(initializer)
+        elif not template.exists():
+            self._run(initializer)
+            partial = template.with_suffix(f".{secrets.token_hex(4)}")
+            if self._tar("--create", partial):
+                partial.replace(template)
+            else:  # for lack of space, for example: the next server tries again
+                partial.unlink(missing_ok=True)
+        elif not self._tar("--extract", template):
+            template.unlink(missing_ok=True)
+            raise self._error(f"{template} could not be unpacked, and was deleted: start the server again")
+
+    def _tar(self, action: str, archive: Path) -> bool:
+        """Pack or unpack the data and its owners; return whether that succeeded."""
+        places: list[str | Path] = ["--file", archive, "--directory", self.home]
+        command = ["tar", action, *places, "--numeric-owner", "-p", "data"]
+        with (self.home / "log").open("ab") as log:
+            return subprocess.run(command, stdout=log, stderr=log, check=False).returncode == 0
+
+    def _initializer(self) -> Sequence[str | Path]:
+        """Return the command that creates the data, or nothing if the server has none."""
+        return ()
 
     def _command(self) -> list[str | Path]:
         raise NotImplementedError
@@ -182,9 +213,9 @@ class PostgresServer(Server):
     def url(self) -> str:
         return f"postgresql://perdure@{HOST}:{self.port}/postgres"
 
-    def _create(self) -> None:
+    def _initializer(self) -> Sequence[str | Path]:
         options = ["--username=perdure", "--auth=trust", "--encoding=UTF8", "--no-locale", "--no-sync"]
-        self._run([_find("postgres", package="postgresql").with_name("initdb"), "--pgdata=data", *options])
+        return [_find("postgres", package="postgresql").with_name("initdb"), "--pgdata=data", *options]
 
     def _command(self) -> list[str | Path]:
         settings = {"listen_addresses": HOST, "port": self.port, "unix_socket_directories": ""} | self.settings
@@ -210,14 +241,16 @@ class MySQLServer(Server):
     def url(self) -> str:
         return f"mysql://root@{HOST}:{self.port}/test"
 
-    def _create(self) -> None:
+    def _initializer(self) -> Sequence[str | Path]:
         server = _find("mariadbd", "mysqld", package="mariadb-server")
         options = ["--no-defaults", f"--datadir={self.home}/data", "--loose-innodb-log-file-size=16M"]
         if "MariaDB" in subprocess.check_output([server, "--version"], text=True):
             installer = _find("mariadb-install-db", "mysql_install_db", package="mariadb-server")
-            self._run([installer, *options, "--auth-root-authentication-method=normal", "--skip-test-db"])
-        else:
-            self._run([server, *options, "--initialize-insecure"])
+            return [installer, *options, "--auth-root-authentication-method=normal", "--skip-test-db"]
+        return [server, *options, "--initialize-insecure"]
+
+    def _create(self) -> None:
+        super()._create()
         self._write(
             "init.sql",  # runs at every start; MySQL itself creates only root@localhost
             f"CREATE USER IF NOT EXISTS root@'{HOST}';\n"
@@ -282,6 +315,21 @@ def _find(*names: str, package: str) -> Path:
         if found := shutil.which(name, path=os.pathsep.join(map(str, folders))):
             return Path(found).resolve()
     raise ServerError(f"{names[0]} was not found: install the package {package} (Debian: apt-get install {package})")
+
+
+def _template(initializer: Sequence[str | Path], home: Path) -> Path | None:
+    """Return the archive with what this command creates in a home; None without tar, or if others could change it."""
+    if shutil.which("tar") is None:
+        return None
+    folder = Path(tempfile.gettempdir()) / f"perdure-servers-{os.getuid()}"
+    with suppress(FileExistsError):  # whoever created it, see below
+        folder.mkdir(mode=0o700)
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
+        return None
+    program = Path(initializer[0]).stat()
+    content = [program.st_size, program.st_mtime_ns, *(str(part).replace(str(home), "") for part in initializer)]
+    return folder / f"{hashlib.sha256(repr(content).encode()).hexdigest()[:16]}.tar"
 
 
 def _account(names: Sequence[str]) -> tuple[int, int]:
