@@ -1,6 +1,7 @@
 """Failover: the primary of a cluster is killed or falls silent under load, and workers continue on the next one."""
 
 import asyncio
+import math
 import random
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -138,20 +139,24 @@ async def _first_line(crew: WorkerPool, what: str, since: float, pid: int | None
 async def _first_answer(cluster: Cluster) -> float:
     """When any of the servers takes a write; asked from outside, without a line of what is being tested."""
     write = _write_postgres if cluster.url.startswith("postgresql") else _write_mysql
+    over = asyncio.Event()
 
     async def ask(port: int) -> float:
-        while True:
+        while not over.is_set():
             with suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncmy.errors.MySQLError):
                 await write(port)
                 return time.monotonic()
             await asyncio.sleep(0.02)
+        return math.inf
 
     asking = [asyncio.create_task(ask(node.port)) for node in cluster.nodes]
     try:
         answered, _ = await asyncio.wait(asking, timeout=PRIMARY_SEC, return_when=asyncio.FIRST_COMPLETED)
     finally:
+        over.set()  # asyncmy may take a cancellation for an error of the connection
         for task in asking:  # a silent one would be waited for
             task.cancel()
+        await asyncio.wait(asking)
     assert answered, f"no server took a write within {PRIMARY_SEC} s"
     return min(task.result() for task in answered)
 

@@ -18,7 +18,7 @@ from tests.faults.calls import Kind
 from tests.faults.enumerator import Enumerator, all_pairs, enumerating
 from tests.faults.workers import KINDS, Openings, RunCase, RunPlayer, open_player
 from tests.faults.workflows import PLAYS
-from tests.support.databases import named_database
+from tests.support.databases import DATABASES, named_database
 from tests.support.storages import Database
 
 PLAYERS = 4  # databases at once, since most of it is waiting
@@ -69,6 +69,7 @@ async def play(round_: Round) -> Outcome:
     EFFECTS.open(effects)
     state = SharedState(iter(THEMES[round_.seed : round_.seed + round_.count]), effects)
     async with AsyncExitStack() as stack:
+        stack.callback(EFFECTS.close)
         stack.enter_context(state.openings.watching())
         urls = [f"sqlite:///{round_.folder}/player{number}.db" for number in range(PLAYERS)]
         if round_.backend != "sqlite":
@@ -81,4 +82,4 @@ async def play(round_: Round) -> Outcome:
     return state.outcome
 
 
-RIG = Rig("faults", "themes", dict.fromkeys(("sqlite", "postgresql", "mysql"), len(THEMES)), 12, play, in_order=True)
+RIG = Rig("faults", "themes", dict.fromkeys(DATABASES, len(THEMES)), 12, play, in_order=True)

@@ -11,6 +11,7 @@ from tests.engine.crashes.rig.worker_pool import WorkerPool
 from tests.support.storages import Database
 
 WORKERS = 4
+ENOUGH = 100  # fewer kills may all come between two activities
 
 
 async def play(round_: Round) -> Outcome:
@@ -33,7 +34,8 @@ async def storm(database: Database, round_: Round) -> Outcome:
     spec = WorkerSpec(database.url, str(round_.folder))
     checker, figures = await under_load(database, spec, random.Random(round_.seed), kill, workers=WORKERS)
     checker.check_undisturbed(kills)
-    checker.expect(bool(checker.resumed_sec), "no kill interrupted anything")
+    if round_.count >= ENOUGH:
+        checker.expect(bool(checker.resumed_sec), "no kill interrupted anything")
     return Outcome(len(kills), checker.wrong, figures)
 
 

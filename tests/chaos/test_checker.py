@@ -24,6 +24,7 @@ def test_incomplete_line_of_a_killed_worker_is_ignored(tmp_path: Path) -> None:
             file.write(b"\n" + whole[:length])
         assert len(effects.look()) == length
         writer.write("begin", run="run-1")
+    writer.close()
     assert {line.run for line in effects.look()} == {"run-1"}
 
 

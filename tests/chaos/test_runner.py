@@ -138,7 +138,7 @@ def test_interrupt_ends_the_runner_and_keeps_finished_rounds(harmless: Harmless)
     async def interrupted(round_: Round) -> Outcome:
         if len(harmless.played) == 1:
             os.kill(os.getpid(), signal.SIGINT)
-            await asyncio.sleep(60)
+            await asyncio.Event().wait()
         return await harmless.play(round_)
 
     harmless.rig = replace(harmless.rig, play=interrupted)

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta, timezone
@@ -12,12 +13,14 @@ from urllib.parse import quote, urlsplit
 
 import asyncmy
 import pytest
+from asyncmy.constants import ER
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from perdure.database.backends import polling
 from perdure.database.backends.mysql import MySQLBackend
 from perdure.database.backends.mysql import backend as mysql
+from perdure.database.backends.mysql.errors import connection_error
 from perdure.database.backends.mysql.url import parse as parse_url
 from perdure.database.backends.server.retries import Fault
 from perdure.database.dialects.mysql import literal
@@ -34,6 +37,7 @@ from perdure.errors import (
 )
 from perdure.storage.transactions import Transactions
 from perdure.testing.servers import MySQLServer
+from tests.support.blocking import next_picture
 from tests.support.databases import connect_mysql, fetch_mysql
 
 MIB = 1024 * 1024
@@ -159,15 +163,16 @@ def own_server() -> Iterator[MySQLServer]:
         yield server
 
 
-TRX_SEC = 0.12  # innodb_trx is a copy that is not renewed while it is read more often than every 0.1 s
+async def shortly() -> None:
+    await asyncio.sleep(0.005)
 
 
-async def until(condition: Callable[[], Awaitable[Any]], pause: float = 0.005) -> Any:
+async def until(condition: Callable[[], Awaitable[Any]], pause: Callable[[], Awaitable[None]] = shortly) -> Any:
     """Wait until a condition holds in the database; the test's timeout is the bound."""
     while True:
         if found := await condition():
             return found
-        await asyncio.sleep(pause)
+        await pause()
 
 
 async def blocked(backend: MySQLBackend) -> Any:
@@ -176,7 +181,7 @@ async def blocked(backend: MySQLBackend) -> Any:
         "SELECT trx_mysql_thread_id FROM information_schema.innodb_trx t JOIN information_schema.processlist p "
         "ON p.id = t.trx_mysql_thread_id WHERE p.db = DATABASE() AND t.trx_state = 'LOCK WAIT'"
     )
-    return await until(lambda: backend.executor().fetchval(query), TRX_SEC)
+    return await until(lambda: backend.executor().fetchval(query), next_picture)
 
 
 async def quiet(url: str) -> None:
@@ -190,7 +195,7 @@ async def quiet(url: str) -> None:
         async def none_open() -> bool:
             return bool((await fetch_mysql(connection, query))[0][0] == 0)
 
-        await asyncio.wait_for(until(none_open, TRX_SEC), 5)
+        await asyncio.wait_for(until(none_open, next_picture), 20)
 
 
 async def count(backend: MySQLBackend, item: str = "a") -> int:
@@ -217,6 +222,13 @@ def test_url_is_parsed() -> None:
     assert options["pool_size"] == 20
     assert login["ssl"] is None
     assert parse_url("mariadb:///db?unix_socket=/run/x.sock")[1]["unix_socket"] == "/run/x.sock"
+
+
+@pytest.mark.parametrize(("mode", "verifies"), [("true", False), ("verify", True)])
+def test_certificate_of_the_server_is_verified_if_the_url_says_so(mode: str, verifies: bool) -> None:
+    _, login, _ = parse_url(f"mysql://u@host/db?ssl={mode}")
+    assert login["ssl"].check_hostname is verifies
+    assert login["ssl"].verify_mode is (ssl.CERT_REQUIRED if verifies else ssl.CERT_NONE)
 
 
 @pytest.mark.parametrize(
@@ -271,6 +283,14 @@ def test_missing_driver_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(mysql, "asyncmy", None)
     with pytest.raises(ConfigurationError, match=r"install perdure\[mysql\]"):
         MySQLBackend("mysql://root@127.0.0.1/test")
+
+
+async def test_url_options_are_applied(fresh_mysql_db: str) -> None:
+    async with opened(f"{fresh_mysql_db}?pool_size=1&pool_timeout=0.05") as backend:
+        session = await backend.begin()
+        with pytest.raises(DatabaseUnavailableError, match="all 1 are in use"):
+            await backend._pool.acquire()
+        await session.rollback()
 
 
 async def test_password_may_contain_any_characters(fresh_mysql_db: str) -> None:
@@ -665,6 +685,39 @@ def test_driver_errors_are_classified_and_translated(error: Exception, fault: Fa
     backend = MySQLBackend("mysql://root@127.0.0.1/test")
     assert backend.fault(error) is fault
     assert type(backend.translate(error)) is kind
+
+
+@pytest.mark.parametrize(
+    ("codes", "text"),
+    [
+        ((1045, 1698), "wrong password"),
+        ((1044, 1049), "has no database 'd' that user 'u' may use"),
+        ((1130, 1251, 1862, 2059, 3118), "rejected the login of user 'u'"),
+        ((1040, 1203, 1226), "has no free connection"),
+        ((2003,), "cannot be reached"),
+    ],
+)
+def test_error_for_a_failed_connection_says_what_to_change(codes: tuple[int, ...], text: str) -> None:
+    for code in codes:
+        error = connection_error(
+            asyncmy.errors.OperationalError(code, "no"), "MySQL", {"user": "u", "database": "d"}, 5
+        )
+        assert text in str(error)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        *(ER.SERVER_SHUTDOWN, ER.SHUTDOWN_COMPLETE, ER.FORCING_CLOSE, ER.ABORTING_CONNECTION),
+        *(ER.NEW_ABORTING_CONNECTION, ER.NET_READ_ERROR, ER.NET_READ_INTERRUPTED, ER.NET_ERROR_ON_WRITE),
+        *(ER.NET_WRITE_INTERRUPTED, ER.ERROR_DURING_COMMIT),
+        *(1927, 3169, 4031),  # the connection was killed (MariaDB, MySQL), or idle for too long
+    ],
+)
+def test_session_ended_by_the_server_is_lost(code: int) -> None:
+    """It is then unknown whether a commit took effect; for any other error, it did not."""
+    backend = MySQLBackend("mysql://root@127.0.0.1/test")
+    assert backend.fault(asyncmy.errors.OperationalError(code, "ended")) is Fault.LOST
 
 
 async def test_missing_table_error_says_to_call_initialize(backend: MySQLBackend) -> None:

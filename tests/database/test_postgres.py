@@ -1,13 +1,16 @@
 """The PostgreSQL backend alone: sessions, plans, poolers, errors, cancellation, lost connections and wake-ups."""
 
 import asyncio
+import gc
 import logging
 import random
 import socket
 import time
 import traceback
+import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager, nullcontext, suppress
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -17,9 +20,11 @@ import pytest
 from perdure.database.backends.postgres import PostgresBackend
 from perdure.database.backends.postgres import backend as postgres
 from perdure.database.backends.postgres import listener as listening
+from perdure.database.backends.postgres.errors import classify
 from perdure.database.backends.postgres.listener import CHANNELS
 from perdure.database.backends.postgres.notifier import COALESCED, Notifier
 from perdure.database.backends.server import retries
+from perdure.database.backends.server.retries import Fault
 from perdure.database.operation import Operation, Work
 from perdure.database.statements import Call, parse
 from perdure.errors import (
@@ -53,6 +58,9 @@ INSERT INTO counters (name, n) VALUES (:other, :n);
 -- add_all
 UPDATE counters SET n = counters.n + 1 FROM unnest(:names::text[]) AS given (name) WHERE counters.name = given.name
 
+-- numbers
+SELECT unnest(:numbers::bigint[])
+
 -- get
 SELECT name, n FROM counters WHERE name = :name
 
@@ -61,6 +69,9 @@ SELECT count(*) FROM counters
 
 -- lock
 SELECT n FROM counters WHERE name = :name FOR UPDATE NOWAIT
+
+-- meet
+SELECT pg_advisory_xact_lock_shared(77)
 
 -- pause
 SELECT pg_sleep(:seconds)
@@ -356,6 +367,30 @@ async def test_times_are_those_of_the_server_and_can_be_shifted(backend: Postgre
     assert await read(backend, S["later"](at=given)) == [(given.astimezone(UTC).replace(tzinfo=None),)]
 
 
+async def test_small_answer_needs_little_memory(backend: PostgresBackend) -> None:
+    """A large buffer for each answer leaves holes in the heap, and a worker grows by megabytes."""
+    assert await read(backend, S["get"](name="absent")) == []  # prepares the statement
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        await read(backend, S["get"](name="absent"))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak - before < 64 << 10
+
+
+async def test_answer_larger_than_one_read_is_complete(backend: PostgresBackend) -> None:
+    numbers = list(range(100_000))
+    assert [n for (n,) in await read(backend, S["numbers"](numbers=numbers))] == numbers
+
+
+async def test_connection_on_which_a_caller_left_a_transaction_open_is_not_used_again(backend: PostgresBackend) -> None:
+    used = await backend.executor().fetchval("SELECT pg_backend_pid()")
+    await backend.executor().execute("BEGIN")
+    assert await backend.executor().fetchval("SELECT pg_backend_pid()") != used
+
+
 async def test_caller_sql_runs_on_the_pool(backend: PostgresBackend) -> None:
     conn = backend.executor()
     assert await conn.execute("INSERT INTO counters SELECT 'c' || i, i FROM generate_series(1, 5) i") == 5
@@ -451,6 +486,17 @@ async def test_caller_sql_sees_the_settings_of_the_server(connect: Connect, data
 # Errors.
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *(asyncpg.UndefinedTableError, asyncpg.UndefinedColumnError, asyncpg.UndefinedObjectError),
+        *(asyncpg.UndefinedFunctionError, asyncpg.InvalidColumnReferenceError, asyncpg.InvalidSchemaNameError),
+    ],
+)
+def test_anything_that_is_missing_is_a_schema_error(kind: type[asyncpg.PostgresError]) -> None:
+    assert type(PostgresBackend("postgresql://u@host/d").translate(kind("it does not exist"))) is SchemaError
+
+
 async def test_driver_errors_are_translated_and_chained(backend: PostgresBackend) -> None:
     with pytest.raises(SchemaError, match=r"call initialize\(\)") as absent:
         await read(backend, S["lost"]())
@@ -462,6 +508,13 @@ async def test_driver_errors_are_translated_and_chained(backend: PostgresBackend
     with pytest.raises(StorageError, match="rejected a statement"):
         await write(backend, S["put"](name="a", n="one"), single=True)
     assert await read(backend, S["count"]()) == [(0,)]
+
+
+def test_statement_that_was_never_sent_is_known_to_have_no_effect() -> None:
+    """asyncpg raises this if the server has just ended the session and the connection is not closed yet."""
+    unsent = asyncpg.InternalClientError("cannot switch to state 15; another operation (2) is in progress")
+    assert classify(unsent, fails_over=False) is Fault.UNSENT
+    assert classify(asyncpg.InternalClientError("got an unexpected message"), fails_over=False) is Fault.LOST
 
 
 async def test_a_read_only_server_is_unavailable(connect: Connect, database: str) -> None:
@@ -499,12 +552,17 @@ async def test_operation_is_retried_after_a_deadlock(
     def crossing(first: str, second: str) -> Operation[None]:
         runs.append(first)
         yield S["add"](name=first, n=1)
-        yield S["pause"](seconds=0.05 if len(runs) <= 2 else 0.0)
+        yield S["meet"]()
         yield S["add"](name=second, n=1)
 
-    await asyncio.gather(
-        backend.write(Work(lambda: crossing("a", "b"))), backend.write(Work(lambda: crossing("b", "a")))
-    )
+    await admin.execute("SELECT pg_advisory_lock(77)")
+    writes = [asyncio.create_task(backend.write(Work(partial(crossing, *names)))) for names in ("ab", "ba")]
+    waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+    async with asyncio.timeout(20):
+        while await admin.fetchval(waiting) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+    await admin.execute("SELECT pg_advisory_unlock(77)")
+    await asyncio.gather(*writes)
     assert len(runs) > 2, "they met"
     assert await read(backend, S["get"](name="a")) == [("a", 2)]
     assert await read(backend, S["get"](name="b")) == [("b", 2)]
@@ -758,6 +816,37 @@ async def test_cancellation_at_any_point_leaves_no_open_transaction(
     await admin.close()
 
 
+async def test_cancelled_connection_attempt_leaves_nothing(database: str, admin: asyncpg.Connection) -> None:
+    reported: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+    attempts = 0
+    while True:
+        backend = PostgresBackend(database)
+        task = asyncio.create_task(backend.open())
+        for _ in range(attempts):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+        await backend.close()
+        if not task.cancelled():
+            break
+        attempts += 1
+    gc.collect()
+    assert attempts > 1
+    assert reported == []
+    await until(admin, "count(*) = 0")
+
+
+async def test_each_connection_does_not_read_the_types_again(
+    connect: Connect, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await write(await connect(database), S["add_all"](names=[]), S["numbers"](numbers=[1]))
+    reads: list[object] = []
+    monkeypatch.setattr(asyncpg.Connection, "_introspect_types", lambda _, oids, timeout: reads.append(oids))
+    assert await write(await connect(database), S["numbers"](numbers=[1, 2])) == [[(1,), (2,)]]
+    assert reads == []
+
+
 # Poolers.
 
 
@@ -821,6 +910,22 @@ async def test_listener_behind_a_transaction_pooler_polls_and_warns_once(
         async with aclosing(backend.wakeups()) as hints, asyncio.timeout(10):
             assert [(await anext(hints)).kind for _ in range(3)] == ["scan"] * 3
     assert sum("notifications do not arrive" in record.message for record in caplog.records) == 1
+
+
+async def test_polling_listener_looks_often_while_the_database_is_written_to(backend: PostgresBackend) -> None:
+    pauses: list[float] = []
+
+    class Pausing(listening.Listener):
+        async def _next(self, timeout: float) -> WakeUp | None:
+            pauses.append(timeout)
+            return None
+
+    async with aclosing(Pausing(backend)._polled()) as hints:
+        await anext(hints)
+        for name in ("a", "b"):
+            await write(backend, S["put"](name=name, n=1))
+            await anext(hints)
+    assert pauses == [listening.POLL_MIN_SEC] * 2
 
 
 async def test_listener_works_behind_a_session_pooler(own_server: PostgresServer, connect: Connect) -> None:

@@ -1,8 +1,27 @@
 """The retry policy of operations on a server."""
 
+import random
+
 import pytest
 
-from perdure.database.backends.server.retries import Fault, Sent, Verdict, judge_read, judge_write
+from perdure.database.backends.server import retries
+from perdure.database.backends.server.retries import Attempts, Fault, Sent, Verdict, judge_read, judge_write
+
+
+async def test_pauses_between_retries_double_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    longest: list[float] = []
+
+    def shortest(least: float, most: float) -> float:
+        longest.append(most)
+        return least
+
+    monkeypatch.setattr(random, "uniform", shortest)
+    attempts = Attempts()
+    for _ in range(20):
+        await attempts.pause()
+    expected = [min(retries.PAUSE_MIN_SEC * 2**number, retries.PAUSE_MAX_SEC) for number in range(20)]
+    assert longest == expected
+    assert longest[-1] == retries.PAUSE_MAX_SEC > longest[0]
 
 
 @pytest.mark.parametrize("fault", Fault)

@@ -4,10 +4,8 @@ import asyncio
 import json
 import logging
 import os
-import random
 import signal
 import sqlite3
-import statistics
 import sys
 import threading
 import time
@@ -18,15 +16,15 @@ from typing import Any
 
 import pytest
 
-from perdure.database.backends.sqlite import SQLiteBackend
+from perdure.database.backends.sqlite import SQLiteBackend, wal_watch
 from perdure.database.backends.sqlite import backend as sqlite
 from perdure.database.backends.sqlite import jobs as writer_jobs
 from perdure.database.backends.sqlite.commits import roll_back
+from perdure.database.backends.sqlite.writer_lock import WriterLock
 from perdure.errors import ConfigurationError, DatabaseUnavailableError, SchemaError, StorageError
 from perdure.model.records import ListInstancesOptions, WorkflowInstance
-from perdure.storage.stores import SQLiteStorage, open_storage
-
-GATE_SEC = float(os.environ.get("PERDURE_GATE_SECONDS", "4"))
+from perdure.storage.stores import SQLiteStorage, SQLStorage, open_storage
+from tests.engine.waiting import until
 
 
 async def spawn(*arguments: object) -> Process:
@@ -87,6 +85,19 @@ async def test_open_waits_for_a_writer_in_rollback_journal_mode(url: str, monkey
     finally:
         rival.close()
         await storage.close()
+
+
+async def test_file_that_cannot_have_a_write_ahead_log_is_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some file systems have no shared memory, and SQLite then keeps its rollback journal without an error."""
+
+    def connect(path: str) -> sqlite3.Connection:
+        return sqlite3.connect(f"file:{path}?vfs=unix-dotfile", uri=True, isolation_level=None, check_same_thread=False)
+
+    monkeypatch.setattr(sqlite, "connect", connect)
+    storage = open_storage(url)
+    with pytest.raises(ConfigurationError, match="journal_mode of this file at 'delete', but perdure needs 'wal'"):
+        await storage.initialize()
+    await storage.close()
 
 
 @pytest.mark.pitfall(37)
@@ -305,13 +316,63 @@ async def test_failed_write_does_not_affect_others_in_its_group_commit(url: str)
         assert await storage.db().fetchval("SELECT count(*) FROM seen") == 3
 
 
-async def test_the_gate_is_fair_between_eight_processes(url: str) -> None:
-    async with open_storage(url):
-        start = time.monotonic() + 4
-        processes = await asyncio.gather(*(spawn("write", url, f"w{n}", start, start + GATE_SEC) for n in range(8)))
-        made = [int(await finish(process)) for process in processes]
-    assert min(made) >= statistics.mean(made) / 3, made
-    assert min(made) > 0
+async def test_storage_closed_twice_closes_no_file_of_others(tmp_path: Path) -> None:
+    async with open_storage(f"sqlite:///{tmp_path}/a.db") as storage:
+        pass
+    files = [(tmp_path / f"{number}").open("wb") for number in range(20)]  # with the numbers that became free
+    await storage.close()
+    for file in files:
+        file.write(b"mine")
+        file.close()
+
+
+def test_writer_that_waits_is_not_overtaken(tmp_path: Path) -> None:
+    """A single file lock is unfair: a writer that wants it again at once gets it before the kernel wakes the other."""
+    path = str(tmp_path / "perdure.db")
+    busy, other = WriterLock(path), WriterLock(path)
+    overtaken = sum(_times_overtaken(path, busy, other) for _ in range(5))
+    busy.close()
+    other.close()
+    assert overtaken == 0
+
+
+def _times_overtaken(path: str, busy: WriterLock, other: WriterLock) -> int:
+    """How often a writer gets the lock again while another waits for it."""
+    admitted, count = threading.Event(), 0
+
+    def wait_for_lock() -> None:
+        with other:
+            admitted.set()
+
+    thread = threading.Thread(target=wait_for_lock)
+    with busy:
+        thread.start()
+        while not _has_waiter(path):
+            time.sleep(0.001)
+    while not admitted.is_set():
+        with busy:
+            count += not admitted.is_set()
+    thread.join()
+    return count
+
+
+def _has_waiter(path: str) -> bool:
+    """Whether a thread or process waits for the lock on writers."""
+    inode = os.stat(f"{path}-gate").st_ino
+    return any("->" in line and f":{inode} " in line for line in Path("/proc/locks").read_text().splitlines())
+
+
+async def test_write_waits_for_the_writer_of_another_process(url: str, tmp_path: Path) -> None:
+    path = str(tmp_path / "perdure.db")
+    async with open_storage(url) as storage:
+        writer = WriterLock(path)
+        with writer:
+            task = asyncio.create_task(storage.create_instance(WorkflowInstance("i-1", "wf")))
+            while not _has_waiter(path):  # noqa: ASYNC110 - the kernel has no event for it
+                await asyncio.sleep(0.001)
+            assert not task.done()
+        writer.close()
+        await task
 
 
 async def test_killed_process_frees_the_gate(url: str) -> None:
@@ -326,22 +387,33 @@ async def test_killed_process_frees_the_gate(url: str) -> None:
         assert await storage.get_instance("never") is None
 
 
-async def test_wakeups_reach_other_processes_within_15_ms(url: str) -> None:
-    """The 95th percentile of the time from a commit to another process's hint is at most 15 ms."""
-    async with open_storage(url) as storage:
-        for attempt in range(6):  # a busy machine may need more than one try to show what the watcher can do
-            listener = await spawn("listen", url, 2.2)
-            committed = []
-            for n in range(40):
-                await storage.create_instance(WorkflowInstance(f"i-{attempt}-{n}", "wf"))
-                committed.append(time.monotonic())
-                await asyncio.sleep(random.uniform(0.03, 0.07))
-            heard = json.loads(await finish(listener))["heard"]
-            delays = [next((at - when for at in heard if at >= when - 0.001), 9.0) for when in committed]
-            p95 = statistics.quantiles(delays, n=20)[-1]
-            if p95 <= 0.015:
-                return
-        pytest.fail(f"p95 of the wake-up is {p95 * 1000:.1f} ms")
+async def test_write_to_the_log_is_noticed_although_nothing_reads_it(tmp_path: Path) -> None:
+    log = tmp_path / "perdure.db-wal"
+    log.touch()
+    with wal_watch._changes(str(log)) as changed:
+        log.write_bytes(b"a commit")
+        async with asyncio.timeout(10):
+            await changed.wait()
+
+
+async def test_commits_wake_other_storages_without_polling(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wal_watch, "STAT_SEC", 3600)
+    monkeypatch.setattr(wal_watch, "AFTERTHOUGHT_SEC", 3600)
+    hints = 0
+
+    async def listen(storage: SQLStorage) -> None:
+        nonlocal hints
+        async for _ in storage.wakeups():
+            hints += 1
+
+    async with open_storage(url) as listener, open_storage(url) as writer:
+        listening = asyncio.create_task(listen(listener))
+        await until(lambda: hints > 0)
+        for number in range(20):
+            before = hints
+            await writer.create_instance(WorkflowInstance(f"i-{number}", "wf"))
+            await until(lambda before=before: hints > before)  # type: ignore[misc]
+        listening.cancel()
 
 
 async def test_idle_listening_costs_under_one_percent_of_a_core(url: str) -> None:

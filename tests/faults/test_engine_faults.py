@@ -15,9 +15,9 @@ from tests.conftest import BackendDatabase
 from tests.engine.crashes.rig.effect_log import EFFECTS
 from tests.faults.workers import KINDS, Ended, Openings, RunCase, open_player
 from tests.faults.workflows import PLAYS
+from tests.support.databases import DATABASES
 
 CHOSEN = os.environ.get("PERDURE_FAULTS", "")
-BACKENDS = ("sqlite", "postgresql", "mysql")
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # see conftest.py
 EARLY, LATE = 20, 60  # calls between which the suite's faults are: the worker has started, and the run has not ended
 
@@ -28,14 +28,20 @@ def spread(backend: str) -> Iterator[RunCase]:
         yield RunCase(name, KINDS[chance % len(KINDS)], EARLY + chance // 7 % (LATE - EARLY))
 
 
+@pytest.fixture
+def effects(tmp_path: Path) -> Iterator[Path]:
+    """The log to which the workers write their effects."""
+    EFFECTS.open(tmp_path / "effects")
+    yield tmp_path / "effects"
+    EFFECTS.close()
+
+
 @pytest.mark.timeout(3600 if CHOSEN == "all" else 120)
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", DATABASES)
 async def test_run_completes_correctly_despite_a_fault_at_any_call(
-    backend: str, backend_database: BackendDatabase, tmp_path: Path
+    backend: str, backend_database: BackendDatabase, effects: Path
 ) -> None:
-    effects, openings = tmp_path / "effects", Openings()
-    effects.touch()
-    EFFECTS.open(effects)
+    openings = Openings()
     ended: list[Ended] = []
     async with backend_database(backend) as database:
         with openings.watching():

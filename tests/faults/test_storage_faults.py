@@ -15,9 +15,9 @@ from tests.conftest import BackendDatabase
 from tests.faults.calls import Kind
 from tests.faults.enumerator import CAUGHT, Case, Enumerator, all_pairs, enumerating
 from tests.faults.operations import OPERATIONS
+from tests.support.databases import DATABASES
 
 CHOSEN = os.environ.get("PERDURE_FAULTS", "")
-BACKENDS = ("sqlite", "postgresql", "mysql")
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # see conftest.py
 KINDS = tuple(Kind)
 FOUND = {  # once wrong, and always played
@@ -36,7 +36,7 @@ NOT_OPERATIONS = {
 }
 
 
-@pytest.fixture(params=BACKENDS)
+@pytest.fixture(params=DATABASES)
 async def enumerator(request: pytest.FixtureRequest, backend_database: BackendDatabase) -> AsyncIterator[Enumerator]:
     async with backend_database(request.param) as database, enumerating(database) as made:
         yield made
@@ -49,7 +49,7 @@ async def spread(enumerator: Enumerator, place: int) -> list[Case]:
         ways.setdefault(name, []).append(way)
     found = []
     for index, name in enumerate(OPERATIONS):
-        if index % len(BACKENDS) != place:
+        if index % len(DATABASES) != place:
             continue
         chance = crc32(name.encode())
         way = ways[name][chance % len(ways[name])]
@@ -69,7 +69,7 @@ async def test_fault_at_any_call_is_reported_and_the_operation_is_atomic(
         cases = [Case.parse(CHOSEN)]
     else:
         backend = request.node.callspec.params["enumerator"]
-        cases = [Case.parse(text) for text in FOUND[backend]] + await spread(enumerator, BACKENDS.index(backend))
+        cases = [Case.parse(text) for text in FOUND[backend]] + await spread(enumerator, DATABASES.index(backend))
     wrong = [each for case in cases for each in await enumerator.play(case)]
     print(f"{len(cases)} cases, {len(wrong)} wrong")
     assert not wrong, "\n".join(wrong[:20])

@@ -23,14 +23,20 @@ class Bug:
     @property
     def count(self) -> int:
         """How often the text that is changed stands in its file; once, if the list is up to date."""
-        return (SOURCE / "perdure" / self.file).read_text().count(self.old)
+        return self._text().count(self.old)
+
+    def changed(self) -> str:
+        """The text of the file with the bug."""
+        return self._text().replace(self.old, self.new)
+
+    def _text(self) -> str:
+        return (SOURCE / "perdure" / self.file).read_text()
 
     def plant(self, folder: Path) -> Path:
         """Copy the sources with the bug; return the folder to import from."""
         copy = folder / "src"
         shutil.copytree(SOURCE, copy, ignore=shutil.ignore_patterns("__pycache__"))
-        path = copy / "perdure" / self.file
-        path.write_text(path.read_text().replace(self.old, self.new))
+        (copy / "perdure" / self.file).write_text(self.changed())
         return copy
 
 

@@ -39,7 +39,7 @@ async def run(source: Path, *tests: str, longest_sec: float = LONGEST_SEC) -> tu
     """Run tests against these sources; return pytest's exit code and its last words. A test that hangs has failed."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--timeout=60", *tests]
     environment = {**os.environ, "PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": "1"}
-    environment["PERDURE_CRASH_POINTS"] = "all"  # not by chance
+    environment |= {"PERDURE_CRASH_POINTS": "all", "PERDURE_TAKEOVER": "all"}  # not by chance
     process = await asyncio.create_subprocess_exec(
         *command, cwd=ROOT, env=environment, stdin=DEVNULL, stdout=PIPE, stderr=DEVNULL
     )

@@ -1,5 +1,6 @@
 """The list of planted bugs is up to date, and some are inserted here; `make planted` inserts all."""
 
+import ast
 import re
 from pathlib import Path
 
@@ -20,6 +21,8 @@ def test_list_has_40_distinct_bugs() -> None:
 def test_planted_bug_applies_and_names_existing_tests(bug: Bug) -> None:
     assert bug.count == 1, f"{bug.file} has the text to change {bug.count} times"
     assert bug.old != bug.new
+    if bug.file.endswith(".py"):
+        ast.parse(bug.changed())
     for test in bug.caught_by:
         path, _, name = test.partition("::")
         text = _text(ROOT / path)

@@ -117,7 +117,9 @@ async def test_event_that_eddas_relay_gave_up_can_be_requeued(url: str) -> None:
             assert await storage.mark_outbox_event_sent(event_id)
 
 
-async def test_worker_finds_a_message_that_was_notified_before_its_commit(fresh_postgres_db: str) -> None:
+async def test_worker_finds_a_message_that_was_notified_before_its_commit(
+    fresh_postgres_db: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with opened(fresh_postgres_db) as edda, App(fresh_postgres_db) as app:
         edda.set_notify_listener(object())
         handle = await listen.start()
@@ -125,10 +127,19 @@ async def test_worker_finds_a_message_that_was_notified_before_its_commit(fresh_
         async with asyncio.timeout(10):
             while not await storage.get_channel_subscribers_waiting("news"):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
+        looked = asyncio.Event()
+        look = storage.next_work_at
+
+        async def looking() -> datetime | None:
+            found = await look()
+            looked.set()
+            return found
+
+        monkeypatch.setattr(storage, "next_work_at", looking)
         begun = datetime.now(UTC)
         await edda.begin_transaction()
         await edda.publish_to_channel("news", {"n": 1})
-        await asyncio.sleep(0.1)  # the worker has looked by now, and found nothing
+        await looked.wait()  # the worker has found nothing
         await edda.commit_transaction()
         assert await handle.result(timedelta(seconds=20)) == {"n": 1}
         assert datetime.now(UTC) - begun < timedelta(seconds=5)

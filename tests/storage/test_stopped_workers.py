@@ -10,6 +10,7 @@ import pytest
 
 from perdure.storage.stores import SQLStorage, open_storage
 from tests.conftest import BackendDatabase
+from tests.support.blocking import next_picture
 
 STOPS = 40
 LEASES = 1000  # so many that an answer is larger than what a socket takes at once
@@ -44,8 +45,8 @@ async def test_a_stopped_worker_holds_no_locks(backend: str, backend_database: B
 
 async def nothing_is_open(storage: SQLStorage, backend: str) -> None:
     """Return once the server has done what it was sent before, and holds nothing of it."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while True:
             if not await storage.db().fetchval(OPEN[backend]):
                 return
-            await asyncio.sleep(0.11)  # MariaDB shows the same picture until no query has come for 0.1 s
+            await next_picture()

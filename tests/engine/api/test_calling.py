@@ -138,7 +138,7 @@ async def flaky(label: str) -> int:
 
 @activity(name="calling.slow", retry=Retry(attempts=1))
 async def slow() -> None:
-    await asyncio.sleep(60)
+    await asyncio.Event().wait()
 
 
 @workflow(name="calling.optional")

@@ -8,6 +8,7 @@ from perdure import (
     App,
     Client,
     Retry,
+    RunNotFoundError,
     WorkflowCancelledError,
     WorkflowFailedError,
     WorkflowStatus,
@@ -21,6 +22,7 @@ from tests.support.storages import Database
 
 SOON = timedelta(seconds=20)
 DAY = timedelta(days=1)
+MEMORY = "sqlite:///:memory:"
 done: list[str] = []
 
 
@@ -65,6 +67,17 @@ async def test_client_starts_cancels_and_retries_runs_without_executing_them(sha
                 await bad.result(SOON)
             assert (await client.retry(bad.id)).id == f"{bad.id}~r1"
             assert len([run async for run in client.runs(workflow="client.shouter")]) == 4
+
+
+async def test_outer_app_is_current_again_when_the_inner_one_closes() -> None:
+    async with App(MEMORY, workflows=[]), App(MEMORY, workflows=[]) as outer:
+        async with App(MEMORY, workflows=[]):
+            inner = await shouter.start("inside")
+        handle = await shouter.start("outside")
+        assert await outer.runs().count() == 1
+        assert (await outer.get(handle.id).info()).id == handle.id
+        with pytest.raises(RunNotFoundError):
+            await outer.get(inner.id).info()
 
 
 async def test_app_executes_a_run_that_a_client_started(database: Database) -> None:

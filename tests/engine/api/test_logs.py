@@ -6,7 +6,7 @@ import re
 import signal
 import sys
 from asyncio.subprocess import PIPE
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -47,7 +47,7 @@ async def charge(card: str) -> str:
         raise PaymentError("card declined")
     if case == "slow":
         print("charging", flush=True)
-        await asyncio.sleep(60)
+        await asyncio.Event().wait()
     return card
 
 
@@ -310,6 +310,20 @@ async def test_stuck_run_is_logged_as_a_warning_without_arguments(shared: Databa
     assert not [each for each in lines.records if SECRET in repr(vars(each))]
 
 
+@pytest.mark.parametrize(
+    ("count", "names"),
+    [(5, ": logs.1, logs.2, logs.3, logs.4, logs.5"), (6, ": logs.1, logs.2, logs.3, logs.4, logs.5 …")],
+)
+async def test_started_worker_names_at_most_five_workflows(
+    database: Database, lines: Lines, count: int, names: str
+) -> None:
+    served = [version(order.function, f"logs.{number + 1}") for number in range(count)]
+    async with App(database.url, workflows=served, worker_id="w1"):
+        pass
+    (started,) = lines.of("started")
+    assert started.getMessage() == f"worker w1 started, serving {count} workflows{names}"
+
+
 async def test_lost_lease_is_logged_as_one_warning(shared: Database, lines: Lines) -> None:
     async with App(shared.url, workflows=[order], lease=SHORT, worker_id="w1") as app, Client(shared.url) as client:
         handle = await order.options(id="a").start("gate")
@@ -341,23 +355,55 @@ async def test_cancelling_an_executing_run_is_not_logged_as_a_lost_lease(shared:
     assert lines.messages() == [("INFO", "run a (logs.order) was cancelled: enough")]
 
 
-async def test_takeover_names_both_workers_and_the_runs(shared: Database, lines: Lines) -> None:
-    async with Client(shared.url) as client:
-        for id in ("a", "b"):
+async def taken_over(url: str, owners: Mapping[str, str]) -> None:
+    """Let a worker complete runs whose leases have expired; `owners` names the owner of each."""
+    async with Client(url) as client:
+        for id, owner in owners.items():
             await order.options(id=id).start("gate")
-            assert await client._storage.try_acquire_lock(id, "dead:1#0", 0.05) is not None
+            assert await client._storage.try_acquire_lock(id, owner, 0.05) is not None
         gates["gate"] = asyncio.Event()
         gates["gate"].set()
 
         async def have_expired() -> bool:
-            return len(await client._storage.find_resumable_workflows(10)) == 2
+            return len(await client._storage.find_resumable_workflows(10)) == len(owners)
 
         await until(have_expired)
-    async with App(shared.url, workflows=[order], worker_id="w2") as app:
-        assert [await app.get(id).result(SOON) for id in ("a", "b")] == ["gate", "gate"]
+    async with App(url, workflows=[order], worker_id="w2") as app:
+        assert await asyncio.gather(*(app.get(id).result(SOON) for id in owners)) == ["gate"] * len(owners)
+
+
+async def test_takeover_names_both_workers_and_the_runs(shared: Database, lines: Lines) -> None:
+    await taken_over(shared.url, dict.fromkeys("ab", "dead:1#0"))
     assert lines.messages() == [
         ("WARNING", "worker w2 takes over 2 run(s) of worker dead:1, whose lease expired: a, b"),
     ]
+
+
+async def test_worker_does_not_take_over_from_itself(shared: Database, lines: Lines) -> None:
+    await taken_over(shared.url, {"a": "w2#0", "b": "dead:1#0"})
+    assert lines.messages() == [
+        ("WARNING", "worker w2 takes over 1 run(s) of worker dead:1, whose lease expired: b"),
+    ]
+
+
+async def test_takeover_names_at_most_five_runs(shared: Database, lines: Lines) -> None:
+    await taken_over(shared.url, {f"r{number}": "dead:1#0" for number in range(6)})
+    assert lines.messages() == [
+        ("WARNING", "worker w2 takes over 6 run(s) of worker dead:1, whose lease expired: r0, r1, r2, r3, r4 …"),
+    ]
+
+
+async def test_end_of_a_back_off_is_not_logged_as_a_takeover(shared: Database, lines: Lines) -> None:
+    async with Client(shared.url) as client:
+        await order.options(id="a").start("gate")
+        lease = await client._storage.try_acquire_lock("a", "w1#0", 30)
+        assert lease is not None
+        await client._storage.back_off(lease, 1, "on purpose", 0.05)
+    gates["gate"] = asyncio.Event()
+    gates["gate"].set()
+    async with App(shared.url, workflows=[order], worker_id="w2") as app:
+        assert await app.get("a").result(SOON) == "gate"
+    assert lines.of("takes over") == []
 
 
 async def test_database_outage_is_logged_as_one_warning(lines: Lines) -> None:

@@ -2,6 +2,7 @@
 
 from datetime import timedelta
 from decimal import Decimal
+from enum import StrEnum
 from typing import Any
 
 import pytest
@@ -81,6 +82,11 @@ async def test_steps_show_failed_and_compensated_steps(database: Database) -> No
         assert (failed.status, failed.error and failed.error.message) == (StepStatus.FAILED, "bad order")
         assert steps["compensation:api.reserve"].status is StepStatus.COMPLETED
         assert undone == ["bad"]
+
+
+@pytest.mark.parametrize("names", [StepKind, StepStatus, WaitKind])
+def test_kinds_and_states_have_the_texts_of_their_names(names: type[StrEnum]) -> None:
+    assert {each.value: each.name for each in names} == {each.name.lower(): each.name for each in names}
 
 
 async def test_steps_show_retries_and_timeouts(database: Database) -> None:

@@ -235,7 +235,7 @@ async def test_error_that_cannot_be_rebuilt_is_an_activity_error_with_type_messa
 @activity(timeout=timedelta(seconds=0.05), retry=Retry(attempts=2, initial=timedelta(milliseconds=1)))
 async def slow() -> None:
     seen.append(activity_info().attempt)
-    await asyncio.sleep(30)
+    await asyncio.Event().wait()
 
 
 @activity(retry=ONCE)

@@ -11,7 +11,7 @@ import pytest
 
 from perdure import App, Client, Retry, WorkflowCancelledError, WorkflowStatus, activity, sleep, wait_event, workflow
 from perdure.engine.execution import interfaces
-from tests.engine.waiting import row_of, until, waiting
+from tests.engine.waiting import move_clock, row_of, until, waiting
 from tests.support.storages import Database
 
 SOON = timedelta(seconds=20)
@@ -172,3 +172,24 @@ async def test_error_of_a_thread_after_cancel_is_not_reported(database: Database
             await handle.result(SOON)
     gc.collect()
     assert complaints == []
+
+
+@activity(retry=ONCE)
+async def hang() -> None:
+    await asyncio.Event().wait()
+
+
+@workflow(name="cancel.overdue")
+async def overdue() -> None:
+    await sleep(DAY)
+    await hang()
+
+
+async def test_timeout_of_a_run_does_not_start_anew_with_a_replay(database: Database) -> None:
+    """Also while an activity executes, when the worker itself watches the time."""
+    async with App(database.url, max_cached_runs=0) as app:
+        handle = await overdue.options(timeout=2 * DAY).start()
+        await waiting(app, handle.id)
+        await move_clock(app, 2 * DAY - timedelta(seconds=2))
+        with pytest.raises(WorkflowCancelledError, match="timeout exceeded"):
+            await handle.result(SOON)

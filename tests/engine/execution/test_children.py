@@ -26,6 +26,8 @@ from perdure import (
     wait_event,
     workflow,
 )
+from perdure.engine.execution.children import notify_parent, was_cancelled
+from perdure.engine.history.records import Parent
 from perdure.model.records import HistoryEventType
 from perdure.storage.stores import shift_clock
 from tests.engine.waiting import status_of, until
@@ -99,7 +101,7 @@ async def waiting() -> None:
 @workflow(name="families.forgetful")
 async def forgetful() -> str:
     asyncio.get_running_loop().create_task(_start_and_forget())
-    await sleep(0.3)
+    await sleep(0.01)
     return "gone"
 
 
@@ -423,3 +425,11 @@ async def test_children_are_cancelled_when_their_parent_recurs(database: Databas
         (left,) = [run async for run in app.runs(workflow="children.growing_child")]
         assert left.status is WorkflowStatus.CANCELLED
         assert done == ["growing_child 1", "undo growing_child 1"]
+
+
+async def test_end_of_a_child_is_sent_once(memory: Database) -> None:
+    storage = await memory.storage()
+    for _ in range(2):
+        await notify_parent(storage, Parent("parent", "~end/0/1"), was_cancelled("no longer wanted"), "child")
+    messages = await storage.get_pending_channel_messages("~end/0/1:parent")
+    assert len(messages) == 1

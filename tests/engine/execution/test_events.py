@@ -169,7 +169,8 @@ async def test_wait_event_raises_after_its_timeout(database: Database) -> None:
 async def asker() -> list[object]:
     event = await wait_event("events.answered", data=dict[str, datetime])
     again = await wait_event("events.answered", timeout=DAY)
-    return [event.type, event.data["at"], event.id, event.source, event.subject, again.data]
+    attributes = [event.type, event.data["at"], event.id, event.source, event.subject]
+    return [*attributes, again.data, again.source, again.subject]
 
 
 @workflow(name="events.answerer")
@@ -192,4 +193,6 @@ async def test_event_has_the_data_and_attributes_that_a_body_or_app_sent(databas
             "/desk",
             "lamp",
             "from outside",
+            "",  # the defaults
+            None,
         ]

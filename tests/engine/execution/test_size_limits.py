@@ -103,6 +103,7 @@ def test_too_many_values_for_a_row_raise_in_the_body_and_in_its_replay(
 
 @workflow(name="limits.stores")
 async def stores(size: int, result: int, fails: bool = False) -> str:
+    await echo("a step with a result of its own")
     try:
         await store("x" * size, result)
     except LimitError as error:

@@ -58,7 +58,7 @@ def move_plainly(amount: int) -> int:
 @activity(transactional=True, retry=Retry(attempts=1))
 async def dawdle() -> None:
     await run_sql("UPDATE accounts SET balance = 0")
-    await asyncio.sleep(5)
+    await asyncio.Event().wait()
 
 
 class Harm:

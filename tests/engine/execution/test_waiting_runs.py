@@ -8,7 +8,7 @@ import pytest
 from perdure import App, Client, RunEvicted, receive, sleep, subscribe, wait_event, workflow
 from tests.engine.gates import forget as forget_gates
 from tests.engine.gates import gated, gates, note, seen
-from tests.engine.waiting import until, waiting
+from tests.engine.waiting import move_clock, until, waiting
 from tests.support.storages import Database
 
 SOON = timedelta(seconds=30)
@@ -35,7 +35,7 @@ async def several() -> list[str]:
         order.append(f"{channel} {(await receive(channel)).data}")
 
     async def clock() -> None:
-        await sleep(1.4)
+        await sleep(3600)
         order.append("clock")
 
     await asyncio.gather(one("left"), one("right"), clock())
@@ -70,6 +70,12 @@ async def test_concurrent_waits_are_served_in_the_order_of_their_events(database
 
         await until(right_came)
         await app.publish("left", 2)
+
+        async def left_came() -> bool:
+            return "3.1:receive" in await rows(app, "a")
+
+        await until(left_came)
+        await move_clock(app, timedelta(hours=2))
         found = await handle.result(SOON)
         expected = {"3.1:receive": "left 2", "4.1:receive": "right 1", "5.1:timer": "clock"}
         assert sorted(found) == sorted(expected.values())
@@ -126,11 +132,13 @@ async def test_cached_run_catches_up_after_another_worker_resumed_it(shared: Dat
         await until(lambda: "a" in here._worker.executor.cache.runs)
         parked = here._worker.executor.cache.runs["a"]
         here._worker.slots.most = 0  # takes nothing for now
+        await until(lambda: not here._worker.slots.taken)  # nor does a search that had begun
         async with App(shared.url) as there:
             await there.publish("left", 1)
             await until(lambda: "a" in there._worker.executor.cache.runs)
         here._worker.slots.most = 1000
         await here.publish("right", 2)
+        await move_clock(here, timedelta(hours=2))
         assert sorted(await here.get("a").result(SOON)) == ["clock", "left 1", "right 2"]
         assert parked.replayer.done
     assert seen.count("entered") == 2

@@ -215,7 +215,6 @@ async def many(kind: str, count: int) -> int:
         *[("sqlite", kind) for kind in ("children", "sleeps", "events", "matches")],
         ("postgresql", "matches"),
         ("mysql", "sleeps"),
-        ("mysql", "matches"),
     ],
     indirect=["shared"],
 )

@@ -72,6 +72,11 @@ class Other(TypedDict):
     name: int
 
 
+class Titled(TypedDict):
+    name: str
+    title: str
+
+
 @dataclass
 class Circle:
     radius: float
@@ -146,6 +151,10 @@ class Loose(pydantic.BaseModel):
 
 class Numbers(pydantic.RootModel[list[int]]):
     pass
+
+
+class Whatever(pydantic.RootModel[Any]):
+    """A model whose JSON may have any form."""
 
 
 @dataclass
@@ -260,6 +269,10 @@ STRUCTURED: list[tuple[object, Any]] = [
     (Numbers([1, 2]), Numbers),
     (Numbers([1, 2]), Numbers | list[str]),
     (["a"], Numbers | list[str]),
+    *((Whatever(value), Whatever | type(value)) for value in (None, True, 1, "a")),
+    (Whatever([1]), Whatever | list[int]),
+    (Whatever({"a": 1}), Whatever | dict[str, int]),
+    ({"a": 1}, Whatever | dict[str, int]),
     (Person(name="a"), Person | list[int]),
     ([1], Person | list[int]),
     (Circle(1.0), Circle | dict[str, float]),
@@ -300,6 +313,8 @@ STRUCTURED: list[tuple[object, Any]] = [
     (DateBox(MOMENT, "x"), DateBox),
     ({"name": "a"}, Settings | Other),
     ({"name": 1}, Settings | Other),
+    ({"name": "a"}, Titled | Settings),
+    ({"name": "a", "title": "b"}, Settings | Titled),
     ({"name": "a", "since": MOMENT}, Settings),
     (Spot(MOMENT), Spot),
     (Spot(DATE, "x"), Spot | list[int]),
@@ -522,6 +537,8 @@ def test_circular_value_is_refused() -> None:
         (b'{"name":1}', Person),
         (b"[]", Spot),
         (b'["2024-02-29","a",1]', Spot),
+        (b'[{"$type":"date","value":"2024-02-29"}]', tuple[date | datetime, int]),
+        (b'[{"$type":"date","value":"2024-02-29"},1,2]', tuple[date | datetime, int]),
         (b"{}", Settings | Other),
         (b'{"since":{"$type":"date","value":"2024-02-29"}}', Settings),
         (b"{}", Tree),

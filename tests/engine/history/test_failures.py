@@ -225,6 +225,9 @@ def test_causes_and_notes_are_in_the_stack_trace() -> None:
     assert "the cause" in str(failure["stack_trace"])
     assert "and a note" in str(failure["stack_trace"])
     assert type(decode_failure(failure)) is ValueError
+    optional = Optional("m")
+    optional.add_note("and a note")
+    assert encode_failure(optional).keys() == encode_failure(Optional("m")).keys()  # it is made by its class
 
 
 def test_activity_error_keeps_the_original_error() -> None:

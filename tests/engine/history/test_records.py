@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from perdure.engine.history import ids, records
 from perdure.engine.history.codec import encode
+from perdure.engine.history.messages import Message
 from perdure.engine.history.records import (
     AttemptFailed,
     Compensated,
@@ -153,6 +154,27 @@ EARLIER = [  # as version 0.1 stored them: without digests, and with fields that
 @pytest.mark.parametrize(("row", "record"), EARLIER, ids=lambda each: getattr(each, "activity_id", ""))
 def test_rows_of_earlier_versions_are_read(row: HistoryEvent, record: Record) -> None:
     assert record_of(row) == record
+
+
+@pytest.mark.parametrize(
+    ("envelope", "channel"),
+    [
+        ({"channel": "paid"}, "paid"),
+        ({"channel_name": "paid"}, "paid"),
+        ({"channel": "paid", "channel_name": "other"}, "paid"),
+        ({"channel": 1}, None),
+        ({}, None),
+        (None, None),
+    ],
+)
+def test_channel_of_a_message_is_found_in_rows_of_any_framework(
+    envelope: dict[str, object] | None, channel: str | None
+) -> None:
+    assert MessageReceived("1:receive", envelope, None, 1).channel == channel
+
+
+def test_binary_message_has_no_number_and_no_metadata() -> None:
+    assert MessageReceived("1:receive", None, b"raw", 1).message("paid") == Message("paid", b"raw", 0, {}, None)
 
 
 def test_deadline_counts_from_the_time_of_its_row() -> None:

@@ -20,11 +20,13 @@ from typing import Any, NamedTuple
 import pytest
 import uvloop
 
+import perdure
 from perdure.engine.replay.loop import NEVER_SEC, BodyLoop, Timer
 from perdure.engine.replay.scopes import current_scope
 from perdure.errors import NotDurableError
 
 ROOT = Path(__file__).parents[3]
+PACKAGE = Path(perdure.__file__).parent  # what is tested, wherever it is installed
 
 
 class StepFailed(Exception):
@@ -401,11 +403,15 @@ def digest(bodies: int) -> str:
 
 def elsewhere(code: str, hash_seed: str) -> str:
     """What a new Python prints, whose addresses and hashes are others."""
-    env = os.environ | {"PYTHONHASHSEED": hash_seed, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}"}
+    env = os.environ | {"PYTHONHASHSEED": hash_seed, "PYTHONPATH": f"{ROOT}{os.pathsep}{PACKAGE.parent}"}
     code = f"waste = [bytearray({hash_seed} * 37) for _ in range(1 + {hash_seed})]\n{code}"
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def test_other_processes_import_the_package_that_is_tested() -> None:
+    assert elsewhere("import perdure; print(perdure.__file__)", "1") == f"{perdure.__file__}\n"
 
 
 def test_random_bodies_are_deterministic_in_every_process() -> None:
@@ -613,10 +619,17 @@ def test_error_of_the_timer_interface_reaches_the_body() -> None:
 # The host
 
 
+@pytest.fixture(scope="module")
+def signal_pipe() -> None:
+    """Let libuv open the pipe that it keeps for the signals of the process."""
+    uvloop.new_event_loop().close()
+
+
 def surroundings() -> tuple[object, ...]:
     return asyncio.get_running_loop(), asyncio.current_task(), sys.get_asyncgen_hooks(), gc.isenabled()
 
 
+@pytest.mark.usefixtures("signal_pipe")
 @pytest.mark.parametrize("make", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 def test_body_does_not_affect_the_host_loop(make: Callable[[], asyncio.AbstractEventLoop]) -> None:
     seen: list[object] = []

@@ -1,6 +1,7 @@
 """The replayer alone: a recorded history against a function, without a database and without a clock."""
 
 import asyncio
+import gc
 import socket
 from collections.abc import Sequence
 from typing import Any
@@ -107,3 +108,25 @@ def test_commands_tell_what_the_body_waits_for_and_gives_up() -> None:
     assert kinds[0] is Take, "values are recorded right behind the record that made the body continue"
     assert replayer.done
     assert Apply not in kinds
+
+
+async def _fails() -> None:
+    await greet("ann")
+    raise ValueError("no stock")
+
+
+def test_body_that_fails_before_the_end_of_its_history_is_reported_with_its_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """And nothing else is logged: its main task is not one that the body did not await."""
+    replayer = Replayer(version(_fails, "replayer.fails"), "e", b"{}")
+    replayer.feed(Completed("1:replayer.greet", b'"hi"'))
+    replayer.feed(TimerFired("2:timer"))
+    with pytest.raises(
+        NonDeterminismError, match=r"2:timer .*, but the code has failed by then: ValueError: no stock;"
+    ):
+        replayer.catch_up()
+    replayer.evict()
+    del replayer
+    gc.collect()
+    assert [message for message in caplog.messages if "run e " in message] == []

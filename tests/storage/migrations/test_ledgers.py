@@ -110,6 +110,21 @@ async def test_tool_with_the_same_ledger_name_can_be_added_after_a_rename(
     assert await recorded(database, place + OWN) == versions(database.dialect)
 
 
+async def test_upgrade_beside_another_tool_is_recorded_in_our_own_ledger(database: Database) -> None:
+    older = up_statements(database.dialect)[:-1]
+    place = "public." if database.dialect == "postgresql" else ""
+    await database.execute(
+        *RAILS[database.dialect],
+        *(statement for migration in older for statement in migration.statements),
+        f"CREATE TABLE {place}{OWN} (version VARCHAR(128) PRIMARY KEY)",
+        *(f"INSERT INTO {place}{OWN} (version) VALUES ('{each.version}')" for each in older),
+    )
+    before = await snapshot(database, "schema_migrations")
+    await use(url_of(database), "first")
+    assert await snapshot(database, "schema_migrations") == before
+    assert await recorded(database, place + OWN) == versions(database.dialect)
+
+
 @pytest.mark.parametrize("name", ["rails", "ecto"])
 async def test_versions_recorded_in_another_ledger_by_an_earlier_release_count(database: Database, name: str) -> None:
     """Until now the rows went into whatever `schema_migrations` there was."""

@@ -229,6 +229,15 @@ class TestStartInATransaction:
         await caller.close()
         assert await database.fetch("SELECT status FROM other.workflow_instances WHERE instance_id = 'run'")
 
+    async def test_start_without_a_client_prefers_public_whatever_the_search_path(self, database: Database) -> None:
+        await use(f"{database.url}?schema=another")
+        await use(f"{database.url}?schema=public")
+        caller = await asyncpg.connect(database.url, server_settings={"search_path": "nowhere"})
+        async with caller.transaction():
+            await greet.options(id="run", in_transaction=caller).start("a")
+        await caller.close()
+        assert await database.fetch("SELECT status FROM public.workflow_instances WHERE instance_id = 'run'")
+
     async def test_start_without_a_client_lists_several_schemas_in_its_error(self, database: Database) -> None:
         await use(f"{database.url}?schema=one")
         await use(f"{database.url}?schema=two")

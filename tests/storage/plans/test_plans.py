@@ -118,6 +118,7 @@ async def busy(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
                 yield Busy("mysql", f"{url}?pool_size=1", MySQLMeter(), lambda g: seed_mysql(url, g))
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.pitfall(34)
 @pytest.mark.pitfall(35)
 @pytest.mark.pitfall(52)

@@ -30,6 +30,7 @@ from tests.storage.properties.reference import ReferenceUnderTest
 from tests.storage.properties.sequences import WORKERS, sequence
 from tests.storage.properties.steps import Step
 from tests.support.databases import find_tables_by_plain_names, named_database
+from tests.support.leaks import kept
 from tests.support.storages import Database, memory_database, server_database, sqlite_database
 
 EXAMPLES = int(os.environ.get("PERDURE_PROPERTY_EXAMPLES", "25"))
@@ -52,7 +53,8 @@ class DatabasesUnderTest:
 
     def compare(self, steps: Sequence[Step]) -> str:
         """How they disagree; nothing if they agree."""
-        return self._runner.run(disagreement(self._subjects, steps))
+        with kept():  # SQLite starts the threads that read when it needs them
+            return self._runner.run(disagreement(self._subjects, steps))
 
     def last_answers(self) -> list[str]:
         """What the reference answered last."""

@@ -43,6 +43,11 @@ class Writer:
         """Write there from now on."""
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._file)
+        self._file = -1
+
     def write(self, what: str, **fields: object) -> None:
         """Append a line."""
         line = {"what": what, "pid": os.getpid(), "at": time.monotonic(), **fields}

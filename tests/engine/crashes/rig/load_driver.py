@@ -4,6 +4,7 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import count
@@ -24,7 +25,7 @@ T = TypeVar("T")
 
 RESULT_SEC = 180.0  # a busy machine may starve a run for long
 ASK_SEC = 0.05
-NEWS_COUNT = 30
+NEWS_COUNT, NEWS_SEC = 30, 0.25
 LISTENERS = 2
 JOB_WORKERS = 3
 CONCURRENCY = 32
@@ -194,8 +195,8 @@ class LoadDriver:
             await self._subscribed(handle)
         for number in range(NEWS_COUNT):
             await self.persist(lambda number=number: self.client.send(_once(w.NEWS, number, number)))  # type: ignore[misc]
-            if not self.stopping.is_set():
-                await asyncio.sleep(0.25)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.stopping.wait(), NEWS_SEC)
 
     async def _subscribed(self, handle: RunHandle[Account]) -> None:
         async def events() -> list[HistoryEntry]:

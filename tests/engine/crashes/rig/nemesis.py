@@ -168,12 +168,12 @@ class FileNemesis:
 
 
 _WRITER = """
-import sqlite3, sys, time
+import signal, sqlite3, sys
 file = sqlite3.connect(sys.argv[1], timeout=50, isolation_level=None)
 file.execute("PRAGMA cache_size = 1")
 file.execute("BEGIN IMMEDIATE")
 file.execute("UPDATE workflow_instances SET status = 'failed', lock_token = lock_token + 100")
 file.execute("DELETE FROM workflow_history")
 print("written", flush=True)
-time.sleep(600)
+signal.pause()
 """
