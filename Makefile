@@ -8,15 +8,15 @@ CODE := $(wildcard src tests benchmarks examples scripts)
 
 # Tests wait half of the time, so use two workers more than there are cores. More than four only start more servers.
 WORKERS ?= $(shell expr $$(nproc) + 2)
-# Without rewritten assertions collecting takes half as long, and a failure in a deep recursion cannot crash pytest on
-# Python 3.11. PYTEST="tests/engine/worker/test_stuck.py" shows the values of a failed assertion.
+# Without rewritten assertions collecting takes half as long. PYTEST="tests/engine/worker/test_stuck.py" shows the values
+# of a failed assertion.
 PYTEST ?= -n $(WORKERS) --maxprocesses 4 --dist worksteal --assert=plain
 
 # Some machines forbid bytecode files: each process of the tests would then compile every module that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-python lint mypy pyright demo demo-storage chaos kills planted bench-storage size audit clean
+.PHONY: help setup test test-python lint mypy pyright demo demo-storage chaos kills takeover soak planted mutants bench-storage bench-compare size audit clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -63,11 +63,23 @@ chaos: $(READY) ## try to break every guarantee, for hours; CHAOS="--rig kills -
 kills: $(READY) ## kill worker processes 200 times on each database
 	$(PY) -m tests.chaos --rig kills --count 200
 
+soak: $(READY) ## run a mixed load for 30 minutes on all databases at once; does anything grow? SOAK="--minutes 3 --database sqlite"
+	$(PY) -m tests.soak $(SOAK)
+
+takeover: $(READY) ## change the worker of every feature and mistake at each commit; TAKEOVER="--database sqlite"
+	$(PY) -m tests.takeover $(TAKEOVER)
+
 planted: $(READY) ## plant bugs one at a time and check that a test fails on each
 	$(PY) -m tests.planted
 
+mutants: $(READY) ## change the code in 600 small places, one at a time; a test must notice 90 %; MUTANTS="--count 100"
+	$(PY) -m tests.mutants $(MUTANTS)
+
 bench-storage: $(READY) ## measure the storage layer
 	$(PY) -m benchmarks.storage
+
+bench-compare: $(READY) ## compare the speed of this tree with that of REV=revision; BENCH="--load one-step --rounds 9"
+	$(PY) -m benchmarks.compare --rev $(REV) $(BENCH)
 
 size: $(READY) ## count the lines of code of the storage layer
 	$(PY) scripts/size.py
@@ -78,5 +90,5 @@ audit: $(READY) ## run bandit, and check the installed packages for known vulner
 	$(PY) -m pip freeze --exclude-editable | $(PY) -m pip_audit --strict --disable-pip --no-deps -r /dev/stdin
 
 clean: ## remove everything that is not in a fresh clone
-	rm -rf .venv .venv-demo build dist .chaos .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-demo build dist .chaos .soak .hypothesis .import_linter_cache .mutants .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

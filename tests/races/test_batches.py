@@ -1,15 +1,17 @@
-"""Batches skip rows that another transaction has locked, and process the others at once."""
+"""Batches skip rows that another transaction has locked and process the others at once, or wait for all."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 
 import pytest
 
-from perdure.model.records import ChannelMode, ChannelWait, TimerWait
+from perdure.model.records import ChannelMode, ChannelWait, HistoryEvent, TimerWait
 from perdure.model.states import WorkflowStatus
+from perdure.storage.history import SET_MAX_BYTES
 from perdure.storage.stores import SQLStorage
 from perdure.testing.conformance.tools import leased, new, recorded
-from tests.races.blocking import at_once
+from tests.support.blocking import at_once, blocked
 from tests.support.storages import shift
 
 SOON = timedelta(seconds=5)
@@ -75,3 +77,18 @@ async def test_resuming_many_instances_skips_locked_rows(storage: SQLStorage, pe
     assert [len(await recorded(storage, instance_id)) for instance_id in IDS] == [1, 1, 1]
     found = await storage.get_instances(IDS)
     assert [it and it.status for it in found] == [WorkflowStatus.RUNNING] * 3
+
+
+async def test_batch_of_several_statements_is_visible_as_a_whole(storage: SQLStorage, peer: SQLStorage) -> None:
+    leases = [await leased(storage, instance_id) for instance_id in IDS]
+    large = b'"' + b"x" * SET_MAX_BYTES + b'"'  # the next events are in another statement
+    events = [HistoryEvent(instance_id, "s", "ActivityCompleted", large) for instance_id in IDS]
+    async with peer.transaction():
+        if not await locked(peer):
+            return
+        batch = asyncio.create_task(storage.append_histories(list(zip(events, leases, strict=True))))
+        await blocked(peer, batch)
+        with peer.detached():
+            assert await peer.get_history_count("i-0") == 0
+    await batch
+    assert [await peer.get_history_count(instance_id) for instance_id in IDS] == [1, 1, 1]

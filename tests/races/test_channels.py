@@ -27,7 +27,7 @@ from perdure.testing.conformance.delivery import delivered, message
 from perdure.testing.conformance.tables.channels import family_message
 from perdure.testing.conformance.timers import sleeping
 from perdure.testing.conformance.tools import leased, listening, recorded, status
-from tests.races.blocking import at_once, blocked
+from tests.support.blocking import at_once, blocked
 from tests.support.storages import shift
 
 BROADCAST, COMPETING = ChannelMode.BROADCAST, ChannelMode.COMPETING

@@ -15,7 +15,7 @@ from perdure.storage.fences import fence
 from perdure.storage.instances import finish
 from perdure.storage.stores import SQLStorage
 from perdure.testing.conformance.tools import leased, new, status
-from tests.races.blocking import blocked
+from tests.support.blocking import blocked
 from tests.support.storages import shift
 
 

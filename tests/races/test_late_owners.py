@@ -9,7 +9,7 @@ from perdure.errors import LeaseLostError
 from perdure.model.records import CompensationEntry, Lease, OutboxEvent
 from perdure.storage.stores import SQLStorage
 from perdure.testing.conformance.tools import leased
-from tests.races.blocking import blocked
+from tests.support.blocking import blocked
 from tests.support.storages import shift
 
 WRITES: dict[str, Callable[[SQLStorage, Lease], Awaitable[object]]] = {

@@ -8,7 +8,7 @@ import pytest
 from perdure.model.records import OutboxEvent
 from perdure.storage.stores import SQLStorage
 from perdure.testing.conformance.outbox import add, fetch
-from tests.races.blocking import at_once, blocked
+from tests.support.blocking import at_once, blocked
 
 # SQLite has one writer: every other writer waits for the open transaction
 pytestmark = pytest.mark.parametrize("database", ["postgresql", "mysql"], indirect=True)

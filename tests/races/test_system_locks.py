@@ -6,7 +6,7 @@ import pytest
 
 from perdure.storage.stores import SQLStorage
 from perdure.testing.conformance.system_locks import take
-from tests.races.blocking import at_once, blocked
+from tests.support.blocking import at_once, blocked
 from tests.support.storages import shift
 
 # SQLite has one writer: every other writer waits for the open transaction

@@ -3,7 +3,7 @@
 import asyncio
 
 from perdure.storage.stores import SQLStorage
-from tests.races.blocking import blocked
+from tests.support.blocking import blocked
 
 
 async def test_concurrent_first_heartbeats_are_both_stored(storage: SQLStorage, peer: SQLStorage) -> None:

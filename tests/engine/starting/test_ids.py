@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+import uuid
 from datetime import timedelta
 from typing import Any
 
@@ -51,7 +52,7 @@ async def note(what: object) -> None:
 @activity(timeout=timedelta(seconds=0.05), retry=Retry(attempts=2, initial=timedelta(milliseconds=1)))
 async def slow() -> None:
     seen.append(activity_info().attempt)
-    await asyncio.sleep(30)
+    await asyncio.Event().wait()
 
 
 @workflow(name="ids.slow")
@@ -107,6 +108,9 @@ def test_generated_ids_sort_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
     ids = [starting.new_id() for _ in range(1000)]
     assert sorted(ids) == ids
     assert len(set(ids)) == 1000
+    found = [uuid.UUID(id) for id in ids]
+    assert {(each.version, each.variant) for each in found} == {(7, uuid.RFC_4122)}
+    assert found[0].int >> 80 == 1_700_000_000_000
 
 
 @pytest.mark.behaviour("same id twice")

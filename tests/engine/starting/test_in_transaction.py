@@ -37,6 +37,7 @@ from perdure import (
 from perdure.errors import ConfigurationError, NotDurableError, RunExistsError, TerminalError, TransactionError
 from perdure.integrations.connections import recognised, settled
 from perdure.storage.stores import SQLStorage
+from tests.support.blocking import blocked
 from tests.support.storages import Database
 
 SOON = timedelta(seconds=20)
@@ -390,6 +391,22 @@ async def test_start_and_start_sync_refuse_the_wrong_kind_of_connection(database
     assert await ids(await database.storage()) == []
 
 
+@workflow(name="in_transaction.starting")
+async def starting() -> str:
+    with sqlite3.connect(":memory:") as connection:
+        connection.execute("BEGIN")
+        try:
+            greet.options(in_transaction=connection).start_sync("a")
+        except NotDurableError as error:
+            return str(error)
+    return "started"
+
+
+async def test_start_sync_in_a_body_is_refused() -> None:
+    async with App("sqlite:///:memory:"):
+        assert "start the run in an activity" in await (await starting.start()).result(SOON)
+
+
 def test_start_sync_without_a_connection_is_refused() -> None:
     with pytest.raises(TypeError, match=r"options\(in_transaction=connection\)\.start_sync"):
         greet.start_sync("a")
@@ -427,6 +444,24 @@ async def test_handle_without_an_app_raises_with_an_explanation(database: Databa
     await caller.commit()
     with pytest.raises(EngineError, match="no App or Client is open"):
         await handle.result(SOON)
+
+
+@each(["sqlite3"])
+async def test_handle_without_an_app_uses_the_next_one(database: Database, caller: Caller) -> None:
+    await caller.begin()
+    handle = await start(greet.options(in_transaction=caller.connection), "a")
+    later = await start(greet.options(after=SOON, in_transaction=caller.connection), "b")
+    await caller.commit()
+    async with App(database.url) as app:
+        assert await handle.result(SOON) == "hello a"
+        same = app.get(handle.id)
+        assert await handle.info() == await same.info()
+        assert await handle.steps() == await same.steps() == []
+        assert await handle.state() is None
+        await later.cancel("no longer wanted")
+        with pytest.raises(WorkflowCancelledError):
+            await later.result(SOON)
+        assert [entry.kind async for entry in later.history()] == ["WorkflowCancelled"]
 
 
 @each(["sqlite3", "asyncpg", "aiomysql"])
@@ -578,7 +613,7 @@ async def test_two_transactions_with_one_id_create_one_run(database: Database, c
         await rival.begin()
         await start(greet.options(id="one", in_transaction=rival.connection), "a")
         same = asyncio.create_task(start(greet.options(id="one", in_transaction=caller.connection), "a"))
-        await blocked(database)
+        await blocked(await database.storage(), same)
         await rival.commit()
         assert (await same).id == "one"
         with pytest.raises(RunExistsError):
@@ -598,7 +633,7 @@ async def test_cancelled_start_leaves_nothing(database: Database, caller: Caller
         await start(greet.options(in_transaction=rival.connection), "a")
         await caller.begin()
         task = asyncio.create_task(start(greet.options(id="one", after=SOON, in_transaction=caller.connection), "a"))
-        await blocked(database)
+        await blocked(await database.storage(), task)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -611,8 +646,11 @@ async def test_cancelled_start_leaves_nothing(database: Database, caller: Caller
 
 
 @each(["asyncpg", "aiomysql"])
-async def test_first_start_in_an_open_transaction_blocks_no_other_start(database: Database, caller: Caller) -> None:
+async def test_first_start_in_an_open_transaction_blocks_no_other_start(
+    database: Database, caller: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No start waits for a definition that it wrote: the app has written them all."""
+    monkeypatch.setattr("perdure.engine.starting.DEFINE_SEC", 60)  # a busy machine may need longer than apps wait
     async with App(database.url):
         await caller.begin()
         first = await start(greet.options(in_transaction=caller.connection), "a")
@@ -629,18 +667,6 @@ async def test_app_opens_beside_a_transaction_with_a_first_start(database: Datab
     async with asyncio.timeout(10), App(database.url):
         await caller.commit()
         assert await first.result(SOON) == "hello a"
-
-
-async def blocked(database: Database) -> None:
-    """Wait until a session waits for a lock."""
-    query = {
-        "postgresql": "SELECT count(*) FROM pg_locks WHERE NOT granted",
-        "mysql": "SELECT count(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'",
-    }[database.backend]
-    storage = await database.storage()
-    async with asyncio.timeout(10):
-        while not await storage.db().fetchval(query):  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
 
 
 @each(["pymysql", "aiomysql"])

@@ -1,6 +1,7 @@
 """A worker finds the runs that it serves, and no others."""
 
 import asyncio
+import itertools
 import threading
 import time
 from dataclasses import replace
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from perdure import App, Retry, WorkflowStatus, activity, set_state, sleep, wait_event, workflow
+from perdure.engine.worker.work_loop import LOOK_SEC
 from perdure.model.records import WorkflowInstance
 from tests.engine.gates import approved, gated, gates, note, open_gates, seen, two_gates
 from tests.engine.gates import forget as forget_gates
@@ -53,6 +55,14 @@ async def test_slow_run_does_not_delay_other_runs(shared: Database) -> None:
         assert (await app.get(handles[0].id).info()).status is WorkflowStatus.RUNNING
         gates["slow"].set()
         assert await handles[0].result(SOON) == "slow"
+
+
+async def test_worker_that_cannot_take_due_work_looks_for_it_less_and_less_often(database: Database) -> None:
+    async with App(database.url, workflows=[simple]) as app:
+        await app._storage.create_instance(WorkflowInstance("a", "of another worker", owner_service="perdure"))
+        pauses = [await app._worker.work_loop.look() for _ in range(4)]
+        assert pauses[0] > 0
+        assert all(longer >= min(2 * pause, LOOK_SEC) for pause, longer in itertools.pairwise(pauses))
 
 
 @pytest.mark.pitfall(31)

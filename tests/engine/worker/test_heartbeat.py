@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, cast
 
 import pytest
@@ -100,6 +101,20 @@ async def test_lease_lost_on_a_page_boundary_is_reported(shared: Database, count
         await until(lambda: set(beats.lost) == names)
         for lease in ends:
             beats.heartbeat.drop(lease)
+
+
+@pytest.mark.parametrize("shared", ["sqlite"], indirect=True)
+async def test_idle_worker_reports_that_it_is_alive(shared: Database) -> None:
+    storage = await shared.storage()
+    async with beating(shared, 0):
+        await until(lambda: _has_beaten(storage, None))
+        (first,) = await storage.list_workers()
+        await until(lambda: _has_beaten(storage, first.beat_at))
+
+
+async def _has_beaten(storage: Storage, since: datetime | None) -> bool:
+    """Whether there is a beat after this one."""
+    return any(since is None or worker.beat_at > since for worker in await storage.list_workers())
 
 
 async def test_nudge_renews_only_leases_of_executing_runs(shared: Database) -> None:

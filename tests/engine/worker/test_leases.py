@@ -11,14 +11,14 @@ from datetime import timedelta
 
 import pytest
 
-from perdure import App, Client, activity, activity_info, workflow
+from perdure import App, Client, activity, activity_info, wait_event, workflow
 from perdure.engine.execution.clock import steady
 from perdure.engine.worker.heartbeat import Heartbeat
 from perdure.model.records import HistoryEvent, HistoryEventType, Lease, WorkflowInstance
 from perdure.storage.stores import SQLStorage
-from tests.engine.gates import entered, gates, note, open_gates, seen, two_gates
+from tests.engine.gates import entered, gated, gates, note, open_gates, seen, two_gates
 from tests.engine.gates import forget as forget_gates
-from tests.engine.waiting import row_of, until
+from tests.engine.waiting import row_of, until, waiting
 from tests.support.storages import Database, storage_of
 
 SOON = timedelta(seconds=30)
@@ -93,7 +93,7 @@ async def test_activity_that_blocks_the_event_loop_keeps_its_lease(shared: Datab
 
 @pytest.mark.guarantee(2)
 async def test_no_activity_starts_after_the_local_deadline(database: Database) -> None:
-    async with App(database.url, max_cached_runs=0) as app:
+    async with App(database.url, max_cached_runs=0, lease=timedelta(hours=1)) as app:  # no renewal moves the deadline
         gates["two"].set()
         await two_gates.options(id="a").start("one", "two")
         await until(entered("one"))
@@ -121,18 +121,19 @@ async def test_local_deadline_is_counted_from_before_the_renewal(
     storage, held = await database.storage(), Held()
     lease = await storage.create_instance(WorkflowInstance("a", "w"), worker_id="me", timeout_sec=5)
     assert lease is not None
-    refresh = storage.refresh_locks
+    refresh, asked = storage.refresh_locks, list[float]()
 
-    async def slow(leases: Sequence[Lease], timeout_sec: float) -> list[Lease | None]:
+    async def timed(leases: Sequence[Lease], timeout_sec: float) -> list[Lease | None]:
+        asked.append(steady())
         answer = await refresh(leases, timeout_sec)
-        await asyncio.sleep(0.2)
+        await until(lambda: steady() > asked[0] + 0.001)
         return answer
 
-    monkeypatch.setattr(storage, "refresh_locks", slow)
+    monkeypatch.setattr(storage, "refresh_locks", timed)
     heartbeat = Heartbeat(lambda: nullcontext(storage), "me", 10, lambda _: None)
     heartbeat.hold(lease, held)
     await heartbeat._renew(storage)
-    assert 0 < held.deadline <= steady() + 10 - 0.2
+    assert 0 < held.deadline <= asked[0] + 10
 
 
 @pytest.mark.guarantee(2)
@@ -184,6 +185,54 @@ async def simple(what: str) -> str:
 @workflow(name="leases.hold")
 async def behind_a_gate(gate: str) -> str:
     return await hold(gate)
+
+
+@workflow(name="leases.waits_first")
+async def gated_after_an_event(gate: str) -> str:
+    await wait_event("go")
+    return await gated(gate)
+
+
+async def test_run_that_resumes_from_memory_is_stopped_when_its_lease_is_lost(database: Database) -> None:
+    async with App(database.url, lease=SHORT) as app:
+        await gated_after_an_event.options(id="a").start("one")
+        await waiting(app, "a")
+        await app.send_event("go", None, to="a")
+        await until(entered("one"))
+        await steal(storage_of(app), "a")
+        await until(entered("one cancelled"))
+
+
+@activity
+async def clean_up_slowly(gate: str) -> None:
+    try:
+        await hold(gate)
+    except asyncio.CancelledError:
+        seen.append("cancelled")
+        await gates["clean up"].wait()
+        seen.append("cleaned up")
+        raise
+
+
+@workflow(name="leases.clean_up")
+async def cleaning_up(gate: str) -> None:
+    await clean_up_slowly(gate)
+
+
+async def test_lease_that_is_found_lost_twice_cancels_the_run_once(database: Database) -> None:
+    async with App(database.url) as app:
+        await cleaning_up.options(id="a").start("one")
+        await until(lambda: seen == ["one"])
+        await steal(storage_of(app), "a")
+        executor = app._worker.executor
+        lease = executor.tasks["a"].lease
+        executor.lose(lease)
+        await until(lambda: "cancelled" in seen)
+        executor.lose(lease)
+        await asyncio.sleep(0)  # a second cancellation would now interrupt the clean-up
+        gates["clean up"].set()
+        await until(lambda: "a" not in executor.tasks)
+    assert seen == ["one", "cancelled", "cleaned up"]
 
 
 @pytest.mark.pitfall(15)

@@ -26,6 +26,7 @@ from perdure import (
 from perdure.engine.replay.definitions import WORKFLOWS
 from perdure.engine.worker import retention as retaining
 from perdure.engine.worker.retention import BATCH, Retention, Swept, sweep, sweep_for_ever
+from perdure.engine.worker.waiting import end_tasks
 from perdure.errors import DatabaseUnavailableError
 from perdure.model.records import OutboxEvent, WorkflowInstance
 from perdure.storage.stores import SQLStorage, shift_clock
@@ -305,16 +306,14 @@ async def test_only_one_of_many_workers_sweeps(
         async with asyncio.timeout(20):
             for event in asked.values():
                 await event.wait()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(tasks)
         assert len(swept) == 1
         shift_clock(storage, timedelta(hours=1, seconds=1))
         watch(storage, "c", swept, asked | {"c": (third := asyncio.Event())}, monkeypatch)
         later = asyncio.create_task(sweep_for_ever(storage, MONTH, "c"))
         async with asyncio.timeout(20):
             await third.wait()
-        later.cancel()
+        await end_tasks([later])
         assert swept[1:] == ["c"]
 
 
@@ -348,7 +347,7 @@ async def test_database_error_does_not_end_the_sweeper(
     monkeypatch.setattr(storage, "delete_instances", refuse)
     sweeping = asyncio.create_task(sweep_for_ever(storage, MONTH, "w"))
     await until(lambda: _gone(storage))
-    sweeping.cancel()
+    await end_tasks([sweeping])
     assert [record.message for record in caplog.records if "the retention sweep failed" in record.message]
 
 

@@ -10,11 +10,12 @@ import time
 from collections import defaultdict
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
 from perdure import App, Client, WorkflowStatus, activity, workflow
+from perdure.engine.worker import work_loop, worker
 from perdure.hooks import HookEvent
 from tests.engine.waiting import row_of, until
 from tests.support.storages import Database
@@ -123,7 +124,7 @@ async def test_coroutine_that_ignores_cancellation_does_not_delay_shutdown(share
     async with Client(shared.url) as client:
         assert (await row_of(client, "a")).locked_by is None
     gates["g"].set()
-    await until(lambda: not [task for task in asyncio.all_tasks() if "shutdown" in task.get_name()])
+    await until(lambda: not [task for task in asyncio.all_tasks() if "stubborn" in task.get_name()])
 
 
 async def test_compensation_in_a_thread_does_not_delay_shutdown(shared: Database) -> None:
@@ -159,7 +160,7 @@ async def test_hanging_hook_does_not_delay_shutdown_beyond_the_drain_timeout(
 ) -> None:
     async def hang(event: HookEvent) -> None:
         seen.append(type(event).__name__)
-        await asyncio.sleep(60)
+        await asyncio.Event().wait()
 
     async with App(shared.url, hooks=[hang], drain_timeout=BRIEF):
         await blocked.options(id="a").start("g")
@@ -172,14 +173,16 @@ async def test_hanging_hook_does_not_delay_shutdown_beyond_the_drain_timeout(
 
 
 PROGRAM = """
-import asyncio, sys, time
+import asyncio, logging, sys, threading
 from datetime import timedelta
 from perdure import App, activity, workflow
+
+logging.basicConfig(level=logging.INFO, stream=sys.stdout)
 
 @activity
 def block() -> None:
     print("blocking", flush=True)
-    time.sleep(60)
+    threading.Event().wait()
 
 @workflow(name="shutdown.program")
 async def blocked() -> None:
@@ -197,6 +200,11 @@ async def program_blocked() -> None:
     raise AssertionError("runs elsewhere")
 
 
+def _said(output: IO[bytes], words: bytes) -> None:
+    """Wait until a program has written these words."""
+    assert any(words in line for line in output), f"the program ended without {words!r}"
+
+
 async def _program(url: str, grace_sec: float, signals: int) -> float:
     """Signals to a program that is at work; how long it took to end after the last."""
     from tests.engine.versions import version
@@ -207,10 +215,11 @@ async def _program(url: str, grace_sec: float, signals: int) -> float:
         command = [sys.executable, "-c", PROGRAM, url, str(grace_sec)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as program:
             assert program.stdout is not None
-            assert await asyncio.to_thread(program.stdout.readline) == b"blocking\n"
+            said = program.stdout
+            await asyncio.to_thread(_said, said, b"blocking")
             for number in range(signals):
                 if number:
-                    await asyncio.sleep(0.5)  # it drains by now, which nothing outside shows
+                    await asyncio.to_thread(_said, said, b"is draining")
                 program.send_signal(signal.SIGINT)
             began = time.monotonic()
             assert await asyncio.to_thread(program.wait, 50) == 0
@@ -267,3 +276,14 @@ def test_idle_threads_end() -> None:
 
     asyncio.run(main())
     assert not seen
+
+
+@pytest.mark.parametrize("shared", ["postgresql"], indirect=True)  # where nothing else wakes it
+async def test_idle_worker_stops_without_waiting_for_its_next_look(
+    shared: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(work_loop, "LOOK_SEC", 60.0)
+    monkeypatch.setattr(worker, "LEASING_SEC", 60.0)
+    minute = timedelta(minutes=1)
+    async with asyncio.timeout(30), App(shared.url, lease=minute, drain_timeout=minute) as app:
+        await until(lambda: bool(app._worker.host.work._waiters))

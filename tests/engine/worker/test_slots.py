@@ -23,8 +23,10 @@ from perdure import (
     wait_event,
     workflow,
 )
+from perdure.engine.execution import children
 from perdure.engine.execution.interfaces import Drained
 from perdure.engine.execution.slots import Slots
+from perdure.engine.worker import results
 from perdure.model.records import Lease, ListInstancesOptions
 from tests.engine.waiting import status_of, stuck_runs, until
 from tests.support.storages import Database
@@ -249,11 +251,11 @@ async def all_free(app: App) -> None:
 
 
 async def test_parents_that_race_their_children_do_not_deadlock(shared: Database) -> None:
-    """Forty parents end while a child of each still waits."""
+    """Parents end while a child of each still waits."""
     async with App(shared.url, max_runs=5) as app:
-        handles = await asyncio.gather(*(racing.start(f"{number}") for number in range(40)))
+        handles = await asyncio.gather(*(racing.start(f"{number}") for number in range(15)))
         found = await asyncio.gather(*(handle.result(SOON) for handle in handles))
-        assert found == [f"{number}" for number in range(40)]
+        assert found == [f"{number}" for number in range(15)]
         await all_free(app)
     assert running[1] <= 5
 
@@ -279,7 +281,7 @@ async def test_rollback_waits_for_rollbacks_of_children_without_a_slot(shared: D
 
 async def test_many_parents_cancelled_at_once_all_end(shared: Database) -> None:
     """Every rollback of a parent waits for that of its child. PERDURE_TEST_FAMILIES=10000 is the long form."""
-    count = int(os.environ.get("PERDURE_TEST_FAMILIES", "200" if shared.backend == "sqlite" else "80"))
+    count = int(os.environ.get("PERDURE_TEST_FAMILIES", "80" if shared.backend == "sqlite" else "30"))
     seconds = 60 + count / 10
     few = asyncio.Semaphore(100)  # who waits too long for a connection is refused
 
@@ -312,9 +314,13 @@ def _all_are(app: App, status: str, count: int) -> Callable[[], "asyncio.Future[
     return lambda: asyncio.ensure_future(look())
 
 
-async def test_many_children_of_one_parent_are_cancelled_and_awaited(shared: Database) -> None:
+async def test_many_children_of_one_parent_are_cancelled_and_awaited(
+    shared: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In pages, and in several commits."""
-    count = 250
+    monkeypatch.setattr(children, "TOGETHER_MAX", 20)
+    monkeypatch.setattr(results, "PAGE", 30)
+    count = 50
     async with App(shared.url, max_runs=20) as app:
         handle = await patient_parent.start(count)
         await until(_all_are(app, "waiting_for_message", count + 1), 60)

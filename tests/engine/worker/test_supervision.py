@@ -332,7 +332,7 @@ def test_serve_raises_if_a_background_task_keeps_failing(tmp_path: Path) -> None
 
 
 async def test_unavailable_database_does_not_count_as_a_failure_of_a_task(
-    shared: Database, monkeypatch: pytest.MonkeyPatch
+    shared: Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def away(*_: Any, **__: Any) -> Any:
         raise DatabaseUnavailableError("nobody answers")
@@ -342,6 +342,7 @@ async def test_unavailable_database_does_not_count_as_a_failure_of_a_task(
         monkeypatch.setattr(app._storage, "next_work_at", away)
         monkeypatch.setattr(app._storage, "pending_migrations", away)
         app._worker.wake()
+        await until(lambda: "the database is unavailable, retrying until it answers: nobody answers" in caplog.text)
         health = await app.health()
         assert (health.database, health.ok) == (False, False)
         assert all(each.alive and not each.restarts for each in health.tasks)

@@ -13,7 +13,7 @@ async def stubborn(end: asyncio.Event) -> None:
 
 
 async def test_tasks_are_cancelled_and_awaited() -> None:
-    tasks = [asyncio.create_task(asyncio.sleep(3600)) for _ in range(3)]
+    tasks = [asyncio.create_task(asyncio.Event().wait()) for _ in range(3)]
     await end_tasks(tasks)
     assert all(task.cancelled() for task in tasks)
     await end_tasks([])
@@ -38,7 +38,7 @@ async def test_a_wait_ends_with_the_last_task() -> None:
 
 async def test_a_wait_ends_with_its_time_or_the_event_and_cancels_nothing() -> None:
     hurried = asyncio.Event()
-    task = asyncio.create_task(asyncio.sleep(3600))
+    task = asyncio.create_task(asyncio.Event().wait())
     await wait_unless(hurried, [task], 0.01)
     assert not task.done()
     asyncio.get_running_loop().call_later(0.01, hurried.set)

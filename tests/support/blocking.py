@@ -34,7 +34,12 @@ async def blocked(storage: SQLStorage, rival: "asyncio.Task[object]") -> None:
             with storage.detached(), suppress(StorageError):
                 if await storage.db().fetchval(query):
                     return
-            await asyncio.sleep(0.12)  # MySQL shows the same picture until no query has come for 0.1 s
+            await next_picture()
+
+
+async def next_picture() -> None:
+    """Wait until MySQL may show its transactions anew: the list is not renewed until nobody has asked for 0.1 s."""
+    await asyncio.sleep(0.12)
 
 
 async def at_once(call: Awaitable[T]) -> T:
