@@ -1,6 +1,7 @@
 """Change perdure in one small place at a time and see that a test notices: `make mutants`.
 
-A second call goes on where the first one stopped. `.mutants/` has the traces of the tests and the results.
+A second call goes on where the first one stopped: the results so far are in `results.jsonl`. `.mutants/` has the traces
+of the tests.
 """
 
 import argparse
@@ -21,11 +22,13 @@ FOLDER = ROOT / ".mutants"
 
 def main(given: argparse.Namespace) -> int:
     """Return 1 if too many mutants of a package survive."""
-    found = chosen(given)
-    results = Results(FOLDER / "results.jsonl")
+    everything = mutants()
+    found = chosen(everything, given)
+    results = Results()
     harmless = survivors()
     if not given.report:
         due = [mutant for mutant in found if given.id or is_due(mutant, results, harmless, again=given.again)]
+        results.forget_others(everything)
         try:
             asyncio.run(hunt(due, results, given.jobs, show_log=bool(given.id)))
         except KeyboardInterrupt:
@@ -39,12 +42,12 @@ def main(given: argparse.Namespace) -> int:
     return int(any(each.rate < GOAL for each in counts.values()))
 
 
-def chosen(given: argparse.Namespace) -> list[Mutant]:
+def chosen(everything: Sequence[Mutant], given: argparse.Namespace) -> list[Mutant]:
     """Return the mutants that the arguments ask for."""
-    found = mutants(packages=given.package or PACKAGES)
     if given.id:
-        return [mutant for mutant in found if mutant.id in given.id]
-    return sample(found, given.count, given.seed)
+        return [mutant for mutant in everything if mutant.id in given.id]
+    packages = given.package or PACKAGES
+    return sample([mutant for mutant in everything if mutant.package in packages], given.count, given.seed)
 
 
 def is_due(mutant: Mutant, results: Results, harmless: dict[str, str], *, again: bool) -> bool:

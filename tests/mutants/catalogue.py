@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,15 +44,14 @@ def package(file: str) -> str:
     return max((name for name in PACKAGES if file.startswith(name)), key=len)
 
 
-def mutants(folder: Path = PERDURE, packages: Iterable[str] = PACKAGES) -> list[Mutant]:
-    """Return all mutants of these packages, in the order of files and lines."""
-    wanted = tuple(packages)
+def mutants(folder: Path = PERDURE) -> list[Mutant]:
+    """Return all mutants, in the order of files and lines."""
     paths = [*folder.rglob("*.py"), *folder.glob("storage/sql/*.sql")]
     files = sorted(path.relative_to(folder).as_posix() for path in paths)
     return [
         mutant
         for file in files
-        if file.startswith(PACKAGES) and package(file) in wanted
+        if file.startswith(PACKAGES)
         for mutant in mutants_of(file, (folder / file).read_text())
     ]
 

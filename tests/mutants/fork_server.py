@@ -34,7 +34,7 @@ class Chosen:
 
     def __init__(self, tests: Sequence[str]) -> None:
         self._order = {test: position for position, test in enumerate(tests)}
-        self.failed, self.why = "", ""
+        self.failed = ""
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
@@ -49,9 +49,7 @@ class Chosen:
 
     def _note(self, report: pytest.TestReport | pytest.CollectReport) -> None:
         if report.failed and not self.failed:
-            crash = getattr(report.longrepr, "reprcrash", None)
-            text = crash.message if crash is not None else str(report.longrepr)
-            self.failed, self.why = report.nodeid, (text.strip().splitlines() or [""])[0][:200]
+            self.failed = report.nodeid
 
 
 def follow(orders: TextIO, answers: TextIO) -> None:
@@ -61,7 +59,7 @@ def follow(orders: TextIO, answers: TextIO) -> None:
         answers.flush()
 
 
-def _execute(order: dict[str, Any]) -> dict[str, str]:
+def _execute(order: dict[str, Any]) -> str:
     reading, writing = os.pipe()
     pid = os.fork()
     if not pid:
@@ -74,10 +72,8 @@ def _execute(order: dict[str, Any]) -> dict[str, str]:
     with os.fdopen(reading) as answer:
         said = answer.read()
     if code is None:
-        return {"failed": "time limit", "why": f"the tests took more than {order['limit_sec']:.0f} s"}
-    if said:
-        return dict(json.loads(said))
-    return {"failed": "time limit of one test", "why": f"the process ended with code {code}"}
+        return "time limit"
+    return str(json.loads(said)) if said else f"the process ended with code {code}"
 
 
 def _wait(pid: int, deadline: float) -> int | None:
@@ -106,8 +102,8 @@ def _run_tests(order: dict[str, Any], writing: int) -> None:
         files = list(dict.fromkeys(test.partition("::")[0] for test in order["tests"]))
         code = int(pytest.main([*OPTIONS, f"--timeout={order['test_limit_sec']}", *files], plugins=[chosen]))
         if code not in PASSED and not chosen.failed:  # an error outside tests, such as in the import of conftest.py
-            chosen.failed, chosen.why = "pytest", f"it ended with code {code}"
-        os.write(writing, json.dumps({"failed": chosen.failed, "why": chosen.why}).encode())
+            chosen.failed = f"pytest ended with code {code}"
+        os.write(writing, json.dumps(chosen.failed).encode())
     except BaseException:
         traceback.print_exc()
     finally:

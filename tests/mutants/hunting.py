@@ -6,7 +6,6 @@ import os
 import shutil
 import sys
 import tempfile
-import time
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -96,32 +95,25 @@ class Hunter:
 
     async def hunt(self, mutant: Mutant) -> Result:
         """Run the tests that execute a mutant until one fails."""
-        began = time.monotonic()
         tests = self._coverage.tests_of(mutant)
         result = Result(mutant.id, text_digest(mutant), "survived" if tests else "uncovered")
-        count = 0
         with self._copy.changed(mutant):
             for batch in batches(mutant, tests):
-                count += len(batch)
-                answer = await self._first_failure(mutant, batch)
-                if answer["failed"]:
-                    result = Result(result.id, result.text, "caught", answer["failed"], answer["why"])
-                    break
-        seconds = round(time.monotonic() - began, 1)
-        return Result(result.id, result.text, result.verdict, result.by, result.why, count, seconds)
+                if failed := await self._first_failure(mutant, batch):
+                    return Result(result.id, result.text, "caught", failed)
+        return result
 
-    async def _first_failure(self, mutant: Mutant, batch: Sequence[Trace]) -> dict[str, str]:
-        """Return the answer about the first test that fails twice: once may be an accident."""
-        while True:
-            answer = await self._run(mutant, batch)
-            position = next((at for at, trace in enumerate(batch) if trace.test == answer["failed"]), None)
-            if position is None or (await self._run(mutant, batch[position : position + 1]))["failed"]:
-                return answer
-            batch = batch[position + 1 :]
-            if not batch:
-                return {"failed": "", "why": ""}
+    async def _first_failure(self, mutant: Mutant, batch: Sequence[Trace]) -> str:
+        """Return the first test that fails twice, or an empty string: once may be an accident."""
+        while batch and (failed := await self._run(mutant, batch)):
+            position = next((at for at, trace in enumerate(batch) if trace.test == failed), None)
+            if await self._run(mutant, batch if position is None else batch[position : position + 1]):
+                return failed
+            batch = [] if position is None else batch[position + 1 :]  # None: it was a time limit of the whole batch
+        return ""
 
-    async def _run(self, mutant: Mutant, batch: Sequence[Trace]) -> dict[str, str]:
+    async def _run(self, mutant: Mutant, batch: Sequence[Trace]) -> str:
+        """Return the first test that fails, or what else went wrong; an empty string if nothing did."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self.log.write_text("")
@@ -135,8 +127,7 @@ class Hunter:
             "limit_sec": self.grace_sec + 5 * sum(trace.seconds for trace in batch),
         }
         self._process.stdin.write(json.dumps(order).encode() + b"\n")
-        answer: dict[str, str] = json.loads(await self._process.stdout.readline())
-        return answer
+        return str(json.loads(await self._process.stdout.readline()))
 
 
 def batches(mutant: Mutant, tests: Sequence[Trace]) -> Iterator[Sequence[Trace]]:

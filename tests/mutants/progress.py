@@ -23,7 +23,7 @@ class Progress:
         self._missed += result.verdict != "caught"
         if not self._live:
             fate = result.by if result.verdict == "caught" else result.verdict.upper()
-            self._print(f"{self._done}/{self._goal} {result.seconds:5.1f} s  {mutant}: {fate}")
+            self._print(f"{self._done}/{self._goal} {mutant}: {fate}")
             return
         if result.verdict != "caught":
             self._print(f"\r\x1b[K{result.verdict}: {mutant}")

@@ -1,4 +1,4 @@
-"""What became of the mutants: a file that grows, and a report."""
+"""What became of the mutants: a file, and a report."""
 
 import hashlib
 import json
@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 
 from tests.mutants.catalogue import PACKAGES, Mutant
 
+RESULTS = Path(__file__).with_name("results.jsonl")
 SURVIVORS = Path(__file__).with_name("survivors.toml")
 GOAL = 0.9  # of the mutants of each package that a test can notice
 
@@ -24,9 +25,6 @@ class Result:
     text: str
     verdict: Verdict
     by: str = ""  # the test that failed
-    why: str = ""
-    tests: int = 0
-    seconds: float = 0.0
 
 
 def text_digest(mutant: Mutant) -> str:
@@ -35,11 +33,10 @@ def text_digest(mutant: Mutant) -> str:
 
 
 class Results:
-    """The results so far, in a file."""
+    """The results so far, in a file that is part of the project: a clone reports the same figures."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path = RESULTS) -> None:
         self._path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
         lines = path.read_text().splitlines() if path.exists() else []
         self._found = {result.id: result for result in (Result(**json.loads(line)) for line in lines)}
 
@@ -51,8 +48,20 @@ class Results:
     def add(self, result: Result) -> None:
         """Write one more."""
         self._found[result.id] = result
-        with self._path.open("a") as out:
-            out.write(json.dumps(asdict(result)) + "\n")
+        self._write()
+
+    def forget_others(self, mutants: Iterable[Mutant]) -> None:
+        """Drop the results of texts that are no longer those of these mutants."""
+        current = {mutant.id for mutant in mutants if self.of(mutant) is not None}
+        if dropped := self._found.keys() - current:
+            self._found = {name: result for name, result in self._found.items() if name not in dropped}
+            self._write()
+
+    def _write(self) -> None:
+        lines = [json.dumps(asdict(self._found[name])) + "\n" for name in sorted(self._found)]
+        written = self._path.with_suffix(".new")
+        written.write_text("".join(lines))
+        written.replace(self._path)
 
 
 def survivors(path: Path = SURVIVORS) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """Mutants of a small package are caught, or survive, as they should."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -160,6 +161,10 @@ def test_results_are_kept_for_the_text_that_they_are_of(tmp_path: Path) -> None:
     assert (results.of(one) is None, results.of(two), results.of(*changed)) == (False, None, None)
     assert figures([one, two], results, {}) == {"engine/replay": Figures(0, 1, 0, 0)}
     assert figures([one, two], results, {one.id: "it has no effect"}) == {"engine/replay": Figures(0, 0, 0, 1)}
+    results.add(Result(two.id, "of another text", "caught"))
+    results.forget_others([one, two])
+    lines = (tmp_path / "results.jsonl").read_text().splitlines()
+    assert [json.loads(line)["id"] for line in lines] == [one.id]
 
 
 def test_every_known_survivor_still_exists_and_has_a_reason() -> None:
