@@ -316,6 +316,30 @@ async def test_failed_write_does_not_affect_others_in_its_group_commit(url: str)
         assert await storage.db().fetchval("SELECT count(*) FROM seen") == 3
 
 
+async def test_group_whose_savepoint_fails_is_refused_as_a_whole(url: str) -> None:
+    def count(session: sqlite3.Connection) -> int:
+        return session.execute("INSERT INTO seen VALUES (1)").rowcount
+
+    def write_and_fail(session: sqlite3.Connection) -> int:
+        session.set_authorizer(lambda action, *_: sqlite3.SQLITE_DENY if action == sqlite3.SQLITE_SAVEPOINT else 0)
+        count(session)
+        raise StorageError("refused after writing")
+
+    async with open_storage(url) as storage:
+        await storage.db().execute("CREATE TABLE seen (n)")
+        submit = storage._backend._writer.submit  # type: ignore[attr-defined]
+        async with storage.transaction():  # what comes meanwhile is one group
+            with storage.detached():
+                waiting = [asyncio.create_task(submit(writer_jobs.Job(job))) for job in (count, write_and_fail, count)]
+                await asyncio.sleep(0)
+        found = await asyncio.gather(*waiting, return_exceptions=True)
+        assert [type(answer) for answer in found] == [StorageError] * 3
+        assert await storage.db().fetchval("SELECT count(*) FROM seen") == 0
+        await submit(writer_jobs.Job(lambda session: session.set_authorizer(None)))
+        await submit(writer_jobs.Job(count))
+        assert await storage.db().fetchval("SELECT count(*) FROM seen") == 1
+
+
 async def test_storage_closed_twice_closes_no_file_of_others(tmp_path: Path) -> None:
     async with open_storage(f"sqlite:///{tmp_path}/a.db") as storage:
         pass

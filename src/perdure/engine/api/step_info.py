@@ -54,7 +54,7 @@ class StepInfo:
     name: str
     kind: StepKind
     status: StepStatus
-    attempts: int = 1
+    attempts: int
     input: Mapping[str, Any] | None = None
     result: Any = None
     error: ErrorInfo | None = None
