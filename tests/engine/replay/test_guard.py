@@ -325,6 +325,7 @@ async def main() -> None:
     async with App(sys.argv[1]):
         await (await blocked.start()).result()
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell begins with another
 loop = asyncio.new_event_loop()
 loop.run_until_complete(main())
 """
