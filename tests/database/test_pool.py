@@ -81,6 +81,16 @@ async def test_connection_given_to_a_cancelled_waiter_goes_to_the_next(dead: boo
     assert cancelled.cancelled()
 
 
+async def test_waiter_that_is_cancelled_when_its_time_is_up_is_cancelled() -> None:
+    source = Source(1)
+    await source.pool.acquire()
+    waiter = await waiting(source)
+    source.pool._waiters[0][1].set_exception(DatabaseUnavailableError("no connection became free"))
+    waiter.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiter
+
+
 async def test_failed_connect_lets_the_next_waiter_connect() -> None:
     source = Source(1)
     source.failure = DatabaseUnavailableError("away")

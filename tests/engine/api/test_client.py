@@ -16,6 +16,7 @@ from perdure import (
     set_state,
     workflow,
 )
+from perdure.model.records import HistoryEvent, HistoryEventType, WorkflowInstance
 from tests.engine.orders import Receipt, order
 from tests.engine.waiting import row_of
 from tests.support.storages import Database
@@ -67,6 +68,26 @@ async def test_client_starts_cancels_and_retries_runs_without_executing_them(sha
                 await bad.result(SOON)
             assert (await client.retry(bad.id)).id == f"{bad.id}~r1"
             assert len([run async for run in client.runs(workflow="client.shouter")]) == 4
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "error"),
+    [
+        (WorkflowStatus.CANCELLED, HistoryEventType.WORKFLOW_CANCELLED, WorkflowCancelledError),
+        (WorkflowStatus.FAILED, HistoryEventType.WORKFLOW_FAILED, WorkflowFailedError),
+    ],
+)
+async def test_result_of_a_run_whose_end_has_no_readable_reason(
+    shared: Database, status: WorkflowStatus, kind: HistoryEventType, error: type[Exception]
+) -> None:
+    """Another framework may have ended it."""
+    async with Client(shared.url) as client:
+        lease = await client._storage.create_instance(WorkflowInstance("old", "wf"), worker_id="w", timeout_sec=30)
+        assert lease is not None
+        await client._storage.append_history(HistoryEvent("old", "end", kind, None, b"\x00", "binary"), lease=lease)
+        await client._storage.update_instance_status("old", status, lease=lease)
+        with pytest.raises(error, match="'old'"):
+            await client.get("old").result(SOON)
 
 
 async def test_outer_app_is_current_again_when_the_inner_one_closes() -> None:

@@ -118,6 +118,10 @@ STORED_AT = datetime(2026, 11, 15, tzinfo=UTC)
 FAILURE = {"error_type": "app.PaymentError", "error_message": "declined", "stack_trace": "…"}
 EARLIER = [  # as version 0.1 stored them: without digests, and with fields that have gone since
     (_row("1:charge", "ActivityCompleted", "receipt"), Completed("1:charge", b'"receipt"')),
+    (
+        HistoryEvent("run-1", "1:charge", "ActivityCompleted", None, b"\x00", "binary"),
+        Completed("1:charge", b"null"),
+    ),
     (_row("1:charge!", "ActivityStarted", {"order": 7}), Started("1:charge", b'{"order": 7}')),
     (
         _row("1:charge#2", "ActivityAttemptFailed", {**FAILURE, "attempt": 2, "pause_sec": 2.5}),

@@ -11,6 +11,7 @@ import pytest
 
 from perdure.engine.execution.clock import steady
 from perdure.engine.worker.heartbeat import PAGE, Heartbeat
+from perdure.errors import DatabaseUnavailableError, StorageError
 from perdure.model.records import Lease, WorkflowInstance
 from perdure.storage.contract import Storage
 from perdure.storage.stores import open_storage
@@ -35,6 +36,7 @@ class Beating:
     leases: list[Lease]
     lost: list[str]
     pages: list[list[str]]
+    refusals: list[StorageError]  # the answers to the next renewals
 
 
 @asynccontextmanager
@@ -49,6 +51,7 @@ async def beating(database: Database, count: int) -> AsyncIterator[Beating]:
         leases += [answer for answer in answers if isinstance(answer, Lease)]
     assert len(leases) == count
     pages: list[list[str]] = []
+    refusals: list[StorageError] = []
 
     class Watched:
         """The storage that the heartbeat sees."""
@@ -58,6 +61,8 @@ async def beating(database: Database, count: int) -> AsyncIterator[Beating]:
 
         async def refresh_locks(self, some: Sequence[Lease], timeout_sec: float) -> list[Lease | None]:
             pages.append([lease.instance_id for lease in some])
+            if refusals:
+                raise refusals.pop()
             return await own.refresh_locks(some, 600 + timeout_sec)  # longer than before, however fast the test is
 
     own: Storage
@@ -75,7 +80,7 @@ async def beating(database: Database, count: int) -> AsyncIterator[Beating]:
         heartbeat.hold(lease, held[lease.instance_id])
     heartbeat.start()
     try:
-        yield Beating(heartbeat, held, leases, lost, pages)
+        yield Beating(heartbeat, held, leases, lost, pages, refusals)
     finally:
         await heartbeat.stop()
 
@@ -101,6 +106,16 @@ async def test_lease_lost_on_a_page_boundary_is_reported(shared: Database, count
         await until(lambda: set(beats.lost) == names)
         for lease in ends:
             beats.heartbeat.drop(lease)
+
+
+@pytest.mark.parametrize("shared", ["sqlite"], indirect=True)
+async def test_failed_renewal_is_logged_as_an_unavailable_database(
+    shared: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with beating(shared, 1) as beats:
+        beats.refusals.append(DatabaseUnavailableError("nobody answers"))
+        await until(lambda: beats.refusals == [] and len(beats.pages) > 1)
+    assert "the database is unavailable, retrying until it answers: nobody answers" in caplog.text
 
 
 @pytest.mark.parametrize("shared", ["sqlite"], indirect=True)

@@ -387,6 +387,9 @@ async def test_stuck_runs_are_paged_and_filtered(database: Database) -> None:
         assert [run.id async for run in client.runs(stuck=True, workflow=other)] == seen[5:]
         assert [run.id async for run in client.runs(stuck=True, where={"n": 3})] == ["off-3"]
         assert [run.id async for run in client.runs(stuck=True, status="failed")] == []
+        middle = (await client.get("off-2").info()).started_at
+        assert [run.id async for run in client.runs(stuck=True, started_before=middle)] == ["off-0", "off-1"]
+        assert [run.id async for run in client.runs(stuck=True, started_after=middle)] == seen[3:]
         first = await client.runs(stuck=True).first()
         assert first is not None
         assert first.stuck is not None
