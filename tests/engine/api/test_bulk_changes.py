@@ -52,6 +52,15 @@ async def test_all_runs_of_a_query_are_cancelled(database: Database) -> None:
                 await app.get(f"w{n}").result(SOON)
 
 
+async def test_runs_of_a_query_are_cancelled_without_a_reason(memory: Database) -> None:
+    async with App(memory.url) as app:
+        handle = await simple.options(id="a").start("wait")
+        await waiting(app, "a")
+        assert (await app.runs(workflow=simple).cancel()).done == 1
+        with pytest.raises(WorkflowCancelledError, match=r"run 'a' \(api\.simple\) was cancelled$"):
+            await handle.result(SOON)
+
+
 @pytest.mark.call("run")
 async def test_all_runs_of_a_query_are_retried(database: Database) -> None:
     async with App(database.url) as app:

@@ -274,6 +274,9 @@ async def test_no_parameter_name_is_reserved(memory: Database) -> None:
         handle = await takes.options(id="the run", timeout=60).start("x", Item("y", 1), after=2, timeout=[3])
         assert handle.id == "the run"
         assert await handle.result(SOON) == "x y 2 [3]"
+        with pytest.raises(TypeError, match="argument 'timeout' must be") as wrong:
+            await takes.start("x", Item("y", 1), timeout=["z"])  # type: ignore[list-item]
+        assert "for the option use" not in str(wrong.value)  # it is the workflow's own parameter
 
 
 @pytest.mark.call("run")
@@ -378,6 +381,12 @@ async def _function() -> None: ...
         (lambda: activity(double), "is already decorated"),
         (lambda: workflow(double), "is already decorated"),
         (lambda: workflow(plainly.function), "is a plain function"),
+        (lambda: adds.on_failure(3), "a failure handler must be a function, not 3"),  # type: ignore[arg-type]
+        (lambda: adds.on_failure(double), "is already decorated"),
+        (
+            lambda: adds.on_failure(_generator),
+            "a failure handler must return its result, and _generator is a generator",
+        ),
         (lambda: workflow(_function, 3), "positional"),  # type: ignore[call-overload]
         (lambda: Retry(initial="soon"), r"Retry\(initial=\) must be a number of seconds"),  # type: ignore[arg-type]
         (lambda: Retry(attempts=1.5), r"Retry\(attempts=\) must be a whole number, not 1.5"),  # type: ignore[arg-type]

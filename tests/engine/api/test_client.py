@@ -14,6 +14,7 @@ from perdure import (
     WorkflowStatus,
     activity,
     set_state,
+    wait_event,
     workflow,
 )
 from perdure.model.records import HistoryEvent, HistoryEventType, WorkflowInstance
@@ -88,6 +89,19 @@ async def test_result_of_a_run_whose_end_has_no_readable_reason(
         await client._storage.update_instance_status("old", status, lease=lease)
         with pytest.raises(error, match="'old'"):
             await client.get("old").result(SOON)
+
+
+@workflow(name="client.told")
+async def told() -> list[object]:
+    event = await wait_event("client.news")
+    return [event.data, event.id, event.source, event.subject]
+
+
+async def test_client_sends_an_event_with_its_attributes(shared: Database) -> None:
+    async with App(shared.url, workflows=[told]) as app, Client(shared.url) as client:
+        run = await told.start()
+        await client.send_event("client.news", "on", to=run.id, id="e-1", source="/desk", subject="lamp")
+        assert await app.get(run.id).result(SOON) == ["on", "e-1", "/desk", "lamp"]
 
 
 async def test_outer_app_is_current_again_when_the_inner_one_closes() -> None:

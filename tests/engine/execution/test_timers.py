@@ -1,5 +1,6 @@
 """Sleeps and timeouts are stored, and resume in another worker."""
 
+import asyncio
 import time
 from datetime import datetime, timedelta
 from typing import Any
@@ -14,12 +15,14 @@ from tests.support.storages import Database
 SOON = timedelta(seconds=30)
 SHORT = timedelta(seconds=1)
 seen: list[Any] = []
+gates: list[asyncio.Event] = []
 DAY = timedelta(days=1)
 
 
 @pytest.fixture(autouse=True)
 def forget() -> None:
     seen.clear()
+    gates.clear()
 
 
 @activity
@@ -114,3 +117,37 @@ async def test_values_are_recorded_and_a_long_sleep_is_stored(database: Database
         assert [row.kind for row in rows] == ["State", "TimerExpired", "ActivityCompleted"]
         assert taken[2] in str(rows[0].data)
         assert not await stuck_runs(app)
+
+
+@activity
+async def busy() -> None:
+    gates.append(asyncio.Event())
+    await gates[-1].wait()
+
+
+@workflow(name="timers.beside")
+async def beside() -> None:
+    """Sleep for a short and a long time beside an activity, for which the run keeps its lease."""
+    sleeps = [asyncio.create_task(sleep(span)) for span in (SHORT, DAY)]
+    await busy()
+    for each in sleeps:
+        each.cancel()
+    await asyncio.gather(*sleeps, return_exceptions=True)
+
+
+async def test_sleep_of_a_second_is_not_stored(memory: Database) -> None:
+    """The run keeps its lease for it, so the row of a timer would only be a cost."""
+    async with App(memory.url) as app:
+        handle = await beside.start()
+        stored: list[str] = []
+
+        async def is_stored() -> bool:
+            rows = await app._storage.db().fetch("SELECT timer_id FROM workflow_timer_subscriptions")
+            stored[:] = [row[0] for row in rows]
+            return bool(stored)
+
+        await until(is_stored)
+        await until(lambda: bool(gates))
+        gates[0].set()
+        await handle.result(SOON)
+    assert stored == ["2.1:timer"]

@@ -302,6 +302,7 @@ STRUCTURED: list[tuple[object, Any]] = [
     ([1], list[int] | set[int] | tuple[int, ...]),
     ({1}, list[int] | set[int] | tuple[int, ...]),
     ((1,), list[int] | set[int] | tuple[int, ...]),
+    ((DATE,), collections.abc.Sequence[date] | tuple[date, ...]),
     ([Ball(1.0)], list[Circle] | list[Ball]),
     ([MOMENT], list[date] | list[datetime]),
     ([1.0], list[int] | list[float]),

@@ -217,6 +217,12 @@ def test_stored_error_has_the_documented_keys() -> None:
     assert "args" not in encode_failure(ValueError(object()))
 
 
+def test_error_that_cannot_be_rebuilt_is_stored_without_arguments() -> None:
+    failure = encode_failure(raised(SystemExit(None)))
+    assert failure["error_message"] == "None"  # the message of an error, and not the lack of one
+    assert set(failure) == {"error_type", "error_message", "stack_trace"}
+
+
 def test_causes_and_notes_are_in_the_stack_trace() -> None:
     error = ValueError("outer")
     error.__cause__ = KeyError("the cause")

@@ -376,6 +376,12 @@ def test_source_with_unindented_strings_and_tabs_is_checked(tmp_path: Path, monk
     assert sentence.startswith("line 7: time.time()")
 
 
+def test_lines_are_counted_from_the_first_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = "def body():\n    import time\n    return time.time()\n"
+    (sentence,) = found(module_with(source, tmp_path, monkeypatch).body)
+    assert sentence.startswith("line 3: time.time()")
+
+
 def decorate(function: Callable[[], Awaitable[object]]) -> Callable[[], Awaitable[object]]:
     @functools.wraps(function)
     async def wrapper() -> object:

@@ -3,9 +3,9 @@
 import asyncio
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal, ParamSpec, TypeVar
+from typing import Any, ClassVar, Literal, ParamSpec, TypeVar
 from urllib.parse import urlsplit
 
 import aiomysql
@@ -410,6 +410,35 @@ async def test_start_sync_in_a_body_is_refused() -> None:
 def test_start_sync_without_a_connection_is_refused() -> None:
     with pytest.raises(TypeError, match=r"options\(in_transaction=connection\)\.start_sync"):
         greet.start_sync("a")
+
+
+class AwaitedCursor(sqlite3.Cursor):
+    """A cursor whose statements have to be awaited, although it belongs to a blocking connection."""
+
+    closed: ClassVar[list[bool]] = []
+
+    async def execute(self, *_: Any) -> None:  # type: ignore[override]
+        await asyncio.sleep(0)
+
+    def close(self) -> None:
+        self.closed.append(True)
+        super().close()
+
+
+class AwaitedConnection(sqlite3.Connection):
+    def cursor(self, *_: Any) -> Any:
+        return super().cursor(AwaitedCursor)
+
+
+def test_start_sync_on_a_connection_that_has_to_be_awaited_fails_and_closes_its_cursor() -> None:
+    """At once, and not by the garbage collector: the caller may keep the error, and with it what the start used."""
+    AwaitedCursor.closed.clear()
+    with closing(AwaitedConnection(":memory:")) as db:
+        sqlite3.Cursor(db).execute("BEGIN")
+        with pytest.raises(AssertionError) as kept:
+            greet.options(in_transaction=db).start_sync("a")
+        assert len(AwaitedCursor.closed) == 1
+        assert "a blocking connection suspended" in str(kept.value)
 
 
 @each(["sqlite3", "psycopg", "pymysql"])

@@ -44,3 +44,11 @@ async def test_watch_that_is_cancelled_asks_no_more(results: Results) -> None:
     assert results._asker is not None
     over.cancel()
     await until(lambda: results._asker is None)
+
+
+async def test_watch_may_be_cancelled_just_before_its_run_ends(results: Results) -> None:
+    """A future calls its callbacks later, so the watch is still there when the run ends."""
+    over, _ = await results.watch(["a"])
+    over.cancel()
+    await results.ended("a")
+    assert over.cancelled()
