@@ -16,7 +16,7 @@ PYTEST ?= -n $(WORKERS) --maxprocesses 4 --dist worksteal --assert=plain
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-python lint mypy pyright demo demo-storage chaos kills takeover soak planted mutants bench-storage bench-compare size audit clean
+.PHONY: help setup test test-python lint mypy pyright demo demo-storage chaos kills takeover soak planted mutants bench bench-storage bench-compare size audit clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -78,7 +78,10 @@ mutants: $(READY) ## change the code in 600 small places, one at a time; a test 
 bench-storage: $(READY) ## measure the storage layer
 	$(PY) -m benchmarks.storage
 
-bench-compare: $(READY) ## compare the speed of this tree with that of REV=revision; BENCH="--load one-step --rounds 9"
+bench: $(READY) ## measure the engine on each database; BENCH="--measure ten-step --rounds 9"
+	$(PY) -m benchmarks.engine --json benchmarks/results/engine.json $(BENCH)
+
+bench-compare: $(READY) ## compare the speed of this tree with that of REV=revision; BENCH="--measure one-step --rounds 9"
 	$(PY) -m benchmarks.compare --rev $(REV) $(BENCH)
 
 size: $(READY) ## count the lines of code of the storage layer

@@ -1,0 +1,72 @@
+"""The figures of the engine as a table, and as JSON with the versions and the machine they are of."""
+
+import os
+import platform
+import sqlite3
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.engine.measures import MEASURES, Figures
+
+Found = Mapping[str, Mapping[str, Sequence[Figures]]]  # by measure and database, one for each round
+DRIVERS = ("asyncpg", "asyncmy")
+NAME, COLUMN = 50, 24
+
+
+def heading(databases: Sequence[str]) -> str:
+    """Return the first line of the table."""
+    return f"{'':{NAME}}{'':8}" + "".join(f"{database:>{COLUMN}}" for database in databases)
+
+
+def line(name: str, of: Mapping[str, Sequence[Figures]]) -> str:
+    """Return the line of a measure: the median of its rounds on each database, with the lowest and the highest."""
+    measure = MEASURES[name]
+    cells = [f"{_cell([figures['value'] for figures in rounds]):>{COLUMN}}" for rounds in of.values()]
+    return f"{measure.what:{NAME}}{measure.unit:8}" + "".join(cells)
+
+
+def _cell(values: Sequence[float]) -> str:
+    low, middle, high = (_number(value) for value in (min(values), median(values), max(values)))
+    return f"{middle} ({low}–{high})" if len(values) > 1 else middle
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}"
+
+
+def as_json(found: Found) -> dict[str, Any]:
+    """Return everything that was measured, with the medians, the versions and the machine."""
+    return {
+        "machine": {"cores": os.cpu_count(), "processor": _processor(), "system": platform.platform()},
+        "versions": {
+            "python": platform.python_version(),
+            "sqlite": sqlite3.sqlite_version,
+            **{name: _version(name) for name in ("perdure", *DRIVERS)},
+        },
+        "measures": {
+            name: {
+                "what": MEASURES[name].what,
+                "unit": MEASURES[name].unit,
+                **{
+                    database: {"median": median(figures["value"] for figures in rounds), "rounds": list(rounds)}
+                    for database, rounds in of.items()
+                },
+            }
+            for name, of in found.items()
+        },
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    return next((each.partition(":")[2].strip() for each in lines if each.startswith("model name")), platform.machine())
