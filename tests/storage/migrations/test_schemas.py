@@ -102,6 +102,18 @@ async def test_tables_of_edda_in_public_are_adopted_whatever_the_search_path(dat
     assert await schemas(database) == {"public": OURS}
 
 
+async def test_tables_in_public_are_found_after_an_administrator_has_partitioned_them(database: Database) -> None:
+    await use(f"{database.url}?schema=public")
+    await database.execute(
+        "ALTER TABLE workflow_instances RENAME TO unpartitioned",
+        "CREATE TABLE workflow_instances (LIKE unpartitioned INCLUDING ALL) PARTITION BY HASH (instance_id)",
+        "CREATE TABLE partition_1 PARTITION OF workflow_instances FOR VALUES WITH (MODULUS 1, REMAINDER 0)",
+        "DROP TABLE unpartitioned CASCADE",
+    )
+    await use(database.url, "i-2")
+    assert await schemas(database) == {"public": {*OURS, "partition_1"}}
+
+
 async def test_unrelated_table_in_public_is_not_adopted(database: Database) -> None:
     await database.execute("CREATE TABLE public.workflow_instances (id BIGINT PRIMARY KEY, status TEXT)")
     await use(database.url)

@@ -365,6 +365,18 @@ async def test_cleanup_deletes_old_messages_without_readers(storage: Storage, sh
     assert await remaining(storage) == fresh
 
 
+async def test_cleanup_deletes_the_oldest_messages_first(storage: Storage, shift: Shift) -> None:
+    """The age counts and not the id: the clocks of two publishers differ."""
+    shift(storage, 3600)
+    newer = await publish(storage, b"1")
+    shift(storage, 0)
+    await publish(storage, b"2")
+    shift(storage, 2 * 86400)
+    async with storage.transaction():  # where a database chooses its plans freely
+        assert await storage.cleanup_old_channel_messages(DAY, limit=1) == 1
+    assert await remaining(storage) == newer
+
+
 @pytest.mark.pitfall(54)
 async def test_cleanup_keeps_messages_for_live_subscribers(storage: Storage, shift: Shift) -> None:
     for instance_id in ("fast", "slow", "dead"):

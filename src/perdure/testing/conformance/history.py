@@ -107,6 +107,17 @@ async def test_payload_is_limited_to_eight_mebibytes(storage: Storage) -> None:
         await storage.append_history(event(3, None, event_data_binary=zeros + b"0", data_type="binary"))
 
 
+@pytest.mark.parametrize("data_type", ["", "text", "JSON"])
+async def test_unknown_type_of_data_is_refused(storage: Storage, data_type: str) -> None:
+    lease = await leased(storage, "i-1")
+    with pytest.raises(LimitError, match="data_type"):
+        await storage.append_history(event(1, data_type=data_type), lease=lease)
+    stored, refused = await storage.append_histories([(event(1), lease), (event(2, data_type=data_type), lease)])
+    assert isinstance(refused, LimitError)
+    events, _ = await storage.get_history_paginated("i-1")
+    assert [found.id for found in events] == [stored]
+
+
 async def test_history_is_read_page_by_page(storage: Storage) -> None:
     await new(storage, "i-1")
     await new(storage, "other")

@@ -5,9 +5,10 @@ from datetime import timedelta
 import pytest
 
 from perdure.database.backends.base import Executor
+from perdure.model.records import ChannelMode
 from perdure.model.states import WorkflowStatus
 from perdure.storage.stores import SQLStorage
-from perdure.testing.conformance.channels import publish
+from perdure.testing.conformance.channels import BROADCAST, COMPETING, publish
 from perdure.testing.conformance.delivery import RECEIVED, delivered, message, payload
 from perdure.testing.conformance.tables.channels import family_message
 from perdure.testing.conformance.tools import Shift, again, listening, recorded
@@ -40,15 +41,22 @@ async def test_sweep_delivers_messages_of_other_frameworks(storage: SQLStorage, 
     assert len(await storage.deliver_pending()) == 1
 
 
-async def test_messages_reach_waiting_instances_of_other_frameworks(
-    storage: SQLStorage, sql: Executor, shift: Shift
-) -> None:
-    """Edda and Romancy keep their one wait on a channel in the subscription."""
-    await listening(storage, "i-1", after=timedelta(seconds=5))
+async def wait_as_edda(sql: Executor) -> None:
+    """Make a wait look as if Edda or Romancy had written it: they keep their one wait on a channel in the subscription.
+
+    It has timed out, which is for them to notice.
+    """
     for table in ("workflow_instances", "channel_subscriptions"):
         await sql.execute(f"UPDATE {table} SET framework = 'python'")
     await sql.execute("DELETE FROM perdure_waits")
     await sql.execute("UPDATE channel_subscriptions SET activity_id = 'r:1', timeout_at = '2020-01-01 00:00:00.000000'")
+
+
+async def test_messages_reach_waiting_instances_of_other_frameworks(
+    storage: SQLStorage, sql: Executor, shift: Shift
+) -> None:
+    await listening(storage, "i-1", after=timedelta(seconds=5))
+    await wait_as_edda(sql)
     shift(storage, 6)
     assert await storage.find_expired_channel_subscriptions() == []
     assert await storage.next_due_at() is None
@@ -60,6 +68,20 @@ async def test_messages_reach_waiting_instances_of_other_frameworks(
     left = "SELECT count(*) FROM channel_subscriptions WHERE activity_id IS NOT NULL OR timeout_at IS NOT NULL"
     assert await sql.fetchval(left) == 0
     assert await delivered(storage) == []
+
+
+@pytest.mark.parametrize("mode", [BROADCAST, COMPETING])
+async def test_leased_instance_of_another_framework_gets_its_message_in_a_sweep_after_release(
+    storage: SQLStorage, sql: Executor, mode: ChannelMode
+) -> None:
+    await listening(storage, "i-1", mode=mode)
+    await wait_as_edda(sql)
+    await sql.execute("UPDATE workflow_instances SET locked_by = 'w2', lock_expires_at = '2999-01-01 00:00:00.000000'")
+    ids = await publish(storage, b"1")
+    assert await delivered(storage) == []
+    assert await delivered(storage) == []
+    await sql.execute("UPDATE workflow_instances SET locked_by = NULL, lock_expires_at = NULL")  # as they release it
+    assert await delivered(storage) == [("i-1", ids[0])]
 
 
 @pytest.mark.pitfall(7)
