@@ -1,6 +1,8 @@
 """The connection pool: its limit, its queue, and no lost connection when a waiter is cancelled."""
 
 import asyncio
+import gc
+import weakref
 
 import pytest
 
@@ -124,3 +126,17 @@ async def test_closing_the_pool_fails_waiters_and_closes_returned_connections() 
         await waiter
     source.pool.release(held)
     assert source.discarded == [held]
+
+
+async def test_closed_pool_is_not_kept_by_the_time_limit_of_its_waiters() -> None:
+    """A program that opens and closes storages would keep each one for as long as a caller may wait."""
+    source = Source(1, wait_sec=3600)
+    await source.pool.acquire()
+    waiter = await waiting(source)
+    source.pool.close()
+    await asyncio.wait([waiter])
+    assert isinstance(waiter.exception(), DatabaseUnavailableError)
+    closed = weakref.ref(source.pool)
+    del source, waiter  # the error of the waiter refers to the pool
+    gc.collect()
+    assert closed() is None

@@ -744,6 +744,7 @@ async def test_server_restart_under_load_loses_no_acknowledged_write(
 
 async def test_cancelled_lock_wait_ends_on_the_server(backend: PostgresBackend, blocked: asyncpg.Connection) -> None:
     storage = Transactions(backend)
+    session = await backend.executor().fetchval("SELECT pg_backend_pid()")
 
     async def in_transaction() -> None:
         async with storage.transaction() as conn:
@@ -763,6 +764,7 @@ async def test_cancelled_lock_wait_ends_on_the_server(backend: PostgresBackend, 
             await task
         await blocked.execute("SELECT pg_stat_clear_snapshot()")
         assert await blocked.fetchval(f"SELECT count(*) FROM pg_stat_activity WHERE {OTHERS} AND state <> 'idle'") == 0
+        assert await backend.executor().fetchval("SELECT pg_backend_pid()") == session, "the connection is used again"
     assert len(backend._pool._idle) == backend._pool._size
 
 
