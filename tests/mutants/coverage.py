@@ -44,6 +44,8 @@ NAMED = {
     "engine/execution/attempts.py": "tests/engine/execution/test_cancel.py::test_cancel",
     "engine/history/hints.py": "tests/engine/history/test_codec.py::",
     "engine/history/unions.py": "tests/engine/history/test_codec.py::",
+    "storage/sql/history.sql": "tests/storage/plans/test_plans.py::test_no_statement_reads_more",
+    "database/backends/mysql/backend.py": "tests/database/test_mysql.py::test_url_options",
     "database/dialects/": "tests/database/test_features.py::",
 }
 
