@@ -210,6 +210,7 @@ def importers(file: str) -> frozenset[str]:
 
 def load(folder: Path, root: Path = ROOT) -> Coverage:
     """Read the last trace of each test file, unless the file or the source of one of its tests has changed since."""
+    digest.cache_clear()  # files may have changed while tests were traced
     current = {digest(str(path)) for path in _test_sources(root)}
     now = source_digests(root)
     found: dict[str, list[Trace]] = {}

@@ -406,7 +406,8 @@ async def test_end_of_a_back_off_is_not_logged_as_a_takeover(shared: Database, l
     assert lines.of("takes over") == []
 
 
-async def test_database_outage_is_logged_as_one_warning(lines: Lines) -> None:
+async def test_database_outage_is_logged_as_one_warning(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perdure.database.backends.server.retries.RETRY_SEC", 1.0)
     with PostgresServer() as server:
         async with App(server.url, workflows=[order], lease=SHORT) as app:
             gates["gate"] = asyncio.Event()
