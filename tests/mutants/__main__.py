@@ -80,7 +80,7 @@ async def hunt(due: Sequence[Mutant], results: Results, jobs: int, *, show_log: 
                 results.add(result)
                 progress.show(mutant, result)
                 if show_log:
-                    print(hunter.log.read_text())
+                    print(hunter.log.read_text() if hunter.log.exists() else "no test executes it")
 
     async with asyncio.TaskGroup() as group:
         for _ in range(min(jobs, len(due))):
