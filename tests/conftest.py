@@ -18,6 +18,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from perdure.database.backends.base import Executor
 from perdure.engine.replay.definitions import ACTIVITIES
@@ -38,6 +39,9 @@ from tests.support.storages import (
 )
 
 TIMEOUT_AGAIN_SEC = 10.0
+
+settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])  # machines may be busy
+settings.load_profile("suite")
 
 BackendDatabase = Callable[[str], AbstractAsyncContextManager[Database]]
 

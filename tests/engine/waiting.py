@@ -12,7 +12,7 @@ from perdure.storage.stores import shift_clock
 from tests.support.storages import storage_of
 
 
-async def until(check: Callable[[], Awaitable[bool] | bool], seconds: float = 20) -> None:
+async def until(check: Callable[[], Awaitable[bool] | bool], seconds: float = 60) -> None:
     """Wait for something that is to happen, here or in the database."""
     async with asyncio.timeout(seconds):
         while True:
