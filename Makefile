@@ -16,7 +16,7 @@ PYTEST ?= -n $(WORKERS) --maxprocesses 4 --dist worksteal --assert=plain
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-python lint mypy pyright demo demo-storage chaos kills takeover soak planted mutants bench bench-storage bench-compare size audit clean
+.PHONY: help setup test test-python lint mypy pyright demo demo-storage chaos kills takeover soak planted mutants bench bench-peers bench-storage bench-compare size audit clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -81,6 +81,9 @@ bench-storage: $(READY) ## measure the storage layer
 bench: $(READY) ## measure the engine on each database; BENCH="--measure ten-step --rounds 9"
 	$(PY) -m benchmarks.engine --json benchmarks/results/engine.json $(BENCH)
 
+bench-peers: $(READY) ## compare the speed with that of DBOS, Edda, Absurd and Restate; BENCH="--peer dbos --rounds 3"
+	$(PY) -m benchmarks.peers --json benchmarks/results/peers.json $(BENCH)
+
 bench-compare: $(READY) ## compare the speed of this tree with that of REV=revision; BENCH="--measure one-step --rounds 9"
 	$(PY) -m benchmarks.compare --rev $(REV) $(BENCH)
 
@@ -93,5 +96,5 @@ audit: $(READY) ## run bandit, and check the installed packages for known vulner
 	$(PY) -m pip freeze --exclude-editable | $(PY) -m pip_audit --strict --disable-pip --no-deps -r /dev/stdin
 
 clean: ## remove everything that is not in a fresh clone
-	rm -rf .venv .venv-demo build dist .chaos .soak .hypothesis .import_linter_cache .mutants .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-demo .peers build dist .chaos .soak .hypothesis .import_linter_cache .mutants .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -24,11 +24,12 @@ def heading(databases: Sequence[str]) -> str:
 def line(name: str, of: Mapping[str, Sequence[Figures]]) -> str:
     """Return the line of a measure: the median of its rounds on each database, with the lowest and the highest."""
     measure = MEASURES[name]
-    cells = [f"{_cell([figures['value'] for figures in rounds]):>{COLUMN}}" for rounds in of.values()]
+    cells = [f"{cell([figures['value'] for figures in rounds]):>{COLUMN}}" for rounds in of.values()]
     return f"{measure.what:{NAME}}{measure.unit:8}" + "".join(cells)
 
 
-def _cell(values: Sequence[float]) -> str:
+def cell(values: Sequence[float]) -> str:
+    """Return the median of some rounds, with the lowest and the highest."""
     low, middle, high = (_number(value) for value in (min(values), median(values), max(values)))
     return f"{middle} ({low}–{high})" if len(values) > 1 else middle
 
@@ -40,12 +41,7 @@ def _number(value: float) -> str:
 def as_json(found: Found) -> dict[str, Any]:
     """Return everything that was measured, with the medians, the versions and the machine."""
     return {
-        "machine": {"cores": os.cpu_count(), "processor": _processor(), "system": platform.platform()},
-        "versions": {
-            "python": platform.python_version(),
-            "sqlite": sqlite3.sqlite_version,
-            **{name: _version(name) for name in ("perdure", *DRIVERS)},
-        },
+        **circumstances(),
         "measures": {
             name: {
                 "what": MEASURES[name].what,
@@ -56,6 +52,18 @@ def as_json(found: Found) -> dict[str, Any]:
                 },
             }
             for name, of in found.items()
+        },
+    }
+
+
+def circumstances() -> dict[str, Any]:
+    """Return the machine and the versions that figures are of."""
+    return {
+        "machine": {"cores": os.cpu_count(), "processor": _processor(), "system": platform.platform()},
+        "versions": {
+            "python": platform.python_version(),
+            "sqlite": sqlite3.sqlite_version,
+            **{name: _version(name) for name in ("perdure", *DRIVERS)},
         },
     }
 
