@@ -387,9 +387,11 @@ async def test_stuck_runs_are_paged_and_filtered(database: Database) -> None:
         assert [run.id async for run in client.runs(stuck=True, workflow=other)] == seen[5:]
         assert [run.id async for run in client.runs(stuck=True, where={"n": 3})] == ["off-3"]
         assert [run.id async for run in client.runs(stuck=True, status="failed")] == []
-        middle = (await client.get("off-2").info()).started_at
-        assert [run.id async for run in client.runs(stuck=True, started_before=middle)] == ["off-0", "off-1"]
-        assert [run.id async for run in client.runs(stuck=True, started_after=middle)] == seen[3:]
+        started = {id: (await client.get(id).info()).started_at for id in seen}  # two may be equal
+        middle = started["off-2"]
+        before, after = client.runs(stuck=True, started_before=middle), client.runs(stuck=True, started_after=middle)
+        assert [run.id async for run in before] == [id for id in seen if started[id] < middle]
+        assert [run.id async for run in after] == [id for id in seen if started[id] > middle]
         first = await client.runs(stuck=True).first()
         assert first is not None
         assert first.stuck is not None
