@@ -89,7 +89,7 @@ class SQLStorage(
 
     async def pending_migrations(self) -> list[str]:
         """Return the schema versions that this release knows and the database lacks."""
-        return await missing(self.db(), self._backend.driver.name, self.schema)
+        return await missing(self.conn(), self._backend.driver.name, self.schema)
 
     async def _connect(self) -> None:
         if not self._opened:

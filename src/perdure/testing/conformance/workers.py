@@ -86,3 +86,5 @@ async def test_now_is_the_time_of_the_database(storage: Storage, shift: Shift) -
 
 async def test_open_storage_has_no_pending_migrations(storage: Storage) -> None:
     assert await storage.pending_migrations() == []
+    async with storage.transaction():  # as part of it: on SQLite, nobody else can write meanwhile
+        assert await storage.pending_migrations() == []
