@@ -1,6 +1,5 @@
 """A full disk and syncs that fail: a few episodes of each on SQLite, with workers too, and one on a server."""
 
-import secrets
 from pathlib import Path
 
 import pytest
@@ -8,6 +7,8 @@ import pytest
 from tests.chaos.disk import episodes
 from tests.chaos.rigs import Round
 from tests.engine.crashes.rig.checker import all_right
+
+SEED = 1  # always the same in the suite; `make chaos` plays others
 
 
 @pytest.mark.parametrize(
@@ -21,7 +22,7 @@ from tests.engine.crashes.rig.checker import all_right
     ],
 )
 async def test_disk_faults_lose_no_acknowledged_write(kind: str, backend: str, count: int, tmp_path: Path) -> None:
-    outcome = await episodes(kind, Round(backend, secrets.randbits(32), count, tmp_path))
+    outcome = await episodes(kind, Round(backend, SEED, count, tmp_path))
     all_right(outcome.wrong)
     assert outcome.done == count
     assert outcome.figures["acknowledged"] > 0
