@@ -22,6 +22,7 @@ from benchmarks import progress
 from benchmarks.databases import server_for
 from benchmarks.engine.measures import MEASURES, Figures
 from benchmarks.engine.processes import ROOT, measure
+from benchmarks.engine.report import ratios
 from tests.support.databases import DATABASES
 
 THROUGHPUT = ["one-step", "ten-step", "fan"]
@@ -39,8 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--size", type=int, metavar="N", help="runs or steps of a measurement (default: its own)")
     options = parser.parse_args(arguments)
     with _checked_out(options.rev) as other:
-        ratios = f"{'ratio':>7}{'lowest':>8}{'highest':>8}{'CPU':>7}"
-        print(f"{'database':12}{'measure':15}{'this':>9}{'other':>9} {'':8}{ratios}")
+        columns = f"{'ratio':>7}{'lowest':>8}{'highest':>8}{'CPU':>7}"
+        print(f"{'database':12}{'measure':15}{'this':>9}{'other':>9} {'':8}{columns}")
         for database in options.database:
             with server_for(database) as server:
                 for name in options.measure:
@@ -58,14 +59,12 @@ async def _compare(database: str, server: str, name: str, other: Path, options: 
         two = await measure(name, size, database, server, second)
         pairs.append((one, two) if first is ROOT else (two, one))
     progress.show("")
-    ratios = [ours["value"] / theirs["value"] for ours, theirs in pairs]
-    if not MEASURES[name].more_is_better:
-        ratios = [1 / ratio for ratio in ratios]
+    found = ratios(name, [ours for ours, _ in pairs], [theirs for _, theirs in pairs])
     ours, theirs = (median(pair[side]["value"] for pair in pairs) for side in (0, 1))
     cpu = [theirs["cpu_us"] / ours["cpu_us"] for ours, theirs in pairs if "cpu_us" in ours]
     print(
         f"{database:12}{name:15}{_number(ours):>9}{_number(theirs):>9} {MEASURES[name].unit:8}"
-        f"{median(ratios):7.2f}{min(ratios):8.2f}{max(ratios):8.2f}{f'{median(cpu):7.2f}' if cpu else ''}",
+        f"{median(found):7.2f}{min(found):8.2f}{max(found):8.2f}{f'{median(cpu):7.2f}' if cpu else ''}",
         flush=True,
     )
 

@@ -38,6 +38,12 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}"
 
 
+def ratios(name: str, ours: Sequence[Figures], theirs: Sequence[Figures]) -> list[float]:
+    """Return for each round how many times better ours is, whether more or less of the measure is better."""
+    found = [mine["value"] / other["value"] for mine, other in zip(ours, theirs, strict=True)]
+    return found if MEASURES[name].more_is_better else [1 / ratio for ratio in found]
+
+
 def as_json(found: Found) -> dict[str, Any]:
     """Return everything that was measured, with the medians, the versions and the machine."""
     return {

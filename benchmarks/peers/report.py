@@ -5,7 +5,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.engine.measures import MEASURES, Figures
-from benchmarks.engine.report import cell, circumstances
+from benchmarks.engine.report import cell, circumstances, ratios
 from benchmarks.peers.environments import PEERS
 
 OURS = "perdure"
@@ -44,8 +44,7 @@ def _times(value: float) -> str:
 
 def ratio(name: str, ours: Rounds, theirs: Rounds) -> float:
     """Return how many times better perdure is: the median of the rounds, each of which may meet a slower machine."""
-    ratios = [mine["value"] / other["value"] for mine, other in zip(ours, theirs, strict=True)]
-    return median(each if MEASURES[name].more_is_better else 1 / each for each in ratios)
+    return median(ratios(name, ours, theirs))
 
 
 def notes(peers: Sequence[str]) -> list[str]:
