@@ -22,7 +22,7 @@ from perdure.database.backends.sqlite.writer import Writer
 from perdure.database.backends.sqlite.writer_lock import WriterLock
 from perdure.database.dialects.sqlite import SQLiteDriver
 from perdure.database.operation import Work
-from perdure.errors import ConfigurationError
+from perdure.errors import CommitUnknownError, ConfigurationError
 from perdure.model.records import WakeUp
 
 T = TypeVar("T")
@@ -129,6 +129,11 @@ class SQLiteBackend:
             raise translate(error) from error
 
     async def write(self, work: Work[T]) -> T:
+        try:
+            return await self._writer.submit(Job(self._running(work)))
+        except CommitUnknownError:
+            if not work.repeat:
+                raise
         return await self._writer.submit(Job(self._running(work)))
 
     def _running(self, work: Work[T]) -> Callable[[sqlite3.Connection], T]:
