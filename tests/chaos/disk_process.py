@@ -25,7 +25,7 @@ from tests.chaos.power_load import EFFECTS, Load
 from tests.chaos.rigs import Outcome
 from tests.engine.crashes.rig.worker_pool import until
 
-SIZES = {"sqlite": 8 * MIB, "postgresql": 160 * MIB, "mysql": 260 * MIB}
+SIZES = {"sqlite": 32 * MIB, "postgresql": 160 * MIB, "mysql": 260 * MIB}
 LEFT_MAX = {"sqlite": 1 * MIB, "postgresql": 4 * MIB, "mysql": 8 * MIB}
 CLEAR = re.compile("full|room|space", re.IGNORECASE)  # what a person has to read when the disk is full
 GONE = re.compile("server|connection|answer|commit", re.IGNORECASE)
@@ -34,14 +34,17 @@ STEPS = 20
 TROUBLES = 6
 PROGRESS = 40
 LOG_FILES = 4
-PATIENCE_SEC = 120.0
+PATIENCE_SEC = 60.0  # less than a test may take
 
 
 class Episodes:
     """One storage that stays open through all of them."""
 
-    def __init__(self, outcome: Outcome, chance: random.Random, server: FailingServer | None) -> None:
+    def __init__(
+        self, outcome: Outcome, chance: random.Random, server: FailingServer | None, room: Callable[[], int]
+    ) -> None:
         self.outcome, self.chance, self.server, self.acknowledged = outcome, chance, server, Acknowledgements()
+        self.room = room
         self.load = Load(self.acknowledged.acknowledge, chance, pad_max=40_000)
 
     async def play(
@@ -91,7 +94,10 @@ class Episodes:
         await self._until(lambda: self.acknowledged.count >= wanted, "work to continue")
 
     async def _until(self, condition: Callable[[], bool], what: str) -> None:
-        await until(condition, f"{what}; heard: {self.load.troubles}", PATIENCE_SEC)
+        try:
+            await until(condition, what, PATIENCE_SEC)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; heard: {self.load.troubles}; {self.room()} bytes left") from error
 
 
 async def full(backend: str, url: str, space: Space, episodes: Episodes, count: int) -> None:
@@ -150,7 +156,7 @@ async def play(kind: str, backend: str, seed: int, count: int) -> Outcome:
         if kind == "engine":
             await engine(url, space, outcome, chance, count)
             return outcome
-        episodes = Episodes(outcome, chance, server)
+        episodes = Episodes(outcome, chance, server, space.room)
         if kind == "full":
             await full(backend, url, space, episodes, count)
         elif server is not None:

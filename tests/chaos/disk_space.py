@@ -22,7 +22,7 @@ class Space:
     def fill(self, left: int) -> None:
         """Take all but so many bytes; others may take some meanwhile."""
         with self._ballast.open("ab") as ballast:
-            while (room := self._room() - left) > 0:
+            while (room := self.room() - left) > 0:
                 try:
                     os.posix_fallocate(ballast.fileno(), 0, room)
                 except OSError as error:
@@ -31,7 +31,8 @@ class Space:
                 else:
                     return
 
-    def _room(self) -> int:
+    def room(self) -> int:
+        """How many bytes are free."""
         status = os.statvfs(self.folder)
         return status.f_bavail * status.f_bsize
 
