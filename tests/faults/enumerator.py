@@ -110,7 +110,10 @@ class Enumerator:
     async def baseline(self, name: str, way: str) -> Baseline:
         """Return what the operation does without a fault; determined once."""
         if (name, way) not in self._baselines:
-            self._baselines[name, way] = await self._find_out(name, way)
+            found = await self._find_out(name, way)
+            if any("typeinfo_tree" in call for call in found.calls):  # types are read once in a process
+                found = await self._find_out(name, way)
+            self._baselines[name, way] = found
         return self._baselines[name, way]
 
     async def _find_out(self, name: str, way: str) -> Baseline:
