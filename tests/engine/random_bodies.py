@@ -29,7 +29,7 @@ from perdure import (
 )
 from perdure.engine.history.codec import encode
 from perdure.engine.history.failures import encode_failure
-from perdure.engine.history.ids import OWN
+from perdure.engine.history.ids import OWN, attempt_of
 from perdure.engine.history.records import ATTEMPT_FAILED, Taken, record_of, row_of
 from perdure.engine.replay.commands import Command, Take
 from perdure.engine.replay.open_steps import OpenSteps
@@ -360,7 +360,7 @@ class Live:
             if step.pause_sec:
                 found.append((step.pause_id, HistoryEventType.TIMER_EXPIRED, expired))
             else:
-                found.append(_attempted(step.id, step.attempt_id, step.attempt, rng))
+                found.append(_attempted(step.id, attempt_of(step.id, step.attempt), step.attempt, rng))
         for id in self.steps.effects:
             found.append((id, STORED, b'"mail"'))
         for timer in self.steps.timers.values():

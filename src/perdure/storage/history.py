@@ -9,7 +9,7 @@ from perdure.database.dialects.base import Bare, Now
 from perdure.database.operation import Operation, Work, blank, raw, utc
 from perdure.errors import HistoryConflictError, LimitError, StorageError
 from perdure.model import limits
-from perdure.model.records import HistoryEvent, Lease
+from perdure.model.records import HistoryEvent, HistoryEventType, Lease
 from perdure.storage import transactions
 from perdure.storage.contract import HistoryManager
 from perdure.storage.fences import fence_params, refused
@@ -78,6 +78,22 @@ def event_params(event: HistoryEvent) -> dict[str, object]:
     }
 
 
+def _own_params(event: HistoryEvent) -> dict[str, object]:
+    """Return the parameters of an event under a lease of its instance, whose id is checked; such events are many."""
+    if type(event.event_type) is not HistoryEventType or event.data_type != "json":
+        return event_params(event)
+    limits.size(event.event_data_binary, "event_data_binary")
+    return {
+        "instance_id": event.instance_id,
+        "activity_id": limits.name(event.activity_id, "activity_id"),
+        "event_type": event.event_type.value,
+        "data_type": "json",
+        "event_data": limits.text(event.event_data, "event_data"),
+        "event_data_binary": event.event_data_binary,
+        "created_at": None,
+    }
+
+
 def _appending(event: HistoryEvent, lease: Lease | None) -> Work[int | StorageError]:
     params = event_params(event)
     fence_params(event.instance_id, lease)
@@ -121,7 +137,7 @@ def _plain(items: Sequence[tuple[HistoryEvent, Lease | None]]) -> Items | None:
         if known is not lease and known != lease:
             return None
         try:
-            checked.append((event_params(event), lease))
+            checked.append((_own_params(event), lease))
         except StorageError:
             return None
     steps = {(event.instance_id, event.activity_id) for event, _ in items}

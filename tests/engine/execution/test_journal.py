@@ -112,3 +112,67 @@ async def test_later_writes_wait_until_the_outcome_of_an_unknown_commit_is_known
     await journal.durable()
     assert sent == [["1:step"], ["1:step"], ["1:step"], ["2:step"]]
     assert await _stored(storage, "a") == ["1:step", "2:step"]
+
+
+@pytest.mark.guarantee(6)
+async def test_write_that_fails_unexpectedly_is_never_taken_for_stored(storage: SQLStorage) -> None:
+    plain, calls = storage.append_histories, list[int]()
+
+    async def failing(items: Sequence[tuple[HistoryEvent, Lease | None]]) -> list[int | StorageError]:
+        calls.append(len(items))
+        if len(calls) == 1:
+            raise ValueError("a bug")
+        return await plain(items)
+
+    storage.append_histories = failing  # type: ignore[method-assign]
+    journal = Journal(GroupCommit(appending(storage)), await _leased(storage, "a"), 0)
+    journal.record(_event("a", 1))
+    await asyncio.sleep(0)  # it is on its way
+    journal.record(_event("a", 2))
+    with pytest.raises(StorageError, match="a group commit failed: ValueError: a bug"):
+        await journal.durable()
+    assert not journal.progressed
+    assert await _stored(storage, "a") == []
+
+
+def _gated(storage: SQLStorage) -> asyncio.Event:
+    """Let commits wait for an event."""
+    gate, plain = asyncio.Event(), storage.append_histories
+
+    async def append(items: Sequence[tuple[HistoryEvent, Lease | None]]) -> list[int | StorageError]:
+        await gate.wait()
+        return await plain(items)
+
+    storage.append_histories = append  # type: ignore[method-assign]
+    return gate
+
+
+async def test_later_records_do_not_delay_what_waits_for_earlier_ones(storage: SQLStorage) -> None:
+    gate = _gated(storage)
+    journal = Journal(GroupCommit(appending(storage)), await _leased(storage, "a"), 0)
+    order: list[str] = []
+    journal.record(_event("a", 1))
+    journal.when_durable(lambda: order.append("first"))
+    await asyncio.sleep(0)  # it is on its way
+    journal.record(_event("a", 2))
+    journal.when_durable(lambda: order.append("second"))
+    journal.when_durable(lambda: order.append("third"))
+    assert order == []
+    gate.set()
+    await journal.durable()
+    assert order == ["first", "second", "third"]
+    journal.when_durable(lambda: order.append("at once"))
+    assert order[-1] == "at once"
+
+
+async def test_cancelled_wait_for_a_commit_disturbs_nothing(storage: SQLStorage) -> None:
+    gate = _gated(storage)
+    journal = Journal(GroupCommit(appending(storage)), await _leased(storage, "a"), 0)
+    journal.record(_event("a", 1))
+    waiting = [asyncio.create_task(journal.durable()) for _ in range(2)]
+    await asyncio.sleep(0)
+    waiting[0].cancel()
+    gate.set()
+    await waiting[1]
+    assert waiting[0].cancelled()
+    assert await _stored(storage, "a") == ["1:step"]

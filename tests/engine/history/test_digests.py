@@ -320,7 +320,8 @@ def test_field_with_a_default_can_be_added() -> None:
 
 def _digest(function: Any, *args: Any, **kwargs: Any) -> bytes:
     signature = activity(function).signature
-    return Call(*signature.values(args, kwargs), encoded=signature.bind(args, kwargs)).digest
+    encoded, values = signature.bind_values(args, kwargs)
+    return Call(*values, encoded=encoded).digest
 
 
 def test_parameters_can_be_renamed_and_added_with_a_default() -> None:

@@ -56,6 +56,9 @@ class Host:
         self.asked.append(f"timer {timer.path} {timer.delay:.6f}")
         self.waiting[timer.path] = timer
 
+    def path_of(self, coro: object) -> None:
+        """No coroutine has a path of its own."""
+
     def drop(self, timer: Timer) -> None:
         self.asked.append(f"drop {timer.path}")
         assert self.waiting.pop(timer.path) is timer
@@ -610,7 +613,7 @@ def test_error_of_the_timer_interface_reaches_the_body() -> None:
     def refuse(timer: Timer) -> None:
         raise StepFailed
 
-    loop = BodyLoop(SimpleNamespace(start=refuse, drop=refuse), print)
+    loop = BodyLoop(SimpleNamespace(start=refuse, drop=refuse, path_of=refuse), print)
     task = loop.spawn(asyncio.sleep(1))
     loop.pump()
     assert isinstance(task.exception(), StepFailed)

@@ -17,6 +17,9 @@ class NoTimers:
     def drop(self, timer: Timer) -> None:
         raise AssertionError("no timer is made here")
 
+    def path_of(self, coro: object) -> None:
+        """No coroutine has a path of its own."""
+
 
 @pytest.fixture
 def loop() -> BodyLoop:

@@ -2,14 +2,16 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextvars import Context, copy_context
 from datetime import datetime, timedelta
 from functools import partial
 from typing import cast
 
 from perdure.engine.execution.clock import steady
 from perdure.engine.execution.compensations import compensation_of
+from perdure.engine.execution.inbox import Inbox, nothing
 from perdure.engine.execution.interfaces import Attempt, Done, Host, put_down
-from perdure.engine.execution.progress import Handle, Progress, StepsInProgress
+from perdure.engine.execution.progress import Progress, StepsInProgress
 from perdure.engine.execution.recorder import Recorder
 from perdure.engine.history import ids
 from perdure.engine.history.codec import encode
@@ -17,7 +19,7 @@ from perdure.engine.history.digests import Call
 from perdure.engine.history.failures import Failure, encode_failure
 from perdure.engine.history.records import AttemptFailed, Completed, Failed, Record, Started, row_of
 from perdure.engine.replay.context import ActivityInfo
-from perdure.engine.replay.guard import came_by_signal, is_cancelled
+from perdure.engine.replay.guard import came_by_signal
 from perdure.engine.replay.steps import ActivityStep, Effect, EffectStep
 from perdure.errors import (
     ChannelModeConflictError,
@@ -51,7 +53,7 @@ class Attempts:
         host: Host,
         recorder: Recorder,
         steps: StepsInProgress,
-        post: Callable[[Handle], None],
+        inbox: Inbox,
         about: Callable[[], tuple[str, str, datetime]],
         info: Callable[[ActivityStep], ActivityInfo],
         check: Callable[[], None],
@@ -59,23 +61,32 @@ class Attempts:
         self._host = host
         self._recorder = recorder
         self._steps = steps
-        self._post = post
+        self._inbox = inbox
         self._about = about  # the first fields of every hook event
         self._info = info
         self._check = check  # raises if the lease has expired
-        self._draining = False
+        self._draining = self._stopped = False
+        self._starting = 0  # attempts that wait until everything before them is durable
         self._tasks: set[asyncio.Task[None]] = set()
         self._pauses: set[asyncio.Task[None]] = set()  # the tasks that only wait before the next attempt
+        self._context: Context
+        self._loop: asyncio.AbstractEventLoop
+
+    def open(self) -> None:
+        """Begin to execute, in the context of the calling task."""
+        self._stopped = False
+        self._loop = asyncio.get_running_loop()
+        self._context = copy_context()
 
     @property
     def under_way(self) -> bool:
-        """Return whether a task executes an attempt, or waits for a short time before one."""
-        return bool(self._tasks)
+        """Return whether an attempt is executed, or waits for a short time before it is."""
+        return bool(self._tasks) or self._starting > 0
 
     @property
     def only_pausing(self) -> bool:
-        """Return whether no task executes code."""
-        return len(self._tasks) == len(self._pauses)
+        """Return whether no code executes or is about to."""
+        return len(self._tasks) == len(self._pauses) and not self._starting
 
     def drain(self) -> None:
         """Start nothing new, not even after a pause."""
@@ -87,46 +98,102 @@ class Attempts:
             if isinstance(progress.step, ActivityStep):
                 self._start_activity(cast("Progress[ActivityStep]", progress))
             else:
-                self._post(partial(self._apply, cast("Progress[EffectStep]", progress)))
+                self._inbox.post(partial(self._apply, cast("Progress[EffectStep]", progress)))
 
     async def stop(self) -> None:
         """Cancel the tasks and wait until they have ended."""
-        running = [each for each in self._steps.running.values() if each.task is not None]
-        plain = [each.task for each in running if isinstance(each.step, ActivityStep) and each.step.activity.plain]
-        await put_down(self._tasks, [task for task in plain if task is not None])
+        self._stopped = True
+        plain: list[asyncio.Task[None]] = []
+        for progress in self._steps.running.values():
+            if progress.task is not None and progress.attempt is not None:
+                progress.attempt.stopped = True
+                if progress.attempt.activity.plain:
+                    plain.append(progress.task)
+        await put_down(self._tasks, plain)
         self._tasks, self._pauses = set(), set()
 
     # Attempts.
 
     def _start_activity(self, progress: Progress[ActivityStep]) -> None:
+        """Start an attempt as soon as everything before it is durable."""
         step = progress.step
-        if step.activity.undo is not None and not step.started:
+        if step.undoable and not step.started:
             self._recorder.record(Started(step.id, step.payload, self._recorder.call(step.call)))
             if not progress.is_open:
                 return  # the body has cancelled it in the meantime
         if step.activity.transactional:
-            self._post(partial(self._transact, progress))
+            self._inbox.post(partial(self._transact, progress))
             return
-        task = progress.task = asyncio.create_task(self._attempt(progress), name=f"{self._about()[0]} {step.id}")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._starting += 1
+        self._recorder.when_durable(partial(self._begin, progress))
 
-    async def _attempt(self, progress: Progress[ActivityStep]) -> None:
-        """Execute one attempt, after everything before it is durable and only while the worker has the lease."""
+    def _begin(self, progress: Progress[ActivityStep]) -> None:
+        self._starting -= 1
+        if self._stopped:
+            return
+        if self._recorder.refused is not None:
+            self._inbox.post(_raising(self._recorder.refused))
+        elif not progress.is_open:
+            self._inbox.post(nothing)  # the body has cancelled it in the meantime
+        else:
+            attempt = progress.attempt = self._attempt_of(progress.step)
+            # Not by the loop's factory, which is for the tasks that an activity's code starts.
+            progress.task = asyncio.Task(
+                self._attempt(progress, attempt),
+                loop=self._loop,
+                name=attempt.info.idempotency_key,
+                context=self._context.copy(),
+            )
+            progress.cancelled = self._cancelled
+            self._tasks.add(progress.task)
+
+    async def _attempt(self, progress: Progress[ActivityStep], attempt: Attempt) -> None:
+        """Execute one attempt, and pass its outcome to the body: at once if the run's task only waits for that."""
         try:
-            await self._recorder.durable()
-            done = await self._host.execute(self._attempt_of(progress.step))
-            found: Handle = lambda: self._attempted(progress, done)  # noqa: E731
+            done = await self._host.execute(attempt)
+        except asyncio.CancelledError:
+            raise
         except BaseException as error:
-            if came_by_signal(error) or (isinstance(error, asyncio.CancelledError) and is_cancelled()):
+            if came_by_signal(error):
                 raise
-            found = _raising(error)  # no code awaits this task, so the inbox raises its error
+            self._end(progress)
+            self._inbox.post(_raising(error))  # no code awaits this task, so the inbox raises its error
+            return
+        self._end(progress)
+        if self._is_plain(progress.step, done) and self._inbox.is_awaited():
+            try:
+                self._complete(progress, done)
+                self._inbox.proceed()
+            except BaseException as error:
+                if came_by_signal(error):
+                    raise
+                self._inbox.post(_raising(error))
+        else:
+            self._inbox.post(partial(self._attempted, progress, done))
+
+    def _end(self, progress: Progress[ActivityStep]) -> None:
+        """Forget the task, which only has to pass on its outcome."""
         if progress.task is not None:
             self._tasks.discard(progress.task)
-        self._post(found)
+            progress.task = None
+
+    def _cancelled(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        self._inbox.post(nothing)  # the run may have nothing left to do but wait
 
     def _attempt_of(self, step: ActivityStep) -> Attempt:
         return Attempt(step.activity, step.payload, self._info(step), self._check)
+
+    def _is_plain(self, step: ActivityStep, done: Done) -> bool:
+        """Return whether the outcome is a result that is recorded alone."""
+        return done.error is None and not done.effects and not step.undoable
+
+    def _complete(self, progress: Progress[ActivityStep], done: Done) -> None:
+        """Record a result, unless the body has cancelled the step in the meantime."""
+        if progress.is_open:
+            step = progress.step
+            completed = Completed(step.id, done.result, self._recorder.call(step.call), (done.value,))
+            self._recorder.record(completed, self._completion(step.id, step.attempt, done.seconds))
 
     async def _attempted(self, progress: Progress[ActivityStep], done: Done) -> None:
         if not progress.is_open:
@@ -134,15 +201,12 @@ class Attempts:
         step = progress.step
         if done.error is not None:
             self._failed(step, done.error)
-            return
-        effects = done.effects
-        if step.activity.undo is not None:
-            effects = (*effects, self._compensation(step, done.result))
-        stored = self._completion(step.id, step.attempt, done.seconds)
-        if effects:
-            await self._commit(step.id, step.call, effects, done.result, stored)
+        elif self._is_plain(step, done):
+            self._complete(progress, done)
         else:
-            self._recorder.record(Completed(step.id, done.result, self._recorder.call(step.call)), stored)
+            undo = (self._compensation(step, done.result),) if step.undoable else ()
+            stored = self._completion(step.id, step.attempt, done.seconds)
+            await self._commit(step.id, step.call, (*done.effects, *undo), done.result, stored)
 
     def _failed(self, step: ActivityStep, error: BaseException) -> None:
         """Record a failed attempt; the next one follows after a pause, unless it was the last."""
@@ -173,7 +237,7 @@ class Attempts:
         async def pause() -> None:
             await asyncio.sleep(seconds)
             forget(task)
-            self._post(start)  # through the inbox, because the run may have to take a slot first
+            self._inbox.post(start)  # through the inbox, because the run may have to take a slot first
 
         def forget(done: "asyncio.Task[None]") -> None:
             self._tasks.discard(done)
@@ -195,7 +259,7 @@ class Attempts:
         written: list[tuple[Record, int]] = []
 
         async def record(storage: Storage, result: bytes, effects: list[Effect]) -> None:
-            if step.activity.undo is not None:
+            if step.undoable:
                 effects.append(self._compensation(step, result))
             for effect in effects:
                 await effect(storage, self._recorder.lease)
@@ -239,7 +303,8 @@ class Attempts:
             self._recorder.record(Failed(id, failure, self._recorder.call(call)), self._failure(id, 1, failure))
             return
         self._host.wake()
-        self._recorder.add_stored(completed, row_id, stored or self._completion(id, 1, steady() - began))
+        stored = stored or self._completion(id, 1, steady() - began)
+        self._recorder.add_stored(completed, row_id, stored)
 
     async def _append(self, storage: Storage, record: Record) -> int:
         lease = self._recorder.lease
@@ -257,9 +322,9 @@ class Attempts:
 
     # Hook events, which are reported once they are stored.
 
-    def _completion(self, step: str, attempt: int, seconds: float) -> Callable[[], None]:
+    def _completion(self, step: str, attempt: int, seconds: float) -> Callable[[], None] | None:
         if not self._host.observes(StepCompleted):
-            return _ignore
+            return None
         name, duration = ids.name_of(step), timedelta(seconds=seconds)
         return lambda: self._host.happened(StepCompleted(*self._about(), step, name, attempt, duration))
 
@@ -280,10 +345,6 @@ class Attempts:
                 error_message=failure["error_message"],
             )
         )
-
-
-def _ignore() -> None:
-    """Report nothing."""
 
 
 def _raising(error: BaseException) -> Callable[[], Awaitable[None]]:

@@ -2,7 +2,8 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from contextvars import Context
+from contextvars import copy_context
+from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 from perdure.database.cancellation import finish
@@ -15,6 +16,7 @@ Answer = TypeVar("Answer")
 TOGETHER_MAX = 256
 
 Write = Callable[[Sequence[Item]], Awaitable[Sequence[Answer | StorageError]]]
+Receive = Callable[[Answer | StorageError], None]
 
 
 class Observer(Protocol):
@@ -33,16 +35,15 @@ class GroupCommit(Generic[Item, Answer]):
     def __init__(self, write: Write[Item, Answer], observer: Observer | None = None) -> None:
         self._write = write
         self._observer = observer
-        self._queue: list[tuple[Item, asyncio.Future[Answer | StorageError]]] = []
+        self._queue: list[tuple[Item, Receive[Answer]]] = []
         self._flusher: asyncio.Task[None] | None = None
+        self._context = copy_context()  # of the code that opened the App or Client, and not of a caller
 
-    def put(self, item: Item) -> "asyncio.Future[Answer | StorageError]":
-        """Write an item with the next commit; the future's result is the answer or the error."""
-        future: asyncio.Future[Answer | StorageError] = asyncio.get_running_loop().create_future()
-        self._queue.append((item, future))
+    def put(self, item: Item, receive: "Receive[Answer]") -> None:
+        """Write an item with the next commit; `receive` is called with the answer or the error, in order."""
+        self._queue.append((item, receive))
         if self._flusher is None:
-            self._flusher = asyncio.create_task(self._flush(), context=Context())  # without the context of a caller
-        return future
+            self._flusher = asyncio.create_task(self._flush(), context=self._context.copy())
 
     @property
     def running(self) -> "list[asyncio.Task[None]]":
@@ -56,7 +57,9 @@ class GroupCommit(Generic[Item, Answer]):
 
     async def __call__(self, item: Item) -> Answer:
         """Write an item, wait for the commit and return the answer; raise the error if the write is refused."""
-        answer = await self.put(item)
+        future: asyncio.Future[Answer | StorageError] = asyncio.get_running_loop().create_future()
+        self.put(item, partial(_resolve, future))
+        answer = await future
         if isinstance(answer, StorageError):
             raise answer
         return answer
@@ -74,20 +77,28 @@ class GroupCommit(Generic[Item, Answer]):
                 answers = [StorageError(f"a group commit failed: {type(error).__name__}: {error}")] * len(batch)
                 if came_by_signal(error) or isinstance(error, asyncio.CancelledError):
                     self._flusher = None
-                    _answer(batch, answers)
+                    self._answer(batch, answers)
                     raise
                 if self._observer is not None:  # the callers get the error, and the next commit may succeed
                     self._observer.failed(error)
             if len(answers) != len(batch):
                 wrong = StorageError(f"a group commit of {len(batch)} items returned {len(answers)} answers")
                 answers = [wrong] * len(batch)
-            _answer(batch, answers)
+            self._answer(batch, answers)
         self._flusher = None
 
+    def _answer(
+        self, batch: "Sequence[tuple[Item, Receive[Answer]]]", answers: Sequence[Answer | StorageError]
+    ) -> None:
+        for (_, receive), answer in zip(batch, answers, strict=True):
+            try:
+                receive(answer)
+            except Exception as error:  # the others get their answers all the same
+                asyncio.get_running_loop().call_exception_handler(
+                    {"message": "an answer of a group commit could not be passed on", "exception": error}
+                )
 
-def _answer(
-    batch: "Sequence[tuple[Item, asyncio.Future[Answer | StorageError]]]", answers: Sequence[Answer | StorageError]
-) -> None:
-    for (_, future), answer in zip(batch, answers, strict=True):
-        if not future.done():
-            future.set_result(answer)
+
+def _resolve(future: "asyncio.Future[Answer | StorageError]", answer: Answer | StorageError) -> None:
+    if not future.done():
+        future.set_result(answer)

@@ -7,6 +7,7 @@ from datetime import datetime
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
 
+from perdure.database.operation import blank
 from perdure.engine.execution.clock import steady
 from perdure.engine.execution.group_commit import GroupCommit
 from perdure.engine.execution.journal import Entry
@@ -42,19 +43,25 @@ class End(Enum):
 
 @dataclass(slots=True)
 class Attempt:
-    """An attempt of an activity that the worker is to execute."""
+    """An attempt of an activity that the worker is to execute.
+
+    Its code runs in the task that executes the attempt, and may cancel that task itself, which fails the attempt. So
+    whoever cancels the task sets `stopped` before.
+    """
 
     activity: ActivityDefinition
     payload: bytes
     info: ActivityInfo
     check: Callable[[], None] = lambda: None  # called right before the code; raises if the lease has expired
+    stopped: bool = False
 
 
 @dataclass(slots=True)
 class Done:
-    """The outcome of an attempt: a result as JSON, or an error, and the messages to commit with the result."""
+    """The outcome of an attempt: a result as JSON and decoded, or an error, and what to commit with the result."""
 
     result: bytes = b"null"
+    value: object = None
     error: BaseException | None = None
     effects: tuple[Effect, ...] = ()
     seconds: float = 0.0  # duration of the code
@@ -122,7 +129,11 @@ class Host(Protocol):
         """Execute an attempt in a transaction that also records its result."""
 
     def execute(self, attempt: Attempt) -> Coroutine[Any, Any, Done]:
-        """Execute an attempt and return its result or error; only a cancellation is raised."""
+        """Execute an attempt in the calling task and return its result or error.
+
+        The task and its context belong to the attempt alone. Only a lost lease and a cancellation from outside are
+        raised.
+        """
 
     def observes(self, kind: type[HookEvent]) -> bool:
         """Return whether events of this kind go to a hook or to the log; frequent ones are not made for nothing."""
@@ -131,10 +142,17 @@ class Host(Protocol):
         """Log an event, which must be durable, and call the hooks."""
 
 
+_blank_info = blank(ActivityInfo)
+
+
 def activity_info(run: Executable, name: str, step: str, attempt: int, token: int) -> ActivityInfo:
     """Return what an attempt of an activity can ask about itself; its idempotency key is the same in every attempt."""
-    key = f"{run.id}:{run.generation or ''}:{step}"
-    return ActivityInfo(run.id, run.workflow.name, name, step, attempt, key, token)
+    info = _blank_info()
+    info.workflow_id, info.workflow_name, info.activity_name = run.id, run.workflow.name, name
+    info.step, info.attempt, info.fence = step, attempt, token
+    info.idempotency_key = f"{run.id}:{run.generation or ''}:{step}"
+    info.__class__ = ActivityInfo
+    return info  # type: ignore[no-any-return]
 
 
 def check_deadline(run: Executable) -> None:

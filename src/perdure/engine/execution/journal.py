@@ -6,7 +6,9 @@ are dropped, so the stored history is always a prefix of what the run did.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from perdure.engine.execution.group_commit import GroupCommit, Write
 from perdure.errors import CommitUnknownError, StorageError
@@ -19,11 +21,26 @@ UNKNOWN_TRIES = 5
 class Entry:
     """A record that waits for its commit."""
 
-    __slots__ = ("event", "journal")
+    __slots__ = ("event", "journal", "stored")
 
-    def __init__(self, event: HistoryEvent, journal: "Journal") -> None:
+    def __init__(self, event: HistoryEvent, journal: "Journal", stored: Callable[[], None] | None) -> None:
         self.event = event
         self.journal = journal
+        self.stored = stored
+
+    def receive(self, answer: int | StorageError) -> None:
+        """Note the id of the stored row, or why it is not stored."""
+        journal = self.journal
+        journal.answered += 1
+        if not isinstance(answer, int):
+            journal.refuse(answer)
+            return
+        if answer > journal.last_id:
+            journal.last_id = answer
+        journal.progressed = True
+        if self.stored is not None:
+            asyncio.get_running_loop().call_soon(self.stored)  # hooks may raise, and set context variables
+        journal.call_waiting()
 
 
 class Journal:
@@ -33,29 +50,50 @@ class Journal:
         self._records = records
         self.lease = lease
         self.last_id = last_id  # the newest row of the history that this run knows
+        self.progressed = False  # a record is stored: a run whose records are refused makes no progress
         self.refused: StorageError | None = None
-        self._last: asyncio.Future[int | StorageError] | None = None
+        self.recorded = self.answered = 0  # answers come in the order of the records
+        self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
 
     def record(self, event: HistoryEvent, stored: Callable[[], None] | None = None) -> None:
         """Queue an event behind the earlier ones, without waiting. `stored` is called after its commit."""
         if self.refused is None:
-            self._last = self._records.put(Entry(event, self))
-            if stored is not None:
-                self._last.add_done_callback(lambda done: stored() if _is_stored(done) else None)
+            self.recorded += 1
+            entry = Entry(event, self, stored)
+            self._records.put(entry, entry.receive)
+
+    def when_durable(self, then: Callable[[], None]) -> None:
+        """Call a function once everything recorded so far is stored or refused: now, or later."""
+        if self.refused is None and self.answered < self.recorded:
+            self._waiting.append((self.recorded, then))
+        else:
+            then()
 
     async def durable(self) -> None:
         """Wait until everything recorded so far is stored; raise the error if a write was refused."""
-        while self.refused is None and self._last is not None:
-            last = self._last
-            await asyncio.shield(last)
-            if last is self._last:
-                self._last = None
+        if self.refused is None and self.answered < self.recorded:
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiting.append((self.recorded, partial(_finish, waiter)))
+            await waiter
         if self.refused is not None:
             raise self.refused
 
+    def refuse(self, error: StorageError) -> None:
+        """Drop all later records, because one was refused; nothing waits for them any more."""
+        if self.refused is None:
+            self.refused = error
+        self.call_waiting()
 
-def _is_stored(done: "asyncio.Future[int | StorageError]") -> bool:
-    return not done.cancelled() and isinstance(done.result(), int)
+    def call_waiting(self) -> None:
+        """Call the functions that waited for what is stored by now."""
+        waiting = self._waiting
+        while waiting and (waiting[0][0] <= self.answered or self.refused is not None):
+            waiting.popleft()[1]()
+
+
+def _finish(waiter: "asyncio.Future[None]") -> None:
+    if not waiter.done():
+        waiter.set_result(None)
 
 
 def appending(storage: Storage) -> Write[Entry, int]:
@@ -67,19 +105,17 @@ def appending(storage: Storage) -> Write[Entry, int]:
             written = await _append(storage, live) if live else []
         except StorageError as error:
             written = [error] * len(live)
+        if len(live) == len(entries):
+            return written
         fates = dict(zip(live, written, strict=True))
-        answers: list[int | StorageError] = []
-        for entry in entries:
-            journal = entry.journal
-            fate = fates.get(entry, journal.refused)
-            if isinstance(fate, int):
-                journal.last_id = max(journal.last_id, fate)
-            elif fate is not None and journal.refused is None:
-                journal.refused = fate
-            answers.append(fate if fate is not None else 0)
-        return answers
+        return [fates[entry] if entry in fates else _refusal(entry) for entry in entries]
 
     return append
+
+
+def _refusal(entry: Entry) -> StorageError:
+    assert entry.journal.refused is not None, "only the records of such a journal are left out"
+    return entry.journal.refused
 
 
 async def _append(storage: Storage, entries: Sequence[Entry]) -> Sequence[int | StorageError]:

@@ -1,25 +1,28 @@
 """What is under way for each open step of a run: the one place for the state of steps while a worker executes them."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
+from perdure.engine.execution.inbox import Handle
+from perdure.engine.execution.interfaces import Attempt
 from perdure.engine.replay.commands import Apply, Await, Command, Execute, Forget, Pause, SetTimer
 from perdure.engine.replay.steps import ActivityStep, EffectStep, TimerStep, WaitStep
 
 Step = TypeVar("Step", bound=ActivityStep | EffectStep | TimerStep | WaitStep, covariant=True)
-Handle = Callable[[], Awaitable[None]]  # an item of a run's inbox
 
 
 class Progress(Generic[Step]):
     """The execution of one open step."""
 
-    __slots__ = ("is_open", "registered", "step", "task", "timer", "waited")
+    __slots__ = ("attempt", "cancelled", "is_open", "registered", "step", "task", "timer", "waited")
 
     def __init__(self, step: Step) -> None:
         self.step = step
         self.is_open = True  # the body waits for it
-        self.task: asyncio.Task[None] | None = None  # executes an attempt
+        self.attempt: Attempt | None = None
+        self.task: asyncio.Task[None] | None = None  # executes the attempt
+        self.cancelled: Callable[[asyncio.Task[None]], None]  # called when the task has ended after its cancellation
         self.timer: asyncio.TimerHandle | None = None  # keeps the time on the worker's loop
         self.registered = False  # a row in the database decides when the time is over
         self.waited = isinstance(step, TimerStep) and step.replayed  # such a row may exist
@@ -40,7 +43,9 @@ class Progress(Generic[Step]):
         """Stop everything: the step has ended, or the body has cancelled it."""
         self.is_open = False
         self.stop()
-        if self.task is not None:
+        if self.task is not None and self.attempt is not None:
+            self.attempt.stopped = True
+            self.task.add_done_callback(self.cancelled)
             self.task.cancel()
 
 
@@ -60,8 +65,11 @@ class StepsInProgress:
         """Do what the body wants; only what is `ready` is left to do."""
         match command:
             case Execute(step):
-                self._forget(step.id)
+                if step.attempt > 1:
+                    self._forget(step.id)  # the attempt before, or the pause
                 self.ready[step.id] = Progress(step)
+            case Forget(step_id):
+                self._forget(step_id)
             case Pause(step):
                 self._forget(step.id)
                 self.pauses[step.id] = Progress(step)
@@ -71,8 +79,6 @@ class StepsInProgress:
                 self.waits[wait.id] = Progress(wait)
             case SetTimer(timer):
                 self.timers[timer.id] = Progress(timer)
-            case Forget(step_id):
-                self._forget(step_id)
             case _:
                 raise AssertionError(f"not a command about a step: {command!r}")
 

@@ -8,7 +8,6 @@ them.
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from functools import partial
 
 from perdure.engine.execution.journal import Journal
 from perdure.engine.execution.progress import StepsInProgress
@@ -18,6 +17,7 @@ from perdure.engine.history.digests import Call, stamp
 from perdure.engine.history.records import Deadline, Expired, Parent, Record, Taken, Until, record_of, row_of
 from perdure.engine.replay.commands import Command, Take
 from perdure.engine.replay.replayer import Replayer
+from perdure.errors import StorageError
 from perdure.model.records import HistoryEvent, Lease
 from perdure.storage.contract import Storage
 
@@ -59,7 +59,6 @@ class Recorder:
         began: datetime,
     ) -> None:
         self.facts = Facts()
-        self.progressed = False
         self._run_id = run_id
         self._storage = storage
         self._replayer = replayer
@@ -71,12 +70,21 @@ class Recorder:
     def open(self, journal: Journal) -> None:
         """Begin to record under a lease."""
         self._journal = journal
-        self.progressed = False
 
     @property
     def lease(self) -> Lease:
         """Return the lease under which the run is executed."""
         return self._journal.lease
+
+    @property
+    def progressed(self) -> bool:
+        """Return whether anything was recorded under the lease, by this run or for it."""
+        journal = getattr(self, "_journal", None)  # a run can be handed back before it is executed
+        return journal is not None and journal.progressed
+
+    def progress(self) -> None:
+        """Note that something was recorded for this run by another transaction."""
+        self._journal.progressed = True
 
     @property
     def last_id(self) -> int:
@@ -86,6 +94,15 @@ class Recorder:
     def durable(self) -> Awaitable[None]:
         """Wait until everything recorded so far is stored; raise the error if a write was refused."""
         return self._journal.durable()
+
+    def when_durable(self, then: Callable[[], None]) -> None:
+        """Call a function once everything recorded so far is stored or refused: now, or later."""
+        self._journal.when_durable(then)
+
+    @property
+    def refused(self) -> StorageError | None:
+        """Return why a write was refused, or None."""
+        return self._journal.refused
 
     def age(self) -> timedelta:
         """Return the time since the start of the run."""
@@ -99,29 +116,23 @@ class Recorder:
 
     def note(self, record: Record, stored: Stored | None = None) -> None:
         """Record something that the body does not wait for, without waiting for the commit."""
-        self._journal.record(row_of(self._run_id, record), partial(self._progress, stored))
-
-    def _progress(self, stored: Stored | None) -> None:
-        """Count a record as progress once it is stored: a run whose records are refused makes none."""
-        self.progressed = True
-        if stored is not None:
-            stored()
+        self._journal.record(row_of(self._run_id, record), stored)
 
     def record(self, record: Record, stored: Stored | None = None) -> None:
         """Record something and pass it to the body, without waiting for the commit."""
         self.note(record, stored)
         self._pass(record)
 
-    def add_stored(self, record: Record, row_id: int, stored: Stored) -> None:
+    def add_stored(self, record: Record, row_id: int, stored: Stored | None) -> None:
         """Pass something to the body that another transaction has recorded."""
         self._journal.last_id = row_id
-        self.progressed = True
-        stored()
+        self.progress()
+        if stored is not None:
+            stored()
         self._pass(record)
 
     def _pass(self, record: Record) -> None:
-        self._obey(self._replayer.feed(record))
-        self._obey(self._replayer.catch_up())
+        self._obey(self._replayer.feed_live(record))
 
     # From the history to the run.
 

@@ -68,6 +68,7 @@ class RollbackAttempts:
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
+            attempt.stopped = True
             await put_down([task], [task] if attempt.activity.plain else [])
             raise
 

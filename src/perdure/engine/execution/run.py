@@ -9,12 +9,13 @@ from datetime import datetime, timedelta
 
 from perdure.engine.execution import endings
 from perdure.engine.execution.attempts import Attempts
+from perdure.engine.execution.inbox import Handle, Inbox, nothing
 from perdure.engine.execution.interfaces import Drained, End, Host, activity_info, check_deadline
 from perdure.engine.execution.journal import Journal
-from perdure.engine.execution.progress import Handle, StepsInProgress
+from perdure.engine.execution.progress import StepsInProgress
 from perdure.engine.execution.recorder import Recorder
 from perdure.engine.execution.slots import Slot
-from perdure.engine.execution.waits import Waits, nothing
+from perdure.engine.execution.waits import Waits
 from perdure.engine.history import ids
 from perdure.engine.history.records import Parent
 from perdure.engine.replay.context import ActivityInfo
@@ -45,17 +46,19 @@ class Run:
         self.resumed = False  # executed before: the body is cached in memory
         self.ending = False
         self.replayer = Replayer(workflow, self.id, instance.input_data, self.generation, host.now)
+        self._inbox = Inbox(self._proceed)
         self._steps = steps = StepsInProgress()
         began = instance.started_at or host.now()
         self.recorder = Recorder(self.id, host.storage, self.replayer, steps, host.now, began)
         self._attempts = Attempts(
-            host, self.recorder, steps, self._post, self.about, self._info, lambda: check_deadline(self)
+            host, self.recorder, steps, self._inbox, self.about, self._info, lambda: check_deadline(self)
         )
-        self._waits = Waits(self.id, host.storage, self.recorder, steps, self.replayer.expects, self._post, host.now)
+        self._waits = Waits(
+            self.id, host.storage, self.recorder, steps, self.replayer.expects, self._inbox.post, host.now
+        )
         self._last_id = 0
         self._is_new = is_new  # created under the lease of its first execution: there is no history to read
         self._draining = False
-        self._inbox: asyncio.Queue[Handle] = asyncio.Queue()
 
     # What others see of it.
 
@@ -95,6 +98,7 @@ class Run:
     async def execute(self, lease: Lease) -> End:
         """Execute the run until it ends or waits. An error ends this try and leaves the stored run unchanged."""
         self.recorder.open(Journal(self.host.records, lease, self._last_id))
+        self._attempts.open()
         self.ending = False
         begun = self.replayer.begun
         try:
@@ -140,9 +144,12 @@ class Run:
 
     async def _next(self) -> None:
         """Handle the next item of the inbox, or poll for messages."""
-        if self._inbox.empty() and self._attempts.only_pausing:
+        if self._inbox.empty and self._attempts.only_pausing:
             self.slot.rest()  # no code executes while the run waits for a short time
-        handle = await (self._poll() if self._waits.polling else self._inbox.get())
+        if self._waits.polling:
+            handle = await self._poll()
+        else:
+            handle = await self._inbox.next(alone=self.slot.held)
         if not self.slot.held:
             await self._resume()
         await handle()
@@ -150,9 +157,16 @@ class Run:
     async def _poll(self) -> Handle:
         try:
             async with asyncio.timeout(LOOK_SEC):
-                return await self._inbox.get()
+                return await self._inbox.next(alone=False)
         except TimeoutError:
             return self._waits.look
+
+    def _proceed(self) -> bool:
+        """Start what the body wants after it got a result; return whether the run's task is needed for the rest."""
+        if self.replayer.done or self._draining or self._steps.waiting or self.recorder.facts.expired:
+            return True
+        self._attempts.start_ready()
+        return self._attempts.only_pausing
 
     async def _resume(self) -> None:
         """Take a slot again, before code executes."""
@@ -164,7 +178,7 @@ class Run:
 
     def _under_way(self) -> bool:
         """Return whether the run keeps its lease: for a task, an item in the inbox or a short timer."""
-        return self._attempts.under_way or not self._inbox.empty() or self._waits.short
+        return self._attempts.under_way or not self._inbox.empty or self._waits.short
 
     async def _suspend(self) -> bool:
         """Register all waits and release the lease; return False if a wait is over already, after handling it."""
@@ -201,7 +215,7 @@ class Run:
         """Start nothing new; running activities may finish."""
         self._draining = True
         self._attempts.drain()
-        self._post(nothing)
+        self._inbox.post(nothing)
 
     def hint(self) -> None:
         """Poll for messages and timers of this run, because there may be one."""
@@ -211,11 +225,8 @@ class Run:
         """Remove the body from memory; the run itself does not end."""
         self.replayer.evict()
 
-    def _post(self, handle: Handle) -> None:
-        self._inbox.put_nowait(handle)
-
     async def _put_down(self) -> None:
         """Stop all tasks and timers of the run in this process; rows in the database keep the time from here on."""
         self._waits.stop()
         await self._attempts.stop()
-        self._inbox = asyncio.Queue()
+        self._inbox.clear()

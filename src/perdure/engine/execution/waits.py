@@ -10,7 +10,8 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 
 from perdure.engine.execution.attempts import SHORT_SEC
-from perdure.engine.execution.progress import Handle, Progress, StepsInProgress
+from perdure.engine.execution.inbox import Handle, nothing
+from perdure.engine.execution.progress import Progress, StepsInProgress
 from perdure.engine.execution.recorder import Recorder
 from perdure.engine.history import ids
 from perdure.engine.history.records import TimerFired, Until, WaitTimedOut
@@ -131,7 +132,7 @@ class Waits:
 
     async def _catch_up(self) -> None:
         """Read what the database has recorded for this run."""
-        self._recorder.progressed = True
+        self._recorder.progress()
         await self._recorder.catch_up()
 
     # Keeping time in this process.
@@ -254,7 +255,3 @@ def _timer_id(timed: Timed) -> str:
 def _timer_wait(timed: Timed, seconds: float) -> TimerWait:
     id = _timer_id(timed)
     return TimerWait(id, id, after=timedelta(seconds=seconds))
-
-
-async def nothing() -> None:
-    """Do nothing but wake the run's inbox."""

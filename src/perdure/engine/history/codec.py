@@ -148,13 +148,22 @@ class Signature:
 
     def bind(self, args: Sequence[object], kwargs: Mapping[str, object]) -> bytes:
         """Return the arguments of a call as a JSON object, without defaults; raise `TypeError` as the call would."""
-        values = self._bound(args, kwargs)
+        return self._encoded(self._bound(args, kwargs))
+
+    def _encoded(self, values: dict[str, Any]) -> bytes:
         try:
+            if not self._structured:
+                return _encode(values, _anything)
             packed = {name: self._codecs[name].pack(values[name]) for name in self._structured if name in values}
             return _encode(values | packed if packed else values, _anything)
         except Exception:
             self._blame(values)
             raise
+
+    def bind_values(self, args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[bytes, list[object]]:
+        """Return what `bind` returns, and the arguments, without defaults, in the order of the parameters."""
+        values = self._bound(args, kwargs)
+        return self._encoded(values), list(values.values())
 
     def bind_checked(self, args: Sequence[object], kwargs: Mapping[str, object]) -> bytes:
         """Return what `bind` returns; raise `TypeError` for a value that does not match its hint."""
@@ -177,10 +186,6 @@ class Signature:
                     f"{self.name}(): argument {name!r} must be {_name(self.hints[name])}, "
                     f"not {shown if len(shown) <= SHOWN_MAX else shown[:SHOWN_MAX] + '…'} ({_reason(error)})"
                 ) from None
-
-    def values(self, args: Sequence[object], kwargs: Mapping[str, object]) -> list[object]:
-        """Return the arguments of a call, without defaults, in the order of the parameters."""
-        return list(self._bound(args, kwargs).values())
 
     def _bound(self, args: Sequence[object], kwargs: Mapping[str, object]) -> dict[str, Any]:
         if not kwargs and self._simple and len(self._required) <= len(args) <= len(self._names):
@@ -205,6 +210,8 @@ class Signature:
     def unbind(self, data: bytes) -> tuple[list[Any], dict[str, Any]]:
         """Return the arguments to call the function with; raise `SerializationError` if they don't match it."""
         texts = _decode(data, _arguments, "an object of arguments")
+        if self._simple and list(texts) == self._names:  # the usual case
+            return [self._value(name, text) for name, text in texts.items()], {}
         if unknown := texts.keys() - self._signature.parameters.keys():
             raise SerializationError(f"{self.name}() has no parameter {', '.join(map(repr, sorted(unknown)))}")
         args: list[Any] = []

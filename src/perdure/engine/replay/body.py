@@ -7,6 +7,7 @@ serves a live run, a replay and a test.
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from datetime import datetime, timedelta
+from types import CoroutineType
 from typing import Any
 
 from perdure.engine.history import ids
@@ -77,7 +78,7 @@ class Body:
         awaited or wrapped in a task, as `gather()` does, and `wait_for()` in some versions of Python.
         """
         path = self.next_path()
-        payload = activity.signature.bind(args, kwargs)
+        payload, values = activity.signature.bind_values(args, kwargs)
         if activity.undo is not None:  # the arguments are recorded before it runs, for its compensation
             if activity.name != activity.compensated_name:
                 raise TypeError(
@@ -85,15 +86,27 @@ class Body:
                     "has a compensation, which is found by the activity's name; leave name= out"
                 )
             limits.size(payload, f"the arguments of {activity.name}, which has a compensation,")
-        call = Call(*activity.signature.values(args, kwargs), encoded=payload)
-        return self.loop.placed(self._perform(ids.step(path, activity.name), activity, payload, call), path)
+        call = Call(*values, encoded=payload)
+        return self._perform(ids.step(path, activity.name), activity, payload, call)
+
+    def path_of(self, coro: "CoroutineType[Any, Any, Any]") -> str | None:
+        """Return the path of the step that a coroutine of `activity()` performs; None for another coroutine."""
+        if coro.cr_code is not _PERFORM or coro.cr_frame is None:
+            return None
+        return ids.path_of(coro.cr_frame.f_locals["id"])
 
     async def _perform(self, id: str, activity: ActivityDefinition, payload: bytes, call: Call) -> Any:
         self._refuse_if_evicted()
         self._refuse_if_too_many()
-        step = ActivityStep(id, activity, payload, call, self.loop.create_future())
+        future = self.loop.create_future()
+        step = ActivityStep(id, activity, payload, call, future, undoable=activity.undo is not None)
         self.steps.add_activity(step)
-        return await step.future
+        try:
+            return await step.future
+        except asyncio.CancelledError:
+            if step.future.cancelled():
+                self.steps.drop_activity(step)
+            raise
 
     def effect(self, name: str, effect: Effect, call: Call, hint: object = Any) -> "asyncio.Future[Any]":
         """Add a step that writes to the database and is recorded in the same transaction.
@@ -209,3 +222,6 @@ class Body:
                 f"a run has at most {STEPS_MAX:,} unfinished steps at once (activities, timers, waits, children): "
                 "await some of them before you start more, for example in batches"
             )
+
+
+_PERFORM = Body._perform.__code__

@@ -89,7 +89,8 @@ class WorkflowDefinition:
 
     def call(self, args: Sequence[object], kwargs: Mapping[str, object], data: bytes, *about: object) -> Call:
         """Return the call to compare with the history on replay, where another call has the same step id."""
-        return Call(*about, *self.signature.values(args, kwargs), encoded=data, what=self.name)
+        _, values = self.signature.bind_values(args, kwargs)
+        return Call(*about, *values, encoded=data, what=self.name)
 
     def __repr__(self) -> str:
         return f"<workflow {self.name}>"

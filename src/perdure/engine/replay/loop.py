@@ -22,7 +22,6 @@ from itertools import count
 from pathlib import Path
 from types import CodeType, CoroutineType, FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, TypeVarTuple, Unpack
-from weakref import WeakKeyDictionary
 from zlib import crc32
 
 from perdure.engine.replay.guard import came_by_signal
@@ -97,6 +96,9 @@ class Timers(Protocol):
     def drop(self, timer: Timer) -> None:
         """Remove a timer that the body cancelled before it fired."""
 
+    def path_of(self, coro: "CoroutineType[Any, Any, Any]") -> str | None:
+        """Return the path that a coroutine already has, for the task that is made for it; else None."""
+
 
 class BodyTask(asyncio.Task[T]):
     """A task whose position in a set depends on its number, not on its address.
@@ -168,7 +170,6 @@ class BodyLoop(_Refusing):
         self._ready: deque[asyncio.Handle] = deque()
         self._time = 0.0
         self._root = Scope()
-        self._places: WeakKeyDictionary[object, str] = WeakKeyDictionary()
         self._tasks: dict[BodyTask[Any], None] = {}  # references, so that no task is garbage-collected
         self._ordered: dict[int, asyncio.Task[Any]] = {}
         high = (crc32(seed.encode()) & 0x3FFFFFFF) << 32  # the low bits are the number, so that small sets are ordered
@@ -240,6 +241,11 @@ class BodyLoop(_Refusing):
     def advance(self, time: float) -> None:
         """Advance the loop's time to a time of the history; it never goes back."""
         self._time = max(self._time, time)
+
+    @property
+    def idle(self) -> bool:
+        """Return whether there is no task and nothing to run."""
+        return not self._tasks and not self._ready
 
     def tasks(self) -> Set[asyncio.Task[Any]]:
         """Return the unfinished tasks in the order of their creation."""
@@ -328,15 +334,10 @@ class BodyLoop(_Refusing):
         self._check_open()
         if (origin := _AsCompleted.calling(sys._getframe(1))) is not None:
             return self._as_ordered(origin, coro)
-        path = (self._places.pop(coro, None) if type(coro) is CoroutineType else None) or self._scope().next()
+        path = (self.timers.path_of(coro) if type(coro) is CoroutineType else None) or self._scope().next()
         context = copy_context() if context is None else context.copy()
         # The default name of asyncio has the number of all tasks in the process, which is not deterministic.
         return self._task(coro, Scope(path), f"Task-{path}" if name is None else name, context, options)
-
-    def placed(self, coro: Coroutine[Any, Any, T], path: str) -> Coroutine[Any, Any, T]:
-        """Give a coroutine a path, which a task for it uses instead of a path of its own."""
-        self._places[coro] = path
-        return coro
 
     def _task(self, coro: Any, scope: Scope, name: object, context: Context, options: Any) -> asyncio.Task[Any]:
         enter(context, scope)

@@ -80,7 +80,6 @@ class OpenSteps:
         self.activities[step.id] = step
         self._expect_attempt(step)
         self._command(Execute(step))
-        _when_cancelled(step.future, lambda: self._drop_activity(step))
 
     def add_effect(self, step: EffectStep) -> None:
         """Add a step that writes to the database."""
@@ -121,6 +120,9 @@ class OpenSteps:
         `ended` says how the body has ended; None if it has not.
         """
         accept = self._expected.pop(record.row_id, None)
+        if accept is None and isinstance(record, AttemptFailed) and (step := self._attempted(record)) is not None:
+            self._attempt_failed(step, record)
+            return
         if accept is None:
             instead = ended or f"waits for {', '.join(sorted(self._expected)[:5]) or 'nothing'}"
             self._unexpected(record, f"the code {instead}")
@@ -131,8 +133,7 @@ class OpenSteps:
 
     def _expect_attempt(self, step: ActivityStep) -> None:
         self._expected[step.id] = lambda record: self._activity_done(step, record)
-        self._expected[step.attempt_id] = lambda record: self._attempt_failed(step, record)
-        if step.activity.undo is not None and not step.started:
+        if step.undoable and not step.started:
             self._expected[ids.start_of(step.id)] = lambda record: self._activity_started(step, record)
 
     def _activity_started(self, step: ActivityStep, record: Record) -> None:
@@ -142,9 +143,15 @@ class OpenSteps:
         step.started = True
         self.unsettled.add(step.id)
 
+    def _attempted(self, record: AttemptFailed) -> ActivityStep | None:
+        """Return the activity whose current attempt failed, or None."""
+        step = self.activities.get(record.step)
+        return step if step is not None and step.attempt == record.attempt and not step.pause_sec else None
+
     def _activity_done(self, step: ActivityStep, record: Record) -> None:
-        self._mismatch.check_call(step.id, step.call, record)
-        self._drop_activity(step)
+        if not isinstance(record, Completed) or record.decoded is None:  # it is in the history
+            self._mismatch.check_call(step.id, step.call, record)
+        self.drop_activity(step)
         self.unsettled.discard(step.id)
         if isinstance(record, Failed):
             error = decode_failure(record.failure)
@@ -152,13 +159,12 @@ class OpenSteps:
             _raise(step.future, error)
         elif isinstance(record, Completed):
             # A result that cannot be decoded is raised here and not in the body: the code differs, not the step.
-            _settle(step.future, step.activity.signature.decode_result(record.result))
+            known = record.decoded
+            _settle(step.future, step.activity.signature.decode_result(record.result) if known is None else known[0])
         else:
             self._unexpected(record, f"the code executes the activity {step.id}")
 
-    def _attempt_failed(self, step: ActivityStep, record: Record) -> None:
-        if not isinstance(record, AttemptFailed):
-            self._unexpected(record, f"the code executes the activity {step.id}")
+    def _attempt_failed(self, step: ActivityStep, record: AttemptFailed) -> None:
         self._mismatch.check_call(step.id, step.call, record)
         self._expected.pop(step.id, None)
         step.attempt += 1
@@ -177,10 +183,10 @@ class OpenSteps:
         self._expect_attempt(step)
         self._command(Execute(step))
 
-    def _drop_activity(self, step: ActivityStep) -> None:
+    def drop_activity(self, step: ActivityStep) -> None:
+        """Remove an activity that has ended or that the body cancelled."""
         self._expected.pop(step.id, None)
-        self._expected.pop(step.attempt_id, None)
-        if step.activity.undo is not None:
+        if step.undoable:
             self._expected.pop(ids.start_of(step.id), None)
         if step.pause_sec:
             self._expected.pop(step.pause_id, None)

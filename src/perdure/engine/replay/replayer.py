@@ -69,6 +69,13 @@ class Replayer:
             self._held = record
         return self._body.steps.commands()
 
+    def feed_live(self, record: Record) -> list[Command]:
+        """Pass a record to the body at once, because it has just been made: no row follows it yet."""
+        if self._held is not None or self._task is None or isinstance(record, Taken):
+            return [*self.feed(record), *self.catch_up()]
+        self._held = record
+        return self.catch_up()
+
     def catch_up(self) -> list[Command]:
         """Note that the history has no more records: the body now executes new code, and its steps become commands."""
         self._continue(None, more=False)
@@ -189,7 +196,7 @@ class Replayer:
             return
         self._body.evicted = True
         self._body.values.end_replay()
-        if not self._end_tasks() and not self._body.loop.abandon(EVICTIONS_MAX):
+        if not self._body.loop.idle and not self._end_tasks() and not self._body.loop.abandon(EVICTIONS_MAX):
             log.warning(
                 "the body of run %s (%s) could not be removed from memory, because it catches its cancellation (a bare "
                 "`except:` in a loop?); it stays in memory until this process ends",

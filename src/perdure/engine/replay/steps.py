@@ -34,11 +34,7 @@ class ActivityStep:
     attempt: int = 1
     pause_sec: float = 0.0  # before the next attempt; a timer in the database keeps it
     started: bool = False  # the start of an activity with a compensation is recorded
-
-    @property
-    def attempt_id(self) -> str:
-        """Return the id of the row that records the failure of the current attempt, unless it is the last one."""
-        return ids.attempt_of(self.id, self.attempt)
+    undoable: bool = False  # the activity has a compensation
 
     @property
     def pause_id(self) -> str:

@@ -47,7 +47,7 @@ class Values:
 
     def left(self) -> list[str]:
         """Return where the history has values that the code did not take."""
-        return sorted(self._given)
+        return sorted(self._given) if self._given else []
 
     def forget_recorded(self) -> None:
         """Forget the state that the body set on replay, because it is recorded."""

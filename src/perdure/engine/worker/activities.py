@@ -16,6 +16,7 @@ from perdure.engine.replay.context import ATTEMPT, RUN
 from perdure.engine.replay.guard import came_by_signal, is_cancelled, is_interruption, outcome_of
 from perdure.engine.replay.steps import Effect
 from perdure.engine.worker import sharing
+from perdure.engine.worker.places import Places
 from perdure.engine.worker.threads import Threads
 from perdure.errors import (
     CommitUnknownError,
@@ -41,28 +42,30 @@ class Activities:
     """Executes attempts, at most `most` at a time; plain functions run in at most `threads` threads."""
 
     def __init__(self, most: int, threads: int, transaction_sec: float | None, idle_sec: float) -> None:
-        self._places = asyncio.Semaphore(most)
+        self._places = Places(most)
         self._transaction_sec = transaction_sec
         self._idle_sec = idle_sec  # after this time a server ends an idle transaction
         self._threads = Threads(threads)
 
     async def execute(self, attempt: Attempt) -> Done:
-        """Execute an attempt and return its result or error.
+        """Execute an attempt in this task and return its result or error.
 
-        Only a lost lease, a cancellation of this task and an exit by a signal are raised.
+        Only a lost lease, a cancellation from outside and an exit by a signal are raised.
         """
-        async with self._places:
-            outgoing: list[Effect] = []
-            began = steady()
-            try:
-                result = _written(attempt, await self._call(attempt, outgoing))
-                return Done(result, effects=tuple(outgoing), seconds=steady() - began)
-            except LeaseLostError:
+        await self._places.take()
+        outgoing: list[Effect] = []
+        began = steady()
+        try:
+            result, value = _written(attempt, await self._call(attempt, outgoing))
+            return Done(result, value, effects=tuple(outgoing), seconds=steady() - began)
+        except LeaseLostError:
+            raise
+        except BaseException as error:
+            if came_by_signal(error) or (isinstance(error, asyncio.CancelledError) and attempt.stopped):
                 raise
-            except BaseException as error:
-                if is_interruption(error):
-                    raise
-                return Done(error=error)
+            return Done(error=error)
+        finally:
+            self._places.release()
 
     async def transact(self, attempt: Attempt, storage: Storage, record: Record) -> Done:
         """Execute an attempt in its own transaction, whose last statements record the result.
@@ -70,7 +73,8 @@ class Activities:
         An error of the code is returned, and nothing is written. A lost lease and an unavailable database are raised,
         because they are not failures of the attempt. A transaction that lost a deadlock is executed again at once.
         """
-        async with self._places:
+        await self._places.take()
+        try:
             done = await self._transact_in_task(attempt, storage, record)
             for _ in range(CONFLICTS_MAX - 1):
                 if not isinstance(done.error, TransactionConflictError):
@@ -84,6 +88,8 @@ class Activities:
                 )
                 done = await self._transact_in_task(attempt, storage, record)
             return done
+        finally:
+            self._places.release()
 
     async def _transact_in_task(self, attempt: Attempt, storage: Storage, record: Record) -> Done:
         loop = asyncio.get_running_loop()
@@ -120,7 +126,7 @@ class Activities:
             CONNECTION.set(given)
             try:
                 async with asyncio.timeout_at(limit):
-                    value = await _as_exception(self._call(attempt, outgoing, own_task=False))
+                    value = await _as_exception(self._call(attempt, outgoing))
             except TimeoutError as error:
                 if limit is not None and asyncio.get_running_loop().time() >= limit:
                     raise TransactionTooLongError(
@@ -131,37 +137,31 @@ class Activities:
                 raise
             finally:
                 given.end()
-            result = _written(attempt, value)
+            result, _ = _written(attempt, value)
             await record(storage, result, outgoing)
         return Done(result)
 
-    async def _call(self, attempt: Attempt, outgoing: list[Effect], *, own_task: bool = True) -> Any:
+    async def _call(self, attempt: Attempt, outgoing: list[Effect]) -> Any:
+        """Call the function in this task, whose context belongs to this attempt alone."""
         activity = attempt.activity
         args, kwargs = activity.signature.unbind(attempt.payload)
-        context = copy_context()
-        context.run(RUN.set, None)
-        context.run(ATTEMPT.set, attempt.info)
-        context.run(OUTGOING.set, outgoing)
-
-        def call() -> Any:
-            attempt.check()  # the lease may have expired while the attempt waited for its turn or a thread
-            return activity.function(*args, **kwargs)
-
+        ATTEMPT.set(attempt.info)
+        RUN.set(None)
+        OUTGOING.set(outgoing)
         if activity.plain:
+            context = copy_context()
+
+            def call() -> Any:
+                attempt.check()  # the lease may have expired while the attempt waited for a thread
+                return activity.function(*args, **kwargs)
+
             async with asyncio.timeout(activity.timeout) as over:
                 return await self._in_thread(lambda: context.run(call), over)
-        if own_task:
-            code = outcome_of(call)
-            ended = _ended(asyncio.create_task(code, context=context, name=attempt.info.idempotency_key))
-        else:
-            ATTEMPT.set(attempt.info)  # this task and its context belong to this attempt alone
-            RUN.set(None)
-            OUTGOING.set(outgoing)
-            ended = call()
+        attempt.check()  # the lease may have expired while the attempt waited for its turn
         if activity.timeout is None:
-            return await ended
+            return await activity.function(*args, **kwargs)
         async with asyncio.timeout(activity.timeout):
-            return await ended
+            return await activity.function(*args, **kwargs)
 
     async def _in_thread(self, call: Callable[[], Any], over: asyncio.Timeout) -> Any:
         """Call a plain function in a thread.
@@ -185,21 +185,12 @@ class Activities:
         self._threads.close()
 
 
-async def _ended(task: "asyncio.Task[tuple[Any, BaseException | None]]") -> Any:
-    """Return the value of the code that a task executes, or raise its error."""
-    value, error = await task
-    if error is not None:
-        raise error
-    return value
-
-
-def _written(attempt: Attempt, value: object) -> bytes:
-    """Return the encoded result; decode it as well, because every later replay must be able to."""
+def _written(attempt: Attempt, value: object) -> tuple[bytes, object]:
+    """Return the result encoded, and decoded again, because every later replay must be able to decode it."""
     signature = attempt.activity.signature
     result = signature.encode_result(value)
     limits.size(result, f"the result of activity {attempt.activity.name}")
-    signature.decode_result(result)
-    return result
+    return result, signature.decode_result(result)
 
 
 class _Raised(Exception):
