@@ -67,8 +67,8 @@ class Attempts:
         self._check = check  # raises if the lease has expired
         self._draining = self._stopped = False
         self._starting = 0  # attempts that wait until everything before them is durable
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._pauses: set[asyncio.Task[None]] = set()  # the tasks that only wait before the next attempt
+        self._tasks: dict[asyncio.Task[None], None] = {}  # a dict, which is small while it is empty
+        self._pausing = 0  # the tasks that only wait before the next attempt
         self._context: Context
         self._loop: asyncio.AbstractEventLoop
 
@@ -86,7 +86,7 @@ class Attempts:
     @property
     def only_pausing(self) -> bool:
         """Return whether no code executes or is about to."""
-        return len(self._tasks) == len(self._pauses) and not self._starting
+        return len(self._tasks) == self._pausing and not self._starting
 
     def drain(self) -> None:
         """Start nothing new, not even after a pause."""
@@ -110,7 +110,7 @@ class Attempts:
                 if progress.attempt.activity.plain:
                     plain.append(progress.task)
         await put_down(self._tasks, plain)
-        self._tasks, self._pauses = set(), set()
+        self._tasks, self._pausing = {}, 0
 
     # Attempts.
 
@@ -145,7 +145,7 @@ class Attempts:
                 context=self._context.copy(),
             )
             progress.cancelled = self._cancelled
-            self._tasks.add(progress.task)
+            self._tasks[progress.task] = None
 
     async def _attempt(self, progress: Progress[ActivityStep], attempt: Attempt) -> None:
         """Execute one attempt, and pass its outcome to the body: at once if the run's task only waits for that."""
@@ -174,11 +174,11 @@ class Attempts:
     def _end(self, progress: Progress[ActivityStep]) -> None:
         """Forget the task, which only has to pass on its outcome."""
         if progress.task is not None:
-            self._tasks.discard(progress.task)
+            self._tasks.pop(progress.task, None)
             progress.task = None
 
     def _cancelled(self, task: "asyncio.Task[None]") -> None:
-        self._tasks.discard(task)
+        self._tasks.pop(task, None)
         self._inbox.post(nothing)  # the run may have nothing left to do but wait
 
     def _attempt_of(self, step: ActivityStep) -> Attempt:
@@ -240,12 +240,13 @@ class Attempts:
             self._inbox.post(start)  # through the inbox, because the run may have to take a slot first
 
         def forget(done: "asyncio.Task[None]") -> None:
-            self._tasks.discard(done)
-            self._pauses.discard(done)
+            if done in self._tasks:
+                del self._tasks[done]
+                self._pausing -= 1
 
         task = asyncio.create_task(pause())
-        self._tasks.add(task)
-        self._pauses.add(task)
+        self._tasks[task] = None
+        self._pausing += 1
         task.add_done_callback(forget)
 
     # Steps that are recorded in a transaction with other writes.

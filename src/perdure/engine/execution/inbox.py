@@ -19,29 +19,35 @@ class Inbox:
 
     def __init__(self, proceed: Callable[[], bool]) -> None:
         self._proceed = proceed  # starts what the body wants; returns whether the run's task has something to do
-        self._items: asyncio.Queue[Handle] = asyncio.Queue()
+        self._items: list[Handle] = []  # few at a time; `asyncio.Queue` takes 3 KB, also for a run that waits for days
+        self._waiter: asyncio.Future[None] | None = None
         self._awaited = False
 
     def post(self, handle: Handle) -> None:
         """Let the run's task handle something."""
-        self._items.put_nowait(handle)
+        self._items.append(handle)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     @property
     def empty(self) -> bool:
         """Return whether everything has been handled."""
-        return self._items.empty()
+        return not self._items
 
     async def next(self, *, alone: bool) -> Handle:
         """Wait for the next item. With `alone`, another task may handle a result in the meantime."""
-        self._awaited = alone
-        try:
-            return await self._items.get()
-        finally:
-            self._awaited = False
+        if not self._items:
+            self._waiter = asyncio.get_running_loop().create_future()
+            self._awaited = alone
+            try:
+                await self._waiter
+            finally:
+                self._waiter, self._awaited = None, False
+        return self._items.pop(0)
 
     def is_awaited(self) -> bool:
         """Return whether the run's task only waits, so that another task may pass a result to the body."""
-        return self._awaited and self._items.empty()
+        return self._awaited and not self._items
 
     def proceed(self) -> None:
         """Continue after another task has passed a result to the body."""
@@ -50,4 +56,4 @@ class Inbox:
 
     def clear(self) -> None:
         """Forget everything, because the run is no longer executed."""
-        self._items = asyncio.Queue()
+        self._items = []

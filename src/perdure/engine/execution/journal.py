@@ -6,7 +6,6 @@ are dropped, so the stored history is always a prefix of what the run did.
 """
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -53,7 +52,7 @@ class Journal:
         self.progressed = False  # a record is stored: a run whose records are refused makes no progress
         self.refused: StorageError | None = None
         self.recorded = self.answered = 0  # answers come in the order of the records
-        self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
+        self._waiting: list[tuple[int, Callable[[], None]]] = []
 
     def record(self, event: HistoryEvent, stored: Callable[[], None] | None = None) -> None:
         """Queue an event behind the earlier ones, without waiting. `stored` is called after its commit."""
@@ -88,7 +87,7 @@ class Journal:
         """Call the functions that waited for what is stored by now."""
         waiting = self._waiting
         while waiting and (waiting[0][0] <= self.answered or self.refused is not None):
-            waiting.popleft()[1]()
+            waiting.pop(0)[1]()
 
 
 def _finish(waiter: "asyncio.Future[None]") -> None:

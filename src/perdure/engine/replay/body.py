@@ -61,7 +61,7 @@ class Body:
         self.mismatch = Mismatch(run_id, workflow.name)
         self.steps = OpenSteps(self.mismatch, self.loop.fire)
         self.values = Values(run_id)
-        self.children: set[str] = set()  # children that have not ended
+        self.children: dict[str, None] = {}  # children that have not ended
         self.evicted = False
         self.broken: NonDeterminismError | None = None  # found in the middle of the code
         self._channels: dict[str, str] = {}

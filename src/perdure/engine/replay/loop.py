@@ -15,7 +15,7 @@ import gc
 import math
 import sys
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence, Set, ValuesView
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, MutableSequence, Sequence, Set, ValuesView
 from contextvars import Context, copy_context
 from functools import partial
 from itertools import count
@@ -167,7 +167,7 @@ class BodyLoop(_Refusing):
     def __init__(self, timers: Timers, report: Callable[[dict[str, Any]], None], *, seed: str = "") -> None:
         self.timers = timers
         self._report = report
-        self._ready: deque[asyncio.Handle] = deque()
+        self._ready: MutableSequence[asyncio.Handle] = []  # a deque only while it runs, because it takes 800 bytes
         self._time = 0.0
         self._root = Scope()
         self._tasks: dict[BodyTask[Any], None] = {}  # references, so that no task is garbage-collected
@@ -212,24 +212,30 @@ class BodyLoop(_Refusing):
             self._pumping = False
 
     def _run_ready(self, budget: int) -> None:
-        ready = self._ready
-        while ready:
-            budget -= 1
-            if budget < 0:
-                raise NotDurableError(
-                    f"the body spins at {_place(ready[0])}: it ran {BUDGET:,} callbacks of its event loop without "
-                    "waiting for a step, a message or a timer; await one of these, or an asyncio.Event, instead of "
-                    "polling"
-                )
-            handle = ready.popleft()
-            if not handle._cancelled:
-                try:
-                    handle._run()
-                except (SystemExit, KeyboardInterrupt) as error:
-                    if came_by_signal(error):
-                        raise
-                    if not isinstance(_owner(handle), asyncio.Task):  # in a task, it is the outcome of the task
-                        self._report({"message": f"a callback of the body raised {error!r}", "exception": error})
+        ready = self._ready = deque(self._ready)
+        try:
+            while ready:
+                budget -= 1
+                if budget < 0:
+                    raise NotDurableError(
+                        f"the body spins at {_place(ready[0])}: it ran {BUDGET:,} callbacks of its event loop without "
+                        "waiting for a step, a message or a timer; await one of these, or an asyncio.Event, instead of "
+                        "polling"
+                    )
+                handle = ready.popleft()
+                if not handle._cancelled:
+                    self._call(handle)
+        finally:
+            self._ready = list(ready)
+
+    def _call(self, handle: asyncio.Handle) -> None:
+        try:
+            handle._run()
+        except (SystemExit, KeyboardInterrupt) as error:
+            if came_by_signal(error):
+                raise
+            if not isinstance(_owner(handle), asyncio.Task):  # in a task, it is the outcome of the task
+                self._report({"message": f"a callback of the body raised {error!r}", "exception": error})
 
     def fire(self, timer: Timer) -> None:
         """Fire a due timer: advance the loop's time to the timer's time, unless it is later, and queue its callback."""
@@ -266,7 +272,7 @@ class BodyLoop(_Refusing):
                     if not any(task.close(coro) for _ in range(tries)):
                         stubborn.append(coro)
 
-        self._ready = deque([asyncio.Handle(end_all, (), self)])
+        self._ready = [asyncio.Handle(end_all, (), self)]
         self.pump(1)
         for each in stubborn:
             _keep_for_good(each)

@@ -37,7 +37,7 @@ class OpenSteps:
         self.effects: dict[str, EffectStep] = {}
         self.waits: dict[str, WaitStep] = {}
         self.timers: dict[Timer, TimerStep] = {}
-        self.unsettled: set[str] = set()  # steps with a compensation that started and have no outcome
+        self.unsettled: dict[str, None] = {}  # steps with a compensation that started and have no outcome
         self.last_failure: tuple[BaseException, ActivityStep] | None = None  # the last activity's error in the body
         self.live = False
         self._mismatch = mismatch
@@ -141,7 +141,7 @@ class OpenSteps:
             self._unexpected(record, f"the code starts {step.id}")
         self._mismatch.check_call(step.id, step.call, record)
         step.started = True
-        self.unsettled.add(step.id)
+        self.unsettled[step.id] = None
 
     def _attempted(self, record: AttemptFailed) -> ActivityStep | None:
         """Return the activity whose current attempt failed, or None."""
@@ -152,7 +152,7 @@ class OpenSteps:
         if not isinstance(record, Completed) or record.decoded is None:  # it is in the history
             self._mismatch.check_call(step.id, step.call, record)
         self.drop_activity(step)
-        self.unsettled.discard(step.id)
+        self.unsettled.pop(step.id, None)
         if isinstance(record, Failed):
             error = decode_failure(record.failure)
             self.last_failure = error, step

@@ -12,7 +12,7 @@ the code differs from the code that made the history.
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextvars import copy_context
 from datetime import UTC, datetime
 from typing import Any
@@ -151,7 +151,7 @@ class Replayer:
         return bool(self._body.steps.unsettled)
 
     @property
-    def children(self) -> set[str]:
+    def children(self) -> Collection[str]:
         """Return the children that have not ended."""
         return self._body.children
 
