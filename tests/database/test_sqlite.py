@@ -422,7 +422,7 @@ async def test_write_to_the_log_is_noticed_although_nothing_reads_it(tmp_path: P
 
 async def test_commits_wake_other_storages_without_polling(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wal_watch, "STAT_SEC", 3600)
-    monkeypatch.setattr(wal_watch, "AFTERTHOUGHT_SEC", 3600)
+    monkeypatch.setattr(wal_watch, "AFTERTHOUGHTS_SEC", (3600,))
     hints = 0
 
     async def listen(storage: SQLStorage) -> None:

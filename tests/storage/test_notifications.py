@@ -74,12 +74,12 @@ async def test_change_without_new_work_does_not_notify(storage: SQLStorage, peer
 async def test_batch_notifies_once(storage: SQLStorage, peer: SQLStorage) -> None:
     many = [WorkflowInstance(f"i-{n}", "wf") for n in (1, 1, 2, 3)]
     payloads = await notifications_of(storage, peer, lambda on: on.create_instances(many))
-    assert payloads == [about("created")]  # of several no workflow is named: they may differ
+    assert payloads == [{**about("created"), "count": 3}]  # of several no workflow is named: they may differ
     leases = [lease for lease in await storage.acquire_locks(["i-2", "i-3"], "w1", 30) if lease]
     payloads = await notifications_of(
         storage, peer, lambda on: on.complete_instances([(lease, b"1") for lease in leases])
     )
-    assert payloads == [about("completed", instance_id="i-2")]
+    assert payloads == [{**about("completed", instance_id="i-2"), "count": 2}]
 
 
 async def test_firing_many_timers_notifies_once(storage: SQLStorage, peer: SQLStorage) -> None:
@@ -88,7 +88,7 @@ async def test_firing_many_timers_notifies_once(storage: SQLStorage, peer: SQLSt
         await storage.suspend(lease, [TimerWait("t", "t:1", after=timedelta(seconds=5))])
     shift(peer, 6)
     payloads = await notifications_of(storage, peer, lambda on: on.fire_timers([(f"i-{n}", "t") for n in range(3)]))
-    assert payloads == [{"instance_id": "i-0", "wf_id": "i-0"}]
+    assert payloads == [{"instance_id": "i-0", "wf_id": "i-0", "count": 3}]
 
 
 async def test_end_of_a_lease_or_an_instance_notifies(storage: SQLStorage, peer: SQLStorage) -> None:

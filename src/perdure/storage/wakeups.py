@@ -22,6 +22,8 @@ MESSAGE = "workflow_channel_message"
 OUTBOX = "workflow_outbox_pending"
 TIMER = "workflow_timer_expired"
 
+SEVERAL = "count"  # the key of a payload that stands for several instances but names only one
+
 AGAIN_SEC = (0.05, 0.2, 1.0, 4.0)  # after a hint of another framework
 
 _OWN_KEYS = {"reason", "instance_id", "channel", "event_id"}  # each of our payloads has one of them
@@ -108,9 +110,9 @@ def _telling(operation: Operation[T], kind: str, say: Say[T]) -> Operation[T]:
 
 
 def first_of(payloads: Sequence[Payload]) -> Payload | None:
-    """Return the payload for several instances: the first, without its workflow, because the others' may differ."""
+    """Return the payload for several instances: the first and their number, without a workflow: others' may differ."""
     if len(payloads) > 1:
-        return {**payloads[0], "workflow_name": None, "wf_name": None}
+        return {**payloads[0], "workflow_name": None, "wf_name": None, SEVERAL: len(payloads)}
     return payloads[0] if payloads else None
 
 

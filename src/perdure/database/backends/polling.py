@@ -3,11 +3,11 @@
 import asyncio
 from collections.abc import AsyncIterator
 
+from perdure.database.pacing import Pace
 from perdure.model.records import WakeUp
 
-SHORTEST_SEC = 0.05  # the first pause after a local commit; without another the pauses grow
+SHORTEST_SEC = 0.002  # after a local commit, however many there are; without another the pauses grow
 LONGEST_SEC = 1.0  # when idle
-GAP_SEC = 0.01  # minimum between two scans, however many commits there are
 SCAN = WakeUp("scan")
 
 
@@ -30,20 +30,19 @@ class Polling:
 
     async def wakeups(self) -> AsyncIterator[WakeUp]:
         """Yield a hint at once, then after pauses that grow until `nudge` makes them short again."""
-        loop, nudged, pause = asyncio.get_running_loop(), asyncio.Event(), SHORTEST_SEC
+        loop, nudged, pace = asyncio.get_running_loop(), asyncio.Event(), Pace(SHORTEST_SEC, LONGEST_SEC)
         self._listeners.add(nudged)
         try:
             while True:
                 yield SCAN
                 scanned = loop.time()
                 try:
-                    async with asyncio.timeout(pause):
+                    async with asyncio.timeout(pace.pause()):
                         await nudged.wait()
                 except TimeoutError:
-                    pause = min(2 * pause, LONGEST_SEC)
-                else:
-                    pause = SHORTEST_SEC
-                    await asyncio.sleep(scanned + GAP_SEC - loop.time())
+                    continue
+                pace.quicken()
+                await asyncio.sleep(scanned + SHORTEST_SEC - loop.time())
                 nudged.clear()
         finally:
             self._listeners.discard(nudged)

@@ -139,6 +139,12 @@ class App(Client):
     def _wake(self) -> None:
         self._worker.wake()
 
+    def _started(self) -> None:
+        self._worker.hint()
+
+    def _sent(self, channel: str) -> None:
+        self._worker.sent(channel)
+
     async def serve(self) -> None:
         """Open the app and execute runs until SIGTERM or SIGINT, then drain and close it.
 

@@ -139,8 +139,11 @@ class Client:
     async def start(self, request: StartRequest) -> tuple["Client", str]:
         """Store a new run, or find the existing run with the requested id; see `Workflow.start`."""
         started = await starting.start(self._storage, request, self._create)
-        self._wake()
+        self._started()
         return self, started
+
+    def _started(self) -> None:
+        """Let the worker of this process consider when a new run is due, unless it executes the run already."""
 
     def _wake(self) -> None:
         """Let the worker of this process look for work, because there may be some; a client has no worker."""
@@ -299,7 +302,10 @@ class Client:
         else:
             async with self._storage.transaction():
                 await outgoing.store(self._storage)
-        self._wake()
+        self._sent(outgoing.message.channel)
+
+    def _sent(self, channel: str) -> None:
+        """Let the worker of this process deliver a message now; a client has no worker."""
 
     async def publish(self, channel: str, data: object, *, metadata: Mapping[str, object] | None = None) -> None:
         """Send a message to all runs that are subscribed to a channel.

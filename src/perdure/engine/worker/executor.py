@@ -20,6 +20,7 @@ from perdure.model.states import WorkflowStatus
 
 ENDING_SEC = 1.0  # how long tasks that are cancelled at the end of the grace time may take to end
 RELEASE_SEC = 3.0  # how long the release of leases may take at the end
+HINT_SEC = 0.00003  # minimum time between two hints to the runs, for each run: about a hundred times what one costs
 
 
 class RunExecutor:
@@ -37,6 +38,8 @@ class RunExecutor:
         self._workflows = workflows
         self._heartbeat = heartbeat
         self._receivers: dict[str, Run] = {}  # the runs that may wait for messages, without the rollbacks
+        self._hinted_at = 0.0
+        self._hinting: asyncio.TimerHandle | None = None
         self._context = copy_context()  # of the code that opened the app: a run must not see a caller's context
 
     def begin(self, leased: LeasedRun) -> None:
@@ -44,6 +47,11 @@ class RunExecutor:
         new = RunTask(self, leased)
         new.task = asyncio.create_task(new.execute(), name=f"run {new.run.id}", context=self._context.copy())
         self.tasks[new.run.id] = new
+
+    def is_executing(self, instance_id: str) -> bool:
+        """Return whether this worker executes a run and will report its end, or that it is no longer executed here."""
+        task = self.tasks.get(instance_id)
+        return task is not None and not task.reported
 
     # For the tasks.
 
@@ -72,6 +80,9 @@ class RunExecutor:
         self._heartbeat.drop(task.lease)
         del self.tasks[id]
         self._receivers.pop(id, None)
+        self.host.outputs.pop(id, None)
+        if not task.reported:
+            self.host.results.released(id)
         if id in self.awaited:
             self.awaited.discard(id)
             self.host.wake()  # the run can be leased again
@@ -85,13 +96,22 @@ class RunExecutor:
         if end is End.CANCELLING:
             self.host.wake()
         elif end is not End.SUSPENDED:
-            await self.host.results.ended(run.id)
+            if isinstance(run, Run) and run.parent is not None:
+                self.host.wake()  # its parent has got a message
+            self.tasks[run.id].reported = True
+            await self.host.results.ended(run.id, self.host.outputs.get(run.id))
 
     # Notifications and leases.
 
     def hint(self) -> None:
-        """Let the runs poll for messages, because there may be one."""
-        for run in list(self._receivers.values()):
+        """Let the runs poll for messages, because there may be one; many calls within a short time count as one."""
+        if self._hinting is None and self._receivers:
+            at = self._hinted_at + HINT_SEC * len(self._receivers)
+            self._hinting = asyncio.get_running_loop().call_at(at, self._hint)
+
+    def _hint(self) -> None:
+        self._hinting, self._hinted_at = None, asyncio.get_running_loop().time()
+        for run in self._receivers.values():
             run.hint()
 
     def found_due(self, instance_id: str) -> None:
@@ -136,4 +156,6 @@ class RunExecutor:
         """
         for patience in (ENDING_SEC, RELEASE_SEC, ENDING_SEC):  # first end the code, then stop waiting and release
             await end_tasks([each.task for each in self.tasks.values()], patience)
+        if self._hinting is not None:
+            self._hinting.cancel()
         self.cache.clear()

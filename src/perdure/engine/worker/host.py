@@ -13,6 +13,7 @@ from perdure.engine.worker.clock import DatabaseClock
 from perdure.engine.worker.hooks import Hooks
 from perdure.engine.worker.results import Results
 from perdure.engine.worker.supervision import Supervisor
+from perdure.errors import StorageError
 from perdure.hooks import HookEvent
 from perdure.model.records import Lease, Suspension, Wait, WorkflowInstance
 from perdure.storage.contract import Storage
@@ -37,12 +38,15 @@ class WorkerHost:
         self.worker_id = worker_id
         self.clock = DatabaseClock(storage)
         self.work = asyncio.Event()  # set if there may be work
+        self.own_work = asyncio.Event()  # set as well if this process has created it
+        self.outputs: dict[str, bytes] = {}  # of the runs that this worker has completed and whose tasks still end
+        self._sent: set[str] = set()
         self.activities = activities
         self.results = results
         watch = supervisor.watch
         self.records: GroupCommit[Entry, int] = GroupCommit(appending(storage), watch("group commit of records"))
         self.completions: GroupCommit[tuple[Lease, bytes], None] = GroupCommit(
-            storage.complete_instances, watch("group commit of ends")
+            self._complete, watch("group commit of ends")
         )
         self.suspensions: GroupCommit[tuple[Lease, list[Wait]], Suspension] = GroupCommit(
             storage.suspend_instances, watch("group commit of waits")
@@ -55,8 +59,31 @@ class WorkerHost:
         return self.clock.now()
 
     def wake(self) -> None:
-        """Look for work soon."""
+        """Look for work now, because this process has created some."""
         self.work.set()
+        self.own_work.set()
+
+    def hint(self) -> None:
+        """Look for work soon, because there may be some."""
+        self.work.set()
+
+    def sent(self, channel: str) -> None:
+        """Deliver the messages of a channel now, because this process has sent one."""
+        self._sent.add(channel)
+        self.wake()
+
+    def take_sent(self) -> list[str]:
+        """Return the channels to which this process has sent messages since the last call."""
+        sent, self._sent = list(self._sent), set()
+        return sent
+
+    async def _complete(self, items: Sequence[tuple[Lease, bytes]]) -> Sequence[StorageError | None]:
+        """Complete runs in one commit, and keep the outputs for the callers that wait for them."""
+        answers = await self.storage.complete_instances(items)
+        for (lease, output), refused in zip(items, answers, strict=True):
+            if refused is None:
+                self.outputs[lease.instance_id] = output
+        return answers
 
     def unavailable(self, error: BaseException) -> None:
         """Note that the database did not answer, and check soon whether it does again."""

@@ -26,7 +26,7 @@ class Listener:
         await listen(self._host.storage, task, self._heard, self._host.unavailable)
 
     def _heard(self, hint: WakeUp) -> None:
-        self._host.wake()
+        self._host.hint()
         self._host.results.hint(hint)
         if self._relay is not None and hint.kind in (OUTBOX, SCAN):
             self._relay.wake()

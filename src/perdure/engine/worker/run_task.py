@@ -66,6 +66,7 @@ class RunTask:
         self._after_death = leased.after_death
         self.lease = leased.lease
         self.lost = False  # the lease; the task has been cancelled
+        self.reported = False  # that the run has ended
         self.run: Executable  # what is executed now: the run, its rollback, or its next generation
         self.task: asyncio.Task[None]
         self._take_up(leased.instance, leased.deadline, is_new=leased.is_new)

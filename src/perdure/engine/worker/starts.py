@@ -39,6 +39,7 @@ class LeasedStarts:
             await self._leased((instance, slots[0]))
         else:
             await self._unleased(instance)
+            self._executor.host.wake()
 
     @property
     def running(self) -> "list[asyncio.Task[None]]":

@@ -119,10 +119,14 @@ class Supervised:
         """Report that the database does not answer and that the task retries. Any thread may call this."""
         self._outage.notice(self.name, error)
 
+    def rest(self) -> None:
+        """Report that the task has nothing to do, so that it no longer counts as affected by an outage."""
+        self._outage.end(self.name, reached=False)
+
     def end(self) -> None:
         """Report that the task has ended because nothing is left to do."""
         self.ended = True
-        self._outage.end(self.name, reached=False)
+        self.rest()
 
     def failed(self, error: BaseException) -> float:
         """Log an unexpected error and return the seconds to wait before a restart. Any thread may call this."""

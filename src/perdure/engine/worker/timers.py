@@ -26,9 +26,9 @@ async def expire_waits(storage: Storage) -> int:
     )
 
 
-async def deliver(storage: Storage) -> int:
-    """Deliver messages that wait for their runs, and return the number of deliveries."""
-    return len(await storage.deliver_pending(BATCH))
+async def deliver(storage: Storage, channels: Sequence[str] | None = None) -> int:
+    """Deliver messages that wait for their runs, of all channels or of these; return the number of deliveries."""
+    return len(await storage.deliver_pending(BATCH, channels=channels))
 
 
 async def _in_batches(

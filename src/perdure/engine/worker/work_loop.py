@@ -1,6 +1,8 @@
 """The work loop: when a worker looks for work, and in which order it does it.
 
-A notification, or the time of the next due work, wakes it. Notifications can be lost, so it also polls.
+A notification, or the time of the next due work, wakes it. Notifications can be lost, so it also polls. Many of them
+mean nothing for this worker, so it looks less often while its looks find nothing; work that this process has created
+itself does not wait for that.
 """
 
 import asyncio
@@ -8,6 +10,7 @@ import logging
 import time
 from contextlib import suppress
 
+from perdure.database.pacing import Pace
 from perdure.engine.execution.slots import Slots
 from perdure.engine.worker.claiming import Claiming
 from perdure.engine.worker.cron import Cron
@@ -15,7 +18,7 @@ from perdure.engine.worker.host import WorkerHost
 from perdure.engine.worker.settings import WorkerSettings
 from perdure.engine.worker.stuck import published
 from perdure.engine.worker.supervision import Supervised
-from perdure.engine.worker.timers import deliver, expire_waits, fire_timers
+from perdure.engine.worker.timers import BATCH, deliver, expire_waits, fire_timers
 from perdure.engine.worker.unserved import UnservedWorkflows
 from perdure.errors import CommitUnknownError, DatabaseUnavailableError, StorageError
 
@@ -23,7 +26,8 @@ log = logging.getLogger("perdure.engine")
 
 LOOK_SEC = 10.0  # poll interval without a notification
 WHOLE_SEC = 30.0  # interval of the polls that look for every kind of work
-CALM_SEC = 0.02  # minimum time between two polls
+CALM_SEC = 0.02  # maximum of the pause between two polls while there are notifications
+CALM_MIN_SEC = 0.001  # the pause after a poll that found work
 AGAIN_SEC = 1.0  # poll interval after an error
 OVERDUE_SEC = 0.2  # first poll interval while work is due that another worker is processing
 
@@ -40,6 +44,7 @@ class WorkLoop:
         self.unserved = UnservedWorkflows(host, settings)
         self._whole_at = 0.0  # when to look for every kind of work, by the monotonic clock
         self._fruitless = 0
+        self._pace = Pace(CALM_MIN_SEC, CALM_SEC)
         self._ending = False
 
     def end(self) -> None:
@@ -51,7 +56,8 @@ class WorkLoop:
         """Look for work again and again, until `end()` is called."""
         while not self._ending:
             self._host.work.clear()
-            granted = self._slots.searching
+            self._host.own_work.clear()
+            granted, began = self._slots.searching, time.monotonic()
             try:
                 delay = await self.look()
                 task.succeeded()
@@ -68,10 +74,20 @@ class WorkLoop:
                 )
                 delay = AGAIN_SEC
             self._slots.end_search(granted)
-            await asyncio.sleep(CALM_SEC)
-            with suppress(TimeoutError):  # no notification came: look anyway
-                async with asyncio.timeout(delay):
-                    await self._host.work.wait()
+            await self._rest(time.monotonic() - began, delay)
+
+    async def _rest(self, took: float, delay: float) -> None:
+        """Wait for a notification, at most `delay` seconds; `took` is the duration of the last look.
+
+        Notifications wait for the pause, and the work of this process for as long as the last look took.
+        """
+        await asyncio.sleep(min(took, CALM_SEC))
+        with suppress(TimeoutError):  # this process has created no work in the meantime
+            async with asyncio.timeout(min(self._pace.pause(), CALM_SEC) - took):
+                await self._host.own_work.wait()
+        with suppress(TimeoutError):  # no notification came: look anyway
+            async with asyncio.timeout(delay):
+                await self._host.work.wait()
 
     async def look(self) -> float:
         """Do all due work and return the seconds until more is due.
@@ -80,6 +96,9 @@ class WorkLoop:
         cannot see (messages of compatible frameworks) is looked for every `WHOLE_SEC`.
         """
         whole = time.monotonic() >= self._whole_at
+        sent = self._host.take_sent()
+        if 0 < len(sent) <= BATCH:  # if there are more, they are due work like any other
+            await self._deliver(sent)
         delay = await self._delay()
         if delay > 0 and not whole:
             return delay
@@ -89,6 +108,7 @@ class WorkLoop:
             await self.unserved.warn()
         if await self._work():
             self._fruitless = 0
+            self._pace.quicken()
             return await self._delay()
         self._fruitless = min(self._fruitless + 1, 10)  # work is due, but others process it, or no slot is free
         return min(LOOK_SEC, self._settings.lease_sec, delay or OVERDUE_SEC * 2.0**self._fruitless)
@@ -104,6 +124,12 @@ class WorkLoop:
         dues += filter(None, [await self._host.storage.next_work_at()])
         delays = [(due - self._host.now()).total_seconds() for due in dues]
         return max(0.0, min(LOOK_SEC, self._settings.lease_sec, *delays))
+
+    async def _deliver(self, channels: list[str]) -> None:
+        """Deliver what this process has sent to these channels, and lease the receivers; other work comes later."""
+        if await deliver(self._host.storage, channels):
+            self._pace.quicken()
+            await self._claiming.claim()
 
     async def _work(self) -> bool:
         """Do each kind of work once; return whether anything was done."""

@@ -71,6 +71,7 @@ class Worker:
             connect, worker_id, lease_sec, lambda lease: self.executor.lose(lease), supervisor.watch("heartbeat")
         )
         self.executor = RunExecutor(self.host, settings.workflows, self.heartbeat, settings.max_cached_runs)
+        results.is_local = self.executor.is_executing
         self.slots = Slots(settings.max_runs, self.host.wake)
         self.starts = LeasedStarts(storage, settings, self.slots, self.executor, supervisor.watch(STARTS))
         claiming = Claiming(storage, settings, self.slots, self.executor)
@@ -79,8 +80,17 @@ class Worker:
         self.relay = relay
 
     def wake(self) -> None:
-        """Look for work soon."""
+        """Look for work now, because this process has created some."""
         self.host.wake()
+
+    def hint(self) -> None:
+        """Look for work soon, because there may be some."""
+        self.host.hint()
+
+    def sent(self, channel: str) -> None:
+        """Deliver a message that this process has sent."""
+        self.executor.hint()
+        self.host.sent(channel)
 
     # Starting.
 

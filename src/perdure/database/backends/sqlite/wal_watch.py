@@ -2,7 +2,7 @@
 
 This takes no SQL and no open file: opening and closing the log would drop SQLite's locks on it. Linux reports writes
 (inotify), so that idling costs nothing; elsewhere the file's stat is polled. Either is seen when the log is written,
-which is before the commit is durable and visible. So every hint is followed by others a little later.
+which is before the commit is durable and visible. So every hint is followed by others, after growing pauses.
 """
 
 import asyncio
@@ -14,8 +14,8 @@ from contextlib import contextmanager, suppress
 
 from perdure.model.records import WakeUp
 
-PAUSE_SEC = 0.008  # between hints while the log is being written, and after its last write
-AFTERTHOUGHT_SEC = 0.05  # one more hint for a commit whose fsync took longer than the pause
+PAUSE_SEC = 0.002  # between hints while the log is being written
+AFTERTHOUGHTS_SEC = (0.002, 0.004, 0.008, 0.016, 0.032)  # before the hints after its last write: an fsync takes time
 STAT_SEC = 0.01
 MEMORY_SEC = 1.0
 
@@ -39,11 +39,15 @@ async def watch_log(path: str | None) -> AsyncIterator[WakeUp]:
                 changed.clear()
                 yield SCAN
                 await asyncio.sleep(PAUSE_SEC)
-            yield SCAN
-            try:
-                async with asyncio.timeout(AFTERTHOUGHT_SEC):
-                    await changed.wait()
-            except TimeoutError:
+            for pause in AFTERTHOUGHTS_SEC:
+                yield SCAN
+                try:
+                    async with asyncio.timeout(pause):
+                        await changed.wait()
+                    break
+                except TimeoutError:
+                    continue
+            else:
                 yield SCAN
 
 

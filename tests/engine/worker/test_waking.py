@@ -1,0 +1,101 @@
+"""How soon a worker looks for work: at once for the work of its own process, with pauses for notifications."""
+
+import asyncio
+
+import pytest
+
+from perdure import App, activity, send_event, wait_event, workflow
+from perdure.engine.execution.run import Run
+from perdure.engine.worker import work_loop
+from tests.engine.gates import forget, gated, gates
+from tests.engine.waiting import until, waiting
+from tests.support.storages import Database
+
+NEVER_SEC = 3600.0
+
+
+@pytest.fixture(autouse=True)
+def close_gates() -> None:
+    forget()
+
+
+@activity(name="waking.echo")
+async def echo(what: str) -> str:
+    return what
+
+
+@workflow(name="waking.waits")
+async def waits() -> str:
+    return await echo((await wait_event("go")).data)
+
+
+@workflow(name="waking.parent")
+async def parent(what: str) -> str:
+    return await child(what)
+
+
+@workflow(name="waking.child")
+async def child(what: str) -> str:
+    return await echo(what)
+
+
+@workflow(name="waking.waits_behind_a_gate")
+async def waits_behind_a_gate() -> str:
+    return await gated("gate")
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let workers ignore notifications for an hour after each look."""
+    monkeypatch.setattr(work_loop, "CALM_MIN_SEC", NEVER_SEC)
+    monkeypatch.setattr(work_loop, "CALM_SEC", NEVER_SEC)
+
+
+@pytest.mark.usefixtures("patient")
+async def test_event_of_the_same_process_is_delivered_without_a_pause(database: Database) -> None:
+    async with App(database.url) as app:
+        for number in range(3):
+            handle = await waits.options(id=f"r-{number}").start()
+            await waiting(app, handle.id)
+            await send_event("go", "on", to=handle.id)
+            assert await asyncio.wait_for(handle.result(), 60) == "on"
+
+
+@pytest.mark.usefixtures("patient")
+async def test_end_of_a_child_resumes_its_parent_without_a_pause(database: Database) -> None:
+    async with App(database.url):
+        assert await asyncio.wait_for((await parent.start("done")).result(), 60) == "done"
+
+
+@pytest.mark.usefixtures("patient")
+async def test_run_that_was_started_without_a_free_slot_follows_without_a_pause(database: Database) -> None:
+    async with App(database.url, max_runs=1) as app:
+        first = await waits_behind_a_gate.start()
+        await until(lambda: bool(app._worker.executor.tasks))
+        second = await parent.start("done")
+        gates["gate"].set()
+        assert await asyncio.wait_for(first.result(), 60) == "gate"
+        assert await asyncio.wait_for(second.result(), 60) == "done"
+
+
+async def test_many_hints_within_a_short_time_reach_each_run_once(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with App(database.url) as app:
+        handle = await waits_behind_a_gate.start()
+        await until(lambda: bool(app._worker.executor.tasks))
+        executor, loop = app._worker.executor, asyncio.get_running_loop()
+        monkeypatch.setattr("perdure.engine.worker.executor.HINT_SEC", NEVER_SEC)
+        hints: list[str] = []
+        monkeypatch.setattr(Run, "hint", lambda run: hints.append(run.id))
+        if executor._hinting is not None:
+            executor._hinting.cancel()
+        executor._hinting, executor._hinted_at = None, loop.time() - 2 * NEVER_SEC
+        for _ in range(100):
+            executor.hint()
+        await until(lambda: bool(hints))
+        executor.hint()
+        await asyncio.sleep(0)
+        assert hints == [handle.id]
+        gates["gate"].set()
+        await handle.result()
