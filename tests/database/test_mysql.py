@@ -1189,7 +1189,7 @@ async def test_polling_backs_off_when_idle_and_a_nudge_resets_it(monkeypatch: py
 
 
 async def test_nudge_wakes_a_waiting_poller_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(polling.Pace, "pause", lambda pace: 3600.0)
+    monkeypatch.setattr(pacing.Pace, "pause", lambda pace: 3600.0)
     backend = MySQLBackend("mysql://root@127.0.0.1/test")
     hints, loop = backend.wakeups(), asyncio.get_running_loop()
     await anext(hints)

@@ -420,6 +420,22 @@ async def test_write_to_the_log_is_noticed_although_nothing_reads_it(tmp_path: P
             await changed.wait()
 
 
+async def test_hints_go_on_for_a_while_after_a_write(tmp_path: Path) -> None:
+    """The write is seen before its fsync, so the commit is not visible at the first hint."""
+    log = tmp_path / "perdure.db-wal"
+    log.touch()
+    hints = wal_watch.watch_log(str(log))
+    await anext(hints)
+    waiting = asyncio.ensure_future(anext(hints))
+    await asyncio.sleep(0.01)  # it watches the file now
+    log.write_bytes(b"a commit")
+    async with asyncio.timeout(10):
+        await waiting
+        for _ in wal_watch.AFTERTHOUGHTS_SEC:
+            await anext(hints)
+    await hints.aclose()  # type: ignore[attr-defined]
+
+
 async def test_commits_wake_other_storages_without_polling(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wal_watch, "STAT_SEC", 3600)
     monkeypatch.setattr(wal_watch, "AFTERTHOUGHTS_SEC", (3600,))

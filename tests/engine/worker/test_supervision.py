@@ -138,6 +138,21 @@ async def test_heartbeat_is_restarted_and_leases_are_kept(
     assert len(errors(caplog, "heartbeat")) == 3
 
 
+async def test_outage_is_over_although_a_task_that_noticed_it_has_nothing_left_to_do(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    supervisor = Supervisor()
+    resting, working = supervisor.watch("resting"), supervisor.watch("working")
+    with caplog.at_level("INFO", logger="perdure.engine"):
+        for task in (resting, working):
+            task.unavailable(OSError("no server"))
+        resting.rest()
+        working.succeeded()
+    assert [record.getMessage().split(" after ")[0] for record in caplog.records[1:]] == [
+        "the database is available again"
+    ]
+
+
 async def test_the_poller_for_results_is_restarted(
     database: Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -155,7 +155,7 @@ class Results:
         if hint.kind == RESUMABLE and reason in ENDS and SEVERAL not in payload and isinstance(named, str):
             if not self.is_local(named):
                 self.released(named)
-        elif hint.kind == SCAN or reason in (COALESCED, *ENDS):
+        elif not self._hinted and (hint.kind == SCAN or reason in (COALESCED, *ENDS)):
             self._hinted = True
             self._changed.set()
 
