@@ -33,6 +33,11 @@ class ChannelMode(StrEnum):
     COMPETING = "competing"
     DIRECT = "direct"
 
+    @property
+    def stored(self) -> "ChannelMode":
+        """Return the mode in which a subscription is stored."""
+        return ChannelMode.BROADCAST if self is ChannelMode.DIRECT else self
+
 
 FRAMEWORK = "perdure"  # marks our instances; other frameworks that share the tables mark their own
 
@@ -195,7 +200,8 @@ class TimerWait:
 class ChannelWait:
     """Describe one wait of `suspend`: for the next message of a channel, with or without a timeout.
 
-    With `where` only messages match whose data has these values at these JSON paths.
+    With `where` only messages match whose data has these values at these JSON paths. With `subscribe` the instance is
+    subscribed to the channel in this mode if it is not yet; a direct channel is given by its whole name.
     """
 
     channel: str
@@ -203,6 +209,7 @@ class ChannelWait:
     timeout_at: datetime | None = None
     after: timedelta | None = None
     where: Mapping[str, object] | None = None
+    subscribe: ChannelMode | None = None
 
 
 Wait = TimerWait | ChannelWait

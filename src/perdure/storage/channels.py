@@ -85,8 +85,7 @@ class Channels(Wakeups):
         mode = limits.choice(ChannelMode, mode, "mode")
         direct = mode is ChannelMode.DIRECT
         name = direct_channel(channel, instance_id) if direct else limits.name(channel, "channel")
-        stored = ChannelMode.BROADCAST if direct else mode
-        await self._run(Work(lambda: subscribe(instance_id, name, stored, lease, from_start=direct), repeat=True))
+        await self._run(Work(lambda: subscribe(instance_id, name, mode, lease), repeat=True))
         return name
 
     async def unsubscribe_from_channel(self, instance_id: str, channel: str, *, lease: Lease | None = None) -> None:
@@ -268,25 +267,29 @@ def _named(params: dict[str, object]) -> Operation[int | None]:
     return rows[0][0] if rows else None
 
 
-def subscribe(
-    instance_id: str, channel: str, mode: ChannelMode, lease: Lease | None, *, from_start: bool = False
-) -> Operation[None]:
-    """Subscribe an instance under the lock of the channel and the fence."""
-    return locking([channel], _subscribe(instance_id, channel, mode, from_start, lease))
+def subscribe(instance_id: str, channel: str, mode: ChannelMode, lease: Lease | None) -> Operation[None]:
+    """Subscribe an instance under the lock of the channel and the fence. A direct channel has its whole name."""
+    return locking([channel], _subscribe(instance_id, channel, mode, lease))
 
 
-def _subscribe(
-    instance_id: str, channel: str, mode: ChannelMode, from_start: bool, lease: Lease | None
-) -> Operation[None]:
+def _subscribe(instance_id: str, channel: str, mode: ChannelMode, lease: Lease | None) -> Operation[None]:
     yield from fence(instance_id, lease)
-    ((own, other),) = yield S.modes(instance_id=instance_id, channel=channel, other=_OTHER[mode].value)
-    if own == mode:
+    yield from subscribe_locked(instance_id, channel, mode)
+
+
+def subscribe_locked(instance_id: str, channel: str, mode: ChannelMode) -> Operation[None]:
+    """Subscribe an instance; the channel and the instance are locked."""
+    stored = mode.stored
+    ((own, other),) = yield S.modes(instance_id=instance_id, channel=channel, other=_OTHER[stored].value)
+    if own == stored:
         return
     if own or other:
         raise ChannelModeConflictError(
-            f"channel {channel!r} is used in {own or other} mode, not in {mode} mode: use that mode or another channel"
+            f"channel {channel!r} is used in {own or other} mode, not in {stored} mode: use that mode or another "
+            "channel"
         )
-    yield S.subscribe(instance_id=instance_id, channel=channel, mode=mode.value, from_start=int(from_start))
+    from_start = int(mode is ChannelMode.DIRECT)
+    yield S.subscribe(instance_id=instance_id, channel=channel, mode=stored.value, from_start=from_start)
 
 
 def _delete(delete: Call, lease: Lease | None) -> Operation[None]:

@@ -26,6 +26,7 @@ from perdure.storage.listing import Listing
 from perdure.storage.locks import Locks
 from perdure.storage.migrations import Reader, find_schema, is_current, migrate, missing, reset
 from perdure.storage.outbox import Outbox
+from perdure.storage.parking import Parking
 from perdure.storage.stuck import Stuck
 from perdure.storage.system_locks import SystemLocks
 from perdure.storage.timers import Timers
@@ -49,6 +50,7 @@ class SQLStorage(
     Timers,
     Channels,
     Delivery,
+    Parking,
     Outbox,
     SystemLocks,
     Workers,

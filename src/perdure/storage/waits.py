@@ -18,7 +18,6 @@ from perdure.errors import (
     LeaseLostError,
     LimitError,
     NotSubscribedError,
-    StorageError,
 )
 from perdure.model import limits
 from perdure.model.matching import Match, match_of
@@ -34,7 +33,7 @@ from perdure.model.records import (
 from perdure.model.states import WAITING, WorkflowStatus
 from perdure.storage import channels, fences, matching, waking
 from perdure.storage.sql import load_statements
-from perdure.storage.transactions import bounded, prepared, together
+from perdure.storage.transactions import bounded
 from perdure.storage.wakeups import TIMER
 
 S = load_statements("waits")
@@ -58,10 +57,11 @@ def owner(instance_id: str, worker_id: str, lease: Lease | None) -> Owner:
         return Owner(limits.name(instance_id, "instance_id"), limits.name(worker_id, "worker_id"), None)
     if lease.instance_id != instance_id:
         raise LeaseLostError(f"the lease is on run {lease.instance_id!r}, not on run {instance_id!r}")
-    return _holder(lease)
+    return holder(lease)
 
 
-def _holder(lease: Lease) -> Owner:
+def holder(lease: Lease) -> Owner:
+    """Return the holder of a lease."""
     return Owner(limits.name(lease.instance_id, "instance_id"), lease.worker_id, lease.token)
 
 
@@ -71,24 +71,12 @@ class Waits(waking.Waking):
     async def suspend(self, lease: Lease, waits: Sequence[Wait]) -> Suspension:
         """Wait for the first of these and nothing else; register them and release the lease in one transaction.
 
-        If a timer is due, a message is pending or a timeout is over, nothing changes, the lease is kept, and the result
-        names the activities that are `ready`. A wait that exists already (the same timer, or the same activity on the
-        same channel for the same values) keeps its time and its position. The status is that of the earliest deadline.
+        If a timer is due, a message is pending or a timeout is over, nothing is registered, the lease is kept, and the
+        result names the activities that are `ready`; subscriptions for waits that `subscribe` are kept. A wait that
+        exists already (the same timer, or the same activity on the same channel for the same values) keeps its time and
+        its position. The status is that of the earliest deadline.
         """
-        return await self._suspend(_holder(lease), checked(waits), alone=True)
-
-    async def suspend_instances(self, items: Sequence[tuple[Lease, Sequence[Wait]]]) -> list[Suspension | StorageError]:
-        """Suspend many instances in one commit; return a result or an error for each, in order."""
-        works = prepared(lambda item: self._suspending(_holder(item[0]), checked(item[1]), alone=True), items)
-        given = [
-            wait for (_, waits), work in zip(items, works, strict=True) if isinstance(work, Work) for wait in waits
-        ]
-        if not given:
-            return [work for work in works if isinstance(work, StorageError)]
-        named = [wait.channel for wait in given if isinstance(wait, ChannelWait)]
-        work = Work(lambda: channels.locking(named, together(works)))
-        about = {"reason": "batch"}
-        return await self._announce(TIMER, work, lambda found: about if Suspension(True) in found else None)
+        return await self._suspend(holder(lease), checked(waits), alone=True)
 
     async def register_channel_receive_and_release_lock(
         self,
@@ -139,15 +127,25 @@ class Waits(waking.Waking):
         about = {"instance_id": owner.instance_id, "timer_id": timer}
         return await self._announce(TIMER, work, lambda found: about if found.suspended else None)
 
-    def _suspending(self, owner: Owner, waits: Sequence[Wait], *, alone: bool) -> Work[Suspension]:
+    def _suspending(
+        self, owner: Owner, waits: Sequence[Wait], *, alone: bool, locked: bool = False
+    ) -> Work[Suspension]:
+        """Return the work of suspending one instance; with `locked` the channels of its waits are locked already."""
         features = self._features
-        at_once = features.one_statement_writes and alone and len(waits) == 1 and _match(waits[0]) is None
+        at_once = features.one_statement_writes and alone and _is_plain(waits)
+        suspend = _suspend_locked if locked else _suspend
         return Work(
-            lambda: _at_once(features, owner, waits) if at_once else _suspend(features, owner, waits, alone),
+            lambda: _at_once(features, owner, waits) if at_once else suspend(features, owner, waits, alone),
             single=at_once,
             confirm=lambda: _suspended(owner),
             row=owner.instance_id,
         )
+
+
+def _is_plain(waits: Sequence[Wait]) -> bool:
+    """Return whether this is one wait, for a timer or for any message of a channel that the instance subscribes to."""
+    (first, *others) = waits
+    return not others and (isinstance(first, TimerWait) or not (first.where or first.subscribe))
 
 
 def checked(waits: Iterable[Wait]) -> list[Wait]:
@@ -163,7 +161,9 @@ def checked(waits: Iterable[Wait]) -> list[Wait]:
         else:
             limits.name(wait.channel, "channel")
             moment(wait.timeout_at, wait.after)
-            _match(wait)
+            match_for(wait)
+            if wait.subscribe is not None:
+                limits.choice(ChannelMode, wait.subscribe, "subscribe")
     timers = [wait.timer_id for wait in given if isinstance(wait, TimerWait)]
     if len(set(timers)) < len(timers) or len({wait.activity_id for wait in given}) < len(given):
         raise LimitError("a timer or an activity is given twice: wait for each only once")
@@ -179,7 +179,7 @@ def moment(at: datetime | None, after: timedelta | None, *, needed: bool = False
     return {"at": limits.moment(at, "the time"), "after_sec": after_sec}
 
 
-def _match(wait: Wait) -> Match | None:
+def match_for(wait: Wait) -> Match | None:
     """Return what a wait requires of a message's data."""
     if isinstance(wait, TimerWait) or not wait.where:
         return None
@@ -216,7 +216,10 @@ def _suspend_locked(features: Features, owner: Owner, waits: Sequence[Wait], alo
             activities=[id for id, channel, _ in over if channel is not None] or [""],
         )
     for wait, state in fresh:
-        yield from _register(owner, wait, state)
+        yield from register(owner, wait)
+        match = match_for(wait)
+        if match is not None and state.unknown and isinstance(wait, ChannelWait):
+            yield from matching.use(wait.channel, match, state.cursor)
     if not alone:
         yield from remind(owner.instance_id, known - over)
     status = yield from _status(owner, waits)
@@ -230,7 +233,7 @@ Key = tuple[str, str | None, str | None]  # a timer's id, or a wait's activity, 
 def _key(wait: Wait) -> Key:
     if isinstance(wait, TimerWait):
         return wait.timer_id, None, None
-    match = _match(wait)
+    match = match_for(wait)
     return wait.activity_id, wait.channel, None if match is None else match.key
 
 
@@ -293,7 +296,7 @@ def _pending(instance_id: str, waits: Sequence[ChannelWait]) -> Operation[list[s
     stocked = {row[0] for row in (yield S.pending(instance_id=instance_id, channels=named))}
     found = []
     for wait in waits:
-        match = _match(wait)
+        match = match_for(wait)
         if wait.channel in stocked and (
             match is None or (yield from matching.may_find(instance_id, wait.channel, match))
         ):
@@ -314,8 +317,12 @@ def _look(features: Features, owner: Owner, wait: Wait) -> Operation[Look]:
     if isinstance(wait, TimerWait):
         rows = yield S.is_due(**params)
         return Look(bool(rows[0][0]))
-    match = _match(wait)
-    rows = yield S.is_ready(pending=1 if match is None else MAYBE, paths_key=match and match.paths_key, **params)
+    match = match_for(wait)
+    look = S.is_ready(pending=1 if match is None else MAYBE, paths_key=match and match.paths_key, **params)
+    rows = yield look
+    if wait.subscribe is not None and (not rows or rows[0][1] != wait.subscribe.stored):
+        yield from channels.subscribe_locked(owner.instance_id, wait.channel, wait.subscribe)
+        rows = yield look
     if not rows:
         raise NotSubscribedError(
             f"run {owner.instance_id!r} is not subscribed to channel {wait.channel!r}: subscribe first"
@@ -331,15 +338,14 @@ def _look(features: Features, owner: Owner, wait: Wait) -> Operation[Look]:
     return Look(bool(ready), cursor, indexed_to is None)
 
 
-def _register(owner: Owner, wait: Wait, state: Look) -> Operation[None]:
+def register(owner: Owner, wait: Wait) -> Operation[None]:
+    """Store a wait of a locked instance."""
     params = _params(owner, wait)
     if isinstance(wait, TimerWait):
         yield TIMERS.register(**params)
         return
-    match = _match(wait)
+    match = match_for(wait)
     yield S.wait(match_key=match and match.key, **params)
-    if match is not None and state.unknown:
-        yield from matching.use(wait.channel, match, state.cursor)
 
 
 def _params(owner: Owner, wait: Wait) -> Mapping[str, object]:

@@ -424,7 +424,12 @@ async def _receives(on: Stage) -> None:
     with m("suspend (one timer)"):
         assert (await s.suspend(leases.pop(), waits[:1])).suspended
     with m("suspend_instances"):
-        await s.suspend_instances([(lease, waits) for lease in leases[1:]])
+        assert all(await s.suspend_instances([(lease, waits) for lease in leases[1:]]))
+    events: list[tuple[Lease, list[TimerWait | ChannelWait]]] = [
+        (lease, [ChannelWait("news", "r", subscribe=ChannelMode.BROADCAST)]) for lease in await on.leases()
+    ]
+    with m("suspend_instances (to be subscribed)"):
+        assert all(await s.suspend_instances(events))
 
 
 async def _deliveries(on: Stage) -> None:

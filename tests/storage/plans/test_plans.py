@@ -64,6 +64,7 @@ FRAGMENTS = {  # put together to statements that are measured
 }
 RARE = {"channels.claimant", "channels.key", "channels.named"}  # after a race or a lost answer; each by a unique key
 ONLY_ON = {  # where the others need more statements, or fewer
+    "channels.subscribe_many": ("postgresql", "mysql"),
     "delivery.deliver": ("postgresql", "mysql"),
     "delivery.take": ("sqlite",),
     "delivery.target": ("sqlite",),
@@ -74,8 +75,10 @@ ONLY_ON = {  # where the others need more statements, or fewer
     "history.lock_many": ("mysql",),
     "locks.take": ("sqlite", "mysql"),
     "timers.fire": ("postgresql",),
+    "timers.register_many": ("postgresql", "mysql"),
     "waits.listen": ("postgresql",),
     "waits.sleep": ("postgresql",),
+    "waits.wait_many": ("postgresql", "mysql"),
     "wakeups.notify": ("postgresql",),
 }
 

@@ -337,7 +337,8 @@ def waits(lease: Held, rng: Random) -> list[TimerWait | ChannelWait]:
             channel = d.channels(rng)
             own = 6 * d.INSTANCE_IDS.index(lease.instance_id) + ("", "news ", *d.CHANNELS).index(channel)
             at, after = d.maybe(d.deadlines(d.spans(3 + 2 * own + 200 * n)))(rng) or (None, None)
-            found.append(ChannelWait(channel, activity_id, at, after, d.values(rng)))
+            subscribe = d.mostly(d.none, d.one(ChannelMode.BROADCAST, ChannelMode.COMPETING))(rng)
+            found.append(ChannelWait(channel, activity_id, at, after, d.values(rng), subscribe))
     return found
 
 

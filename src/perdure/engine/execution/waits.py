@@ -7,6 +7,7 @@ transaction registers all waits and releases the lease.
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from perdure.engine.execution.attempts import SHORT_SEC
@@ -95,27 +96,30 @@ class Waits:
 
     async def _pending(self) -> list[ChannelWait]:
         """Return the waits that may have a message, without a write: on SQLite a write would trigger another poll."""
-        waits = await self._channel_waits()
+        for progress in list(self._steps.waits.values()):
+            await self._listen(progress.step)
+        waits = self._channel_waits()
         found = set(await self._storage.pending_waits(self._run_id, waits))
         return [wait for wait in waits if wait.activity_id in found]
 
-    async def _channel_waits(self) -> list[ChannelWait]:
+    def _channel_waits(self) -> list[ChannelWait]:
         """Return the body's waits for messages in the order of their calls; a message goes to the first match."""
-        found = []
-        for progress in list(self._steps.waits.values()):
-            step = progress.step
-            for wait in step.waits(self._recorder.facts.until.get(step.id)):
-                await self._listen(step, wait.channel)
-                found.append(wait)
-        return found
+        until = self._recorder.facts.until
+        return [
+            wait if step.kind is None else replace(wait, subscribe=_mode(step, wait.channel))
+            for step in (progress.step for progress in self._steps.waits.values())
+            for wait in step.waits(until.get(step.id))
+        ]
 
-    async def _listen(self, step: WaitStep, channel: str) -> None:
-        """Subscribe to the channel of an event, which happens with the first wait; later calls change nothing."""
-        if step.kind is None or channel in self._listening:
+    async def _listen(self, step: WaitStep) -> None:
+        """Subscribe to the channels of an event before the first poll; a suspension does so by itself."""
+        if step.kind is None:
             return
-        mode = ChannelMode.BROADCAST if channel == step.kind else ChannelMode.DIRECT
-        await self._storage.subscribe_to_channel(self._run_id, step.kind, mode, lease=self._recorder.lease)
-        self._listening.add(channel)
+        for channel in step.channels:
+            if channel not in self._listening:
+                mode, lease = _mode(step, channel), self._recorder.lease
+                await self._storage.subscribe_to_channel(self._run_id, step.kind, mode, lease=lease)
+                self._listening.add(channel)
 
     async def _take_message(self, wait: ChannelWait) -> None:
         await self._recorder.durable()
@@ -213,7 +217,7 @@ class Waits:
             waits.append(_timer_wait(pause, pause.step.pause_sec))
         if self._recorder.facts.ends_at is not None:
             waits.append(TimerWait(ids.DEADLINE, ids.EXPIRED, self._recorder.facts.ends_at))
-        waits += await self._channel_waits()
+        waits += self._channel_waits()
         return waits
 
     async def take_ready(self, waits: list[Wait], ready: set[str]) -> None:
@@ -240,6 +244,10 @@ class Waits:
             await self._recorder.catch_up()
         elif wait.timeout_at is not None and wait.timeout_at <= self._now():
             self._recorder.record(WaitTimedOut(*ids.split_message(id)))
+
+
+def _mode(step: WaitStep, channel: str) -> ChannelMode:
+    return ChannelMode.BROADCAST if channel == step.kind else ChannelMode.DIRECT
 
 
 def _is_short(progress: Progress[TimerStep]) -> bool:

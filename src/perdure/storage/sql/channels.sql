@@ -129,6 +129,48 @@ SELECT channel, instance_id, cursor_message_id, {now} FROM channel_subscriptions
  WHERE instance_id = :instance_id AND channel = :channel AND :mode = 'broadcast'
 {on_conflict_do_nothing(channel, instance_id)}
 
+-- subscriptions -> instance_id, channel, mode, cursor_id
+-- Return the subscriptions of many instances, each to channels of its own.
+SELECT s.instance_id, s.channel, s.mode, {cursor} FROM json_each(:pairs) p CROSS JOIN channel_subscriptions s
+ WHERE s.instance_id = json_extract(p.value, '$[0]') AND s.channel = json_extract(p.value, '$[1]')
+
+-- subscriptions [postgresql]
+-- Differs because a list is an array.
+SELECT s.instance_id, s.channel, s.mode, {cursor}
+  FROM unnest(:ids::text[], :channels::text[]) AS p (instance_id, channel)
+       CROSS JOIN LATERAL (SELECT * FROM channel_subscriptions
+                            WHERE instance_id = p.instance_id AND channel = p.channel LIMIT 1) s
+
+-- subscriptions [mysql]
+-- Differs because a list is written out.
+SELECT s.instance_id, s.channel, s.mode, {cursor} FROM channel_subscriptions s
+ WHERE (s.instance_id, s.channel) {any(:pairs)}
+
+-- states -> channel, newest_id, competing
+-- Return the last message of each of these channels, and whether a live subscriber uses the channel in competing mode.
+SELECT p.channel, {newest(p)},
+       (SELECT s.mode FROM channel_subscriptions s {index(idx_subscriptions_waiting)}
+         WHERE s.channel = p.channel AND s.mode = 'competing'
+           AND (SELECT i.finished_at FROM workflow_instances i WHERE i.instance_id = s.instance_id) IS NULL LIMIT 1)
+  FROM perdure_channels p WHERE p.channel {any(:channels)}
+
+-- subscribe_many
+-- Insert subscribers, each from a message on. Only for databases with the feature `round_trips`.
+INSERT INTO channel_subscriptions (instance_id, channel, mode, cursor_message_id, subscribed_at, framework)
+SELECT s.instance_id, s.channel, s.mode, s.cursor_id, {now}, s.framework
+  FROM unnest(:ids::text[], :channels::text[], :modes::text[], :cursors::bigint[], :frameworks::text[])
+       AS s (instance_id, channel, mode, cursor_id, framework);
+INSERT INTO channel_delivery_cursors (channel, instance_id, last_delivered_id, updated_at)
+SELECT s.channel, s.instance_id, s.cursor_id, {now}
+  FROM unnest(:channels::text[], :ids::text[], :cursors::bigint[]) AS s (channel, instance_id, cursor_id)
+{on_conflict_do_nothing(channel, instance_id)}
+
+-- subscribe_many [mysql]
+-- Differs because a list is written out.
+INSERT INTO channel_subscriptions (instance_id, channel, mode, cursor_message_id, subscribed_at, framework)
+VALUES :rows;
+INSERT IGNORE INTO channel_delivery_cursors (channel, instance_id, last_delivered_id, updated_at) VALUES :places
+
 -- unsubscribe
 -- Remove a subscription and its cursors.
 DELETE FROM channel_subscriptions WHERE instance_id = :instance_id AND channel = :channel;

@@ -4,6 +4,18 @@ INSERT INTO workflow_timer_subscriptions (instance_id, timer_id, expires_at, act
 SELECT i.instance_id, :timer_id, COALESCE(:at, {after(:after_sec)}), :activity_id, {now}, i.framework
   FROM workflow_instances i WHERE i.instance_id = :instance_id {on_conflict_do_nothing(instance_id, timer_id)}
 
+-- register_many
+-- Insert the first timers of many instances. Only for databases with the feature `round_trips`.
+INSERT INTO workflow_timer_subscriptions (instance_id, timer_id, expires_at, activity_id, created_at, framework)
+SELECT t.instance_id, t.timer_id, t.expires_at, t.activity_id, {now}, t.framework
+  FROM unnest(:ids::text[], :timers::text[], :times::timestamp[], :activities::text[], :frameworks::text[])
+       AS t (instance_id, timer_id, expires_at, activity_id, framework)
+
+-- register_many [mysql]
+-- Differs because a list is written out.
+INSERT INTO workflow_timer_subscriptions (instance_id, timer_id, expires_at, activity_id, created_at, framework)
+VALUES :rows
+
 -- expired -> instance_id, timer_id, expires_at, activity_id, id, created_at
 -- Return own timers of waiting instances that are due, the oldest first.
 SELECT t.instance_id, t.timer_id, t.expires_at, t.activity_id, t.id, t.created_at

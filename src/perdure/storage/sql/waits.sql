@@ -5,6 +5,13 @@ SELECT i.status, i.lock_token, i.locked_by,
        + (SELECT count(*) FROM perdure_waits w WHERE w.instance_id = i.instance_id)
   FROM workflow_instances i WHERE i.instance_id = :instance_id {for_update}
 
+-- hold_many -> instance_id, status, lock_token, locked_by, waits, framework, now
+-- Return the same for many instances, locked in one order, and the time.
+SELECT i.instance_id, i.status, i.lock_token, i.locked_by,
+       (SELECT count(*) FROM workflow_timer_subscriptions t WHERE t.instance_id = i.instance_id)
+       + (SELECT count(*) FROM perdure_waits w WHERE w.instance_id = i.instance_id), i.framework, {now}
+  FROM workflow_instances i WHERE i.instance_id {any(:ids)} ORDER BY i.instance_id {for_update}
+
 -- registered -> id, channel, match_key
 -- Return the timers and waits of an instance. A timer has no channel.
 SELECT timer_id, NULL, NULL FROM workflow_timer_subscriptions WHERE instance_id = :instance_id
@@ -77,6 +84,15 @@ SELECT instance_id, :activity_id, channel, :match_key, COALESCE(:at, {after(:aft
   FROM channel_subscriptions WHERE instance_id = :instance_id AND channel = :channel
 {on_conflict_do_nothing(instance_id, activity_id)}
 
+-- wait_many
+-- Insert the first waits of many subscribers. Only for databases with the feature `round_trips`.
+INSERT INTO perdure_waits (instance_id, activity_id, channel, match_key, timeout_at)
+SELECT * FROM unnest(:ids::text[], :activities::text[], :channels::text[], :keys::text[], :times::timestamp[])
+
+-- wait_many [mysql]
+-- Differs because a list is written out.
+INSERT INTO perdure_waits (instance_id, activity_id, channel, match_key, timeout_at) VALUES :rows
+
 -- remind
 -- Return the channels of an instance's waits, which count again: messages that arrived meanwhile are checked again.
 UPDATE perdure_channels
@@ -109,6 +125,12 @@ SELECT 1, timeout_at FROM perdure_waits WHERE instance_id = :instance_id
 UPDATE workflow_instances
    SET status = :status, updated_at = {now}, locked_by = NULL, locked_at = NULL, lock_expires_at = NULL
  WHERE instance_id = :instance_id
+
+-- park_many
+-- Do the same for many instances.
+UPDATE workflow_instances
+   SET status = :status, updated_at = {now}, locked_by = NULL, locked_at = NULL, lock_expires_at = NULL
+ WHERE instance_id {any(:ids)}
 
 -- sleep -> count
 -- Wait for one timer and nothing else, all or nothing: nothing if the lease is not current, the timer is due, or the

@@ -1,10 +1,12 @@
 """Test how a backend handles an instance that waits for several things."""
 
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
 from perdure.errors import (
+    ChannelModeConflictError,
     InstanceNotFoundError,
     InvalidJSONPathError,
     InvalidTransitionError,
@@ -17,6 +19,7 @@ from perdure.model.records import (
     ChannelWait,
     HistoryEvent,
     Lease,
+    OutgoingMessage,
     Suspension,
     TimerSubscription,
     TimerWait,
@@ -282,6 +285,95 @@ async def test_many_instances_suspend_in_one_commit(storage: Storage) -> None:
     assert await storage.suspend_instances([]) == []
 
 
+def for_event(instance_id: str, **options: Any) -> list[Wait]:
+    """Return the waits of an instance for an event that is published to all, or sent to it."""
+    direct = f"e:{instance_id}"
+    return [
+        ChannelWait("e", "r:1", subscribe=ChannelMode.BROADCAST, **options),
+        ChannelWait(direct, "r:1:to", subscribe=ChannelMode.DIRECT),
+    ]
+
+
+@pytest.mark.parametrize("alone", [True, False])
+async def test_wait_subscribes_its_instance(storage: Storage, alone: bool) -> None:
+    await storage.publish_to_channel("e", b"1")  # before the subscriptions
+    leases = [await leased(storage, f"i-{n}") for n in range(1, 4)]
+    await storage.publish_to_channel("e:i-3", b"3")
+    items = [(lease, for_event(lease.instance_id)) for lease in leases]
+    found = [await storage.suspend(*item) for item in items] if alone else await storage.suspend_instances(items)
+    assert found == [Suspension(True), Suspension(True), Suspension(False, ("r:1:to",))]
+    assert await storage.deliver_pending() == []
+    await storage.publish_to_channel("e", b"2")
+    delivered = await storage.deliver_pending()
+    assert [(each.instance_id, each.activity_id) for each in delivered] == [("i-1", "r:1"), ("i-2", "r:1")]
+    for n in range(1, 4):
+        own = await storage.get_channel_subscription(f"i-{n}", "e")
+        assert own is not None
+        assert own.mode is ChannelMode.BROADCAST
+        assert own.cursor_message_id == await storage.get_delivery_cursor(f"i-{n}", "e") > 0
+    await storage.publish_to_channel("e:i-1", b"3")
+    assert not await again(storage, "i-1", "e:i-1", activity_id="r:2")
+
+
+async def test_suspension_keeps_the_subscription_of_a_wait_although_another_is_ready(storage: Storage) -> None:
+    lease = await leased(storage, "i-1")
+    due = TimerWait("t", "t:1", expires_at=PAST)
+    assert await storage.suspend(lease, [due, *for_event("i-1")]) == Suspension(False, ("t:1",))
+    message = await storage.publish_to_channel("e", b"1")
+    pending = await storage.get_pending_channel_messages_for_instance("i-1", "e")
+    assert [each.id for each in pending] == [message]
+
+
+async def test_wait_subscribes_only_in_the_mode_of_its_channel(storage: Storage) -> None:
+    await listening(storage, "i-1", "e", ChannelMode.COMPETING)
+    second, third, fourth = [await leased(storage, f"i-{n}") for n in range(2, 5)]
+    await storage.subscribe_to_channel("i-4", "f", ChannelMode.BROADCAST, lease=fourth)
+    found = await storage.suspend_instances(
+        [
+            (second, for_event("i-2")),
+            (third, [ChannelWait("e", "r:1", subscribe=ChannelMode.COMPETING)]),
+            (fourth, [ChannelWait("f", "r:1", subscribe=ChannelMode.COMPETING)]),
+        ]
+    )
+    assert [type(each) for each in found] == [ChannelModeConflictError, Suspension, ChannelModeConflictError]
+    assert found[1] == Suspension(True)
+    assert [await status(storage, f"i-{n}") for n in range(2, 5)] == ["running", "waiting_for_message", "running"]
+    assert await storage.get_channel_subscription("i-2", "e:i-2") is None
+
+
+async def test_batch_registers_waits_with_their_times_and_values(storage: Storage, shift: Shift) -> None:
+    leases = [await leased(storage, f"i-{n}") for n in range(1, 5)]
+    waits: list[list[Wait]] = [
+        for_event("i-1", where={"n": 1}, after=sec(9)),
+        [*for_event("i-2", where={"n": 2}), TimerWait("t", "t:1", after=sec(5))],
+        [TimerWait("t", "t:1", expires_at=datetime.now(UTC) + sec(7)), TimerWait("u", "u:1", after=sec(99))],
+        for_event("i-4", timeout_at=datetime.now(UTC) + sec(11)),
+    ]
+    assert await storage.suspend_instances(list(zip(leases, waits, strict=True))) == [Suspension(True)] * 4
+    timer, message = WorkflowStatus.WAITING_FOR_TIMER, WorkflowStatus.WAITING_FOR_MESSAGE
+    assert [await status(storage, f"i-{n}") for n in range(1, 5)] == [message, timer, timer, message]
+    rows = await storage.get_instances([f"i-{n}" for n in range(1, 5)])
+    assert [row and row.locked_by for row in rows] == [None] * 4
+    await storage.publish_messages([OutgoingMessage("e", b'{"n": 2}'), OutgoingMessage("e", b'{"n": 3}')])
+    assert sorted(each.instance_id for each in await storage.deliver_pending()) == ["i-2", "i-4"]
+    shift(storage, 8)
+    assert [each.timer_id for each in await storage.find_expired_timers()] == ["t"]
+    assert await storage.find_expired_channel_subscriptions() == []
+    shift(storage, 10)
+    (due,) = await storage.find_expired_channel_subscriptions()
+    assert (due.instance_id, due.channel, due.activity_id) == ("i-1", "e", "r:1")
+
+
+async def test_lease_that_is_given_twice_suspends_once(storage: Storage) -> None:
+    first, second = [await leased(storage, f"i-{n}") for n in (1, 2)]
+    given: list[tuple[Lease, list[Wait]]] = [
+        (lease, [TimerWait("t", "t:1", after=sec(5))]) for lease in (first, second, first)
+    ]
+    found = await storage.suspend_instances(given)
+    assert found[:2] == [Suspension(True)] * 2
+    assert isinstance(found[2], LeaseLostError)
+
+
 @pytest.mark.parametrize(
     "waits",
     [
@@ -295,6 +387,7 @@ async def test_many_instances_suspend_in_one_commit(storage: Storage) -> None:
         [ChannelWait("c", "r:1"), ChannelWait("c", "r:1", where={"n": 1})],
         [ChannelWait("c", "r:1", where={f"p{n}": n for n in range(51)})],
         [ChannelWait("c", "r:1", where={"n": b"1"})],
+        [ChannelWait("c", "r:1", subscribe="all")],  # type: ignore[arg-type]
         [ChannelWait("c", "r:1", where={"n": float("nan")})],
         [ChannelWait("c", "r:1", where={"n": [1, {2: 3}]})],
         [ChannelWait("c", "r:1", where={"n": nested(100_000)})],

@@ -13,6 +13,7 @@ from perdure.errors import InvalidTransitionError, LeaseLostError, LimitError
 from perdure.model import limits
 from perdure.model.matching import match_of
 from perdure.model.records import (
+    ChannelMode,
     ChannelWait,
     HistoryEvent,
     Lease,
@@ -249,6 +250,8 @@ def checked_waits(waits: Iterable[Wait]) -> list[Wait]:
             limits.name(wait.channel, "channel")
             check_deadline(wait.timeout_at, wait.after)
             match_key(wait)
+            if wait.subscribe is not None:
+                limits.choice(ChannelMode, wait.subscribe, "subscribe")
     if len(activities) < len(given) or len(timers) < sum(isinstance(wait, TimerWait) for wait in given):
         raise LimitError("a timer or an activity is given twice: wait for each only once")
     return given

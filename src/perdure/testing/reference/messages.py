@@ -100,7 +100,11 @@ class Messages(Fences):
         self, instance_id: str, name: str, stored: ChannelMode, lease: Lease | None, *, from_start: bool = False
     ) -> None:
         self._lock_channel(name)
-        instance = self._fence(instance_id, lease)
+        self._fence(instance_id, lease)
+        self._add_subscription(instance_id, name, stored, from_start=from_start)
+
+    def _add_subscription(self, instance_id: str, name: str, stored: ChannelMode, *, from_start: bool) -> None:
+        """Subscribe an instance, without its fence."""
         subscriptions = self._tables.channel_subscriptions
         own = subscriptions.get((instance_id, name))
         if own is not None and own["mode"] == stored:
@@ -117,7 +121,7 @@ class Messages(Fences):
             "cursor_message_id": cursor,
             "timeout_at": None,
             "subscribed_at": self._now,
-            "framework": instance["framework"],
+            "framework": self._tables.workflow_instances[instance_id]["framework"],
         }
         if stored is ChannelMode.BROADCAST and (instance_id, name) not in self._tables.channel_delivery_cursors:
             self._set_cursor(instance_id, name, cursor)
