@@ -33,6 +33,7 @@ GROWING = {  # with one channel, not with the database
 PLANS = {  # that look at all of something, or sort it
     ("archive.list", "USE TEMP B-TREE FOR ORDER BY"): "the archive of one instance",
     ("archive.claimed", "USE TEMP B-TREE FOR DISTINCT"): "the claims of one instance",
+    ("channels.subscriptions", "SCAN p VIRTUAL TABLE INDEX 1:"): "the subscriptions that are asked for",
     ("delivery.due", "USE TEMP B-TREE FOR ORDER BY"): "the waits of one instance on one channel",
     ("delivery.target", "SCAN f"): "the waits of one instance on one channel",
     ("delivery.target", "USE TEMP B-TREE FOR ORDER BY"): "the waits of one instance on one channel",
