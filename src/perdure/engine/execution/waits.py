@@ -14,13 +14,15 @@ from perdure.engine.execution.attempts import SHORT_SEC
 from perdure.engine.execution.inbox import Handle, nothing
 from perdure.engine.execution.progress import Progress, StepsInProgress
 from perdure.engine.execution.recorder import Recorder
+from perdure.engine.execution.timed_steps import Timed, TimedSteps, is_short
 from perdure.engine.history import ids
 from perdure.engine.history.records import TimerFired, Until, WaitTimedOut
 from perdure.engine.replay.steps import ActivityStep, TimerStep, WaitStep
 from perdure.model.records import ChannelMessage, ChannelMode, ChannelWait, TimerSubscription, TimerWait, Wait
 from perdure.storage.contract import Storage
 
-Timed = Progress[ActivityStep] | Progress[TimerStep]
+FEW = 10  # registered timers that are polled one by one
+NEARLY = timedelta(seconds=0.1)  # the database decides what is due; its clock is only estimated here
 
 
 class Waits:
@@ -45,6 +47,7 @@ class Waits:
         self._now = now
         self._hinted = False
         self._listening: set[str] = set()
+        self._timed = TimedSteps(steps)
         self._deadline: asyncio.TimerHandle | None = None
 
     def hint(self) -> None:
@@ -56,12 +59,12 @@ class Waits:
     @property
     def short(self) -> bool:
         """Return whether a timer is too short to release the lease for it."""
-        return any(map(_is_short, self._steps.timers.values()))
+        return self._timed.any_short()
 
     @property
     def polling(self) -> bool:
         """Return whether the run has to poll the database while it keeps its lease."""
-        return bool(self._steps.waits) or any(timed.registered for timed in self._steps.timed())
+        return bool(self._steps.waits) or self._timed.any_registered()
 
     def watch_deadline(self) -> None:
         """Watch the timeout of the run itself while it is executed."""
@@ -77,6 +80,7 @@ class Waits:
     def stop(self) -> None:
         """Stop all timers in memory; rows in the database keep the time from here on."""
         self._steps.stop_timers()
+        self._timed.clear()
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
@@ -90,9 +94,19 @@ class Waits:
         for wait in await self._pending():
             if self._is_wanted(wait):
                 await self._take_message(wait)
-        for timed in list(self._steps.timed()):
+        for timed in await self._due():
             if timed.is_open and timed.registered:
                 await self._take_timer(_timer_id(timed))
+
+    async def _due(self) -> list[Timed]:
+        """Return the timers that may be due. Of many, one statement reads which these are."""
+        registered = self._timed.registered()
+        if len(registered) <= FEW:
+            return registered
+        soon = self._now() + NEARLY
+        waits = await self._storage.get_waits([self._run_id])
+        due = {wait.activity_id for wait in waits if wait.until is not None and wait.until <= soon}
+        return [timed for timed in registered if _timer_id(timed) in due]
 
     async def _pending(self) -> list[ChannelWait]:
         """Return the waits that may have a message, without a write: on SQLite a write would trigger another poll."""
@@ -143,20 +157,15 @@ class Waits:
 
     async def keep_time(self) -> None:
         """Start timers while the run keeps its lease: long ones in the database as well, short ones only in memory."""
-        for timer in list(self._steps.timers.values()):
-            if timer.timer is None:
-                if _is_short(timer):
-                    timer.watch(timer.step.delay_sec, self._post, self._expiry(timer))
-                else:
-                    await self._watch_row(timer, timer.step.delay_sec)
-        for pause in list(self._steps.pauses.values()):
-            if pause.timer is None:
-                await self._watch_row(pause, pause.step.pause_sec)
-        unwatched = [
-            (wait, wait.step.delay_sec)
-            for wait in self._steps.waits.values()
-            if wait.timer is None and wait.step.delay_sec is not None
-        ]
+        timers, pauses, waits = self._timed.take_unwatched()
+        for timer in timers:
+            if is_short(timer):
+                timer.watch(timer.step.delay_sec, self._post, self._expiry(timer))
+            else:
+                await self._watch_row(timer, timer.step.delay_sec)
+        for pause in pauses:
+            await self._watch_row(pause, pause.step.pause_sec)
+        unwatched = [(wait, wait.step.delay_sec) for wait in waits if wait.step.delay_sec is not None]
         await self._learn_times([wait.step for wait, seconds in unwatched if seconds > SHORT_SEC])
         for wait, seconds in unwatched:
             self._watch_wait(wait, seconds)
@@ -168,6 +177,7 @@ class Waits:
         after, lease = timedelta(seconds=seconds), self._recorder.lease
         await self._storage.register_timer_subscription(timer, after=after, lease=lease)
         timed.registered = True
+        self._timed.add_registered(timed)
         timed.watch(seconds, self._post, self.look)
 
     async def _learn_times(self, waits: list[WaitStep]) -> None:
@@ -248,10 +258,6 @@ class Waits:
 
 def _mode(step: WaitStep, channel: str) -> ChannelMode:
     return ChannelMode.BROADCAST if channel == step.kind else ChannelMode.DIRECT
-
-
-def _is_short(progress: Progress[TimerStep]) -> bool:
-    return progress.step.delay_sec <= SHORT_SEC and not progress.waited
 
 
 def _timer_id(timed: Timed) -> str:
