@@ -10,7 +10,7 @@ from perdure.storage.stores import SQLStorage
 GONE = {
     *("idx_history_instance", "idx_channel_messages_id", "idx_definitions_name", "idx_instances_status"),
     *("idx_timer_subscriptions_instance", "idx_group_memberships_instance", "idx_channel_subscriptions_instance"),
-    *("idx_channel_delivery_cursors_channel", "idx_instances_workflow", "idx_instances_owner", "idx_instances_hash"),
+    *("idx_channel_delivery_cursors_channel", "idx_instances_owner", "idx_instances_hash"),
     *("idx_instances_lock_expires", "idx_instances_resumable", "idx_history_created", "idx_channel_messages_channel"),
 }
 STEP = {"updated_at", "current_activity_id"}  # what a step changes of its instance

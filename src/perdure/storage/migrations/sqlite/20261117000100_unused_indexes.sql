@@ -3,7 +3,7 @@
 -- Indexes that no query needs, and that every write pays for: claims, waits, wake-ups and ends of runs, steps, messages.
 -- idx_instances_lease and idx_instances_listing_status serve what idx_instances_lock_expires and idx_instances_resumable
 -- did, also for other frameworks; the others have few different values, or order what is read in another order.
-DROP INDEX IF EXISTS idx_instances_workflow;
+-- idx_instances_workflow stays, because the foreign key to the definitions searches by it.
 DROP INDEX IF EXISTS idx_instances_owner;
 DROP INDEX IF EXISTS idx_instances_hash;
 DROP INDEX IF EXISTS idx_instances_lock_expires;
@@ -19,4 +19,3 @@ CREATE INDEX IF NOT EXISTS idx_instances_resumable ON workflow_instances (status
 CREATE INDEX IF NOT EXISTS idx_instances_lock_expires ON workflow_instances (lock_expires_at);
 CREATE INDEX IF NOT EXISTS idx_instances_hash ON workflow_instances (source_hash);
 CREATE INDEX IF NOT EXISTS idx_instances_owner ON workflow_instances (owner_service);
-CREATE INDEX IF NOT EXISTS idx_instances_workflow ON workflow_instances (workflow_name);
