@@ -103,6 +103,13 @@ async def create_instances(on: Stage) -> Act:
 
 
 @operation
+async def create_instances__one_exists(on: Stage) -> Act:
+    taken = await on.free()
+    made = [WorkflowInstance(id, "wf-of-" + id, b"{}") for id in ("made-1", taken, "made-2")]
+    return lambda s: s.create_instances(made, worker_id="w")
+
+
+@operation
 async def get_instance(on: Stage) -> Act:
     free = await on.free()
     return lambda s: s.get_instance(free)
@@ -141,6 +148,14 @@ async def complete_and_release(on: Stage) -> Act:
 @operation
 async def complete_instances(on: Stage) -> Act:
     leases = await some_leases(on)
+    return lambda s: s.complete_instances([(lease, b"{}") for lease in leases])
+
+
+@operation
+async def complete_instances__one_refused(on: Stage) -> Act:
+    leases = await some_leases(on)
+    await on.storage.release_lock(leases[1].instance_id, "w")
+    await on.storage.register_timer_subscription(TimerSubscription(leases[0].instance_id, "t"), after=DAY)
     return lambda s: s.complete_instances([(lease, b"{}") for lease in leases])
 
 

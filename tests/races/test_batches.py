@@ -6,9 +6,10 @@ from datetime import timedelta
 
 import pytest
 
-from perdure.model.records import ChannelMode, ChannelWait, HistoryEvent, TimerWait
+from perdure.errors import LeaseLostError
+from perdure.model.records import ChannelMode, ChannelWait, HistoryEvent, TimerSubscription, TimerWait
 from perdure.model.states import WorkflowStatus
-from perdure.storage.history import SET_MAX_BYTES
+from perdure.storage.sets import SET_MAX_BYTES
 from perdure.storage.stores import SQLStorage
 from perdure.testing.conformance.tools import leased, new, recorded
 from tests.support.blocking import at_once, blocked
@@ -92,3 +93,29 @@ async def test_batch_of_several_statements_is_visible_as_a_whole(storage: SQLSto
             assert await peer.get_history_count("i-0") == 0
     await batch
     assert [await peer.get_history_count(instance_id) for instance_id in IDS] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("taken_over", [False, True])
+async def test_completing_many_instances_waits_for_a_locked_row(
+    storage: SQLStorage, peer: SQLStorage, taken_over: bool
+) -> None:
+    leases = [await leased(storage, instance_id) for instance_id in IDS]
+    async with peer.transaction():
+        if not await locked(peer):
+            return
+        batch = asyncio.create_task(storage.complete_instances([(lease, b"1") for lease in leases]))
+        await blocked(peer, batch)
+        if taken_over:
+            await peer.release_lock("i-1", "w1")
+            assert await peer.try_acquire_lock("i-1", "w2", 30)
+        else:  # the batch began before this timer existed
+            await peer.register_timer_subscription(TimerSubscription("i-1", "t"), after=SOON)
+    assert [type(answer) for answer in await batch] == [
+        type(None),
+        LeaseLostError if taken_over else type(None),
+        type(None),
+    ]
+    assert await storage.get_waits(IDS) == []
+    found = await storage.get_instances(IDS)
+    kept = WorkflowStatus.RUNNING if taken_over else WorkflowStatus.COMPLETED
+    assert [it and it.status for it in found] == [WorkflowStatus.COMPLETED, kept, WorkflowStatus.COMPLETED]

@@ -1,6 +1,7 @@
 """Define the states of an instance and the transitions between them."""
 
 from enum import StrEnum
+from functools import cache
 
 
 class WorkflowStatus(StrEnum):
@@ -32,6 +33,7 @@ _MOVES: dict[WorkflowStatus, frozenset[WorkflowStatus]] = {
 }
 
 
+@cache
 def sources_of(target: WorkflowStatus) -> frozenset[WorkflowStatus]:
     """Return the states from which an instance may change to `target`."""
     stay = frozenset() if target in TERMINAL else frozenset({target})

@@ -1,5 +1,8 @@
 """Fence writes: every write for an instance first locks the instance's row, if the lease is current."""
 
+from collections.abc import Sequence
+from typing import Any
+
 from perdure.database.operation import Again, Operation, Work
 from perdure.database.statements import Call
 from perdure.errors import InstanceNotFoundError, InvalidTransitionError, LeaseLostError, StorageError
@@ -38,15 +41,25 @@ def _change(call: Call, lease: Lease | None) -> Operation[None]:
 
 
 def refused(instance_id: str, lease: Lease | None, target: WorkflowStatus | None = None) -> Operation[StorageError]:
-    """Return the error for a fenced write or a change of state that found no row. The fence is checked first."""
+    """Return the error for a fenced write or a change of state that found no row."""
     rows = yield S.standing(instance_id=instance_id)
-    if rows and lease is not None and tuple(rows[0][1:3]) != (lease.token, lease.worker_id):
-        return lost(lease)
-    if not rows or target is None:  # a row that exists by now did not exist when the write looked
-        return InstanceNotFoundError(f"run {instance_id!r} does not exist")
-    if rows[0][0] in sources_of(target):  # its state has changed since
+    error = refusal(instance_id, rows[0][:3] if rows else None, lease, target)
+    if error is None:  # its state has changed since
         raise Again
-    return InvalidTransitionError(f"run {instance_id!r} is {rows[0][0]} and cannot become {target}")
+    return error
+
+
+def refusal(
+    instance_id: str, row: Sequence[Any] | None, lease: Lease | None, target: WorkflowStatus | None = None
+) -> StorageError | None:
+    """Return why a row (status, token, worker) refuses a write; None if it would accept it. The fence comes first."""
+    if row is not None and lease is not None and tuple(row[1:]) != (lease.token, lease.worker_id):
+        return lost(lease)
+    if row is None or target is None:  # a row that exists by now did not exist when the write looked
+        return InstanceNotFoundError(f"run {instance_id!r} does not exist")
+    if row[0] in sources_of(target):
+        return None
+    return InvalidTransitionError(f"run {instance_id!r} is {row[0]} and cannot become {target}")
 
 
 def lost(lease: Lease) -> LeaseLostError:

@@ -10,7 +10,7 @@ from perdure.database.operation import Operation, Work, blank, raw, utc
 from perdure.errors import HistoryConflictError, LimitError, StorageError
 from perdure.model import limits
 from perdure.model.records import HistoryEvent, HistoryEventType, Lease
-from perdure.storage import transactions
+from perdure.storage import sets, transactions
 from perdure.storage.contract import HistoryManager
 from perdure.storage.fences import fence_params, refused
 from perdure.storage.sql import load_statements
@@ -19,7 +19,6 @@ from perdure.storage.transactions import Transactions
 S = load_statements("history")
 
 PAGE = 1000
-SET_MAX, SET_MAX_BYTES = 500, 2 * 1024 * 1024  # events of a batch in one statement
 
 
 class History(Transactions):
@@ -37,8 +36,8 @@ class History(Transactions):
         plain = _plain(items)
         if plain is None:
             return await self._batch(lambda item: _appending(*item), items)
-        many, sets = _append_many(self._features), _sets(plain)
-        return await self._run(Work(lambda: _in_turn(many, sets), single=many is _append_at_once and len(sets) == 1))
+        many, parts = _append_many(self._features), sets.split(plain, _size)
+        return await self._run(Work(lambda: _in_turn(many, parts), single=many is _append_at_once and len(parts) == 1))
 
     async def get_history_paginated(
         self, instance_id: str, after_id: int = 0, limit: int = 0
@@ -144,23 +143,13 @@ def _plain(items: Sequence[tuple[HistoryEvent, Lease | None]]) -> Items | None:
     return checked if 0 < len(steps) == len(items) else None
 
 
-def _sets(items: Items) -> list[Items]:
-    """Split a batch into sets that are small enough for one statement, whose size MySQL limits."""
-    sets: list[list[tuple[dict[str, Any], Lease]]] = []
-    room_left = 0
-    for item in items:
-        size = len(item[0]["event_data"] or "") + len(item[0]["event_data_binary"] or b"")
-        if not sets or size > room_left or len(sets[-1]) == SET_MAX:
-            sets.append([])
-            room_left = SET_MAX_BYTES
-        sets[-1].append(item)
-        room_left -= size
-    return list(sets)
+def _size(item: tuple[dict[str, Any], Lease]) -> int:
+    return len(item[0]["event_data"] or "") + len(item[0]["event_data_binary"] or b"")
 
 
-def _in_turn(many: "Many", sets: Sequence[Items]) -> Operation[list[int | StorageError]]:
+def _in_turn(many: "Many", parts: Sequence[Items]) -> Operation[list[int | StorageError]]:
     answers: list[int | StorageError] = []
-    for items in sets:
+    for items in parts:
         answers += yield from many(items)
     return answers
 

@@ -1,8 +1,9 @@
 """Manage instances: create them, change their state, cancel, find and delete them."""
 
 import json
-from collections.abc import Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import Any
 
 from perdure.database.operation import Operation, Work, blank, raw, utc, utc_or_none
 from perdure.database.statements import Statement
@@ -26,14 +27,13 @@ from perdure.model.records import (
     WorkflowInstance,
 )
 from perdure.model.states import TERMINAL, WAITING, WorkflowStatus, sources_of
-from perdure.storage import channels, fences, history, waits
+from perdure.storage import channels, fences, history, instance_sets, waits
 from perdure.storage.creation import NO_ROWS, FirstRows, announcement, first_rows, insert_first_rows, subscribe_parent
 from perdure.storage.fences import fence_params, refused
 from perdure.storage.sql import load_statements
 from perdure.storage.transactions import bounded, prepared, together
 from perdure.storage.wakeups import RESUMABLE, Payload, Say, Wakeups, first_of, resumable
 
-T = TypeVar("T")
 S = load_statements("instances")
 WAITS = load_statements("waits")
 
@@ -72,10 +72,12 @@ class Instances(Wakeups):
         self, instances: Sequence[WorkflowInstance], *, worker_id: str | None = None, timeout_sec: float = 15
     ) -> list[Lease | StorageError | None]:
         """Create many instances in one commit; return a lease (or None) or an error for each, in order."""
+        if not instances:
+            return []
         works = prepared(lambda instance: creating(instance, worker_id, timeout_sec, "", NO_ROWS), instances)
-        return await self._announce_first(
-            works, [announcement(instance, worker_id, NO_ROWS)[1] for instance in instances]
-        )
+        abouts = [announcement(instance, worker_id, NO_ROWS)[1] for instance in instances]
+        say = _first_effect(lambda position: abouts[position]) if any(abouts) else None
+        return await self._announce(RESUMABLE, Work(lambda: together(works)), say)
 
     async def get_instance(self, instance_id: str) -> WorkflowInstance | None:
         """Return an instance with every field, or None."""
@@ -111,8 +113,14 @@ class Instances(Wakeups):
 
     async def complete_instances(self, items: Sequence[tuple[Lease, bytes]]) -> list[StorageError | None]:
         """Complete many leased instances in one commit; return None or an error for each, in order."""
-        works = prepared(lambda item: _completing(item[0].instance_id, item[1], item[0]), items)
-        return await self._announce_first(works, [_ended(lease.instance_id)(None) for lease, _ in items])
+        if not items:
+            return []
+        work = instance_sets.completing(self._features, items, _complete_singly)
+        if work is None:
+            works = prepared(lambda item: _completing(item[0].instance_id, item[1], item[0]), items)
+            work = Work(lambda: together(works))
+        say = _first_effect(lambda position: _ended(items[position][0].instance_id)(None))
+        return await self._announce(RESUMABLE, work, say)
 
     async def cancel_instance(
         self, instance_id: str, reason: str = "", *, compensate: bool = False, lease: Lease | None = None
@@ -130,17 +138,15 @@ class Instances(Wakeups):
         """Return own instances, running or compensating, without a live lease; the longest waiting first."""
         return await self._read(_resumable, limits.page(limit, 100), workflow_names)
 
-    async def _announce_first(
-        self, works: Sequence[Work[T] | StorageError], abouts: Sequence[Payload | None]
-    ) -> list[T | StorageError]:
-        """Run a batch, and announce the first of its items that had an effect."""
 
-        def first(found: list[T | StorageError]) -> Payload | None:
-            announced = zip(abouts, found, strict=True)
-            return first_of([about for about, result in announced if about and not isinstance(result, StorageError)])
+def _first_effect(about: Callable[[int], Payload | None]) -> Say[Sequence[object]]:
+    """Return what a batch announces: the first of its items that had an effect, given by its position."""
 
-        work = Work(lambda: together(works))
-        return await self._announce(RESUMABLE, work, first if any(abouts) else None) if works else []
+    def say(found: Sequence[object]) -> Payload | None:
+        done = (about(position) for position, result in enumerate(found) if not isinstance(result, StorageError))
+        return first_of(list(islice((payload for payload in done if payload), 2)))
+
+    return say
 
 
 def _ended(instance_id: str, status: WorkflowStatus = WorkflowStatus.COMPLETED) -> Say[None]:
@@ -299,12 +305,21 @@ def _completing(instance_id: str, output_data: bytes, lease: Lease | None) -> Wo
     output = limits.text(output_data, "output_data")
     if output is None:
         raise LimitError("output_data must be JSON as bytes; use b'null' for none")
+    return _finishing(instance_id, output, lease)
+
+
+def _finishing(instance_id: str, output: str, lease: Lease | None) -> Work[None]:
     return Work(
         lambda: finish(instance_id, WorkflowStatus.COMPLETED, output, lease),
         single=True,
         confirm=lambda: _finished(instance_id, output, lease),
         row=instance_id,
     )
+
+
+def _complete_singly(items: instance_sets.Completions) -> Operation[list[StorageError | None]]:
+    works = [_finishing(item.lease.instance_id, item.output, item.lease) for item in items]
+    return together(works)
 
 
 def finish(instance_id: str, status: WorkflowStatus, output: str | None, lease: Lease | None) -> Operation[None]:

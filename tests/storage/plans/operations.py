@@ -180,6 +180,7 @@ async def _moves(on: Stage) -> None:
         await s.update_instance_output(leases[0].instance_id, b"{}", lease=leases[0])
     with m("complete_and_release"):
         await s.complete_and_release(leases[1], b"{}")
+    await s.register_timer_subscription(TimerSubscription(leases[2].instance_id, "t"), after=DAY)
     with m("complete_instances"):
         await s.complete_instances([(lease, b"{}") for lease in leases[2:]])
     with m("cancel_instance"):

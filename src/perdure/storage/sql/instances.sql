@@ -87,6 +87,56 @@ timers AS (DELETE FROM workflow_timer_subscriptions t USING done WHERE t.instanc
 waits AS (DELETE FROM perdure_waits w USING done WHERE w.instance_id = done.instance_id)
 SELECT instance_id FROM done
 
+-- complete_set -> instance_id, status, lock_token, locked_by
+-- Complete many leased instances with their outputs in one statement, as `finish` completes one. Return those that were
+-- not completed, each with its state when the statement began; NULL for one that does not exist. Only for databases with
+-- the feature `one_statement_writes`.
+WITH item AS (
+  SELECT * FROM unnest(:instance_ids::text[], :tokens::bigint[], :worker_ids::text[], :outputs::text[])
+         AS item (instance_id, token, worker_id, output_data)),
+seen AS (
+  SELECT i.instance_id, i.xmin AS version, item.output_data FROM item JOIN workflow_instances i USING (instance_id)
+   WHERE i.status = 'running' AND i.lock_token = item.token AND i.locked_by = item.worker_id),
+done AS (
+  UPDATE workflow_instances i
+     SET status = 'completed', output_data = seen.output_data, updated_at = {now}, lock_token = i.lock_token + 1,
+         locked_by = NULL, locked_at = NULL, lock_expires_at = NULL
+    FROM seen WHERE i.instance_id = seen.instance_id AND i.xmin = seen.version RETURNING i.instance_id),
+timers AS (DELETE FROM workflow_timer_subscriptions t USING done WHERE t.instance_id = done.instance_id),
+waits AS (DELETE FROM perdure_waits w USING done WHERE w.instance_id = done.instance_id)
+SELECT item.instance_id, i.status, i.lock_token, i.locked_by
+  FROM item LEFT JOIN workflow_instances i USING (instance_id)
+ WHERE NOT EXISTS (SELECT 1 FROM done WHERE done.instance_id = item.instance_id)
+
+-- complete_each -> count
+-- Complete leased instances, one per item; their timers and waits are left to `clear_many`. Only for databases with the
+-- feature `repeated_calls`.
+UPDATE workflow_instances
+   SET status = 'completed', output_data = :output_data, updated_at = {now}, lock_token = lock_token + 1,
+       locked_by = NULL, locked_at = NULL, lock_expires_at = NULL
+ WHERE instance_id = :instance_id AND status = 'running' AND lock_token = :token AND locked_by = :worker_id
+
+-- lock_many -> instance_id, status, lock_token, locked_by
+-- Lock the rows of a batch in one order, and return their state.
+SELECT instance_id, status, lock_token, locked_by FROM workflow_instances
+ WHERE instance_id {any(:instance_ids)} ORDER BY instance_id {for_update}
+
+-- complete_locked -> instance_id
+-- Complete instances that lock_many has locked, and return those that have timers or waits, for `clear_many`. Only for
+-- databases where a write returns nothing.
+UPDATE workflow_instances
+   SET status = 'completed', output_data = ELT(FIELD(instance_id, :instance_ids), :outputs), updated_at = {now},
+       lock_token = lock_token + 1, locked_by = NULL, locked_at = NULL, lock_expires_at = NULL
+ WHERE instance_id IN (:instance_ids);
+SELECT instance_id FROM workflow_timer_subscriptions WHERE instance_id IN (:instance_ids)
+UNION ALL
+SELECT instance_id FROM perdure_waits WHERE instance_id IN (:instance_ids)
+
+-- clear_many
+-- Remove all timers and waits of many instances.
+DELETE FROM workflow_timer_subscriptions WHERE instance_id {any(:ids)};
+DELETE FROM perdure_waits WHERE instance_id {any(:ids)}
+
 -- interrupt -> count
 -- Cancel with compensation: fence off the worker and let the instance compensate.
 UPDATE workflow_instances

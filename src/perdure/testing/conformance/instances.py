@@ -243,6 +243,51 @@ async def test_complete_instances_reports_a_result_for_each(storage: Storage) ->
     assert statuses == [S.COMPLETED, S.RUNNING, S.COMPLETED]
 
 
+async def test_complete_instances_judges_each_item_by_its_own_row(storage: Storage) -> None:
+    leases = [await leased(storage, f"i-{n}") for n in range(5)]
+    await storage.update_instance_status("i-1", S.WAITING_FOR_TIMER, lease=leases[1])
+    await storage.release_lock("i-2", leases[2].worker_id)
+    await storage.register_timer_subscription(TimerSubscription("i-4", "t"), after=timedelta(seconds=1))
+    absent = Lease("absent", "w", 1, datetime.now(UTC))
+    outputs = [b"0", b"1", b"2", b'"\\u0041 \' \\\\"', b'"\xc3\xa9"', b"null"]
+    items = list(zip([*leases, absent], outputs, strict=True))
+    answers = await storage.complete_instances(items[::-1])  # the answers are in this order, whatever is written first
+    assert [type(answer) for answer in answers[::-1]] == [
+        *(type(None), InvalidTransitionError, LeaseLostError, type(None), type(None), InstanceNotFoundError)
+    ]
+    found = await storage.get_instances([f"i-{n}" for n in range(5)])
+    assert [it and it.output_data for it in found] == [outputs[0], None, None, *outputs[3:5]]
+    assert [it and it.lock_token for it in found] == [2, 1, 1, 2, 2]
+    assert await storage.get_waits(["i-4"]) == []
+    again = await storage.complete_instances([(lease, b"9") for lease in leases[3:]])
+    assert [type(answer) for answer in again] == [LeaseLostError] * 2
+    assert await storage.complete_instances([]) == []
+
+
+async def test_complete_instances_stores_many_and_large_outputs(storage: Storage) -> None:
+    ids = [f"i-{n}" for n in range(600)]  # several statements
+    leases = await storage.create_instances([WorkflowInstance(id, "wf") for id in ids], worker_id="w")
+    large = b'"' + b"x" * 1_500_000 + b'"'  # two of them need another statement, too
+    outputs = [large if n in (3, 300, 301) else b"%d" % n for n in range(600)]
+    items = [(lease, output) for lease, output in zip(leases, outputs, strict=True) if isinstance(lease, Lease)]
+    assert await storage.complete_instances(items) == [None] * 600
+    found = await storage.get_instances(ids)
+    assert [it and (it.status, it.output_data) for it in found] == [(S.COMPLETED, output) for output in outputs]
+
+
+async def test_complete_instances_is_part_of_an_open_transaction(storage: Storage) -> None:
+    leases = [await leased(storage, f"i-{n}") for n in range(3)]
+    await storage.release_lock("i-1", leases[1].worker_id)
+    for commit in (False, True):
+        await storage.begin_transaction()
+        answers = await storage.complete_instances([(lease, b"1") for lease in leases])
+        assert [type(answer) for answer in answers] == [type(None), LeaseLostError, type(None)]
+        await (storage.commit_transaction() if commit else storage.rollback_transaction())
+        found = await storage.get_instances(["i-0", "i-1", "i-2"])
+        ends = [S.COMPLETED, S.RUNNING, S.COMPLETED] if commit else [S.RUNNING] * 3
+        assert [it and it.status for it in found] == ends
+
+
 async def test_create_instances_reports_a_result_for_each(storage: Storage) -> None:
     await new(storage, "i-1")
     answers = await storage.create_instances(

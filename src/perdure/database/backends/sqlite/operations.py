@@ -35,14 +35,14 @@ class Operations:
 
     def run_part(self, connection: sqlite3.Connection, part: Part, call: Call) -> Any:
         """Run one part of a statement; return its rows, or the number of rows written."""
-        if call.each and not part.reads:
-            rows = [[each[name] for name in part.names] for each in call.each]
-            return connection.executemany(part.text, rows).rowcount
-        params = call.params
-        values = [params[name] for name in part.names]
-        if not _PLAIN.issuperset(map(type, values)):
-            values = [self.driver.bind(value) for value in values]
         try:
+            if call.each and not part.reads:
+                rows = [[each[name] for name in part.names] for each in call.each]
+                return connection.executemany(part.text, rows).rowcount
+            params = call.params
+            values = [params[name] for name in part.names]
+            if not _PLAIN.issuperset(map(type, values)):
+                values = [self.driver.bind(value) for value in values]
             cursor = connection.execute(part.text, values)
         except UnicodeEncodeError as error:
             raise LimitError(
