@@ -2,12 +2,21 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 
-from perdure.errors import LeaseLostError
-from perdure.model.records import ChannelMode, ChannelWait, HistoryEvent, TimerSubscription, TimerWait
+from perdure.errors import InstanceExistsError, LeaseLostError
+from perdure.model.records import (
+    ChannelMode,
+    ChannelWait,
+    HistoryEvent,
+    Lease,
+    TimerSubscription,
+    TimerWait,
+    WorkflowInstance,
+)
 from perdure.model.states import WorkflowStatus
 from perdure.storage.sets import SET_MAX_BYTES
 from perdure.storage.stores import SQLStorage
@@ -119,3 +128,26 @@ async def test_completing_many_instances_waits_for_a_locked_row(
     found = await storage.get_instances(IDS)
     kept = WorkflowStatus.RUNNING if taken_over else WorkflowStatus.COMPLETED
     assert [it and it.status for it in found] == [WorkflowStatus.COMPLETED, kept, WorkflowStatus.COMPLETED]
+
+
+async def test_creating_many_instances_waits_for_an_uncommitted_one(storage: SQLStorage, peer: SQLStorage) -> None:
+    await new(storage, "i-1")
+    made = [WorkflowInstance(instance_id, "wf") for instance_id in ("i-2", "new", "i-0")]
+    async with peer.transaction():
+        if not await locked(peer):
+            return
+        await new(peer, "new")
+        batch = asyncio.create_task(storage.create_instances(made, worker_id="w"))
+        await blocked(peer, batch)
+    assert [type(answer) for answer in await batch] == [Lease, InstanceExistsError, Lease]
+
+
+async def test_batches_that_create_the_same_instances_share_them(storage: SQLStorage, peer: SQLStorage) -> None:
+    made = [WorkflowInstance(f"i-{n}", f"wf-{n % 3}") for n in range(50)]
+    for number in range(4):
+        named = [replace(it, instance_id=f"{number}-{it.instance_id}") for it in made]
+        both = await asyncio.gather(
+            storage.create_instances(named, worker_id="w1"), peer.create_instances(named[::-1], worker_id="w2")
+        )
+        created = [[isinstance(answer, Lease) for answer in answers] for answers in (both[0], both[1][::-1])]
+        assert [sum(pair) for pair in zip(*created, strict=True)] == [1] * len(made)

@@ -5,22 +5,203 @@ certain, because it names an instance twice or has an invalid item, is not plain
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from datetime import datetime
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 from perdure.database.dialects import Features
-from perdure.database.dialects.base import Bare
-from perdure.database.operation import Again, Operation, Work
-from perdure.errors import StorageError
+from perdure.database.dialects.base import Bare, Now
+from perdure.database.operation import Again, Operation, Work, utc_or_none
+from perdure.errors import InstanceExistsError, StorageError
 from perdure.model import limits
-from perdure.model.records import Lease
+from perdure.model.records import FRAMEWORK, Lease, WorkflowInstance
 from perdure.model.states import WorkflowStatus
 from perdure.storage import sets, transactions
 from perdure.storage.fences import fence_params, refusal
 from perdure.storage.sql import load_statements
 
 S = load_statements("instances")
+DEFINITIONS = load_statements("definitions")
 
 Answer = StorageError | None
+
+
+class Creations(NamedTuple):
+    """Hold instances to create, as checked columns, and what is the same for all of them."""
+
+    rows: Sequence["Row"]
+    locked_by: str | None
+    lease_sec: float | None
+    lock_timeout_seconds: int | None
+
+    def lease(self, instance_id: str, expires_at: Any) -> Lease | None:
+        """Return the lease of a created instance; None if none is leased."""
+        return None if self.locked_by is None else Lease(instance_id, self.locked_by, FIRST_TOKEN, expires_at)
+
+    @property
+    def lock_token(self) -> int:
+        """Return the fencing token of the new rows."""
+        return 0 if self.locked_by is None else FIRST_TOKEN
+
+
+FIRST_TOKEN = 1  # nosec B105 # a number
+Row = tuple[str, str, str, str, str, str]  # as in `_ROW`
+_ROW = ("instance_id", "workflow_name", "source_hash", "owner_service", "status", "input_data")
+_UNSET = (None, None, None, None, None, None, None, None, 0)
+_unset = attrgetter(
+    *("continued_from", "current_activity_id", "output_data", "locked_by", "locked_at", "lock_expires_at"),
+    *("started_at", "updated_at", "lock_token"),
+)
+_STATUSES = {status.value: status.value for status in WorkflowStatus}
+
+Created = Lease | StorageError | None
+CreateSingly = Callable[[], Operation[list[Created]]]
+
+
+def creating(
+    features: Features,
+    instances: Sequence[WorkflowInstance],
+    worker_id: str | None,
+    timeout_sec: float,
+    singly: CreateSingly,
+) -> Work[list[Created]] | None:
+    """Return the operation that creates a batch; None if the batch is not plain.
+
+    A plain batch has no explicit times, leases, outputs or predecessors, and the same lease for all. `singly` creates
+    the instances one at a time, and returns an error for each whose id is taken.
+    """
+    checked = _creations(instances, worker_id, timeout_sec)
+    if checked is None:
+        return None
+    ids = [row[0] for row in checked.rows]
+    parts = [checked._replace(rows=rows) for rows in sets.split(sorted(checked.rows), lambda row: len(row[-1]))]
+    if features.one_statement_writes:
+        return Work(lambda: _create_at_once(parts, ids), single=len(parts) == 1)
+    many = _create_for_each if features.repeated_calls else _create_rows
+    return Work(lambda: _create_all(many, parts, ids, singly))
+
+
+def _creations(instances: Sequence[WorkflowInstance], worker_id: str | None, timeout_sec: float) -> Creations | None:
+    """Check what is the same for many instances only once."""
+    own = instances[0].lock_timeout_seconds
+    rows: list[Row] = []
+    named: set[tuple[str, str, str]] = set()
+    try:
+        if own is not None:
+            limits.seconds(own, "lock_timeout_seconds")
+        if worker_id is not None:
+            limits.name(worker_id, "worker_id")
+        lease_sec = None if worker_id is None else limits.seconds(timeout_sec if own is None else own)
+        for it in instances:
+            if _unset(it) != _UNSET or it.framework not in ("", FRAMEWORK):
+                return None
+            if it.lock_timeout_seconds != own or it.lock_timeout_seconds is True:
+                return None
+            names = it.workflow_name, it.source_hash, it.owner_service
+            if names not in named:
+                _check_names(*names)
+                named.add(names)
+            text = limits.text(it.input_data, "input_data")
+            if text is None or type(it.input_data) is not bytes:  # a str may contain a lone surrogate
+                return None
+            rows.append((limits.instance_id(it.instance_id), *names, _STATUSES[it.status], text))
+    except (StorageError, KeyError, TypeError):
+        return None
+    if len({row[0] for row in rows}) < len(rows):
+        return None
+    return Creations(rows, worker_id, lease_sec, own)
+
+
+def _check_names(workflow_name: str, source_hash: str, owner_service: str) -> None:
+    limits.name(workflow_name, "workflow_name")
+    if source_hash != "":
+        limits.name(source_hash, "source_hash", 64)
+    if owner_service != "":
+        limits.name(owner_service, "owner_service")
+
+
+def _create_at_once(parts: Sequence[Creations], ids: Sequence[str]) -> Operation[list[Created]]:
+    """Create each set in one statement."""
+    expiries: dict[str, datetime | None] = {}
+    for part in parts:
+        columns: Sequence[Sequence[str]] = list(zip(*part.rows, strict=True))
+        expiries.update(
+            (
+                yield S.create_set(
+                    **dict(zip(_ARRAYS, map(list, columns), strict=True)),
+                    locked_by=part.locked_by,
+                    lease_sec=part.lease_sec,
+                    lock_timeout_seconds=part.lock_timeout_seconds,
+                    lock_token=part.lock_token,
+                )
+            )
+        )
+    return [parts[0].lease(id, utc_or_none(expiries[id])) if id in expiries else taken(id) for id in ids]
+
+
+_ARRAYS = ("instance_ids", "workflow_names", "source_hashes", "owner_services", "statuses", "inputs")
+
+
+def taken(instance_id: str) -> InstanceExistsError:
+    """Return the error for an id that exists already."""
+    return InstanceExistsError(f"run {instance_id!r} already exists: use another id")
+
+
+CreateMany = Callable[[Creations], Operation[Any]]
+
+
+def _create_all(
+    many: CreateMany, parts: Sequence[Creations], ids: Sequence[str], singly: CreateSingly
+) -> Operation[list[Created]]:
+    """Create all; if one id is taken, undo it and create them one by one."""
+    times: dict[str, datetime | None] = {}
+    undoable = many is _create_for_each or len(parts) > 1  # one insert of many rows writes all or nothing
+    if undoable:
+        yield transactions.S.savepoint()
+    for part in parts:
+        rows = yield from many(part)
+        if not rows:
+            break
+        expires_at = utc_or_none(rows[0][0])
+        times.update((row[0], expires_at) for row in part.rows)
+    done = len(times) == len(ids)
+    if undoable and not done:
+        yield transactions.S.undo()
+    if undoable:
+        yield transactions.S.release()
+    return [parts[0].lease(id, times[id]) for id in ids] if done else (yield from singly())
+
+
+def _create_for_each(part: Creations) -> Operation[Any]:
+    """Repeat an insert; return when the leases expire, or nothing if an id is taken."""
+    ((now, expires_at),) = yield S.lease_times(lease_sec=part.lease_sec)
+    for workflow_name, source_hash in sorted({row[1:3] for row in part.rows}):
+        yield DEFINITIONS.define(workflow_name=workflow_name, source_hash=source_hash, source_code="")
+    same = {
+        "now": now,
+        "locked_by": part.locked_by,
+        "locked_at": None if part.lease_sec is None else now,
+        "lock_timeout_seconds": part.lock_timeout_seconds,
+        "lock_expires_at": expires_at,
+        "lock_token": part.lock_token,
+    }
+    inserted = yield S.create_each.for_each([{**same, **dict(zip(_ROW, row, strict=True))} for row in part.rows])
+    return [(expires_at,)] if inserted == len(part.rows) else []
+
+
+def _create_rows(part: Creations) -> Operation[Any]:
+    """Insert all rows at once; return when the leases expire, or nothing if an id is taken."""
+    same = (FRAMEWORK, _NOW, _NOW, part.locked_by, _LOCKED_AT, part.lock_timeout_seconds, _EXPIRES_AT, part.lock_token)
+    return (
+        yield S.create_rows(
+            lease_sec=part.lease_sec,
+            definitions=Bare((*key, "", _NOW) for key in sorted({row[1:3] for row in part.rows})),
+            rows=Bare((*row, *same) for row in part.rows),
+        )
+    )
+
+
+_NOW, _LOCKED_AT, _EXPIRES_AT = Now(), Now("@locked_at"), Now("@expires_at")
 
 
 class Completion(NamedTuple):

@@ -8,7 +8,6 @@ from typing import Any
 from perdure.database.operation import Operation, Work, blank, raw, utc, utc_or_none
 from perdure.database.statements import Statement
 from perdure.errors import (
-    InstanceExistsError,
     InstanceNotFoundError,
     InvalidTransitionError,
     LimitError,
@@ -74,10 +73,19 @@ class Instances(Wakeups):
         """Create many instances in one commit; return a lease (or None) or an error for each, in order."""
         if not instances:
             return []
-        works = prepared(lambda instance: creating(instance, worker_id, timeout_sec, "", NO_ROWS), instances)
-        abouts = [announcement(instance, worker_id, NO_ROWS)[1] for instance in instances]
-        say = _first_effect(lambda position: abouts[position]) if any(abouts) else None
-        return await self._announce(RESUMABLE, Work(lambda: together(works)), say)
+
+        def prepare() -> list[Work[Lease | None] | StorageError]:
+            return prepared(lambda it: creating(it, worker_id, timeout_sec, "", NO_ROWS), instances)
+
+        def about(position: int) -> Payload | None:
+            return announcement(instances[position], worker_id, NO_ROWS)[1]
+
+        work = instance_sets.creating(self._features, instances, worker_id, timeout_sec, lambda: together(prepare()))
+        if work is None:
+            works = prepare()
+            work = Work(lambda: together(works))
+        say = _first_effect(about) if any(about(position) for position in range(len(instances))) else None
+        return await self._announce(RESUMABLE, work, say)
 
     async def get_instance(self, instance_id: str) -> WorkflowInstance | None:
         """Return an instance with every field, or None."""
@@ -209,7 +217,7 @@ def _create(params: dict[str, object], first: FirstRows) -> Operation[Lease | No
         raise InstanceNotFoundError(f"run {previous!r}, which the new run continues from, does not exist")
     rows = yield S.create(**params)
     if not rows:
-        raise InstanceExistsError(f"run {params['instance_id']!r} already exists: use another id")
+        raise instance_sets.taken(str(params["instance_id"]))
     yield from insert_first_rows(first)
     return _lease_of(params, rows[0][0])
 

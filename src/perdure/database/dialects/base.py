@@ -58,7 +58,10 @@ class Bare(list[object]):
 
 
 class Now:
-    """Stand for the time in `@now` among the values of such rows."""
+    """Stand for the time in `@now`, or in another variable, among the values of such rows."""
+
+    def __init__(self, variable: str = "@now") -> None:
+        self.variable = variable
 
 
 class Part(NamedTuple):

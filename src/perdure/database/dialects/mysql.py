@@ -192,7 +192,7 @@ _LITERALS: dict[type, Callable[[Any], str]] = {
     Bare: lambda values: ",".join(map(literal, values)),
     list: _list,
     tuple: _list,
-    Now: lambda _: "@now",
+    Now: lambda value: value.variable,
     bytearray: _binary,
     memoryview: _binary,
     Decimal: lambda value: f"{value:f}",

@@ -38,6 +38,56 @@ VALUES (:instance_id, :workflow_name, :source_hash, :owner_service, 'perdure', :
 ON CONFLICT (instance_id) DO NOTHING
 RETURNING lock_expires_at
 
+-- create_set -> instance_id, lock_expires_at
+-- Insert many instances and their definitions in one statement, as `create` inserts one. Return those that were
+-- inserted: the ids of the others are taken. Only for databases with the feature `one_statement_writes`.
+WITH item AS (
+  SELECT * FROM unnest(:instance_ids::text[], :workflow_names::text[], :source_hashes::text[], :owner_services::text[],
+                       :statuses::text[], :inputs::text[])
+         AS item (instance_id, workflow_name, source_hash, owner_service, status, input_data)),
+definition AS (
+  INSERT INTO workflow_definitions (workflow_name, source_hash, source_code, created_at)
+  SELECT named.workflow_name, named.source_hash, '', {now}
+    FROM (SELECT DISTINCT workflow_name, source_hash FROM item) named
+   WHERE NOT EXISTS (SELECT 1 FROM workflow_definitions d
+                      WHERE d.workflow_name = named.workflow_name AND d.source_hash = named.source_hash)
+  ON CONFLICT (workflow_name, source_hash) DO NOTHING)
+INSERT INTO workflow_instances
+       (instance_id, workflow_name, source_hash, owner_service, framework, status, started_at, updated_at, input_data,
+        locked_by, locked_at, lock_timeout_seconds, lock_expires_at, lock_token)
+SELECT instance_id, workflow_name, source_hash, owner_service, 'perdure', status, {now}, {now}, input_data,
+       :locked_by::text, CASE WHEN :lease_sec::float8 IS NOT NULL THEN {now} END, :lock_timeout_seconds::integer,
+       {after(:lease_sec)}, :lock_token::bigint
+  FROM item
+ON CONFLICT (instance_id) DO NOTHING
+RETURNING instance_id, lock_expires_at
+
+-- lease_times -> locked_at, lock_expires_at
+-- Return the time, and when a lease from now on expires, for `create_each`.
+SELECT {now}, {after(:lease_sec)}
+
+-- create_each -> count
+-- Insert instances, one per item; nothing for an id that is taken. Only for databases with the feature `repeated_calls`.
+INSERT INTO workflow_instances
+       (instance_id, workflow_name, source_hash, owner_service, framework, status, started_at, updated_at, input_data,
+        locked_by, locked_at, lock_timeout_seconds, lock_expires_at, lock_token)
+VALUES (:instance_id, :workflow_name, :source_hash, :owner_service, 'perdure', :status, :now, :now, :input_data,
+        :locked_by, :locked_at, :lock_timeout_seconds, :lock_expires_at, :lock_token)
+{on_conflict_do_nothing(instance_id)}
+
+-- create_rows -> lock_expires_at
+-- Insert instances and their definitions as rows of one insert each, and return when the leases expire. One id that is
+-- taken fails the whole insert, and nothing is returned. Only for databases where a write returns nothing. IGNORE
+-- because the definitions usually exist, and one that does must not keep out the others.
+SET @now = {now}, @expires_at = {after(:lease_sec)}, @locked_at = CASE WHEN :lease_sec IS NOT NULL THEN {now} END;
+INSERT IGNORE INTO workflow_definitions (workflow_name, source_hash, source_code, created_at) VALUES :definitions;
+-- [required]
+INSERT INTO workflow_instances
+       (instance_id, workflow_name, source_hash, owner_service, status, input_data, framework, started_at, updated_at,
+        locked_by, locked_at, lock_timeout_seconds, lock_expires_at, lock_token)
+VALUES :rows {on_conflict_do_nothing()};
+SELECT CAST(@expires_at AS DATETIME(6))
+
 -- get -> {instance}
 -- Return every field of one instance.
 SELECT {instance} FROM workflow_instances WHERE instance_id = :instance_id
@@ -119,7 +169,7 @@ UPDATE workflow_instances
 -- lock_many -> instance_id, status, lock_token, locked_by
 -- Lock the rows of a batch in one order, and return their state.
 SELECT instance_id, status, lock_token, locked_by FROM workflow_instances
- WHERE instance_id {any(:instance_ids)} ORDER BY instance_id {for_update}
+ WHERE instance_id {any(:instance_ids)} ORDER BY {ordinal(instance_id)} {for_update}
 
 -- complete_locked -> instance_id
 -- Complete instances that lock_many has locked, and return those that have timers or waits, for `clear_many`. Only for

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -301,6 +302,73 @@ async def test_create_instances_reports_a_result_for_each(storage: Storage) -> N
     )
     assert [type(answer) for answer in answers] == [Lease, InstanceExistsError, LimitError, Lease]
     assert await storage.create_instances([]) == []
+
+
+@pytest.mark.parametrize("worker_id", [None, "w"])
+async def test_create_instances_stores_what_create_instance_stores(storage: Storage, worker_id: str | None) -> None:
+    def made(prefix: str) -> list[WorkflowInstance]:
+        return [
+            WorkflowInstance(
+                f"{prefix}-2", "wf", b'{"text": "\xc3\xa9 \\\\ \'"}', source_hash="h", owner_service="own"
+            ),
+            WorkflowInstance(f"{prefix}-1", "other", b"[]", "perdure", S.WAITING_FOR_TIMER),
+            WorkflowInstance(f"{prefix}-3", "wf"),
+        ]
+
+    answers = await storage.create_instances(made("many"), worker_id=worker_id, timeout_sec=60)
+    alone = [await storage.create_instance(it, worker_id=worker_id, timeout_sec=60) for it in made("one")]
+    stored = [await storage.get_instances([it.instance_id for it in made(prefix)]) for prefix in ("many", "one")]
+    unlike = ("instance_id", "started_at", "updated_at", "locked_at", "lock_expires_at")
+    rows = [[{k: v for k, v in asdict(it).items() if k not in unlike} for it in found if it] for found in stored]
+    assert rows[0] == rows[1]
+    for answer, lease, it in zip(answers, alone, stored[0], strict=True):
+        assert it is not None
+        assert it.started_at is not None
+        assert abs(it.started_at - datetime.now(UTC)) < timedelta(minutes=1)
+        assert (it.locked_at is None) == (worker_id is None)
+        if lease is None:
+            assert answer is None
+            assert it.lock_expires_at is None
+        else:
+            assert it.lock_expires_at is not None
+            assert answer == Lease(it.instance_id, "w", lease.token, it.lock_expires_at)
+            assert abs(it.lock_expires_at - lease.expires_at) < timedelta(seconds=30)
+
+
+async def test_create_instances_uses_the_lease_time_of_each_instance(storage: Storage) -> None:
+    for times in ((None, None), (600, 600), (600, None)):
+        made = [WorkflowInstance(f"i-{times}-{n}", "wf", lock_timeout_seconds=sec) for n, sec in enumerate(times)]
+        answers = await storage.create_instances(made, worker_id="w", timeout_sec=60)
+        for answer, sec in zip(answers, times, strict=True):
+            assert isinstance(answer, Lease)
+            assert abs(answer.expires_at - datetime.now(UTC) - timedelta(seconds=sec or 60)) < timedelta(seconds=30)
+        found = await storage.get_instances([it.instance_id for it in made])
+        assert [it and it.lock_timeout_seconds for it in found] == list(times)
+
+
+async def test_create_instances_stores_many_and_large_inputs(storage: Storage) -> None:
+    large = b'"' + b"x" * 1_500_000 + b'"'  # two of them need another statement
+    made = [WorkflowInstance(f"i-{n}", "wf", large if n in (3, 300, 301) else b"%d" % n) for n in range(600)]
+    assert await storage.create_instances(made) == [None] * 600
+    found = await storage.get_instances([it.instance_id for it in made])
+    assert [it and it.input_data for it in found] == [it.input_data for it in made]
+    more = [WorkflowInstance(f"j-{n}", "wf", made[n].input_data) for n in range(600)]
+    await new(storage, "j-9")
+    answers = await storage.create_instances(more)
+    assert [n for n, answer in enumerate(answers) if isinstance(answer, InstanceExistsError)] == [9]
+    assert answers.count(None) == 599
+
+
+async def test_create_instances_is_part_of_an_open_transaction(storage: Storage) -> None:
+    await new(storage, "i-1")
+    made = [WorkflowInstance(f"i-{n}", f"wf-{n}") for n in range(3)]
+    for commit in (False, True):
+        await storage.begin_transaction()
+        answers = await storage.create_instances(made, worker_id="w")
+        assert [type(answer) for answer in answers] == [Lease, InstanceExistsError, Lease]
+        await (storage.commit_transaction() if commit else storage.rollback_transaction())
+        found = await storage.get_instances(["i-0", "i-1", "i-2"])
+        assert [it is not None for it in found] == [commit, True, commit]
 
 
 @pytest.mark.parametrize("status", MOVABLE)
