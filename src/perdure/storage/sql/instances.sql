@@ -139,14 +139,15 @@ SELECT instance_id FROM done
 
 -- complete_set -> instance_id, status, lock_token, locked_by
 -- Complete many leased instances with their outputs in one statement, as `finish` completes one. Return those that were
--- not completed, each with its state when the statement began; NULL for one that does not exist. Only for databases with
--- the feature `one_statement_writes`.
+-- not completed, each with its state when the statement began; NULL for one that does not exist. The CASE hides the state
+-- from the planner, which could read all running instances by its index. Only for databases with the feature
+-- `one_statement_writes`.
 WITH item AS (
   SELECT * FROM unnest(:instance_ids::text[], :tokens::bigint[], :worker_ids::text[], :outputs::text[])
          AS item (instance_id, token, worker_id, output_data)),
 seen AS (
   SELECT i.instance_id, i.xmin AS version, item.output_data FROM item JOIN workflow_instances i USING (instance_id)
-   WHERE i.status = 'running' AND i.lock_token = item.token AND i.locked_by = item.worker_id),
+   WHERE CASE WHEN i.status = 'running' AND i.lock_token = item.token AND i.locked_by = item.worker_id THEN 1 END = 1),
 done AS (
   UPDATE workflow_instances i
      SET status = 'completed', output_data = seen.output_data, updated_at = {now}, lock_token = i.lock_token + 1,
