@@ -16,7 +16,7 @@ PYTEST ?= -n $(WORKERS) --maxprocesses 4 --dist worksteal --assert=plain
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-python lint mypy pyright demo demo-storage chaos kills takeover soak planted mutants bench bench-peers bench-storage bench-compare size audit clean
+.PHONY: help setup test test-python lint mypy pyright demo demo-storage chaos kills takeover soak planted mutants bench bench-growth bench-limit bench-peers bench-storage bench-compare size audit clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -80,6 +80,9 @@ bench-storage: $(READY) ## measure the storage layer
 
 bench: $(READY) ## measure the engine on each database; BENCH="--measure ten-step --rounds 9"
 	$(PY) -m benchmarks.engine --json benchmarks/results/engine.json $(BENCH)
+
+bench-limit: $(READY) ## measure what the disk, the databases and their drivers allow; BENCH="--measure rows --rounds 9"
+	$(PY) -m benchmarks.limit --json benchmarks/results/limit.json $(BENCH)
 
 bench-peers: $(READY) ## compare the speed with that of DBOS, Edda, Absurd and Restate; BENCH="--peer dbos --rounds 3"
 	$(PY) -m benchmarks.peers --json benchmarks/results/peers.json $(BENCH)

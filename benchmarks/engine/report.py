@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.engine.measures import MEASURES, Figures
+from benchmarks.engine.measures import MEASURES, Figures, Measure
 
 Found = Mapping[str, Mapping[str, Sequence[Figures]]]  # by measure and database, one for each round
 DRIVERS = ("asyncpg", "asyncmy")
@@ -21,20 +21,22 @@ def heading(databases: Sequence[str]) -> str:
     return f"{'':{NAME}}{'':8}" + "".join(f"{database:>{COLUMN}}" for database in databases)
 
 
-def line(name: str, of: Mapping[str, Sequence[Figures]]) -> str:
+def line(measure: Measure, of: Mapping[str, Sequence[Figures]]) -> str:
     """Return the line of a measure: the median of its rounds on each database, with the lowest and the highest."""
-    measure = MEASURES[name]
     cells = [f"{cell([figures['value'] for figures in rounds]):>{COLUMN}}" for rounds in of.values()]
     return f"{measure.what:{NAME}}{measure.unit:8}" + "".join(cells)
 
 
 def cell(values: Sequence[float]) -> str:
-    """Return the median of some rounds, with the lowest and the highest."""
-    low, middle, high = (_number(value) for value in (min(values), median(values), max(values)))
+    """Return the median of some rounds, with the lowest and the highest; a dash for none."""
+    if not values:
+        return "–"
+    low, middle, high = (number(value) for value in (min(values), median(values), max(values)))
     return f"{middle} ({low}–{high})" if len(values) > 1 else middle
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
+    """Return a number as text, with a digit after the point if it is small."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}"
 
 
@@ -44,17 +46,18 @@ def ratios(name: str, ours: Sequence[Figures], theirs: Sequence[Figures]) -> lis
     return found if MEASURES[name].more_is_better else [1 / ratio for ratio in found]
 
 
-def as_json(found: Found) -> dict[str, Any]:
+def as_json(found: Found, measures: Mapping[str, Measure] = MEASURES) -> dict[str, Any]:
     """Return everything that was measured, with the medians, the versions and the machine."""
     return {
         **circumstances(),
         "measures": {
             name: {
-                "what": MEASURES[name].what,
-                "unit": MEASURES[name].unit,
+                "what": measures[name].what,
+                "unit": measures[name].unit,
                 **{
                     database: {"median": median(figures["value"] for figures in rounds), "rounds": list(rounds)}
                     for database, rounds in of.items()
+                    if rounds
                 },
             }
             for name, of in found.items()

@@ -63,13 +63,14 @@ def place(n: int) -> Place:
     return Place(_START + timedelta(seconds=n), instance_id(n))
 
 
-async def fill(storage: SQLStorage) -> None:
-    """Create the instances and their inboxes."""
-    for start in range(0, INSTANCES, 500):
+async def fill(storage: SQLStorage, count: int | None = None) -> None:
+    """Create so many instances (default: all) and their inboxes."""
+    count = INSTANCES if count is None else count
+    for start in range(0, count, 500):
         await storage.create_instances(
             [
                 WorkflowInstance(instance_id(n), "bench", PAYLOAD, started_at=place(n).started_at)
-                for n in range(start, min(start + 500, INSTANCES))
+                for n in range(start, min(start + 500, count))
             ]
         )
     async with storage._backend.exclusive() as script:

@@ -17,16 +17,24 @@ async def opened(database: str) -> AsyncIterator[tuple[SQLStorage, Side]]:
     async with AsyncExitStack() as stack:
         server = stack.enter_context(server_for(database))
         url = await stack.enter_async_context(fresh_database(database, server))
-        storage = await stack.enter_async_context(open_storage(url if database == "sqlite" else _with_pool(url)))
-        raw = await _by_hand(database, url)
-        stack.push_async_callback(raw.close)
-        yield storage, raw
+        yield await stack.enter_async_context(sides(url))
 
 
-async def _by_hand(database: str, url: str) -> Side:
-    if database == "sqlite":
+@asynccontextmanager
+async def sides(url: str) -> AsyncIterator[tuple[SQLStorage, Side]]:
+    """Open a migrated storage on a database, and the bare driver on it."""
+    async with open_storage(url if url.startswith("sqlite") else _with_pool(url)) as storage:
+        raw = await _by_hand(url)
+        try:
+            yield storage, raw
+        finally:
+            await raw.close()
+
+
+async def _by_hand(url: str) -> Side:
+    if url.startswith("sqlite"):
         return RawSQLite(url.removeprefix("sqlite:///"))
-    return await (RawPostgres if database == "postgresql" else RawMySQL).open(url)
+    return await (RawPostgres if url.startswith("postgresql") else RawMySQL).open(url)
 
 
 def _with_pool(url: str) -> str:
