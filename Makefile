@@ -81,6 +81,9 @@ bench-storage: $(READY) ## measure the storage layer
 bench: $(READY) ## measure the engine on each database; BENCH="--measure ten-step --rounds 9"
 	$(PY) -m benchmarks.engine --json benchmarks/results/engine.json $(BENCH)
 
+bench-growth: $(READY) ## measure how costs grow with the number of runs, steps, waits and events; BENCH="--curve park --most 10000"
+	$(PY) -m benchmarks.growth --json benchmarks/results/growth.json --chart docs/images/growth.svg $(BENCH)
+
 bench-limit: $(READY) ## measure what the disk, the databases and their drivers allow; BENCH="--measure rows --rounds 9"
 	$(PY) -m benchmarks.limit --json benchmarks/results/limit.json $(BENCH)
 

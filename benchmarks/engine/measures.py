@@ -112,12 +112,12 @@ def throughput(workflow: "Workflow[[int], int]", steps_each: int) -> Play:
 
 async def latency(url: str, size: int) -> Figures:
     async with App(url):
-        return _latencies([await _timed(_run_one(number)) for number in range(size)])
+        return _latencies([await timed(_run_one(number)) for number in range(size)])
 
 
 async def latency_across(url: str, size: int) -> Figures:
     async with _worker(url), Client(url):
-        return _latencies([await _timed(_run_one(number)) for number in range(size)])
+        return _latencies([await timed(_run_one(number)) for number in range(size)])
 
 
 async def event(url: str, size: int) -> Figures:
@@ -136,13 +136,13 @@ async def _run_one(number: int) -> None:
 
 async def _event_to_end(number: int) -> float:
     handle = await steps_then_wait.start(0)
-    await _until_waiting([handle])
+    await until_waiting([handle])
 
     async def send_and_wait() -> None:
         await send_event("go", number, to=handle.id)
         await handle.result()
 
-    return await _timed(send_and_wait())
+    return await timed(send_and_wait())
 
 
 # Growth with the size of a history, and with the number of runs.
@@ -158,14 +158,14 @@ async def replay(url: str, size: int) -> Figures:
 async def _resumption(url: str, count: int) -> float:
     async with App(url):
         handle = await steps_then_wait.start(count)
-        await _until_waiting([handle])
+        await until_waiting([handle])
     async with App(url) as app:  # with nothing in memory
 
         async def resume() -> None:
             await send_event("go", count, to=handle.id)
             await app.get(handle.id).result()
 
-        return await _timed(resume())
+        return await timed(resume())
 
 
 async def long_run(url: str, size: int) -> Figures:
@@ -174,7 +174,7 @@ async def long_run(url: str, size: int) -> Figures:
         await (await steps.start(100)).result()
 
         async def run(count: int) -> float:
-            return await _timed((await steps.start(count)).result()) / count
+            return await timed((await steps.start(count)).result()) / count
 
         short, long = await run(max(1, size // 10)), await run(size)
     return {"value": long / short, "us_per_step": long * 1000}
@@ -183,19 +183,19 @@ async def long_run(url: str, size: int) -> Figures:
 async def where(url: str, size: int) -> Figures:
     """How much longer so many events take that runs select with `where=` than events that are sent `to=` a run."""
     async with App(url):
-        chosen, sent = await _released(wait_for_mine, size, own=True), await _released(steps_then_wait, size, own=False)
+        chosen, sent = await released(wait_for_mine, size, own=True), await released(steps_then_wait, size, own=False)
     return {"value": chosen / sent, "where_sec": chosen, "to_sec": sent}
 
 
-async def _released(workflow: "Workflow[[int], int]", count: int, *, own: bool) -> float:
+async def released(workflow: "Workflow[[int], int]", count: int, *, own: bool) -> float:
     """Return the seconds until so many waiting runs have ended, each by an event of its own."""
-    handles = await _in_groups(workflow.start(number if own else 0) for number in range(count))
-    await _until_waiting(handles)
+    handles = await in_groups(workflow.start(number if own else 0) for number in range(count))
+    await until_waiting(handles)
     before = time.perf_counter()
     if own:
-        await _in_groups(send_event("mine", {"number": number}) for number in range(count))
+        await in_groups(send_event("mine", {"number": number}) for number in range(count))
     else:
-        await _in_groups(send_event("go", 1, to=handle.id) for handle in handles)
+        await in_groups(send_event("go", 1, to=handle.id) for handle in handles)
     await asyncio.gather(*(handle.result() for handle in handles))
     return time.perf_counter() - before
 
@@ -203,31 +203,31 @@ async def _released(workflow: "Workflow[[int], int]", count: int, *, own: bool) 
 async def park(url: str, size: int) -> Figures:
     """How much longer it takes per run to park so many waiting runs than to park a tenth of them."""
     async with App(url):
-        few, many = await _parked(max(1, size // 10)), await _parked(size)
+        few, many = await parked(max(1, size // 10)), await parked(size)
     return {"value": many / few, "us_per_run": many * 1e6}
 
 
-async def _parked(count: int) -> float:
+async def parked(count: int) -> float:
     before = time.perf_counter()
-    await _until_waiting(await _in_groups(steps_then_wait.start(0) for _ in range(count)))
+    await until_waiting(await in_groups(steps_then_wait.start(0) for _ in range(count)))
     return (time.perf_counter() - before) / count
 
 
 async def memory(url: str, size: int) -> Figures:
-    return await _grown(url, size, size)
+    return await grown(url, size, size)
 
 
 async def memory_parked(url: str, size: int) -> Figures:
-    return await _grown(url, size, 0)
+    return await grown(url, size, 0)
 
 
-async def _grown(url: str, count: int, cached: int) -> Figures:
+async def grown(url: str, count: int, cached: int) -> Figures:
     """Return the growth of this process in bytes for each waiting run, with so many of them kept in memory."""
     async with App(url, max_cached_runs=cached):
-        await _parked(max(1, count // 10))
-        before = _resident()
-        await _parked(count)
-        return {"value": (_resident() - before) / count}
+        await parked(max(1, count // 10))
+        before = resident()
+        await parked(count)
+        return {"value": (resident() - before) / count}
 
 
 MEASURES = {
@@ -270,7 +270,7 @@ async def _serve(url: str) -> None:
         await asyncio.Event().wait()
 
 
-async def _in_groups(calls: "Iterable[Awaitable[Any]]") -> list[Any]:
+async def in_groups(calls: "Iterable[Awaitable[Any]]") -> list[Any]:
     """Await many calls, 100 at a time."""
     iterator, answers = iter(calls), dict[int, Any]()
 
@@ -284,13 +284,13 @@ async def _in_groups(calls: "Iterable[Awaitable[Any]]") -> list[Any]:
     return list(answers.values())
 
 
-async def _until_waiting(handles: "list[RunHandle[int]]") -> None:
+async def until_waiting(handles: "list[RunHandle[int]]") -> None:
     for handle in handles:
         while (await handle.info()).status is WorkflowStatus.RUNNING:  # noqa: ASYNC110 - another process executes it
             await asyncio.sleep(0.001)
 
 
-async def _timed(work: Awaitable[object]) -> float:
+async def timed(work: Awaitable[object]) -> float:
     """Return how many milliseconds it takes."""
     before = time.perf_counter()
     await work
@@ -307,7 +307,7 @@ def _cpu() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def _resident() -> int:
+def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
 
 

@@ -1,0 +1,67 @@
+"""The growth curves are measured, printed and drawn. No speed is checked here."""
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from benchmarks.databases import fresh_database, server_for
+from benchmarks.growth import loads, processes
+from benchmarks.growth.__main__ import main
+from benchmarks.growth.copies import add_copies, create_original
+from benchmarks.growth.curves import CURVES
+from benchmarks.growth.report import as_json, lines
+from perdure import App, send_event
+from tests.support.databases import DATABASES
+
+
+def test_curves_are_measured_written_and_drawn(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    written, drawn = tmp_path / "growth.json", tmp_path / "growth.svg"
+    options = "--database sqlite --curve finished --size 0 3 --most 2 --rounds 1 --steps 10".split()
+    assert main([*options, "--json", str(written), "--chart", str(drawn)]) == 0
+    _, title, point = capsys.readouterr().out.splitlines()
+    assert title.startswith(CURVES["finished"].what)
+    assert point.split()[::2] == ["0", "1.00"]
+    assert json.loads(written.read_text())["curves"]["finished"]["sqlite"]["0"]["ratio"] == 1
+    assert ElementTree.parse(drawn).getroot().tag.endswith("svg")
+
+
+async def test_every_load_can_be_executed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(processes, "RUNS", 3)
+    monkeypatch.setattr(processes, "SHORT_LEASE_SEC", 1)
+    for name, load in loads.LOADS.items():
+        found = await load(f"sqlite:///{tmp_path}/{name}.db", 2)
+        assert {"value", *(key for key, _ in CURVES[name].also)} <= set(found), name
+
+
+@pytest.mark.parametrize("database", DATABASES)
+async def test_copies_of_runs_are_like_the_original(database: str) -> None:
+    with server_for(database) as server:
+        async with fresh_database(database, server) as url:
+            for kind in ("finished", "waiting"):
+                await create_original(url, kind)
+                await add_copies(url, kind, 0, 2)
+                await add_copies(url, kind, 2, 5)
+            async with App(url) as app:
+                assert await app.get("finished-4").result() == 2
+                assert [await app.runs(status=status).count() for status in ("completed", "waiting_for_message")] == [
+                    6,
+                    6,
+                ]
+                await send_event("go", 7, to="waiting-3")
+                assert await app.get("waiting-3").result() == 7
+                assert await app.runs(status="waiting_for_message").count() == 5
+
+
+def test_ratios_are_to_the_first_point() -> None:
+    found = {"sqlite": {1000: [{"value": 50.0}, {"value": 40.0}, {"value": 70.0}], 5000: [{"value": 75.0}]}}
+    _, first, second = lines("park", ["sqlite", "mysql"], found)
+    assert first.split() == ["1,000", "50.0", "1.00", "–"]
+    assert second.split() == ["5,000", "75.0", "1.50", "–"]
+    assert as_json({"park": found})["curves"]["park"]["sqlite"]["5000"]["ratio"] == 1.5
+
+
+def test_figures_that_are_not_per_item_have_no_ratio() -> None:
+    _, line = lines("interrupted", ["sqlite"], {"sqlite": {1000: [{"value": 2.5}]}})
+    assert line.split() == ["1,000", "2.5"]
