@@ -16,7 +16,7 @@ PYTEST ?= -n $(WORKERS) --maxprocesses 4 --dist worksteal --assert=plain
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-python lint mypy pyright demo demo-storage chaos kills takeover soak planted mutants bench bench-growth bench-limit bench-peers bench-storage bench-compare size audit clean
+.PHONY: help setup test test-python lint mypy pyright demo demo-storage chaos kills takeover soak planted mutants bench bench-growth bench-limit bench-peers bench-statements bench-storage bench-compare size audit clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -89,6 +89,9 @@ bench-limit: $(READY) ## measure what the disk, the databases and their drivers 
 
 bench-peers: $(READY) ## compare the speed with that of DBOS, Edda, Absurd and Restate; BENCH="--peer dbos --rounds 3"
 	$(PY) -m benchmarks.peers --json benchmarks/results/peers.json $(BENCH)
+
+bench-statements: $(READY) ## count statements, round trips, rows and log bytes per operation; BENCH="--database postgresql"
+	$(PY) -m benchmarks.statements --indexes --json benchmarks/results/statements.json $(BENCH)
 
 bench-compare: $(READY) ## compare the speed of this tree with that of REV=revision; BENCH="--measure one-step --rounds 9"
 	$(PY) -m benchmarks.compare --rev $(REV) $(BENCH)

@@ -1,0 +1,1 @@
+"""Statements, round trips, rows and log bytes per operation, as the databases count them."""
