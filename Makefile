@@ -16,10 +16,10 @@ PYTEST ?= -n $(WORKERS) --maxprocesses 4 --dist worksteal --assert=plain
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-python lint mypy pyright demo demo-storage chaos kills takeover soak planted mutants bench bench-growth bench-limit bench-peers bench-statements bench-storage bench-compare size audit clean
+.PHONY: help setup test test-python lint mypy pyright demo demo-storage chaos kills takeover soak planted mutants bench bench-growth bench-instructions bench-limit bench-peers bench-statements bench-storage bench-compare size audit clean
 
 help: ## list the targets
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 20
 
 test: setup lint ## set up, check and run all tests; PYTEST="-k name" replaces pytest's arguments
 	$(PY) -m pytest $(PYTEST)
@@ -89,6 +89,9 @@ bench-limit: $(READY) ## measure what the disk, the databases and their drivers 
 
 bench-peers: $(READY) ## compare the speed with that of DBOS, Edda, Absurd and Restate; BENCH="--peer dbos --rounds 3"
 	$(PY) -m benchmarks.peers --json benchmarks/results/peers.json $(BENCH)
+
+bench-instructions: $(READY) ## count instructions, calls and callbacks of the hot path, per version; BENCH="--no-native"
+	$(PY) -m benchmarks.instructions --json benchmarks/results/instructions.json $(BENCH)
 
 bench-statements: $(READY) ## count statements, round trips, rows and log bytes per operation; BENCH="--database postgresql"
 	$(PY) -m benchmarks.statements --indexes --json benchmarks/results/statements.json $(BENCH)

@@ -1,1 +1,1 @@
-"""Measure performance, by hand: `make bench`, `make bench-peers`, `make bench-storage`, `make bench-compare`."""
+"""Measure performance, by hand: see the targets of the Makefile whose names begin with `bench`."""
