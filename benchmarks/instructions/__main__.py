@@ -4,9 +4,10 @@
     python -m benchmarks.instructions --database sqlite --no-native
     python -m benchmarks.instructions --json benchmarks/results/instructions.json
 
-Counts are per run of a one-step workflow and per step of a ten-step workflow, 100 in flight, for the process of the
-worker without the server. They hardly depend on how busy the machine is; only the number of runs that share a commit
-does a little. Instructions are the difference of a longer and a shorter process, by `perf stat` or else by callgrind.
+Counts are per run of a one-step workflow and per step of a ten-step workflow, which includes a tenth of the run's start
+and end, 100 in flight, for the process of the worker without the server. They hardly depend on how busy the machine is;
+only the number of runs that share a commit does a little. Instructions are the difference of a longer and a shorter
+process, by `perf stat` or else by callgrind.
 The file has an entry for each version, so that releases can be compared.
 """
 

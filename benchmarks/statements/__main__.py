@@ -92,7 +92,9 @@ async def _operation(url: str, name: str, size: int) -> Counted:
 
 
 async def _steps(url: str) -> Counted:
-    """Count a step as the difference of runs with ten steps and the same number of runs before, per step."""
+    """Count whole runs of ten steps, after as many uncounted ones, and divide by their steps: a tenth of a start and
+    of an end belongs to each.
+    """
     async with counting(url) as counters, App(url):
 
         async def run() -> None:
