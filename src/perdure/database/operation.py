@@ -7,15 +7,13 @@ The answer to a call is the one that the statement declares: a list of rows as t
 """
 
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, fields, make_dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any, Generic, TypeVar
 
 from perdure.database.statements import Call
 
 T = TypeVar("T")
-R = TypeVar("R")
 OWN_FORM = len("2026-01-31 23:59:59.123456")
 _parse, _combine = datetime.fromisoformat, datetime.combine
 Operation = Generator[Call, Any, T]
@@ -63,13 +61,3 @@ def utc_or_none(value: Any) -> datetime | None:
 def raw(value: str | bytes | None) -> bytes | None:
     """Return a text or binary column as bytes."""
     return value.encode() if isinstance(value, str) else value
-
-
-def blank(record: type[R]) -> Callable[[], Any]:
-    """Return a function that makes empty twins of a frozen record, for rows that come by the hundred.
-
-    A frozen dataclass sets each field past its own guard, which takes ten times as long as plain assignments. Here a
-    plain twin with the same slots is filled, and then becomes the record: `it.__class__ = Record`.
-    """
-    twin = make_dataclass(record.__name__, [field.name for field in fields(record)], slots=True)  # type: ignore[arg-type]
-    return partial(object.__new__, twin)

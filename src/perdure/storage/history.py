@@ -6,9 +6,10 @@ from typing import Any
 
 from perdure.database.dialects import Features
 from perdure.database.dialects.base import Bare, Now
-from perdure.database.operation import Operation, Work, blank, raw, utc
+from perdure.database.operation import Operation, Work, raw, utc
 from perdure.errors import HistoryConflictError, LimitError, StorageError
 from perdure.model import limits
+from perdure.model.blank import blank
 from perdure.model.records import HistoryEvent, HistoryEventType, Lease
 from perdure.storage import sets, transactions
 from perdure.storage.contract import HistoryManager

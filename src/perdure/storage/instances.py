@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Any
 
-from perdure.database.operation import Operation, Work, blank, raw, utc, utc_or_none
+from perdure.database.operation import Operation, Work, raw, utc, utc_or_none
 from perdure.database.statements import Statement
 from perdure.errors import (
     InstanceNotFoundError,
@@ -15,6 +15,7 @@ from perdure.errors import (
     WorkflowNotCancellableError,
 )
 from perdure.model import limits
+from perdure.model.blank import blank
 from perdure.model.records import (
     FRAMEWORK,
     HistoryEvent,

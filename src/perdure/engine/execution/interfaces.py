@@ -7,7 +7,6 @@ from datetime import datetime
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
 
-from perdure.database.operation import blank
 from perdure.engine.execution.clock import steady
 from perdure.engine.execution.group_commit import GroupCommit
 from perdure.engine.execution.journal import Entry
@@ -16,6 +15,7 @@ from perdure.engine.replay.definitions import ActivityDefinition, WorkflowDefini
 from perdure.engine.replay.steps import Effect
 from perdure.errors import LeaseLostError
 from perdure.hooks import HookEvent
+from perdure.model.blank import blank
 from perdure.model.records import Lease, Suspension, Wait, WorkflowInstance
 from perdure.storage.contract import Storage
 

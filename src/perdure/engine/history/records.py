@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from perdure.database.operation import blank
 from perdure.engine.history import ids
 from perdure.engine.history.codec import encode
 from perdure.engine.history.messages import Message, message_from
+from perdure.model.blank import blank
 from perdure.model.records import HistoryEvent, HistoryEventType
 
 # Types of rows that only perdure writes; `HistoryEventType` has those that compatible frameworks know.
