@@ -157,7 +157,8 @@ async def mysql_width(database: Database, stack: AsyncExitStack) -> Width:
         if re.search(rf"\) IN \({place}", text):  # pairs
             return Bare([("a", "b")])
         if found := re.search(rf"\(([^()]*(?:\([^()]*\)[^()]*)*)\) IN {place}", text):
-            return [tuple(["a"] * 3)] if "," in found[1] else ["a"]
+            columns = found[1].count(",") + 1
+            return [("a",) * columns] if columns > 1 else ["a"]
         return ["a"] if re.search(rf"IN {place}", text) else 1
 
     return width

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Sequence
-from itertools import islice
 from typing import Any
 
 from perdure.database.operation import Operation, Work, raw, utc, utc_or_none
@@ -152,8 +151,8 @@ def _first_effect(about: Callable[[int], Payload | None]) -> Say[Sequence[object
     """Return what a batch announces: the first of its items that had an effect, given by its position."""
 
     def say(found: Sequence[object]) -> Payload | None:
-        done = (about(position) for position, result in enumerate(found) if not isinstance(result, StorageError))
-        return first_of(list(islice((payload for payload in done if payload), 2)))
+        done = [about(position) for position, result in enumerate(found) if not isinstance(result, StorageError)]
+        return first_of([payload for payload in done if payload])
 
     return say
 
