@@ -25,6 +25,7 @@ from tests.engine.crashes.rig.locks import OPEN, SETTLE_SEC, are_held
 from tests.engine.crashes.rig.worker_pool import WorkerPool, until
 from tests.engine.crashes.rig.workflows import GATES, PROBE, PROBES, Account, detained
 from tests.engine.waiting import row_of
+from tests.support.blocking import next_picture
 from tests.support.storages import Database
 
 EXPECTED = {"alone": [2, 7, 4], "threads": [2, 8, 4], "branches": [2, 7, 8, 8, 4], "twice": [2, 7, 4, 7, 4]}
@@ -233,6 +234,7 @@ class Episode:
             await until(self._none_is_open, "transactions to end", SOON)
 
     async def _none_is_open(self) -> bool:
+        await next_picture()
         return await self._open() == 0
 
 
