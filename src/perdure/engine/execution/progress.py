@@ -1,7 +1,7 @@
 """What is under way for each open step of a run: the one place for the state of steps while a worker executes them."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
 from perdure.engine.execution.inbox import Handle
@@ -99,10 +99,6 @@ class StepsInProgress:
     def waiting(self) -> bool:
         """Return whether a step waits for a time or a message."""
         return bool(self.pauses or self.waits or self.timers)
-
-    def timed(self) -> Iterable[Progress[ActivityStep] | Progress[TimerStep]]:
-        """Return the steps whose time a row in the database may decide."""
-        return [*self.timers.values(), *self.pauses.values()]
 
     def stop_timers(self) -> None:
         """Stop all timers in memory; rows in the database keep the time from here on."""
