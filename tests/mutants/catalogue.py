@@ -35,6 +35,16 @@ class Mutant:
     def mutated(self) -> str:
         return self.change.apply(self.text)
 
+    @property
+    def definition(self) -> str:
+        """Return the text of the function, the statement or the SQL statement that is changed."""
+        if self.file.endswith(".sql"):
+            sections = sql_changes.sections(self.text)
+            return next(each.text for each in sections if each.start <= self.change.start < each.start + len(each.text))
+        line = self.change.number(self.text)
+        first, last = next(span for span in python_changes.definitions(self.text) if span[0] <= line <= span[1])
+        return "\n".join(self.text.splitlines()[first - 1 : last])
+
     def __str__(self) -> str:
         return f"{self.file}:{self.change.number(self.text)}  {self.change.show(self.text)}"
 

@@ -6,7 +6,8 @@ of errors.
 
 import ast
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import cache
 
 from tests.mutants.changes import Change
 
@@ -37,6 +38,20 @@ def changes(text: str) -> list[Change]:
     finder = _Finder(text)
     finder.visit(ast.parse(text))
     return sorted(finder.found, key=lambda change: (change.start, change.end))
+
+
+@cache
+def definitions(text: str) -> list[tuple[int, int]]:
+    """Return the first and last line of each function, each method, and each statement outside of these."""
+    return [(node.lineno, node.end_lineno or node.lineno) for node in _definitions(ast.parse(text).body)]
+
+
+def _definitions(statements: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+    for statement in statements:
+        if isinstance(statement, ast.ClassDef):
+            yield from _definitions(statement.body)
+        else:
+            yield statement
 
 
 class _Finder(ast.NodeVisitor):

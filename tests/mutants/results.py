@@ -19,7 +19,7 @@ Verdict = Literal["caught", "survived", "uncovered"]
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What became of one mutant. `text` is a digest of its file: of another text the result says nothing."""
+    """What became of one mutant. `text` is a digest of what is changed: of another text the result says nothing."""
 
     id: str
     text: str
@@ -28,8 +28,8 @@ class Result:
 
 
 def text_digest(mutant: Mutant) -> str:
-    """Return a digest of the file without the change."""
-    return hashlib.sha256(mutant.text.encode()).hexdigest()[:16]
+    """Return a digest of the changed function or statement, without the change."""
+    return hashlib.sha256(mutant.definition.encode()).hexdigest()[:16]
 
 
 class Results:

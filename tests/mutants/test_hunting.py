@@ -153,12 +153,15 @@ def test_statement_is_executed_by_the_dialects_without_an_override() -> None:
     assert {"locks.acquire sqlite", "locks.acquire mysql"} < statements("storage/sql/pieces.sql", "takeable")
 
 
-def test_results_are_kept_for_the_text_that_they_are_of(tmp_path: Path) -> None:
+def test_results_are_kept_until_the_changed_function_gets_another_text(tmp_path: Path) -> None:
     one, two = _mutants(1)[:2]
     Results(tmp_path / "results.jsonl").add(Result(one.id, text_digest(one), "survived"))
     results = Results(tmp_path / "results.jsonl")
-    changed = [mutant for mutant in mutants_of(one.file, PACKAGE + "\n") if mutant.id == one.id]
-    assert (results.of(one) is None, results.of(two), results.of(*changed)) == (False, None, None)
+    assert (results.of(one) is None, results.of(two)) == (False, None)
+    for old, new, is_kept in (("0.01", "0.02", True), ("return value", "return 1", False)):
+        text = PACKAGE.replace(old, new)
+        (changed,) = [mutant for mutant in mutants_of(one.file, text) if mutant.id == one.id]
+        assert (results.of(changed) is not None) is is_kept
     assert figures([one, two], results, {}) == {"engine/replay": Figures(0, 1, 0, 0)}
     assert figures([one, two], results, {one.id: "it has no effect"}) == {"engine/replay": Figures(0, 0, 0, 1)}
     results.add(Result(two.id, "of another text", "caught"))
