@@ -34,6 +34,7 @@ PerdureError
     ├── OutsideWorkflowError          a durable call outside a workflow
     ├── TransactionTooLongError       a transactional activity exceeded its time limit
     └── TerminalError                 raised by user code; never retried
+        └── StubError                 a test has no valid stub for a call of an activity
 
 Each class has a `code`, which is stable and meant for programs. Messages are for people and may change. The driver's
 own error is the `__cause__`. No message contains a password.
@@ -259,3 +260,9 @@ class TerminalError(EngineError):
     """Raise this error, or a subclass of it, in an activity to fail the step without a retry."""
 
     code = "engine.terminal"
+
+
+class StubError(TerminalError):
+    """A stub has no outcome for a call, or a wrong one, or a strict test has no stub for the activity."""
+
+    code = "engine.stub"

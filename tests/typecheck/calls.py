@@ -25,6 +25,7 @@ from perdure import (
     wait_event,
     workflow,
 )
+from perdure.testing.stubs import Call
 
 
 @dataclass
@@ -141,6 +142,57 @@ async def program() -> None:
     App("sqlite:///orders.db", lease="5")  # wrong: a text is no duration
     App("sqlite:///orders.db", workflows=[charge])  # wrong: an activity
     App("sqlite:///orders.db", thread=3)  # wrong: no such setting
+
+
+@activity
+async def mail(address: str) -> None: ...
+
+
+@charge.compensation
+async def refund(order_id: str, result: Receipt) -> None: ...
+
+
+async def charge_less(order_id: str, amount: float) -> Receipt:
+    return Receipt(order_id, amount / 2)
+
+
+def count(order_id: str, *, gift: bool = False) -> int:
+    return 1
+
+
+def test_stubs() -> None:
+    receipt = Receipt("r-1", 9.5)
+    with charge.stub(returns=receipt, delay=timedelta(seconds=1), run="order-1") as stub, mail.stub() as mailed:
+        assert_type(stub.calls, list[Call])
+        assert stub.called_with("A-1", amount=9.5)
+        stub.called_with("A-1")  # wrong: an argument is missing
+        stub.called_with(1, 9.5)  # wrong: a number for a text
+        assert_type(mailed.calls, list[Call])
+    charge.stub(each=[receipt, ValueError("no money"), TimeoutError])
+    charge.stub(raises=ValueError)
+    charge.stub(raises=[ValueError("busy"), TimeoutError], returns=receipt)
+    charge.stub(using=charge_less, run=lambda info: info.attempt == 1)
+    charge.stub(using=lambda order_id, amount: Receipt(order_id, amount))
+    charge.stub(using=charge.function)
+    charge.options(timeout=1).stub(returns=receipt)
+    pack.stub(using=count, raises=[ValueError()])
+    refund.stub()
+    mail.stub(raises=[ValueError("busy")])
+    charge.stub()  # wrong: no result
+    charge.stub(raises=[ValueError("busy")])  # wrong: no result
+    charge.stub(returns=3)  # wrong: a number is no receipt
+    charge.stub(returns=None)  # wrong: None is no receipt
+    charge.stub(each=[receipt, 3])  # wrong: a number is no receipt
+    charge.stub(using=count)  # wrong: another signature
+    charge.stub(using=lambda order_id: receipt)  # wrong: a parameter is missing
+    charge.stub(raises="no money")  # wrong: not an exception
+    charge.stub(raises=ValueError(), returns=receipt)  # wrong: two outcomes
+    charge.stub(returns=receipt, using=charge_less)  # wrong: two outcomes
+    charge.stub(returns=receipt, delay="1")  # wrong: a text is no duration
+    charge.stub(returns=receipt, run=1)  # wrong: a number is no run
+    charge.stub(return_value=receipt)  # wrong: no such parameter
+    pack.stub(using=charge_less)  # wrong: another signature
+    mail.stub(returns="sent")  # wrong: it returns None
 
 
 def names() -> Sequence[str]:

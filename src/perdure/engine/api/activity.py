@@ -1,8 +1,9 @@
 """Activities: the `@activity` decorator, and what it makes."""
 
-from collections.abc import Callable, Coroutine, Mapping
-from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast, overload
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, cast, overload
 
+from perdure.engine.api import current
 from perdure.engine.api.coroutines import mark_coroutine, named
 from perdure.engine.replay import context
 from perdure.engine.replay.definitions import (
@@ -15,13 +16,18 @@ from perdure.engine.replay.definitions import (
     name_of,
     register,
 )
+from perdure.engine.replay.stubs import UNSET
 from perdure.model.durations import Duration
 from perdure.model.retries import Retry
+
+if TYPE_CHECKING:
+    from perdure.testing.stubs import RunFilter, Stub
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 Undo = Callable[..., Any]
+Raised = Exception | type[Exception]
 
 
 class Activity(ActivityDefinition, Generic[P, R]):
@@ -86,6 +92,75 @@ class Activity(ActivityDefinition, Generic[P, R]):
             self,
         )
 
+    @overload
+    def stub(
+        self: "Activity[P, None]",
+        *,
+        raises: Sequence[Raised] = (),
+        delay: Duration = 0,
+        run: "RunFilter | None" = None,
+    ) -> "Stub[P, None]": ...
+
+    @overload
+    def stub(self, *, raises: Raised, delay: Duration = 0, run: "RunFilter | None" = None) -> "Stub[P, R]": ...
+
+    @overload
+    def stub(
+        self, *, returns: R, raises: Sequence[Raised] = (), delay: Duration = 0, run: "RunFilter | None" = None
+    ) -> "Stub[P, R]": ...
+
+    @overload
+    def stub(
+        self,
+        *,
+        each: Sequence[R | Raised],
+        raises: Sequence[Raised] = (),
+        delay: Duration = 0,
+        run: "RunFilter | None" = None,
+    ) -> "Stub[P, R]": ...
+
+    @overload
+    def stub(
+        self,
+        *,
+        using: Callable[P, R] | Callable[P, Awaitable[R]],
+        raises: Sequence[Raised] = (),
+        delay: Duration = 0,
+        run: "RunFilter | None" = None,
+    ) -> "Stub[P, R]": ...
+
+    def stub(
+        self,
+        *,
+        returns: object = UNSET,
+        each: object = UNSET,
+        using: object = UNSET,
+        raises: object = (),
+        delay: Duration = 0,
+        run: "RunFilter | None" = None,
+    ) -> Any:
+        """Replace this activity in a test: `with charge.stub(returns=receipt) as stub:`.
+
+        Inside the block, workflows and direct calls get the outcome of the stub. It applies to the App of the test
+        that enters it, and to no other test. `stub.calls` has the calls with their arguments.
+
+        - `returns`: the result of every call (default: None, for an activity that returns None).
+        - `each`: the outcomes of the calls in turn, results or exceptions; all attempts of a call have the same one.
+        - `using`: a function to call instead, async or plain.
+        - `raises`: an exception that every attempt raises; or a list with those of the first attempts of each call,
+          after which it has the outcome above.
+        - `delay`: how long each attempt takes, in seconds or as a timedelta (default: 0). With more than the
+          activity's `timeout`, it times out.
+        - `run`: the id of the only run that gets the stub, or a function that is called with the `ActivityInfo` of an
+          attempt and returns whether it gets the stub (default: all runs, and direct calls).
+
+        Raises `TypeError` if a result does not match the type hint of the activity. If a call has no valid outcome, it
+        raises `StubError`, and so does the end of the block.
+        """
+        from perdure.testing.stubs import Stub  # only tests need it
+
+        return Stub(self, returns=returns, each=each, using=using, raises=raises, delay=delay, run=run)
+
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[object, None, R]:
         run = context.current_run()
         if run is None:
@@ -93,8 +168,16 @@ class Activity(ActivityDefinition, Generic[P, R]):
         return named(run.activity(self, args, kwargs), self.function)
 
     async def _run_here(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> R:
+        if len(scopes := current.stub_scopes()) == 1 and scopes[0].installed:
+            info = context.ATTEMPT.get()
+            if (stub := scopes[0].find(self, info)) is not None:
+                return cast(R, await stub.call(self, None, info, args, kwargs, _call_here))
         result: Any = self.function(*args, **kwargs)
         return cast(R, result if self.plain else await result)
+
+
+async def _call_here(function: Callable[[], Any]) -> Any:
+    return function()
 
 
 mark_coroutine(Activity)

@@ -23,6 +23,7 @@ from perdure.engine.history.codec import decode
 from perdure.engine.history.failures import cancelled, decode_failure, failed_run
 from perdure.engine.history.records import STATE
 from perdure.engine.replay.definitions import WORKFLOWS
+from perdure.engine.replay.stubs import StubScope, new_scope
 from perdure.engine.starting import StartRequest
 from perdure.engine.worker.results import Results
 from perdure.engine.worker.retention import Retention, Swept, sweep
@@ -59,6 +60,7 @@ class Client:
             )
         self.outbox_stored: Callable[[], None] | None = _nothing if outbox else None  # None: there is no outbox
         self.home: current.Home  # the event loop and process that opened the client
+        self.stub_scope: StubScope
         self._is_open = False
         self._opened: Storage
         self._opening: AsyncExitStack
@@ -74,6 +76,7 @@ class Client:
             self._opened = await opening.enter_async_context(self._database.open())
             token = current.APP.set(self)  # before the worker starts: activities send through it
             opening.callback(_reset, token)
+            self.stub_scope = opening.enter_context(new_scope())
             self._is_open = True  # as well: the first activities may start runs while the worker still starts
             current.opened(self)
             try:

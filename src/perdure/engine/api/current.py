@@ -6,6 +6,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 from perdure.engine.replay.context import current_run
+from perdure.engine.replay.stubs import StubScope, current_scope
 from perdure.errors import EngineError, NotDurableError
 
 if TYPE_CHECKING:
@@ -77,3 +78,9 @@ def current_app() -> "Client":
     found = app if app is not None and app in _open else _open[-1]
     found.home.check(type(found).__name__)
     return found
+
+
+def stub_scopes() -> list[StubScope]:
+    """Return the scope of the calling code, or else those of all apps and clients that are open on this loop."""
+    scope = current_scope()
+    return [scope] if scope is not None else [each.stub_scope for each in _open if each.home.is_here()]

@@ -46,6 +46,11 @@ class ActivityDefinition:
         update_wrapper(cast(Any, self), function)
 
     @property
+    def origin(self) -> "ActivityDefinition":
+        """Return the activity that was decorated, without the settings of `options()`."""
+        return self if self._origin is None else self._origin.origin
+
+    @property
     def undo(self) -> "ActivityDefinition | None":
         """Return the compensation, or None."""
         return self._undo if self._origin is None else self._origin.undo

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar, copy_context
 from dataclasses import replace
@@ -12,6 +12,7 @@ from typing import Any, Literal, cast
 from perdure.database.backends.base import Executor, Session
 from perdure.engine.execution.clock import steady
 from perdure.engine.execution.interfaces import Attempt, Done, Record
+from perdure.engine.replay import stubs
 from perdure.engine.replay.context import ATTEMPT, RUN
 from perdure.engine.replay.guard import came_by_signal, is_cancelled, is_interruption, outcome_of
 from perdure.engine.replay.steps import Effect
@@ -46,6 +47,7 @@ class Activities:
         self._transaction_sec = transaction_sec
         self._idle_sec = idle_sec  # after this time a server ends an idle transaction
         self._threads = Threads(threads)
+        self._scope = stubs.current_scope() or stubs.StubScope()  # of the app
 
     async def execute(self, attempt: Attempt) -> Done:
         """Execute an attempt in this task and return its result or error.
@@ -148,6 +150,8 @@ class Activities:
         ATTEMPT.set(attempt.info)
         RUN.set(None)
         OUTGOING.set(outgoing)
+        if self._scope.installed and (stub := self._scope.find(activity, attempt.info)) is not None:
+            return await self._call_stub(stub, attempt, args, kwargs)
         if activity.plain:
             context = copy_context()
 
@@ -162,6 +166,19 @@ class Activities:
             return await activity.function(*args, **kwargs)
         async with asyncio.timeout(activity.timeout):
             return await activity.function(*args, **kwargs)
+
+    async def _call_stub(
+        self, stub: stubs.InstalledStub, attempt: Attempt, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        activity, info = attempt.activity, attempt.info
+        attempt.check()
+        async with asyncio.timeout(activity.timeout) as over:
+
+            async def call_plain(call: Callable[[], Any]) -> Any:
+                context = copy_context()
+                return await self._in_thread(lambda: context.run(call), over) if activity.plain else call()
+
+            return await stub.call(activity, info.idempotency_key, info, args, kwargs, call_plain)
 
     async def _in_thread(self, call: Callable[[], Any], over: asyncio.Timeout) -> Any:
         """Call a plain function in a thread.
