@@ -33,10 +33,10 @@ async def test_wrong_clocks_and_lost_notifications_lose_nothing(
 async def test_worker_uses_the_database_clock_when_the_machine_clock_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a worker takes for the time of deadlines and cron stays the database's when its machine's clock is set."""
     async with App("sqlite:///:memory:") as app:
-        before = app._worker.host.clock.now()
+        before = app._worker.host.database_clock.now()
         assert abs(before - datetime.now(UTC)) < NEARLY
         clock = Wrong(off_sec=48 * 3600)
         monkeypatch.setattr(clock, "off", lambda: 48 * 3600.0)
         monkeypatch.setattr(database_clock, "datetime", clock.datetime())
         monkeypatch.setattr(time, "time", clock.time)
-        assert abs(app._worker.host.clock.now() - before) < NEARLY
+        assert abs(app._worker.host.database_clock.now() - before) < NEARLY

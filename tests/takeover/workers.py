@@ -184,7 +184,7 @@ class Worker:
 
     def look(self, now: datetime) -> None:
         """Tell it the time, and let it look for work. It must not read the clock itself: it may just freeze."""
-        self.app._worker.host.clock._epoch = now - timedelta(seconds=steady())
+        self.app._worker.host.database_clock._epoch = now - timedelta(seconds=steady())
         self.app._worker.wake()
 
     def evict(self) -> None:

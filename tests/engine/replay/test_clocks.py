@@ -28,7 +28,7 @@ async def test_now_and_sleep_until_use_the_clock_of_the_database(database: Datab
     """Otherwise a sleep of 30 minutes would end at once on a worker whose clock is an hour ahead."""
     async with App(database.url) as app:
         shift_clock(storage_of(app), -ahead)  # the same as a worker's clock that is off by `ahead`
-        await app._worker.host.clock.set()
+        await app._worker.host.database_clock.set()
         time = datetime.now(UTC) - ahead
         later = await sleeper.options(id="later").start(time + HOUR / 2)
         assert await waiting(app, later.id) is WorkflowStatus.WAITING_FOR_TIMER
@@ -81,8 +81,8 @@ async def test_deadlines_of_loop_time_include_the_time_of_activities(
     """The loop's time must not stand still during activities."""
     passed.clear()
     async with App(database.url, max_cached_runs=0) as app:
-        now = app._worker.host.clock.now
-        monkeypatch.setattr(app._worker.host.clock, "now", lambda: sum(passed, now()))
+        now = app._worker.host.database_clock.now
+        monkeypatch.setattr(app._worker.host.database_clock, "now", lambda: sum(passed, now()))
         handle = await deadline.options(id="deadline").start(kind)
         await waiting(app, handle.id)
         ((due, made),) = await app._storage.db().fetch(

@@ -268,7 +268,7 @@ async def test_run_that_no_worker_serves_is_listed_and_logged_as_a_warning(
             return [text for text in found if "'stuck.gone'" in text]
 
         for _ in range(3):
-            await app._worker.host.clock.set()
+            await app._worker.host.database_clock.set()
             await app._worker.work_loop.unserved.warn()
         assert len(warnings()) == 1
         assert "no worker has taken 1 run(s) of workflow 'stuck.gone', for example a" in warnings()[0]

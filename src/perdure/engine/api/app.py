@@ -94,6 +94,7 @@ class App(Client):
             max_threads=max_threads,
             transaction_sec=transaction_sec,
             retention=retention,
+            clock=self._clock,
         )
         self._database.idle_sec = lease_sec  # so that a frozen worker's row locks end with its leases
         self._publisher = publisher
@@ -104,7 +105,7 @@ class App(Client):
         await super()._enter(opening)
         settings, relay = self._settings, None
         if self._publisher is not None:
-            relay = Relay(self._opened, self._publisher, self.worker_id)
+            relay = Relay(self._opened, self._publisher, self.worker_id, self._clock)
             self.outbox_stored = relay.wake
         if not blocks_writers(self._opened):
             settings = replace(settings, transaction_sec=None)

@@ -18,6 +18,7 @@ from perdure.engine.api.run_info import RunInfo
 from perdure.engine.api.step_info import HistoryEntry, StepInfo
 from perdure.engine.api.step_reading import read_history, read_steps
 from perdure.engine.api.workflow import Workflow
+from perdure.engine.execution.clock import Clock, SystemClock
 from perdure.engine.execution.group_commit import GroupCommit
 from perdure.engine.history.codec import decode
 from perdure.engine.history.failures import cancelled, decode_failure, failed_run
@@ -53,6 +54,7 @@ class Client:
     def __init__(self, database: str | Storage, *, outbox: bool = False) -> None:
         self._database = Database(database, type(self).__name__)
         self.url = self._database.url
+        self._clock = self._new_clock()
         if type(self) is Client and self._database.in_memory:
             raise ConfigurationError(
                 "a Client on sqlite:///:memory: would be alone with that database, as no worker can see it: use a file "
@@ -67,6 +69,10 @@ class Client:
         self._supervisor: Supervisor
         self._results: Results
         self._create: starting.Create  # stores a new run
+
+    def _new_clock(self) -> Clock:
+        """Return the clock of this client; tests have clocks of their own."""
+        return SystemClock()
 
     async def __aenter__(self) -> Self:
         if self._is_open:
@@ -245,7 +251,7 @@ class Client:
         """Wait until a run has ended and return its result as JSON; see `RunHandle.result` for what it raises."""
         self._check_home()
         warning = UnservedWarning(self._storage, instance_id)
-        limit = asyncio.timeout(None if timeout is None else timeout.total_seconds())
+        limit = self._clock.timeout(None if timeout is None else timeout.total_seconds())
         try:
             async with limit:
                 found = await self._results.end_of(instance_id)

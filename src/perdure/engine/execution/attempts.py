@@ -7,7 +7,6 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import cast
 
-from perdure.engine.execution.clock import steady
 from perdure.engine.execution.compensations import compensation_of
 from perdure.engine.execution.inbox import Inbox, nothing
 from perdure.engine.execution.interfaces import Attempt, Done, Host, put_down
@@ -235,7 +234,7 @@ class Attempts:
                 self._start_activity(progress)
 
         async def pause() -> None:
-            await asyncio.sleep(seconds)
+            await self._host.clock.sleep(seconds)
             forget(task)
             self._inbox.post(start)  # through the inbox, because the run may have to take a slot first
 
@@ -290,7 +289,7 @@ class Attempts:
 
         An effect that is refused because of a mistake in the body's code fails the step.
         """
-        began = steady()
+        began = self._host.clock.steady()
         await self._recorder.durable()
         storage = self._host.storage
         try:
@@ -304,7 +303,7 @@ class Attempts:
             self._recorder.record(Failed(id, failure, self._recorder.call(call)), self._failure(id, 1, failure))
             return
         self._host.wake()
-        stored = stored or self._completion(id, 1, steady() - began)
+        stored = stored or self._completion(id, 1, self._host.clock.steady() - began)
         self._recorder.add_stored(completed, row_id, stored)
 
     async def _append(self, storage: Storage, record: Record) -> int:

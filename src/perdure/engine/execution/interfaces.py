@@ -7,7 +7,7 @@ from datetime import datetime
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
 
-from perdure.engine.execution.clock import steady
+from perdure.engine.execution.clock import Clock
 from perdure.engine.execution.group_commit import GroupCommit
 from perdure.engine.execution.journal import Entry
 from perdure.engine.replay.context import ActivityInfo
@@ -78,6 +78,7 @@ class Executable(Protocol):
     generation: str | None
     deadline: float  # of the lease, on the monotonic clock
     resumed: bool
+    host: "Host"
     slot: "Slot"  # held while code may execute
     ending: bool  # a commit that releases the lease is in progress, which may explain a missing lease
 
@@ -109,6 +110,7 @@ class Host(Protocol):
     """What a run needs of its worker."""
 
     storage: Storage
+    clock: Clock
     records: GroupCommit[Entry, int]
     completions: GroupCommit[tuple[Lease, bytes], None]
     suspensions: GroupCommit[tuple[Lease, list[Wait]], Suspension]
@@ -157,7 +159,7 @@ def activity_info(run: Executable, name: str, step: str, attempt: int, token: in
 
 def check_deadline(run: Executable) -> None:
     """Raise `LeaseLostError` if the lease has expired by the local clock, so that no new code starts."""
-    if steady() >= run.deadline:
+    if run.host.clock.steady() >= run.deadline:
         raise LeaseLostError(f"the lease of run {run.id!r} has expired by this worker's clock")
 
 

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
+from perdure.engine.execution.clock import Clock, Timer
 from perdure.engine.execution.inbox import Handle
 from perdure.engine.execution.interfaces import Attempt
 from perdure.engine.replay.commands import Apply, Await, Command, Execute, Forget, Pause, SetTimer
@@ -23,13 +24,13 @@ class Progress(Generic[Step]):
         self.attempt: Attempt | None = None
         self.task: asyncio.Task[None] | None = None  # executes the attempt
         self.cancelled: Callable[[asyncio.Task[None]], None]  # called when the task has ended after its cancellation
-        self.timer: asyncio.TimerHandle | None = None  # keeps the time on the worker's loop
+        self.timer: Timer | None = None  # keeps the time on the worker's loop
         self.registered = False  # a row in the database decides when the time is over
         self.waited = isinstance(step, TimerStep) and step.replayed  # such a row may exist
 
-    def watch(self, seconds: float, post: Callable[[Handle], None], due: Handle) -> None:
+    def watch(self, clock: Clock, seconds: float, post: Callable[[Handle], None], due: Handle) -> None:
         """Put an item in the inbox after some seconds."""
-        self.timer = asyncio.get_running_loop().call_later(seconds, post, due)
+        self.timer = clock.call_later(seconds, post, due)
 
     def stop(self) -> None:
         """Stop the timer on the worker's loop; a row in the database may keep the time from here on."""

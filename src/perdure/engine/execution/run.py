@@ -54,7 +54,7 @@ class Run:
             host, self.recorder, steps, self._inbox, self.about, self._info, lambda: check_deadline(self)
         )
         self._waits = Waits(
-            self.id, host.storage, self.recorder, steps, self.replayer.expects, self._inbox.post, host.now
+            self.id, host.storage, self.recorder, steps, self.replayer.expects, self._inbox.post, host.now, host.clock
         )
         self._last_id = 0
         self._is_new = is_new  # created under the lease of its first execution: there is no history to read

@@ -10,6 +10,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
 
+from perdure.engine.execution.clock import Clock, SystemClock
 from perdure.engine.execution.interfaces import Drained
 
 Waiter = asyncio.Future[None]
@@ -18,8 +19,9 @@ Waiter = asyncio.Future[None]
 class Slots:
     """At most `most` slots; `wake` is called when the search for new runs is granted one."""
 
-    def __init__(self, most: int, wake: Callable[[], None]) -> None:
+    def __init__(self, most: int, wake: Callable[[], None], clock: Clock | None = None) -> None:
         self.most = most
+        self.clock = clock or SystemClock()
         self.taken = 0  # held by runs, by runs that are being leased, or by the search
         self._wake = wake
         self._queue: OrderedDict[Waiter, None] = OrderedDict()
@@ -173,9 +175,8 @@ class Slot:
 
     async def pause(self, seconds: float) -> None:
         """Wait for some time without a slot, then take one again. Raises `Drained` if the worker stops."""
-        loop = asyncio.get_running_loop()
-        over: Waiter = loop.create_future()
-        timer = loop.call_later(seconds, _finish, over)
+        over: Waiter = asyncio.get_running_loop().create_future()
+        timer = self._slots.clock.call_later(seconds, _finish, over)
         try:
             await self.idle(over)
         finally:

@@ -5,12 +5,12 @@ timeouts are stored in the database even then, so that a crash does not reset th
 transaction registers all waits and releases the lease.
 """
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
 
 from perdure.engine.execution.attempts import SHORT_SEC
+from perdure.engine.execution.clock import Clock, Timer
 from perdure.engine.execution.inbox import Handle, nothing
 from perdure.engine.execution.progress import Progress, StepsInProgress
 from perdure.engine.execution.recorder import Recorder
@@ -37,6 +37,7 @@ class Waits:
         expects: Callable[[str], bool],
         post: Callable[[Handle], None],
         now: Callable[[], datetime],
+        clock: Clock,
     ) -> None:
         self._run_id = run_id
         self._storage = storage
@@ -45,10 +46,11 @@ class Waits:
         self._expects = expects  # whether the body waits for a row with this id
         self._post = post
         self._now = now
+        self._clock = clock
         self._hinted = False
         self._listening: set[str] = set()
         self._timed = TimedSteps(steps)
-        self._deadline: asyncio.TimerHandle | None = None
+        self._deadline: Timer | None = None
 
     def hint(self) -> None:
         """Poll soon, because there may be a message or a timer."""
@@ -71,7 +73,7 @@ class Waits:
         ends_at = self._recorder.facts.ends_at
         if ends_at is not None and self._deadline is None:
             left = max(0.0, (ends_at - self._now()).total_seconds())
-            self._deadline = asyncio.get_running_loop().call_later(left, self._expire)
+            self._deadline = self._clock.call_later(left, self._expire)
 
     def _expire(self) -> None:
         self._recorder.facts.expired = True
@@ -160,7 +162,7 @@ class Waits:
         timers, pauses, waits = self._timed.take_unwatched()
         for timer in timers:
             if is_short(timer):
-                timer.watch(timer.step.delay_sec, self._post, self._expiry(timer))
+                timer.watch(self._clock, timer.step.delay_sec, self._post, self._expiry(timer))
             else:
                 await self._watch_row(timer, timer.step.delay_sec)
         for pause in pauses:
@@ -178,7 +180,7 @@ class Waits:
         await self._storage.register_timer_subscription(timer, after=after, lease=lease)
         timed.registered = True
         self._timed.add_registered(timed)
-        timed.watch(seconds, self._post, self.look)
+        timed.watch(self._clock, seconds, self._post, self.look)
 
     async def _learn_times(self, waits: list[WaitStep]) -> None:
         """Read from their rows when the timeouts of registered waits end."""
@@ -199,7 +201,7 @@ class Waits:
             self._recorder.note(Until(id, until[id]))
         if id in until:
             seconds = max(0.0, (until[id] - now).total_seconds())
-        progress.watch(seconds, self._post, self._timeout(progress))
+        progress.watch(self._clock, seconds, self._post, self._timeout(progress))
 
     def _expiry(self, progress: Progress[TimerStep]) -> Handle:
         async def expire() -> None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, Literal, cast
 
 from perdure.database.backends.base import Executor, Session
-from perdure.engine.execution.clock import steady
+from perdure.engine.execution.clock import Clock, Timeout
 from perdure.engine.execution.interfaces import Attempt, Done, Record
 from perdure.engine.replay import stubs
 from perdure.engine.replay.context import ATTEMPT, RUN
@@ -42,12 +42,14 @@ OUTGOING: ContextVar[list[Effect] | None] = ContextVar("perdure_outgoing", defau
 class Activities:
     """Executes attempts, at most `most` at a time; plain functions run in at most `threads` threads."""
 
-    def __init__(self, most: int, threads: int, transaction_sec: float | None, idle_sec: float) -> None:
+    def __init__(self, most: int, threads: int, transaction_sec: float | None, idle_sec: float, clock: Clock) -> None:
         self._places = Places(most)
         self._transaction_sec = transaction_sec
         self._idle_sec = idle_sec  # after this time a server ends an idle transaction
         self._threads = Threads(threads)
         self._scope = stubs.current_scope() or stubs.StubScope()  # of the app
+        self._clock = clock
+        self._steady = clock.steady
 
     async def execute(self, attempt: Attempt) -> Done:
         """Execute an attempt in this task and return its result or error.
@@ -56,10 +58,10 @@ class Activities:
         """
         await self._places.take()
         outgoing: list[Effect] = []
-        began = steady()
+        began = self._steady()
         try:
             result, value = _written(attempt, await self._call(attempt, outgoing))
-            return Done(result, value, effects=tuple(outgoing), seconds=steady() - began)
+            return Done(result, value, effects=tuple(outgoing), seconds=self._steady() - began)
         except LeaseLostError:
             raise
         except BaseException as error:
@@ -159,12 +161,13 @@ class Activities:
                 attempt.check()  # the lease may have expired while the attempt waited for a thread
                 return activity.function(*args, **kwargs)
 
-            async with asyncio.timeout(activity.timeout) as over:
+            over = self._clock.timeout(activity.timeout)
+            async with over:
                 return await self._in_thread(lambda: context.run(call), over)
         attempt.check()  # the lease may have expired while the attempt waited for its turn
         if activity.timeout is None:
             return await activity.function(*args, **kwargs)
-        async with asyncio.timeout(activity.timeout):
+        async with self._clock.timeout(activity.timeout):
             return await activity.function(*args, **kwargs)
 
     async def _call_stub(
@@ -172,7 +175,8 @@ class Activities:
     ) -> Any:
         activity, info = attempt.activity, attempt.info
         attempt.check()
-        async with asyncio.timeout(activity.timeout) as over:
+        over = self._clock.timeout(activity.timeout)
+        async with over:
 
             async def call_plain(call: Callable[[], Any]) -> Any:
                 context = copy_context()
@@ -180,7 +184,7 @@ class Activities:
 
             return await stub.call(activity, info.idempotency_key, info, args, kwargs, call_plain)
 
-    async def _in_thread(self, call: Callable[[], Any], over: asyncio.Timeout) -> Any:
+    async def _in_thread(self, call: Callable[[], Any], over: Timeout) -> Any:
         """Call a plain function in a thread.
 
         A thread cannot be stopped, so a cancellation waits for the function to end: nothing must be compensated while

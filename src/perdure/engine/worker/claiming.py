@@ -9,7 +9,6 @@ import logging
 import time
 from collections.abc import Collection, Mapping, Sequence
 
-from perdure.engine.execution.clock import steady
 from perdure.engine.execution.slots import Slot, Slots
 from perdure.engine.worker.executor import RunExecutor
 from perdure.engine.worker.owners import is_dead, owner_of, tries_of, worker_of
@@ -85,7 +84,7 @@ class Claiming:
         """Lease runs with the same number of tries and execute them; return those that were leased."""
         ids = [each.instance_id for each in batch]
         lease_sec = self._settings.lease_sec
-        deadline = steady() + lease_sec
+        deadline = self._settings.clock.steady() + lease_sec
         leases = await self._storage.acquire_locks(ids, owner_of(self._settings.worker_id, tries), lease_sec)
         rows = await self._storage.get_instances(ids)
         taken: list[ResumableWorkflow] = []

@@ -3,7 +3,6 @@
 import logging
 from datetime import datetime
 
-from perdure.engine.execution.clock import steady
 from perdure.engine.replay.definitions import WorkflowDefinition
 from perdure.engine.starting import start_tick
 from perdure.engine.worker.host import WorkerHost
@@ -48,7 +47,7 @@ class Cron:
         """
         started, self._ticked = 0, self._host.now()
         for workflow in list(self._settings.workflows.values()):
-            if workflow.schedule is None or steady() < self._again_at.get(workflow.name, 0.0):
+            if workflow.schedule is None or self._host.clock.steady() < self._again_at.get(workflow.name, 0.0):
                 continue
             try:
                 started += await self._start_tick(workflow, workflow.schedule)
@@ -89,4 +88,4 @@ class Cron:
             },
             exc_info=error,
         )
-        self._again_at[workflow.name] = steady() + TICK_AGAIN_SEC
+        self._again_at[workflow.name] = self._host.clock.steady() + TICK_AGAIN_SEC

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, suppress
 
-from perdure.engine.execution.clock import steady
+from perdure.engine.execution.clock import Clock, SystemClock
 from perdure.engine.worker.held_leases import Held, HeldLeases
 from perdure.engine.worker.supervision import Supervised
 from perdure.errors import StorageError
@@ -36,14 +36,16 @@ class Heartbeat:
         lease_sec: float,
         lost: Callable[[Lease], None],
         supervised: Supervised | None = None,
+        clock: Clock | None = None,
     ) -> None:
         self._connect = connect
         self._worker_id = worker_id
         self._lease_sec = lease_sec
         self._lost = lost
         self._supervised = supervised or Supervised("heartbeat")
-        self._leases = HeldLeases()
-        self._whole_at = steady() + lease_sec / 3  # when to renew all leases
+        self._steady = (clock or SystemClock()).steady
+        self._leases = HeldLeases(self._steady)
+        self._whole_at = self._steady() + lease_sec / 3  # when to renew all leases
         self._nudged = False
         self._stop = threading.Event()
         self._due = threading.Event()  # renew now: a lease may be lost
@@ -135,13 +137,13 @@ class Heartbeat:
     async def _renew(self, storage: Storage) -> None:
         """Renew all leases after a third of their duration; after a nudge, only those of runs that execute code."""
         held = self._leases.all()
-        if self._nudged and steady() < self._whole_at:
+        if self._nudged and self._steady() < self._whole_at:
             held = [each for each in held if each[1].at_work]
         else:
-            self._whole_at = steady() + self._lease_sec / 3
+            self._whole_at = self._steady() + self._lease_sec / 3
         for first in range(0, len(held), PAGE):
             page = held[first : first + PAGE]
-            sent = steady()
+            sent = self._steady()
             renewed = await storage.refresh_locks([lease for lease, _ in page], self._lease_sec)
             for lost in self._leases.renewed(page, renewed, sent + self._lease_sec):
                 self._lose(lost)

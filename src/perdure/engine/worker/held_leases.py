@@ -4,7 +4,7 @@ The worker's loop adds and removes leases; the thread of the heartbeat renews th
 dictionary that the other thread may change.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Protocol
 
@@ -25,7 +25,8 @@ class Held(Protocol):
 class HeldLeases:
     """The leases of one worker."""
 
-    def __init__(self) -> None:
+    def __init__(self, now: Callable[[], float] = steady) -> None:
+        self._now = now
         self._held: dict[str, tuple[Lease, Held]] = {}
         self._expiries: dict[Lease, datetime] = {}  # as last renewed
 
@@ -65,4 +66,4 @@ class HeldLeases:
 
     def overdue(self) -> list[Lease]:
         """Return the leases whose deadline has passed without a renewal."""
-        return [lease for lease, held in self.all() if steady() >= held.deadline]
+        return [lease for lease, held in self.all() if self._now() >= held.deadline]

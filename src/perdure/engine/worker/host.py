@@ -5,6 +5,7 @@ from collections.abc import Coroutine, Sequence
 from datetime import datetime
 from typing import Any
 
+from perdure.engine.execution.clock import Clock
 from perdure.engine.execution.group_commit import GroupCommit
 from perdure.engine.execution.interfaces import Attempt, Done, Record
 from perdure.engine.execution.journal import Entry, appending
@@ -33,10 +34,12 @@ class WorkerHost:
         results: Results,
         hooks: Hooks,
         activities: Activities,
+        clock: Clock,
     ) -> None:
         self.storage = storage
         self.worker_id = worker_id
-        self.clock = DatabaseClock(storage)
+        self.clock = clock
+        self.database_clock = DatabaseClock(storage, clock)
         self.work = asyncio.Event()  # set if there may be work
         self.own_work = asyncio.Event()  # set as well if this process has created it
         self.outputs: dict[str, bytes] = {}  # of the runs that this worker has completed and whose tasks still end
@@ -56,7 +59,7 @@ class WorkerHost:
 
     def now(self) -> datetime:
         """Return an estimate of the database's clock."""
-        return self.clock.now()
+        return self.database_clock.now()
 
     def wake(self) -> None:
         """Look for work now, because this process has created some."""

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from itertools import groupby
 from operator import attrgetter
 
+from perdure.engine.execution.clock import Clock
 from perdure.engine.replay.guard import is_interruption
 from perdure.engine.worker.supervision import Supervised, Supervisor
 from perdure.engine.worker.waiting import end_tasks, wait_unless
@@ -35,10 +36,11 @@ CALM_SEC = 0.02  # minimum time between two polls that publish nothing
 class Relay:
     """The relay of one worker."""
 
-    def __init__(self, storage: Storage, publisher: Publisher, relay_id: str) -> None:
+    def __init__(self, storage: Storage, publisher: Publisher, relay_id: str, clock: Clock) -> None:
         self._storage = storage
         self._publisher = publisher
         self._relay_id = relay_id
+        self._clock = clock
         self._wake = asyncio.Event()
         self._stopping = False
         self._task: asyncio.Task[None] | None = None
@@ -89,7 +91,7 @@ class Relay:
         """Publish events in order, up to the first that must be retried; return whether there was none."""
         for event in events:
             try:
-                async with asyncio.timeout(PUBLISH_SEC):
+                async with self._clock.timeout(PUBLISH_SEC):
                     await self._publisher(event)
             except BaseException as error:
                 if is_interruption(error):

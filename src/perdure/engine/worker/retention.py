@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime, timedelta
 
+from perdure.engine.execution.clock import Clock, SystemClock
 from perdure.engine.worker.supervision import Supervised
 from perdure.errors import StorageError
 from perdure.model.durations import Duration, seconds
@@ -93,14 +94,18 @@ async def sweep(storage: Storage, retention: Retention, *, dry_run: bool = False
 
 
 async def sweep_for_ever(
-    storage: Storage, retention: Retention, worker_id: str, task: Supervised | None = None
+    storage: Storage,
+    retention: Retention,
+    worker_id: str,
+    task: Supervised | None = None,
+    clock: Clock | None = None,
 ) -> None:
     """Sweep once per interval, if no other worker does; runs as a background task of every worker."""
-    task = task or Supervised("retention")
+    task, clock = task or Supervised("retention"), clock or SystemClock()
     every_sec = seconds(retention.every, "every")
     delay = random.uniform(0, min(SOON_SEC, every_sec))  # nosec B311 # a pause
     while True:
-        await asyncio.sleep(delay)
+        await clock.rest(delay)
         try:
             if await storage.try_acquire_system_lock(DUTY, worker_id, every_sec) is not None:
                 await sweep(storage, retention)

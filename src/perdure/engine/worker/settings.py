@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from perdure.engine.execution.clock import Clock
 from perdure.engine.replay.definitions import WorkflowDefinition
 from perdure.engine.worker.retention import Retention
 
@@ -20,3 +21,4 @@ class WorkerSettings:
     max_threads: int
     transaction_sec: float | None  # None where a transaction does not block all other writers
     retention: Retention | None
+    clock: Clock

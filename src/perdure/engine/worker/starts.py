@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Sequence
 
-from perdure.engine.execution.clock import steady
 from perdure.engine.execution.group_commit import GroupCommit, Observer
 from perdure.engine.execution.slots import Slot, Slots
 from perdure.engine.worker.executor import RunExecutor
@@ -55,7 +54,7 @@ class LeasedStarts:
         self, items: Sequence[tuple[WorkflowInstance, Slot]]
     ) -> "list[Lease | StorageError | None]":
         lease_sec = self._settings.lease_sec
-        deadline = steady() + lease_sec
+        deadline = self._settings.clock.steady() + lease_sec
         unused = [slot for _, slot in items]
         try:
             answers = await self._storage.create_instances(

@@ -117,7 +117,7 @@ class WorkLoop:
         """Publish what this worker serves, and read the database's clock."""
         info = published(self._settings.workflows, self._settings.lease_sec)
         await self._host.storage.beat_worker(self._host.worker_id, info)
-        await self._host.clock.set()
+        await self._host.database_clock.set()
 
     async def _delay(self) -> float:
         dues = self.cron.next_ticks()

@@ -63,16 +63,24 @@ class Worker:
         self._supervisor = supervisor
         self._tasks: dict[str, asyncio.Task[None]] = {}  # by what they do
         worker_id, lease_sec = settings.worker_id, settings.lease_sec
-        activities = Activities(settings.max_activities, settings.max_threads, settings.transaction_sec, lease_sec)
+        clock = settings.clock
+        activities = Activities(
+            settings.max_activities, settings.max_threads, settings.transaction_sec, lease_sec, clock
+        )
         self.host = WorkerHost(
-            storage, worker_id, supervisor=supervisor, results=results, hooks=hooks, activities=activities
+            storage, worker_id, supervisor=supervisor, results=results, hooks=hooks, activities=activities, clock=clock
         )
         self.heartbeat = Heartbeat(
-            connect, worker_id, lease_sec, lambda lease: self.executor.lose(lease), supervisor.watch("heartbeat")
+            connect,
+            worker_id,
+            lease_sec,
+            lambda lease: self.executor.lose(lease),
+            supervisor.watch("heartbeat"),
+            clock,
         )
         self.executor = RunExecutor(self.host, settings.workflows, self.heartbeat, settings.max_cached_runs)
         results.is_local = self.executor.is_executing
-        self.slots = Slots(settings.max_runs, self.host.wake)
+        self.slots = Slots(settings.max_runs, self.host.wake, clock)
         self.starts = LeasedStarts(storage, settings, self.slots, self.executor, supervisor.watch(STARTS))
         claiming = Claiming(storage, settings, self.slots, self.executor)
         self.work_loop = WorkLoop(self.host, settings, self.slots, claiming)
@@ -115,7 +123,8 @@ class Worker:
         """Return the background tasks that end when the worker drains, by name."""
         work: dict[str, Work] = {"listener": self.listener.run, WORK_LOOP: self.work_loop.run}
         if (policy := self._settings.retention) is not None:
-            work["retention"] = lambda task: sweep_for_ever(self.host.storage, policy, self.host.worker_id, task)
+            storage, worker_id, clock = self.host.storage, self.host.worker_id, self.host.clock
+            work["retention"] = lambda task: sweep_for_ever(storage, policy, worker_id, task, clock)
         return work
 
     # Stopping.
