@@ -167,13 +167,19 @@ class NonDeterminismError(EngineError):
     """The workflow's code makes different calls than the run's history records.
 
     The run does not fail: it is stuck, is retried with back-off, and continues once compatible code is deployed.
+    `step` is the id of the step, `recorded` says what the history has there, and `called` what the code does there.
     """
 
     code = "engine.non_determinism"
 
-    def __init__(self, message: str, *, summary: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, summary: str | None = None, step: str = "", recorded: str = "", called: str = ""
+    ) -> None:
         super().__init__(message)
         self.summary = message if summary is None else summary  # for logs: without the arguments of the call
+        self.step = step
+        self.recorded = recorded
+        self.called = called
 
 
 class SerializationError(EngineError):

@@ -166,12 +166,13 @@ class Body:
         try:
             return self.values.take(path, make)
         except MissingValue:
-            self._break(f"the code takes a value at {path}, and the history has none there")
+            self._break(path)
             raise RunEvicted(self.run_id) from None  # so that an `except Exception` of the body does not continue
 
-    def _break(self, what: str) -> None:
+    def _break(self, path: str) -> None:
+        what = f"the code takes a value at {path}, and the history has none there"
         try:
-            self.mismatch.fail(what)
+            self.mismatch.fail(what, path, "no value there", f"takes a value at {path}")
         except NonDeterminismError as error:
             self.broken = error
 

@@ -16,18 +16,21 @@ class Mismatch:
     def __init__(self, run_id: str, workflow_name: str) -> None:
         self._about = f"run {run_id!r} ({workflow_name})"
 
-    def fail(self, what: str, shown: object = None) -> NoReturn:
-        """Raise `NonDeterminismError`. `shown` has the arguments of the call, which must not appear in logs."""
-        about = f"{self._about}: {what}"
+    def fail(self, what: str, step: str, recorded: str, called: str, shown: object = None) -> NoReturn:
+        """Raise `NonDeterminismError` for what the history has `recorded` at a step, and what the code does instead.
+
+        `shown` has the arguments of the call, which must not appear in logs.
+        """
+        about, more = f"{self._about}: {what}", "" if shown is None else f": {shown}"
         advice = "deploy compatible code, or guard the change with patched()"
-        raise NonDeterminismError(
-            f"{about}{'' if shown is None else f': {shown}'}; {advice}", summary=f"{about}; {advice}"
-        )
+        sides = {"step": step, "recorded": recorded, "called": called + more}
+        raise NonDeterminismError(f"{about}{more}; {advice}", summary=f"{about}; {advice}", **sides)
 
     def check_call(self, step: str, call: Call, record: Record) -> None:
         """Raise `NonDeterminismError` if the row records the same step with different arguments."""
         if call.differs(record.call):
-            self.fail(f"the history has {step} with different arguments than the code passes now", call)
+            what = f"the history has {step} with different arguments than the code passes now"
+            self.fail(what, step, f"{step} with other arguments", "passes these arguments", call)
 
     def check_channel(self, wait: WaitStep, record: MessageReceived | WaitTimedOut) -> None:
         """Raise `NonDeterminismError` if the row records a message of another channel or an event of another type.
@@ -39,7 +42,8 @@ class Mismatch:
             return
         known, name = names.public(found), names.public(wait.kind or channel)
         if known != name and (wait.kind is None or not known.startswith(f"{name}:")):
-            self.fail(f"the history has a message of {known!r} at {wait.id}, but the code waits for {name!r}")
+            what = f"the history has a message of {known!r} at {wait.id}, but the code waits for {name!r}"
+            self.fail(what, wait.id, f"a message of {known!r}", f"waits for {name!r}")
 
     def check_match(self, wait: WaitStep, record: MessageReceived) -> None:
         """Raise `NonDeterminismError` if the recorded event was selected by a different `where`.
@@ -50,6 +54,5 @@ class Mismatch:
             return
         if not wait.where or record.match != match_of(str(record.channel), wait.where).key:
             asked = dict(wait.where) if wait.where else "anything"
-            self.fail(
-                f"the history has an event at {wait.id} that matched a different where= than the code passes now", asked
-            )
+            what = f"the history has an event at {wait.id} that matched a different where= than the code passes now"
+            self.fail(what, wait.id, "an event that matched another where=", "waits with this where=", asked)

@@ -129,7 +129,9 @@ class OpenSteps:
         accept(record)
 
     def _unexpected(self, record: Record, instead: str) -> NoReturn:
-        self._mismatch.fail(f"the history continues with {record.row_id} ({record.kind}), but {instead}")
+        recorded = f"{record.row_id} ({record.kind})"
+        step, called = getattr(record, "step", record.row_id), instead.removeprefix("the code ")
+        self._mismatch.fail(f"the history continues with {recorded}, but {instead}", step, recorded, called)
 
     def _expect_attempt(self, step: ActivityStep) -> None:
         self._expected[step.id] = lambda record: self._activity_done(step, record)

@@ -65,9 +65,13 @@ class Replayer:
         if isinstance(record, Taken):
             self._continue(record, more=True)
         else:
-            self._continue(None, more=True)
+            self.pass_held()
             self._held = record
         return self._body.steps.commands()
+
+    def pass_held(self) -> None:
+        """Pass the last record to the body, unless it has seen it, because the next one has no values for it."""
+        self._continue(None, more=True)
 
     def feed_live(self, record: Record) -> list[Command]:
         """Pass a record to the body at once, because it has just been made: no row follows it yet."""
@@ -111,7 +115,9 @@ class Replayer:
         if self._body.broken is not None:
             raise self._body.broken
         if left := self._body.values.left():
-            self._body.mismatch.fail(f"the history has values at {', '.join(left)}, which the code does not take")
+            values = f"values at {', '.join(left)}"
+            what = f"the history has {values}, which the code does not take"
+            self._body.mismatch.fail(what, left[0], values, "takes no value there")
         if self._body.values.replaying:
             self._body.values.forget_recorded()
         if self.done:
