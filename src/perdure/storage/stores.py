@@ -1,6 +1,8 @@
 """Combine all aggregates on one backend, and open a storage by its URL."""
 
 import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Self
 
@@ -12,7 +14,7 @@ from perdure.database.cancellation import finish
 from perdure.database.dialects import Features, new_driver
 from perdure.database.secret import Secret
 from perdure.database.urls import limit_idle_transactions as limit_idle_transactions
-from perdure.errors import StorageError
+from perdure.errors import SchemaError, StorageError
 from perdure.storage.archive import Archive
 from perdure.storage.channels import Channels
 from perdure.storage.compensations import Compensations
@@ -76,6 +78,18 @@ class SQLStorage(
                 self._backend.driver.name,
                 applied[-1],
                 extra={"versions": applied},
+            )
+
+    async def connect_current(self) -> None:
+        """Connect to a schema that is up to date; raise `SchemaError` if it is not, without changing it."""
+        await self._connect()
+        async with self._backend.exclusive() as script:  # others begin transactions that write
+            pending = await missing(script, self._backend.driver.name, await self._locate(script))
+        if pending:
+            raise SchemaError(
+                f"the {self._backend.driver.name} database lacks {len(pending)} migrations of this version, the first "
+                f"is {pending[0]}, and it was opened read-only: apply them first (`async with open_storage(url)`), or "
+                "read it with the version of perdure that uses it"
             )
 
     async def _is_current(self) -> bool:
@@ -145,17 +159,17 @@ class SQLStorage(
 class SQLiteStorage(SQLStorage):
     """Store in one SQLite file that any number of processes share, or privately in memory (`:memory:`)."""
 
-    def __init__(self, path: str) -> None:
-        super().__init__(SQLiteBackend(path))
+    def __init__(self, path: str, *, read_only: bool = False) -> None:
+        super().__init__(SQLiteBackend(path, read_only=read_only))
 
 
 class PostgresStorage(SQLStorage):
     """Store in PostgreSQL 14 or later, also behind PgBouncer, in the schema `perdure` or the one in the URL."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, read_only: bool = False) -> None:
         from perdure.database.backends.postgres import PostgresBackend  # needs the driver of an extra
 
-        self._postgres = PostgresBackend(url := Secret(url))  # a traceback may show `url`
+        self._postgres = PostgresBackend(url := Secret(url), read_only=read_only)  # a traceback may show `url`
         super().__init__(self._postgres)
 
     async def _locate(self, database: Reader) -> str:
@@ -181,10 +195,10 @@ class PostgresStorage(SQLStorage):
 class MySQLStorage(SQLStorage):
     """Store in MySQL 8.0, MariaDB 10.6 or later."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, read_only: bool = False) -> None:
         from perdure.database.backends.mysql import MySQLBackend  # needs the driver of an extra
 
-        super().__init__(MySQLBackend(url := Secret(url)))
+        super().__init__(MySQLBackend(url := Secret(url), read_only=read_only))
 
 
 def open_storage(url: str) -> SQLiteStorage | PostgresStorage | MySQLStorage:
@@ -192,13 +206,31 @@ def open_storage(url: str) -> SQLiteStorage | PostgresStorage | MySQLStorage:
 
     It is not connected yet: use `await storage.initialize()`, or `async with open_storage(url) as storage:`.
     """
-    url = Secret(url)
+    return _storage(Secret(url), read_only=False)
+
+
+@asynccontextmanager
+async def open_read_only(url: str) -> AsyncIterator[SQLStorage]:
+    """Open a storage that refuses to write: nothing is created or migrated, and a role that may only read is enough.
+
+    Raise `SchemaError` if the tables are not those of this version. Behind PgBouncer, which shares sessions,
+    the server is not told to refuse writes.
+    """
+    storage = _storage(Secret(url), read_only=True)
+    try:
+        await storage.connect_current()
+        yield storage
+    finally:
+        await storage.close()
+
+
+def _storage(url: str, *, read_only: bool) -> SQLiteStorage | PostgresStorage | MySQLStorage:
     match new_driver(url).driver_name():
         case "postgresql":
-            return PostgresStorage(url)
+            return PostgresStorage(url, read_only=read_only)
         case "mysql":
-            return MySQLStorage(url)
-    return SQLiteStorage(parse_sqlite_url(url))
+            return MySQLStorage(url, read_only=read_only)
+    return SQLiteStorage(parse_sqlite_url(url), read_only=read_only)
 
 
 async def initialize_test_schema(storage: SQLStorage) -> None:

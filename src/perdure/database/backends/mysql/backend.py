@@ -62,7 +62,7 @@ class MySQLBackend(ServerBackend[Any]):
     The options are described in `mysql.url`; options in the URL override arguments.
     """
 
-    def __init__(self, url: str, *, pool_size: int = 10, pool_timeout: float = 30.0) -> None:
+    def __init__(self, url: str, *, pool_size: int = 10, pool_timeout: float = 30.0, read_only: bool = False) -> None:
         if asyncmy is None:
             raise ConfigurationError("the driver asyncmy is not installed, and MySQL needs it: install perdure[mysql]")
         url = Secret(url)
@@ -74,6 +74,7 @@ class MySQLBackend(ServerBackend[Any]):
         self._connect_timeout: float = options.get("connect_timeout", 10.0)
         self._idle_sec: float | None = options.get("idle_transaction_timeout")
         self._packet_max = PACKET_MIN
+        self._read_only = read_only
         self._demotions = 0  # connections opened before the last demotion are not reused
         # On a silent server each idle connection would cost another timeout, so a timeout clears the pool.
         self._timeouts = AnswerTimeouts(options.get("read_timeout", 60.0), self._pool.clear)
@@ -143,6 +144,8 @@ class MySQLBackend(ServerBackend[Any]):
         self._packet_max = packet_max - 1  # the command takes a byte, and the limit itself is too large
         if len(self._hosts) > 1:
             await self._follow_cluster(connection)
+        if self._read_only:
+            await self._ask(connection, ("SET SESSION TRANSACTION READ ONLY",), [])
 
     async def _follow_cluster(self, connection: Any) -> None:
         """On Galera, wait until commits of other nodes have arrived: now, and before every read."""

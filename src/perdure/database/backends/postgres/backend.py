@@ -75,7 +75,7 @@ class PostgresBackend(ServerBackend[Any]):
 
     driver: PostgresDriver
 
-    def __init__(self, url: str, *, pool_size: int = 10, pool_timeout: float = 30.0) -> None:
+    def __init__(self, url: str, *, pool_size: int = 10, pool_timeout: float = 30.0, read_only: bool = False) -> None:
         if asyncpg is None:
             raise ConfigurationError(
                 "the driver asyncpg is not installed, and PostgreSQL needs it: install perdure[postgres]"
@@ -92,6 +92,7 @@ class PostgresBackend(ServerBackend[Any]):
         )
         self.pooled = "pooler" in options
         self.must_poll = self.closed = False
+        self._read_only = read_only
         self._hosts = Hosts(address, names, options)
         self.idle_sec = options.get("idle_transaction_timeout")
         self._idle_setting = (
@@ -138,6 +139,8 @@ class PostgresBackend(ServerBackend[Any]):
             direct = bool(pid == connection.get_server_pid())
             if direct and self._idle_setting:  # not when connecting: a pooler rejects connections with this setting
                 await connection.execute(f"SET {self._idle_setting}", timeout=timeout)
+            if direct and self._read_only:  # a pooler would pass the session on to other clients
+                await connection.execute("SET default_transaction_read_only = on", timeout=timeout)
             if direct:
                 with suppress(asyncpg.PostgresError):  # a server that only resembles PostgreSQL, or another system
                     await connection.execute(_CHECK, timeout=timeout)
