@@ -352,6 +352,11 @@ class Client:
         )
 
 
+def storage_of(client: Client) -> Storage:
+    """Return the open storage of a client; raise what every call of the client raises if it cannot be used here."""
+    return client._storage
+
+
 def _reset(token: "Token[Client | None]") -> None:
     with suppress(ValueError):  # left in another context
         current.APP.reset(token)

@@ -92,6 +92,11 @@ class RunHandle(Generic[R]):
         return f"<run {self.id}>"
 
 
+def runs_of(handle: RunHandle[Any]) -> Runs:
+    """Return what a handle asks about its run."""
+    return handle._runs
+
+
 def plain(data: bytes) -> Any:
     """Return the result of a run as plain JSON values, for a handle that does not know the workflow."""
     return decode(data)

@@ -1,7 +1,7 @@
 """Reading steps: convert the history of a run to `StepInfo` and `HistoryEntry`."""
 
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -25,7 +25,7 @@ from perdure.engine.history.records import (
     record_of,
 )
 from perdure.engine.replay.definitions import ACTIVITIES, COMPENSATIONS, WORKFLOWS
-from perdure.model.records import RegisteredWait
+from perdure.model.records import HistoryEvent, RegisteredWait
 from perdure.storage.contract import Storage
 
 PAGE = 1000
@@ -54,6 +54,16 @@ async def read_steps(storage: Storage, id: str) -> list[StepInfo]:
         steps.add(record_of(row), row.created_at)
     await steps.add_children(storage)
     for wait in await storage.get_waits([id]):
+        steps.add_wait(id, wait)
+    return steps.found()
+
+
+def steps_of(id: str, rows: Iterable[HistoryEvent], waits: Iterable[RegisteredWait]) -> list[StepInfo]:
+    """Return the steps of a history that was read before; of a child only what the history of its parent says."""
+    steps = _Steps()
+    for row in rows:
+        steps.add(record_of(row), row.created_at)
+    for wait in waits:
         steps.add_wait(id, wait)
     return steps.found()
 
@@ -173,6 +183,11 @@ class _Steps:
 
 def _activity(name: str) -> Any:
     return ACTIVITIES.get(name) or COMPENSATIONS.get(name)
+
+
+def is_call(name: str) -> bool:
+    """Return whether steps of this name are calls of the engine, such as `publish()`, and not activities."""
+    return name in _EFFECTS and name not in ACTIVITIES
 
 
 def _is_step(id: str) -> bool:

@@ -1,8 +1,9 @@
 """Digests of calls, which are recorded with each step, so that a replay detects a call with different arguments.
 
 The digest is stored in `event_data_binary` of the step's row, whose JSON is in `event_data`. It has nine bytes; the
-first one is the method. Rows without a digest, of earlier versions or other frameworks, are not compared. The digest is
-followed by the time since the start of the run, which advances the time of the body's loop, also on replay.
+first one is the method. Rows without a digest, of earlier versions or other frameworks, are not compared, and neither
+are exported histories in which the values of a call were redacted. The digest is followed by the time since the start
+of the run, which advances the time of the body's loop, also on replay.
 
 Irrelevant changes must not stop a run. So the digest covers values, but not parameter names, defaults that were not
 passed, the order of dicts and sets, or fields of dataclasses and models that have their default value: parameters and
@@ -26,6 +27,7 @@ TICKS = 1024  # per second; floats represent sums and differences of such times 
 WALK_MAX = 64 * 1024  # larger calls are compared by their JSON, because walking them would block the worker
 SHOWN_MAX = 200
 WALKED, WRITTEN = b"\x01", b"\x02"
+REDACTED = b"\x00" * SIZE  # of a call whose values were replaced: it is compared with nothing
 
 _ATOMS = frozenset({str, int, float, bool, type(None)})
 _NO_DEFAULT = object()
@@ -60,7 +62,8 @@ def stamp(elapsed_sec: float) -> bytes:
 
 def stamped(recorded: bytes | None) -> float:
     """Return the time that follows a recorded digest; 0 if there is none."""
-    if recorded is None or len(recorded) != SIZE + STAMP_SIZE or recorded[:1] not in (WALKED, WRITTEN):
+    known = (WALKED, WRITTEN, REDACTED[:1])
+    if recorded is None or len(recorded) != SIZE + STAMP_SIZE or recorded[:1] not in known:
         return 0.0
     return int.from_bytes(recorded[SIZE:]) / TICKS
 

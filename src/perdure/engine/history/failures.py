@@ -72,6 +72,19 @@ def decode_failure(data: Mapping[str, object]) -> Exception:
     return kind(message, error_type=error_type, stack_trace=stack_trace)
 
 
+def with_own_message(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a recorded error, whose arguments were replaced, with the message that its class makes of them.
+
+    So it is rebuilt as an instance of its class, as the original is. Any other error is returned unchanged.
+    """
+    args, attributes = data.get("args"), data.get("attributes")
+    known = _known(_text(data, "error_type")) if isinstance(args, list) else None
+    if known is None or not isinstance(args, list):
+        return data
+    made = _rebuilt(known, args, attributes) if isinstance(attributes, Mapping) else _made(known, args)
+    return data if made is None else {**data, "error_message": _message(made)}
+
+
 def cancelled(workflow_name: str, instance_id: str, reason: str) -> WorkflowCancelledError:
     """Return the error for code that waits for a cancelled run."""
     because = f": {reason}" if reason else ""
