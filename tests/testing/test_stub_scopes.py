@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from contextvars import Context
 from pathlib import Path
 
 import pytest
@@ -124,6 +125,25 @@ async def test_stub_applies_to_the_only_app_although_another_task_has_opened_it(
     with name.stub(returns="stub"):
         assert await naming() + await name() == "stubstub"
     assert await naming() + await name() == "realreal"
+    stop.set()
+    await task
+
+
+async def test_closed_app_of_the_context_does_not_hide_the_open_one() -> None:
+    app = App(MEMORY)
+    await app.__aenter__()
+    await asyncio.create_task(app.__aexit__(None, None, None))  # so this context still has its scope
+    opened, stop = asyncio.Event(), asyncio.Event()
+
+    async def serve() -> None:
+        async with App(MEMORY):
+            opened.set()
+            await stop.wait()
+
+    task = asyncio.create_task(serve(), context=Context())
+    await opened.wait()
+    with name.stub(returns="stub"):
+        assert await naming() == "stub"
     stop.set()
     await task
 

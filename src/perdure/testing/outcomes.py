@@ -1,12 +1,12 @@
 """The outcomes of a stub: what each call of an activity returns or raises."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeGuard
 
 from perdure.engine.history.hints import signature
 from perdure.engine.replay.definitions import ActivityDefinition
-from perdure.engine.replay.stubs import UNSET, CallPlain
+from perdure.engine.replay.stubs import UNSET, StubbedCall
 from perdure.errors import SerializationError, StubError
 
 Raised = Exception | type[Exception]
@@ -63,15 +63,16 @@ class Outcomes:
             self._numbers[step] = number
         return number
 
-    async def play(self, outcome: object, args: Sequence[Any], kwargs: Mapping[str, Any], call: CallPlain) -> Any:
+    async def play(self, outcome: object, call: StubbedCall) -> Any:
         """Return or raise an outcome."""
         if _is_raised(outcome):
             raise outcome if isinstance(outcome, type) else outcome.with_traceback(None)
         if self._using is None or outcome is not self._using:
             return outcome
-        return await self._call(self._using, args, kwargs, call)
+        return await self._call(self._using, call)
 
-    async def _call(self, using: Function, args: Sequence[Any], kwargs: Mapping[str, Any], call: CallPlain) -> Any:
+    async def _call(self, using: Function, call: StubbedCall) -> Any:
+        args, kwargs = call.args, call.kwargs
         try:
             signature(using).bind(*args, **kwargs)
         except TypeError as error:
@@ -81,7 +82,7 @@ class Outcomes:
         if inspect.iscoroutinefunction(using):
             value = await using(*args, **kwargs)
         else:
-            value = await call(lambda: using(*args, **kwargs))
+            value = await call.call_plain(lambda: using(*args, **kwargs))
             value = await value if inspect.isawaitable(value) else value
         if reason := _misfit(self._activity, value):
             raise StubError(f"{self._what}(using=) returned {value!r}: {reason}")

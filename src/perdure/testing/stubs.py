@@ -4,7 +4,6 @@ A stub replaces the function of an activity in the apps of the test that enters 
 call and the number of the attempt, so an attempt that is executed again after a crash has the same outcome.
 """
 
-import asyncio
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -16,7 +15,7 @@ from perdure.engine.api import current
 from perdure.engine.history.hints import signature
 from perdure.engine.replay.context import ActivityInfo
 from perdure.engine.replay.definitions import ActivityDefinition
-from perdure.engine.replay.stubs import UNSET, CallPlain, StubScope, new_scope
+from perdure.engine.replay.stubs import UNSET, StubbedCall, StubScope, new_scope
 from perdure.errors import EngineError, StubError
 from perdure.model.durations import Duration, seconds
 from perdure.testing.outcomes import Outcomes
@@ -120,24 +119,16 @@ class Stub(Generic[P, R]):
         """Return whether this stub replaces a call."""
         return activity.origin is self._activity and (self._run is None or (info is not None and self._run(info)))
 
-    async def call(
-        self,
-        activity: ActivityDefinition,
-        step: str | None,
-        info: ActivityInfo | None,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        call_plain: CallPlain,
-    ) -> Any:
-        """Record the call, wait for the delay, and return or raise the outcome."""
-        given = _arguments(self._activity, args, kwargs)
-        call = Call(given) if info is None else Call(given, info.workflow_id, info.step, info.attempt)
-        self._calls.append(call)
+    async def call(self, call: StubbedCall) -> Any:
+        """Record a call, wait for the delay, and return or raise the outcome."""
+        given, info = _arguments(self._activity, call.args, call.kwargs), call.info
+        made = Call(given) if info is None else Call(given, info.workflow_id, info.step, info.attempt)
+        self._calls.append(made)
         try:
-            outcome = self._outcomes.of(step, call.attempt)
+            outcome = self._outcomes.of(call.step, made.attempt)
             if self._delay_sec:
-                await asyncio.sleep(self._delay_sec)
-            return await self._outcomes.play(outcome, args, kwargs, call_plain)
+                await call.sleep(self._delay_sec)
+            return await self._outcomes.play(outcome, call)
         except StubError as error:
             self._mistakes.append(error)
             raise
@@ -153,16 +144,9 @@ class _Forbidden:
     def applies_to(self, activity: ActivityDefinition, info: ActivityInfo | None) -> bool:
         return True
 
-    async def call(
-        self,
-        activity: ActivityDefinition,
-        step: str | None,
-        info: ActivityInfo | None,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        call_plain: CallPlain,
-    ) -> Any:
-        name, where = activity.origin.name, "" if info is None else f" in run {info.workflow_id!r}, step {info.step!r}"
+    async def call(self, call: StubbedCall) -> Any:
+        name, info = call.activity.origin.name, call.info
+        where = "" if info is None else f" in run {info.workflow_id!r}, step {info.step!r}"
         error = StubError(
             f"activity {name!r} was called{where}, and has no stub in a strict test: use `with {name}.stub(…):`, or "
             f"{name}.stub(using={name}.function) to execute it"

@@ -16,7 +16,7 @@ from perdure.engine.replay.definitions import (
     name_of,
     register,
 )
-from perdure.engine.replay.stubs import UNSET
+from perdure.engine.replay.stubs import UNSET, StubbedCall
 from perdure.model.durations import Duration
 from perdure.model.retries import Retry
 
@@ -171,7 +171,8 @@ class Activity(ActivityDefinition, Generic[P, R]):
         if len(scopes := current.stub_scopes()) == 1 and scopes[0].installed:
             info = context.ATTEMPT.get()
             if (stub := scopes[0].find(self, info)) is not None:
-                return cast(R, await stub.call(self, None, info, args, kwargs, _call_here))
+                call = StubbedCall(self, args, kwargs, None, info, scopes[0].sleep, _call_here)
+                return cast(R, await stub.call(call))
         result: Any = self.function(*args, **kwargs)
         return cast(R, result if self.plain else await result)
 

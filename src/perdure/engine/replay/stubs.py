@@ -5,16 +5,38 @@ and below its own: to the apps of its test, no matter which was opened first, bu
 runs in the same process.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from perdure.engine.replay.context import ActivityInfo
 from perdure.engine.replay.definitions import ActivityDefinition
 
 UNSET: Any = object()  # the default of arguments that may be None
+Sleep = Callable[[float], Awaitable[None]]
 CallPlain = Callable[[Callable[[], Any]], Awaitable[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class StubbedCall:
+    """A call of an activity that a stub replaces.
+
+    - `step`: the idempotency key of the step, or None for a direct call.
+    - `info`: the attempt; for a direct call, that of the activity which makes the call, or None.
+    - `sleep`: waits by the clock of the app.
+    - `call_plain`: calls a plain function where that of the activity would be called.
+    """
+
+    activity: ActivityDefinition
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    step: str | None
+    info: ActivityInfo | None
+    sleep: Sleep
+    call_plain: CallPlain
 
 
 class InstalledStub(Protocol):
@@ -25,31 +47,19 @@ class InstalledStub(Protocol):
     def applies_to(self, activity: ActivityDefinition, info: ActivityInfo | None) -> bool:
         """Return whether this stub replaces a call; `info` is None outside a run."""
 
-    async def call(
-        self,
-        activity: ActivityDefinition,
-        step: str | None,
-        info: ActivityInfo | None,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        call_plain: CallPlain,
-    ) -> Any:
-        """Return the result of a call.
-
-        - `step`: the idempotency key of the step, or None for a direct call.
-        - `info`: the attempt; for a direct call, that of the activity which makes the call, or None.
-        - `call_plain`: calls a plain function where that of the activity would be called.
-        """
+    async def call(self, call: StubbedCall) -> Any:
+        """Return the result of a call."""
 
 
 class StubScope:
     """The scope of an app or of a stub. `installed` has the stubs of all scopes that are related to it, and others."""
 
-    __slots__ = ("installed", "is_open", "parent")
+    __slots__ = ("installed", "is_open", "parent", "sleep")
 
     def __init__(self, parent: "StubScope | None" = None) -> None:
         self.parent = parent
         self.installed: list[InstalledStub] = [] if parent is None else parent.installed
+        self.sleep: Sleep = asyncio.sleep if parent is None else parent.sleep
         self.is_open = True
 
     def find(self, activity: ActivityDefinition, info: ActivityInfo | None) -> InstalledStub | None:

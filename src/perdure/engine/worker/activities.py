@@ -182,7 +182,8 @@ class Activities:
                 context = copy_context()
                 return await self._in_thread(lambda: context.run(call), over) if activity.plain else call()
 
-            return await stub.call(activity, info.idempotency_key, info, args, kwargs, call_plain)
+            call = (activity, args, kwargs, info.idempotency_key, info, self._scope.sleep, call_plain)
+            return await stub.call(stubs.StubbedCall(*call))
 
     async def _in_thread(self, call: Callable[[], Any], over: Timeout) -> Any:
         """Call a plain function in a thread.
