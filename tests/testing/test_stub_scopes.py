@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from perdure import App, EngineError, Retry, WorkflowFailedError, activity, workflow
+from perdure import App, Client, EngineError, Retry, WorkflowFailedError, activity, workflow
+from perdure.engine.replay.stubs import new_scope
 from perdure.errors import StubError
 from perdure.testing.stubs import Stub, only_stubs
 
@@ -127,6 +128,29 @@ async def test_stub_applies_to_the_only_app_although_another_task_has_opened_it(
     assert await naming() + await name() == "realreal"
     stop.set()
     await task
+
+
+async def test_stub_applies_to_the_apps_of_other_tasks_that_share_its_scope(tmp_path: Path) -> None:
+    url, opened, stop = f"sqlite:///{tmp_path}/shared.db", asyncio.Barrier(2), asyncio.Event()
+
+    async def work() -> None:
+        async with App(url):
+            await opened.wait()
+            await stop.wait()
+
+    async def use() -> str:
+        async with Client(url):
+            with name.stub(returns="stub"):
+                return await naming()
+
+    with new_scope(shared=True):
+        worker = asyncio.create_task(work())
+        await opened.wait()
+        assert await asyncio.create_task(use()) == "stub"
+        async with Client(url):
+            assert await naming() == "real"
+    stop.set()
+    await worker
 
 
 async def test_closed_app_of_the_context_does_not_hide_the_open_one() -> None:

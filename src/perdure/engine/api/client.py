@@ -24,7 +24,7 @@ from perdure.engine.history.codec import decode
 from perdure.engine.history.failures import cancelled, decode_failure, failed_run
 from perdure.engine.history.records import STATE
 from perdure.engine.replay.definitions import WORKFLOWS
-from perdure.engine.replay.stubs import StubScope, new_scope
+from perdure.engine.replay.stubs import StubScope, scope_of_app
 from perdure.engine.starting import StartRequest
 from perdure.engine.worker.results import Results
 from perdure.engine.worker.retention import Retention, Swept, sweep
@@ -82,7 +82,7 @@ class Client:
             self._opened = await opening.enter_async_context(self._database.open())
             token = current.APP.set(self)  # before the worker starts: activities send through it
             opening.callback(_reset, token)
-            self.stub_scope = opening.enter_context(new_scope())
+            self.stub_scope = opening.enter_context(scope_of_app(self._clock.sleep))
             self._is_open = True  # as well: the first activities may start runs while the worker still starts
             current.opened(self)
             try:

@@ -54,13 +54,14 @@ class InstalledStub(Protocol):
 class StubScope:
     """The scope of an app or of a stub. `installed` has the stubs of all scopes that are related to it, and others."""
 
-    __slots__ = ("installed", "is_open", "parent", "sleep")
+    __slots__ = ("installed", "is_open", "is_shared", "parent", "sleep")
 
-    def __init__(self, parent: "StubScope | None" = None) -> None:
+    def __init__(self, parent: "StubScope | None" = None, *, shared: bool = False) -> None:
         self.parent = parent
         self.installed: list[InstalledStub] = [] if parent is None else parent.installed
         self.sleep: Sleep = asyncio.sleep if parent is None else parent.sleep
         self.is_open = True
+        self.is_shared = shared  # by all apps that are opened inside it, also in tasks of their own
 
     def find(self, activity: ActivityDefinition, info: ActivityInfo | None) -> InstalledStub | None:
         """Return the stub that replaces a call in this scope: the last one that was installed and applies, or None."""
@@ -87,9 +88,9 @@ def current_scope() -> StubScope | None:
 
 
 @contextmanager
-def new_scope(parent: StubScope | None = None) -> Iterator[StubScope]:
-    """Open a scope, which is that of the calling code until the block ends."""
-    scope = StubScope(current_scope() or parent)
+def new_scope(parent: StubScope | None = None, *, shared: bool = False) -> Iterator[StubScope]:
+    """Open a scope, which is that of the calling code until the block ends; `parent` is for code that has none."""
+    scope = StubScope(current_scope() or parent, shared=shared)
     _SCOPE.set(scope)
     try:
         yield scope
@@ -97,3 +98,16 @@ def new_scope(parent: StubScope | None = None) -> Iterator[StubScope]:
         scope.is_open = False
         if _SCOPE.get() is scope:  # not that of a stub which outlives its app, so that the next app finds it
             _SCOPE.set(scope.parent)
+
+
+@contextmanager
+def scope_of_app(sleep: Sleep) -> Iterator[StubScope]:
+    """Open the scope of an app, or use the shared one of the calling code; `sleep` waits by the app's clock."""
+    scope = current_scope()
+    if scope is not None and scope.is_shared:
+        scope.sleep = sleep
+        yield scope
+        return
+    with new_scope() as scope:
+        scope.sleep = sleep
+        yield scope
