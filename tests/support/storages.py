@@ -22,7 +22,7 @@ from perdure.storage.contract import Storage
 from perdure.storage.migrations import tables
 from perdure.storage.stores import SQLStorage, open_storage, shift_clock
 from perdure.testing.reference import Reference, World
-from tests.support.databases import mysql_login
+from tests.support.databases import connect_mysql, fetch_mysql, mysql_login
 from tests.support.leaks import kept
 
 Owners = dict[str, str | None]  # by the ids of the runs
@@ -201,6 +201,20 @@ def _deletes(dialect: str, schema: str = "") -> list[str]:
     if dialect == "postgresql":
         return ["SET session_replication_role = replica", *deletes, "RESET session_replication_role"]
     return ["SET FOREIGN_KEY_CHECKS = 0", *deletes] if dialect == "mysql" else deletes
+
+
+async def remove_deleted_keys(url: str) -> None:
+    """Remove what MySQL keeps of deleted rows until its background threads are done with them.
+
+    Inserting a key into a unique index where the same key was deleted locks the gap up to the next key, to keep others
+    from inserting it as well. So a transaction could block another one because of an earlier test.
+    """
+    indexes = "SELECT DISTINCT table_name FROM information_schema.statistics WHERE table_schema = DATABASE()"
+    async with connect_mysql(url) as connection:
+        tables = await fetch_mysql(connection, f"{indexes} AND non_unique = 0 AND index_name <> 'PRIMARY'")
+        await fetch_mysql(connection, "SET FOREIGN_KEY_CHECKS = 0")
+        for (table,) in tables:
+            await fetch_mysql(connection, f"TRUNCATE TABLE {table}")
 
 
 def storage_of(app: Client) -> SQLStorage:
