@@ -340,6 +340,18 @@ async def test_broadcast_message_with_an_uncommitted_delivery_reaches_other_subs
 
 
 @servers
+async def test_new_subscriber_does_not_wait_for_an_uncommitted_delivery(storage: SQLStorage, peer: SQLStorage) -> None:
+    """It would lock the channel meanwhile, and publishers would wait for it."""
+    await listening(storage, "i-1")
+    await listening(storage, "i-3")
+    (first,) = await publish(storage, b"1")
+    lease = await leased(storage, "i-2")
+    async with storage.transaction():
+        assert await storage.deliver_channel_message("i-3", await message(storage, first)) is not None
+        await at_once(peer.subscribe_to_channel("i-2", "c", BROADCAST, lease=lease))
+
+
+@servers
 async def test_timer_with_an_uncommitted_firing_fires_once(storage: SQLStorage, peer: SQLStorage) -> None:
     await sleeping(storage, "i-1")
     shift(storage, 11)

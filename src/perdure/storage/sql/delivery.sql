@@ -135,7 +135,8 @@ woken AS (
 SELECT workflow_name, activity_id, id, (SELECT count(*) FROM event) FROM message
 
 -- deliver [mysql]
--- Differs because a CTE cannot write: session variables carry what was found from part to part, in one packet.
+-- Differs because a CTE cannot write: session variables carry what was found from part to part, in one packet. The
+-- cursor usually exists and is updated: an upsert would also lock the gap before it, where new subscribers insert theirs.
 SET @mode = NULL, @message = NULL, @next = NULL, @wait = NULL, @cursor = NULL, @activity = NULL, @key = NULL;
 SELECT i.workflow_name, s.mode, s.activity_id INTO @workflow, @mode, @wait
   FROM workflow_instances i JOIN channel_subscriptions s ON s.instance_id = i.instance_id AND s.channel = :channel
@@ -180,8 +181,11 @@ UPDATE channel_subscriptions
        cursor_message_id = CASE WHEN @fresh AND @message = @next THEN @message ELSE cursor_message_id END
  WHERE instance_id = :instance_id AND channel = :channel AND @message IS NOT NULL;
 DELETE FROM perdure_waits WHERE instance_id = :instance_id AND activity_id = @activity AND @message IS NOT NULL;
+UPDATE channel_delivery_cursors SET last_delivered_id = @message, updated_at = {now}
+ WHERE channel = :channel AND instance_id = :instance_id AND @message = @next AND @fresh;
+SET @moved = ROW_COUNT();
 INSERT INTO channel_delivery_cursors (channel, instance_id, last_delivered_id, updated_at)
-SELECT :channel, :instance_id, @message, {now} FROM DUAL WHERE @message = @next AND @fresh
+SELECT :channel, :instance_id, @message, {now} FROM DUAL WHERE @message = @next AND @fresh AND @moved = 0
 ON DUPLICATE KEY UPDATE last_delivered_id = @message, updated_at = {now};
 INSERT IGNORE INTO perdure_taken_messages (instance_id, channel, message_id, match_key)
 SELECT :instance_id, :channel, @message, @key FROM DUAL WHERE @message <> @next AND @fresh;
