@@ -373,7 +373,7 @@ def _unused(after: str) -> Operation[tuple[list[str], str]]:
 def _forget(age_sec: float, limit: int, unused: Sequence[str]) -> Operation[bool]:
     """Remove a page of keys, and channels; return True if there may be more keys."""
     ((until,),) = yield S.last_key(age_sec=age_sec, limit=limit)
-    forgotten = until is not None and (yield S.forget_keys(until=utc(until)))
+    forgotten = until is not None and (yield S.forget_keys(until=utc(until), limit=limit))
     if unused:
         yield S.forget(channels=sorted(unused))
     return bool(forgotten)

@@ -108,6 +108,14 @@ def test_every_statement_is_used_described_and_renders(file: Path) -> None:
                 assert re.search(rf"^-- {name} \[{dialect}\]\n-- Differs", text, re.MULTILINE), statement.name
 
 
+def test_every_delete_of_listed_rows_names_its_index() -> None:
+    """Otherwise MySQL may read the whole table, and wait for locked rows that are not in the list."""
+    parts = [part for file in FILES for each in load_statements(file.stem) for part in each.parts("mysql")]
+    listed = [part for part in parts if part.startswith("DELETE") and "{any(" in part]
+    assert listed
+    assert [part for part in listed if not part.startswith("DELETE {from_index(")] == []
+
+
 def test_every_shared_sql_piece_is_documented_and_used_more_than_once() -> None:
     text, pieces = "\n".join(file.read_text("utf-8") for file in FILES), SOURCE / "sql" / "pieces.sql"
     for piece in load_statements("pieces"):

@@ -184,6 +184,10 @@ class Rendering:
         """Return the clause behind a table that selects this index; empty where the planner needs no hint."""
         return ""
 
+    def piece_from_index(self, arguments: str) -> str:
+        """Return what follows DELETE: the table, and its index (with a column it lacks) where planners need a hint."""
+        return f"FROM {_split(arguments)[0]}"
+
     def piece_ordinal(self, column: str) -> str:
         """Return the column, compared by code points."""
         return column

@@ -4,6 +4,9 @@ What a statement reads must not grow with the database, whatever its planner ass
 (`{index(...)}`: MySQL would look up the equality alone and read every NULL of the next column), and a row of another
 table is looked up in a scalar subquery: a planner may reverse a join or an EXISTS and read that whole table.
 
+A delete of listed rows names its index as well, and a column that is not in it: `DELETE {from_index(table, index,
+column)}`. MySQL would read a small table whole, and wait for every row in it that another transaction has locked.
+
 Text that several statements share is in `pieces.sql` and is inserted by its name: `{cursor}`, or `{waits(t)}`, which
 has `t.` where the piece has `of.`.
 

@@ -234,7 +234,7 @@ SELECT 1 FROM workflow_instances WHERE instance_id {any(:ids)} AND finished_at I
 
 -- purge
 -- Remove messages.
-DELETE FROM channel_messages WHERE message_id {any(:ids)}
+DELETE {from_index(channel_messages, message_id, channel)} WHERE message_id {any(:ids)}
 
 -- last_key -> until
 -- Return the end of a page of expired keys.
@@ -244,6 +244,12 @@ SELECT MAX(created_at) FROM (
 -- forget_keys -> count
 -- Remove keys up to a time.
 DELETE FROM perdure_message_keys WHERE created_at <= :until
+
+-- forget_keys [mysql]
+-- Differs because MySQL would wait for the first key after that time, too, if its message is not committed.
+DELETE k FROM (SELECT source, message_id FROM perdure_message_keys {index(idx_perdure_message_keys_created)}
+                WHERE created_at <= :until LIMIT :limit FOR UPDATE SKIP LOCKED) old
+       STRAIGHT_JOIN perdure_message_keys k {index(PRIMARY)} ON k.source = old.source AND k.message_id = old.message_id
 
 -- unused -> channel, unused
 -- Return a page of channels after one of them, each with whether it has no subscriber and no message.
@@ -256,7 +262,8 @@ SELECT channel, CASE WHEN dirty_at IS NULL
 -- forget
 -- Remove the locks of channels that are still unused: a message would have marked its own. Instances that subscribed
 -- meanwhile and wait need the sets of paths; a new subscriber waits for the locks, and stores its own set again.
-DELETE FROM perdure_channels WHERE channel {any(:channels)} AND CASE WHEN dirty_at IS NULL THEN 1 END = 1;
-DELETE FROM perdure_match_paths WHERE channel {any(:channels)}
+DELETE {from_index(perdure_channels, PRIMARY, dirty_at)}
+ WHERE channel {any(:channels)} AND CASE WHEN dirty_at IS NULL THEN 1 END = 1;
+DELETE {from_index(perdure_match_paths, PRIMARY, to_id)} WHERE channel {any(:channels)}
    AND (SELECT p.channel FROM perdure_channels p WHERE p.channel = perdure_match_paths.channel) IS NULL
    AND (SELECT s.id FROM channel_subscriptions s WHERE s.channel = perdure_match_paths.channel LIMIT 1) IS NULL

@@ -23,4 +23,4 @@ UPDATE workflow_instances {index(idx_instances_continued_from)} SET continued_fr
 
 -- delete -> count
 -- Remove instances; all their rows are removed by cascades.
-DELETE FROM workflow_instances WHERE instance_id {any(:ids)}
+DELETE {from_index(workflow_instances, PRIMARY, status)} WHERE instance_id {any(:ids)}

@@ -185,8 +185,10 @@ SELECT instance_id FROM perdure_waits WHERE instance_id IN (:instance_ids)
 
 -- clear_many
 -- Remove all timers and waits of many instances.
-DELETE FROM workflow_timer_subscriptions WHERE instance_id {any(:ids)};
-DELETE FROM perdure_waits WHERE instance_id {any(:ids)}
+DELETE {from_index(workflow_timer_subscriptions, unique_instance_timer, created_at)}
+ WHERE instance_id {any(:ids)};
+DELETE {from_index(perdure_waits, idx_perdure_waits_subscription, activity_id)}
+ WHERE instance_id {any(:ids)}
 
 -- interrupt -> count
 -- Cancel with compensation: fence off the worker and let the instance compensate.

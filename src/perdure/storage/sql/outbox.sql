@@ -162,7 +162,7 @@ SELECT event_id, event_source FROM outbox_events
 
 -- delete -> count
 -- Remove events.
-DELETE FROM outbox_events WHERE event_id {any(:ids)}
+DELETE {from_index(outbox_events, PRIMARY, status)} WHERE event_id {any(:ids)}
 
 -- unused -> event_source
 -- Return which of these sources have no event left; by the index, where NOT EXISTS would read the whole table.
@@ -173,5 +173,5 @@ SELECT event_source FROM perdure_outbox_sequences s
 
 -- forget
 -- Remove sources.
-DELETE FROM perdure_outbox_sources WHERE event_source {any(:sources)};
-DELETE FROM perdure_outbox_sequences WHERE event_source {any(:sources)}
+DELETE {from_index(perdure_outbox_sources, PRIMARY, ready_at)} WHERE event_source {any(:sources)};
+DELETE {from_index(perdure_outbox_sequences, PRIMARY, last_sequence)} WHERE event_source {any(:sources)}

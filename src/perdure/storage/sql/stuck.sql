@@ -23,7 +23,7 @@ VALUES (:instance_id, :reason, :tries, :since, :next_retry_at, :progressed_at)
 
 -- clear
 -- Remove the marks of instances that are no longer stuck.
-DELETE FROM perdure_stuck WHERE instance_id {any(:ids)}
+DELETE {from_index(perdure_stuck, PRIMARY, since)} WHERE instance_id {any(:ids)}
 
 -- get -> instance_id, reason, tries, since, next_retry_at
 -- Return those of these instances that are stuck: nothing has happened to them since.

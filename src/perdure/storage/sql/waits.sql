@@ -104,8 +104,10 @@ UPDATE perdure_channels
 
 -- drop
 -- Remove waits of an instance.
-DELETE FROM workflow_timer_subscriptions WHERE instance_id = :instance_id AND timer_id {any(:timers)};
-DELETE FROM perdure_waits WHERE instance_id = :instance_id AND activity_id {any(:activities)}
+DELETE {from_index(workflow_timer_subscriptions, unique_instance_timer, created_at)}
+ WHERE instance_id = :instance_id AND timer_id {any(:timers)};
+DELETE {from_index(perdure_waits, idx_perdure_waits_subscription, activity_id)}
+ WHERE instance_id = :instance_id AND activity_id {any(:activities)}
 
 -- end
 -- End a wait; an instance of another framework has it in a column.
