@@ -57,7 +57,8 @@ def project(tmp_path: Path) -> Path:
         (package / "__init__.py").touch()
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "test_small.py").write_text(TESTS)
-    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --import-mode=importlib\n")
+    # Its package hides the real one, whose plugin pytest would load.
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --import-mode=importlib -p no:perdure\n")
     return tmp_path
 
 

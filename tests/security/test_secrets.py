@@ -16,6 +16,7 @@ from perdure.database.backends.server import retries
 from perdure.database.dialects import new_driver
 from perdure.errors import ConfigurationError, DatabaseUnavailableError, StorageError
 from perdure.storage.stores import MySQLStorage, PostgresStorage, open_storage
+from perdure.testing import check_upgrade, export_histories, export_history
 from perdure.testing.servers import MySQLServer, PostgresServer, Server
 from tests.security import secret_search
 from tests.support.storages import storage_of
@@ -110,6 +111,10 @@ async def test_error_for_an_invalid_url_hides_the_password(form: str) -> None:
         with pytest.raises(ConfigurationError) as refused:
             open_storage(url)
         is_kept(refused.value)
+        for reading in (check_upgrade(url), export_histories(url, "h"), export_history("a", "h", database=url)):
+            with pytest.raises(ConfigurationError) as refused:
+                await reading
+            is_kept(refused.value)
         for kind in (App, Client):
             with pytest.raises(ConfigurationError) as refused:
                 async with kind(url):

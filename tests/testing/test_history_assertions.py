@@ -2,11 +2,25 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from perdure import App, Retry, TerminalError, WorkflowFailedError, activity, publish, sleep, wait_event, workflow
-from perdure.testing import History, assert_snapshot, history_of
+from perdure import (
+    App,
+    Retry,
+    RunHandle,
+    TerminalError,
+    WorkflowFailedError,
+    activity,
+    publish,
+    receive,
+    sleep,
+    subscribe,
+    wait_event,
+    workflow,
+)
+from perdure.testing import History, assert_snapshot, history_of, replay
 from perdure.testing.snapshots import SETTINGS
 from tests.engine.waiting import until
 from tests.support.storages import Database
@@ -45,6 +59,30 @@ async def test_waiting_run_has_what_it_waits_for(everywhere: Database) -> None:
     history = await told(everywhere, "waiting")
     assert history.steps[-1] == "wait_event kit.packed (waiting)"
     assert history.waits == ["wait_event kit.packed (waiting)"]
+
+
+@workflow(name="kit.listener")
+async def listener() -> None:
+    await wait_event("kit:news")
+    await subscribe("kit:jobs", "direct")
+    await receive("kit:jobs")
+    await broken("a chair")
+
+
+async def test_waits_are_named_without_their_receiver(everywhere: Database) -> None:
+    """Also if the receiver was another run, whose history a retried run has."""
+    async with App(everywhere.url) as app:
+        run = await listener.options(id="listener-1").start()
+        await app.send_event("kit:news", None, to=run.id)
+        await until(lambda: _waits(run))
+        assert replay(listener, await history_of(run)).next == ["receive kit:jobs"]
+        await app.send_to(run.id, "kit:jobs", None)
+        with pytest.raises(WorkflowFailedError):
+            await run.result(30)
+        again = await app.retry(run.id, from_step="2:subscribe")
+        await until(lambda: _waits(again))
+        assert (await history_of(again)).waits == ["wait_event kit:news", "receive kit:jobs (waiting)"]
+        assert (await history_of(run)).waits == ["wait_event kit:news", "receive kit:jobs"]
 
 
 async def test_step_is_found_by_name_if_it_is_the_only_one(reference: Database) -> None:
@@ -175,8 +213,8 @@ async def test_error_is_in_the_head_of_a_snapshot(reference: Database) -> None:
     )
 
 
-async def _waits(run: object) -> bool:
-    return bool((await run.info()).waiting_for)  # type: ignore[attr-defined]
+async def _waits(run: RunHandle[Any]) -> bool:
+    return any(wait.name != "kit:news" for wait in (await run.info()).waiting_for)
 
 
 async def test_concurrent_steps_are_in_the_order_of_the_code(reference: Database) -> None:

@@ -45,6 +45,10 @@ def test_unknown():
     pass
 
 
+def test_without_a_mark(history):
+    pass
+
+
 @pytest.mark.replay("histories/done.json")
 def test_snapshot(history):
     assert_snapshot(history, "snapshots/done.txt")
@@ -107,7 +111,8 @@ def test_marked_test_is_run_for_each_file(project: Path) -> None:
     assert "test_unknown[unknown/gone.json] FAILED" in shown
     assert "workflow 'kit.gone' is not defined in this process: import its module" in shown
     assert "does not exist: run pytest --perdure-update-snapshots to write it" in shown
-    assert "4 failed, 4 passed" in shown
+    assert "the fixture `history` is for tests with @pytest.mark.replay: add the mark" in shown
+    assert "4 failed, 4 passed, 1 error" in shown
 
 
 def test_snapshots_are_written_beside_the_test_and_compared_later(project: Path) -> None:

@@ -206,7 +206,7 @@ def open_storage(url: str) -> SQLiteStorage | PostgresStorage | MySQLStorage:
 
     It is not connected yet: use `await storage.initialize()`, or `async with open_storage(url) as storage:`.
     """
-    return _storage(Secret(url), read_only=False)
+    return _storage(url := Secret(url), read_only=False)  # a traceback may show `url`
 
 
 @asynccontextmanager
@@ -216,7 +216,7 @@ async def open_read_only(url: str) -> AsyncIterator[SQLStorage]:
     Raise `SchemaError` if the tables are not those of this version. Behind PgBouncer, which shares sessions,
     the server is not told to refuse writes.
     """
-    storage = _storage(Secret(url), read_only=True)
+    storage = _storage(url := Secret(url), read_only=True)
     try:
         await storage.connect_current()
         yield storage

@@ -5,8 +5,9 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
+from perdure.database.secret import Secret
 from perdure.engine import starting
 from perdure.engine.api import current
 from perdure.engine.api.client import Client, storage_of
@@ -22,6 +23,8 @@ from perdure.testing.history import History, HistoryRow
 from perdure.testing.redaction import Redact, redacted
 
 Database = str | Storage
+
+T = TypeVar("T")
 
 TRIES = 100  # how often a history is read again because its run recurred or changed its status meanwhile
 _GENERATION = re.compile(r"~\d+\Z")
@@ -39,7 +42,7 @@ async def history_of(
     The id of a generation that has ended, `<id>~<n>`, returns the history of the run before its n-th `recur()`. Raises
     `RunNotFoundError` if the run does not exist.
     """
-    async with _opened(run, database) as storage:
+    async with _opened(run, database := hidden(database)) as storage:
         found = await read_recorded(storage, run if isinstance(run, str) else run.id)
     return found if redact is None else redacted(found, redact, WORKFLOWS.get(found.workflow))
 
@@ -59,9 +62,14 @@ async def export_history(
     compares arguments; raises `SerializationError` if the redacted values lead the code elsewhere. Otherwise a replay
     compares the steps and not the arguments of calls that may depend on a redacted value.
     """
-    history = await history_of(run, redact=redact, database=database)
+    history = await history_of(run, redact=redact, database=(database := hidden(database)))
     history.save(path)
     return history
+
+
+def hidden(database: T) -> T:
+    """Return a database whose URL, with a password, does not show in tracebacks."""
+    return cast(T, Secret(database)) if isinstance(database, str) else database
 
 
 @asynccontextmanager

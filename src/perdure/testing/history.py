@@ -187,7 +187,7 @@ class History:
     @cached_property
     def _labels(self) -> Labels:
         events = [row.event(self.run_id) for row in self.rows]
-        return Labels(self.run_id, steps_of(self.run_id, events, self.registered), events, self.registered)
+        return Labels(steps_of(self.run_id, events, self.registered), events, self.registered)
 
     # Files.
 

@@ -19,7 +19,7 @@ class Labels:
     """The steps of one history, and their labels."""
 
     def __init__(
-        self, run_id: str, steps: Sequence[StepInfo], events: Sequence[HistoryEvent], waits: Sequence[RegisteredWait]
+        self, steps: Sequence[StepInfo], events: Sequence[HistoryEvent], waits: Sequence[RegisteredWait]
     ) -> None:
         self._steps = steps
         self._names: dict[str, str] = {}  # by steps, the event type or channel that they wait for
@@ -27,17 +27,18 @@ class Labels:
         for event in events:
             record = record_of(event)
             if isinstance(record, MessageReceived | WaitTimedOut) and record.channel is not None:
-                self._note(run_id, record.step, record.channel)
+                self._note(record.step, record.channel)
         for wait in waits:
             if wait.channel is not None:
-                self._note(run_id, ids.step_of(wait.activity_id), wait.channel)
+                self._note(ids.step_of(wait.activity_id), wait.channel)
 
-    def _note(self, run_id: str, step: str, channel: str) -> None:
+    def _note(self, step: str, channel: str) -> None:
         name = ids.name_of(step)
         if name.startswith(ids.CHILD_END):
             self._children[ids.path_of_end(channel)] = name.removeprefix(ids.CHILD_END)
         else:
-            self._names[step] = names.public(channel.removesuffix(f":{run_id}"))
+            # Without the receiver: a colon of the name itself is stored in another way (`names.stored`).
+            self._names[step] = names.public(channel.partition(":")[0])
 
     # Steps.
 

@@ -187,4 +187,4 @@ def _awaited(step: WaitStep) -> str:
     name = ids.name_of(step.id)
     if name.startswith(ids.CHILD_END):
         return f"child {name.removeprefix(ids.CHILD_END)}"
-    return f"{name} {names.public(step.kind or step.channels[0])}"
+    return f"{name} {names.public(step.kind or step.channels[0].partition(':')[0])}"

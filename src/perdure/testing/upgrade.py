@@ -21,7 +21,7 @@ from perdure.model.records import ListInstancesOptions, WorkflowInstance
 from perdure.model.states import TERMINAL, WorkflowStatus
 from perdure.storage.contract import Storage
 from perdure.storage.stores import open_read_only
-from perdure.testing.exporting import Database, read_recorded
+from perdure.testing.exporting import Database, hidden, read_recorded
 from perdure.testing.labels import place_of
 from perdure.testing.redaction import Redact, redacted
 from perdure.testing.replaying import replay
@@ -122,7 +122,7 @@ async def check_upgrade(
     checked: dict[str, Checked] = {}
     problems: list[UpgradeProblem] = []
     unknown: dict[str, int] = {}
-    async with _opened(database) as storage:
+    async with _opened(database := hidden(database)) as storage:
         for name in await storage.list_workflow_names():
             if name not in known:
                 if workflows is None and (live := await _count(storage, name)):
@@ -151,7 +151,7 @@ async def export_histories(
     """
     wanted = None if workflows is None else {each.name for each in workflows}
     paths: list[Path] = []
-    async with _opened(database) as storage:
+    async with _opened(database := hidden(database)) as storage:
         for name in await storage.list_workflow_names():
             if wanted is not None and name not in wanted:
                 continue
