@@ -77,8 +77,9 @@ async def step(on: Stage) -> None:
 
 async def end(on: Stage) -> None:
     leases = await on.leased()
+    items = [(HistoryEvent(lease.instance_id, "1:add", "ActivityCompleted", b"2"), lease) for lease in leases]
     async with on.counted():
-        await on.storage.complete_instances([(lease, b"2") for lease in leases])
+        await on.storage.append_and_complete(items, [(lease, b"2") for lease in leases])
 
 
 async def wake_up(on: Stage) -> None:
@@ -128,7 +129,7 @@ async def claim(on: Stage) -> None:
 OPERATIONS: dict[str, Callable[[Stage], Any]] = {
     "start": start,
     "step": step,
-    "end": end,
+    "last step and end": end,
     "sleep: wake-up": wake_up,
     "event: subscribe": subscribe,
     "event: suspend": suspend,

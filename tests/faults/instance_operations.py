@@ -1,6 +1,7 @@
 """Operations on runs: their locks, their rows, their histories."""
 
 import asyncio
+from dataclasses import replace
 
 from perdure.model.records import (
     ChannelMode,
@@ -271,6 +272,21 @@ async def append_history__again(on: Stage) -> Act:
 async def append_histories(on: Stage) -> Act:
     leases = await some_leases(on)
     return lambda s: s.append_histories([(event_of(lease), lease) for lease in leases])
+
+
+@operation
+async def append_and_complete(on: Stage) -> Act:
+    leases = await some_leases(on)
+    events = [(event_of(lease), lease) for lease in leases[1:]]
+    return lambda s: s.append_and_complete(events, [(lease, b"{}") for lease in leases[:-1]])
+
+
+@operation
+async def append_and_complete__one_refused(on: Stage) -> Act:
+    leases = await some_leases(on)
+    await on.storage.append_history(replace(event_of(leases[1]), event_data=b"[]"), lease=leases[1])
+    events = [(event_of(lease), lease) for lease in leases]
+    return lambda s: s.append_and_complete(events, [(lease, b"{}") for lease in leases])
 
 
 @operation

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from perdure.errors import InstanceExistsError, LeaseLostError
+from perdure.errors import InstanceExistsError, LeaseLostError, StorageError
 from perdure.model.records import (
     ChannelMode,
     ChannelWait,
@@ -104,15 +104,16 @@ async def test_batch_of_several_statements_is_visible_as_a_whole(storage: SQLSto
     assert [await peer.get_history_count(instance_id) for instance_id in IDS] == [1, 1, 1]
 
 
+@pytest.mark.parametrize("with_events", [False, True])
 @pytest.mark.parametrize("taken_over", [False, True])
 async def test_completing_many_instances_waits_for_a_locked_row(
-    storage: SQLStorage, peer: SQLStorage, taken_over: bool
+    storage: SQLStorage, peer: SQLStorage, taken_over: bool, with_events: bool
 ) -> None:
     leases = [await leased(storage, instance_id) for instance_id in IDS]
     async with peer.transaction():
         if not await locked(peer):
             return
-        batch = asyncio.create_task(storage.complete_instances([(lease, b"1") for lease in leases]))
+        batch = asyncio.create_task(_complete(storage, leases, with_events=with_events))
         await blocked(peer, batch)
         if taken_over:
             await peer.release_lock("i-1", "w1")
@@ -128,6 +129,17 @@ async def test_completing_many_instances_waits_for_a_locked_row(
     found = await storage.get_instances(IDS)
     kept = WorkflowStatus.RUNNING if taken_over else WorkflowStatus.COMPLETED
     assert [it and it.status for it in found] == [WorkflowStatus.COMPLETED, kept, WorkflowStatus.COMPLETED]
+    stored = [1, 0 if taken_over else 1, 1] if with_events else [0, 0, 0]
+    assert [await storage.get_history_count(instance_id) for instance_id in IDS] == stored
+
+
+async def _complete(storage: SQLStorage, leases: list[Lease], *, with_events: bool) -> list[StorageError | None]:
+    completions = [(lease, b"1") for lease in leases]
+    if not with_events:
+        return await storage.complete_instances(completions)
+    events = [(HistoryEvent(lease.instance_id, "s", "ActivityCompleted", b"1"), lease) for lease in leases]
+    answers = await storage.append_and_complete(events, completions)
+    return [answer for answer in answers[len(events) :] if not isinstance(answer, int)]
 
 
 async def test_creating_many_instances_waits_for_an_uncommitted_one(storage: SQLStorage, peer: SQLStorage) -> None:

@@ -38,6 +38,7 @@ ONLY_ON = {  # where another dialect uses other statements
     "instances.create_each": ("sqlite",),
     "instances.create_rows": ("mysql",),
     "instances.create_set": ("postgresql",),
+    "journals.append_and_complete": ("postgresql",),
     "locks.take": ("sqlite", "mysql"),
     "timers.fire": ("postgresql",),
     "waits.listen": ("postgresql",),

@@ -197,6 +197,15 @@ class HistoryManager(Protocol):
     async def append_histories(self, items: Sequence[tuple[HistoryEvent, Lease | None]]) -> list[int | StorageError]:
         """Record many events in one commit; return an id or an error for each, in order."""
 
+    async def append_and_complete(
+        self, events: Sequence[tuple[HistoryEvent, Lease | None]], completions: Sequence[tuple[Lease, bytes]]
+    ) -> list[int | StorageError | None]:
+        """Record many events, then complete many leased instances, in one commit.
+
+        Return an id or an error for each event, and then None or an error for each completion. If an event of an
+        instance is refused, the instance is not completed, with the same error.
+        """
+
     async def get_history_paginated(
         self, instance_id: str, after_id: int = 0, limit: int = 0
     ) -> tuple[list[HistoryEvent], bool]:

@@ -1,6 +1,6 @@
 """Record history: append-only, in id order, fenced; appending an equal event again changes nothing."""
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,18 +27,18 @@ class History(Transactions):
 
     async def append_history(self, event: HistoryEvent, *, lease: Lease | None = None) -> int:
         """Record an event and return its id; raise `HistoryConflictError` if the step has a different event already."""
-        answer = await self._run(_appending(event, lease))
+        answer = await self._run(appending(event, lease))
         if isinstance(answer, StorageError):
             raise answer
         return answer
 
     async def append_histories(self, items: Sequence[tuple[HistoryEvent, Lease | None]]) -> list[int | StorageError]:
         """Record many events in one commit; return an id or an error for each, in order."""
-        plain = _plain(items)
-        if plain is None:
-            return await self._batch(lambda item: _appending(*item), items)
-        many, parts = _append_many(self._features), sets.split(plain, _size)
-        return await self._run(Work(lambda: _in_turn(many, parts), single=many is _append_at_once and len(parts) == 1))
+        checked = plain(items)
+        if checked is None:
+            return await self._batch(lambda item: appending(*item), items)
+        many, parts = append_many(self._features), sets.split(checked, size)
+        return await self._run(Work(lambda: in_turn(many, parts), single=many is _append_at_once and len(parts) == 1))
 
     async def get_history_paginated(
         self, instance_id: str, after_id: int = 0, limit: int = 0
@@ -94,7 +94,8 @@ def _own_params(event: HistoryEvent) -> dict[str, object]:
     }
 
 
-def _appending(event: HistoryEvent, lease: Lease | None) -> Work[int | StorageError]:
+def appending(event: HistoryEvent, lease: Lease | None) -> Work[int | StorageError]:
+    """Return the operation that records one event."""
     params = event_params(event)
     fence_params(event.instance_id, lease)
     return Work(lambda: append(params, lease), single=True, confirm=lambda: _recorded(params), row=event.instance_id)
@@ -104,10 +105,10 @@ def append(params: dict[str, object], lease: Lease | None) -> Operation[int | St
     """Record one event under the fence. Return errors: raised, they would undo the fence on some databases only."""
     token, worker_id = (lease.token, lease.worker_id) if lease else (None, None)
     ((fenced, event_id),) = yield S.append(token=token, worker_id=worker_id, **params)
-    return (yield from _outcome(params, lease, fenced, event_id))
+    return (yield from outcome(params, lease, fenced, event_id))
 
 
-def _outcome(
+def outcome(
     params: dict[str, object], lease: Lease | None, fenced: int, event_id: Any
 ) -> Operation[int | StorageError]:
     """Return the id of an event; if it was not inserted, the id of the equal event, or the error."""
@@ -126,7 +127,7 @@ def _outcome(
 Items = Sequence[tuple[dict[str, Any], Lease]]
 
 
-def _plain(items: Sequence[tuple[HistoryEvent, Lease | None]]) -> Items | None:
+def plain(items: Sequence[tuple[HistoryEvent, Lease | None]]) -> Items | None:
     """Return a checked batch that can be written in sets: one lease per instance, no step twice, no explicit times."""
     checked: list[tuple[dict[str, Any], Lease]] = []
     leases: dict[str, Lease] = {}
@@ -144,11 +145,13 @@ def _plain(items: Sequence[tuple[HistoryEvent, Lease | None]]) -> Items | None:
     return checked if 0 < len(steps) == len(items) else None
 
 
-def _size(item: tuple[dict[str, Any], Lease]) -> int:
+def size(item: tuple[dict[str, Any], Lease]) -> int:
+    """Return the number of characters and bytes in an item of a batch."""
     return len(item[0]["event_data"] or "") + len(item[0]["event_data_binary"] or b"")
 
 
-def _in_turn(many: "Many", parts: Sequence[Items]) -> Operation[list[int | StorageError]]:
+def in_turn(many: "Many", parts: Sequence[Items]) -> Operation[list[int | StorageError]]:
+    """Write the sets of a batch one after the other."""
     answers: list[int | StorageError] = []
     for items in parts:
         answers += yield from many(items)
@@ -160,12 +163,17 @@ def _append_at_once(items: Items) -> Operation[list[int | StorageError]]:
     rows = yield S.append_set(
         tokens=[lease.token for _, lease in items],
         worker_ids=[lease.worker_id for _, lease in items],
-        **{column: [params[key] for params, _ in items] for column, key in _COLUMNS.items()},
+        **columns(items),
     )
     answers: list[int | StorageError] = []
     for (params, lease), (event_id, fenced) in zip(items, rows, strict=True):
-        answers.append((yield from _outcome(params, lease, fenced, event_id)))
+        answers.append((yield from outcome(params, lease, fenced, event_id)))
     return answers
+
+
+def columns(items: Items) -> dict[str, list[object]]:
+    """Return a batch as arrays, one for each column."""
+    return {column: [params[key] for params, _ in items] for column, key in _COLUMNS.items()}
 
 
 _COLUMNS = {
@@ -182,7 +190,11 @@ _COLUMNS = {
 def _append_locked(items: Items) -> Operation[list[int | StorageError]]:
     """Lock the rows first, then write for the leases that are current."""
     rows = yield S.lock_many(instance_ids=sorted({params["instance_id"] for params, _ in items}))
-    standing = {row[0]: (row[1], row[2]) for row in rows}
+    return (yield from append_standing(items, {row[0]: (row[1], row[2]) for row in rows}))
+
+
+def append_standing(items: Items, standing: Mapping[str, tuple[int, str]]) -> Operation[list[int | StorageError]]:
+    """Write for instances whose rows are locked: their tokens and workers are given."""
     current = [params for params, lease in items if standing.get(lease.instance_id) == (lease.token, lease.worker_id)]
     found: dict[tuple[str, str], int] = {}
     if current:
@@ -194,14 +206,14 @@ def _append_locked(items: Items) -> Operation[list[int | StorageError]]:
             keys=Bare((params["instance_id"], params["activity_id"]) for params in current),
         )
         found = {(instance_id, activity_id): event_id for event_id, instance_id, activity_id in rows}
-    return (yield from _fates(items, [found.get((p["instance_id"], p["activity_id"])) for p, _ in items]))
+    return (yield from fates(items, [found.get((p["instance_id"], p["activity_id"])) for p, _ in items]))
 
 
 _NOW = Now()
 _EVENT = ("instance_id", "activity_id", "event_type", "data_type", "event_data", "event_data_binary")
 
 
-def _fates(items: Items, ids: Sequence[int | None]) -> Operation[list[int | StorageError]]:
+def fates(items: Items, ids: Sequence[int | None]) -> Operation[list[int | StorageError]]:
     """Return the answer for each item; append those without an id one by one, to find out why."""
     answers: list[int | StorageError] = []
     for (params, lease), event_id in zip(items, ids, strict=True):
@@ -214,21 +226,39 @@ Many = Callable[[Items], Operation[list[int | StorageError]]]
 
 def _append_for_each(items: Items) -> Operation[list[int | StorageError]]:
     """Write all fences, then all events; if one is rejected, undo them and append one by one."""
-    each = [{**params, "token": lease.token, "worker_id": lease.worker_id} for params, lease in items]
-    ids: Sequence[int | None] = ()
     yield transactions.S.savepoint()
-    done = (yield S.fence_many.for_each(each)) == len(items)
-    if done:
-        ((inserted, last_id),) = yield S.append_each.for_each(each)
-        done = inserted == len(items)
-        ids = range(last_id - len(items) + 1, last_id + 1)  # no other connection writes meanwhile
-    if not done:
+    fenced = yield from fence_for_each(items)
+    ids = (yield from insert_for_each(items)) if fenced else None
+    if ids is None:
         yield transactions.S.undo()
     yield transactions.S.release()
-    return (yield from _fates(items, ids if done else [None] * len(items)))
+    return (yield from fates(items, [None] * len(items) if ids is None else ids))
 
 
-def _append_many(features: Features) -> Many:
+def fence_for_each(items: Items) -> Operation[bool]:
+    """Write the fence of each instance once; return whether all leases are current."""
+    newest = {params["instance_id"]: (params, lease) for params, lease in items}
+    fences = [
+        {
+            "instance_id": instance_id,
+            "activity_id": params["activity_id"],
+            "token": lease.token,
+            "worker_id": lease.worker_id,
+        }
+        for instance_id, (params, lease) in newest.items()
+    ]
+    return (yield S.fence_many.for_each(fences)) == len(fences) if fences else True
+
+
+def insert_for_each(items: Items) -> Operation[Sequence[int] | None]:
+    """Write all events and return their ids; None if there is one already."""
+    ((inserted, last_id),) = yield S.append_each.for_each([params for params, _ in items])
+    if inserted != len(items):
+        return None
+    return range(last_id - len(items) + 1, last_id + 1)  # no other connection writes meanwhile
+
+
+def append_many(features: Features) -> Many:
     """Return the fastest way to write a batch."""
     if features.one_statement_writes:
         return _append_at_once

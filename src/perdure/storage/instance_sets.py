@@ -4,7 +4,7 @@ Each way returns exactly the answers that writing one instance at a time would r
 certain, because it names an instance twice or has an invalid item, is not plain, and is written one at a time.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -220,20 +220,18 @@ def completing(features: Features, items: Sequence[tuple[Lease, bytes]], singly:
 
     `singly` completes items one at a time, and returns an error for each that is refused.
     """
-    checked = _completions(items)
+    checked = completions(items)
     if not checked:
         return None
-    ordered = sorted(checked, key=lambda item: item.lease.instance_id)  # every batch locks in this order
-    parts = sets.split(ordered, lambda item: len(item.output))
-    many = _complete_many(features)
     return Work(
-        lambda: _complete_all(many, parts, singly, [item.lease.instance_id for item in checked]),
-        single=many is _complete_at_once and len(parts) == 1,
+        lambda: _complete_all(features, checked, singly),
+        single=features.one_statement_writes and len(sets.split(checked, size)) == 1,
     )
 
 
-def _completions(items: Sequence[tuple[Lease, bytes]]) -> Completions | None:
-    checked = []
+def completions(items: Sequence[tuple[Lease, bytes]]) -> list[Completion] | None:
+    """Return a checked batch; None if it is not plain."""
+    checked: list[Completion] = []
     try:
         for lease, output_data in items:
             fence_params(lease.instance_id, lease)
@@ -244,6 +242,11 @@ def _completions(items: Sequence[tuple[Lease, bytes]]) -> Completions | None:
     except StorageError:
         return None
     return checked if len({lease.instance_id for lease, _ in items}) == len(checked) else None
+
+
+def size(item: Completion) -> int:
+    """Return the number of characters in an item of a batch."""
+    return len(item.output)
 
 
 def _complete_many(features: Features) -> "CompleteMany":
@@ -257,13 +260,18 @@ Refused = dict[str, StorageError]  # by the instance's id
 CompleteMany = Callable[[Completions, Complete], Operation[Refused]]
 
 
-def _complete_all(
-    many: CompleteMany, parts: Sequence[Completions], singly: Complete, ids: Sequence[str]
-) -> Operation[list[Answer]]:
-    errors: Refused = {}
-    for items in parts:
-        errors.update((yield from many(items, singly)))
-    return [errors.get(id) for id in ids] if errors else [None] * len(ids)
+def _complete_all(features: Features, items: Completions, singly: Complete) -> Operation[list[Answer]]:
+    errors = yield from complete_all(features, items, singly)
+    return [errors.get(item.lease.instance_id) for item in items] if errors else [None] * len(items)
+
+
+def complete_all(features: Features, items: Completions, singly: Complete) -> Operation[Refused]:
+    """Complete a batch set by set, and return the errors of the instances that were refused."""
+    many, errors = _complete_many(features), Refused()
+    ordered = sorted(items, key=lambda item: item.lease.instance_id)  # every batch locks in this order
+    for part in sets.split(ordered, size):
+        errors.update((yield from many(part, singly)))
+    return errors
 
 
 def _complete_at_once(items: Completions, singly: Complete) -> Operation[Refused]:
@@ -278,11 +286,11 @@ def _complete_at_once(items: Completions, singly: Complete) -> Operation[Refused
         return {}
     errors, again = _refusals(items, {row[0]: row[1:] for row in rows if row[1] is not None}, {row[0] for row in rows})
     for item in again:  # it was changed while the statement waited for it
-        errors.update((yield from _patiently(item, singly)))
+        errors.update((yield from complete_patiently(item, singly)))
     return errors
 
 
-def _patiently(item: Completion, singly: Complete) -> Operation[Refused]:
+def complete_patiently(item: Completion, singly: Complete) -> Operation[Refused]:
     """Complete one instance of a set that may be committed, so that running the whole operation again is no option."""
     while True:
         try:
@@ -293,8 +301,20 @@ def _patiently(item: Completion, singly: Complete) -> Operation[Refused]:
 
 def _complete_locked(items: Completions, _: Complete) -> Operation[Refused]:
     """Lock the rows first, then complete the instances whose leases are current."""
-    rows = yield S.lock_many(instance_ids=[item.lease.instance_id for item in items])
-    errors, current = _refusals(items, {row[0]: row[1:] for row in rows}, {item.lease.instance_id for item in items})
+    return (yield from complete_standing(items, (yield from lock([item.lease.instance_id for item in items]))))
+
+
+Standing = dict[str, Sequence[Any]]  # status, token and worker of locked rows, by the instance's id
+
+
+def lock(ids: Sequence[str]) -> Operation[Standing]:
+    """Lock the rows of instances, given in order, and return their state."""
+    return {row[0]: row[1:] for row in (yield S.lock_many(instance_ids=ids))}
+
+
+def complete_standing(items: Completions, standing: Standing) -> Operation[Refused]:
+    """Complete the instances whose rows are locked and accept it."""
+    errors, current = _refusals(items, standing, {item.lease.instance_id for item in items})
     if current:
         waiting = yield S.complete_locked(
             instance_ids=Bare(item.lease.instance_id for item in current),
@@ -308,23 +328,31 @@ def _complete_locked(items: Completions, _: Complete) -> Operation[Refused]:
 def _complete_for_each(items: Completions, singly: Complete) -> Operation[Refused]:
     """Complete all; if one is refused, undo it and complete them one by one."""
     yield transactions.S.savepoint()
+    done = yield from complete_for_each(items, {})
+    if not done:
+        yield transactions.S.undo()
+    yield transactions.S.release()
+    return {} if done else (yield from _one_by_one(items, singly))
+
+
+def complete_for_each(items: Completions, newest: Mapping[str, str]) -> Operation[bool]:
+    """Complete instances, with the newest activity of those that are given one; return whether all were accepted."""
     done = yield S.complete_each.for_each(
         [
             {
-                "instance_id": item.lease.instance_id,
-                "token": item.lease.token,
-                "worker_id": item.lease.worker_id,
-                "output_data": item.output,
+                "instance_id": lease.instance_id,
+                "token": lease.token,
+                "worker_id": lease.worker_id,
+                "output_data": output,
+                "activity_id": newest.get(lease.instance_id),
             }
-            for item in items
+            for lease, output in items
         ]
     )
-    if done == len(items):
-        yield S.clear_many(ids=[item.lease.instance_id for item in items])
-    else:
-        yield transactions.S.undo()
-    yield transactions.S.release()
-    return {} if done == len(items) else (yield from _one_by_one(items, singly))
+    if done != len(items):
+        return False
+    yield S.clear_many(ids=[item.lease.instance_id for item in items])
+    return True
 
 
 def _one_by_one(items: Completions, singly: Complete) -> Operation[Refused]:
@@ -333,9 +361,7 @@ def _one_by_one(items: Completions, singly: Complete) -> Operation[Refused]:
     return {item.lease.instance_id: answer for item, answer in pairs if answer is not None}
 
 
-def _refusals(
-    items: Completions, rows: dict[str, Sequence[object]], asked: set[str]
-) -> tuple[Refused, list[Completion]]:
+def _refusals(items: Completions, rows: Standing, asked: set[str]) -> tuple[Refused, list[Completion]]:
     """Return the errors of those items that their rows refuse, and the items that their rows accept."""
     errors: Refused = {}
     accepted = []

@@ -84,7 +84,7 @@ class Instances(Wakeups):
         if work is None:
             works = prepare()
             work = Work(lambda: together(works))
-        say = _first_effect(about) if any(about(position) for position in range(len(instances))) else None
+        say = first_effect(about) if any(about(position) for position in range(len(instances))) else None
         return await self._announce(RESUMABLE, work, say)
 
     async def get_instance(self, instance_id: str) -> WorkflowInstance | None:
@@ -104,7 +104,7 @@ class Instances(Wakeups):
         if status is WorkflowStatus.RECURRED:
             raise InvalidTransitionError("an instance cannot be set to recurred: use recur_instance()")
         work = Work(lambda: _update_status(instance_id, status, error_msg, lease))
-        await self._announce(RESUMABLE, work, _ended(instance_id, status) if status in TERMINAL else None)
+        await self._announce(RESUMABLE, work, ended(instance_id, status) if status in TERMINAL else None)
 
     async def update_instance_activity(self, instance_id: str, activity_id: str, *, lease: Lease | None = None) -> None:
         """Record the step that the instance has reached."""
@@ -113,7 +113,7 @@ class Instances(Wakeups):
 
     async def update_instance_output(self, instance_id: str, output_data: bytes, *, lease: Lease | None = None) -> None:
         """Store the output and complete the instance in one transaction."""
-        await self._announce(RESUMABLE, _completing(instance_id, output_data, lease), _ended(instance_id))
+        await self._announce(RESUMABLE, completing(instance_id, output_data, lease), ended(instance_id))
 
     async def complete_and_release(self, lease: Lease, output_data: bytes) -> None:
         """Complete a leased instance with its output and end the lease, in one statement where possible."""
@@ -123,11 +123,11 @@ class Instances(Wakeups):
         """Complete many leased instances in one commit; return None or an error for each, in order."""
         if not items:
             return []
-        work = instance_sets.completing(self._features, items, _complete_singly)
+        work = instance_sets.completing(self._features, items, complete_singly)
         if work is None:
-            works = prepared(lambda item: _completing(item[0].instance_id, item[1], item[0]), items)
+            works = prepared(lambda item: completing(item[0].instance_id, item[1], item[0]), items)
             work = Work(lambda: together(works))
-        say = _first_effect(lambda position: _ended(items[position][0].instance_id)(None))
+        say = first_effect(lambda position: ended(items[position][0].instance_id)(None))
         return await self._announce(RESUMABLE, work, say)
 
     async def cancel_instance(
@@ -138,7 +138,7 @@ class Instances(Wakeups):
         With `compensate` the instance changes to compensating instead, and is cancelled once it has compensated.
         """
         work = Work(lambda: _cancel(instance_id, reason, compensate, lease))
-        await self._announce(RESUMABLE, work, _ended(instance_id, WorkflowStatus.CANCELLED))
+        await self._announce(RESUMABLE, work, ended(instance_id, WorkflowStatus.CANCELLED))
 
     async def find_resumable_workflows(
         self, limit: int = 0, *, workflow_names: Sequence[str] | None = None
@@ -147,7 +147,7 @@ class Instances(Wakeups):
         return await self._read(_resumable, limits.page(limit, 100), workflow_names)
 
 
-def _first_effect(about: Callable[[int], Payload | None]) -> Say[Sequence[object]]:
+def first_effect(about: Callable[[int], Payload | None]) -> Say[Sequence[object]]:
     """Return what a batch announces: the first of its items that had an effect, given by its position."""
 
     def say(found: Sequence[object]) -> Payload | None:
@@ -157,7 +157,7 @@ def _first_effect(about: Callable[[int], Payload | None]) -> Say[Sequence[object
     return say
 
 
-def _ended(instance_id: str, status: WorkflowStatus = WorkflowStatus.COMPLETED) -> Say[None]:
+def ended(instance_id: str, status: WorkflowStatus = WorkflowStatus.COMPLETED) -> Say[None]:
     """Return what the end of an instance announces, because a caller may wait for it."""
     return lambda _: resumable(instance_id, reason=status.value)
 
@@ -309,7 +309,7 @@ def _set_activity(instance_id: str, activity_id: str, lease: Lease | None) -> Op
         raise (yield from refused(instance_id, lease))
 
 
-def _completing(instance_id: str, output_data: bytes, lease: Lease | None) -> Work[None]:
+def completing(instance_id: str, output_data: bytes, lease: Lease | None) -> Work[None]:
     output = limits.text(output_data, "output_data")
     if output is None:
         raise LimitError("output_data must be JSON as bytes; use b'null' for none")
@@ -325,7 +325,7 @@ def _finishing(instance_id: str, output: str, lease: Lease | None) -> Work[None]
     )
 
 
-def _complete_singly(items: instance_sets.Completions) -> Operation[list[StorageError | None]]:
+def complete_singly(items: instance_sets.Completions) -> Operation[list[StorageError | None]]:
     works = [_finishing(item.lease.instance_id, item.output, item.lease) for item in items]
     return together(works)
 

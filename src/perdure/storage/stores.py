@@ -24,6 +24,7 @@ from perdure.storage.delivery import Delivery
 from perdure.storage.groups import Groups
 from perdure.storage.history import History
 from perdure.storage.instances import Instances
+from perdure.storage.journals import Journals
 from perdure.storage.listing import Listing
 from perdure.storage.locks import Locks
 from perdure.storage.migrations import Reader, find_schema, is_current, migrate, missing, reset
@@ -46,6 +47,7 @@ class SQLStorage(
     Locks,
     Stuck,
     History,
+    Journals,
     Archive,
     Compensations,
     Groups,

@@ -260,7 +260,7 @@ async def test_result_that_is_not_stored_is_no_progress(memory: Database, monkey
     """Otherwise the run would execute its activity every second, for ever."""
     made = version(noting, "no_progress.noting", 2)
     async with App(memory.url, workflows=[made], lease=SHORT) as app:
-        monkeypatch.setattr(app._storage, "append_histories", _refuse)
+        monkeypatch.setattr(app._storage, "append_and_complete", _refuse)  # of the step and the end that follows it
         with pytest.raises(WorkflowFailedError, match="it is not stored"):
             await (await made.start()).result(SOON)
         assert seen == ["not stored", "not stored"]

@@ -243,8 +243,6 @@ async def test_result_of_a_run_in_the_same_process_reads_no_row(
         gates["gate"].set()
         assert await asyncio.wait_for(result, 60) == "gate"
         assert asked == []
-        await until(lambda: not app._worker.executor.tasks)
-        assert not app._worker.host.outputs
 
 
 async def test_result_of_a_failed_run_in_the_same_process_is_read(database: Database) -> None:

@@ -220,6 +220,9 @@ async def _histories(on: Stage) -> None:
         await s.append_histories(many)
     with m("append_histories (again)"):
         await s.append_histories(many)
+    last = [(HistoryEvent(lease.instance_id, "step:2", "ActivityCompleted", b"{}"), lease) for lease in leases]
+    with m("append_and_complete"):
+        await s.append_and_complete(last, [(lease, b"{}") for lease in leases[1:]])
     with m("get_history_paginated"):
         events, more = await s.get_history_paginated("long", 0, 100)
     assert more

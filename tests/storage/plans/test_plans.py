@@ -83,6 +83,7 @@ ONLY_ON = {  # where the others need more statements, or fewer
     "instances.lease_times": ("sqlite",),
     "instances.clear_many": ("sqlite", "mysql"),
     "instances.lock_many": ("mysql",),
+    "journals.append_and_complete": ("postgresql",),
     "locks.take": ("sqlite", "mysql"),
     "timers.fire": ("postgresql",),
     "timers.register_many": ("postgresql", "mysql"),

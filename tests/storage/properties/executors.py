@@ -24,6 +24,7 @@ STEP_MAX_SEC = 30
 _GIVES = {
     "append_history": "history",
     "append_histories": "history",
+    "append_and_complete": "history",
     "add_compensation": "compensation",
     "publish_to_channel": "message",
     "publish_messages": "message",

@@ -174,6 +174,7 @@ LOCKS: Operations = {
 HISTORY: Operations = {
     "append_history": lambda rng: dict(zip(("event", "lease"), d.fenced_events(rng), strict=True)),
     "append_histories": args(items=d.some(d.fenced_events, 4)),
+    "append_and_complete": args(events=d.some(d.fenced_events, 4), completions=d.some(d.both(d.held, d.outputs))),
     "get_history_paginated": args(
         instance_id=d.instance_ids, after_id=d.either(d.one(0), d.seen("history")), limit=d.limits
     ),

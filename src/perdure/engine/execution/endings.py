@@ -1,6 +1,7 @@
 """The end of a run: it completes, fails, recurs, or ends after its rollback.
 
-Everything before the end is durable by then. The commit that ends a child also sends its outcome to its parent.
+Everything before the end is durable by then, or is stored by the same commit if the run just completes. The commit that
+ends a child also sends its outcome to its parent.
 """
 
 from collections.abc import Mapping
@@ -38,8 +39,9 @@ async def finish(run: "Run") -> End:
                 limits.size(children.completed(output), "the result of a child workflow, in the message to its parent,")
         except (EngineError, LimitError) as unfit:
             error = unfit
-    await run.recorder.durable()
-    await children.end_all(run, run.replayer.children, f"its parent {run.id} has ended")
+    if run.replayer.children or error is not None:
+        await run.recorder.durable()
+        await children.end_all(run, run.replayer.children, f"its parent {run.id} has ended")
     if error is None:
         await _complete(run, output)  # pyright: ignore[reportPossiblyUnboundVariable]
         if run.host.observes(RunCompleted):
@@ -76,13 +78,15 @@ async def _complete(run: "Run", output: bytes) -> None:
     run.ending = True
     try:
         if run.parent is None:
-            await run.host.completions((run.lease, output))
+            await run.recorder.complete(output)
         else:
+            await run.recorder.durable()
             await _complete_child(run, run.parent, output)
     except StorageError:
         found = await run.host.storage.get_instance(run.id)  # the commit may have succeeded without its answer
         if found is None or (found.status, found.output_data) != (WorkflowStatus.COMPLETED, output):
             raise
+    run.output = output
 
 
 async def _complete_child(run: "Run", parent: Parent, output: bytes) -> None:

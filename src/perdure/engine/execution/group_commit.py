@@ -65,6 +65,7 @@ class GroupCommit(Generic[Item, Answer]):
         return answer
 
     async def _flush(self) -> None:
+        await asyncio.sleep(0)  # what is ready to run now may add to the first commit
         while self._queue:
             batch, self._queue = self._queue[:TOGETHER_MAX], self._queue[TOGETHER_MAX:]
             try:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from perdure.engine.execution.clock import Clock
 from perdure.engine.execution.group_commit import GroupCommit
-from perdure.engine.execution.journal import Entry
+from perdure.engine.execution.journal import Journals
 from perdure.engine.replay.context import ActivityInfo
 from perdure.engine.replay.definitions import ActivityDefinition, WorkflowDefinition
 from perdure.engine.replay.steps import Effect
@@ -111,8 +111,7 @@ class Host(Protocol):
 
     storage: Storage
     clock: Clock
-    records: GroupCommit[Entry, int]
-    completions: GroupCommit[tuple[Lease, bytes], None]
+    journals: Journals
     suspensions: GroupCommit[tuple[Lease, list[Wait]], Suspension]
 
     def now(self) -> datetime:

@@ -1,8 +1,9 @@
-"""The journal: all records of a run, in the order in which the run made them.
+"""The journal: all records of a run, in the order in which the run made them, and its completion.
 
-A group commit writes the records of many runs. A run does not wait for its records, except before its effects become
+A group commit writes the journals of many runs. A run does not wait for its records, except before its effects become
 visible outside: then it waits until its journal is `durable`. If a write is refused, all later writes of the same run
-are dropped, so the stored history is always a prefix of what the run did.
+are dropped, so the stored history is always a prefix of what the run did. A completion follows the records of its run
+in the queue, so a run whose body ends after a step is completed by the commit that stores this step.
 """
 
 import asyncio
@@ -12,6 +13,7 @@ from functools import partial
 from perdure.engine.execution.group_commit import GroupCommit, Write
 from perdure.errors import CommitUnknownError, StorageError
 from perdure.model.records import HistoryEvent, Lease
+from perdure.model.states import WorkflowStatus
 from perdure.storage.contract import Storage
 
 UNKNOWN_TRIES = 5
@@ -27,13 +29,14 @@ class Entry:
         self.journal = journal
         self.stored = stored
 
-    def receive(self, answer: int | StorageError) -> None:
+    def receive(self, answer: int | StorageError | None) -> None:
         """Note the id of the stored row, or why it is not stored."""
         journal = self.journal
         journal.answered += 1
-        if not isinstance(answer, int):
+        if isinstance(answer, StorageError):
             journal.refuse(answer)
             return
+        assert answer is not None, "only completions are answered with nothing"
         if answer > journal.last_id:
             journal.last_id = answer
         journal.progressed = True
@@ -42,11 +45,24 @@ class Entry:
         journal.call_waiting()
 
 
+class Completion:
+    """The completion of a run that waits for its commit."""
+
+    __slots__ = ("journal", "output")
+
+    def __init__(self, output: bytes, journal: "Journal") -> None:
+        self.output = output
+        self.journal = journal
+
+
+Journals = GroupCommit[Entry | Completion, int | None]
+
+
 class Journal:
     """The records of one run under one lease."""
 
-    def __init__(self, records: GroupCommit[Entry, int], lease: Lease, last_id: int) -> None:
-        self._records = records
+    def __init__(self, journals: Journals, lease: Lease, last_id: int) -> None:
+        self._journals = journals
         self.lease = lease
         self.last_id = last_id  # the newest row of the history that this run knows
         self.progressed = False  # a record is stored: a run whose records are refused makes no progress
@@ -59,7 +75,7 @@ class Journal:
         if self.refused is None:
             self.recorded += 1
             entry = Entry(event, self, stored)
-            self._records.put(entry, entry.receive)
+            self._journals.put(entry, entry.receive)
 
     def when_durable(self, then: Callable[[], None]) -> None:
         """Call a function once everything recorded so far is stored or refused: now, or later."""
@@ -76,6 +92,12 @@ class Journal:
             await waiter
         if self.refused is not None:
             raise self.refused
+
+    async def complete(self, output: bytes) -> None:
+        """Complete the run after everything recorded so far, and wait for that; raise the error if it is refused."""
+        if self.refused is not None:
+            raise self.refused
+        await self._journals(Completion(output, self))
 
     def refuse(self, error: StorageError) -> None:
         """Drop all later records, because one was refused; nothing waits for them any more."""
@@ -95,34 +117,64 @@ def _finish(waiter: "asyncio.Future[None]") -> None:
         waiter.set_result(None)
 
 
-def appending(storage: Storage) -> Write[Entry, int]:
-    """Return the function that writes records in one commit, without those whose run had a write refused before."""
+def writing(storage: Storage) -> Write[Entry | Completion, int | None]:
+    """Return the function that writes journals in one commit, without those that had a write refused before."""
 
-    async def append(entries: Sequence[Entry]) -> Sequence[int | StorageError]:
-        live = [entry for entry in entries if entry.journal.refused is None]
+    async def write(items: Sequence[Entry | Completion]) -> Sequence[int | StorageError | None]:
+        live = [item for item in items if item.journal.refused is None]
         try:
-            written = await _append(storage, live) if live else []
+            answers = await _write(storage, live) if live else {}
         except StorageError as error:
-            written = [error] * len(live)
-        if len(live) == len(entries):
-            return written
-        fates = dict(zip(live, written, strict=True))
-        return [fates[entry] if entry in fates else _refusal(entry) for entry in entries]
+            answers = dict.fromkeys(live, error)
+        return [answers.get(item, item.journal.refused) for item in items]
 
-    return append
+    return write
 
 
-def _refusal(entry: Entry) -> StorageError:
-    assert entry.journal.refused is not None, "only the records of such a journal are left out"
-    return entry.journal.refused
+Answers = dict[Entry | Completion, int | StorageError | None]
 
 
-async def _append(storage: Storage, entries: Sequence[Entry]) -> Sequence[int | StorageError]:
-    """Write records; after a lost answer write them again, which is safe because appending is idempotent."""
-    items = [(entry.event, entry.journal.lease) for entry in entries]
+async def _write(storage: Storage, items: Sequence[Entry | Completion]) -> Answers:
+    """Write journals; after a lost answer write those again that are not completed, which is safe: it is idempotent."""
+    answers: Answers = {}
     for _ in range(UNKNOWN_TRIES):
+        left = [item for item in items if item not in answers]
+        records = [item for item in left if isinstance(item, Entry)]
+        completions = [item for item in left if isinstance(item, Completion)]
         try:
-            return await storage.append_histories(items)
+            answers.update(zip((*records, *completions), await _commit(storage, records, completions), strict=True))
+            return answers
         except CommitUnknownError as error:
             unknown = error
+            completed = await _completed(storage, completions)
+            answers.update((item, _answer_of(item)) for item in left if item.journal in completed)
     raise unknown  # pyright: ignore[reportPossiblyUnboundVariable, reportGeneralTypeIssues]
+
+
+async def _commit(
+    storage: Storage, records: Sequence[Entry], completions: Sequence[Completion]
+) -> Sequence[int | StorageError | None]:
+    events = [(entry.event, entry.journal.lease) for entry in records]
+    if not completions:
+        return await storage.append_histories(events)
+    ends = [(completion.journal.lease, completion.output) for completion in completions]
+    return await storage.append_and_complete(events, ends)
+
+
+async def _completed(storage: Storage, completions: Sequence[Completion]) -> set[Journal]:
+    """Return the journals whose runs a commit without an answer has completed."""
+    if not completions:
+        return set()
+    rows = await storage.get_instances([completion.journal.lease.instance_id for completion in completions])
+    return {
+        completion.journal
+        for completion, row in zip(completions, rows, strict=True)
+        if row is not None
+        and (row.status, row.output_data) == (WorkflowStatus.COMPLETED, completion.output)
+        and row.lock_token == completion.journal.lease.token + 1
+    }
+
+
+def _answer_of(item: Entry | Completion) -> int | None:
+    """Return the answer to an item of a completed run; the id of a row does not matter any more."""
+    return item.journal.last_id if isinstance(item, Entry) else None

@@ -95,6 +95,10 @@ class Recorder:
         """Wait until everything recorded so far is stored; raise the error if a write was refused."""
         return self._journal.durable()
 
+    def complete(self, output: bytes) -> Awaitable[None]:
+        """Complete the run after everything recorded so far; raise the error if a write is refused."""
+        return self._journal.complete(output)
+
     def when_durable(self, then: Callable[[], None]) -> None:
         """Call a function once everything recorded so far is stored or refused: now, or later."""
         self._journal.when_durable(then)

@@ -45,6 +45,7 @@ class Run:
         self.deadline = 0.0  # of the lease, on the monotonic clock
         self.resumed = False  # executed before: the body is cached in memory
         self.ending = False
+        self.output: bytes | None = None  # of a completed run
         self.replayer = Replayer(workflow, self.id, instance.input_data, self.generation, host.now)
         self._inbox = Inbox(self._proceed)
         self._steps = steps = StepsInProgress()
@@ -97,7 +98,7 @@ class Run:
 
     async def execute(self, lease: Lease) -> End:
         """Execute the run until it ends or waits. An error ends this try and leaves the stored run unchanged."""
-        self.recorder.open(Journal(self.host.records, lease, self._last_id))
+        self.recorder.open(Journal(self.host.journals, lease, self._last_id))
         self._attempts.open()
         self.ending = False
         begun = self.replayer.begun
@@ -206,7 +207,7 @@ class Run:
 
         The rollback reads only the history, so it works although the body cannot be replayed.
         """
-        self.recorder.open(Journal(self.host.records, lease, self._last_id))
+        self.recorder.open(Journal(self.host.journals, lease, self._last_id))
         await endings.fail(self, error, WorkflowStatus.COMPENSATING)
 
     # What the worker asks for.

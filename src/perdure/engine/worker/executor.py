@@ -80,7 +80,6 @@ class RunExecutor:
         self._heartbeat.drop(task.lease)
         del self.tasks[id]
         self._receivers.pop(id, None)
-        self.host.outputs.pop(id, None)
         if not task.reported:
             self.host.results.released(id)
         if id in self.awaited:
@@ -99,7 +98,7 @@ class RunExecutor:
             if isinstance(run, Run) and run.parent is not None:
                 self.host.wake()  # its parent has got a message
             self.tasks[run.id].reported = True
-            await self.host.results.ended(run.id, self.host.outputs.get(run.id))
+            await self.host.results.ended(run.id, run.output if isinstance(run, Run) else None)
 
     # Notifications and leases.
 

@@ -8,13 +8,12 @@ from typing import Any
 from perdure.engine.execution.clock import Clock
 from perdure.engine.execution.group_commit import GroupCommit
 from perdure.engine.execution.interfaces import Attempt, Done, Record
-from perdure.engine.execution.journal import Entry, appending
+from perdure.engine.execution.journal import Journals, writing
 from perdure.engine.worker.activities import Activities
 from perdure.engine.worker.clock import DatabaseClock
 from perdure.engine.worker.hooks import Hooks
 from perdure.engine.worker.results import Results
 from perdure.engine.worker.supervision import Supervisor
-from perdure.errors import StorageError
 from perdure.hooks import HookEvent
 from perdure.model.records import Lease, Suspension, Wait, WorkflowInstance
 from perdure.storage.contract import Storage
@@ -42,15 +41,11 @@ class WorkerHost:
         self.database_clock = DatabaseClock(storage, clock)
         self.work = asyncio.Event()  # set if there may be work
         self.own_work = asyncio.Event()  # set as well if this process has created it
-        self.outputs: dict[str, bytes] = {}  # of the runs that this worker has completed and whose tasks still end
         self._sent: set[str] = set()
         self.activities = activities
         self.results = results
         watch = supervisor.watch
-        self.records: GroupCommit[Entry, int] = GroupCommit(appending(storage), watch("group commit of records"))
-        self.completions: GroupCommit[tuple[Lease, bytes], None] = GroupCommit(
-            self._complete, watch("group commit of ends")
-        )
+        self.journals: Journals = GroupCommit(writing(storage), watch("group commit of journals"))
         self.suspensions: GroupCommit[tuple[Lease, list[Wait]], Suspension] = GroupCommit(
             storage.suspend_instances, watch("group commit of waits")
         )
@@ -79,14 +74,6 @@ class WorkerHost:
         """Return the channels to which this process has sent messages since the last call."""
         sent, self._sent = list(self._sent), set()
         return sent
-
-    async def _complete(self, items: Sequence[tuple[Lease, bytes]]) -> Sequence[StorageError | None]:
-        """Complete runs in one commit, and keep the outputs for the callers that wait for them."""
-        answers = await self.storage.complete_instances(items)
-        for (lease, output), refused in zip(items, answers, strict=True):
-            if refused is None:
-                self.outputs[lease.instance_id] = output
-        return answers
 
     def unavailable(self, error: BaseException) -> None:
         """Note that the database did not answer, and check soon whether it does again."""

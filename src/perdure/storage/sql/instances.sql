@@ -164,7 +164,8 @@ SELECT item.instance_id, i.status, i.lock_token, i.locked_by
 -- feature `repeated_calls`.
 UPDATE workflow_instances
    SET status = 'completed', output_data = :output_data, updated_at = {now}, lock_token = lock_token + 1,
-       locked_by = NULL, locked_at = NULL, lock_expires_at = NULL
+       locked_by = NULL, locked_at = NULL, lock_expires_at = NULL,
+       current_activity_id = COALESCE(:activity_id, current_activity_id)
  WHERE instance_id = :instance_id AND status = 'running' AND lock_token = :token AND locked_by = :worker_id
 
 -- lock_many -> instance_id, status, lock_token, locked_by

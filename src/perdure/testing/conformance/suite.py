@@ -21,6 +21,7 @@ AGGREGATES = (
     "groups",
     "history",
     "instances",
+    "journals",
     "listing",
     "locks",
     "matching",

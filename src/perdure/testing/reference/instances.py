@@ -170,6 +170,25 @@ class Instances(Messages, History, Compensations):
             items, lambda item: self._complete(item[0].instance_id, item[1], item[0]), lambda item: item[0].instance_id
         )
 
+    @writes
+    def append_and_complete(
+        self, events: Sequence[tuple[HistoryEvent, Lease | None]], completions: Sequence[tuple[Lease, bytes]]
+    ) -> list[int | StorageError | None]:
+        """Record many events, then complete the instances of which no event is refused, in one commit."""
+        answers = self._each(events, lambda item: self._append(*item), lambda item: item[0].instance_id)
+        refused: dict[str, StorageError] = {}
+        for (event, _), answer in zip(events, answers, strict=True):
+            if isinstance(answer, StorageError):
+                refused.setdefault(event.instance_id, answer)
+
+        def complete(item: tuple[Lease, bytes]) -> None:
+            lease, output_data = item
+            if lease.instance_id in refused:
+                raise refused[lease.instance_id]
+            self._complete(lease.instance_id, output_data, lease)
+
+        return [*answers, *self._each(completions, complete, lambda item: item[0].instance_id)]
+
     def _complete(self, instance_id: str, output_data: bytes, lease: Lease | None) -> None:
         output = limits.text(output_data, "output_data")
         if output is None:
