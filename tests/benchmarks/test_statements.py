@@ -35,7 +35,11 @@ async def test_rows_of_each_operation_are_counted(database: str) -> None:
                 assert set(stage.found) == set(counters.figures), name
                 assert stage.found["statements"] > 0, name
                 written[name] = stage.found["rows_written"]
-    expected = {"start": 4, "step": 6, "last step and end": 6}  # the first start stores the definition of the workflow, too
+    expected = {
+        "start": 4,
+        "step": 6,
+        "last step and end": 6,
+    }  # the first start stores the definition of the workflow, too
     if database == "mysql":  # its counters are those of the whole server, which other tests may use
         assert all(written[name] >= count for name, count in expected.items())
     else:

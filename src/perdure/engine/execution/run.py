@@ -215,16 +215,21 @@ class Run:
     def drain(self) -> None:
         """Start nothing new; running activities may finish."""
         self._draining = True
-        self._attempts.drain()
-        self._inbox.post(nothing)
+        if not self.replayer.evicted:
+            self._attempts.drain()
+            self._inbox.post(nothing)
 
     def hint(self) -> None:
         """Poll for messages and timers of this run, because there may be one."""
-        self._waits.hint()
+        if not self.replayer.evicted:
+            self._waits.hint()
 
     def evict(self) -> None:
         """Remove the body from memory; the run itself does not end."""
-        self.replayer.evict()
+        if not self.replayer.evicted:
+            self.replayer.evict()
+            # They refer to this run. Without a cycle it is freed at once, and garbage collections are rare and short.
+            del self._attempts, self._waits, self._inbox
 
     async def _put_down(self) -> None:
         """Stop all tasks and timers of the run in this process; rows in the database keep the time from here on."""

@@ -285,6 +285,7 @@ class BodyLoop(_Refusing):
         self._ready.clear()
         for task in self._tasks:
             task._log_destroy_pending = False
+        del self.timers  # which refer to this loop: without a cycle it is freed at once
 
     # The interface for asyncio
 

@@ -15,6 +15,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping
 from contextvars import copy_context
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from perdure.engine.history.digests import stamped
@@ -49,7 +50,7 @@ class Replayer:
         self._workflow = workflow
         self._run_id = run_id
         self._input = input_data
-        self._body = Body(workflow, run_id, generation, clock, self._report)
+        self._body = Body(workflow, run_id, generation, clock, partial(_report, run_id, workflow.name))
         self._task: asyncio.Task[Any] | None = None
         self._held: Record | None = None  # passed to the body once the next record is known
         self._fed = 0
@@ -226,19 +227,20 @@ class Replayer:
                 return True
         return False
 
-    def _report(self, context: Mapping[str, Any]) -> None:
-        """Log what asyncio reports about the body: a task whose error was never retrieved, for example."""
-        message, error = str(context.get("message")), context.get("exception")
-        if error is not None and message.endswith("exception was never retrieved"):
-            message = f"a task failed, and the body did not await it: {type(error).__name__}: {error}"
-        log.warning(
-            "asyncio reported a problem in the body of run %s (%s): %s",
-            self._run_id,
-            self._workflow.name,
-            message,
-            extra={"run_id": self._run_id, "workflow": self._workflow.name, "reason": message},
-            exc_info=error,
-        )
+
+def _report(run_id: str, workflow: str, context: Mapping[str, Any]) -> None:
+    """Log what asyncio reports about the body: a task whose error was never retrieved, for example."""
+    message, error = str(context.get("message")), context.get("exception")
+    if error is not None and message.endswith("exception was never retrieved"):
+        message = f"a task failed, and the body did not await it: {type(error).__name__}: {error}"
+    log.warning(
+        "asyncio reported a problem in the body of run %s (%s): %s",
+        run_id,
+        workflow,
+        message,
+        extra={"run_id": run_id, "workflow": workflow, "reason": message},
+        exc_info=error,
+    )
 
 
 def _without_recur(group: BaseExceptionGroup[BaseException]) -> BaseException:
