@@ -34,6 +34,7 @@ from perdure.engine.history.records import ATTEMPT_FAILED, Taken, record_of, row
 from perdure.engine.replay.commands import Command, Take
 from perdure.engine.replay.open_steps import OpenSteps
 from perdure.engine.replay.replayer import Replayer
+from perdure.engine.replay.steps import ActivityStep, EffectStep, TimerStep, WaitStep
 from perdure.model.records import HistoryEvent, HistoryEventType
 
 Plan = list[Any]
@@ -275,10 +276,10 @@ def _node(rng: chance.Random, make: Callable[[], Plan]) -> Plan:
 
 def asked(steps: OpenSteps) -> list[str]:
     """Everything that a body waits for, down to arguments, attempts and times."""
-    found = [f"{step.id} {step.attempt} {step.pause_sec} {step.payload!r}" for step in steps.activities.values()]
-    found += list(steps.effects)
-    found += [f"{step.id} {step.delay_sec}" for step in steps.timers.values()]
-    for wait in steps.waits.values():
+    found = [f"{step.id} {step.attempt} {step.pause_sec} {step.payload!r}" for step in steps.of(ActivityStep)]
+    found += [step.id for step in steps.of(EffectStep)]
+    found += [f"{step.id} {step.delay_sec}" for step in steps.of(TimerStep)]
+    for wait in steps.of(WaitStep):
         found += [f"{each.activity_id} {each.channel} {wait.delay_sec}" for each in wait.waits(None)]
     return sorted(found)
 
@@ -356,16 +357,16 @@ class Live:
         """A row for each thing that could happen next."""
         found: list[tuple[str, str, bytes]] = []
         expired = b'{"result": null}'
-        for step in self.steps.activities.values():
+        for step in self.steps.of(ActivityStep):
             if step.pause_sec:
                 found.append((step.pause_id, HistoryEventType.TIMER_EXPIRED, expired))
             else:
                 found.append(_attempted(step.id, attempt_of(step.id, step.attempt), step.attempt, rng))
-        for id in self.steps.effects:
-            found.append((id, STORED, b'"mail"'))
-        for timer in self.steps.timers.values():
+        for effect in self.steps.of(EffectStep):
+            found.append((effect.id, STORED, b'"mail"'))
+        for timer in self.steps.of(TimerStep):
             found.append((timer.id, HistoryEventType.TIMER_EXPIRED, expired))
-        for wait in self.steps.waits.values():
+        for wait in self.steps.of(WaitStep):
             id, channel = rng.choice(list(zip(wait.row_ids(), wait.channels, strict=True)))
             found.append((id, HistoryEventType.CHANNEL_MESSAGE_RECEIVED, _message(channel, rng)))
             if wait.after is not None:

@@ -29,7 +29,7 @@ from perdure.engine.replay.body import Recur
 from perdure.engine.replay.commands import Apply, Await, Command, Execute, Pause, SetTimer
 from perdure.engine.replay.definitions import WorkflowDefinition
 from perdure.engine.replay.replayer import Replayer
-from perdure.engine.replay.steps import WaitStep
+from perdure.engine.replay.steps import ActivityStep, EffectStep, WaitStep
 from perdure.model import names
 from perdure.model.matching import match_of
 from perdure.testing.history import History, HistoryRow
@@ -120,14 +120,16 @@ def _fed(replayer: Replayer, history: History) -> Iterator[HistoryRow]:
 def _completed(replayer: Replayer, row: HistoryRow, record: Record) -> HistoryRow:
     """Return a redacted row as the code would have made it, from the call that the code waits for."""
     if isinstance(record, MessageReceived):
-        wait = replayer.steps.waits.get(record.step)
-        return row if wait is None or row.data is None else replace(row, data=_matching(wait, record), redacted=False)
+        wait = replayer.steps.get(record.step)
+        if not isinstance(wait, WaitStep) or row.data is None:
+            return row
+        return replace(row, data=_matching(wait, record), redacted=False)
     if isinstance(record, Failed | AttemptFailed):
         row = replace(row, data=dict(with_own_message(row.data or {})))
     if not isinstance(record, Completed | Failed | AttemptFailed | Started):
         return row
-    step = replayer.steps.activities.get(record.step) or replayer.steps.effects.get(record.step)
-    if step is not None and row.call is not None and row.call.startswith(REDACTED):
+    step = replayer.steps.get(record.step)
+    if isinstance(step, ActivityStep | EffectStep) and row.call is not None and row.call.startswith(REDACTED):
         row = replace(row, call=step.call.digest + row.call[SIZE:])
     return replace(row, redacted=False)
 

@@ -41,7 +41,7 @@ def with_timers(count: int, seconds: float) -> tuple[StepsInProgress, TimedSteps
 
 def set_timer(steps: StepsInProgress, id: str, seconds: float) -> None:
     timer: Any = Delay(seconds)
-    steps.apply(SetTimer(TimerStep(id, timer, replayed=False)))
+    steps.apply(SetTimer(TimerStep(id, timer, has_row=False)))
 
 
 def taken(timed: TimedSteps) -> list[str]:

@@ -11,7 +11,7 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from pathlib import Path
 from types import SimpleNamespace
@@ -44,8 +44,8 @@ class Host:
     """Passes a body what it waits for, one thing at a time, and records all that it asked for."""
 
     def __init__(self) -> None:
-        self.reports: list[dict[str, Any]] = []
-        self.loop = BodyLoop(self, self.reports.append)
+        self.reports: list[Mapping[str, Any]] = []
+        self.loop = BodyLoop(self)
         self.waiting: dict[str, asyncio.Future[int] | Timer] = {}
         self.asked: list[str] = []
         self.log: list[str] = []
@@ -58,6 +58,9 @@ class Host:
 
     def path_of(self, coro: object) -> None:
         """No coroutine has a path of its own."""
+
+    def report(self, context: Mapping[str, Any]) -> None:
+        self.reports.append(context)
 
     def drop(self, timer: Timer) -> None:
         self.asked.append(f"drop {timer.path}")
@@ -450,7 +453,7 @@ def test_task_hashes_depend_on_the_seed_of_the_run_only() -> None:
     async def body() -> None: ...
 
     def task_hash(seed: str) -> int:
-        task = BodyLoop(Host(), print, seed=seed).spawn(body())
+        task = BodyLoop(Host(), seed=seed).spawn(body())
         task.get_coro().close()
         task._log_destroy_pending = False  # type: ignore[attr-defined]
         return hash(task)
@@ -613,7 +616,7 @@ def test_error_of_the_timer_interface_reaches_the_body() -> None:
     def refuse(timer: Timer) -> None:
         raise StepFailed
 
-    loop = BodyLoop(SimpleNamespace(start=refuse, drop=refuse, path_of=refuse), print)
+    loop = BodyLoop(SimpleNamespace(start=refuse, drop=refuse, path_of=refuse, report=print))
     task = loop.spawn(asyncio.sleep(1))
     loop.pump()
     assert isinstance(task.exception(), StepFailed)
@@ -959,7 +962,7 @@ def test_closing_the_loop_cleans_up_without_warnings() -> None:
         finally:
             host.log.append("collected")
 
-    def leave() -> tuple[list[str], list[str], list[dict[str, Any]]]:
+    def leave() -> tuple[list[str], list[str], list[Mapping[str, Any]]]:
         host = Host()
         host.begin(body(host))
         host.loop.close()

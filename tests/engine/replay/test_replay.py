@@ -335,7 +335,7 @@ def test_evicted_body_makes_no_more_calls() -> None:
     history.body.evict()
     assert seen == ["refused"]
     assert not taken(history.body)
-    assert not history.steps.activities
+    assert not history.steps
     with pytest.raises(RunEvicted):
         history.body.outcome()
 
@@ -365,8 +365,7 @@ def test_waits_of_an_evicted_body_do_not_start(wait: Function) -> None:
 
     history = live(_named(tidy))
     history.body.evict()
-    assert not history.steps.timers
-    assert not history.steps.waits
+    assert not history.steps
     with pytest.raises(RunEvicted):
         history.body.outcome()
 
@@ -396,9 +395,7 @@ def test_any_body_can_be_evicted_anywhere(seed: int) -> None:
         history.body.evict()
         assert not taken(history.body)
         assert len(history.rows) == stored
-        assert not history.steps.activities
-        assert not history.steps.effects
-        assert not history.steps.waits
+        assert not history.steps
 
 
 # Values.
@@ -487,9 +484,9 @@ def test_states_recorded_as_steps_by_earlier_versions_replay() -> None:
     whole = replayed(workflow, b"{}", rows)
     assert whole.body.done
     begun = replayed(workflow, b"{}", rows[:3])
-    assert "6:replay.greet" in begun.steps.activities
+    assert begun.body.steps.expects("6:replay.greet")
     fresh = replayed(workflow, b"{}", rows[:2])  # killed before the state was stored: it is not numbered any more
-    assert "4:replay.greet" in fresh.steps.activities
+    assert fresh.body.steps.expects("4:replay.greet")
     for each in (begun, fresh):
         each.body.evict()
 

@@ -1,7 +1,9 @@
 """Step ids are derived from the task tree, and do not depend on the interleaving of the tasks."""
 
 import asyncio
+from collections.abc import Mapping
 from contextvars import Context, copy_context
+from typing import Any
 
 import pytest
 
@@ -20,10 +22,13 @@ class NoTimers:
     def path_of(self, coro: object) -> None:
         """No coroutine has a path of its own."""
 
+    def report(self, context: Mapping[str, Any]) -> None:
+        pytest.fail(str(context))
+
 
 @pytest.fixture
 def loop() -> BodyLoop:
-    return BodyLoop(NoTimers(), lambda context: pytest.fail(str(context)))
+    return BodyLoop(NoTimers())
 
 
 def here() -> Scope:

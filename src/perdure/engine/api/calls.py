@@ -13,7 +13,7 @@ from perdure.engine.history.codec import decode, encode
 from perdure.engine.history.digests import Call
 from perdure.engine.history.messages import Event, Message
 from perdure.engine.replay import context
-from perdure.engine.replay.body import Recur
+from perdure.engine.replay.body import Body, Recur
 from perdure.engine.worker.activities import OUTGOING
 from perdure.errors import OutsideWorkflowError
 from perdure.model import limits, names
@@ -272,19 +272,30 @@ async def wait_event(
     none stays available to later waits. Raises `TimeoutError` if no matching event arrives in time.
     """
     run = context.require_run("wait_event()")
+    where, name = _checked(where), names.stored(type, "event type")
+    patience = _patience(timeout, "wait_event")
+    if where and patience and patience > GLANCE:
+        async with asyncio.timeout(patience.total_seconds()):  # an event that does not match must not reset the timeout
+            event = await _event(run, name, where, None, data)
+    else:
+        event = await _event(run, name, where, patience, data)
+    return event if name == type else replace(event, type=type)
+
+
+def _checked(where: Mapping[str, object] | None) -> Mapping[str, object] | None:
     if where is not None and not isinstance(where, Mapping):
         raise TypeError(f"wait_event(where=) must be a dict of JSON paths and values, not {where!r}")
     if where:
         where = Where(decode(encode(dict(where), what="wait_event(where=)")))
         check(where)
-    name = names.stored(type, "event type")
+    return where
+
+
+def _event(
+    run: Body, name: str, where: Mapping[str, object] | None, patience: timedelta | None, data: Any
+) -> "asyncio.Future[Event[Any]]":
     channels = (name, f"{name}:{run.run_id}")
-    patience = _patience(timeout, "wait_event")
-    whole = patience.total_seconds() if where and patience and patience > GLANCE else None
-    async with asyncio.timeout(whole):  # an event that does not match must not reset the timeout
-        step = run.new_wait("wait_event", channels, data, patience if whole is None else None, where=where, kind=name)
-        event: Event[Any] = await run.wait(step)
-    return event if name == type else replace(event, type=type)
+    return run.wait(run.new_wait("wait_event", channels, data, patience, where=where, kind=name))
 
 
 async def send_event(

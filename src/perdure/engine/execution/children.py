@@ -82,7 +82,7 @@ async def call_child(run: "Body", workflow: "WorkflowDefinition", data: bytes, a
     """Start a child as the next step of the body, wait for its end, and return its result."""
     path = run.next_path()
     child: str = await run.effect_at(path, ids.CHILD, creating(workflow, data, run, path), asked, str)
-    run.children[child] = None
+    run.child_started(child)
     channel = ids.end_channel(run.run_id, run.generation, path)
     name = ids.CHILD_END + workflow.name
     try:
@@ -92,9 +92,9 @@ async def call_child(run: "Body", workflow: "WorkflowDefinition", data: bytes, a
             reason = f"its parent {run.run_id} no longer waits for it"
             await run.effect("cancel", cancelling(child, reason), Call(child))
             await run.wait(run.new_wait(name, (channel,), None, None))
-            run.children.pop(child, None)
+            run.child_ended(child)
         raise
-    run.children.pop(child, None)
+    run.child_ended(child)
     return outcome(workflow, child, message.data)
 
 

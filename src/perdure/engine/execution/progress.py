@@ -16,7 +16,7 @@ Step = TypeVar("Step", bound=ActivityStep | EffectStep | TimerStep | WaitStep, c
 class Progress(Generic[Step]):
     """The execution of one open step."""
 
-    __slots__ = ("attempt", "cancelled", "is_open", "registered", "step", "task", "timer", "waited")
+    __slots__ = ("attempt", "cancelled", "is_open", "registered", "step", "task", "timer")
 
     def __init__(self, step: Step) -> None:
         self.step = step
@@ -26,7 +26,6 @@ class Progress(Generic[Step]):
         self.cancelled: Callable[[asyncio.Task[None]], None]  # called when the task has ended after its cancellation
         self.timer: Timer | None = None  # keeps the time on the worker's loop
         self.registered = False  # a row in the database decides when the time is over
-        self.waited = isinstance(step, TimerStep) and step.replayed  # such a row may exist
 
     def watch(self, clock: Clock, seconds: float, post: Callable[[Handle], None], due: Handle) -> None:
         """Put an item in the inbox after some seconds."""
@@ -38,7 +37,6 @@ class Progress(Generic[Step]):
             self.timer.cancel()
             self.timer = None
         self.registered = False
-        self.waited = True
 
     def close(self) -> None:
         """Stop everything: the step has ended, or the body has cancelled it."""

@@ -18,7 +18,7 @@ SLACK = 100  # closed steps that are remembered beside the open ones
 
 def is_short(timer: Progress[TimerStep]) -> bool:
     """Return whether a timer is too short to release the lease for it."""
-    return timer.step.delay_sec <= SHORT_SEC and not timer.waited
+    return timer.step.delay_sec <= SHORT_SEC and not timer.step.has_row
 
 
 class TimedSteps:

@@ -105,7 +105,7 @@ def step_of(id: str) -> str:
         return id
     if (pause := split_pause(id)) is not None:
         return pause[0]
-    return split_message(id.removesuffix("!"))[0]
+    return id[:-1] if id.endswith("!") else split_message(id)[0]
 
 
 # Channels for the ends of children, and the ids of their runs.

@@ -5,7 +5,8 @@ serves a live run, a replay and a test.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+import logging
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from datetime import datetime, timedelta
 from types import CoroutineType
 from typing import Any
@@ -15,12 +16,14 @@ from perdure.engine.history.digests import Call
 from perdure.engine.replay.definitions import ActivityDefinition, WorkflowDefinition
 from perdure.engine.replay.loop import BodyLoop, Timer
 from perdure.engine.replay.mismatch import Mismatch
-from perdure.engine.replay.open_steps import OpenSteps
+from perdure.engine.replay.open_steps import OpenSteps, StepFuture
 from perdure.engine.replay.scopes import current_scope
 from perdure.engine.replay.steps import ActivityStep, Effect, EffectStep, TimerStep, WaitStep
 from perdure.engine.replay.values import MissingValue, Values
 from perdure.errors import EngineError, LimitError, NonDeterminismError, NotSubscribedError
 from perdure.model import limits
+
+log = logging.getLogger("perdure.engine")
 
 STEPS_MAX = 10_000  # maximum number of unfinished steps
 REFUSALS_MAX = 1_000  # how often an evicted body may request a step and catch the refusal
@@ -45,26 +48,41 @@ class RunEvicted(BaseException):
 class Body:
     """The durable calls of one run's body."""
 
+    __slots__ = (
+        "_channels",
+        "_children",
+        "_refusals",
+        "broken",
+        "clock",
+        "evicted",
+        "generation",
+        "loop",
+        "mismatch",
+        "run_id",
+        "steps",
+        "values",
+        "workflow",
+    )
+
     def __init__(
         self,
         workflow: WorkflowDefinition,
         run_id: str,
         generation: str | None,
         clock: Callable[[], datetime],
-        report: Callable[[Mapping[str, Any]], None],
     ) -> None:
         self.workflow = workflow
         self.run_id = run_id
         self.generation = generation
         self.clock = clock  # for now()
-        self.loop = BodyLoop(self, report, seed=run_id.partition("~r")[0])
+        self.loop = BodyLoop(self, seed=run_id.partition("~r")[0])
         self.mismatch = Mismatch(run_id, workflow.name)
-        self.steps = OpenSteps(self.mismatch, self.loop.fire)
+        self.steps = OpenSteps(self.mismatch, self.loop)
         self.values = Values(run_id)
-        self.children: dict[str, None] = {}  # children that have not ended
+        self._children: dict[str, None] | None = None  # children that have not ended
         self.evicted = False
         self.broken: NonDeterminismError | None = None  # found in the middle of the code
-        self._channels: dict[str, str] = {}
+        self._channels: dict[str, str] | None = None  # the subscriptions
         self._refusals = 0
 
     # Steps.
@@ -100,12 +118,12 @@ class Body:
         self._refuse_if_too_many()
         future = self.loop.create_future()
         step = ActivityStep(id, activity, payload, call, future, undoable=activity.undo is not None)
-        self.steps.add_activity(step)
+        self.steps.add(step)
         try:
             return await step.future
         except asyncio.CancelledError:
             if step.future.cancelled():
-                self.steps.drop_activity(step)
+                self.steps.drop(step.id)
             raise
 
     def effect(self, name: str, effect: Effect, call: Call, hint: object = Any) -> "asyncio.Future[Any]":
@@ -118,8 +136,9 @@ class Body:
     def effect_at(self, path: str, name: str, effect: Effect, call: Call, hint: object = Any) -> "asyncio.Future[Any]":
         """Add such a step with a given path."""
         self._refuse_if_too_many()
-        step = EffectStep(ids.step(path, name), effect, call, self.loop.create_future(), hint)
-        self.steps.add_effect(step)
+        id = ids.step(path, name)
+        step = EffectStep(id, effect, call, StepFuture(id, self.steps, self.loop), hint)
+        self.steps.add(step)
         return step.future
 
     def new_wait(
@@ -127,12 +146,12 @@ class Body:
     ) -> WaitStep:
         """Return a wait with the path of the next step."""
         id = ids.step(self.next_path(), name)
-        return WaitStep(id, channels, self.loop.create_future(), hint, after, **about)
+        return WaitStep(id, channels, StepFuture(id, self.steps, self.loop), hint, after, **about)
 
     def wait(self, wait: WaitStep) -> "asyncio.Future[Any]":
         """Add a step that waits for a message."""
         self._refuse_if_too_many()
-        self.steps.add_wait(wait)
+        self.steps.add(wait)
         return wait.future
 
     def next_path(self) -> str:
@@ -152,11 +171,25 @@ class Body:
         """Add a timer that the body started."""
         self._refuse_if_evicted()
         self._refuse_if_too_many()
-        self.steps.add_timer(TimerStep(ids.step(timer.path, ids.TIMER), timer, replayed=self.values.replaying))
+        self.steps.add(TimerStep(ids.step(timer.path, ids.TIMER), timer, has_row=self.values.replaying))
 
     def drop(self, timer: Timer) -> None:
         """Remove a timer that the body cancelled."""
-        self.steps.drop_timer(timer)
+        self.steps.drop(ids.step(timer.path, ids.TIMER))
+
+    def report(self, context: Mapping[str, Any]) -> None:
+        """Log what asyncio reports about the body: a task whose error was never retrieved, for example."""
+        message, error = str(context.get("message")), context.get("exception")
+        if error is not None and message.endswith("exception was never retrieved"):
+            message = f"a task failed, and the body did not await it: {type(error).__name__}: {error}"
+        log.warning(
+            "asyncio reported a problem in the body of run %s (%s): %s",
+            self.run_id,
+            self.workflow.name,
+            message,
+            extra={"run_id": self.run_id, "workflow": self.workflow.name, "reason": message},
+            exc_info=error,
+        )
 
     # Values.
 
@@ -188,23 +221,45 @@ class Body:
             self.next_path()
         self.values.set_state(value)
 
+    # Children.
+
+    @property
+    def children(self) -> Collection[str]:
+        """Return the children that have not ended."""
+        return self._children or ()
+
+    def child_started(self, child: str) -> None:
+        """Note that a child started, now or on replay."""
+        if self._children is None:
+            self._children = {}
+        self._children[child] = None
+
+    def child_ended(self, child: str) -> None:
+        """Note that a child ended."""
+        if self._children is not None:
+            self._children.pop(child, None)
+
     # Subscriptions.
 
     def subscribed(self, channel: str, stored: str) -> None:
         """Note that the run subscribed to a channel, now or on replay."""
+        if self._channels is None:
+            self._channels = {}
         self._channels[channel] = stored
 
     def unsubscribed(self, channel: str) -> None:
         """Note that the run ended its subscription to a channel."""
-        self._channels.pop(channel, None)
+        if self._channels is not None:
+            self._channels.pop(channel, None)
 
     def stored_channel(self, channel: str) -> str:
         """Return the stored name of a channel; raise `NotSubscribedError` if the run is not subscribed to it."""
-        if channel not in self._channels:
+        stored = None if self._channels is None else self._channels.get(channel)
+        if stored is None:
             raise NotSubscribedError(
                 f"run {self.run_id!r} is not subscribed to channel {channel!r}: call subscribe() first"
             )
-        return self._channels[channel]
+        return stored
 
     # Refusals.
 

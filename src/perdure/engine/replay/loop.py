@@ -15,10 +15,20 @@ import gc
 import math
 import sys
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, MutableSequence, Sequence, Set, ValuesView
+from collections.abc import (
+    AsyncGenerator,
+    Callable,
+    Coroutine,
+    Generator,
+    Iterable,
+    Mapping,
+    MutableSequence,
+    Sequence,
+    Set,
+    ValuesView,
+)
 from contextvars import Context, copy_context
 from functools import partial
-from itertools import count
 from pathlib import Path
 from types import CodeType, CoroutineType, FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, TypeVarTuple, Unpack
@@ -88,7 +98,7 @@ class Timer(asyncio.TimerHandle):
 
 
 class Timers(Protocol):
-    """Keeps the body's timers and passes them to `BodyLoop.fire` when they are due."""
+    """Keeps the body's timers and passes them to `BodyLoop.fire` when they are due; logs what the loop reports."""
 
     def start(self, timer: Timer) -> None:
         """Add a timer that the body started. Errors are raised in the body."""
@@ -98,6 +108,9 @@ class Timers(Protocol):
 
     def path_of(self, coro: "CoroutineType[Any, Any, Any]") -> str | None:
         """Return the path that a coroutine already has, for the task that is made for it; else None."""
+
+    def report(self, context: Mapping[str, Any]) -> None:
+        """Log an error that no code of the body can catch."""
 
 
 class BodyTask(asyncio.Task[T]):
@@ -152,36 +165,51 @@ class BodyFuture(asyncio.Future[T]):
         except AttributeError:
             loop = self.get_loop()
             assert isinstance(loop, BodyLoop)
-            self._hash = next(loop._future_numbers)
+            self._hash = loop.next_future_number()
             return self._hash
 
 
 class BodyLoop(_Refusing):
     """A deterministic event loop that runs only when the worker calls `pump`, in the thread of the worker's loop.
 
-    `report` is called with the context of every `call_exception_handler`. `seed` makes the hashes of tasks differ
-    between runs and must be the same on every replay of a run: asyncio keeps the tasks of all loops in one set, which
-    would be slow if the first tasks of ten thousand runs had the same hash.
+    `seed` makes the hashes of tasks differ between runs and must be the same on every replay of a run: asyncio keeps
+    the tasks of all loops in one set, which would be slow if the first tasks of ten thousand runs had the same hash.
     """
 
-    def __init__(self, timers: Timers, report: Callable[[dict[str, Any]], None], *, seed: str = "") -> None:
+    __slots__ = (
+        "_closed",
+        "_debug",
+        "_futures_made",
+        "_ordered",
+        "_pumping",
+        "_ready",
+        "_root",
+        "_root_task",
+        "_seed",
+        "_tasks",
+        "_tasks_made",
+        "_time",
+        "timers",
+    )
+
+    def __init__(self, timers: Timers, *, seed: str = "") -> None:
         self.timers = timers
-        self._report = report
         self._ready: MutableSequence[asyncio.Handle] = []  # a deque only while it runs, because it takes 800 bytes
         self._time = 0.0
         self._root = Scope()
-        self._tasks: dict[BodyTask[Any], None] = {}  # references, so that no task is garbage-collected
-        self._ordered: dict[int, asyncio.Task[Any]] = {}
-        high = (crc32(seed.encode()) & 0x3FFFFFFF) << 32  # the low bits are the number, so that small sets are ordered
-        self._task_numbers = count(high + 1)
-        self._future_numbers = count(high + 1)
+        self._root_task: BodyTask[Any] | None = None
+        self._tasks: dict[BodyTask[Any], None] | None = None  # the others, so that none is garbage-collected
+        self._ordered: dict[int, asyncio.Task[Any]] = _NOTHING_ORDERED
+        self._seed = crc32(seed.encode()) & 0x3FFFFFFF
+        self._tasks_made = self._futures_made = 0
         self._pumping = self._closed = self._debug = False
 
     # The worker's side
 
     def spawn(self, coroutine: Coroutine[Any, Any, T], *, name: str | None = None) -> asyncio.Task[T]:
         """Return the root task, in a copy of the caller's context; it runs at the next `pump`."""
-        return self._task(coroutine, self._root, name or "body", copy_context(), {})
+        self._root_task = self._new_task(coroutine, self._root, name or "body", copy_context(), {})
+        return self._root_task
 
     def pump(self, budget: int = BUDGET) -> None:
         """Run the body until all its tasks wait. Raise `NotDurableError` if it takes more than `budget` callbacks.
@@ -235,7 +263,7 @@ class BodyLoop(_Refusing):
             if came_by_signal(error):
                 raise
             if not isinstance(_owner(handle), asyncio.Task):  # in a task, it is the outcome of the task
-                self._report({"message": f"a callback of the body raised {error!r}", "exception": error})
+                self.timers.report({"message": f"a callback of the body raised {error!r}", "exception": error})
 
     def fire(self, timer: Timer) -> None:
         """Fire a due timer: advance the loop's time to the timer's time, unless it is later, and queue its callback."""
@@ -251,11 +279,15 @@ class BodyLoop(_Refusing):
     @property
     def idle(self) -> bool:
         """Return whether there is no task and nothing to run."""
-        return not self._tasks and not self._ready
+        return not self.tasks() and not self._ready
 
     def tasks(self) -> Set[asyncio.Task[Any]]:
         """Return the unfinished tasks in the order of their creation."""
-        return {task: None for task in self._tasks if not task.done()}.keys()
+        return {task: None for task in self._all_tasks() if not task.done()}.keys()
+
+    def _all_tasks(self) -> "Iterable[BodyTask[Any]]":
+        others = self._tasks or ()
+        return others if self._root_task is None else (self._root_task, *others)
 
     def abandon(self, tries: int) -> bool:
         """Close the tasks that ignore their cancellation; return False if one of them cannot be closed.
@@ -283,7 +315,7 @@ class BodyLoop(_Refusing):
         assert not self._pumping, "the body is running: close was called from inside it"
         self._closed = True
         self._ready.clear()
-        for task in self._tasks:
+        for task in self._all_tasks():
             task._log_destroy_pending = False
         del self.timers  # which refer to this loop: without a cycle it is freed at once
 
@@ -347,15 +379,22 @@ class BodyLoop(_Refusing):
         return self._task(coro, Scope(path), f"Task-{path}" if name is None else name, context, options)
 
     def _task(self, coro: Any, scope: Scope, name: object, context: Context, options: Any) -> asyncio.Task[Any]:
-        enter(context, scope)
-        number = next(self._task_numbers)
-        task: BodyTask[Any] = BodyTask(coro, number=number, loop=self, name=name, context=context, **options)
+        task = self._new_task(coro, scope, name, context, options)
         if not task.done():  # an eager task may be
+            if self._tasks is None:
+                self._tasks = {}
             self._tasks[task] = None
             task.add_done_callback(self._finished, context=context)
         return task
 
+    def _new_task(self, coro: Any, scope: Scope, name: object, context: Context, options: Any) -> "BodyTask[Any]":
+        enter(context, scope)
+        self._tasks_made += 1
+        number = self._numbered(self._tasks_made)
+        return BodyTask(coro, number=number, loop=self, name=name, context=context, **options)
+
     def _finished(self, task: Any) -> None:
+        assert self._tasks is not None, "the task is in it"
         del self._tasks[task]
 
     def _as_ordered(self, origin: "_AsCompleted", coro: Any) -> asyncio.Task[Any]:
@@ -366,6 +405,14 @@ class BodyLoop(_Refusing):
         if coro is not origin.current:
             coro.close()  # a wrapper that asyncio made for an awaitable that already has a task
         return self._ordered.pop(key)
+
+    def next_future_number(self) -> int:
+        """Return the hash of the next future that needs one."""
+        self._futures_made += 1
+        return self._numbered(self._futures_made)
+
+    def _numbered(self, number: int) -> int:
+        return (self._seed << 32) + number  # the number in the low bits, so that small sets are ordered
 
     def create_future(self) -> asyncio.Future[Any]:
         """Return a future of this loop."""
@@ -393,7 +440,7 @@ class BodyLoop(_Refusing):
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         """Report an error that no code of the body can catch."""
-        self._report(context)
+        self.timers.report(context)
 
     default_exception_handler = call_exception_handler
 
@@ -413,7 +460,10 @@ class BodyLoop(_Refusing):
             self.create_task(generator.aclose())
         elif not self._closed:
             message = "an async generator was left in a reference cycle and not closed: use contextlib.aclosing"
-            self._report({"message": message, "asyncgen": generator})
+            self.timers.report({"message": message, "asyncgen": generator})
+
+
+_NOTHING_ORDERED: dict[int, asyncio.Task[Any]] = {}
 
 
 class _AsCompleted(NamedTuple):

@@ -13,15 +13,18 @@ from perdure.model.matching import match_of
 class Mismatch:
     """Compares what the code of a run calls with what its history records."""
 
+    __slots__ = ("_run_id", "_workflow_name")
+
     def __init__(self, run_id: str, workflow_name: str) -> None:
-        self._about = f"run {run_id!r} ({workflow_name})"
+        self._run_id = run_id
+        self._workflow_name = workflow_name
 
     def fail(self, what: str, step: str, recorded: str, called: str, shown: object = None) -> NoReturn:
         """Raise `NonDeterminismError` for what the history has `recorded` at a step, and what the code does instead.
 
         `shown` has the arguments of the call, which must not appear in logs.
         """
-        about, more = f"{self._about}: {what}", "" if shown is None else f": {shown}"
+        about, more = f"run {self._run_id!r} ({self._workflow_name}): {what}", "" if shown is None else f": {shown}"
         advice = "deploy compatible code, or guard the change with patched()"
         sides = {"step": step, "recorded": recorded, "called": called + more}
         raise NonDeterminismError(f"{about}{more}; {advice}", summary=f"{about}; {advice}", **sides)

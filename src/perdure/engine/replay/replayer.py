@@ -12,10 +12,9 @@ the code differs from the code that made the history.
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from contextvars import copy_context
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any
 
 from perdure.engine.history.digests import stamped
@@ -39,6 +38,8 @@ Outcome = tuple[Any, BaseException | None]
 class Replayer:
     """Runs a workflow's function from the records of its history."""
 
+    __slots__ = ("_body", "_fed", "_held", "_input", "_task")
+
     def __init__(
         self,
         workflow: WorkflowDefinition,
@@ -47,10 +48,8 @@ class Replayer:
         generation: str | None = None,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        self._workflow = workflow
-        self._run_id = run_id
-        self._input = input_data
-        self._body = Body(workflow, run_id, generation, clock, partial(_report, run_id, workflow.name))
+        self._input = input_data  # until the body begins
+        self._body = Body(workflow, run_id, generation, clock)
         self._task: asyncio.Task[Any] | None = None
         self._held: Record | None = None  # passed to the body once the next record is known
         self._fed = 0
@@ -90,6 +89,11 @@ class Replayer:
         taken = None if self._body.evicted else self._body.values.record(self._fed)
         return commands if taken is None else [Take(taken), *commands]
 
+    def resume(self) -> list[Command]:
+        """Return the commands for all open steps once more, because the run was parked."""
+        self._body.steps.resume()
+        return self._body.steps.commands()
+
     def _continue(self, upcoming: Taken | None, *, more: bool) -> None:
         """Call the function, or pass it the record that was held back, and run it until all its tasks wait."""
         if self._task is not None and self._held is None:
@@ -105,11 +109,14 @@ class Replayer:
         self._run()
 
     def _begin(self) -> None:
-        args, kwargs = self._workflow.signature.unbind(self._input)
+        workflow = self._body.workflow
+        args, kwargs = workflow.signature.unbind(self._input)
+        self._input = b""
         context = copy_context()
-        context.run(ATTEMPT.set, None)
+        if ATTEMPT.get() is not None:
+            context.run(ATTEMPT.set, None)
         context.run(RUN.set, self._body)
-        self._task = context.run(self._body.loop.spawn, self._workflow.function(*args, **kwargs))
+        self._task = context.run(self._body.loop.spawn, workflow.function(*args, **kwargs))
 
     def _run(self) -> None:
         self._body.loop.pump()
@@ -207,9 +214,9 @@ class Replayer:
             log.warning(
                 "the body of run %s (%s) could not be removed from memory, because it catches its cancellation (a bare "
                 "`except:` in a loop?); it stays in memory until this process ends",
-                self._run_id,
-                self._workflow.name,
-                extra={"run_id": self._run_id, "workflow": self._workflow.name},
+                self._body.run_id,
+                self._body.workflow.name,
+                extra={"run_id": self._body.run_id, "workflow": self._body.workflow.name},
             )
         self._body.loop.close()
 
@@ -226,21 +233,6 @@ class Replayer:
             if not loop.tasks():
                 return True
         return False
-
-
-def _report(run_id: str, workflow: str, context: Mapping[str, Any]) -> None:
-    """Log what asyncio reports about the body: a task whose error was never retrieved, for example."""
-    message, error = str(context.get("message")), context.get("exception")
-    if error is not None and message.endswith("exception was never retrieved"):
-        message = f"a task failed, and the body did not await it: {type(error).__name__}: {error}"
-    log.warning(
-        "asyncio reported a problem in the body of run %s (%s): %s",
-        run_id,
-        workflow,
-        message,
-        extra={"run_id": run_id, "workflow": workflow, "reason": message},
-        exc_info=error,
-    )
 
 
 def _without_recur(group: BaseExceptionGroup[BaseException]) -> BaseException:

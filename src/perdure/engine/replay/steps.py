@@ -41,6 +41,16 @@ class ActivityStep:
         """Return the id of the pause after the previous attempt."""
         return ids.pause_after(self.id, self.attempt - 1)
 
+    def row_ids(self) -> list[str]:
+        """Return the ids of the rows that can follow, except that of a failed attempt."""
+        if self.pause_sec:
+            return [self.pause_id]
+        return [self.id, ids.start_of(self.id)] if self.undoable and not self.started else [self.id]
+
+    def expects(self, row_id: str) -> bool:
+        """Return whether a row with this id can follow, except that of a failed attempt."""
+        return not self.pause_sec if row_id == self.id else row_id in self.row_ids()
+
 
 @dataclass(slots=True, eq=False)
 class EffectStep:
@@ -52,6 +62,14 @@ class EffectStep:
     future: "asyncio.Future[Any]"
     hint: object = Any  # decodes the result
 
+    def row_ids(self) -> list[str]:
+        """Return the ids of the rows that can complete this step: one."""
+        return [self.id]
+
+    def expects(self, row_id: str) -> bool:
+        """Return whether a row with this id completes the step."""
+        return row_id == self.id
+
 
 @dataclass(slots=True, eq=False)
 class TimerStep:
@@ -59,12 +77,20 @@ class TimerStep:
 
     id: str
     timer: Timer
-    replayed: bool  # made on replay: a row with its time may exist
+    has_row: bool  # perhaps: it was made on replay, or the run was parked since
 
     @property
     def delay_sec(self) -> float:
         """Return the delay that the body asked for."""
         return self.timer.delay
+
+    def row_ids(self) -> list[str]:
+        """Return the ids of the rows that can complete this step: one."""
+        return [self.id]
+
+    def expects(self, row_id: str) -> bool:
+        """Return whether a row with this id completes the step."""
+        return row_id == self.id
 
 
 @dataclass(slots=True, eq=False)
@@ -98,6 +124,10 @@ class WaitStep:
     def row_ids(self) -> list[str]:
         """Return the ids of the rows that can complete this wait, one for each channel."""
         return [ids.message_of(self.id, self.round, place) for place in range(len(self.channels))]
+
+    def expects(self, row_id: str) -> bool:
+        """Return whether a row with this id completes the wait."""
+        return row_id in self.row_ids()
 
     def waits(self, until: datetime | None) -> list[ChannelWait]:
         """Return the waits to register, one for each channel; the first one has the timeout.

@@ -16,6 +16,9 @@ STATE_MAX = limits.PAYLOAD_MAX - 64  # a state shares its row with the values ta
 VALUE_ROOM = 128  # maximum size of one more value
 
 
+_NOTHING: dict[str, Any] = {}  # for all bodies, most of which take no values: an empty dict takes 64 bytes
+
+
 class MissingValue(Exception):
     """Raised on replay if the history has no value where the code takes one."""
 
@@ -23,13 +26,26 @@ class MissingValue(Exception):
 class Values:
     """The values of one body. `replaying` is True while further rows of the history follow."""
 
+    __slots__ = (
+        "_at",
+        "_given",
+        "_patches",
+        "_run_id",
+        "_size",
+        "_state",
+        "_state_size",
+        "_taken",
+        "numbered",
+        "replaying",
+    )
+
     def __init__(self, run_id: str) -> None:
         self._run_id = run_id
         self.replaying = False
-        self._given: dict[str, Any] = {}
-        self._taken: dict[str, Any] = {}
+        self._given: dict[str, Any] = _NOTHING  # in the next row
+        self._taken: dict[str, Any] | None = None  # since the last row
         self._state: bytes | None = None
-        self._patches: dict[str, bool] = {}
+        self._patches: dict[str, bool] | None = None  # what `patched` has returned
         self._at = ""
         self._size = self._state_size = 0  # in their future row, replayed values included
         self.numbered = False  # the next row is a set_state() of an earlier version, where it was a step
@@ -38,12 +54,12 @@ class Values:
         """Prepare the values that the body takes next, which the next row has; `more` rows follow, or none."""
         self._size = self._state_size = 0
         self.replaying = more
-        self._given = {} if upcoming is None else dict(upcoming.values)
+        self._given = _NOTHING if upcoming is None else dict(upcoming.values)
         self.numbered = upcoming is not None and upcoming.state is not None and upcoming.numbered
 
     def end_replay(self) -> None:
         """Note that no more rows follow."""
-        self.replaying, self._given = False, {}
+        self.replaying, self._given = False, _NOTHING
 
     def left(self) -> list[str]:
         """Return where the history has values that the code did not take."""
@@ -65,21 +81,28 @@ class Values:
                 raise MissingValue(path)
             value = self._given.pop(path)
         else:
-            value = self._taken[path] = make()
-            self._at = self._at or path
+            value = make()
+            self._note(path, value)
         self._size += len(path) + len(encode(value)) + 8
         return value
 
     def patched(self, name: str) -> bool:
         """Return whether the body takes the new path: True, unless its history passed this point without it."""
+        if self._patches is None:
+            self._patches = {}
         if name not in self._patches:
             key = f"patch:{name}"
             known = bool(self._given.pop(key, False))
             if not self.replaying:
-                self._taken[key] = True
-                self._at = self._at or key
+                self._note(key, True)
             self._patches[name] = known or not self.replaying
         return self._patches[name]
+
+    def _note(self, key: str, value: object) -> None:
+        if self._taken is None:
+            self._taken = {}
+        self._taken[key] = value
+        self._at = self._at or key
 
     def set_state(self, value: object) -> None:
         """Take the value that `RunHandle.state()` returns."""
@@ -96,6 +119,6 @@ class Values:
         if not self._taken and self._state is None:
             return None
         at = self._at or f"state:{fed}"
-        taken = Taken(at, self._taken, self._state)
-        self._at, self._taken, self._state = "", {}, None
+        taken = Taken(at, self._taken or {}, self._state)
+        self._at, self._taken, self._state = "", None, None
         return taken
