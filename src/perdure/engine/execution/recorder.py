@@ -57,14 +57,15 @@ class Recorder:
         steps: StepsInProgress,
         now: Callable[[], datetime],
         began: datetime,
+        facts: Facts,
     ) -> None:
-        self.facts = Facts()
+        self.began = began  # time zero of the body's loop
+        self.facts = facts
         self._run_id = run_id
         self._storage = storage
         self._replayer = replayer
         self._steps = steps
         self._now = now
-        self._began = began  # time zero of the body's loop
         self._journal: Journal
 
     def open(self, journal: Journal) -> None:
@@ -110,11 +111,11 @@ class Recorder:
 
     def age(self) -> timedelta:
         """Return the time since the start of the run."""
-        return max(self._now() - self._began, timedelta(0))
+        return max(self._now() - self.began, timedelta(0))
 
     def call(self, call: Call) -> bytes:
         """Return the call of a step as its row records it: a digest, and the time of the body's loop."""
-        return call.digest + stamp((self._now() - self._began).total_seconds())
+        return call.digest + stamp((self._now() - self.began).total_seconds())
 
     # From the run to the history.
 
@@ -144,6 +145,10 @@ class Recorder:
         """Call the body of a new run, which has no history."""
         self._obey(self._replayer.catch_up())
 
+    def resume(self) -> None:
+        """Note the open steps of a body that was kept in memory."""
+        self._obey(self._replayer.resume())
+
     async def catch_up(self) -> None:
         """Pass the rows that the body has not seen yet to the body; the first time, all rows (a replay)."""
         await self.durable()
@@ -154,7 +159,7 @@ class Recorder:
 
     def align_clock(self) -> None:
         """Set time zero before all recorded times: a run that retries another one has that run's history."""
-        self._began = min(self._began, self._now() - timedelta(seconds=self._replayer.time))
+        self.began = min(self.began, self._now() - timedelta(seconds=self._replayer.time))
 
     def _read(self, row: HistoryEvent) -> None:
         record = record_of(row)

@@ -12,8 +12,9 @@ from perdure.engine.execution.attempts import Attempts
 from perdure.engine.execution.inbox import Handle, Inbox, nothing
 from perdure.engine.execution.interfaces import Drained, End, Host, activity_info, check_deadline
 from perdure.engine.execution.journal import Journal
+from perdure.engine.execution.parked import ParkedRun
 from perdure.engine.execution.progress import StepsInProgress
-from perdure.engine.execution.recorder import Recorder
+from perdure.engine.execution.recorder import Facts, Recorder
 from perdure.engine.execution.slots import Slot
 from perdure.engine.execution.waits import Waits
 from perdure.engine.history import ids
@@ -35,7 +36,13 @@ class Run:
     """The execution of one instance. It can be resumed later under another lease, without a new replay."""
 
     def __init__(
-        self, host: Host, workflow: WorkflowDefinition, instance: WorkflowInstance, *, is_new: bool = False
+        self,
+        host: Host,
+        workflow: WorkflowDefinition,
+        instance: WorkflowInstance,
+        *,
+        is_new: bool = False,
+        parked: ParkedRun | None = None,
     ) -> None:
         self.host = host
         self.id = instance.instance_id
@@ -43,23 +50,30 @@ class Run:
         self.generation = instance.continued_from
         self.slot: Slot
         self.deadline = 0.0  # of the lease, on the monotonic clock
-        self.resumed = False  # executed before: the body is cached in memory
+        self.resumed = parked is not None  # executed before: the body was kept in memory
         self.ending = False
         self.output: bytes | None = None  # of a completed run
-        self.replayer = Replayer(workflow, self.id, instance.input_data, self.generation, host.now)
+        parked = parked or self._new(instance)
+        self.replayer = parked.replayer
         self._inbox = Inbox(self._proceed)
         self._steps = steps = StepsInProgress()
-        began = instance.started_at or host.now()
-        self.recorder = Recorder(self.id, host.storage, self.replayer, steps, host.now, began)
+        facts = parked.facts or Facts()
+        self.recorder = Recorder(self.id, host.storage, self.replayer, steps, host.now, parked.began, facts)
         self._attempts = Attempts(
             host, self.recorder, steps, self._inbox, self.about, self._info, lambda: check_deadline(self)
         )
         self._waits = Waits(
             self.id, host.storage, self.recorder, steps, self.replayer.expects, self._inbox.post, host.now, host.clock
         )
-        self._last_id = 0
+        self._last_id = parked.last_id
         self._is_new = is_new  # created under the lease of its first execution: there is no history to read
         self._draining = False
+        if self.resumed:
+            self.recorder.resume()
+
+    def _new(self, instance: WorkflowInstance) -> ParkedRun:
+        replayer = Replayer(self.workflow, self.id, instance.input_data, self.generation, self.host.now)
+        return ParkedRun(replayer, self.generation, None, instance.started_at or self.host.now(), 0)
 
     # What others see of it.
 
@@ -223,6 +237,11 @@ class Run:
         """Poll for messages and timers of this run, because there may be one."""
         if not self.replayer.evicted:
             self._waits.hint()
+
+    def park(self) -> ParkedRun:
+        """Return what to keep in memory of this run, which waits."""
+        facts, began = self.recorder.facts, self.recorder.began
+        return ParkedRun(self.replayer, self.generation, None if facts == Facts() else facts, began, self._last_id)
 
     def evict(self) -> None:
         """Remove the body from memory; the run itself does not end."""

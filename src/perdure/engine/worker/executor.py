@@ -56,14 +56,11 @@ class RunExecutor:
     # For the tasks.
 
     def take_up(self, instance: WorkflowInstance, *, is_new: bool = False) -> Executable:
-        """Return the cached run if it is still valid, or else a new run or rollback."""
-        cached = self.cache.take(instance)
-        if cached is not None:
-            return cached
-        workflow = self._workflows[instance.workflow_name]
+        """Return a run or a rollback; the body of a run may be in the cache."""
+        parked, workflow = self.cache.take(instance), self._workflows[instance.workflow_name]
         if instance.status is WorkflowStatus.COMPENSATING:
             return Rollback(self.host, workflow, instance)
-        return Run(self.host, workflow, instance, is_new=is_new)
+        return Run(self.host, workflow, instance, is_new=is_new, parked=parked)
 
     def hold(self, task: RunTask) -> None:
         """Renew the lease of what a task executes now, and pass notifications to it."""

@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 
+from perdure.engine.execution.parked import ParkedRun
 from perdure.engine.execution.run import Run
 from perdure.model.records import WorkflowInstance
 from perdure.model.states import WorkflowStatus
@@ -12,19 +13,18 @@ class RunCache:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self.runs: OrderedDict[str, Run] = OrderedDict()
+        self.runs: OrderedDict[str, ParkedRun] = OrderedDict()
 
     def put(self, run: Run) -> None:
         """Keep a run that waits."""
         if not self._most:
             run.evict()
             return
-        run.resumed = True
-        self.runs[run.id] = run
+        self.runs[run.id] = run.park()
         if len(self.runs) > self._most:
             self.runs.popitem(last=False)[1].evict()
 
-    def take(self, instance: WorkflowInstance) -> Run | None:
+    def take(self, instance: WorkflowInstance) -> ParkedRun | None:
         """Remove and return a run, or None; evict it if it is being compensated or is of another generation."""
         found = self.runs.pop(instance.instance_id, None)
         if found is None:
