@@ -82,7 +82,7 @@ class SQLStorage(
                 extra={"versions": applied},
             )
 
-    async def connect_current(self) -> None:
+    async def _connect_current(self) -> None:
         """Connect to a schema that is up to date; raise `SchemaError` if it is not, without changing it."""
         await self._connect()
         async with self._backend.exclusive() as script:  # others begin transactions that write
@@ -220,7 +220,7 @@ async def open_read_only(url: str) -> AsyncIterator[SQLStorage]:
     """
     storage = _storage(url := Secret(url), read_only=True)
     try:
-        await storage.connect_current()
+        await storage._connect_current()
         yield storage
     finally:
         await storage.close()

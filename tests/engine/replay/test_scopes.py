@@ -25,6 +25,9 @@ class NoTimers:
     def report(self, context: Mapping[str, Any]) -> None:
         pytest.fail(str(context))
 
+    def closed(self) -> "NoTimers":
+        return self
+
 
 @pytest.fixture
 def loop() -> BodyLoop:

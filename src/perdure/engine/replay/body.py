@@ -45,6 +45,43 @@ class RunEvicted(BaseException):
     """
 
 
+class ClosedBody:
+    """The names of a body, for what asyncio reports after it was removed from memory. It keeps no timers."""
+
+    __slots__ = ("_run_id", "_workflow")
+
+    def __init__(self, run_id: str, workflow: str) -> None:
+        self._run_id = run_id
+        self._workflow = workflow
+
+    def start(self, timer: Timer) -> None:
+        """Do nothing: a closed loop starts no timers."""
+
+    def drop(self, timer: Timer) -> None:
+        """Do nothing."""
+
+    def path_of(self, coro: "CoroutineType[Any, Any, Any]") -> None:
+        """Return None: a closed loop starts no tasks."""
+
+    def closed(self) -> "ClosedBody":
+        """Return itself."""
+        return self
+
+    def report(self, context: Mapping[str, Any]) -> None:
+        """Log what asyncio reports about the body."""
+        message, error = str(context.get("message")), context.get("exception")
+        if error is not None and message.endswith("exception was never retrieved"):
+            message = f"a task failed, and the body did not await it: {type(error).__name__}: {error}"
+        log.warning(
+            "asyncio reported a problem in the body of run %s (%s): %s",
+            self._run_id,
+            self._workflow,
+            message,
+            extra={"run_id": self._run_id, "workflow": self._workflow, "reason": message},
+            exc_info=error,
+        )
+
+
 class Body:
     """The durable calls of one run's body."""
 
@@ -179,17 +216,11 @@ class Body:
 
     def report(self, context: Mapping[str, Any]) -> None:
         """Log what asyncio reports about the body: a task whose error was never retrieved, for example."""
-        message, error = str(context.get("message")), context.get("exception")
-        if error is not None and message.endswith("exception was never retrieved"):
-            message = f"a task failed, and the body did not await it: {type(error).__name__}: {error}"
-        log.warning(
-            "asyncio reported a problem in the body of run %s (%s): %s",
-            self.run_id,
-            self.workflow.name,
-            message,
-            extra={"run_id": self.run_id, "workflow": self.workflow.name, "reason": message},
-            exc_info=error,
-        )
+        self.closed().report(context)
+
+    def closed(self) -> "ClosedBody":
+        """Return what is left of the body once its loop is closed."""
+        return ClosedBody(self.run_id, self.workflow.name)
 
     # Values.
 

@@ -112,6 +112,9 @@ class Timers(Protocol):
     def report(self, context: Mapping[str, Any]) -> None:
         """Log an error that no code of the body can catch."""
 
+    def closed(self) -> "Timers":
+        """Return what logs such errors after the loop was closed, and does not refer to it."""
+
 
 class BodyTask(asyncio.Task[T]):
     """A task whose position in a set depends on its number, not on its address.
@@ -317,7 +320,8 @@ class BodyLoop(_Refusing):
         self._ready.clear()
         for task in self._all_tasks():
             task._log_destroy_pending = False
-        del self.timers  # which refer to this loop: without a cycle it is freed at once
+        # The others refer to this loop: without a cycle it is freed at once.
+        self.timers, self._root_task, self._ordered = self.timers.closed(), None, _NOTHING_ORDERED
 
     # The interface for asyncio
 
