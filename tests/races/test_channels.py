@@ -70,6 +70,39 @@ async def test_lower_id_of_a_fenced_or_keyed_publisher_never_appears_late(
         assert found[-2] == first
 
 
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+async def test_publishers_of_one_channel_have_their_turns_in_order(storage: SQLStorage, peer: SQLStorage) -> None:
+    """Each waits for those before it, and none is overtaken again and again."""
+    ids: list[asyncio.Task[list[int]]] = []
+    async with storage.transaction():
+        await publish(storage, b"0")
+        for count in range(1, 7):
+            ids.append(asyncio.create_task(publish(peer, b"%d" % count)))
+            await until_blocked(storage, count)
+    found = [number for (number,) in await asyncio.gather(*ids)]
+    assert found == sorted(found)
+
+
+async def until_blocked(storage: SQLStorage, count: int) -> None:
+    """Wait until so many sessions of PostgreSQL wait for a lock."""
+    query = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    with storage.detached():
+        async with asyncio.timeout(30):
+            while await storage.db().fetchval(query) < count:  # noqa: ASYNC110 - in the database
+                await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+async def test_publisher_that_has_locked_the_channel_does_not_queue(storage: SQLStorage, peer: SQLStorage) -> None:
+    """It would wait for a publisher that waits for it."""
+    async with storage.transaction():
+        assert await storage.publish_messages([OutgoingMessage("b", b"1"), OutgoingMessage("c", b"1")])
+        other = asyncio.create_task(publish(peer, b"2"))
+        await blocked(peer, other)
+        await at_once(publish(storage, b"3"))
+    assert len(await other) == 1
+
+
 def for_value(value: int, activity_id: str = "r:1") -> ChannelWait:
     """A wait for a message that has this value."""
     return ChannelWait("c", activity_id, where={"n": value})

@@ -28,6 +28,8 @@ FRAGMENTS = {"listing.select", "listing.branch", "listing.one", "listing.count"}
 ONLY_ON = {  # where another dialect uses other statements
     "caller_transactions.schemas": ("postgresql",),
     "delivery.deliver": ("postgresql", "mysql"),
+    "delivery.deliver_set": ("postgresql",),
+    "delivery.survey": ("postgresql",),
     "delivery.target": ("sqlite",),
     "history.append_each": ("sqlite",),
     "history.append_locked": ("mysql",),
@@ -41,6 +43,7 @@ ONLY_ON = {  # where another dialect uses other statements
     "journals.append_and_complete": ("postgresql",),
     "locks.take": ("sqlite", "mysql"),
     "timers.fire": ("postgresql",),
+    "timers.fire_set": ("postgresql",),
     "waits.listen": ("postgresql",),
     "waits.sleep": ("postgresql",),
     "wakeups.notify": ("postgresql",),

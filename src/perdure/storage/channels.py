@@ -57,7 +57,12 @@ class Channels(Wakeups):
         message = OutgoingMessage(channel, data, metadata, message_id, source, binary)
         params = _message(message)
         about = channel, str(params["message_id"])
-        return await self._announce(MESSAGE, _publishing(params, lease), lambda number: _published(number, *about))
+        return await self._announce(
+            MESSAGE,
+            _publishing(params, lease),
+            lambda number: _published(number, *about),
+            notifying=lambda kind: _publishing({**params, "kind": kind}, lease),
+        )
 
     async def publish_messages(
         self, messages: Sequence[OutgoingMessage], *, lease: Lease | None = None
@@ -221,6 +226,7 @@ def _message(message: OutgoingMessage) -> dict[str, object]:
         "data": None if message.binary else _json(message.data, "data", limits.PAYLOAD_MAX),
         "data_binary": message.data if message.binary else None,
         "metadata": None if message.metadata is None else _json(message.metadata, "metadata", limits.METADATA_MAX),
+        "kind": None,
     }
 
 

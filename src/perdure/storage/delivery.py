@@ -7,7 +7,7 @@ delivered now, because a channel stays marked until no subscriber has anything t
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from perdure.database.dialects import Features
 from perdure.database.operation import Operation, Work, raw, utc
@@ -34,6 +34,7 @@ S = load_statements("delivery")
 ADOPTED_MAX = 1000  # messages of other frameworks detected in one sweep
 SPARE = 100  # candidates examined beyond those needed, so that their order is the same on every database
 
+Pair = tuple[str, str]  # a channel and an instance
 Deliver = Callable[[str, str, Lease | None, str | None, Match | None], Operation[ChannelDeliveryResult | None]]
 
 
@@ -96,14 +97,18 @@ class Delivery(waits.Waits):
         This is one commit. A full page means that there may be more.
         """
         page = limits.page(limit, 100)
-        if await self._read(_strange, 1):
-            await self._run(Work(_adopt, repeat=True))
-        if channels is None:
-            named = await self._read(_dirty, page)
-        else:
-            named = sorted({limits.name(channel, "channel") for channel in channels})
+        named = None if channels is None else sorted({limits.name(channel, "channel") for channel in channels})
+        if not (named and self._features.one_statement_writes):
+            named = await self._adopt(page, named)
         if not named:
             return []
+        if self._features.one_statement_writes:
+            found = await self._read(_survey, named, page)
+            if found.unseen:
+                await self._run(Work(_adopt, repeat=True))
+                found = await self._read(_survey, named, page)
+            if found.plain:
+                return await self._deliver_set(named, found.candidates)
         await self._match(named)
         features = self._features
         work = Work(lambda: _sweep(features, self._way(), named, page), repeat=True)
@@ -131,6 +136,23 @@ class Delivery(waits.Waits):
         for instance_id, channel in waits:
             pair(instance_id, channel)
         return await self._wake_all(_expire, waits)
+
+    async def _adopt(self, limit: int, named: list[str] | None) -> list[str]:
+        """Mark the channels of other frameworks' messages; return these channels, or else those that are marked."""
+        marked = await self._read(_marked, limit if named is None else 1)
+        if marked.unseen:
+            await self._run(Work(_adopt, repeat=True))
+            if named is None:
+                marked = await self._read(_marked, limit)
+        return marked.channels if named is None else named
+
+    async def _deliver_set(self, named: Sequence[str], candidates: Sequence[Pair]) -> list[ChannelDeliveryResult]:
+        """Deliver to these instances from these channels, which are plain, in one statement."""
+
+        def work(kind: str | None) -> Work[list[ChannelDeliveryResult]]:
+            return Work(lambda: _deliver_set(named, candidates, kind), single=True, repeat=True)
+
+        return await self._announce(RESUMABLE, work(None), _delivered, work)
 
     async def _match(self, named: Sequence[str]) -> None:
         """Create the keys of these channels' messages, so that registered waits find them."""
@@ -323,17 +345,56 @@ def _matching(named: Sequence[str], limit: int) -> Operation[list[tuple[str, str
     return found
 
 
-def _dirty(limit: int) -> Operation[list[str]]:
-    return [row[0] for row in (yield S.dirty(limit=limit))]
+class Survey(NamedTuple):
+    """Hold what one look at some channels finds."""
+
+    candidates: list[Pair]  # instances to deliver to, with their channels, each instance once
+    plain: bool  # all channels are
+    unseen: bool  # there are messages of other frameworks, whose channels may have to be marked
 
 
-def _strange(limit: int) -> Operation[list[tuple[str, str, int]]]:
-    return [(message_id, channel, number) for message_id, channel, number in (yield S.unseen(limit=limit))]
+def _survey(named: Sequence[str], limit: int) -> Operation[Survey]:
+    rows = [tuple(row) for row in (yield S.survey(channels=named, limit=limit + SPARE))]
+    found: dict[str, str] = {}
+    for channel, instance_id in sorted(row for row in rows if row[1] is not None):
+        found.setdefault(instance_id, channel)
+    candidates = [(channel, instance_id) for instance_id, channel in found.items()][:limit]
+    special = {channel for channel, instance_id in rows if instance_id is None}
+    return Survey(candidates, plain=not special - {None}, unseen=None in special)
+
+
+def _deliver_set(
+    named: Sequence[str], candidates: Sequence[Pair], kind: str | None
+) -> Operation[list[ChannelDeliveryResult]]:
+    rows = yield S.deliver_set(
+        channels=named,
+        ids=[instance_id for _, instance_id in candidates],
+        from_channels=[channel for channel, _ in candidates],
+        names=[json.dumps(channel, ensure_ascii=False) for channel, _ in candidates],
+        kind=kind,
+        reason=None,
+    )
+    return [
+        ChannelDeliveryResult(instance_id, name, activity_id, channel, message if recorded else 0)
+        for instance_id, name, activity_id, channel, message, recorded in sorted(rows, key=lambda row: (row[3], row[0]))
+    ]
+
+
+class Marked(NamedTuple):
+    """Hold the channels that are marked, and whether there are messages whose channels are not."""
+
+    channels: list[str]
+    unseen: bool
+
+
+def _marked(limit: int) -> Operation[Marked]:
+    rows = yield S.marked(limit=limit)
+    return Marked([channel for channel, is_unseen in rows if not is_unseen], any(row[1] for row in rows))
 
 
 def _adopt() -> Operation[None]:
     """Mark the channels of messages that other frameworks published without marking them."""
-    messages = yield from _strange(ADOPTED_MAX)
+    messages = yield S.unseen(limit=ADOPTED_MAX)
     first: dict[str, int] = {}
     for _, channel, number in messages:
         first.setdefault(channel, number)

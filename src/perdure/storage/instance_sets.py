@@ -6,8 +6,9 @@ certain, because it names an instance twice or has an invalid item, is not plain
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from perdure.database.dialects import Features
 from perdure.database.dialects.base import Bare, Now
@@ -16,14 +17,17 @@ from perdure.errors import InstanceExistsError, StorageError
 from perdure.model import limits
 from perdure.model.records import FRAMEWORK, Lease, WorkflowInstance
 from perdure.model.states import WorkflowStatus
-from perdure.storage import sets, transactions
+from perdure.storage import sets, transactions, wakeups
 from perdure.storage.fences import fence_params, refusal
 from perdure.storage.sql import load_statements
+from perdure.storage.wakeups import COALESCED
 
 S = load_statements("instances")
 DEFINITIONS = load_statements("definitions")
 
+T = TypeVar("T")
 Answer = StorageError | None
+Build = Callable[[str | None], Work[T]]  # gets the kind of the notification that a `single` operation has to send
 
 
 class Creations(NamedTuple):
@@ -64,8 +68,8 @@ def creating(
     worker_id: str | None,
     timeout_sec: float,
     singly: CreateSingly,
-) -> Work[list[Created]] | None:
-    """Return the operation that creates a batch; None if the batch is not plain.
+) -> Build[list[Created]] | None:
+    """Return what builds the operation that creates a batch; None if the batch is not plain.
 
     A plain batch has no explicit times, leases, outputs or predecessors, and the same lease for all. `singly` creates
     the instances one at a time, and returns an error for each whose id is taken.
@@ -76,9 +80,9 @@ def creating(
     ids = [row[0] for row in checked.rows]
     parts = [checked._replace(rows=rows) for rows in sets.split(sorted(checked.rows), lambda row: len(row[-1]))]
     if features.one_statement_writes:
-        return Work(lambda: _create_at_once(parts, ids), single=len(parts) == 1)
+        return lambda kind: Work(lambda: _create_at_once(parts, ids, kind), single=len(parts) == 1)
     many = _create_for_each if features.repeated_calls else _create_rows
-    return Work(lambda: _create_all(many, parts, ids, singly))
+    return lambda _: Work(lambda: _create_all(many, parts, ids, singly))
 
 
 def _creations(instances: Sequence[WorkflowInstance], worker_id: str | None, timeout_sec: float) -> Creations | None:
@@ -120,7 +124,7 @@ def _check_names(workflow_name: str, source_hash: str, owner_service: str) -> No
         limits.name(owner_service, "owner_service")
 
 
-def _create_at_once(parts: Sequence[Creations], ids: Sequence[str]) -> Operation[list[Created]]:
+def _create_at_once(parts: Sequence[Creations], ids: Sequence[str], kind: str | None) -> Operation[list[Created]]:
     """Create each set in one statement."""
     expiries: dict[str, datetime | None] = {}
     for part in parts:
@@ -133,6 +137,8 @@ def _create_at_once(parts: Sequence[Creations], ids: Sequence[str]) -> Operation
                     lease_sec=part.lease_sec,
                     lock_timeout_seconds=part.lock_timeout_seconds,
                     lock_token=part.lock_token,
+                    kind=kind,
+                    reason="created",
                 )
             )
         )
@@ -215,18 +221,18 @@ Completions = Sequence[Completion]
 Complete = Callable[[Completions], Operation[list[Answer]]]  # answers in the order of the items
 
 
-def completing(features: Features, items: Sequence[tuple[Lease, bytes]], singly: Complete) -> Work[list[Answer]] | None:
-    """Return the operation that completes a batch; None if the batch is not plain.
+def completing(
+    features: Features, items: Sequence[tuple[Lease, bytes]], singly: Complete
+) -> Build[list[Answer]] | None:
+    """Return what builds the operation that completes a batch; None if the batch is not plain.
 
     `singly` completes items one at a time, and returns an error for each that is refused.
     """
     checked = completions(items)
     if not checked:
         return None
-    return Work(
-        lambda: _complete_all(features, checked, singly),
-        single=features.one_statement_writes and len(sets.split(checked, size)) == 1,
-    )
+    single = features.one_statement_writes and len(sets.split(checked, size)) == 1
+    return lambda kind: Work(lambda: _complete_all(features, checked, singly, kind), single=single)
 
 
 def completions(items: Sequence[tuple[Lease, bytes]]) -> list[Completion] | None:
@@ -249,10 +255,10 @@ def size(item: Completion) -> int:
     return len(item.output)
 
 
-def _complete_many(features: Features) -> "CompleteMany":
+def _complete_many(features: Features, kind: str | None) -> "CompleteMany":
     """Return the fastest way to complete a batch."""
     if features.one_statement_writes:
-        return _complete_at_once
+        return partial(_complete_at_once, kind)
     return _complete_for_each if features.repeated_calls else _complete_locked
 
 
@@ -260,33 +266,41 @@ Refused = dict[str, StorageError]  # by the instance's id
 CompleteMany = Callable[[Completions, Complete], Operation[Refused]]
 
 
-def _complete_all(features: Features, items: Completions, singly: Complete) -> Operation[list[Answer]]:
-    errors = yield from complete_all(features, items, singly)
+def _complete_all(
+    features: Features, items: Completions, singly: Complete, kind: str | None
+) -> Operation[list[Answer]]:
+    errors = yield from complete_all(features, items, singly, kind)
     return [errors.get(item.lease.instance_id) for item in items] if errors else [None] * len(items)
 
 
-def complete_all(features: Features, items: Completions, singly: Complete) -> Operation[Refused]:
+def complete_all(
+    features: Features, items: Completions, singly: Complete, kind: str | None = None
+) -> Operation[Refused]:
     """Complete a batch set by set, and return the errors of the instances that were refused."""
-    many, errors = _complete_many(features), Refused()
+    many, errors = _complete_many(features, kind), Refused()
     ordered = sorted(items, key=lambda item: item.lease.instance_id)  # every batch locks in this order
     for part in sets.split(ordered, size):
         errors.update((yield from many(part, singly)))
     return errors
 
 
-def _complete_at_once(items: Completions, singly: Complete) -> Operation[Refused]:
+def _complete_at_once(kind: str | None, items: Completions, singly: Complete) -> Operation[Refused]:
     """Complete the whole batch in one statement."""
     rows = yield S.complete_set(
         instance_ids=[item.lease.instance_id for item in items],
         tokens=[item.lease.token for item in items],
         worker_ids=[item.lease.worker_id for item in items],
         outputs=[item.output for item in items],
+        kind=kind,
+        reason=WorkflowStatus.COMPLETED.value,
     )
     if not rows:
         return {}
     errors, again = _refusals(items, {row[0]: row[1:] for row in rows if row[1] is not None}, {row[0] for row in rows})
     for item in again:  # it was changed while the statement waited for it
         errors.update((yield from complete_patiently(item, singly)))
+    if again and kind is not None:  # the statement has not announced these
+        yield wakeups.S.notify(kind=kind, payload=COALESCED)
     return errors
 
 

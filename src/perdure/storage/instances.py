@@ -80,12 +80,14 @@ class Instances(Wakeups):
         def about(position: int) -> Payload | None:
             return announcement(instances[position], worker_id, NO_ROWS)[1]
 
-        work = instance_sets.creating(self._features, instances, worker_id, timeout_sec, lambda: together(prepare()))
-        if work is None:
+        announced = [about(position) is not None for position in range(len(instances))]
+        say = first_effect(about) if any(announced) else None
+        build = instance_sets.creating(self._features, instances, worker_id, timeout_sec, lambda: together(prepare()))
+        if build is None:
             works = prepare()
-            work = Work(lambda: together(works))
-        say = first_effect(about) if any(about(position) for position in range(len(instances))) else None
-        return await self._announce(RESUMABLE, work, say)
+            return await self._announce(RESUMABLE, Work(lambda: together(works)), say)
+        work = build(None)
+        return await self._announce(RESUMABLE, work, say, build if work.single and all(announced) else None)
 
     async def get_instance(self, instance_id: str) -> WorkflowInstance | None:
         """Return an instance with every field, or None."""
@@ -123,12 +125,13 @@ class Instances(Wakeups):
         """Complete many leased instances in one commit; return None or an error for each, in order."""
         if not items:
             return []
-        work = instance_sets.completing(self._features, items, complete_singly)
-        if work is None:
-            works = prepared(lambda item: completing(item[0].instance_id, item[1], item[0]), items)
-            work = Work(lambda: together(works))
         say = first_effect(lambda position: ended(items[position][0].instance_id)(None))
-        return await self._announce(RESUMABLE, work, say)
+        build = instance_sets.completing(self._features, items, complete_singly)
+        if build is None:
+            works = prepared(lambda item: completing(item[0].instance_id, item[1], item[0]), items)
+            return await self._announce(RESUMABLE, Work(lambda: together(works)), say)
+        work = build(None)
+        return await self._announce(RESUMABLE, work, say, build if work.single else None)
 
     async def cancel_instance(
         self, instance_id: str, reason: str = "", *, compensate: bool = False, lease: Lease | None = None

@@ -11,11 +11,12 @@ from perdure.database.dialects import Features
 from perdure.database.operation import Operation, Work
 from perdure.errors import StorageError
 from perdure.model.records import HistoryEvent, Lease
-from perdure.storage import history, instance_sets, instances, sets, transactions
+from perdure.model.states import WorkflowStatus
+from perdure.storage import history, instance_sets, instances, sets, transactions, wakeups
 from perdure.storage.history import Items
-from perdure.storage.instance_sets import Completions
+from perdure.storage.instance_sets import Build, Completions
 from perdure.storage.sql import load_statements
-from perdure.storage.wakeups import RESUMABLE, Wakeups
+from perdure.storage.wakeups import COALESCED, RESUMABLE, Wakeups
 
 S = load_statements("journals")
 
@@ -36,17 +37,20 @@ class Journals(Wakeups):
         """
         if not events and not completions:
             return []
-        work = _writing(self._features, events, completions) or Work(lambda: _one_by_one(events, completions))
+        build = _writing(self._features, events, completions)
+        work = Work(lambda: _one_by_one(events, completions)) if build is None else build(None)
         say = instances.first_effect(lambda position: instances.ended(completions[position][0].instance_id)(None))
-        return await self._announce(RESUMABLE, work, lambda found: say(found[len(events) :]))
+        return await self._announce(
+            RESUMABLE, work, lambda found: say(found[len(events) :]), build if work.single else None
+        )
 
 
 def _writing(
     features: Features,
     events: Sequence[tuple[HistoryEvent, Lease | None]],
     completions: Sequence[tuple[Lease, bytes]],
-) -> Work[Answers] | None:
-    """Return the operation that writes a plain batch, or None."""
+) -> Build[Answers] | None:
+    """Return what builds the operation that writes a plain batch, or None."""
     items, ends = history.plain(events) if events else [], instance_sets.completions(completions)
     if items is None or not ends:
         return None
@@ -54,11 +58,11 @@ def _writing(
     if any(leases.get(lease.instance_id, lease) != lease for _, lease in items):
         return None
     if len(sets.split(items, history.size)) > 1 or len(sets.split(ends, instance_sets.size)) > 1:
-        return Work(lambda: _in_turn(features, items, ends))
+        return lambda _: Work(lambda: _in_turn(features, items, ends))
     if features.one_statement_writes:
-        return Work(lambda: _write_at_once(items, ends), single=True)
+        return lambda kind: Work(lambda: _write_at_once(items, ends, kind), single=True)
     write = _write_for_each if features.repeated_calls else _write_locked
-    return Work(lambda: write(items, ends))
+    return lambda _: Work(lambda: write(items, ends))
 
 
 def _one_by_one(
@@ -101,7 +105,7 @@ def _joined(answers: Sequence[int | StorageError], ends: Completions, refused: R
     return [*answers, *(refused.get(end.lease.instance_id) for end in ends)]
 
 
-def _write_at_once(items: Items, ends: Completions) -> Operation[Answers]:
+def _write_at_once(items: Items, ends: Completions, kind: str | None) -> Operation[Answers]:
     """Write the whole batch in one statement, and then what it did not accept, to find out why."""
     rows = yield S.append_and_complete(
         tokens=[lease.token for _, lease in items],
@@ -111,6 +115,8 @@ def _write_at_once(items: Items, ends: Completions) -> Operation[Answers]:
         ending_tokens=[end.lease.token for end in ends],
         ending_worker_ids=[end.lease.worker_id for end in ends],
         outputs=[end.output for end in ends],
+        kind=kind,
+        reason=WorkflowStatus.COMPLETED.value,
     )
     open_ends = {end.lease.instance_id for end, (_, done) in zip(ends, rows[len(items) :], strict=True) if not done}
     answers: list[int | StorageError] = []
@@ -121,6 +127,8 @@ def _write_at_once(items: Items, ends: Completions) -> Operation[Answers]:
     refused, left = _left(items, answers, [end for end in ends if end.lease.instance_id in open_ends])
     for end in left:
         refused |= yield from instance_sets.complete_patiently(end, instances.complete_singly)
+    if left and kind is not None:  # the statement has not announced these
+        yield wakeups.S.notify(kind=kind, payload=COALESCED)
     return _joined(answers, ends, refused)
 
 

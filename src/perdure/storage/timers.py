@@ -9,7 +9,7 @@ from perdure.errors import InvalidTransitionError, LimitError
 from perdure.model import limits
 from perdure.model.records import HistoryEventType, Lease, Suspension, TimerSubscription, TimerWait
 from perdure.model.states import TERMINAL
-from perdure.storage import fences, waits, wakeups, waking
+from perdure.storage import fences, transactions, waits, wakeups, waking
 from perdure.storage.fences import fence
 from perdure.storage.sql import load_statements
 
@@ -70,7 +70,17 @@ class Timers(waits.Waits):
 
         Each is fired as `fire_timer` does without a lease; timers of instances that are locked are skipped.
         """
-        return await self._wake_all(self._fire, [_key(*timer) for timer in timers])
+        keys = [_key(*timer) for timer in timers]
+        if not self._features.one_statement_writes:
+            return await self._wake_all(self._fire, keys)
+        if not transactions.bounded(keys):
+            return []
+
+        def work(kind: str | None) -> Work[list[str | None]]:
+            return Work(lambda: _fire_set(keys, kind), single=True, repeat=True)
+
+        names = await self._announce(wakeups.RESUMABLE, work(None), lambda found: waking.woken(keys, found), work)
+        return [name is not None for name in names]
 
     @property
     def _fire(self) -> waking.Wake:
@@ -135,3 +145,16 @@ def _fire_at_once(instance_id: str, timer_id: str, lease: Lease | None) -> Opera
         return (yield from _fire(instance_id, timer_id, lease))
     rows = yield S.fire(instance_id=instance_id, timer_id=timer_id, name=json.dumps(timer_id, ensure_ascii=False))
     return rows[0][0] if rows else None
+
+
+def _fire_set(keys: Sequence[tuple[str, str]], kind: str | None) -> Operation[list[str | None]]:
+    """Do the same for many timers; return the workflow of each that fired, in order."""
+    rows = yield S.fire_set(
+        ids=[instance_id for instance_id, _ in keys],
+        timers=[timer_id for _, timer_id in keys],
+        names=[json.dumps(timer_id, ensure_ascii=False) for _, timer_id in keys],
+        kind=kind,
+        reason=None,
+    )
+    fired = {(instance_id, timer_id): name for instance_id, timer_id, name in rows}
+    return [fired.pop(key, None) for key in keys]

@@ -22,6 +22,8 @@ MESSAGE = "workflow_channel_message"
 OUTBOX = "workflow_outbox_pending"
 TIMER = "workflow_timer_expired"
 
+COALESCED = '{"reason":"coalesced"}'  # the payload that stands for any others
+
 SEVERAL = "count"  # the key of a payload that stands for several instances but names only one
 
 AGAIN_SEC = (0.05, 0.2, 1.0, 4.0)  # after a hint of another framework
@@ -40,18 +42,23 @@ class Wakeups(Transactions):
         hints = self._backend.wakeups()
         return _repeated(hints) if self._features.notifications else hints
 
-    async def _announce(self, kind: str, work: Work[T], say: Say[T] | None) -> T:
+    async def _announce(
+        self, kind: str, work: Work[T], say: Say[T] | None, notifying: Callable[[str], Work[T]] | None = None
+    ) -> T:
         """Run an operation after which there may be work for others, and announce it: at its commit, or soon after it.
 
         `say` returns the payload for a result, with the keys that Edda and Romancy expect, or None for a result that is
         not worth it: announcing an attempt without effect would wake workers that make the same attempt. Without `say`
-        nothing is announced.
+        nothing is announced. `notifying` returns the same operation with statements that notify themselves, which saves
+        the round trips of a transaction around it and a notification.
         """
         notifier = self._backend.notifier
         if say is None or isinstance(notifier, Silent):
             return await self._run(work)
         silent = not notifier.due(kind)
-        if not silent:
+        if not silent and notifying is not None:
+            work = notifying(kind)
+        elif not silent:
             quiet = work.start
             work = replace(work, start=lambda: _telling(quiet(), kind, say), single=False)
         try:

@@ -21,7 +21,7 @@ class Waking(Wakeups):
     async def _wake(self, wake: Wake, key: tuple[str, str], lease: Lease | None, *, single: bool = False) -> bool:
         """Wake an instance, and announce it unless its holder wakes it for itself."""
         work = Work(lambda: wake(*key, lease), single=single, repeat=lease is None)  # a holder needs the answer
-        say = None if lease else lambda name: _woken([key], [name])
+        say = None if lease else lambda name: woken([key], [name])
         return await self._announce(RESUMABLE, work, say) is not None
 
     async def _wake_all(self, wake: Wake, keys: Sequence[tuple[str, str]]) -> list[bool]:
@@ -29,7 +29,7 @@ class Waking(Wakeups):
         if not bounded(keys):
             return []
         work = Work(lambda: _each(wake, keys), repeat=True)
-        return [name is not None for name in await self._announce(RESUMABLE, work, lambda names: _woken(keys, names))]
+        return [name is not None for name in await self._announce(RESUMABLE, work, lambda names: woken(keys, names))]
 
 
 def _each(wake: Wake, keys: Sequence[tuple[str, str]]) -> Operation[list[str | None]]:
@@ -40,7 +40,8 @@ def _each(wake: Wake, keys: Sequence[tuple[str, str]]) -> Operation[list[str | N
     return names
 
 
-def _woken(keys: Sequence[tuple[str, str]], names: Sequence[str | None]) -> Payload | None:
+def woken(keys: Sequence[tuple[str, str]], names: Sequence[str | None]) -> Payload | None:
+    """Return the payload for instances that were woken; those without a name were not."""
     return first_of([resumable(key[0], name) for key, name in zip(keys, names, strict=True) if name is not None])
 
 

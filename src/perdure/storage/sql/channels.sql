@@ -3,6 +3,11 @@
 INSERT INTO perdure_channels (channel) VALUES (:channel)
 {on_conflict_do_update(channel)} channel = :channel
 
+-- lock [postgresql]
+-- Differs because a session that has to wait queues for the channel.
+INSERT INTO perdure_channels (channel) SELECT :channel WHERE {queued}
+ON CONFLICT (channel) DO UPDATE SET channel = :channel
+
 -- lock_many
 -- Lock many channels, in the given order.
 INSERT INTO perdure_channels (channel) SELECT value FROM json_each(:channels) WHERE TRUE
@@ -28,11 +33,14 @@ INSERT INTO channel_messages (channel, message_id, data_type, data, data_binary,
 VALUES (:channel, :message_id, :data_type, :data, :data_binary, :metadata, {now}, 'perdure') {returning(id)}
 
 -- publish [postgresql]
--- Differs because a CTE makes it one round trip; the id is drawn for the row that the lock returns.
-WITH locked AS ({mark} RETURNING channel)
-INSERT INTO channel_messages (channel, message_id, data_type, data, data_binary, metadata, published_at, framework)
-SELECT channel, :message_id, :data_type, :data, :data_binary::bytea, :metadata, {now}, 'perdure' FROM locked
-RETURNING id
+-- Differs because a CTE makes it one round trip, with the notification; the id is drawn for the row that the lock
+-- returns.
+WITH locked AS ({queued_mark} RETURNING channel),
+message AS (
+  INSERT INTO channel_messages (channel, message_id, data_type, data, data_binary, metadata, published_at, framework)
+  SELECT channel, :message_id, :data_type, :data, :data_binary::bytea, :metadata, {now}, 'perdure' FROM locked
+  RETURNING id)
+SELECT m.id FROM message m WHERE {published(m)} IS NOT NULL
 
 -- publish_once -> id
 -- Insert a message under its sender's key, unless the key is known. Until the message has its id, the key's is 0.
@@ -47,8 +55,9 @@ UPDATE perdure_message_keys SET id = (SELECT id FROM channel_messages WHERE mess
 SELECT id FROM perdure_message_keys WHERE source = :source AND message_id = :key
 
 -- publish_once [postgresql]
--- Differs because a CTE makes it one round trip. Returns nothing if another transaction stored the key meanwhile.
-WITH locked AS ({mark} RETURNING channel),
+-- Differs because a CTE makes it one round trip, with the notification. Returns nothing if another transaction stored
+-- the key meanwhile.
+WITH locked AS ({queued_mark} RETURNING channel),
 known AS (SELECT id FROM perdure_message_keys WHERE source = :source AND message_id = :key),
 named AS (SELECT id FROM channel_messages WHERE message_id = :message_id),
 fresh AS (
@@ -63,7 +72,7 @@ message AS (
   SELECT id, :channel, :message_id, :data_type::text, :data::text, :data_binary::bytea, :metadata::text, {now},
          'perdure'
     FROM fresh WHERE NOT EXISTS (SELECT 1 FROM named))
-SELECT id FROM fresh UNION ALL SELECT id FROM known
+SELECT f.id FROM (SELECT id FROM fresh UNION ALL SELECT id FROM known) f WHERE {published(f)} IS NOT NULL
 
 -- key -> id
 -- Return what was published under a key.

@@ -199,21 +199,101 @@ UPDATE workflow_instances
  WHERE instance_id = :instance_id AND @message IS NOT NULL;
 SELECT @workflow, @activity, @message, @fresh FROM DUAL WHERE @message IS NOT NULL
 
--- dirty -> channel
--- Return the channels that may have something to deliver, the longest marked first.
-SELECT channel FROM perdure_channels WHERE dirty_at IS NOT NULL ORDER BY dirty_at, {ordinal(channel)} LIMIT :limit
+-- deliver_set -> instance_id, workflow_name, activity_id, channel, message_id, recorded
+-- Deliver to many waiting instances, each from one broadcast channel, in one statement, as `deliver` does to one. Then
+-- unmark those of these channels that have nothing left to deliver, as `clean` and `requeue` do. Instances and channels
+-- that were changed since the statement began are skipped, because the statement does not see their current state, and
+-- so are channels whose waits match by values: a sweep makes the keys of their messages first. Only for databases with
+-- the feature `one_statement_writes`.
+WITH asked AS (
+  SELECT * FROM unnest(:ids::text[], :from_channels::text[], :names::text[]) AS asked (instance_id, channel, name)),
+target AS (
+  SELECT i.instance_id, i.workflow_name, s.id AS subscription_id, s.channel, a.name, {first_wait} AS activity_id,
+         {next} AS message_id
+    FROM asked a JOIN workflow_instances i ON i.instance_id = a.instance_id
+         JOIN channel_subscriptions s ON s.instance_id = a.instance_id AND s.channel = a.channel
+   WHERE s.mode = 'broadcast'
+     AND CASE WHEN i.status IN ('waiting_for_event', 'waiting_for_timer', 'waiting_for_message')
+               AND (i.locked_by IS NULL OR i.lock_expires_at <= {now}) THEN 1 END = 1
+     AND i.xmin = (SELECT seen.xmin FROM workflow_instances seen WHERE seen.instance_id = a.instance_id)
+     AND (SELECT w.id FROM perdure_waits w
+           WHERE w.instance_id = a.instance_id AND w.channel = a.channel AND w.match_key IS NOT NULL LIMIT 1) IS NULL
+  FOR UPDATE OF i, s SKIP LOCKED),
+message AS (
+  SELECT t.*, m.* FROM target t CROSS JOIN LATERAL (
+    SELECT data_type, data, data_binary, metadata, published_at FROM channel_messages WHERE id = t.message_id LIMIT 1) m
+   WHERE t.activity_id IS NOT NULL),
+event AS (
+  {insert_event}
+  SELECT instance_id, activity_id, 'ChannelMessageReceived', data_type,
+         concat('{"id": ', message_id, ', "channel": ', name, ', "channel_name": ', name,
+                ', "data": ', COALESCE(data, 'null'), ', "metadata": ', COALESCE(metadata, '{}'),
+                ', "published_at": "', {iso(published_at)}, '", "created_at": "', {iso(published_at)}, '"}'),
+         data_binary, {now}
+    FROM message
+  ON CONFLICT (instance_id, activity_id) DO NOTHING RETURNING instance_id),
+moved AS (
+  UPDATE channel_subscriptions s
+     SET activity_id = NULL, timeout_at = NULL,
+         cursor_message_id = CASE WHEN m.instance_id IN (SELECT instance_id FROM event) THEN m.message_id
+                                  ELSE s.cursor_message_id END
+    FROM message m WHERE s.id = m.subscription_id),
+cursors AS (
+  INSERT INTO channel_delivery_cursors (channel, instance_id, last_delivered_id, updated_at)
+  SELECT channel, instance_id, message_id, {now} FROM message WHERE instance_id IN (SELECT instance_id FROM event)
+  ON CONFLICT (channel, instance_id) DO UPDATE SET last_delivered_id = excluded.last_delivered_id, updated_at = {now}),
+ended AS (
+  DELETE FROM perdure_waits w USING message m WHERE w.instance_id = m.instance_id AND w.activity_id = m.activity_id),
+woken AS (
+  UPDATE workflow_instances i
+     SET status = 'running', updated_at = {now}, current_activity_id = m.activity_id, lock_token = i.lock_token + 1,
+         locked_by = NULL, locked_at = NULL, lock_expires_at = NULL
+    FROM message m WHERE i.instance_id = m.instance_id),
+quiet AS (
+  SELECT p.channel FROM perdure_channels p
+   WHERE p.channel {any(:channels)} AND {is_plain(p)}
+     AND p.xmin = (SELECT seen.xmin FROM perdure_channels seen WHERE seen.channel = p.channel)
+  FOR UPDATE SKIP LOCKED),
+unmarked AS (
+  UPDATE perdure_channels p
+     SET dirty_at = CASE WHEN
+           (SELECT w.id FROM perdure_waits w
+             WHERE w.channel = p.channel AND w.match_key IS NULL AND {waits(w)}
+               AND w.instance_id NOT IN (SELECT instance_id FROM message)
+               AND (SELECT {next} FROM channel_subscriptions s
+                     WHERE s.instance_id = w.instance_id AND s.channel = w.channel) IS NOT NULL LIMIT 1) IS NOT NULL
+        OR (SELECT s.id FROM channel_subscriptions s
+             WHERE s.channel = p.channel AND s.mode = 'broadcast' AND s.activity_id IS NOT NULL AND {waits(s)}
+               AND s.instance_id NOT IN (SELECT instance_id FROM message) AND {next} IS NOT NULL LIMIT 1) IS NOT NULL
+         THEN {now} END
+    FROM quiet WHERE p.channel = quiet.channel)
+SELECT instance_id, workflow_name, activity_id, channel, message_id,
+       CASE WHEN instance_id IN (SELECT instance_id FROM event) THEN 1 ELSE 0 END
+  FROM message WHERE (SELECT {announcement} FROM message) IS NOT NULL
+
+-- marked -> channel, is_unseen
+-- Return the channels that may have something to deliver, the longest marked first, and whether there is a message of
+-- another framework that no sweep has seen.
+SELECT * FROM (
+  SELECT channel, 0 AS is_unseen FROM perdure_channels
+   WHERE dirty_at IS NOT NULL ORDER BY dirty_at, {ordinal(channel)} LIMIT :limit) dirty
+UNION ALL
+SELECT * FROM (
+  SELECT channel, 1 AS is_unseen FROM channel_messages WHERE framework IS NULL ORDER BY id LIMIT 1) unseen
+
+-- survey -> channel, instance_id
+-- Return a row without a channel if there is a message of another framework that no sweep has seen, those of these
+-- channels that are not plain, without an instance, and the subscribers of `behind`. Only for databases with the feature
+-- `one_statement_writes`.
+SELECT * FROM (SELECT NULL, NULL FROM channel_messages WHERE framework IS NULL ORDER BY id LIMIT 1) unseen
+UNION ALL
+SELECT p.channel, NULL FROM perdure_channels p WHERE p.channel {any(:channels)} AND NOT {is_plain(p)}
+UNION ALL
+SELECT * FROM ({behind}) behind
 
 -- behind -> channel, instance_id
 -- Return free subscribers that wait while a message of their broadcast channel is pending.
-SELECT w.channel, w.instance_id FROM perdure_waits w {index(idx_perdure_waits_channel)}
- WHERE w.channel {any(:channels)} AND w.match_key IS NULL AND {waits_free(w)}
-   AND (SELECT {next} FROM channel_subscriptions s
-         WHERE s.instance_id = w.instance_id AND s.channel = w.channel AND s.mode = 'broadcast') IS NOT NULL
-UNION ALL
-SELECT s.channel, s.instance_id FROM channel_subscriptions s {index(idx_subscriptions_waiting)}
- WHERE s.channel {any(:channels)} AND s.mode = 'broadcast' AND s.activity_id IS NOT NULL
-   AND {waits_free(s)} AND {next} IS NOT NULL
- LIMIT :limit
+{behind}
 
 -- matching -> channel, instance_id
 -- Return free subscribers that wait for one of these keys while a message with that key is pending.

@@ -51,16 +51,18 @@ definition AS (
     FROM (SELECT DISTINCT workflow_name, source_hash FROM item) named
    WHERE NOT EXISTS (SELECT 1 FROM workflow_definitions d
                       WHERE d.workflow_name = named.workflow_name AND d.source_hash = named.source_hash)
-  ON CONFLICT (workflow_name, source_hash) DO NOTHING)
-INSERT INTO workflow_instances
-       (instance_id, workflow_name, source_hash, owner_service, framework, status, started_at, updated_at, input_data,
-        locked_by, locked_at, lock_timeout_seconds, lock_expires_at, lock_token)
-SELECT instance_id, workflow_name, source_hash, owner_service, 'perdure', status, {now}, {now}, input_data,
-       :locked_by::text, CASE WHEN :lease_sec::float8 IS NOT NULL THEN {now} END, :lock_timeout_seconds::integer,
-       {after(:lease_sec)}, :lock_token::bigint
-  FROM item
-ON CONFLICT (instance_id) DO NOTHING
-RETURNING instance_id, lock_expires_at
+  ON CONFLICT (workflow_name, source_hash) DO NOTHING),
+created AS (
+  INSERT INTO workflow_instances
+         (instance_id, workflow_name, source_hash, owner_service, framework, status, started_at, updated_at, input_data,
+          locked_by, locked_at, lock_timeout_seconds, lock_expires_at, lock_token)
+  SELECT instance_id, workflow_name, source_hash, owner_service, 'perdure', status, {now}, {now}, input_data,
+         :locked_by::text, CASE WHEN :lease_sec::float8 IS NOT NULL THEN {now} END, :lock_timeout_seconds::integer,
+         {after(:lease_sec)}, :lock_token::bigint
+    FROM item
+  ON CONFLICT (instance_id) DO NOTHING
+  RETURNING instance_id, workflow_name, lock_expires_at)
+SELECT instance_id, lock_expires_at FROM created WHERE (SELECT {announcement} FROM created) IS NOT NULL
 
 -- lease_times -> locked_at, lock_expires_at
 -- Return the time, and when a lease from now on expires, for `create_each`.
@@ -152,12 +154,14 @@ done AS (
   UPDATE workflow_instances i
      SET status = 'completed', output_data = seen.output_data, updated_at = {now}, lock_token = i.lock_token + 1,
          locked_by = NULL, locked_at = NULL, lock_expires_at = NULL
-    FROM seen WHERE i.instance_id = seen.instance_id AND i.xmin = seen.version RETURNING i.instance_id),
+    FROM seen WHERE i.instance_id = seen.instance_id AND i.xmin = seen.version
+  RETURNING i.instance_id, NULL AS workflow_name),
 timers AS (DELETE FROM workflow_timer_subscriptions t USING done WHERE t.instance_id = done.instance_id),
 waits AS (DELETE FROM perdure_waits w USING done WHERE w.instance_id = done.instance_id)
 SELECT item.instance_id, i.status, i.lock_token, i.locked_by
   FROM item LEFT JOIN workflow_instances i USING (instance_id)
  WHERE NOT EXISTS (SELECT 1 FROM done WHERE done.instance_id = item.instance_id)
+   AND (SELECT {announcement} FROM done) IS NOT NULL
 
 -- complete_each -> count
 -- Complete leased instances, one per item; their timers and waits are left to `clear_many`. Only for databases with the

@@ -28,7 +28,8 @@ done AS (
      SET status = 'completed', output_data = seen.output_data, updated_at = {now}, lock_token = i.lock_token + 1,
          locked_by = NULL, locked_at = NULL, lock_expires_at = NULL,
          current_activity_id = COALESCE(seen.activity_id, i.current_activity_id)
-    FROM seen WHERE i.instance_id = seen.instance_id AND i.xmin = seen.version RETURNING i.instance_id),
+    FROM seen WHERE i.instance_id = seen.instance_id AND i.xmin = seen.version
+  RETURNING i.instance_id, NULL AS workflow_name),
 fence AS (
   UPDATE workflow_instances i SET updated_at = {now}, current_activity_id = newest.activity_id
     FROM newest
@@ -48,4 +49,5 @@ SELECT event_id, accepted FROM (
     FROM item LEFT JOIN fenced USING (instance_id) LEFT JOIN event USING (instance_id, activity_id)
   UNION ALL
   SELECT 2, position, NULL, done.instance_id IS NOT NULL FROM ending LEFT JOIN done USING (instance_id)) answer
+ WHERE (SELECT {announcement} FROM done) IS NOT NULL
  ORDER BY kind, position

@@ -16,6 +16,18 @@ INSERT INTO workflow_history
 INSERT INTO perdure_channels (channel, dirty_at) VALUES (:channel, {now})
   {on_conflict_do_update(channel)} dirty_at = COALESCE(perdure_channels.dirty_at, {now})
 
+-- queued
+-- This session has its turn on a channel. PostgreSQL: sessions that wait for a row compete for each new version of it, and
+-- one can lose for seconds. So a session that finds the row locked waits for an advisory lock, which has a queue, before
+-- it waits for the row. It is the row that protects the channel: a session that has locked it already does not queue.
+(SELECT CASE WHEN EXISTS (SELECT 1 FROM perdure_channels WHERE channel = :channel FOR UPDATE SKIP LOCKED) THEN ''
+                     ELSE pg_advisory_xact_lock(1885696613, hashtext(:channel))::text END) IS NOT NULL
+
+-- queued_mark
+-- Queue on a channel, and mark that there may be something to deliver. PostgreSQL only.
+INSERT INTO perdure_channels (channel, dirty_at) SELECT :channel, {now} WHERE {queued}
+  ON CONFLICT (channel) DO UPDATE SET dirty_at = COALESCE(perdure_channels.dirty_at, {now})
+
 -- waits
 -- The instance of a timer or subscription is waiting.
 (SELECT i.status FROM workflow_instances i WHERE i.instance_id = of.instance_id)
@@ -103,6 +115,24 @@ COALESCE(s.timeout_at, (SELECT w.timeout_at FROM perdure_waits w {index(idx_perd
             AND (SELECT k.message_id FROM channel_message_claims k WHERE k.message_id = m.message_id) IS NULL
           ORDER BY m.channel, m.id LIMIT 1)
 
+-- behind -> channel, instance_id
+-- The free subscribers that wait while a message of their broadcast channel is pending.
+SELECT w.channel, w.instance_id FROM perdure_waits w {index(idx_perdure_waits_channel)}
+ WHERE w.channel {any(:channels)} AND w.match_key IS NULL AND {waits_free(w)}
+   AND (SELECT {next} FROM channel_subscriptions s
+         WHERE s.instance_id = w.instance_id AND s.channel = w.channel AND s.mode = 'broadcast') IS NOT NULL
+UNION ALL
+SELECT s.channel, s.instance_id FROM channel_subscriptions s {index(idx_subscriptions_waiting)}
+ WHERE s.channel {any(:channels)} AND s.mode = 'broadcast' AND s.activity_id IS NOT NULL
+   AND {waits_free(s)} AND {next} IS NOT NULL
+ LIMIT :limit
+
+-- is_plain
+-- No wait of a channel matches by values, and no subscriber competes for its messages.
+((SELECT q.channel FROM perdure_match_paths q WHERE q.channel = of.channel LIMIT 1) IS NULL
+        AND (SELECT q.mode FROM channel_subscriptions q WHERE q.channel = of.channel AND q.mode = 'competing' LIMIT 1)
+            IS NULL)
+
 -- takeable
 -- A lease can be taken: it is free or expired, and the instance has not ended.
 (locked_by IS NULL OR lock_expires_at <= {now}) AND status NOT IN ('completed', 'failed', 'cancelled', 'recurred')
@@ -111,3 +141,20 @@ COALESCE(s.timeout_at, (SELECT w.timeout_at FROM perdure_waits w {index(idx_perd
 -- Nothing has happened to a stuck instance since it was marked.
 (SELECT CASE WHEN i.finished_at IS NULL THEN i.updated_at END
           FROM workflow_instances i WHERE i.instance_id = of.instance_id) <= of.progressed_at
+
+-- announcement
+-- Notify of the instances that a query yields, with their workflows, if there are any and `:kind` is given: the payload
+-- of `wakeups.first_of`. Never NULL, so that it can be a condition of a statement. PostgreSQL only.
+CASE WHEN :kind::text IS NULL OR count(*) = 0 THEN ''
+            ELSE pg_notify(:kind, json_strip_nulls(json_build_object(
+                   'instance_id', min(instance_id), 'wf_id', min(instance_id),
+                   'workflow_name', CASE WHEN count(*) = 1 THEN min(workflow_name) END,
+                   'wf_name', CASE WHEN count(*) = 1 THEN min(workflow_name) END,
+                   'reason', :reason::text, 'count', NULLIF(count(*), 1)))::text)::text END
+
+-- published
+-- Notify of a message, if `:kind` is given. Never NULL, so that it can be a condition of a statement. PostgreSQL only.
+CASE WHEN :kind::text IS NULL THEN ''
+            ELSE pg_notify(:kind, json_build_object(
+                   'channel', :channel::text, 'channel_name', :channel::text, 'message_id', of.id,
+                   'ch', :channel::text, 'msg_id', :message_id::text)::text)::text END

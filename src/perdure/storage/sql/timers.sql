@@ -59,3 +59,34 @@ woken AS (
          locked_by = NULL, locked_at = NULL, lock_expires_at = NULL
     FROM due WHERE i.instance_id = due.instance_id)
 SELECT workflow_name, activity_id FROM due
+
+-- fire_set -> instance_id, timer_id, workflow_name
+-- Fire timers of many waiting instances, one of each, and notify, in one statement, as `fire` fires one. The CASE hides
+-- the conditions from the planner, which could read all due timers by their index. Only for databases with the feature
+-- `one_statement_writes`.
+WITH asked AS (
+  SELECT * FROM unnest(:ids::text[], :timers::text[], :names::text[]) AS asked (instance_id, timer_id, name)),
+due AS (
+  SELECT i.instance_id, i.workflow_name, t.id, t.timer_id, t.expires_at, COALESCE(t.activity_id, t.timer_id) AS activity_id,
+         a.name
+    FROM asked a JOIN workflow_timer_subscriptions t ON t.instance_id = a.instance_id AND t.timer_id = a.timer_id
+         JOIN workflow_instances i ON i.instance_id = a.instance_id
+   WHERE CASE WHEN t.framework = 'perdure' AND t.expires_at <= {now}
+               AND i.status IN ('waiting_for_event', 'waiting_for_timer', 'waiting_for_message')
+               AND (i.locked_by IS NULL OR i.lock_expires_at <= {now}) THEN 1 END = 1
+  FOR UPDATE OF i, t SKIP LOCKED),
+first AS (
+  SELECT DISTINCT ON (instance_id) * FROM due ORDER BY instance_id, {ordinal(timer_id)}),
+event AS (
+  INSERT INTO workflow_history (instance_id, activity_id, event_type, data_type, event_data, created_at)
+  SELECT instance_id, activity_id, 'TimerExpired', 'json',
+         concat('{"result": null, "timer_id": ', name, ', "expires_at": "', {iso(expires_at)},
+                '", "completed": true}'), {now} FROM first
+  ON CONFLICT (instance_id, activity_id) DO NOTHING),
+gone AS (DELETE FROM workflow_timer_subscriptions t USING first WHERE t.id = first.id),
+woken AS (
+  UPDATE workflow_instances i
+     SET status = 'running', updated_at = {now}, current_activity_id = first.activity_id, lock_token = i.lock_token + 1,
+         locked_by = NULL, locked_at = NULL, lock_expires_at = NULL
+    FROM first WHERE i.instance_id = first.instance_id)
+SELECT instance_id, timer_id, workflow_name FROM first WHERE (SELECT {announcement} FROM first) IS NOT NULL

@@ -163,7 +163,8 @@ SELECT instance_id FROM parked
 -- Wait for any message of one channel, all or nothing: nothing if the lease is not current, a message is pending or the
 -- time is up. The check is a statement after the lock, because it sees what existed when it began. The same wait keeps
 -- its position and its time; a wait of the same activity for something else is replaced. Only PostgreSQL has it.
-INSERT INTO perdure_channels (channel) VALUES (:channel) ON CONFLICT (channel) DO UPDATE SET channel = :channel;
+INSERT INTO perdure_channels (channel) SELECT :channel WHERE {queued}
+ON CONFLICT (channel) DO UPDATE SET channel = :channel;
 WITH parked AS (
   UPDATE workflow_instances i
      SET status = 'waiting_for_message', updated_at = {now}, locked_by = NULL, locked_at = NULL, lock_expires_at = NULL
