@@ -113,19 +113,20 @@ async def _work(url: str) -> None:
 def _count_claims(counts: Counter[str]) -> None:
     """Count the searches for runs, those that found nothing, the requested leases, and those that were refused."""
     storage: Any = SQLStorage
-    find, acquire = storage.find_resumable_workflows, storage.acquire_locks
+    find, claim = storage.find_resumable_workflows, storage.claim_instances
 
     async def counted_find(self: SQLStorage, *arguments: Any, **options: Any) -> Any:
         found = await find(self, *arguments, **options)
         counts.update(searches=1, empty=not found)
         return found
 
-    async def counted_acquire(self: SQLStorage, ids: Sequence[str], *arguments: Any, **options: Any) -> Any:
-        leases = await acquire(self, ids, *arguments, **options)
-        counts.update(leases=len(leases), refused=leases.count(None))
-        return leases
+    async def counted_claim(self: SQLStorage, ids: Sequence[str], *arguments: Any, limit: int) -> Any:
+        claimed = await claim(self, ids, *arguments, limit=limit)
+        asked = min(limit, len(ids))
+        counts.update(leases=asked, refused=asked - len(claimed))
+        return claimed
 
-    storage.find_resumable_workflows, storage.acquire_locks = counted_find, counted_acquire
+    storage.find_resumable_workflows, storage.claim_instances = counted_find, counted_claim
 
 
 async def _start(what: str, url: str, size: int) -> Process:

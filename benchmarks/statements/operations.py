@@ -121,9 +121,8 @@ async def claim(on: Stage) -> None:
     async with on.counted():
         found = await on.storage.find_resumable_workflows(on.size, workflow_names=[WORKFLOW])
         ids = [each.instance_id for each in found]
-        assert all(await on.storage.acquire_locks(ids, WORKER, LEASE_SEC))
-        await on.storage.get_instances(ids)
-    assert len(ids) == on.size
+        claimed = await on.storage.claim_instances(ids, WORKER, LEASE_SEC, limit=on.size)
+    assert len(claimed) == on.size
 
 
 OPERATIONS: dict[str, Callable[[Stage], Any]] = {

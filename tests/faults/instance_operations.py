@@ -39,6 +39,12 @@ async def acquire_locks(on: Stage) -> Act:
 
 
 @operation
+async def claim_instances(on: Stage) -> Act:
+    many = [await on.free() for _ in range(MANY)]
+    return lambda s: s.claim_instances(many, "w", 30, limit=MANY)
+
+
+@operation
 async def refresh_lock(on: Stage) -> Act:
     lease = await on.leased()
     return lambda s: s.refresh_lock(lease.instance_id, "w", 30, lease=lease)

@@ -47,6 +47,19 @@ async def test_acquiring_many_leases_skips_locked_rows(storage: SQLStorage, peer
     assert [lease and lease.token for lease in await storage.acquire_locks(IDS, "w1", 30)] == [None, 1, None]
 
 
+async def test_claim_takes_another_instance_instead_of_one_that_is_locked(
+    storage: SQLStorage, peer: SQLStorage
+) -> None:
+    for instance_id in IDS:
+        await new(storage, instance_id)
+    async with peer.transaction():
+        if not await locked(peer):
+            return
+        claimed = await at_once(storage.claim_instances(IDS, "w1", 30, limit=2))
+        assert [lease.instance_id for lease, _ in claimed] == ["i-0", "i-2"]
+    assert [lease.instance_id for lease, _ in await storage.claim_instances(IDS, "w1", 30, limit=2)] == ["i-1"]
+
+
 async def test_lease_with_an_uncommitted_renewal_is_not_taken_over(storage: SQLStorage, peer: SQLStorage) -> None:
     """The lease has run out, and its owner has renewed it and not committed yet."""
     for instance_id in IDS:

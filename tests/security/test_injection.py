@@ -141,6 +141,7 @@ async def as_questions(storage: SQLStorage, anchor: str, value: str) -> None:
         storage.release_system_lock(value, value),
         storage.release_lock(anchor, value),
         storage.acquire_locks([value], value, 1),
+        storage.claim_instances([value], value, 1, limit=1),
         storage.get_channel_mode(value),
         storage.get_channel_subscription(anchor, value),
         storage.fire_timer(value, value),

@@ -257,6 +257,8 @@ async def test_limits_of_pages_and_batches(storage: SQLStorage) -> None:
             lambda: storage.find_resumable_workflows(1001),
             lambda: storage.get_instances(ids),
             lambda: storage.acquire_locks(ids, "w", 1),
+            lambda: storage.claim_instances(ids, "w", 1, limit=1),
+            lambda: storage.claim_instances(["i"], "w", 1, limit=1001),
             lambda: storage.acquire_locks(["i"], "w", LEASE_MAX_SEC + 0.001),
             lambda: storage.get_history_paginated(ids[0], 0, 1001),
             lambda: storage.get_history_paginated(ids[0], 2**63),

@@ -161,6 +161,11 @@ class LockManager(Protocol):
     ) -> list[Lease | None]:
         """Acquire the leases of many instances in one commit; return a lease or None for each, in order."""
 
+    async def claim_instances(
+        self, instance_ids: Sequence[str], worker_id: str, timeout_sec: float, *, limit: int
+    ) -> list[tuple[Lease, WorkflowInstance]]:
+        """Acquire the leases of at most `limit` of these instances in one commit; return them with the instances."""
+
     async def release_lock(self, instance_id: str, worker_id: str, *, lease: Lease | None = None) -> None:
         """Release a lease; do nothing if this worker does not hold it."""
 

@@ -7,15 +7,17 @@ moment does not prevent others from taking over its runs.
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from operator import itemgetter
 from typing import Any
 from uuid import uuid4
 
 from perdure.database.operation import Operation, Work, utc
 from perdure.errors import LeaseLostError
 from perdure.model import limits
-from perdure.model.records import Lease, StaleWorkflowInfo
+from perdure.model.records import Lease, StaleWorkflowInfo, WorkflowInstance
 from perdure.model.states import RESUMABLE as CLAIMABLE
 from perdure.model.states import WorkflowStatus
+from perdure.storage import instances
 from perdure.storage.sql import load_statements
 from perdure.storage.transactions import bounded
 from perdure.storage.wakeups import RESUMABLE, Wakeups, resumable
@@ -48,6 +50,21 @@ class Locks(Wakeups):
         acquire = _acquire if len(ids) == 1 or self._features.one_statement_writes else _take
         leases = await self._run(Work(lambda: acquire(sorted(set(ids)), worker_id, seconds), single=True))
         return [leases.pop(instance_id, None) for instance_id in ids]
+
+    async def claim_instances(
+        self, instance_ids: Sequence[str], worker_id: str, timeout_sec: float, *, limit: int
+    ) -> list[tuple[Lease, WorkflowInstance]]:
+        """Acquire the leases of at most `limit` of these instances in one commit; return them with the instances.
+
+        Each is acquired as by `try_acquire_lock`. Two workers that pass the same instances acquire different ones, as
+        long as there are enough: which of them a worker gets is not defined.
+        """
+        limits.name(worker_id, "worker_id")
+        ids = sorted({limits.name(instance_id, "instance_id") for instance_id in bounded(instance_ids)})
+        seconds, most = limits.seconds(timeout_sec), min(limits.page(limit, limits.PAGE_MAX), len(ids))
+        if not ids:
+            return []
+        return await self._run(Work(lambda: _claim(ids, worker_id, seconds, most), single=True))
 
     async def release_lock(self, instance_id: str, worker_id: str, *, lease: Lease | None = None) -> None:
         """Release a lease; do nothing if this worker does not hold it."""
@@ -100,6 +117,20 @@ def _take(ids: list[str], worker_id: str, timeout_sec: float) -> Operation[dict[
     """Acquire many at once; for one lease it would be slower."""
     rows = yield S.take(ids=ids, worker_id=worker_id, timeout_sec=timeout_sec, limit=len(ids), mark=_mark())
     return _leases(worker_id, rows)
+
+
+def _claim(
+    ids: list[str], worker_id: str, timeout_sec: float, limit: int
+) -> Operation[list[tuple[Lease, WorkflowInstance]]]:
+    rows = yield S.claim(ids=ids, worker_id=worker_id, timeout_sec=timeout_sec, limit=limit, mark=_mark())
+    return [_claimed(instances.from_row(row), worker_id) for row in sorted(rows, key=itemgetter(0))]
+
+
+def _claimed(instance: WorkflowInstance, worker_id: str) -> tuple[Lease, WorkflowInstance]:
+    if instance.locked_by != worker_id:
+        instance = replace(instance, locked_by=worker_id)
+    assert instance.lock_expires_at is not None, "the instance is leased"
+    return Lease(instance.instance_id, worker_id, instance.lock_token, instance.lock_expires_at), instance
 
 
 def _leases(worker_id: str, rows: Sequence[Sequence[Any]]) -> dict[str, Lease]:

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -11,11 +12,12 @@ from typing import Any
 import pytest
 
 from perdure import App, Retry, WorkflowStatus, activity, set_state, sleep, wait_event, workflow
+from perdure.engine.execution.slots import Slot
 from perdure.engine.worker.work_loop import LOOK_SEC
-from perdure.model.records import WorkflowInstance
+from perdure.model.records import ResumableWorkflow, WorkflowInstance
 from tests.engine.gates import approved, gated, gates, note, open_gates, seen, two_gates
 from tests.engine.gates import forget as forget_gates
-from tests.engine.waiting import row_of, stuck_runs, waiting
+from tests.engine.waiting import row_of, stuck_runs, until, waiting
 from tests.support.storages import Database, storage_of
 
 SOON = timedelta(seconds=30)
@@ -63,6 +65,40 @@ async def test_worker_that_cannot_take_due_work_looks_for_it_less_and_less_often
         pauses = [await app._worker.work_loop.look() for _ in range(4)]
         assert pauses[0] > 0
         assert all(longer >= min(2 * pause, LOOK_SEC) for pause, longer in itertools.pairwise(pauses))
+
+
+async def test_workers_that_find_the_same_runs_at_once_share_them(shared: Database) -> None:
+    """No search is wasted: each worker leases as many runs as it has slots."""
+    storage = await shared.storage()
+    run = WorkflowInstance("", behind_a_gate.name, b'{"gate":"g"}', owner_service="perdure")
+    await storage.create_instances([replace(run, instance_id=f"a{n:02}") for n in range(40)])
+    both_have_found, claimed = asyncio.Barrier(2), dict[str, int]()
+
+    def meet(app: App) -> None:
+        claiming = app._worker.work_loop._claiming
+        take = claiming._take
+
+        async def take_after_both_have_found(found: Sequence[ResumableWorkflow], slots: list[Slot]) -> int:
+            if app.worker_id not in claimed:
+                assert len(found) == 40
+                await both_have_found.wait()
+            count = await take(found, slots)
+            claimed.setdefault(app.worker_id, count)
+            return count
+
+        claiming._take = take_after_both_have_found  # type: ignore[method-assign]
+
+    apps = [App(shared.url, workflows=[simple], max_runs=20) for _ in range(2)]
+    async with apps[0], apps[1]:
+        for app in apps:
+            app._served[behind_a_gate.name] = behind_a_gate
+            meet(app)
+            app._worker.wake()
+        await until(lambda: len(claimed) == 2)
+        gates["g"].set()
+        for n in range(40):
+            assert await apps[0].get(f"a{n:02}").result(SOON) == "g"
+    assert list(claimed.values()) == [20, 20]
 
 
 @pytest.mark.pitfall(31)

@@ -62,7 +62,7 @@ async def test_a_run_that_is_created_while_its_app_closes_is_released(shared: Da
 async def test_a_run_that_is_leased_while_its_app_closes_is_released(shared: Database) -> None:
     done.clear()
     async with App(shared.url) as app:
-        late = Late(app, "acquire_locks")
+        late = Late(app, "claim_instances")
         async with Client(shared.url):
             await notes.options(id="a").start("hello")
         app._worker.wake()

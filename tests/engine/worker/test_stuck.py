@@ -187,13 +187,15 @@ async def test_run_that_made_progress_before_its_worker_died_is_not_backed_off(
 def _owners_of_claims(app: App) -> list[str]:
     """Collect, from now on, under which names this app acquires leases."""
     owners: list[str] = []
-    acquire = app._storage.acquire_locks
+    claim = app._storage.claim_instances
 
-    async def collecting(ids: Sequence[str], owner: str, timeout_sec: float) -> list[Lease | None]:
+    async def collecting(
+        ids: Sequence[str], owner: str, timeout_sec: float, *, limit: int
+    ) -> list[tuple[Lease, WorkflowInstance]]:
         owners.append(owner)
-        return await acquire(ids, owner, timeout_sec)
+        return await claim(ids, owner, timeout_sec, limit=limit)
 
-    app._storage.acquire_locks = collecting  # type: ignore[method-assign, assignment]
+    app._storage.claim_instances = collecting  # type: ignore[method-assign, assignment]
     return owners
 
 

@@ -129,6 +129,9 @@ async def _locks(on: Stage) -> None:
         assert all(await s.acquire_locks(many, "w", 30))
     with m("acquire_locks (held)"):
         assert not any(await s.acquire_locks(many, "w", 30))
+    many = [await on.free() for _ in range(MANY)]
+    with m("claim_instances"):
+        assert len(await s.claim_instances(many, "w", 30, limit=5)) == 5
     with m("cleanup_stale_locks"):
         await s.cleanup_stale_locks()
 

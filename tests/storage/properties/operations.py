@@ -165,6 +165,9 @@ def _in_order(rng: Random) -> list[str]:
 LOCKS: Operations = {
     "try_acquire_lock": args(instance_id=d.instance_ids, worker_id=d.worker_ids, timeout_sec=d.leases_sec),
     "acquire_locks": args(instance_ids=_in_order, worker_id=d.worker_ids, timeout_sec=d.leases_sec),
+    "claim_instances": args(
+        instance_ids=_in_order, worker_id=d.worker_ids, timeout_sec=d.leases_sec, limit=d.mostly(d.one(4), d.one(-1))
+    ),
     "release_lock": d.on_instance(worker_id=d.worker_ids),
     "refresh_lock": d.on_instance(worker_id=d.worker_ids, timeout_sec=d.leases_sec),
     "refresh_locks": args(leases=d.some(d.held), timeout_sec=d.leases_sec),

@@ -38,7 +38,7 @@ fire_timer expire_channel_wait suspend complete_and_release recur_instance deliv
 create_instances append_histories complete_instances append_and_complete suspend_instances publish_messages
 list_outbox_events
 requeue_outbox_event delete_instances wakeups beat_worker list_workers transaction detached get_instances
-get_last_event acquire_locks fire_timers expire_channel_waits next_work_at
+get_last_event acquire_locks claim_instances fire_timers expire_channel_waits next_work_at
 get_channel_waits pending_waits back_off clear_stuck get_stuck list_stuck count_instances list_workflow_names
 delete_ended get_events get_waits now pending_migrations define_workflows
 """.split()

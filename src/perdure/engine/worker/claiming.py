@@ -2,6 +2,9 @@
 
 Runs are leased in batches, one for each number of tries without progress, because the owner of a lease contains it. If
 the worker that held a lease before died without progress of the run, that counts as a try, too.
+
+Workers that look at the same time find the same runs. So a worker asks for more runs than it has slots for, and the
+storage leases to it those that no other worker is just leasing.
 """
 
 import asyncio
@@ -20,6 +23,7 @@ from perdure.storage.contract import Storage
 log = logging.getLogger("perdure.engine")
 
 BATCH = 100
+SPREAD = 4  # runs to choose from, for each slot
 CLAIM_SEC = 0.2  # how long one search continues to lease runs as slots become free
 SLOT_SEC = 0.02  # how long it waits for the next slot
 NAMES_SHOWN = 5  # maximum number of runs named in one log message
@@ -46,7 +50,7 @@ class Claiming:
                 continue
             try:
                 # Runs that cannot be leased yet must not hide the others.
-                limit = len(slots) + min(len(self._executor.awaited), BATCH)
+                limit = SPREAD * len(slots) + min(len(self._executor.awaited), BATCH)
                 found = await self._storage.find_resumable_workflows(
                     limit, workflow_names=list(self._settings.workflows)
                 )
@@ -59,6 +63,18 @@ class Claiming:
                 break
         return claimed
 
+    async def claim_woken(self, found: Sequence[ResumableWorkflow]) -> int:
+        """Lease runs that were just woken, without a search for them, and return their number."""
+        served = [each for each in found if each.workflow_name in self._settings.workflows]
+        if not served or self._executor.stopping:
+            return 0
+        slots = self._slots.reserve(len(served))
+        try:
+            return await self._take(served, slots) if slots else 0
+        finally:
+            for slot in slots:
+                slot.rest()
+
     async def _take(self, found: Sequence[ResumableWorkflow], slots: list[Slot]) -> int:
         """Lease the runs that were found and are not executed here; each takes one of the slots."""
         free: list[ResumableWorkflow] = []
@@ -67,10 +83,10 @@ class Claiming:
                 self._executor.found_due(each.instance_id)
             else:
                 free.append(each)
-        free = free[: len(slots)]
-        idle = await self._without_progress([each for each in free if is_dead(each.worker_id)])
+        dead = [each for each in free if is_dead(each.worker_id)][: len(slots)]
+        idle = await self._without_progress(dead)
         by_tries: dict[int, list[ResumableWorkflow]] = {}
-        for each in free:
+        for each in [*dead, *(each for each in free if not is_dead(each.worker_id))]:
             by_tries.setdefault(_tries(each, idle), []).append(each)
         taken: list[ResumableWorkflow] = []
         for tries, batch in by_tries.items():
@@ -81,19 +97,19 @@ class Claiming:
     async def _lease(
         self, batch: Sequence[ResumableWorkflow], tries: int, idle: Collection[str], slots: list[Slot]
     ) -> list[ResumableWorkflow]:
-        """Lease runs with the same number of tries and execute them; return those that were leased."""
-        ids = [each.instance_id for each in batch]
+        """Lease runs with the same number of tries, as far as slots are free, and execute them; return these runs."""
+        if not slots:
+            return []
+        wanted = {each.instance_id: each for each in batch}
         lease_sec = self._settings.lease_sec
         deadline = self._settings.clock.steady() + lease_sec
-        leases = await self._storage.acquire_locks(ids, owner_of(self._settings.worker_id, tries), lease_sec)
-        rows = await self._storage.get_instances(ids)
-        taken: list[ResumableWorkflow] = []
-        for each, lease, row in zip(batch, leases, rows, strict=True):
-            if lease is not None and row is not None:
-                taken.append(each)
-                leased = LeasedRun(row, lease, deadline, slots.pop(), tries, each.instance_id in idle)
-                self._executor.begin(leased)
-        return taken
+        claimed = await self._storage.claim_instances(
+            list(wanted), owner_of(self._settings.worker_id, tries), lease_sec, limit=len(slots)
+        )
+        for lease, row in claimed:
+            leased = LeasedRun(row, lease, deadline, slots.pop(), tries, row.instance_id in idle)
+            self._executor.begin(leased)
+        return [wanted[lease.instance_id] for lease, _ in claimed]
 
     async def _without_progress(self, died: Sequence[ResumableWorkflow]) -> set[str]:
         """Return the runs, of those whose worker died, for which nothing was recorded under the expired lease."""

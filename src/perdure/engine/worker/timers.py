@@ -3,6 +3,7 @@
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
+from perdure.model.records import ResumableWorkflow
 from perdure.storage.contract import Storage
 
 BATCH = 100
@@ -26,9 +27,10 @@ async def expire_waits(storage: Storage) -> int:
     )
 
 
-async def deliver(storage: Storage, channels: Sequence[str] | None = None) -> int:
-    """Deliver messages that wait for their runs, of all channels or of these; return the number of deliveries."""
-    return len(await storage.deliver_pending(BATCH, channels=channels))
+async def deliver(storage: Storage, channels: Sequence[str] | None = None) -> list[ResumableWorkflow]:
+    """Deliver messages that wait for their runs, of all channels or of these; return the runs that were woken."""
+    delivered = await storage.deliver_pending(BATCH, channels=channels)
+    return [ResumableWorkflow(each.instance_id, each.workflow_name) for each in delivered]
 
 
 async def _in_batches(

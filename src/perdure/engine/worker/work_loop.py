@@ -126,17 +126,17 @@ class WorkLoop:
         return max(0.0, min(LOOK_SEC, self._settings.lease_sec, *delays))
 
     async def _deliver(self, channels: list[str]) -> None:
-        """Deliver what this process has sent to these channels, and lease the receivers; other work comes later."""
-        if await deliver(self._host.storage, channels):
+        """Deliver what was sent to these channels, and lease the receivers; other work comes later."""
+        if woken := await deliver(self._host.storage, channels):
             self._pace.quicken()
-            await self._claiming.claim()
+            await self._claiming.claim_woken(woken)
 
     async def _work(self) -> bool:
         """Do each kind of work once; return whether anything was done."""
         storage = self._host.storage
         done = await fire_timers(storage)
         done += await expire_waits(storage)
-        done += await deliver(storage)
+        done += len(await deliver(storage))
         done += await self.cron.start_ticks()
         done += await self._claiming.claim()
         return done > 0

@@ -163,6 +163,49 @@ async def test_concurrent_batches_acquire_each_lease_once(storage: Storage, peer
     assert sorted(taken + [lease.instance_id for lease in rest if lease]) == sorted(ids)
 
 
+async def test_claimed_instances_are_returned_with_their_leases(storage: Storage, shift: Shift) -> None:
+    await new(storage, "i-1")
+    await storage.create_instance(WorkflowInstance("own", "wf", b'{"a":1}', lock_timeout_seconds=100))
+    await leased(storage, "held", worker_id="w1")
+    expired = await leased(storage, "expired", timeout_sec=1)
+    await storage.create_instance(WorkflowInstance("over", "wf", status=WorkflowStatus.COMPLETED))
+    shift(storage, 2)
+    ids = ["own", "held", "nobody", "i-1", "over", "expired", "i-1"]
+    claimed = await storage.claim_instances(ids, "w1", 5, limit=10)
+    assert [lease.instance_id for lease, _ in claimed] == ["expired", "i-1", "own"]
+    assert [lease.token for lease, _ in claimed] == [expired.token + 1, 1, 1]
+    for lease, instance in claimed:
+        assert await storage.get_instance(lease.instance_id) == instance
+        assert (instance.locked_by, instance.lock_token) == ("w1", lease.token)
+        assert instance.lock_expires_at == lease.expires_at
+        await storage.append_history(HistoryEvent(lease.instance_id, "s", "ActivityCompleted", b"1"), lease=lease)
+    shift(storage, 8)
+    again = await storage.claim_instances(ids, "w2", 5, limit=10)
+    assert [lease.instance_id for lease, _ in again] == ["expired", "i-1"]  # the third has a longer lease of its own
+
+
+async def test_no_more_instances_are_claimed_than_asked_for(storage: Storage) -> None:
+    ids = [f"i-{n}" for n in range(5)]
+    for instance_id in ids:
+        await new(storage, instance_id)
+    assert len(await storage.claim_instances(ids, "w1", 30, limit=2)) == 2
+    assert len(await storage.claim_instances(ids, "w2", 30, limit=5)) == 3
+    assert await storage.claim_instances(ids, "w3", 30, limit=5) == []
+    assert await storage.claim_instances([], "w3", 30, limit=5) == []
+
+
+async def test_workers_that_claim_the_same_instances_share_them(storage: Storage, peer: Storage) -> None:
+    """No claim is wasted: each worker gets as many instances as it asks for, as long as there are enough."""
+    ids = [f"i-{n}" for n in range(40)]
+    for instance_id in ids:
+        await new(storage, instance_id)
+    found = await asyncio.gather(
+        *([storage, peer][n % 2].claim_instances(ids, f"w{n}", 30, limit=10) for n in range(4))
+    )
+    assert [len(claimed) for claimed in found] == [10, 10, 10, 10]
+    assert sorted(lease.instance_id for claimed in found for lease, _ in claimed) == sorted(ids)
+
+
 async def test_batch_of_leases_is_atomic(storage: Storage) -> None:
     await new(storage, "i-1")
     await new(storage, "i-2")
