@@ -1,12 +1,14 @@
 """Run operations on MySQL and MariaDB.
 
 A statement of several parts is sent as one packet, and so is a transaction around it. The server runs a packet
-statement by statement and stops at the first error, so `BEGIN; a; b; COMMIT` is all or nothing in one round trip.
+statement by statement and stops at the first error, so `BEGIN; a; b; COMMIT` is all or nothing in one round trip. A
+statement whose answer no operation needs is sent with the next one.
 Cancelling a query closes its connection; the server may notice only when the query ends, so another connection kills
 the query, which may be waiting for locks.
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 from math import ceil
 from typing import Any
@@ -28,7 +30,8 @@ from perdure.database.backends.mysql.url import parse
 from perdure.database.backends.polling import Polling
 from perdure.database.backends.server.backend import ServerBackend
 from perdure.database.backends.server.retries import Fault
-from perdure.database.dialects.base import Part, Rendering
+from perdure.database.backends.server.transaction import OwnTransaction
+from perdure.database.dialects.base import Part, Rendered, Rendering
 from perdure.database.dialects.mysql import MySQLDriver, literal, utf8
 from perdure.database.secret import Secret
 from perdure.database.statements import Call
@@ -179,6 +182,9 @@ class MySQLBackend(ServerBackend[Any]):
     async def first(self, connection: Any, call: Call) -> Any:
         return await self._run(connection, call, ("BEGIN",))
 
+    def own_transaction(self, connection: Any) -> OwnTransaction[Any]:
+        return PacketTransaction(self, connection)
+
     async def run_alone(self, connection: Any, call: Call) -> Any:
         if len(self.driver.parts(call.statement)) == 1:
             return await self._run(connection, call)
@@ -229,19 +235,39 @@ class MySQLBackend(ServerBackend[Any]):
         results: list[Any] | None = None,
     ) -> Any:
         """Run a call, and statements around it, in one packet, plus one for each duplicate that stopped the server."""
+        parts, texts = self._rendered(call)
+        results = [] if results is None else results
+        forgives = [*[False] * len(before), *[part.forgives for part in parts], *[False] * len(after)]
+        await self._send(connection, [*before, *texts, *after], forgives, results)
+        return parts.shape(list(map(_answer, parts, results[len(before) :])))
+
+    async def run_together(self, connection: Any, calls: Sequence[Call], *, begin: bool, commit: bool) -> Any:
+        """Run calls in one packet, with the begin or the end of their transaction; return the answer to the last."""
+        texts, forgives, results = ["BEGIN"] if begin else [], [False] if begin else [], list[Any]()
+        parts = Rendered()
+        for call in calls:
+            parts, own = self._rendered(call)
+            texts += own
+            forgives += [part.forgives for part in parts]
+        first = len(texts) - len(parts)
+        await self._send(connection, [*texts, "COMMIT"] if commit else texts, [*forgives, False], results)
+        return parts.shape(list(map(_answer, parts, results[first:]))) if calls else None
+
+    def _rendered(self, call: Call) -> tuple[Rendered, list[str]]:
+        """Return the parts of a call's statement, and their texts with the values of the call."""
         parts = self.driver.parts(call.statement)
         values = {name: literal(value) for name, value in call.params.items()}
-        texts = [*before, *[part.text % values for part in parts], *after]
-        results = [] if results is None else results
+        return parts, [part.text % values for part in parts]
+
+    async def _send(self, connection: Any, texts: Sequence[str], forgives: Sequence[bool], results: list[Any]) -> None:
+        """Send statements as one packet, and those after an ignored duplicate, which stops the server, as another."""
         while len(results) < len(texts):
             try:
                 await self._ask(connection, texts[len(results) :], results)
             except asyncmy.MySQLError as error:
-                at = len(results) - len(before)
-                if not (error.args[0] == DUPLICATE and 0 <= at < len(parts) and parts[at].forgives):
+                if not (error.args[0] == DUPLICATE and forgives[len(results)]):
                     raise
                 results.append(None)
-        return parts.shape(list(map(_answer, parts, results[len(before) :])))
 
     async def _ask(self, connection: Any, texts: Sequence[str], results: list[Any], *, timed: bool = True) -> list[Any]:
         """Send statements as one packet; append results one by one, so that those before an error are kept."""
@@ -293,6 +319,31 @@ class MySQLBackend(ServerBackend[Any]):
 
     def translate(self, error: Exception) -> StorageError:
         return translate(error, self.fault(error))
+
+
+class PacketTransaction(OwnTransaction[Any]):
+    """Keep the calls that have no answer, and send them in one packet with the next call or with the commit."""
+
+    def __init__(self, backend: MySQLBackend, connection: Any) -> None:
+        super().__init__(backend, connection)
+        self._backend = backend
+        self._kept: list[Call] = []
+        self._begun = False
+
+    async def run(self, call: Call) -> Any:
+        self._kept.append(call)
+        if call.statement.columns == ():
+            return None
+        answer = await self._flush()
+        self.since = time.monotonic()
+        return answer
+
+    async def commit(self) -> None:
+        await self._flush(commit=True)
+
+    async def _flush(self, *, commit: bool = False) -> Any:
+        calls, self._kept, begun, self._begun = self._kept, [], self._begun, True
+        return await self._backend.run_together(self._connection, calls, begin=not begun, commit=commit)
 
 
 def _answer(part: Part, result: Any) -> Any:

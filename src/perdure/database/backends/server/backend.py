@@ -2,10 +2,9 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from perdure.database.backends.base import Executor, Script, drive
 from perdure.database.backends.pool import Pool
@@ -14,8 +13,8 @@ from perdure.database.backends.server.connections import Connections
 from perdure.database.backends.server.executors import PoolExecutor, ScriptExecutor
 from perdure.database.backends.server.retries import Attempts, Fault, Sent, Verdict, judge_read, judge_write
 from perdure.database.backends.server.session import ServerSession
+from perdure.database.backends.server.transaction import OwnTransaction
 from perdure.database.operation import Again, Work
-from perdure.database.statements import Call
 from perdure.errors import CommitUnknownError, DatabaseUnavailableError, SchemaError, StorageError
 
 log = logging.getLogger("perdure.storage")
@@ -108,25 +107,21 @@ class ServerBackend(Adapter[C], Generic[C]):
 
     async def _transact(self, connection: C, work: Work[T], sent: Sent) -> T:
         """Run an operation in one transaction."""
-        run, since = self.first, time.monotonic()
-
-        async def step(call: Call) -> Any:
-            nonlocal run, since
-            now, run = run, self.run
-            answer = await now(connection, call)
-            since = time.monotonic()
-            return answer
-
+        transaction = self.own_transaction(connection)
         try:
-            result = await drive(work.start(), step)
-            if self.idle_too_long(since):  # a commit during the end of its session would look like a lost one
+            result = await drive(work.start(), transaction.run)
+            if self.idle_too_long(transaction.since):  # a commit at the end of its session would look like a lost one
                 self.discard(connection)
             sent.commit = self.alive(connection)
-            await self.commit_on(connection)
+            await transaction.commit()
         except BaseException:
             await self._connections.roll_back(connection)
             raise
         return result
+
+    def own_transaction(self, connection: C) -> OwnTransaction[C]:
+        """Return the transaction in which one operation runs."""
+        return OwnTransaction(self, connection)
 
     async def _read_back(self, work: Work[T], error: Exception) -> T:
         """Return the result after a lost answer, if the operation defines how to read it and it exists."""
