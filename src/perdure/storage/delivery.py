@@ -107,6 +107,8 @@ class Delivery(waits.Waits):
             if found.unseen:
                 await self._run(Work(_adopt, repeat=True))
                 found = await self._read(_survey, named, page)
+            if found.plain and not (found.marked or found.candidates):
+                return []
             if found.plain:
                 return await self._deliver_set(named, found.candidates)
         await self._match(named)
@@ -349,18 +351,19 @@ class Survey(NamedTuple):
     """Hold what one look at some channels finds."""
 
     candidates: list[Pair]  # instances to deliver to, with their channels, each instance once
+    marked: bool  # one of the channels is
     plain: bool  # all channels are
     unseen: bool  # there are messages of other frameworks, whose channels may have to be marked
 
 
 def _survey(named: Sequence[str], limit: int) -> Operation[Survey]:
-    rows = [tuple(row) for row in (yield S.survey(channels=named, limit=limit + SPARE))]
+    rows = yield S.survey(channels=named, limit=limit + SPARE)
+    kinds = {row[0] for row in rows}
     found: dict[str, str] = {}
-    for channel, instance_id in sorted(row for row in rows if row[1] is not None):
+    for channel, instance_id in sorted((row[1], row[2]) for row in rows if row[0] == "behind"):
         found.setdefault(instance_id, channel)
     candidates = [(channel, instance_id) for instance_id, channel in found.items()][:limit]
-    special = {channel for channel, instance_id in rows if instance_id is None}
-    return Survey(candidates, plain=not special - {None}, unseen=None in special)
+    return Survey(candidates, "marked" in kinds, "special" not in kinds, "unseen" in kinds)
 
 
 def _deliver_set(

@@ -101,6 +101,19 @@ async def test_workers_that_find_the_same_runs_at_once_share_them(shared: Databa
     assert list(claimed.values()) == [20, 20]
 
 
+async def test_notification_about_a_run_that_is_executed_here_changes_nothing(database: Database) -> None:
+    async with App(database.url) as app:
+        handle = await behind_a_gate.options(id="a").start("late")
+        await until(lambda: bool(seen))
+        app._worker.host.heard_run("a", behind_a_gate.name)
+        app._worker.host.heard_run("nobody", behind_a_gate.name)
+        app._worker.host.heard_run("b", "finding_runs.nobody's")
+        assert await app._worker.work_loop.look() > 0
+        gates["late"].set()
+        assert await handle.result(SOON) == "late"
+    assert len(seen) == 1  # it was neither cancelled nor executed again
+
+
 @pytest.mark.pitfall(31)
 async def test_runs_of_unknown_workflows_do_not_block_known_ones(shared: Database) -> None:
     storage = await shared.storage()

@@ -64,8 +64,12 @@ class Claiming:
         return claimed
 
     async def claim_woken(self, found: Sequence[ResumableWorkflow]) -> int:
-        """Lease runs that were just woken, without a search for them, and return their number."""
-        served = [each for each in found if each.workflow_name in self._settings.workflows]
+        """Lease runs that may be due, without a search for them, and return their number.
+
+        Runs that are executed here are left to a search, which shows whether they are due.
+        """
+        workflows, executed = self._settings.workflows, self._executor.tasks
+        served = [each for each in found if each.workflow_name in workflows and each.instance_id not in executed]
         if not served or self._executor.stopping:
             return 0
         slots = self._slots.reserve(len(served))

@@ -15,10 +15,11 @@ from perdure.engine.worker.hooks import Hooks
 from perdure.engine.worker.results import Results
 from perdure.engine.worker.supervision import Supervisor
 from perdure.hooks import HookEvent
-from perdure.model.records import Lease, Suspension, Wait, WorkflowInstance
+from perdure.model.records import Lease, ResumableWorkflow, Suspension, Wait, WorkflowInstance
 from perdure.storage.contract import Storage
 
 WORK_LOOP = "work loop"
+NAMED_MAX = 100  # channels or runs that notifications name; if there are more, the work loop looks at everything
 
 
 class WorkerHost:
@@ -42,6 +43,7 @@ class WorkerHost:
         self.work = asyncio.Event()  # set if there may be work
         self.own_work = asyncio.Event()  # set as well if this process has created it
         self._sent: set[str] = set()
+        self._woken: dict[str, ResumableWorkflow] = {}
         self.activities = activities
         self.results = results
         watch = supervisor.watch
@@ -70,10 +72,27 @@ class WorkerHost:
         self._sent.add(channel)
         self.wake()
 
+    def heard_message(self, channel: str) -> None:
+        """Deliver the messages of a channel soon, because another process may have sent one."""
+        if len(self._sent) <= NAMED_MAX:
+            self._sent.add(channel)
+        self.hint()
+
+    def heard_run(self, instance_id: str, workflow_name: str) -> None:
+        """Try to lease a run soon, because it may be due."""
+        if len(self._woken) <= NAMED_MAX:
+            self._woken[instance_id] = ResumableWorkflow(instance_id, workflow_name)
+        self.hint()
+
     def take_sent(self) -> list[str]:
-        """Return the channels to which this process has sent messages since the last call."""
+        """Return the channels to which messages were sent since the last call."""
         sent, self._sent = list(self._sent), set()
         return sent
+
+    def take_woken(self) -> list[ResumableWorkflow]:
+        """Return the runs that became due since the last call, as far as notifications name them."""
+        woken, self._woken = list(self._woken.values()), {}
+        return woken
 
     def unavailable(self, error: BaseException) -> None:
         """Note that the database did not answer, and check soon whether it does again."""

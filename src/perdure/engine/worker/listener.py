@@ -7,7 +7,7 @@ from perdure.engine.worker.notifications import listen
 from perdure.engine.worker.relay import Relay
 from perdure.engine.worker.supervision import Supervised
 from perdure.model.records import WakeUp
-from perdure.storage.wakeups import OUTBOX, RESUMABLE
+from perdure.storage.wakeups import MESSAGE, OUTBOX, RESUMABLE
 
 SCAN = "scan"  # the kind of a notification that stands for any others, which may have been lost
 
@@ -26,7 +26,7 @@ class Listener:
         await listen(self._host.storage, task, self._heard, self._host.unavailable)
 
     def _heard(self, hint: WakeUp) -> None:
-        self._host.hint()
+        self._tell_work_loop(hint)
         self._host.results.hint(hint)
         if self._relay is not None and hint.kind in (OUTBOX, SCAN):
             self._relay.wake()
@@ -34,3 +34,14 @@ class Listener:
             self._heartbeat.nudge()
         if hint.kind != RESUMABLE:
             self._executor.hint()
+
+    def _tell_work_loop(self, hint: WakeUp) -> None:
+        """Wake the work loop, and name the channel or the run that the notification is about: it looks there first."""
+        payload = hint.payload
+        channel, run, name = payload.get("channel"), payload.get("instance_id"), payload.get("workflow_name")
+        if hint.kind == MESSAGE and isinstance(channel, str):
+            self._host.heard_message(channel)
+        elif hint.kind == RESUMABLE and isinstance(run, str) and isinstance(name, str):
+            self._host.heard_run(run, name)
+        else:
+            self._host.hint()

@@ -96,9 +96,11 @@ class WorkLoop:
         cannot see (messages of compatible frameworks) is looked for every `WHOLE_SEC`.
         """
         whole = time.monotonic() >= self._whole_at
-        sent = self._host.take_sent()
+        sent, woken = self._host.take_sent(), self._host.take_woken()
         if 0 < len(sent) <= BATCH:  # if there are more, they are due work like any other
             await self._deliver(sent)
+        if 0 < len(woken) <= BATCH and await self._claiming.claim_woken(woken):
+            self._pace.quicken()
         delay = await self._delay()
         if delay > 0 and not whole:
             return delay

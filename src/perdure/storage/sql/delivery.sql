@@ -281,15 +281,16 @@ UNION ALL
 SELECT * FROM (
   SELECT channel, 1 AS is_unseen FROM channel_messages WHERE framework IS NULL ORDER BY id LIMIT 1) unseen
 
--- survey -> channel, instance_id
--- Return a row without a channel if there is a message of another framework that no sweep has seen, those of these
--- channels that are not plain, without an instance, and the subscribers of `behind`. Only for databases with the feature
--- `one_statement_writes`.
-SELECT * FROM (SELECT NULL, NULL FROM channel_messages WHERE framework IS NULL ORDER BY id LIMIT 1) unseen
+-- survey -> kind, channel, instance_id
+-- Return whether there is a message of another framework that no sweep has seen, which of these channels are marked,
+-- which are not plain, and the subscribers of `behind`. Only for databases with the feature `one_statement_writes`.
+SELECT * FROM (SELECT 'unseen', NULL, NULL FROM channel_messages WHERE framework IS NULL ORDER BY id LIMIT 1) unseen
 UNION ALL
-SELECT p.channel, NULL FROM perdure_channels p WHERE p.channel {any(:channels)} AND NOT {is_plain(p)}
+SELECT 'marked', p.channel, NULL FROM perdure_channels p WHERE p.channel {any(:channels)} AND p.dirty_at IS NOT NULL
 UNION ALL
-SELECT * FROM ({behind}) behind
+SELECT 'special', p.channel, NULL FROM perdure_channels p WHERE p.channel {any(:channels)} AND NOT {is_plain(p)}
+UNION ALL
+SELECT 'behind', behind.channel, behind.instance_id FROM ({behind}) behind
 
 -- behind -> channel, instance_id
 -- Return free subscribers that wait while a message of their broadcast channel is pending.
