@@ -83,6 +83,34 @@ async def test_publishers_of_one_channel_have_their_turns_in_order(storage: SQLS
     assert found == sorted(found)
 
 
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+async def test_message_that_is_published_during_a_sweep_is_delivered_by_the_next(
+    storage: SQLStorage, peer: SQLStorage
+) -> None:
+    """The sweep is one statement, which does not see messages that are stored after it began."""
+    await listening(storage, "i-1", "c")
+    await publish(storage, b"1")
+    await listening(storage, "i-2", "c")  # for the next message
+    await storage.db().execute(f"CREATE FUNCTION pause() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {PAUSE} $$")
+    await storage.db().execute(
+        "CREATE TRIGGER pause BEFORE INSERT ON workflow_history FOR EACH ROW EXECUTE FUNCTION pause()"
+    )
+    try:
+        async with peer.transaction() as conn:
+            await conn.fetch("SELECT pg_advisory_xact_lock(42)")
+            sweep = asyncio.create_task(storage.deliver_pending())
+            await blocked(peer, sweep)
+            await at_once(publish(storage, b"2"))
+        assert [each.instance_id for each in await sweep] == ["i-1"]
+        assert [each.instance_id for each in await storage.deliver_pending()] == ["i-2"]
+    finally:
+        await storage.db().execute("DROP TRIGGER pause ON workflow_history")
+        await storage.db().execute("DROP FUNCTION pause()")
+
+
+PAUSE = "PERFORM pg_advisory_xact_lock(42); RETURN NEW; END"
+
+
 async def until_blocked(storage: SQLStorage, count: int) -> None:
     """Wait until so many sessions of PostgreSQL wait for a lock."""
     query = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
