@@ -33,6 +33,7 @@ PerdureError
     ├── NotDurableError               a call in a workflow's body that is not deterministic
     ├── OutsideWorkflowError          a durable call outside a workflow
     ├── TransactionTooLongError       a transactional activity exceeded its time limit
+    ├── StalledError                  a test waits for a run that cannot end
     └── TerminalError                 raised by user code; never retried
         └── StubError                 a test has no valid stub for a call of an activity
 
@@ -266,6 +267,12 @@ class TerminalError(EngineError):
     """Raise this error, or a subclass of it, in an activity to fail the step without a retry."""
 
     code = "engine.terminal"
+
+
+class StalledError(EngineError):
+    """A test waits for a run that cannot end: nothing is due, and no code executes."""
+
+    code = "engine.stalled"
 
 
 class StubError(TerminalError):

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Self
 
 from perdure.database.backends.base import Backend, Executor
@@ -138,8 +138,8 @@ class SQLStorage(
         """Return the database outside any transaction, for migrations and checks."""
         return self._backend.executor()
 
-    def _shift_clock(self, shift: timedelta) -> None:
-        self._backend.driver.shift_clock(shift)
+    def _shift_clock(self, shift: timedelta, stopped_at: datetime | None = None) -> None:
+        self._backend.driver.shift_clock(shift, stopped_at)
 
     @property
     def schema(self) -> str:
@@ -244,6 +244,17 @@ async def initialize_test_schema(storage: SQLStorage) -> None:
         await migrate(script, dialect, schema)
 
 
-def shift_clock(storage: SQLStorage, shift: timedelta) -> None:
-    """Move the clock that this storage's statements use; for tests."""
-    storage._shift_clock(shift)
+def shift_clock(storage: SQLStorage, shift: timedelta, stopped_at: datetime | None = None) -> None:
+    """Move the clock that this storage's statements use, or stop it at a time in UTC; for tests."""
+    storage._shift_clock(shift, stopped_at)
+
+
+@asynccontextmanager
+async def connected(url: str) -> AsyncIterator[Executor]:
+    """Connect to a database for the block, without creating our tables; for tests."""
+    storage = open_storage(url)
+    await storage._connect()
+    try:
+        yield storage.db()
+    finally:
+        await storage.close()

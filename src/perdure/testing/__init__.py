@@ -1,5 +1,8 @@
 """Provide what tests of durable code need; the library itself imports nothing from here."""
 
+from perdure.testing.app import TestApp
+from perdure.testing.clock import TestClock
+from perdure.testing.completion_order import any_order
 from perdure.testing.exporting import export_history, history_of
 from perdure.testing.history import History, HistoryRow
 from perdure.testing.replaying import Replayed, replay
@@ -11,8 +14,11 @@ __all__ = [
     "History",
     "HistoryRow",
     "Replayed",
+    "TestApp",
+    "TestClock",
     "UpgradeProblem",
     "UpgradeReport",
+    "any_order",
     "assert_snapshot",
     "check_upgrade",
     "export_histories",

@@ -92,6 +92,7 @@ class Rendering:
     def __init__(self, clock_shift: timedelta = timedelta(0)) -> None:
         self._rendered: dict[Statement, Rendered] = {}
         self.clock_shift = clock_shift
+        self.clock_stopped_at: datetime | None = None
 
     def driver_name(self) -> str:
         return self.name
@@ -99,9 +100,9 @@ class Rendering:
     def make_datetime_comparable(self, column: str) -> str:
         return column
 
-    def shift_clock(self, shift: timedelta) -> None:
-        """Move the clock that every statement uses; for tests."""
-        self.clock_shift = shift
+    def shift_clock(self, shift: timedelta, stopped_at: datetime | None = None) -> None:
+        """Move the clock that every statement uses, or stop it at a time in UTC; for tests."""
+        self.clock_shift, self.clock_stopped_at = shift, stopped_at
         self._rendered.clear()
 
     def parts(self, statement: Statement) -> Rendered:
@@ -141,6 +142,11 @@ class Rendering:
         if piece is None:
             raise ValueError(f"dialect {self.name!r} has no piece {name!r}")
         return piece(argument)
+
+    def _stopped_clock(self) -> str:
+        """Return the time at which the clock stands still, without quotes."""
+        assert self.clock_stopped_at is not None, "the clock stands still"
+        return naive_utc(self.clock_stopped_at).isoformat(" ", "microseconds")
 
     def _number(self, name: str, names: list[str]) -> str:
         names.append(name)

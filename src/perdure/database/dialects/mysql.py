@@ -55,6 +55,8 @@ class MySQLDriver(Rendering):
         return f"%({name})s"
 
     def get_current_time_expr(self) -> str:
+        if self.clock_stopped_at is not None:
+            return f"TIMESTAMP'{self._stopped_clock()}'"
         if not self.clock_shift:
             return "UTC_TIMESTAMP(6)"
         return f"(UTC_TIMESTAMP(6) + INTERVAL {self.clock_shift.total_seconds():.6f} SECOND)"

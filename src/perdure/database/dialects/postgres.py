@@ -52,6 +52,8 @@ class PostgresDriver(Rendering):
         return self.placeholder(names.index(name) + 1)
 
     def get_current_time_expr(self) -> str:
+        if self.clock_stopped_at is not None:
+            return f"timestamp '{self._stopped_clock()}'"
         now = "timezone('utc', statement_timestamp())"
         if not self.clock_shift:
             return now

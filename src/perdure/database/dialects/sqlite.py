@@ -91,6 +91,8 @@ class SQLiteDriver(Rendering):
 
     def _time(self, arguments: str) -> str:
         shift = f", '{self.clock_shift.total_seconds():+.6f} seconds'" if self.clock_shift else ""
+        if self.clock_stopped_at is not None:
+            arguments, shift = arguments.replace("'now'", f"'{self._stopped_clock()}'"), ""
         return f"strftime('%Y-%m-%d %H:%M:%f000', {arguments}{shift})"
 
     def bind(self, value: object) -> object:

@@ -120,8 +120,12 @@ class App(Client):
         )
         opening.push_async_callback(self._worker.starts.ended)
         self._create = self._worker.starts.create
-        await self._worker.start()
+        await self._start_worker(self._worker)
         self._unguard = TaskFactory.install()
+
+    async def _start_worker(self, worker: Worker) -> None:
+        """Start the worker; a test observes it from here on."""
+        await worker.start()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -52,7 +52,7 @@ class Client:
     """
 
     def __init__(self, database: str | Storage, *, outbox: bool = False) -> None:
-        self._database = Database(database, type(self).__name__)
+        self._database = self._new_database(database)
         self.url = self._database.url
         self._clock = self._new_clock()
         if type(self) is Client and self._database.in_memory:
@@ -69,6 +69,10 @@ class Client:
         self._supervisor: Supervisor
         self._results: Results
         self._create: starting.Create  # stores a new run
+
+    def _new_database(self, given: str | Storage) -> Database:
+        """Return what opens the storage of this client."""
+        return Database(given, type(self).__name__)
 
     def _new_clock(self) -> Clock:
         """Return the clock of this client; tests have clocks of their own."""

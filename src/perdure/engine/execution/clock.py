@@ -39,7 +39,11 @@ class Timeout(Protocol):
 
 
 class Clock(Protocol):
-    """How time passes for the runs of an App or Client."""
+    """How time passes for the runs of an App or Client. A clock of a test belongs to one event loop."""
+
+    @property
+    def is_real(self) -> bool:
+        """Return whether this is the time of the machine, so that other threads can wait for it, too."""
 
     def steady(self) -> float:
         """Return seconds since an arbitrary start. They never decrease."""
@@ -60,6 +64,7 @@ class Clock(Protocol):
 class SystemClock:
     """The clock of the machine."""
 
+    is_real = True
     steady = staticmethod(steady)
     sleep = rest = staticmethod(asyncio.sleep)
     timeout = staticmethod(asyncio.timeout)

@@ -7,9 +7,9 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar, copy_context
 from dataclasses import replace
-from typing import Any, Literal, cast
+from typing import Any, Literal, Protocol, cast
 
-from perdure.database.backends.base import Executor, Session
+from perdure.database.backends import base
 from perdure.engine.execution.clock import Clock, Timeout
 from perdure.engine.execution.interfaces import Attempt, Done, Record
 from perdure.engine.replay import stubs
@@ -37,6 +37,19 @@ CONFLICTS_MAX = 10  # maximum number of executions of a transaction that loses d
 
 CONNECTION: "ContextVar[TransactionConnection | None]" = ContextVar("perdure_connection", default=None)
 OUTGOING: ContextVar[list[Effect] | None] = ContextVar("perdure_outgoing", default=None)
+
+
+class Executor(Protocol):
+    """What executes the attempts of a worker's activities."""
+
+    async def execute(self, attempt: Attempt) -> Done:
+        """Execute an attempt in this task and return its result or error."""
+
+    async def transact(self, attempt: Attempt, storage: Storage, record: Record) -> Done:
+        """Execute an attempt in its own transaction, whose last statements record the result."""
+
+    def close(self) -> None:
+        """Let each thread end when its function returns."""
 
 
 class Activities:
@@ -237,14 +250,14 @@ async def _as_exception(code: Coroutine[Any, Any, Any]) -> Any:
 class Blocking:
     """The connection of a transaction for a plain function, which runs in a thread; every call blocks."""
 
-    def __init__(self, executor: Executor) -> None:
+    def __init__(self, executor: base.Executor) -> None:
         self._executor = executor
         self._loop = asyncio.get_running_loop()
 
     @property
     def dialect(self) -> str:
         """Return the kind of database: "sqlite", "postgresql" or "mysql"."""
-        return cast(Session, self._executor).driver.name  # a transaction's executor is its session
+        return cast(base.Session, self._executor).driver.name  # a transaction's executor is its session
 
     def _wait(self, call: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(call, self._loop).result()
@@ -272,7 +285,7 @@ class Blocking:
 class TransactionConnection:
     """The connection of an attempt's transaction, in the forms that `connection()` returns."""
 
-    def __init__(self, executor: Executor, plain: bool) -> None:
+    def __init__(self, executor: base.Executor, plain: bool) -> None:
         self._executor = executor
         self._loop = asyncio.get_running_loop() if plain else None
         self.native = Blocking(executor) if plain else executor.native

@@ -3,6 +3,8 @@
 So a body or an activity that blocks the worker's loop loses no lease. One statement renews all leases. Each run has a
 deadline by the local monotonic clock, counted from the time before the renewal was sent. After the deadline no new code
 starts, because another worker may have leased the run.
+
+A test has a clock that belongs to its event loop, and moves it. There the heartbeat is a task of that loop.
 """
 
 import asyncio
@@ -43,23 +45,30 @@ class Heartbeat:
         self._lease_sec = lease_sec
         self._lost = lost
         self._supervised = supervised or Supervised("heartbeat")
-        self._steady = (clock or SystemClock()).steady
+        self._clock = clock or SystemClock()
+        self._steady = self._clock.steady
         self._leases = HeldLeases(self._steady)
         self._whole_at = self._steady() + lease_sec / 3  # when to renew all leases
         self._nudged = False
         self._stop = threading.Event()
         self._due = threading.Event()  # renew now: a lease may be lost
+        self._task: asyncio.Task[None] | None = None  # instead of the thread
+        self._due_here: asyncio.Event  # instead of `_due`
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start the thread, or the task."""
         self._host = asyncio.get_running_loop()
-        self._ended = asyncio.Event()
+        self._ended, self._due_here = asyncio.Event(), asyncio.Event()
+        if not self._clock.is_real:
+            self._task = asyncio.create_task(self._main_here(), name="perdure heartbeat")
+            return
         threading.Thread(target=self._main, name="perdure-heartbeat", daemon=True).start()
 
     async def stop(self) -> None:
         """Stop the thread, which marks the worker as gone; don't wait long for an unavailable database."""
         self._stop.set()
         self._due.set()
+        self._due_here.set()
         try:
             async with asyncio.timeout(STOP_SEC):
                 await self._ended.wait()
@@ -74,7 +83,7 @@ class Heartbeat:
     def nudge(self) -> None:
         """Check the leases soon, because a run of this worker may have been cancelled."""
         if self._leases:
-            self._due.set()
+            (self._due if self._task is None else self._due_here).set()
 
     def hold(self, lease: Lease, held: Held) -> None:
         """Renew this lease from now on."""
@@ -83,6 +92,23 @@ class Heartbeat:
     def drop(self, lease: Lease) -> None:
         """Stop renewing this lease."""
         self._leases.drop(lease)
+
+    async def outlast(self, seconds: float, storage: Storage) -> bool:
+        """Renew all leases for so much longer, because the clock of a test may jump; return whether there are any."""
+        held, until = self._leases.all(), self._steady() + seconds + self._lease_sec
+        for first in range(0, len(held), PAGE):
+            page = held[first : first + PAGE]
+            renewed = await storage.refresh_locks([lease for lease, _ in page], seconds + self._lease_sec)
+            for lost in self._leases.renewed(page, renewed, until):
+                self._lose(lost)
+        return bool(held)
+
+    async def _main_here(self) -> None:
+        try:
+            await self._beat()
+        finally:
+            self._supervised.end()
+            self._ended.set()
 
     def _main(self) -> None:
         try:
@@ -129,9 +155,22 @@ class Heartbeat:
 
     async def _rest(self) -> bool:
         """Wait for the next renewal or for a nudge; return True to stop."""
+        if self._task is not None:
+            return await self._rest_here()
         await asyncio.to_thread(self._stop.wait, min(CALM_SEC, self._lease_sec / 3))
         self._nudged = await asyncio.to_thread(self._due.wait, max(0.0, self._lease_sec / 3 - CALM_SEC))
         self._due.clear()
+        return self._stop.is_set()
+
+    async def _rest_here(self) -> bool:
+        rests = [asyncio.create_task(self._clock.rest(self._lease_sec / 3)), asyncio.create_task(self._due_here.wait())]
+        try:
+            await asyncio.wait(rests, return_when="FIRST_COMPLETED")
+        finally:
+            for rest in rests:
+                rest.cancel()
+        self._nudged = self._due_here.is_set()
+        self._due_here.clear()
         return self._stop.is_set()
 
     async def _renew(self, storage: Storage) -> None:

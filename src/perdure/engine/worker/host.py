@@ -9,7 +9,7 @@ from perdure.engine.execution.clock import Clock
 from perdure.engine.execution.group_commit import GroupCommit
 from perdure.engine.execution.interfaces import Attempt, Done, Record
 from perdure.engine.execution.journal import Journals, writing
-from perdure.engine.worker.activities import Activities
+from perdure.engine.worker.activities import Executor
 from perdure.engine.worker.clock import DatabaseClock
 from perdure.engine.worker.hooks import Hooks
 from perdure.engine.worker.results import Results
@@ -33,7 +33,7 @@ class WorkerHost:
         supervisor: Supervisor,
         results: Results,
         hooks: Hooks,
-        activities: Activities,
+        activities: Executor,
         clock: Clock,
     ) -> None:
         self.storage = storage
