@@ -227,3 +227,14 @@ def test_any_order_shuffles_completions_and_prints_how_to_repeat_a_failure(tmp_p
     assert len(commands) == found["failed"]
     for _ in range(2):
         assert counts(run_pytest(tmp_path, commands[0], **arguments)) == {"failed": 1}  # type: ignore[arg-type]
+
+
+def test_tests_of_the_guide_pass(tmp_path: Path) -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "howto" / "testing.md").read_text("utf-8")
+    blocks = [
+        code for code in re.findall(r"^```python\n(.*?)^```$", guide, re.DOTALL | re.MULTILINE) if "pytest" in code
+    ]
+    for number, code in enumerate(blocks):
+        (tmp_path / f"test_block{number}.py").write_text(code)
+    output = run_pytest(tmp_path, plugins=("pytest_asyncio.plugin",), ini="asyncio_mode = auto")
+    assert counts(output) == {"passed": 3 + 20}, output
