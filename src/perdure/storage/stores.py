@@ -138,8 +138,8 @@ class SQLStorage(
         """Return the database outside any transaction, for migrations and checks."""
         return self._backend.executor()
 
-    def _shift_clock(self, shift: timedelta, stopped_at: datetime | None = None) -> None:
-        self._backend.driver.shift_clock(shift, stopped_at)
+    def _shift_clock(self, shift: timedelta) -> None:
+        self._backend.driver.shift_clock(shift)
 
     @property
     def schema(self) -> str:
@@ -244,9 +244,14 @@ async def initialize_test_schema(storage: SQLStorage) -> None:
         await migrate(script, dialect, schema)
 
 
-def shift_clock(storage: SQLStorage, shift: timedelta, stopped_at: datetime | None = None) -> None:
-    """Move the clock that this storage's statements use, or stop it at a time in UTC; for tests."""
-    storage._shift_clock(shift, stopped_at)
+def shift_clock(storage: SQLStorage, shift: timedelta) -> None:
+    """Move the clock that this storage's statements use; for tests."""
+    storage._shift_clock(shift)
+
+
+def stop_clock(storage: SQLStorage, at: datetime | None) -> None:
+    """Let the clock that this storage's statements use stand still at a time, or with None run again; for tests."""
+    storage._backend.driver.stop_clock(at)
 
 
 @asynccontextmanager

@@ -22,7 +22,7 @@ from perdure.model.durations import Duration, seconds
 from perdure.model.limits import LEASE_MAX_SEC
 from perdure.model.states import TERMINAL
 from perdure.storage.contract import Storage
-from perdure.storage.stores import SQLStorage, shift_clock
+from perdure.storage.stores import SQLStorage, shift_clock, stop_clock
 from perdure.testing.clock import TestClock
 from perdure.testing.completion_order import current_order
 from perdure.testing.databases import TestDatabase
@@ -104,6 +104,7 @@ class TestApp(App):
                 self.clock.set(now)
             self._shift = self.clock.now - now - self.clock.ahead
             opening.callback(shift_clock, storage, timedelta(0))
+            opening.callback(stop_clock, storage, None)
             self._move_storage()
         elif isinstance(world := getattr(storage, "world", None), World):
             opening.callback(setattr, world, "clock", world.clock)
@@ -150,7 +151,8 @@ class TestApp(App):
 
     def _move_storage(self) -> None:
         if isinstance(self._opened, SQLStorage):
-            shift_clock(self._opened, self._shift + self.clock.ahead, self.clock.stopped_at)
+            shift_clock(self._opened, self._shift + self.clock.ahead)
+            stop_clock(self._opened, self.clock.stopped_at)
 
     async def next_due(self, horizon: float | None, *, ticks: bool) -> datetime | None:
         """Return when work is due, with `ticks` also that of scheduled workflows; None if nothing is.

@@ -100,9 +100,14 @@ class Rendering:
     def make_datetime_comparable(self, column: str) -> str:
         return column
 
-    def shift_clock(self, shift: timedelta, stopped_at: datetime | None = None) -> None:
-        """Move the clock that every statement uses, or stop it at a time in UTC; for tests."""
-        self.clock_shift, self.clock_stopped_at = shift, stopped_at
+    def shift_clock(self, shift: timedelta) -> None:
+        """Move the clock that every statement uses; for tests."""
+        self.clock_shift = shift
+        self._rendered.clear()
+
+    def stop_clock(self, at: datetime | None) -> None:
+        """Let the clock that every statement uses stand still at a time, or run again; for tests."""
+        self.clock_stopped_at = at
         self._rendered.clear()
 
     def parts(self, statement: Statement) -> Rendered:
