@@ -86,7 +86,7 @@ def run_pytest(folder: Path, *options: str, plugins: tuple[str, ...], ini: str =
     (folder / "flows.py").write_text(WORKFLOWS)
     named = [argument for plugin in plugins for argument in ("-p", plugin)]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-v", "--color=no", "-p", "perdure.testing.plugin", *named, *options],
+        [sys.executable, "-m", "pytest", "-v", "--color=no", "-p", "pytest_perdure", *named, *options],
         cwd=folder,
         env={
             **os.environ,
@@ -227,6 +227,21 @@ def test_any_order_shuffles_completions_and_prints_how_to_repeat_a_failure(tmp_p
     assert len(commands) == found["failed"]
     for _ in range(2):
         assert counts(run_pytest(tmp_path, commands[0], **arguments)) == {"failed": 1}  # type: ignore[arg-type]
+
+
+UNUSED = """
+import sys
+
+
+def test_nothing_is_imported():
+    assert not [name for name in sys.modules if name.split(".")[0] in ("perdure", "msgspec")]
+"""
+
+
+def test_tests_that_do_not_use_perdure_do_not_import_it(tmp_path: Path) -> None:
+    (tmp_path / "test_unused.py").write_text(UNUSED)
+    output = run_pytest(tmp_path, plugins=("pytest_asyncio.plugin",))
+    assert counts(output) == {"passed": 1}, output
 
 
 def test_tests_of_the_guide_pass(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def test_nothing():
 
 
 def _pytest(folder: Path, *options: str) -> str:
-    plugins = ["-p", "pytest_asyncio.plugin", "-p", "perdure.testing.plugin", "-p", "no:cacheprovider"]
+    plugins = ["-p", "pytest_asyncio.plugin", "-p", "pytest_perdure", "-p", "no:cacheprovider"]
     strict = [
         "--strict-markers",
         "-o",

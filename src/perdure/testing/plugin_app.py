@@ -1,7 +1,7 @@
 """What the pytest plugin does for test Apps: the fixture `perdure`, and the marks `perdure` and `any_order`.
 
-The plugin (`plugin.py`) calls these functions from its hooks. An async test is wrapped, so that its App is opened and
-closed in the test's own event loop, whichever plugin runs it.
+The plugin (`pytest_perdure`) calls these functions from its hooks. An async test is wrapped, so that its App is opened
+and closed in the test's own event loop, whichever plugin runs it.
 """
 
 import asyncio
@@ -19,24 +19,6 @@ from perdure.testing.completion_order import RUNS, CompletionOrder, completing_i
 
 DATABASE = "perdure_database"
 ORDER = "perdure_order"
-LINES = (
-    "perdure(database=None, …): the arguments of the TestApp that the fixture `perdure` opens",
-    f"any_order(runs={RUNS}, seed=0): execute the test many times; concurrent activities complete in another order "
-    "each time",
-)
-
-
-def add_options(parser: pytest.Parser) -> None:
-    """Add the options; for `pytest_addoption`."""
-    about = "the database of the fixture `perdure`, a URL (default: in memory)"
-    parser.getgroup("perdure").addoption("--perdure-database", metavar="URL", help=about)
-    parser.addini(DATABASE, about)
-
-
-def configure(config: pytest.Config) -> None:
-    """Register the marks; for `pytest_configure`."""
-    for line in LINES:
-        config.addinivalue_line("markers", line)
 
 
 def generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -1,6 +1,6 @@
 """What the pytest plugin does for histories: `@pytest.mark.replay`, and the option that writes snapshots.
 
-The plugin (`plugin.py`) calls these functions from its hooks.
+The plugin (`pytest_perdure`) calls these functions from its hooks.
 """
 
 from pathlib import Path
@@ -13,25 +13,6 @@ from perdure.testing.replaying import replay
 from perdure.testing.snapshots import SETTINGS
 
 MARK, FIXTURE = "replay", "history"
-LINE = (
-    'replay("histories/*.json", workflow=None): replay each of these recorded histories, relative to the folder of the '
-    "test module, before the test; the test can take one as `history`"
-)
-
-
-def add_options(parser: pytest.Parser) -> None:
-    """Add the options; for `pytest_addoption`."""
-    parser.getgroup("perdure").addoption(
-        "--perdure-update-snapshots",
-        action="store_true",
-        help="write the snapshots of histories instead of comparing them (assert_snapshot)",
-    )
-
-
-def configure(config: pytest.Config) -> None:
-    """Register the mark and read the options; for `pytest_configure`."""
-    config.addinivalue_line("markers", LINE)
-    SETTINGS.update = bool(config.getoption("perdure_update_snapshots", False))
 
 
 def generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -82,5 +63,6 @@ def replay_before(item: pytest.Function) -> None:
 
 
 def enter_test(item: pytest.Item) -> None:
-    """Note where a test is, for paths of snapshots; for `pytest_runtest_setup`."""
+    """Note where a test is, for paths of snapshots, and the options; for `pytest_runtest_setup`."""
     SETTINGS.folder = item.path.parent
+    SETTINGS.update = bool(item.config.getoption("perdure_update_snapshots", False))
