@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from datetime import datetime, timedelta
-from typing import Any, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack, cast
 
 from perdure.engine.api.app import App
 from perdure.engine.api.database import Database
@@ -76,7 +76,7 @@ class TestApp(App):
         self.clock = TestClock() if clock is None else clock
         self.clock.stall_sec = seconds(stall_timeout, "TestApp(stall_timeout=)", positive=True)
         settings.setdefault("drain_timeout", 1)
-        given = Reference(World(lambda: self.clock.now)) if database is None else database
+        given = cast(Storage, Reference(World(lambda: self.clock.now))) if database is None else database
         super().__init__(given, **settings)
         del database, given  # a traceback shows arguments, and a URL may have a password
         self.observations = self.clock.observations

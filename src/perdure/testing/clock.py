@@ -306,8 +306,8 @@ class TestClock:
     async def _next(self, until: float | None, *, ticks: bool) -> float | None:
         """Return when something is due next, by `steady()`."""
         dues = [timer.due for timer in self._timers if timer.awaited]
-        farthest = min([*dues, *([] if until is None else [until])], default=None)
-        horizon = None if farthest is None else max(0.0, farthest - self.steady())
+        ends = dues if until is None else [*dues, until]
+        horizon = max(0.0, min(ends) - self.steady()) if ends else None
         for app in self._apps:
             if (at := await app.next_due(horizon, ticks=ticks)) is not None:
                 dues.append((at - self._epoch) / timedelta(seconds=1))
