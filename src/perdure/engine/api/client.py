@@ -51,11 +51,13 @@ class Client:
     opened it; elsewhere it raises `EngineError`. After it is closed it raises `ClosedError`.
     """
 
+    _has_worker = False  # in the same process; an App has one
+
     def __init__(self, database: str | Storage, *, outbox: bool = False) -> None:
         self._database = self._new_database(database)
         self.url = self._database.url
         self._clock = self._new_clock()
-        if type(self) is Client and self._database.in_memory:
+        if not self._has_worker and self._database.in_memory:
             raise ConfigurationError(
                 "a Client on sqlite:///:memory: would be alone with that database, as no worker can see it: use a file "
                 "(sqlite:///name.db), or open an App"
@@ -106,7 +108,7 @@ class Client:
         """Start the parts of an open client; `opening` closes them, also if a later part fails to start."""
         await starting.define(self._opened, {name: each.source_hash for name, each in WORKFLOWS.items()})
         self._supervisor = Supervisor()
-        self._results = Results(self._opened, self._supervisor, alone=type(self) is Client)
+        self._results = Results(self._opened, self._supervisor, alone=not self._has_worker)
         opening.push_async_callback(self._results.close)
         starts = GroupCommit(self._opened.create_instances, self._supervisor.watch(STARTS))
         opening.push_async_callback(starts.ended)
