@@ -21,6 +21,8 @@ MARKS = (
     "any_order(runs=50, seed=0): execute the test often; concurrent activities complete in another order each time",
     'replay("histories/*.json", workflow=None): replay each of these recorded histories, relative to the folder of the '
     "test module, before the test; the test can take one as `history`",
+    "crash_everywhere(effects=, setup=, …): execute the test once, then again with a crash at each write of its worker; "
+    "takes the arguments of perdure.testing.crash_everywhere()",
 )
 
 
@@ -33,11 +35,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="write the snapshots of histories instead of comparing them (assert_snapshot)",
     )
+    group.addoption(
+        "--crash-point",
+        metavar="ID",
+        help="play only this crash point of tests with crash_everywhere, such as 'append_histories:7:after'",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     for line in MARKS:
         config.addinivalue_line("markers", line)
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if item.get_closest_marker("crash_everywhere") is not None:
+        from perdure.testing.crashes import marks
+
+        marks.prepare(item)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -3,6 +3,7 @@
 from perdure.testing.app import TestApp
 from perdure.testing.clock import TestClock
 from perdure.testing.completion_order import any_order
+from perdure.testing.crashes import CrashReport, crash_everywhere
 from perdure.testing.exporting import export_history, history_of
 from perdure.testing.history import History, HistoryRow
 from perdure.testing.replaying import Replayed, replay
@@ -11,6 +12,7 @@ from perdure.testing.upgrade import Checked, UpgradeProblem, UpgradeReport, chec
 
 __all__ = [
     "Checked",
+    "CrashReport",
     "History",
     "HistoryRow",
     "Replayed",
@@ -21,6 +23,7 @@ __all__ = [
     "any_order",
     "assert_snapshot",
     "check_upgrade",
+    "crash_everywhere",
     "export_histories",
     "export_history",
     "history_of",
