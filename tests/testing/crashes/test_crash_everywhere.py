@@ -149,7 +149,7 @@ async def test_point_plays_only_itself() -> None:
 async def test_point_of_a_failure_repeats_it() -> None:
     scenario, effects = started(workflows.mails_in_body), lambda: workflows.MAILS
     report = await failure(scenario, effects=effects)
-    (point,) = re.findall(r"--crash-point '(.*)'", report)
+    (point,) = re.findall(r"--crash-point (.*)", report)
     again = await failure(scenario, effects=effects, point=point)
     assert again == report
 

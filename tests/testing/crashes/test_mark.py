@@ -72,8 +72,8 @@ def test_failure_of_a_marked_test_names_the_command_that_repeats_it(tmp_path: Pa
     status, output = run(tmp_path, "test_order.py::test_mails")
     assert status == 1
     command = next(line.partition("to repeat it: ")[2] for line in output.splitlines() if "to repeat it: " in line)
-    assert command.startswith("python -m pytest 'test_order.py::test_mails' --crash-point ")
-    point = command.split("'")[3]
+    assert command.startswith("python -m pytest test_order.py::test_mails --crash-point ")
+    point = command.split()[-1]
     status, output = run(tmp_path, "test_order.py::test_mails", "--crash-point", point)
     assert status == 1
     assert f"crash_everywhere[{point}]" in output

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -238,5 +239,7 @@ def _meaning(point: Point) -> str:
 
 def repeat_command(point: str) -> str:
     """Return the command that plays a point again: of pytest if it runs, otherwise the argument to pass."""
-    test = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" (")[0]
-    return f"python -m pytest '{test}' --crash-point '{point}'" if test else f"crash_everywhere(…, point={point!r})"
+    test = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" (")[0] if "pytest" in sys.modules else ""
+    if not test:
+        return f"crash_everywhere(…, point={point!r})"
+    return f"python -m pytest {shlex.quote(test)} --crash-point {point}"
