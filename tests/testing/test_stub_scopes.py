@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextvars import Context
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,8 @@ import pytest
 from perdure import App, Client, EngineError, Retry, WorkflowFailedError, activity, workflow
 from perdure.engine.replay.stubs import new_scope
 from perdure.errors import StubError
-from perdure.testing.stubs import Stub, only_stubs
+from perdure.testing import Stub, TestApp
+from perdure.testing.stubs import only_stubs
 
 MEMORY = "sqlite:///:memory:"
 
@@ -20,7 +22,7 @@ async def name() -> str:
     return "real"
 
 
-@activity(retry=Retry(attempts=3, initial=0))
+@activity(name="scopes.fetch", retry=Retry(attempts=3, initial=0))
 async def fetch(what: str) -> str:
     return f"real {what}"
 
@@ -240,7 +242,7 @@ async def test_strict_test_refuses_an_activity_without_a_stub() -> None:
             assert [step.attempts for step in await run.steps()] == [1]
         assert await naming() == "real"
     assert str(caught.value) == (
-        "activity 'fetch' was called in run 'f-1', step '1:fetch', and has no stub in a strict test: use "
+        "activity 'scopes.fetch' was called in run 'f-1', step '1:scopes.fetch', and has no stub in a strict test: use "
         "`with fetch.stub(…):`, or fetch.stub(using=fetch.function) to execute it"
     )
 
@@ -254,7 +256,7 @@ async def test_strict_test_accepts_stubs_that_were_entered_before_it_or_execute_
 
 async def test_strict_test_refuses_compensations_and_direct_calls_without_a_stub() -> None:
     async with App(MEMORY):
-        message = r"activity 'drop' was called in run .*, step 'undo:1:fetch', and has no stub"
+        message = r"activity 'drop' was called in run .*, step 'undo:1:scopes.fetch', and has no stub"
         with pytest.raises(StubError, match=message), only_stubs(), fetch.stub(returns="a"):
             run = await failing.start("a")
             with pytest.raises(WorkflowFailedError, match="enough"):
@@ -271,3 +273,47 @@ async def test_refused_activity_is_a_note_of_another_error_but_not_of_the_run_th
         with pytest.raises(WorkflowFailedError, match="has no stub in a strict test") as failed, only_stubs():
             await naming()
         assert not hasattr(failed.value, "__notes__")
+
+
+@pytest.mark.perdure(strict=True)
+async def test_strict_app_refuses_an_activity_without_a_stub(perdure: TestApp) -> None:
+    with name.stub(returns="stub"):
+        assert await naming() == "stub"
+    with pytest.raises(WorkflowFailedError, match="has no stub in a strict test"):
+        async with TestApp(strict=True):
+            await naming()
+    with pytest.raises(StubError, match=r"activity 'scopes\.fetch' was called"):
+        async with TestApp(strict=True):
+            assert await fetching("a") == "hidden"
+
+
+async def test_stub_follows_the_clock_of_its_app(perdure: TestApp) -> None:
+    began = perdure.clock.now
+    with name.stub(returns="stub", delay=timedelta(days=1)):
+        assert await naming() == "stub"
+    assert perdure.clock.now - began >= timedelta(days=1)
+
+
+async def test_stub_that_was_entered_before_the_app_follows_its_clock() -> None:
+    with name.stub(returns="stub", delay=timedelta(days=1)):
+        async with TestApp() as app:
+            began = app.clock.now
+            assert await naming() == "stub"
+    assert app.clock.now - began >= timedelta(days=1)
+
+
+async def test_stubbed_activity_times_out_by_the_clock_of_its_app(perdure: TestApp) -> None:
+    @activity(timeout=timedelta(hours=1), retry=Retry(attempts=2, initial=timedelta(hours=1)))
+    async def slow() -> str:
+        return "real"
+
+    @workflow
+    async def hurrying() -> str:
+        return await slow()
+
+    began = perdure.clock.now
+    with slow.stub(returns="late", delay=timedelta(days=1)) as stub, pytest.raises(WorkflowFailedError) as caught:
+        await hurrying()
+    assert isinstance(caught.value.__cause__, TimeoutError)
+    assert len(stub.calls) == 2
+    assert timedelta(hours=2) <= perdure.clock.now - began < timedelta(hours=4)

@@ -47,7 +47,7 @@ class Real(Exception):
     """Raised by activities that a test must not execute."""
 
 
-@activity(retry=AT_ONCE)
+@activity(name="stubs.charge", retry=AT_ONCE)
 async def charge(order_id: str, amount: float = 9.5) -> Receipt:
     raise Real
 
@@ -130,7 +130,7 @@ async def test_workflow_gets_the_result_of_the_stub_and_the_call_is_recorded() -
     with charge.stub(returns=Receipt("r-1", 9.5)) as stub:
         run = await buying.options(id="b-1").start("A-1")
         assert await run.result() == Receipt("r-1", 9.5)
-    assert stub.calls == [Call({"order_id": "A-1", "amount": 9.5}, "b-1", "1:charge", 1)]
+    assert stub.calls == [Call({"order_id": "A-1", "amount": 9.5}, "b-1", "1:stubs.charge", 1)]
 
 
 @pytest.mark.usefixtures("app")
@@ -204,7 +204,7 @@ async def test_attempt_that_is_executed_again_after_a_recurrence_is_another_call
 
 @pytest.mark.usefixtures("app")
 async def test_call_without_an_outcome_fails_the_run_at_once_and_the_block() -> None:
-    message = r"charge.stub\(each=\) has 1 outcomes, and 'charge' was called 2 times"
+    message = r"charge.stub\(each=\) has 1 outcomes, and 'stubs.charge' was called 2 times"
     with pytest.raises(StubError, match=message), charge.stub(each=[Receipt("r-1", 1.0)]) as stub:
         assert await careless("A-1") == "r-1"
         assert await careless("A-2") == "hidden"
@@ -384,7 +384,7 @@ async def test_compensation_and_failure_handler_are_replaced() -> None:
         await failing_after_charge("A-1")
     assert [call.arguments for call in undo.calls] == [{"order_id": "A-1", "result": receipt}] * 2
     assert [call.attempt for call in undo.calls] == [1, 2]
-    assert undo.calls[0].step == "undo:1:charge"
+    assert undo.calls[0].step == "undo:1:stubs.charge"
     assert sorry.called_with(order_id="A-1", error="no van")
 
 
@@ -514,7 +514,7 @@ async def test_calls_are_shown_by_the_stub() -> None:
     assert repr(stub).count("\n") == 21
     with charge.stub(returns=Receipt("r-1", 9.5)) as charged:
         await (await buying.options(id="b-1").start("A-1")).result()
-    assert "(order_id='A-1', amount=9.5) in run b-1, step 1:charge, attempt 1" in repr(charged)
+    assert "(order_id='A-1', amount=9.5) in run b-1, step 1:stubs.charge, attempt 1" in repr(charged)
 
 
 def test_programs_do_not_import_the_testing_kit() -> None:

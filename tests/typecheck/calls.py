@@ -25,7 +25,7 @@ from perdure import (
     wait_event,
     workflow,
 )
-from perdure.testing.stubs import Call
+from perdure.testing import Call
 
 
 @dataclass

@@ -8,14 +8,17 @@ from perdure.testing.exporting import export_history, history_of
 from perdure.testing.history import History, HistoryRow
 from perdure.testing.replaying import Replayed, replay
 from perdure.testing.snapshots import assert_snapshot
+from perdure.testing.stubs import Call, Stub
 from perdure.testing.upgrade import Checked, UpgradeProblem, UpgradeReport, check_upgrade, export_histories
 
 __all__ = [
+    "Call",
     "Checked",
     "CrashReport",
     "History",
     "HistoryRow",
     "Replayed",
+    "Stub",
     "TestApp",
     "TestClock",
     "UpgradeProblem",

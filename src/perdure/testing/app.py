@@ -28,6 +28,7 @@ from perdure.testing.completion_order import current_order
 from perdure.testing.databases import TestDatabase
 from perdure.testing.observed import ObservedActivities, unobserved
 from perdure.testing.reference import Reference, World
+from perdure.testing.stubs import only_stubs
 
 SPAN_SEC = 60.0  # how long the leases of a test App are renewed at first while the clock is about to jump
 STUCK_MAX = 3  # tries without progress after which a test does not wait for a run any more
@@ -57,6 +58,7 @@ class TestApp(App):
       in a new schema or database, which is dropped at the end.
     - `clock`: the clock of another test App, to share it (default: a clock of its own).
     - `stall_timeout`: real time after which a wait for a run that cannot end raises `StalledError` (default: 1 second).
+    - `strict`: raise `StubError` for activities without a stub (default: False).
     - all settings of `App`; `drain_timeout` is 1 second by default.
 
     While the test waits for a run, and every run only waits for a time, the clock jumps to the next due moment; see
@@ -71,6 +73,7 @@ class TestApp(App):
         *,
         clock: TestClock | None = None,
         stall_timeout: Duration = 1,
+        strict: bool = False,
         **settings: Unpack[AppSettings],
     ) -> None:
         self.clock = TestClock() if clock is None else clock
@@ -80,6 +83,7 @@ class TestApp(App):
         super().__init__(given, **settings)
         del database, given  # a traceback shows arguments, and a URL may have a password
         self.observations = self.clock.observations
+        self._strict = strict
         self._shift = timedelta(0)  # of the storage's clock, before the first jump
 
     def _new_database(self, given: str | Storage) -> Database:
@@ -93,6 +97,8 @@ class TestApp(App):
         opening.enter_context(self.observations.of(self._opened))
         self.clock.join(self)
         opening.callback(self.clock.leave, self)
+        if self._strict:
+            opening.enter_context(only_stubs())
         await super()._enter(opening)
 
     async def _set_clock(self, opening: AsyncExitStack) -> None:

@@ -20,7 +20,8 @@ class Outcomes:
         self, activity: ActivityDefinition, returns: object, each: object, using: object, raises: object
     ) -> None:
         self._activity = activity
-        self._what = f"{activity.name}.stub"
+        self._name = activity.function.__name__
+        self._what = f"{self._name}.stub"
         self._numbers: dict[str, int] = {}  # of the calls, by the idempotency key of their step
         self._count = 0
         self._first: Sequence[Raised] = ()  # of the first attempts
@@ -76,7 +77,7 @@ class Outcomes:
         try:
             signature(using).bind(*args, **kwargs)
         except TypeError as error:
-            raise StubError(f"{self._what}(using=) cannot be called as {self._activity.name}() is: {error}") from None
+            raise StubError(f"{self._what}(using=) cannot be called as {self._name}() is: {error}") from None
         except ValueError:
             pass  # a callable without a signature
         if inspect.iscoroutinefunction(using):
@@ -118,7 +119,7 @@ class Outcomes:
     def _checked_function(self, using: object) -> Function:
         activity = self._activity
         if isinstance(using, ActivityDefinition) and using.origin is activity:
-            raise TypeError(f"{self._what}(using=) got the stubbed activity itself: use {activity.name}.function")
+            raise TypeError(f"{self._what}(using=) got the stubbed activity itself: use {self._name}.function")
         if not callable(using):
             raise TypeError(f"{self._what}(using=) must be a function, not {using!r}: use returns= for a result")
         if activity.plain and activity.transactional and inspect.iscoroutinefunction(using):

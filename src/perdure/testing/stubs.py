@@ -67,7 +67,7 @@ class Stub(Generic[P, R]):
         run: RunFilter | None = None,
     ) -> None:
         self._activity = activity.origin
-        self._what = f"{self._activity.name}.stub"
+        self._what = f"{self._activity.function.__name__}.stub"  # as the code of the test has it
         self._outcomes = Outcomes(self._activity, returns, each, using, raises)
         self._delay_sec = seconds(delay, f"{self._what}(delay=)")
         self._run = _as_filter(run, f"{self._what}(run=)")
@@ -145,11 +145,13 @@ class _Forbidden:
         return True
 
     async def call(self, call: StubbedCall) -> Any:
-        name, info = call.activity.origin.name, call.info
-        where = "" if info is None else f" in run {info.workflow_id!r}, step {info.step!r}"
+        activity, info = call.activity.origin, call.info
+        name, where = activity.function.__name__, ""
+        if info is not None:
+            where = f" in run {info.workflow_id!r}, step {info.step!r}"
         error = StubError(
-            f"activity {name!r} was called{where}, and has no stub in a strict test: use `with {name}.stub(…):`, or "
-            f"{name}.stub(using={name}.function) to execute it"
+            f"activity {activity.name!r} was called{where}, and has no stub in a strict test: use "
+            f"`with {name}.stub(…):`, or {name}.stub(using={name}.function) to execute it"
         )
         self.mistakes.append(error)
         raise error
@@ -160,7 +162,8 @@ def only_stubs() -> Iterator[None]:
     """Let every activity without a stub raise `StubError` in the apps of this test; so does the end of the block."""
     with new_scope(_scope_here("a strict test")) as scope:
         forbidden = _Forbidden(scope)
-        scope.installed.insert(0, forbidden)  # behind all stubs: the last one that applies is called
+        others = sum(isinstance(each, _Forbidden) for each in scope.installed)
+        scope.installed.insert(others, forbidden)  # before all stubs: the last one that applies is called
         error: BaseException | None = None
         try:
             yield
