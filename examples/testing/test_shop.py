@@ -140,6 +140,20 @@ async def test_label_and_parcel_may_be_ready_in_any_order(perdure: TestApp) -> N
     assert await run.result() == "T-17"
 
 
+@pytest.mark.crash_everywhere(effects=lambda: WORLD.done, setup=WORLD.done.clear)
+async def test_order_survives_every_crash(perdure: TestApp) -> None:
+    run = await order.options(id="order-A-1").start("A-1", "Ann", 9.5)
+    await ship(perdure, run)
+    assert await run.result() == "T-17"
+
+
+@pytest.mark.crash_everywhere(effects=lambda: WORLD.done, setup=WORLD.done.clear)
+async def test_failed_order_is_undone_whatever_crashes(perdure: TestApp) -> None:
+    run = await order.options(id="order-A-1").start("A-1", "Ann", 9.5)
+    with pytest.raises(WorkflowFailedError, match="was not shipped"):
+        await run.result()
+
+
 @pytest.mark.replay("histories/*.json")
 def test_recorded_orders_continue_with_this_code(history: History) -> None:
     assert history.steps[:2] == ["reserve", "charge"]

@@ -18,7 +18,7 @@ _CODE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 
 _FILE = re.compile(r"^```\w+\n# (\S+\.(?:py|toml))\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _PASSED = re.compile(r"^(test_\w+\.py) ([.]+) ", re.MULTILINE)
-PLUGINS = ("-p", "pytest_asyncio.plugin", "-p", "perdure.testing.plugin", "-p", "no:cacheprovider")
+PLUGINS = ("-p", "pytest_asyncio.plugin", "-p", "pytest_perdure", "-p", "no:cacheprovider")
 
 BLOCKS = [
     pytest.param(page, code, printed, id=f"{page.relative_to(ROOT)}:{number}")

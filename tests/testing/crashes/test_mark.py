@@ -49,7 +49,7 @@ async def test_wrong(perdure):
 def run(folder: Path, *options: str) -> tuple[int, str]:
     """Run pytest elsewhere, as a user does."""
     (folder / "test_order.py").write_text(TESTS)
-    plugins = ["-p", "pytest_asyncio.plugin", "-p", "perdure.testing.plugin", "-p", "no:cacheprovider"]
+    plugins = ["-p", "pytest_asyncio.plugin", "-p", "pytest_perdure", "-p", "no:cacheprovider"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", *plugins, "--asyncio-mode=auto", "--rootdir", str(folder), *options],
         cwd=folder,
