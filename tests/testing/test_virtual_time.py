@@ -137,8 +137,8 @@ async def test_advance_moves_to_each_due_moment(app: TestApp) -> None:
             times.append(now())
         return times
 
-    run = await steps.start()
     began = app.clock.now
+    run = await steps.start()
     await app.clock.advance(timedelta(minutes=15))
     assert (await run.info()).status == "waiting_for_timer"
     await app.clock.advance(timedelta(minutes=16))
@@ -177,8 +177,8 @@ async def test_result_with_a_timeout_follows_the_clock(app: TestApp) -> None:
 
 
 async def test_deadline_of_a_run_follows_the_clock(app: TestApp) -> None:
-    run = await patient.options(timeout=5 * DAY).start(0)
     before = app.clock.now
+    run = await patient.options(timeout=5 * DAY).start(0)
     with pytest.raises(WorkflowCancelledError, match="timeout exceeded"):
         await run.result()
     assert 5 * DAY <= app.clock.now - before < 5 * DAY + SLACK
@@ -222,9 +222,9 @@ async def real_code() -> None:
 
 
 async def test_code_of_an_activity_is_not_skipped(memory: TestApp) -> None:
+    before = memory.clock.now
     run = await real_code.start()
     waiting = asyncio.create_task(run.result())
-    before = memory.clock.now
     await _until_executing(memory)
     await asyncio.sleep(0.05)
     assert memory.clock.now - before < SLACK
