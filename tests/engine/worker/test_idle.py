@@ -1,6 +1,7 @@
 """An idle App sends almost no statements."""
 
 import asyncio
+import itertools
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -11,8 +12,10 @@ from typing import Any
 import pytest
 
 from perdure import App, Client, activity, wait_event, workflow
+from perdure.database.backends.polling import LONGEST_SEC, SHORTEST_SEC
 from perdure.database.backends.postgres import PostgresBackend
 from perdure.database.backends.sqlite import SQLiteBackend
+from perdure.database.pacing import Pace
 from perdure.model.records import WorkflowInstance
 from perdure.storage.stores import SQLStorage
 from tests.conftest import BackendDatabase
@@ -121,3 +124,20 @@ async def test_one_query_per_second_serves_all_awaited_results(
         assert max(asked) == 30
         assert 1 <= len([at for at in times if at > FIRST_SEC]) <= 5
         assert len(asked) <= 50
+
+
+@pytest.mark.guarantee(8)
+def test_polling_after_a_commit_is_at_most_two_queries_per_second_over_a_minute(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """MySQL is polled often right after a commit, and once a second in the end."""
+    now = 0.0
+    monkeypatch.setattr("perdure.database.pacing.monotonic", lambda: now)
+    pace, polls = Pace(SHORTEST_SEC, LONGEST_SEC), list[float]()
+    while now < 60:
+        now += pace.pause()
+        polls.append(now)
+    assert len(polls) <= 2 * 60
+    assert len([at for at in polls if at <= FIRST_SEC]) <= 40
+    assert max(b - a for a, b in itertools.pairwise(polls)) < 1.01
+    assert polls[0] <= 0.002
