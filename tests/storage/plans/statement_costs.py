@@ -173,4 +173,15 @@ class MySQLMeter(Meter):
             finally:
                 self.note(call.statement.name, {"reads": await reads(connection) - before - known[connection]})
 
-        backend._run = run
+        async def run_one_by_one(connection: Any, calls: Sequence[Call], *, begin: bool, commit: bool) -> Any:
+            """Run what would be one packet in several, because each statement has a cost of its own."""
+            answer = None
+            if begin:
+                await backend.begin_on(connection)
+            for call in calls:
+                answer = await run(connection, call)
+            if commit:
+                await backend.commit_on(connection)
+            return answer
+
+        backend._run, backend.run_together = run, run_one_by_one
