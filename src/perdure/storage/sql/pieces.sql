@@ -19,9 +19,10 @@ INSERT INTO perdure_channels (channel, dirty_at) VALUES (:channel, {now})
 -- queued
 -- This session has its turn on a channel. PostgreSQL: sessions that wait for a row compete for each new version of it, and
 -- one can lose for seconds. So a session that finds the row locked waits for an advisory lock, which has a queue, before
--- it waits for the row. It is the row that protects the channel: a session that has locked it already does not queue.
+-- it waits for the row. It is the row that protects the channel: a session that has locked it already does not queue. The
+-- first number of the lock is `perd` in ASCII.
 (SELECT CASE WHEN EXISTS (SELECT 1 FROM perdure_channels WHERE channel = :channel FOR UPDATE SKIP LOCKED) THEN ''
-                     ELSE pg_advisory_xact_lock(1885696613, hashtext(:channel))::text END) IS NOT NULL
+                     ELSE pg_advisory_xact_lock(1885696612, hashtext(:channel))::text END) IS NOT NULL
 
 -- queued_mark
 -- Queue on a channel, and mark that there may be something to deliver. PostgreSQL only.
