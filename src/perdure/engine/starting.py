@@ -325,7 +325,8 @@ def _is_replayed(row: HistoryEvent) -> bool:
 def new_id() -> str:
     """Return a new unique id; ids sort by the time at which they were made (UUID version 7)."""
     stamp = time.time_ns() // 1_000_000
-    number = stamp << 80 | 0x7 << 76 | secrets.randbits(12) << 64 | 0b10 << 62 | secrets.randbits(62)
+    chance = secrets.randbits(12 + 62)
+    number = stamp << 80 | 0x7 << 76 | (chance >> 62) << 64 | 0b10 << 62 | chance & (1 << 62) - 1
     return str(uuid.UUID(int=number))
 
 

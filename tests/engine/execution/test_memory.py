@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import logging
 from contextlib import suppress
 from datetime import timedelta
 
@@ -50,5 +51,29 @@ async def test_run_that_has_ended_is_freed_without_the_garbage_collector(memory:
             with suppress(WorkflowFailedError):
                 await run.result(SOON)
             await until(lambda: count_parts() == before)
+        finally:
+            gc.enable()
+
+
+async def fail() -> None:
+    raise ValueError("lost")
+
+
+@workflow(name="memory.careless")
+async def careless() -> bool:
+    task = asyncio.create_task(fail())
+    await pass_on(1)
+    return task.done()
+
+
+async def test_error_that_a_body_never_awaited_is_logged_when_the_run_is_freed(
+    memory: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with App(memory.url):
+        gc.disable()
+        try:
+            with caplog.at_level(logging.WARNING, "perdure.engine"):
+                assert await (await careless.start()).result(SOON)
+                await until(lambda: "a task failed, and the body did not await it: ValueError: lost" in caplog.text)
         finally:
             gc.enable()

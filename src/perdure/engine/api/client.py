@@ -256,7 +256,8 @@ class Client:
     async def finished(self, instance_id: str, timeout: timedelta | None) -> bytes:
         """Wait until a run has ended and return its result as JSON; see `RunHandle.result` for what it raises."""
         self._check_home()
-        warning = UnservedWarning(self._storage, instance_id)
+        # A run that is executed here is served, and most results are waited for only a moment.
+        warning = None if self._results.is_local(instance_id) else UnservedWarning(self._storage, instance_id)
         limit = self._clock.timeout(None if timeout is None else timeout.total_seconds())
         try:
             async with limit:
@@ -269,7 +270,8 @@ class Client:
                 "cancel() it"
             ) from None
         finally:
-            warning.stop()
+            if warning is not None:
+                warning.stop()
         if found is None:
             raise starting.not_found(instance_id)
         if found.status is WorkflowStatus.COMPLETED:

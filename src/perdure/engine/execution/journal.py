@@ -123,42 +123,53 @@ def writing(storage: Storage) -> Write[Entry | Completion, int | None]:
     async def write(items: Sequence[Entry | Completion]) -> Sequence[int | StorageError | None]:
         live = [item for item in items if item.journal.refused is None]
         try:
-            answers = await _write(storage, live) if live else {}
+            answers = await _write(storage, live) if live else []
         except StorageError as error:
-            answers = dict.fromkeys(live, error)
-        return [answers.get(item, item.journal.refused) for item in items]
+            answers = [error] * len(live)
+        if len(live) == len(items):
+            return answers
+        fates = dict(zip(live, answers, strict=True))
+        return [fates.get(item, item.journal.refused) for item in items]
 
     return write
 
 
-Answers = dict[Entry | Completion, int | StorageError | None]
-
-
-async def _write(storage: Storage, items: Sequence[Entry | Completion]) -> Answers:
+async def _write(storage: Storage, items: Sequence[Entry | Completion]) -> Sequence[int | StorageError | None]:
     """Write journals; after a lost answer write those again that are not completed, which is safe: it is idempotent."""
-    answers: Answers = {}
-    for _ in range(UNKNOWN_TRIES):
+    try:
+        return await _write_once(storage, items)
+    except CommitUnknownError as error:
+        return await _write_again(storage, items, error)
+
+
+async def _write_once(storage: Storage, items: Sequence[Entry | Completion]) -> Sequence[int | StorageError | None]:
+    records = [item for item in items if isinstance(item, Entry)]
+    events = [(entry.event, entry.journal.lease) for entry in records]
+    if len(records) == len(items):
+        return await storage.append_histories(events)
+    ends = [(item.journal.lease, item.output) for item in items if isinstance(item, Completion)]
+    answers = await storage.append_and_complete(events, ends)
+    of_records, of_ends = iter(answers[: len(events)]), iter(answers[len(events) :])
+    return [next(of_records if isinstance(item, Entry) else of_ends) for item in items]
+
+
+async def _write_again(
+    storage: Storage, items: Sequence[Entry | Completion], unknown: CommitUnknownError
+) -> Sequence[int | StorageError | None]:
+    """Write what is not completed until the outcome is known, and return the answers to all."""
+    completions = [item for item in items if isinstance(item, Completion)]
+    answers: dict[Entry | Completion, int | StorageError | None] = {}
+    for _ in range(UNKNOWN_TRIES - 1):
+        completed = await _completed(storage, completions)
+        answers.update((item, _answer_of(item)) for item in items if item.journal in completed)
         left = [item for item in items if item not in answers]
-        records = [item for item in left if isinstance(item, Entry)]
-        completions = [item for item in left if isinstance(item, Completion)]
         try:
-            answers.update(zip((*records, *completions), await _commit(storage, records, completions), strict=True))
-            return answers
+            answers.update(zip(left, await _write_once(storage, left), strict=True))
         except CommitUnknownError as error:
             unknown = error
-            completed = await _completed(storage, completions)
-            answers.update((item, _answer_of(item)) for item in left if item.journal in completed)
-    raise unknown  # pyright: ignore[reportPossiblyUnboundVariable, reportGeneralTypeIssues]
-
-
-async def _commit(
-    storage: Storage, records: Sequence[Entry], completions: Sequence[Completion]
-) -> Sequence[int | StorageError | None]:
-    events = [(entry.event, entry.journal.lease) for entry in records]
-    if not completions:
-        return await storage.append_histories(events)
-    ends = [(completion.journal.lease, completion.output) for completion in completions]
-    return await storage.append_and_complete(events, ends)
+        else:
+            return [answers[item] for item in items]
+    raise unknown
 
 
 async def _completed(storage: Storage, completions: Sequence[Completion]) -> set[Journal]:

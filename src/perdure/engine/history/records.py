@@ -60,7 +60,7 @@ class RunRecord(Record):
 # Steps.
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, because nearly every step makes one, which would take four times as long
 class Completed(Record):
     """The result of an activity, or of another call that is a step."""
 

@@ -224,7 +224,7 @@ class BodyLoop(_Refusing):
         assert not self._pumping, "the body is running: pump was called from inside it"
         self._check_open()
         host, hooks, collecting = asyncio._get_running_loop(), sys.get_asyncgen_hooks(), gc.isenabled()
-        task = asyncio.current_task() if host is not None else None
+        task = asyncio.current_task(host) if host is not None else None
         self._pumping = True
         try:
             gc.disable()
@@ -254,19 +254,17 @@ class BodyLoop(_Refusing):
                         "polling"
                     )
                 handle = ready.popleft()
-                if not handle._cancelled:
-                    self._call(handle)
+                if handle._cancelled:
+                    continue
+                try:
+                    handle._run()
+                except (SystemExit, KeyboardInterrupt) as error:
+                    if came_by_signal(error):
+                        raise
+                    if not isinstance(_owner(handle), asyncio.Task):  # in a task, it is the outcome of the task
+                        self.timers.report({"message": f"a callback of the body raised {error!r}", "exception": error})
         finally:
             self._ready = list(ready)
-
-    def _call(self, handle: asyncio.Handle) -> None:
-        try:
-            handle._run()
-        except (SystemExit, KeyboardInterrupt) as error:
-            if came_by_signal(error):
-                raise
-            if not isinstance(_owner(handle), asyncio.Task):  # in a task, it is the outcome of the task
-                self.timers.report({"message": f"a callback of the body raised {error!r}", "exception": error})
 
     def fire(self, timer: Timer) -> None:
         """Fire a due timer: advance the loop's time to the timer's time, unless it is later, and queue its callback."""

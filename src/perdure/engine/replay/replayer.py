@@ -38,7 +38,7 @@ Outcome = tuple[Any, BaseException | None]
 class Replayer:
     """Runs a workflow's function from the records of its history."""
 
-    __slots__ = ("_body", "_fed", "_held", "_input", "_task")
+    __slots__ = ("_body", "_fed", "_held", "_input", "_task", "done")
 
     def __init__(
         self,
@@ -51,6 +51,7 @@ class Replayer:
         self._input = input_data  # until the body begins
         self._body = Body(workflow, run_id, generation, clock)
         self._task: asyncio.Task[Any] | None = None
+        self.done = False  # the function has ended
         self._held: Record | None = None  # passed to the body once the next record is known
         self._fed = 0
 
@@ -78,13 +79,20 @@ class Replayer:
         if self._held is not None or self._task is None or isinstance(record, Taken):
             return [*self.feed(record), *self.catch_up()]
         self._held = record
-        return self.catch_up()
+        if not self._body.steps.live:
+            return self.catch_up()
+        self._continue(None, more=False)
+        return self._wanted()
 
     def catch_up(self) -> list[Command]:
         """Note that the history has no more records: the body now executes new code, and its steps become commands."""
         self._continue(None, more=False)
         self._body.values.end_replay()
         self._body.steps.go_live()
+        return self._wanted()
+
+    def _wanted(self) -> list[Command]:
+        """Return what the body wants after it ran; first of all, that the values which it took are recorded."""
         commands = self._body.steps.commands()
         taken = None if self._body.evicted else self._body.values.record(self._fed)
         return commands if taken is None else [Take(taken), *commands]
@@ -128,6 +136,7 @@ class Replayer:
             self._body.mismatch.fail(what, left[0], values, "takes no value there")
         if self._body.values.replaying:
             self._body.values.forget_recorded()
+        self.done = self._task is not None and self._task.done()
         if self.done:
             self._error()  # retrieved, so that asyncio does not warn of it: `outcome()` returns it later
 
@@ -148,11 +157,6 @@ class Replayer:
     def begun(self) -> bool:
         """Return whether the function was called."""
         return self._task is not None
-
-    @property
-    def done(self) -> bool:
-        """Return whether the function has ended."""
-        return self._task is not None and self._task.done()
 
     @property
     def time(self) -> float:

@@ -69,7 +69,8 @@ class Activities:
 
         Only a lost lease, a cancellation from outside and an exit by a signal are raised.
         """
-        await self._places.take()
+        if not self._places.take_free():
+            await self._places.take()
         outgoing: list[Effect] = []
         began = self._steady()
         try:

@@ -53,6 +53,9 @@ class WorkerHost:
         )
         self._work_loop = watch(WORK_LOOP)
         self._hooks = hooks
+        # Every step calls these.
+        self.execute = activities.execute
+        self.observes = hooks.observe
 
     def now(self) -> datetime:
         """Return an estimate of the database's clock."""
@@ -106,14 +109,6 @@ class WorkerHost:
     def transact(self, attempt: Attempt, record: Record) -> Coroutine[Any, Any, Done]:
         """Execute an attempt in a transaction that also records its result."""
         return self.activities.transact(attempt, self.storage, record)
-
-    def execute(self, attempt: Attempt) -> Coroutine[Any, Any, Done]:
-        """Execute an attempt."""
-        return self.activities.execute(attempt)
-
-    def observes(self, kind: type[HookEvent]) -> bool:
-        """Return whether events of this kind go to a hook or to the log."""
-        return self._hooks.observe(kind)
 
     def happened(self, event: HookEvent) -> None:
         """Log an event and call the hooks."""

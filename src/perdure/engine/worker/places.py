@@ -14,10 +14,16 @@ class Places:
         self.free = most
         self._queue: deque[asyncio.Future[None]] = deque()
 
-    async def take(self) -> None:
-        """Take a place, after all that wait for one."""
+    def take_free(self) -> bool:
+        """Take a place if one is free; return whether there was one. Otherwise `take` waits for it."""
         if self.free > 0:
             self.free -= 1
+            return True
+        return False
+
+    async def take(self) -> None:
+        """Take a place, after all that wait for one."""
+        if self.take_free():
             return
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._queue.append(waiter)

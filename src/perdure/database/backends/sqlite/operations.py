@@ -1,6 +1,8 @@
 """Run operations on a connection to SQLite, in whichever thread calls."""
 
 import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
 from types import NoneType
 from typing import Any, TypeVar
 
@@ -37,8 +39,7 @@ class Operations:
         """Run one part of a statement; return its rows, or the number of rows written."""
         try:
             if call.each and not part.reads:
-                rows = [[each[name] for name in part.names] for each in call.each]
-                return connection.executemany(part.text, rows).rowcount
+                return connection.executemany(part.text, _rows(part.names, call.each)).rowcount
             params = call.params
             values = [params[name] for name in part.names]
             if not _PLAIN.issuperset(map(type, values)):
@@ -49,3 +50,10 @@ class Operations:
                 "the text contains a lone surrogate: it is not valid Unicode and cannot be stored"
             ) from error
         return cursor.fetchall() if part.reads else cursor.rowcount
+
+
+def _rows(names: Sequence[str], items: Sequence[Mapping[str, object]]) -> Iterator[Sequence[object]]:
+    """Return the values of each item in the order of the statement's parameters."""
+    if len(names) == 1:
+        return ((item[names[0]],) for item in items)
+    return map(itemgetter(*names), items)
