@@ -21,8 +21,8 @@ MARKS = (
     "any_order(runs=50, seed=0): execute the test often; concurrent activities complete in another order each time",
     'replay("histories/*.json", workflow=None): replay each of these recorded histories, relative to the folder of the '
     "test module, before the test; the test can take one as `history`",
-    "crash_everywhere(effects=, setup=, …): execute the test once, then again with a crash at each write of its worker; "
-    "takes the arguments of perdure.testing.crash_everywhere()",
+    "crash_everywhere(effects=, setup=, …): execute the test once, then again with a crash at each write of its "
+    "worker; takes the arguments of perdure.testing.crash_everywhere()",
 )
 
 
@@ -65,14 +65,24 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         plugin_replay.generate_tests(metafunc)
 
 
-@pytest.hookimpl(trylast=True)  # when the fixtures are there
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    if "perdure.testing" not in sys.modules:
-        return
-    from perdure.testing import plugin_app, plugin_replay
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None, None, None]:
+    entered = _enter_test(item)
+    yield  # the fixtures, which may import perdure
+    if entered or _enter_test(item):
+        from perdure.testing import plugin_app
 
-    plugin_app.wrap_test(item)
+        plugin_app.wrap_test(item)
+
+
+def _enter_test(item: pytest.Item) -> bool:
+    """Prepare a test, if it may use perdure; return whether it may."""
+    if "perdure.testing" not in sys.modules:
+        return False
+    from perdure.testing import plugin_replay
+
     plugin_replay.enter_test(item)
+    return True
 
 
 @pytest.hookimpl(wrapper=True)

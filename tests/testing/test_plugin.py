@@ -242,14 +242,3 @@ def test_tests_that_do_not_use_perdure_do_not_import_it(tmp_path: Path) -> None:
     (tmp_path / "test_unused.py").write_text(UNUSED)
     output = run_pytest(tmp_path, plugins=("pytest_asyncio.plugin",))
     assert counts(output) == {"passed": 1}, output
-
-
-def test_tests_of_the_guide_pass(tmp_path: Path) -> None:
-    guide = (Path(__file__).parents[2] / "docs" / "howto" / "testing.md").read_text("utf-8")
-    blocks = [
-        code for code in re.findall(r"^```python\n(.*?)^```$", guide, re.DOTALL | re.MULTILINE) if "pytest" in code
-    ]
-    for number, code in enumerate(blocks):
-        (tmp_path / f"test_block{number}.py").write_text(code)
-    output = run_pytest(tmp_path, plugins=("pytest_asyncio.plugin",), ini="asyncio_mode = auto")
-    assert counts(output) == {"passed": 3 + 20}, output

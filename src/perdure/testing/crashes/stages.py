@@ -8,7 +8,7 @@ from typing import cast
 from perdure.errors import ConfigurationError
 from perdure.model.states import TERMINAL
 from perdure.storage.contract import Storage
-from perdure.storage.stores import SQLStorage, shift_clock
+from perdure.storage.stores import SQLStorage, stop_clock
 from perdure.testing.crashes.outcomes import all_runs
 from perdure.testing.crashes.virtual_clock import Timeline
 from perdure.testing.databases import TestDatabase
@@ -49,7 +49,7 @@ async def _in_memory() -> tuple[Storage, Timeline]:
 
 async def _on_database(storage: SQLStorage) -> tuple[Storage, Timeline]:
     await _empty(storage)
-    return storage, Timeline(BEGAN, lambda now: shift_clock(storage, timedelta(0), now))
+    return storage, Timeline(BEGAN, lambda now: stop_clock(storage, now))
 
 
 async def _empty(storage: Storage) -> None:
