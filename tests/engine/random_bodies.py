@@ -309,8 +309,7 @@ class Live:
 
     def begin(self) -> "Live":
         """Replay what is recorded, then continue from it."""
-        for row in self.rows:
-            assert not self.body.feed(record_of(row)), "a replay returns no commands"
+        assert not self.body.feed_all(map(record_of, self.rows)), "a replay returns no commands"
         self._obey(self.body.catch_up())
         self._snap()
         return self

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import socket
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from perdure.engine.execution.rows import read_rows
 from perdure.engine.history.records import AttemptFailed, Completed, PauseEnded, Record, TimerFired, record_of
 from perdure.engine.replay.commands import Apply, Await, Execute, Forget, Pause, SetTimer, Take
 from perdure.engine.replay.replayer import Replayer
+from perdure.model.records import HistoryEvent
 from tests.engine.versions import version
 from tests.support.storages import storage_of
 
@@ -130,3 +132,35 @@ def test_body_that_fails_before_the_end_of_its_history_is_reported_with_its_erro
     del replayer
     gc.collect()
     assert [message for message in caplog.messages if "run e " in message] == []
+
+
+async def _greets_many(count: int) -> None:
+    for number in range(count):
+        await greet(str(number))
+
+
+def _calls_of_replay(count: int) -> int:
+    """Return how many functions of Python the replay of so many steps calls."""
+    replayer = Replayer(version(_greets_many, "replayer.many"), "a", b'{"count": %d}' % count)
+    rows = [HistoryEvent("a", f"{n}:replayer.greet", Completed.kind, b'"hi"') for n in range(1, count + 1)]
+    calls = 0
+
+    def note(frame: object, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        replayer.feed_all(map(record_of, rows))
+        replayer.catch_up()
+    finally:
+        sys.setprofile(before)
+    assert replayer.done
+    return calls
+
+
+def test_replay_of_a_step_takes_few_calls() -> None:
+    """The loop of the body is entered once for all rows, not for each."""
+    few, many = _calls_of_replay(100), _calls_of_replay(300)
+    assert (many - few) / 200 <= 45

@@ -5,13 +5,13 @@ read from there after everything before it is durable, so that the order of the 
 them.
 """
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from perdure.engine.execution.journal import Journal
 from perdure.engine.execution.progress import StepsInProgress
-from perdure.engine.execution.rows import read_rows
+from perdure.engine.execution.rows import read_pages
 from perdure.engine.history import ids
 from perdure.engine.history.digests import Call, stamp
 from perdure.engine.history.records import Deadline, Expired, Parent, Record, Taken, Until, record_of, row_of
@@ -152,21 +152,23 @@ class Recorder:
     async def catch_up(self) -> None:
         """Pass the rows that the body has not seen yet to the body; the first time, all rows (a replay)."""
         await self.durable()
-        async for row in read_rows(self._storage, self._run_id, self._journal.last_id):
-            self._read(row)
-            self._journal.last_id = row.id
+        async for page in read_pages(self._storage, self._run_id, self._journal.last_id):
+            self._obey(self._replayer.feed_all(self._of_steps(page)))
+            self._journal.last_id = page[-1].id
         self._obey(self._replayer.catch_up())
 
     def align_clock(self) -> None:
         """Set time zero before all recorded times: a run that retries another one has that run's history."""
         self.began = min(self.began, self._now() - timedelta(seconds=self._replayer.time))
 
-    def _read(self, row: HistoryEvent) -> None:
-        record = record_of(row)
-        if row.activity_id.startswith(ids.OWN) and not isinstance(record, Taken):
-            self.facts.add(record)
-        else:
-            self._obey(self._replayer.feed(record))
+    def _of_steps(self, page: Sequence[HistoryEvent]) -> Iterator[Record]:
+        """Yield the records for the body; note those that belong to the run."""
+        for row in page:
+            record = record_of(row)
+            if row.activity_id.startswith(ids.OWN) and not isinstance(record, Taken):
+                self.facts.add(record)
+            else:
+                yield record
 
     def _obey(self, commands: Iterable[Command]) -> None:
         for command in commands:

@@ -189,7 +189,7 @@ class Signature:
 
     def _bound(self, args: Sequence[object], kwargs: Mapping[str, object]) -> dict[str, Any]:
         if not kwargs and self._simple and len(self._required) <= len(args) <= len(self._names):
-            return dict(zip(self._names, args, strict=False))
+            return dict(zip(self._names, args))  # noqa: B905 - `strict` takes half as long again
         try:
             values = dict(self._signature.bind(*args, **kwargs).arguments)
         except TypeError as error:

@@ -11,6 +11,7 @@ fields with defaults can be added while runs exist.
 """
 
 import dataclasses
+import struct
 from collections.abc import Mapping, Sequence, Set
 from functools import lru_cache
 from hashlib import blake2b
@@ -29,6 +30,8 @@ SHOWN_MAX = 200
 WALKED, WRITTEN = b"\x01", b"\x02"
 REDACTED = b"\x00" * SIZE  # of a call whose values were replaced: it is compared with nothing
 
+_METHODS = WALKED + WRITTEN + REDACTED[:1]
+_read_ticks = struct.Struct(">Q").unpack_from
 _ATOMS = frozenset({str, int, float, bool, type(None)})
 _NO_DEFAULT = object()
 _encode = msgspec.json.Encoder(enc_hook=natural, order="deterministic").encode
@@ -48,7 +51,7 @@ class Call:
 
     def differs(self, recorded: bytes | None) -> bool:
         """Return whether a recorded digest is that of a different call; False if another method made it."""
-        return recorded is not None and recorded[:1] == self.digest[:1] and recorded[:SIZE] != self.digest
+        return recorded is not None and recorded[:SIZE] != self.digest and recorded[:1] == self.digest[:1]
 
     def __str__(self) -> str:
         text = self._encoded.decode("utf-8", "replace") if self._encoded else ", ".join(map(repr, self._parts))
@@ -62,24 +65,21 @@ def stamp(elapsed_sec: float) -> bytes:
 
 def stamped(recorded: bytes | None) -> float:
     """Return the time that follows a recorded digest; 0 if there is none."""
-    known = (WALKED, WRITTEN, REDACTED[:1])
-    if recorded is None or len(recorded) != SIZE + STAMP_SIZE or recorded[:1] not in known:
+    if recorded is None or len(recorded) != SIZE + STAMP_SIZE or recorded[0] not in _METHODS:
         return 0.0
-    return int.from_bytes(recorded[SIZE:]) / TICKS
+    return _read_ticks(recorded, SIZE)[0] / TICKS  # type: ignore[no-any-return]
 
 
 def _digest(parts: tuple[object, ...], encoded: bytes) -> bytes:
     if len(encoded) <= WALK_MAX:
         try:
-            return WALKED + _hash(_encode(_canonical(parts)))
+            known = parts if _ATOMS.issuperset(map(type, parts)) else _canonical(parts)
+            return WALKED + blake2b(_encode(known), digest_size=SIZE - 1).digest()
         except Exception:
             pass  # only its own model can encode the value: use its JSON instead
     texts = [part.encode() for part in parts if isinstance(part, str)]
-    return WRITTEN + _hash(b"\0".join([*texts, _encode(msgspec.json.decode(encoded or b"null"))]))
-
-
-def _hash(text: bytes) -> bytes:
-    return blake2b(text, digest_size=SIZE - 1).digest()
+    text = b"\0".join([*texts, _encode(msgspec.json.decode(encoded or b"null"))])
+    return WRITTEN + blake2b(text, digest_size=SIZE - 1).digest()
 
 
 def _canonical(value: Any) -> Any:

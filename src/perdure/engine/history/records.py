@@ -436,6 +436,7 @@ class ForeignRecord(RunRecord):
 
 
 _blank_row = blank(HistoryEvent)
+_blank_completed = blank(Completed)
 
 
 def row_of(run_id: str, record: Record) -> HistoryEvent:
@@ -456,6 +457,8 @@ def row_of(run_id: str, record: Record) -> HistoryEvent:
 
 def record_of(row: HistoryEvent) -> Record:
     """Return what a row records."""
+    if row.event_type == Completed.kind:  # nearly every row
+        return _completed(row)
     parse = _PARSERS.get(row.event_type)
     try:
         return ForeignRecord(row) if parse is None else parse(row)
@@ -472,7 +475,11 @@ def _call(row: HistoryEvent) -> bytes | None:
 
 
 def _completed(row: HistoryEvent) -> Record:
-    return Completed(row.activity_id, row.event_data or b"null", _call(row))
+    record = _blank_completed()
+    record.step, record.result, record.decoded = row.activity_id, row.event_data or b"null", None
+    record.call = row.event_data_binary if row.data_type == "json" else None
+    record.__class__ = Completed
+    return record  # type: ignore[no-any-return]
 
 
 def _failed(row: HistoryEvent) -> Record:
@@ -546,7 +553,6 @@ def _run_cancelled(row: HistoryEvent) -> Record:
 
 
 _PARSERS: dict[str, Callable[[HistoryEvent], Record]] = {
-    Completed.kind: _completed,
     Failed.kind: _failed,
     Started.kind: _started,
     AttemptFailed.kind: _attempt_failed,

@@ -134,7 +134,8 @@ class Body:
         """
         path = self.next_path()
         payload, values = activity.signature.bind_values(args, kwargs)
-        if activity.undo is not None:  # the arguments are recorded before it runs, for its compensation
+        undoable = activity.undo is not None
+        if undoable:  # the arguments are recorded before it runs, for its compensation
             if activity.name != activity.compensated_name:
                 raise TypeError(
                     f"options(name={activity.name!r}) cannot be used with activity {activity.compensated_name!r}: it "
@@ -142,7 +143,7 @@ class Body:
                 )
             limits.size(payload, f"the arguments of {activity.name}, which has a compensation,")
         call = Call(*values, encoded=payload)
-        return self._perform(ids.step(path, activity.name), activity, payload, call)
+        return self._perform(ids.step(path, activity.name), activity, payload, call, undoable)
 
     def path_of(self, coro: "CoroutineType[Any, Any, Any]") -> str | None:
         """Return the path of the step that a coroutine of `activity()` performs; None for another coroutine."""
@@ -150,11 +151,13 @@ class Body:
             return None
         return ids.path_of(coro.cr_frame.f_locals["id"])
 
-    async def _perform(self, id: str, activity: ActivityDefinition, payload: bytes, call: Call) -> Any:
-        self._refuse_if_evicted()
-        self._refuse_if_too_many()
-        future = self.loop.create_future()
-        step = ActivityStep(id, activity, payload, call, future, undoable=activity.undo is not None)
+    async def _perform(self, id: str, activity: ActivityDefinition, payload: bytes, call: Call, undoable: bool) -> Any:
+        if self.evicted:
+            self._refuse_if_evicted()
+        if len(self.steps) >= STEPS_MAX:
+            self._refuse_if_too_many()
+        future: asyncio.Future[Any] = asyncio.Future(loop=self.loop)  # which the body never gets, so any hash will do
+        step = ActivityStep(id, activity, payload, call, future, undoable=undoable)
         self.steps.add(step)
         try:
             return await step.future
@@ -193,7 +196,8 @@ class Body:
 
     def next_path(self) -> str:
         """Return the path of the next step of the calling task."""
-        self._refuse_if_evicted()
+        if self.evicted:
+            self._refuse_if_evicted()
         scope = current_scope()
         if scope is None:
             raise EngineError(

@@ -181,7 +181,7 @@ class BodyLoop(_Refusing):
 
     __slots__ = (
         "_closed",
-        "_debug",
+        "_entered",
         "_futures_made",
         "_ordered",
         "_pumping",
@@ -192,6 +192,7 @@ class BodyLoop(_Refusing):
         "_tasks",
         "_tasks_made",
         "_time",
+        "get_debug",
         "timers",
     )
 
@@ -205,7 +206,8 @@ class BodyLoop(_Refusing):
         self._ordered: dict[int, asyncio.Task[Any]] = _NOTHING_ORDERED
         self._seed = crc32(seed.encode()) & 0x3FFFFFFF
         self._tasks_made = self._futures_made = 0
-        self._pumping = self._closed = self._debug = False
+        self._entered = self._pumping = self._closed = False
+        self.get_debug: Callable[[], bool] = bool  # False; a method would cost more, and each future and handle asks
 
     # The worker's side
 
@@ -222,17 +224,25 @@ class BodyLoop(_Refusing):
         KeyboardInterrupt are raised only if a signal caused them; those of the body's code are outcomes of its tasks.
         """
         assert not self._pumping, "the body is running: pump was called from inside it"
-        self._check_open()
+        if self._closed:
+            self._check_open()
+        if self._entered:
+            self._run_ready(budget)
+        else:
+            self.inside(self._run_ready, budget)
+
+    def inside(self, work: Callable[[Unpack[Ts]], object], *args: *Ts) -> None:
+        """Call a function that calls `pump` many times; what `pump` does before and after happens only once."""
         host, hooks, collecting = asyncio._get_running_loop(), sys.get_asyncgen_hooks(), gc.isenabled()
         task = asyncio.current_task(host) if host is not None else None
-        self._pumping = True
+        self._entered, self._ready = True, deque(self._ready)
         try:
             gc.disable()
             if host is not None and task is not None:  # since Python 3.14 a thread has one current task for all loops
                 asyncio.tasks._leave_task(host, task)
             sys.set_asyncgen_hooks(firstiter=None, finalizer=self._abandoned)
             asyncio._set_running_loop(self)
-            self._run_ready(budget)
+            work(*args)
         finally:
             asyncio._set_running_loop(host)
             if host is not None and task is not None:
@@ -240,10 +250,12 @@ class BodyLoop(_Refusing):
             sys.set_asyncgen_hooks(*hooks)
             if collecting:
                 gc.enable()
-            self._pumping = False
+            self._entered, self._ready = False, list(self._ready)
 
     def _run_ready(self, budget: int) -> None:
-        ready = self._ready = deque(self._ready)
+        ready = self._ready
+        assert isinstance(ready, deque), "it is one inside"
+        self._pumping = True
         try:
             while ready:
                 budget -= 1
@@ -259,12 +271,15 @@ class BodyLoop(_Refusing):
                 try:
                     handle._run()
                 except (SystemExit, KeyboardInterrupt) as error:
-                    if came_by_signal(error):
-                        raise
-                    if not isinstance(_owner(handle), asyncio.Task):  # in a task, it is the outcome of the task
-                        self.timers.report({"message": f"a callback of the body raised {error!r}", "exception": error})
+                    self._interrupted(handle, error)
         finally:
-            self._ready = list(ready)
+            self._pumping = False
+
+    def _interrupted(self, handle: asyncio.Handle, error: BaseException) -> None:
+        if came_by_signal(error):
+            raise error
+        if not isinstance(_owner(handle), asyncio.Task):  # in a task, it is the outcome of the task
+            self.timers.report({"message": f"a callback of the body raised {error!r}", "exception": error})
 
     def fire(self, timer: Timer) -> None:
         """Fire a due timer: advance the loop's time to the timer's time, unless it is later, and queue its callback."""
@@ -327,7 +342,8 @@ class BodyLoop(_Refusing):
         self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.Handle:
         """Queue a callback behind those that are ready, in the caller's scope unless `context` has another."""
-        self._check_open()
+        if self._closed:
+            self._check_open()
         handle = asyncio.Handle(callback, args, self, context)
         self._ready.append(handle)
         return handle
@@ -432,13 +448,9 @@ class BodyLoop(_Refusing):
         """Return whether `close` was called."""
         return self._closed
 
-    def get_debug(self) -> bool:
-        """Return whether asyncio records where tasks and handles are created."""
-        return self._debug
-
     def set_debug(self, enabled: bool) -> None:
         """Set whether asyncio records where tasks and handles are created."""
-        self._debug = enabled
+        self.get_debug = partial(bool, enabled)
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         """Report an error that no code of the body can catch."""

@@ -92,8 +92,8 @@ class OpenSteps:
 
     def drop(self, step_id: str) -> None:
         """Remove a step that has ended or that the body cancelled."""
-        if self._steps.pop(step_id, None) is not None:
-            self._command(Forget(step_id))
+        if self._steps.pop(step_id, None) is not None and self.live:
+            self._commands.append(Forget(step_id))
 
     # Records that the history has for them.
 
@@ -106,16 +106,16 @@ class OpenSteps:
         step = self._steps.get(row_id) or self._steps.get(ids.step_of(row_id))
         return step if step is not None and step.expects(row_id) else None
 
-    def accept(self, record: Record, *, ended: str | None) -> None:
-        """Pass a record to its step. Raise `NonDeterminismError` if no step waits for it.
-
-        `ended` says how the body has ended; None if it has not.
-        """
+    def accept(self, record: Record) -> bool:
+        """Pass a record to its step; return False if no step waits for it."""
+        if type(record) is Completed:  # nearly every row
+            executed = self._steps.get(record.step)
+            if type(executed) is ActivityStep and not executed.pause_sec:
+                self._activity_completed(executed, record)
+                return True
         step = self._attempted(record) if isinstance(record, AttemptFailed) else self._expecting(record.row_id)
         if step is None:
-            rows = sorted(row for step in self._steps.values() for row in step.row_ids())
-            instead = ended or f"waits for {', '.join(rows[:5]) or 'nothing'}"
-            self._unexpected(record, f"the code {instead}")
+            return False
         if isinstance(step, ActivityStep):
             self._accept_activity(step, record)
         elif isinstance(step, WaitStep):
@@ -124,6 +124,16 @@ class OpenSteps:
             self._timer_fired(step, record)
         else:
             self._effect_done(step, record)
+        return True
+
+    def refuse(self, record: Record, ended: str | None) -> NoReturn:
+        """Raise `NonDeterminismError` for a record that no step waits for.
+
+        `ended` says how the body has ended; None if it has not.
+        """
+        rows = sorted(row for step in self._steps.values() for row in step.row_ids())
+        instead = ended or f"waits for {', '.join(rows[:5]) or 'nothing'}"
+        self._unexpected(record, f"the code {instead}")
 
     def _unexpected(self, record: Record, instead: str) -> NoReturn:
         recorded = f"{record.row_id} ({record.kind})"
@@ -142,7 +152,7 @@ class OpenSteps:
         if isinstance(record, AttemptFailed):
             self._attempt_failed(step, record)
         elif record.row_id == step.id:
-            self._activity_done(step, record)
+            self._activity_failed(step, record)
         elif step.pause_sec:
             self._pause_ended(step, record)
         else:
@@ -157,22 +167,32 @@ class OpenSteps:
             self.unsettled = set()
         self.unsettled.add(step.id)
 
-    def _activity_done(self, step: ActivityStep, record: Record) -> None:
-        if not isinstance(record, Completed) or record.decoded is None:  # it is in the history
+    def _activity_completed(self, step: ActivityStep, record: Completed) -> None:
+        known, future = record.decoded, step.future
+        if known is None:  # it is in the history
             self._mismatch.check_call(step.id, step.call, record)
+        del self._steps[step.id]
+        if self.live:
+            self._commands.append(Forget(step.id))
+        if step.undoable:
+            self._settled(step)
+        if not future.done():
+            # A result that cannot be decoded is raised here and not in the body: the code differs, not the step.
+            future.set_result(step.activity.signature.decode_result(record.result) if known is None else known[0])
+
+    def _activity_failed(self, step: ActivityStep, record: Record) -> None:
+        self._mismatch.check_call(step.id, step.call, record)
         self.drop(step.id)
+        self._settled(step)
+        if not isinstance(record, Failed):
+            self._unexpected(record, f"the code executes the activity {step.id}")
+        error = decode_failure(record.failure)
+        self.last_failure = error, step
+        _raise(step.future, error)
+
+    def _settled(self, step: ActivityStep) -> None:
         if self.unsettled is not None:
             self.unsettled.discard(step.id)
-        if isinstance(record, Failed):
-            error = decode_failure(record.failure)
-            self.last_failure = error, step
-            _raise(step.future, error)
-        elif isinstance(record, Completed):
-            # A result that cannot be decoded is raised here and not in the body: the code differs, not the step.
-            known = record.decoded
-            _settle(step.future, step.activity.signature.decode_result(record.result) if known is None else known[0])
-        else:
-            self._unexpected(record, f"the code executes the activity {step.id}")
 
     def _attempt_failed(self, step: ActivityStep, record: AttemptFailed) -> None:
         self._mismatch.check_call(step.id, step.call, record)

@@ -12,7 +12,7 @@ the code differs from the code that made the history.
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from contextvars import copy_context
 from datetime import UTC, datetime
 from typing import Any
@@ -63,12 +63,24 @@ class Replayer:
         The body sees a record when the next one is fed, or when `catch_up` is called: the values that it takes because
         of a record are in the next one.
         """
+        self._feed(record)
+        return self._body.steps.commands()
+
+    def feed_all(self, records: Iterable[Record]) -> list[Command]:
+        """Pass the next records of the history to the body: like `feed`, but faster."""
+        self._body.loop.inside(self._feed_all, records)
+        return self._body.steps.commands()
+
+    def _feed_all(self, records: Iterable[Record]) -> None:
+        for record in records:
+            self._feed(record)
+
+    def _feed(self, record: Record) -> None:
         if isinstance(record, Taken):
             self._continue(record, more=True)
         else:
-            self.pass_held()
+            self._continue(None, more=True)
             self._held = record
-        return self._body.steps.commands()
 
     def pass_held(self) -> None:
         """Pass the last record to the body, unless it has seen it, because the next one has no values for it."""
@@ -112,8 +124,10 @@ class Replayer:
         elif self._held is not None:
             record, self._held = self._held, None
             self._fed += 1
-            self._body.loop.advance(stamped(record.call))
-            self._body.steps.accept(record, ended=self._end() if self.done else None)
+            if record.call is not None:
+                self._body.loop.advance(stamped(record.call))
+            if not self._body.steps.accept(record):
+                self._body.steps.refuse(record, self._end() if self.done else None)
         self._run()
 
     def _begin(self) -> None:
@@ -130,12 +144,10 @@ class Replayer:
         self._body.loop.pump()
         if self._body.broken is not None:
             raise self._body.broken
-        if left := self._body.values.left():
+        if left := self._body.values.end_turn():
             values = f"values at {', '.join(left)}"
             what = f"the history has {values}, which the code does not take"
             self._body.mismatch.fail(what, left[0], values, "takes no value there")
-        if self._body.values.replaying:
-            self._body.values.forget_recorded()
         self.done = self._task is not None and self._task.done()
         if self.done:
             self._error()  # retrieved, so that asyncio does not warn of it: `outcome()` returns it later

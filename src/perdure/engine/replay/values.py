@@ -61,13 +61,14 @@ class Values:
         """Note that no more rows follow."""
         self.replaying, self._given = False, _NOTHING
 
-    def left(self) -> list[str]:
-        """Return where the history has values that the code did not take."""
-        return sorted(self._given) if self._given else []
+    def end_turn(self) -> list[str]:
+        """Return where the history has values that the code did not take, now that all its tasks wait.
 
-    def forget_recorded(self) -> None:
-        """Forget the state that the body set on replay, because it is recorded."""
-        self._state, self._at = None, ""
+        The state that the body set on replay is recorded, so it is forgotten.
+        """
+        if self.replaying:
+            self._state, self._at = None, ""
+        return sorted(self._given) if self._given else []
 
     def take(self, path: str, make: Callable[[], Any]) -> Any:
         """Return a new value; on replay the recorded one. Raises `MissingValue` if there is none."""
