@@ -125,7 +125,7 @@ class TestApp(App):
         order = current_order()
         worker.host.database_clock = _TestTime(self._opened, self.clock)
         complete = None if order is None else order.turn(self.observations)
-        worker.host.activities = ObservedActivities(worker.host.activities, self.observations, complete)
+        worker.host.execute_with(ObservedActivities(worker.host.activities, self.observations, complete))
         await super()._start_worker(worker)
 
     async def finished(self, instance_id: str, timeout: timedelta | None) -> bytes:

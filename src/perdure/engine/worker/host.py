@@ -44,7 +44,6 @@ class WorkerHost:
         self.own_work = asyncio.Event()  # set as well if this process has created it
         self._sent: set[str] = set()
         self._woken: dict[str, ResumableWorkflow] = {}
-        self.activities = activities
         self.results = results
         watch = supervisor.watch
         self.journals: Journals = GroupCommit(writing(storage), watch("group commit of journals"))
@@ -54,8 +53,13 @@ class WorkerHost:
         self._work_loop = watch(WORK_LOOP)
         self._hooks = hooks
         # Every step calls these.
-        self.execute = activities.execute
+        self.execute_with(activities)
         self.observes = hooks.observe
+
+    def execute_with(self, activities: Executor) -> None:
+        """Execute attempts with these activities from now on; a test observes them."""
+        self.activities = activities
+        self.execute = activities.execute
 
     def now(self) -> datetime:
         """Return an estimate of the database's clock."""

@@ -116,7 +116,7 @@ class PlayedApp(_Played, App):
         App.__init__(self, storage, workflows=served, lease=lease, drain_timeout=0, worker_id=name)
 
     async def _start_worker(self, worker: Worker) -> None:
-        worker.host.activities = self._watch(worker.host.activities)
+        worker.host.execute_with(self._watch(worker.host.activities))
         await super()._start_worker(worker)
 
     def is_busy(self) -> bool:
