@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,12 +20,17 @@ PROJECT = ROOT / "examples" / "testing"
 
 
 @pytest.fixture
-def _as_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
+def _as_a_program() -> Iterator[None]:
     """Let an example define activities of any name, as if no other program were in this process."""
-    for registry in ("WORKFLOWS", "ACTIVITIES", "COMPENSATIONS", "UNDOABLE_WORKFLOWS"):
-        known = getattr(definitions, registry)
-        for name in list(known):
-            monkeypatch.delitem(known, name)
+    names = ("WORKFLOWS", "ACTIVITIES", "COMPENSATIONS", "UNDOABLE_WORKFLOWS")
+    registries: list[dict[str, object]] = [getattr(definitions, name) for name in names]
+    before = [dict(each) for each in registries]
+    for registry in registries:
+        registry.clear()
+    yield
+    for registry, known in zip(registries, before, strict=True):
+        registry.clear()
+        registry.update(known)
 
 
 @pytest.mark.usefixtures("_as_a_program")
