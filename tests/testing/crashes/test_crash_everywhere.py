@@ -284,9 +284,9 @@ async def test_assertion_that_fails_only_after_a_crash_is_reported_with_its_text
     async def scenario(app: Client) -> None:
         run = await workflows.mails_in_body.options(id="order-A-1").start("A-1")
         await run.result()
-        assert workflows.MAILS == ["receipt for A-1"]
+        assert workflows.MAILS == ["receipt for A-1"], "one mail"
 
-    assert "AssertionError: assert" in await failure(scenario)
+    assert "AssertionError: one mail" in await failure(scenario)
 
 
 def test_progress_is_shown_if_wanted(capsys: pytest.CaptureFixture[str]) -> None:

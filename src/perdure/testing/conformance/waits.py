@@ -223,6 +223,9 @@ async def test_suspend_needs_a_current_lease_a_subscription_and_a_valid_state(st
         await storage.suspend(lease, [ChannelWait("elsewhere", "r:1")])
     with pytest.raises(NotSubscribedError):
         await storage.suspend(lease, [ChannelWait("elsewhere", "r:1"), ChannelWait("c", "r:2")])
+    later = ChannelWait("elsewhere", "r:2", subscribe=ChannelMode.COMPETING)  # the waits subscribe one after the other
+    with pytest.raises(NotSubscribedError):
+        await storage.suspend(lease, [ChannelWait("elsewhere", "r:1", where={"n": 1}), later])
     await storage.update_instance_status("i-1", WorkflowStatus.COMPENSATING, lease=lease)
     with pytest.raises(InvalidTransitionError):
         await storage.suspend(lease, [ChannelWait("c", "r:1")])

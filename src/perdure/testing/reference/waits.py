@@ -99,8 +99,7 @@ class Waits(Messages, History):
         for wait in waits:
             if isinstance(wait, ChannelWait):
                 self._lock_channel(wait.channel)
-                self._subscribe_for(who.instance_id, wait)
-        ready = [wait.activity_id for wait in waits if self._is_ready(who.instance_id, wait)]
+        ready = [wait.activity_id for wait in waits if self._is_ready_now(who.instance_id, wait)]
         if ready:
             return Suspension(False, tuple(ready))
         self._drop(who.instance_id, waits, alone=alone)
@@ -112,12 +111,13 @@ class Waits(Messages, History):
         change(self._tables.workflow_instances, who.instance_id, status=status.value, updated_at=self._now, **FREE)
         return Suspension(True)
 
-    def _subscribe_for(self, instance_id: str, wait: ChannelWait) -> None:
-        """Subscribe to the channel of a wait that asks for it."""
-        if wait.subscribe is not None:
+    def _is_ready_now(self, instance_id: str, wait: Wait) -> bool:
+        """Return whether a wait is over, after subscribing to its channel if it asks for that: wait by wait."""
+        if isinstance(wait, ChannelWait) and wait.subscribe is not None:
             direct = wait.subscribe is ChannelMode.DIRECT
             stored = ChannelMode.BROADCAST if direct else wait.subscribe
             self._add_subscription(instance_id, wait.channel, stored, from_start=direct)
+        return self._is_ready(instance_id, wait)
 
     def _judge(self, who: Owner) -> None:
         row = self._tables.workflow_instances.get(who.instance_id)
