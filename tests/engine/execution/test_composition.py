@@ -90,14 +90,3 @@ async def test_gather_wait_queues_and_locks_work_in_a_body(database: Database, r
         await app.send_event("composition.tell", "g", to=handle.id)
         assert await handle.result(SOON) == ["A", "B", "C", "D", "E", "F", "g"]
         assert sorted(done) == list("abcdef")
-
-
-@workflow(name="composition.fan")
-async def fan(count: int) -> float:
-    return sum(await asyncio.gather(*(halve(number) for number in range(count))))
-
-
-@pytest.mark.timeout(300)
-async def test_body_can_gather_twenty_thousand_steps(memory: Database) -> None:
-    async with App(memory.url):
-        assert await (await fan.start(20_000)).result(10 * SOON) == sum(range(20_000)) / 2
