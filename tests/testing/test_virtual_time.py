@@ -23,7 +23,9 @@ from perdure import (
     workflow,
 )
 from perdure.errors import EngineError, StalledError
+from perdure.model.states import WorkflowStatus
 from perdure.testing import TestApp, TestClock
+from tests.engine.waiting import status_of
 from tests.testing.kit import DATABASES, url_of
 
 DAY = timedelta(days=1)
@@ -343,7 +345,7 @@ async def test_event_of_a_concurrent_task_ends_a_wait_that_would_stall() -> None
     async with TestApp(stall_timeout=30):
         run = await for_ever.start()
         waiting = asyncio.create_task(run.result())
-        await asyncio.sleep(0.1)
+        await status_of(run, WorkflowStatus.WAITING_FOR_MESSAGE)
         await send_event("kit.never", None)
         await waiting
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from perdure import WorkflowFailedError
-from perdure.engine.replay.definitions import ACTIVITIES
+from perdure.engine.replay.definitions import ACTIVITIES, COMPENSATIONS, WORKFLOWS
 from perdure.testing import crash_everywhere
 
 README = Path(__file__).parents[3] / "README.md"
@@ -24,9 +24,11 @@ def quick_start() -> Any:
 
 
 @pytest.fixture(autouse=True)
-def forget_activities() -> None:
-    """Let each test define activities of any name."""
-    ACTIVITIES.clear()
+def _as_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each test define activities of any name, as if no other program were in this process."""
+    for registry in (WORKFLOWS, ACTIVITIES, COMPENSATIONS):
+        for name in list(registry):
+            monkeypatch.delitem(registry, name)
 
 
 async def test_all_crash_points_of_the_quick_start_are_played_in_time() -> None:
