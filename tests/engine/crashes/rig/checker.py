@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
 
+from perdure.engine.worker.back_off import DEATHS_MAX, DEATHS_PATIENCE
 from perdure.model.records import HistoryEvent, ListInstancesOptions, WorkflowInstance
 from perdure.model.states import WorkflowStatus
 from perdure.storage.stores import SQLStorage
@@ -219,8 +220,10 @@ class Checker:
 
     def check_resumed(self, kills: dict[int, float], lateness: Lateness) -> None:
         """What a killed worker was doing continues soon; every worker that took it over in between and was killed, too,
-        may have kept it for as long. Where the rig had to wait for a core, so had server and worker, in turn."""
+        may have kept it for as long. Where the rig had to wait for a core, so had server and worker, in turn. A run
+        whose workers died many times in a row is backed off, for a time that grows."""
         ended = {line.token for line in self.lines if line.what in ("end", "fail")}
+        first: dict[tuple[str, str], int] = {}  # the fencing token of the first interrupted execution of a step
         for index, line in enumerate(self.lines):
             if line.what != "begin" or line.token in ended or line.pid not in kills:
                 continue
@@ -229,7 +232,9 @@ class Checker:
                 self.wrong.append(f"{line} was interrupted and never done again")
                 continue
             took, turns = again.at - kills[line.pid], again.fence - line.fence
+            deaths = again.fence - first.setdefault((line.run, line.step), line.fence)
             limit = turns * (LEASE_SEC + 1) + SLACK_SEC + 2 * lateness.between(kills[line.pid], again.at)
+            limit += sum(_longest_pause(tries) for tries in range(deaths - turns + 1, deaths + 1))
             self.expect(took <= limit, f"{line} continued {took:.2f} s after the kill, {turns} turns later")
             self.resumed_sec += [took] if turns == 1 else []
 
@@ -248,6 +253,11 @@ class Checker:
             return {**found}
         spread = {"resume_median_max_sec": median(self.resumed_sec), "resume_max_sec": max(self.resumed_sec)}
         return {**found, "resumed": len(self.resumed_sec), **{name: round(sec, 2) for name, sec in spread.items()}}
+
+
+def _longest_pause(deaths: int) -> float:
+    """Return for how long a run is backed off at most after so many deaths of workers in a row."""
+    return 1.25 * 2.0 ** max(0, deaths - DEATHS_PATIENCE) if deaths >= DEATHS_MAX else 0.0
 
 
 def _is_again(line: Line, before: Line) -> bool:
