@@ -42,12 +42,7 @@ SELECT (SELECT count(*) FROM fence), (SELECT id FROM event)
 -- append_set -> event_id, fenced
 -- Record events of many instances, one lease each, every event under its instance's fence, in one statement. Only for
 -- databases with the feature `one_statement_writes`.
-WITH item AS (
-  SELECT * FROM unnest(:instance_ids::text[], :tokens::bigint[], :worker_ids::text[], :activity_ids::text[],
-                       :event_types::text[], :data_types::text[], :texts::text[], :binaries::bytea[],
-                       :times::timestamp[]) WITH ORDINALITY
-         AS item (instance_id, token, worker_id, activity_id, event_type, data_type, event_data, event_data_binary,
-                  created_at, position)),
+WITH {events},
 fence AS (
   UPDATE workflow_instances i SET updated_at = {now}, current_activity_id = newest.activity_id
     FROM (SELECT DISTINCT ON (instance_id) * FROM item ORDER BY instance_id, position DESC) newest

@@ -4,12 +4,7 @@
 -- instance is not completed, and has none of its events recorded, if it was changed since the statement began, or if one
 -- of the events exists. Return a row for each event, with its id, and then one for each completion, both in order. Only
 -- for databases with the feature `one_statement_writes`.
-WITH item AS (
-  SELECT * FROM unnest(:instance_ids::text[], :tokens::bigint[], :worker_ids::text[], :activity_ids::text[],
-                       :event_types::text[], :data_types::text[], :texts::text[], :binaries::bytea[],
-                       :times::timestamp[]) WITH ORDINALITY
-         AS item (instance_id, token, worker_id, activity_id, event_type, data_type, event_data, event_data_binary,
-                  created_at, position)),
+WITH {events},
 ending AS (
   SELECT * FROM unnest(:ending_ids::text[], :ending_tokens::bigint[], :ending_worker_ids::text[], :outputs::text[])
                 WITH ORDINALITY

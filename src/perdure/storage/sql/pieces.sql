@@ -11,6 +11,15 @@ instance_id, workflow_name, input_data, framework, status, output_data, current_
 INSERT INTO workflow_history
        (instance_id, activity_id, event_type, data_type, event_data, event_data_binary, created_at)
 
+-- events
+-- The events to record, in order, as the CTE `item`. PostgreSQL only.
+item AS (
+  SELECT * FROM unnest(:instance_ids::text[], :tokens::bigint[], :worker_ids::text[], :activity_ids::text[],
+                       :event_types::text[], :data_types::text[], :texts::text[], :binaries::bytea[],
+                       :times::timestamp[]) WITH ORDINALITY
+         AS item (instance_id, token, worker_id, activity_id, event_type, data_type, event_data, event_data_binary,
+                  created_at, position))
+
 -- mark
 -- Queue on a channel, and mark that there may be something to deliver.
 INSERT INTO perdure_channels (channel, dirty_at) VALUES (:channel, {now})
