@@ -1,6 +1,5 @@
 """The examples work: their programs print what they should, and the example project passes its own tests."""
 
-import importlib
 import os
 import re
 import shutil
@@ -11,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from perdure.engine.replay import definitions
 from perdure.testing import TestApp
 from tests.docs.marks import ROOT
 from tests.docs.test_blocks import PLUGINS
+from tests.support.programs import load_anew, no_other_program
 
 PROJECT = ROOT / "examples" / "testing"
 
@@ -22,15 +21,8 @@ PROJECT = ROOT / "examples" / "testing"
 @pytest.fixture
 def _as_a_program() -> Iterator[None]:
     """Let an example define activities of any name, as if no other program were in this process."""
-    names = ("WORKFLOWS", "ACTIVITIES", "COMPENSATIONS", "UNDOABLE_WORKFLOWS")
-    registries: list[dict[str, object]] = [getattr(definitions, name) for name in names]
-    before = [dict(each) for each in registries]
-    for registry in registries:
-        registry.clear()
-    yield
-    for registry, known in zip(registries, before, strict=True):
-        registry.clear()
-        registry.update(known)
+    with no_other_program():
+        yield
 
 
 @pytest.mark.usefixtures("_as_a_program")
@@ -48,8 +40,7 @@ def _as_a_program() -> Iterator[None]:
 async def test_example_prints_its_result(
     example: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.delitem(sys.modules, f"examples.{example}", raising=False)  # so that it defines its workflows again
-    module = importlib.import_module(f"examples.{example}")
+    module = load_anew(f"examples.{example}")
     monkeypatch.setattr(module, "App", TestApp)
     await module.main("sqlite:///:memory:")
     assert said in capsys.readouterr().out

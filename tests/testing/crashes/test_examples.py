@@ -2,14 +2,15 @@
 
 import re
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from perdure import WorkflowFailedError
-from perdure.engine.replay.definitions import ACTIVITIES, COMPENSATIONS, WORKFLOWS
 from perdure.testing import crash_everywhere
+from tests.support.programs import load_anew, no_other_program
 
 README = Path(__file__).parents[3] / "README.md"
 CPU_SEC = 20.0
@@ -24,11 +25,10 @@ def quick_start() -> Any:
 
 
 @pytest.fixture(autouse=True)
-def _as_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
+def _as_a_program() -> Iterator[None]:
     """Let each test define activities of any name, as if no other program were in this process."""
-    for registry in (WORKFLOWS, ACTIVITIES, COMPENSATIONS):
-        for name in list(registry):
-            monkeypatch.delitem(registry, name)
+    with no_other_program():
+        yield
 
 
 async def test_all_crash_points_of_the_quick_start_are_played_in_time() -> None:
@@ -45,7 +45,7 @@ async def test_all_crash_points_of_the_quick_start_are_played_in_time() -> None:
 
 
 async def test_all_crash_points_of_the_saga_are_played_in_time() -> None:
-    from examples import saga
+    saga = load_anew("examples.saga")
 
     async def scenario(app: Any) -> object:
         flute = await saga.order.options(id="order-1").start("Ann", "flute", 90.0)
