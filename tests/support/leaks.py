@@ -1,5 +1,8 @@
 """A plugin of pytest that fails tests that leave something behind: asyncio tasks, threads, open files and sockets.
 
+A workflow with a schedule must not stay registered, either: an App that names no workflows serves all of them, so the
+tests that follow in this process would find runs that they did not start.
+
 Shared things stay open from one test to the next: what a fixture of a wider scope than one test opens, and what is
 opened in a `kept()` block. The leases of workers that stopped are in a database, so the fixture of that asks for them.
 """
@@ -17,6 +20,7 @@ from unittest.mock import patch
 
 import pytest
 
+from perdure.engine.replay.definitions import WORKFLOWS
 from perdure.engine.worker.owners import worker_of
 from perdure.engine.worker.worker import Worker
 
@@ -117,6 +121,18 @@ def _described(task: "asyncio.Task[Any]") -> str:
     return f"task {task.get_name()} ({getattr(code, '__qualname__', code)}) at {' > '.join(waits)}{origin}"
 
 
+def scheduled() -> set[str]:
+    """Return the names of the registered workflows that have a schedule."""
+    return {name for name, each in WORKFLOWS.items() if each.schedule is not None}
+
+
+def forget(names: Collection[str]) -> list[str]:
+    """Remove workflows from the registry, so that only the test that left them fails; return them as text."""
+    for name in names:
+        del WORKFLOWS[name]
+    return [f"scheduled workflow {name}" for name in sorted(names)]
+
+
 def leases_of_stopped(owners: Callable[[], dict[str, str | None]]) -> list[str]:
     """Return the leases, by the ids of their runs, that workers hold although they have stopped."""
     found = owners() if _stopped else {}
@@ -136,10 +152,10 @@ def watched() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def nothing_is_left(watched: None) -> Iterator[None]:
-    """Fail a test that leaves a task, a thread or an open file behind."""
-    before = resources()
+    """Fail a test that leaves a task, a thread, an open file or a scheduled workflow behind."""
+    before, scheduled_before = resources(), scheduled()
     yield
-    if left := left_since(before):
+    if left := [*left_since(before), *forget(scheduled() - scheduled_before)]:
         pytest.fail("the test left this behind:\n" + "\n".join(left), pytrace=False)
 
 

@@ -10,7 +10,7 @@ LEAKING = """
 import asyncio, socket, threading
 from pathlib import Path
 import pytest
-from perdure import App
+from perdure import App, workflow
 from perdure.model.records import WorkflowInstance
 from tests.support import leaks
 
@@ -47,6 +47,10 @@ async def test_lease(backend_database):
         storage = await database.storage()
         await storage.create_instance(WorkflowInstance("forgotten-run", "wf"), worker_id="w#0", timeout_sec=60)
 
+def test_schedule():
+    @workflow(name="forgotten.tick", cron="0 * * * *")
+    async def tick(): ...
+
 def test_shared_file(shared):
     pass
 
@@ -64,6 +68,7 @@ NAMED = {
     "socket": "open file .*socket:",
     "unreachable_socket": "Exception ignored in: <socket.socket",
     "lease": "lease of forgotten-run by w#0",
+    "schedule": "scheduled workflow forgotten.tick",
 }
 
 

@@ -26,6 +26,7 @@ from perdure.errors import EngineError, StalledError
 from perdure.model.states import WorkflowStatus
 from perdure.testing import TestApp, TestClock
 from tests.engine.waiting import status_of
+from tests.support.programs import no_other_program
 from tests.testing.kit import DATABASES, url_of
 
 DAY = timedelta(days=1)
@@ -274,9 +275,11 @@ async def test_retention_follows_the_clock(tmp_path: Path) -> None:
 async def test_advance_runs_every_tick_of_a_schedule() -> None:
     ticks: list[datetime] = []
 
-    @workflow(name="kit.hourly", cron="0 * * * *", zone="UTC")
-    async def hourly() -> None:
-        ticks.append(now())
+    with no_other_program():  # so that no other test serves it
+
+        @workflow(name="kit.hourly", cron="0 * * * *", zone="UTC")
+        async def hourly() -> None:
+            ticks.append(now())
 
     clock = TestClock(datetime(2030, 3, 1, 11, 30, tzinfo=UTC))
     async with TestApp(clock=clock, workflows=[hourly]):
