@@ -78,6 +78,13 @@ async def test_run_that_was_started_without_a_free_slot_follows_without_a_pause(
         assert await asyncio.wait_for(second.result(), 60) == "done"
 
 
+@pytest.mark.usefixtures("patient")
+async def test_work_whose_time_is_known_does_not_wait_for_the_pause(database: Database) -> None:
+    async with App(database.url):
+        later = await child.options(after=0.2).start("done")
+        assert await asyncio.wait_for(later.result(), 60) == "done"
+
+
 async def test_many_hints_within_a_short_time_reach_each_run_once(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -79,11 +79,13 @@ class WorkLoop:
     async def _rest(self, took: float, delay: float) -> None:
         """Wait for a notification, at most `delay` seconds; `took` is the duration of the last look.
 
-        Notifications wait for the pause, and the work of this process for as long as the last look took.
+        Notifications wait for the pause. The work of this process, and work whose time is known, wait only for as long
+        as the last look took.
         """
         await asyncio.sleep(min(took, CALM_SEC))
+        pause = min(self._pace.pause(), CALM_SEC, delay)
         with suppress(TimeoutError):  # this process has created no work in the meantime
-            async with asyncio.timeout(min(self._pace.pause(), CALM_SEC) - took):
+            async with asyncio.timeout(pause - took):
                 await self._host.own_work.wait()
         with suppress(TimeoutError):  # no notification came: look anyway
             async with asyncio.timeout(delay):
