@@ -288,6 +288,13 @@ async def append_and_complete(on: Stage) -> Act:
 
 
 @operation
+async def append_histories__one_refused(on: Stage) -> Act:
+    leases = await some_leases(on)
+    await on.storage.append_history(replace(event_of(leases[1]), event_data=b"[]"), lease=leases[1])
+    return lambda s: s.append_histories([(event_of(lease), lease) for lease in leases])
+
+
+@operation
 async def append_and_complete__one_refused(on: Stage) -> Act:
     leases = await some_leases(on)
     await on.storage.append_history(replace(event_of(leases[1]), event_data=b"[]"), lease=leases[1])

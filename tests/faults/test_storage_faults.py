@@ -59,19 +59,21 @@ async def spread(enumerator: Enumerator, place: int) -> list[Case]:
     return found
 
 
-@pytest.mark.timeout(3600 if CHOSEN == "all" else 120)
+@pytest.mark.timeout(3600 if CHOSEN == "all" or CHOSEN in OPERATIONS else 120)
 async def test_fault_at_any_call_is_reported_and_the_operation_is_atomic(
     enumerator: Enumerator, request: pytest.FixtureRequest
 ) -> None:
     if CHOSEN == "all":
         cases = await enumerator.cases(all_pairs())
+    elif CHOSEN in OPERATIONS:
+        cases = await enumerator.cases([pair for pair in all_pairs() if pair[0] == CHOSEN])
     elif CHOSEN.count(":") == 3:
         cases = [Case.parse(CHOSEN)]
     else:
         backend = request.node.callspec.params["enumerator"]
         cases = [Case.parse(text) for text in FOUND[backend]] + await spread(enumerator, DATABASES.index(backend))
     wrong = [each for case in cases for each in await enumerator.play(case)]
-    print(f"{len(cases)} cases, {len(wrong)} wrong")
+    print(f"{len(cases)} cases, {len(wrong)} wrong", *wrong, sep="\n")
     assert not wrong, "\n".join(wrong[:20])
 
 

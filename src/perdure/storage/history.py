@@ -38,7 +38,15 @@ class History(Transactions):
         if checked is None:
             return await self._batch(lambda item: appending(*item), items)
         many, parts = append_many(self._features), sets.split(checked, size)
-        return await self._run(Work(lambda: in_turn(many, parts), single=many is _append_at_once and len(parts) == 1))
+        if many is not _append_at_once or len(parts) > 1 or self.in_transaction():
+            return await self._run(Work(lambda: in_turn(many, parts)))
+        rows = await self._run(Work(lambda: _append_set(checked), single=True))
+        if all(event_id is not None for event_id, _ in rows):
+            return [event_id for event_id, _ in rows]
+        try:
+            return await self._read(_outcomes, checked, rows)
+        except StorageError as error:  # the other events are committed, so only those that were not accepted get it
+            return [error if event_id is None else event_id for event_id, _ in rows]
 
     async def get_history_paginated(
         self, instance_id: str, after_id: int = 0, limit: int = 0
@@ -134,10 +142,13 @@ def plain(items: Sequence[tuple[HistoryEvent, Lease | None]]) -> Items | None:
     for event, lease in items:
         if lease is None or event.created_at or lease.instance_id != event.instance_id:
             return None
-        known = leases.setdefault(event.instance_id, lease)
-        if known is not lease and known != lease:
+        known = leases.get(event.instance_id)
+        if known is not None and known is not lease and known != lease:
             return None
         try:
+            if known is None:
+                limits.name(event.instance_id, "instance_id")
+                leases[event.instance_id] = lease
             checked.append((_own_params(event), lease))
         except StorageError:
             return None
@@ -159,12 +170,22 @@ def in_turn(many: "Many", parts: Sequence[Items]) -> Operation[list[int | Storag
 
 
 def _append_at_once(items: Items) -> Operation[list[int | StorageError]]:
-    """Write the whole batch in one statement."""
-    rows = yield S.append_set(
+    """Write the whole batch in one statement, in a transaction with others."""
+    return (yield from _outcomes(items, (yield from _append_set(items))))
+
+
+def _append_set(items: Items) -> Operation[Sequence[tuple[Any, int]]]:
+    """Write the whole batch in one statement; return an id, or None, and whether the lease was current, for each."""
+    rows: Sequence[tuple[Any, int]] = yield S.append_set(
         tokens=[lease.token for _, lease in items],
         worker_ids=[lease.worker_id for _, lease in items],
         **columns(items),
     )
+    return rows
+
+
+def _outcomes(items: Items, rows: Sequence[tuple[Any, int]]) -> Operation[list[int | StorageError]]:
+    """Return the answers for what `_append_set` returned; read why events were not accepted."""
     answers: list[int | StorageError] = []
     for (params, lease), (event_id, fenced) in zip(items, rows, strict=True):
         answers.append((yield from outcome(params, lease, fenced, event_id)))

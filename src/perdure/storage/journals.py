@@ -12,24 +12,25 @@ from perdure.database.operation import Operation, Work
 from perdure.errors import StorageError
 from perdure.model.records import HistoryEvent, Lease
 from perdure.model.states import WorkflowStatus
-from perdure.storage import history, instance_sets, instances, sets, transactions, wakeups
+from perdure.storage import history, instance_sets, instances, sets, transactions
 from perdure.storage.history import Items
 from perdure.storage.instance_sets import Build, Completions
 from perdure.storage.sql import load_statements
-from perdure.storage.wakeups import COALESCED, RESUMABLE, Wakeups
+from perdure.storage.wakeups import RESUMABLE, Say, Wakeups
 
 S = load_statements("journals")
 
+Events = Sequence[tuple[HistoryEvent, Lease | None]]
+Ends = Sequence[tuple[Lease, bytes]]
 Answers = list[int | StorageError | None]  # of the events, then of the completions
+UNSETTLED = StorageError("it is not known yet why this was not accepted")
 Refused = dict[str, StorageError]  # by the instance's id
 
 
 class Journals(Wakeups):
     """Implement the part of HistoryManager that completes instances, too."""
 
-    async def append_and_complete(
-        self, events: Sequence[tuple[HistoryEvent, Lease | None]], completions: Sequence[tuple[Lease, bytes]]
-    ) -> Answers:
+    async def append_and_complete(self, events: Events, completions: Ends) -> Answers:
         """Record many events, then complete many leased instances, in one commit.
 
         Return an id or an error for each event, and then None or an error for each completion. If an event of an
@@ -37,20 +38,49 @@ class Journals(Wakeups):
         """
         if not events and not completions:
             return []
-        build = _writing(self._features, events, completions)
+        build = _writing(self._features, events, completions, apart=not self.in_transaction())
         work = Work(lambda: _one_by_one(events, completions)) if build is None else build(None)
-        say = instances.first_effect(lambda position: instances.ended(completions[position][0].instance_id)(None))
-        return await self._announce(
-            RESUMABLE, work, lambda found: say(found[len(events) :]), build if work.single else None
+        answers = await self._announce(
+            RESUMABLE, work, _ends_of(len(events), completions), build if work.single else None
         )
+        return await self._settle(events, completions, answers) if UNSETTLED in answers else answers
+
+    async def _settle(self, events: Events, completions: Ends, answers: Answers) -> Answers:
+        """Find out why the statement of a batch did not accept some items.
+
+        The rest of the batch is committed. So this is an operation of its own, and if it fails, only these items get
+        its error.
+        """
+        left = _unsettled(events, completions, answers)
+        try:
+            found = await self._announce(RESUMABLE, Work(lambda: _one_by_one(*left)), _ends_of(len(left[0]), left[1]))
+        except StorageError as error:
+            found = [error] * answers.count(UNSETTLED)
+        return _settled(answers, found)
 
 
-def _writing(
-    features: Features,
-    events: Sequence[tuple[HistoryEvent, Lease | None]],
-    completions: Sequence[tuple[Lease, bytes]],
-) -> Build[Answers] | None:
-    """Return what builds the operation that writes a plain batch, or None."""
+def _unsettled(events: Events, completions: Ends, answers: Answers) -> tuple[Events, Ends]:
+    """Return the events and the completions that the statement did not accept."""
+    fates = iter(answers)
+    return [each for each in events if next(fates) is UNSETTLED], [
+        each for each in completions if next(fates) is UNSETTLED
+    ]
+
+
+def _settled(answers: Answers, found: Answers) -> Answers:
+    """Return the answers with those that were found later."""
+    rest = iter(found)
+    return [next(rest) if answer is UNSETTLED else answer for answer in answers]
+
+
+def _ends_of(number: int, completions: Ends) -> Say[Answers]:
+    """Return what announces the completions of a batch with this number of events."""
+    say = instances.first_effect(lambda position: instances.ended(completions[position][0].instance_id)(None))
+    return lambda found: say(found[number:])
+
+
+def _writing(features: Features, events: Events, completions: Ends, *, apart: bool) -> Build[Answers] | None:
+    """Return what builds the operation that writes a plain batch, or None; `apart`: in a transaction of its own."""
     items, ends = history.plain(events) if events else [], instance_sets.completions(completions)
     if items is None or not ends:
         return None
@@ -59,15 +89,15 @@ def _writing(
         return None
     if len(sets.split(items, history.size)) > 1 or len(sets.split(ends, instance_sets.size)) > 1:
         return lambda _: Work(lambda: _in_turn(features, items, ends))
-    if features.one_statement_writes:
+    if features.one_statement_writes and apart:
         return lambda kind: Work(lambda: _write_at_once(items, ends, kind), single=True)
+    if features.one_statement_writes:
+        return lambda kind: Work(lambda: _write_wholly(items, ends, kind, events, completions))
     write = _write_for_each if features.repeated_calls else _write_locked
     return lambda _: Work(lambda: write(items, ends))
 
 
-def _one_by_one(
-    events: Sequence[tuple[HistoryEvent, Lease | None]], completions: Sequence[tuple[Lease, bytes]]
-) -> Operation[Answers]:
+def _one_by_one(events: Events, completions: Ends) -> Operation[Answers]:
     appending = transactions.prepared(lambda item: history.appending(*item), events)
     answers = yield from transactions.together(appending)
     refused = _refused([event.instance_id for event, _ in events], answers)
@@ -106,7 +136,7 @@ def _joined(answers: Sequence[int | StorageError], ends: Completions, refused: R
 
 
 def _write_at_once(items: Items, ends: Completions, kind: str | None) -> Operation[Answers]:
-    """Write the whole batch in one statement, and then what it did not accept, to find out why."""
+    """Write the whole batch in one statement; `UNSETTLED` is the answer for what it did not accept."""
     rows = yield S.append_and_complete(
         tokens=[lease.token for _, lease in items],
         worker_ids=[lease.worker_id for _, lease in items],
@@ -118,18 +148,18 @@ def _write_at_once(items: Items, ends: Completions, kind: str | None) -> Operati
         kind=kind,
         reason=WorkflowStatus.COMPLETED.value,
     )
-    open_ends = {end.lease.instance_id for end, (_, done) in zip(ends, rows[len(items) :], strict=True) if not done}
-    answers: list[int | StorageError] = []
-    for (params, lease), (event_id, fenced) in zip(items, rows[: len(items)], strict=True):
-        again = lease.instance_id in open_ends
-        append = history.append(params, lease) if again else history.outcome(params, lease, fenced, event_id)
-        answers.append((yield from append))
-    refused, left = _left(items, answers, [end for end in ends if end.lease.instance_id in open_ends])
-    for end in left:
-        refused |= yield from instance_sets.complete_patiently(end, instances.complete_singly)
-    if left and kind is not None:  # the statement has not announced these
-        yield wakeups.S.notify(kind=kind, payload=COALESCED)
-    return _joined(answers, ends, refused)
+    events = [UNSETTLED if event_id is None else event_id for event_id, _ in rows[: len(items)]]
+    return [*events, *(None if done else UNSETTLED for _, done in rows[len(items) :])]
+
+
+def _write_wholly(
+    items: Items, ends: Completions, kind: str | None, events: Events, completions: Ends
+) -> Operation[Answers]:
+    """Write the batch in one statement and settle the rest, in a transaction with others."""
+    answers = yield from _write_at_once(items, ends, kind)
+    if UNSETTLED not in answers:
+        return answers
+    return _settled(answers, (yield from _one_by_one(*_unsettled(events, completions, answers))))
 
 
 def _write_locked(items: Items, ends: Completions) -> Operation[Answers]:

@@ -1,6 +1,7 @@
 """Test how a backend records events."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -237,6 +238,15 @@ async def test_batch_of_1200_events_is_appended(storage: Storage) -> None:
     assert answers == sorted(answers, key=lambda answer: answer if isinstance(answer, int) else 0)
     assert all(isinstance(answer, int) for answer in answers)
     assert await storage.get_history_count("i-1") == 1200
+
+
+async def test_batch_refuses_an_event_of_an_instance_without_a_name(storage: Storage) -> None:
+    lease = await leased(storage, "i")
+    items = [
+        (HistoryEvent(each.instance_id, "s:1", HistoryEventType.ACTIVITY_COMPLETED, b"1"), each)
+        for each in (replace(lease, instance_id=""), lease)
+    ]
+    assert [type(answer) for answer in await storage.append_histories(items)] == [LimitError, int]
 
 
 async def test_empty_batch_returns_an_empty_list(storage: Storage) -> None:
