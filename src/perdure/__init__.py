@@ -1,7 +1,8 @@
 """Durable execution for Python on SQLite, PostgreSQL, MySQL or MariaDB.
 
 Decorate functions with `@workflow` and `@activity`, open an `App` to execute runs, and start a run with
-`await some_workflow.start(…)`. A `Client` starts and inspects runs without executing them.
+`await some_workflow.start(…)`. A `Client` starts and inspects runs without executing them, and a `SyncClient` does the
+same for programs that block.
 """
 
 from perdure import integrations  # noqa: F401 - registers the connections of other libraries with the engine
@@ -33,6 +34,9 @@ from perdure.engine.api.handles import RunHandle
 from perdure.engine.api.queries import BulkResult, RunPage, RunQuery
 from perdure.engine.api.run_info import ErrorInfo, RunInfo, StuckInfo, WaitInfo, WaitKind
 from perdure.engine.api.step_info import HistoryEntry, StepInfo, StepKind, StepStatus
+from perdure.engine.api.sync_client import SyncClient
+from perdure.engine.api.sync_handles import SyncRunHandle
+from perdure.engine.api.sync_queries import SyncRunQuery
 from perdure.engine.api.workflow import ConfiguredWorkflow, Workflow, workflow
 from perdure.engine.history.messages import Event, Message
 from perdure.engine.replay.body import RunEvicted
@@ -102,6 +106,9 @@ __all__ = [
     "StepStatus",
     "StuckInfo",
     "Swept",
+    "SyncClient",
+    "SyncRunHandle",
+    "SyncRunQuery",
     "TaskHealth",
     "TerminalError",
     "TransactionTooLongError",

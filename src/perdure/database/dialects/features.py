@@ -32,6 +32,9 @@ class Features:
 
     `schemas`: a database has several schemas. Tables are named with theirs, and it has to be found or chosen.
 
+    `locks_of_process`: locks belong to a process, for all its connections to a file, and a fork does not pass them on.
+    So no connection may be open during a fork.
+
     `transactional_ddl`: changes of tables are part of a transaction. Otherwise each is committed separately, and an
     interrupted migration is repeated statement by statement.
     """
@@ -45,4 +48,5 @@ class Features:
     idle_timeout: bool
     notifications: bool
     schemas: bool
+    locks_of_process: bool
     transactional_ddl: bool

@@ -40,6 +40,7 @@ class MySQLDriver(Rendering):
         idle_timeout=True,
         notifications=False,
         schemas=False,
+        locks_of_process=False,
         transactional_ddl=False,
     )
     error_codes = ErrorCodes(

@@ -26,6 +26,7 @@ class PostgresDriver(Rendering):
         idle_timeout=True,
         notifications=True,
         schemas=True,
+        locks_of_process=False,
         transactional_ddl=True,
     )
     error_codes = ErrorCodes(

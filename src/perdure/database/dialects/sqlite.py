@@ -30,6 +30,7 @@ class SQLiteDriver(Rendering):
         idle_timeout=False,
         notifications=False,
         schemas=False,
+        locks_of_process=True,
         transactional_ddl=True,
     )
     error_codes = ErrorCodes(unreadable=frozenset({1}), collisions=frozenset({5, 6}))

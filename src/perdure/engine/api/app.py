@@ -55,7 +55,7 @@ class App(Client):
     Durations are seconds or timedeltas. Raises `TypeError` or `ValueError` for an invalid setting.
     """
 
-    _has_worker = True
+    has_worker = True
 
     def __init__(
         self,

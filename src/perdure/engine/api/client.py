@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack, suppress
 from contextvars import Token
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, overload
 
 from perdure.engine import starting
 from perdure.engine.api import current, messages
@@ -17,6 +17,7 @@ from perdure.engine.api.reading import read_runs
 from perdure.engine.api.run_info import RunInfo
 from perdure.engine.api.step_info import HistoryEntry, StepInfo
 from perdure.engine.api.step_reading import read_history, read_steps
+from perdure.engine.api.sync_handles import SyncRunHandle, decoder_of
 from perdure.engine.api.workflow import Workflow
 from perdure.engine.execution.clock import Clock, SystemClock
 from perdure.engine.execution.group_commit import GroupCommit
@@ -37,6 +38,8 @@ from perdure.model.states import WorkflowStatus
 from perdure.storage.contract import Storage
 from perdure.storage.stores import SQLStorage
 
+R = TypeVar("R")
+
 HEALTH_SEC = 5.0  # a database that does not answer by then is not reachable
 
 
@@ -51,13 +54,13 @@ class Client:
     opened it; elsewhere it raises `EngineError`. After it is closed it raises `ClosedError`.
     """
 
-    _has_worker = False  # in the same process; an App has one
+    has_worker = False  # in the same process; an App has one
 
     def __init__(self, database: str | Storage, *, outbox: bool = False) -> None:
         self._database = self._new_database(database)
         self.url = self._database.url
         self._clock = self._new_clock()
-        if not self._has_worker and self._database.in_memory:
+        if not self.has_worker and self._database.in_memory:
             raise ConfigurationError(
                 "a Client on sqlite:///:memory: would be alone with that database, as no worker can see it: use a file "
                 "(sqlite:///name.db), or open an App"
@@ -90,7 +93,7 @@ class Client:
             opening.callback(_reset, token)
             self.stub_scope = opening.enter_context(scope_of_app(self._clock.sleep))
             self._is_open = True  # as well: the first activities may start runs while the worker still starts
-            current.opened(self)
+            self._announce()
             try:
                 await self._enter(opening)
             except BaseException:
@@ -102,13 +105,21 @@ class Client:
     def _leave(self) -> None:
         """Refuse further use."""
         self._is_open = False
+        self._withdraw()
+
+    def _announce(self) -> None:
+        """Let calls that name no client use this one."""
+        current.opened(self)
+
+    def _withdraw(self) -> None:
+        """Let calls that name no client use this one no longer."""
         current.closed(self)
 
     async def _enter(self, opening: AsyncExitStack) -> None:
         """Start the parts of an open client; `opening` closes them, also if a later part fails to start."""
         await starting.define(self._opened, {name: each.source_hash for name, each in WORKFLOWS.items()})
         self._supervisor = Supervisor()
-        self._results = Results(self._opened, self._supervisor, alone=not self._has_worker)
+        self._results = Results(self._opened, self._supervisor, alone=not self.has_worker)
         opening.push_async_callback(self._results.close)
         starts = GroupCommit(self._opened.create_instances, self._supervisor.watch(STARTS))
         opening.push_async_callback(starts.ended)
@@ -165,8 +176,19 @@ class Client:
 
     # Inspecting runs.
 
-    def get(self, instance_id: str) -> RunHandle[Any]:
-        """Return a handle on the run with this id. Nothing is read yet, so the run need not exist."""
+    @overload
+    def get(self, instance_id: str) -> RunHandle[Any]: ...
+
+    @overload
+    def get(self, instance_id: SyncRunHandle[R]) -> RunHandle[R]: ...
+
+    def get(self, instance_id: str | SyncRunHandle[Any]) -> RunHandle[Any]:
+        """Return a handle on the run with this id, or on the run of a handle that `start_sync()` returned.
+
+        Nothing is read yet, so the run need not exist.
+        """
+        if isinstance(instance_id, SyncRunHandle):
+            return RunHandle((self, instance_id.id), decoder_of(instance_id))
         if not isinstance(instance_id, str):
             raise TypeError(f"get() takes the id of a run, which is a text, not {instance_id!r}")
         return RunHandle((self, instance_id), plain)

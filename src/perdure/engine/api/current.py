@@ -80,6 +80,12 @@ def current_app() -> "Client":
     return found
 
 
+def is_served_here() -> bool:
+    """Return whether the calling code runs on the event loop of an open app, whose worker it would block."""
+    running = asyncio._get_running_loop() is not None
+    return running and any(each.has_worker and each.home.is_here() for each in _open)
+
+
 def stub_scopes() -> list[StubScope]:
     """Return the scope of the calling code, or else those of all apps and clients that are open on this loop."""
     scope = current_scope()

@@ -30,6 +30,15 @@ class CallerConnection(Protocol):
         """Write a start into the open transaction and return the id; never suspend if the connection is blocking."""
 
 
+class SyncDatabase(Protocol):
+    """What a start on a blocking connection needs of a SyncClient."""
+
+    dialect: str
+
+    def schema(self) -> str:
+        """Return the schema that holds the tables, on PostgreSQL."""
+
+
 Recognise = Callable[[object], CallerConnection]
 
 
@@ -54,12 +63,20 @@ async def start_in(connection: object, request: StartRequest) -> tuple[Runs, str
     return _runs(caller), await caller.start(request)
 
 
-def start_in_sync(connection: object, request: StartRequest) -> tuple[Runs, str]:
-    """Write a start into the open transaction of a blocking connection."""
+def start_in_sync(connection: object, request: StartRequest, client: SyncDatabase | None) -> str:
+    """Write a start into the open transaction of a blocking connection and return the id of the run.
+
+    The connection must be to the database of the client or, without one, of the open app, if there is one.
+    """
     caller = _recognise(connection)
     if not caller.blocking:
         raise TypeError(_use(connection, "an async connection", "`await start(…)`"))
-    return _runs(caller), _run_at_once(caller.start(request))
+    if client is None:
+        _runs(caller)
+    else:
+        _check_dialect(caller, client.dialect, "the SyncClient's")
+        caller.use_schema(client.schema())
+    return _run_at_once(caller.start(request))
 
 
 def _use(connection: object, kind: str, call: str) -> str:
@@ -73,14 +90,17 @@ def _runs(caller: CallerConnection) -> Runs:
         app = current.current_app()
     except EngineError:
         return IN_OPEN_APP
-    ours, theirs = app.dialect(), caller.dialect
-    if ours != theirs:
-        raise EngineError(
-            f"the connection given as in_transaction= is one of {theirs}, but the app's database is {ours}: "
-            "start the run in the database that the app uses"
-        )
+    _check_dialect(caller, app.dialect(), "the app's")
     caller.use_schema(app.schema())
     return app
+
+
+def _check_dialect(caller: CallerConnection, ours: str | None, whose: str) -> None:
+    if ours != caller.dialect:
+        raise EngineError(
+            f"the connection given as in_transaction= is one of {caller.dialect}, but {whose} database is {ours}: "
+            "start the run in that database"
+        )
 
 
 def _run_at_once(coroutine: Coroutine[Any, Any, T]) -> T:

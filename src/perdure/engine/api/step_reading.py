@@ -43,8 +43,18 @@ _WAITS = {"wait_event": StepKind.EVENT, "receive": StepKind.CHANNEL, "timer": St
 async def read_history(storage: Storage, id: str) -> AsyncIterator[HistoryEntry]:
     """Yield the entries of a run's history, oldest first."""
     async for row in read_rows(storage, id):
-        data = row.event_data_binary if row.data_type == "binary" else json.loads(row.event_data or b"null")
-        yield HistoryEntry(row.id, row.activity_id, str(row.event_type), row.created_at, data)
+        yield _entry(row)
+
+
+async def read_history_page(storage: Storage, id: str, after_id: int) -> tuple[list[HistoryEntry], bool]:
+    """Return the next entries of a run's history after an entry, and whether there are more."""
+    rows, more = await storage.get_history_paginated(id, after_id, PAGE)
+    return [_entry(row) for row in rows], more
+
+
+def _entry(row: HistoryEvent) -> HistoryEntry:
+    data = row.event_data_binary if row.data_type == "binary" else json.loads(row.event_data or b"null")
+    return HistoryEntry(row.id, row.activity_id, str(row.event_type), row.created_at, data)
 
 
 async def read_steps(storage: Storage, id: str) -> list[StepInfo]:

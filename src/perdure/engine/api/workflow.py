@@ -4,14 +4,15 @@ import inspect
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import fields
 from datetime import datetime, timedelta
-from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast, overload
 
-from perdure.engine.api import current
+from perdure.engine.api import current, current_sync
 from perdure.engine.api.activity import Activity, Undo
 from perdure.engine.api.coroutines import mark_coroutine, named
 from perdure.engine.api.handles import IN_BODY, RunHandle
 from perdure.engine.api.in_transaction import start_in, start_in_sync
 from perdure.engine.api.options import StartOptions
+from perdure.engine.api.sync_handles import IN_OPEN_SYNC_CLIENT, SyncRunHandle
 from perdure.engine.execution.children import call_child
 from perdure.engine.history.hints import signature
 from perdure.engine.replay import context
@@ -31,6 +32,9 @@ from perdure.errors import NotDurableError, OutsideWorkflowError
 from perdure.model import limits
 from perdure.model.durations import Duration
 from perdure.model.schedules import Schedule
+
+if TYPE_CHECKING:
+    from perdure.engine.api.sync_client import SyncClient
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -64,22 +68,16 @@ class Startable(Generic[P, R]):
             return RunHandle((IN_BODY, await run.effect("start", starting(request), call, str)), decode)
         return RunHandle(await current.current_app().start(request), decode)
 
-    def start_sync(self, *args: P.args, **kwargs: P.kwargs) -> RunHandle[R]:
-        """Start a run in the transaction of a blocking connection and return a handle on the run.
+    def start_sync(self, *args: P.args, **kwargs: P.kwargs) -> SyncRunHandle[R]:
+        """Start a run with these arguments and return a handle on it, in a program that blocks.
 
-        `order.options(in_transaction=connection).start_sync("A-1")` writes the run on that connection. The run starts
-        if and when the transaction commits. Raises `TypeError` without `in_transaction=` or with an async connection.
+        It uses the `SyncClient` of the enclosing `with`, otherwise the only one that is open; the run is stored when
+        this returns. `order.options(in_transaction=connection).start_sync("A-1")` needs none: it writes the run on that
+        blocking connection, and the run starts if and when the transaction commits. Raises `TypeError` if the arguments
+        don't match the function's parameters and type hints, or for an async connection; `RunExistsError` if a
+        different run has the id; and `EngineError` if no SyncClient is open, or several are.
         """
-        name = self._workflow.name
-        if self._options.in_transaction is None:
-            raise TypeError(
-                f"{name}.start_sync() needs a blocking connection with an open transaction: "
-                f"{name}.options(in_transaction=connection).start_sync(…); in a coroutine use `await {name}.start(…)`"
-            )
-        if context.current_run() is not None:
-            raise NotDurableError("start_sync() is for use outside a workflow: start the run in an activity")
-        started = start_in_sync(self._options.in_transaction, self._request(self._encoded(args, kwargs)))
-        return RunHandle(started, self._workflow.signature.decode_result)
+        return start_with(None, self, args, kwargs)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[object, None, R]:
         """Start a run and wait for its result; in a workflow, the new run is a child of the calling run.
@@ -222,6 +220,25 @@ class Workflow(WorkflowDefinition, Startable[P, R]):
         handler: Activity[..., Any] = Activity(function, function.__name__, UNDO_RETRY, None)
         self.failure_handler = handler
         return handler
+
+
+def start_with(
+    client: "SyncClient | None", startable: Startable[..., R], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> SyncRunHandle[R]:
+    """Start a run through a client, by default that of the calling thread, or on a connection of the caller."""
+    options, definition = startable._options, startable._workflow
+    if context.current_run() is not None:
+        raise NotDurableError("start_sync() is for use outside a workflow: start the run in an activity")
+    decode = definition.signature.decode_result
+    if options.in_transaction is None:
+        client = client or current_sync.current_client(f"{definition.name}.start_sync()")
+        started = client.start_request(startable._request(startable._encoded(args, kwargs)))
+        return SyncRunHandle(client, started, decode)
+    client = client or current_sync.entered()
+    if client is None and not current.is_open():
+        client = current_sync.only_one()
+    request = startable._request(startable._encoded(args, kwargs))
+    return SyncRunHandle(client or IN_OPEN_SYNC_CLIENT, start_in_sync(options.in_transaction, request, client), decode)
 
 
 Startable.start.__qualname__ = "Workflow.start"  # as people know it: "coroutine 'Workflow.start' was never awaited"
