@@ -8,12 +8,13 @@ Needs `sqlalchemy[asyncio]`. On PostgreSQL or MySQL it also needs psycopg or PyM
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 
 import sqlalchemy as sa
 
-from perdure import App, Client, RunHandle, TerminalError, activity, connection, workflow
+from perdure import App, SyncClient, SyncRunHandle, TerminalError, activity, connection, workflow
 
 LEASE_SEC = 2
 TABLES = sa.MetaData()
@@ -56,7 +57,7 @@ async def transfer(source: str, target: str, amount: int) -> int:
     return await move(source, target, amount)
 
 
-def handle_request(engine: sa.Engine, number: int, *, crashes: bool = False) -> RunHandle[int]:
+def handle_request(engine: sa.Engine, number: int, *, crashes: bool = False) -> SyncRunHandle[int]:
     """Handle a web request: insert a row and start a run in the same transaction, so both exist or neither."""
     with engine.begin() as db:
         db.execute(sa.insert(ORDERS).values(number=number, amount=5))
@@ -84,17 +85,17 @@ def show(engine: sa.Engine, when: str) -> None:
     )
 
 
-async def start_worker(url: str, *how: str) -> asyncio.subprocess.Process:
+def start_worker(url: str, *how: str) -> subprocess.Popen[bytes]:
     """Start a worker process."""
-    return await asyncio.create_subprocess_exec(sys.executable, "-m", "examples.transfer", url, "--worker", *how)
+    return subprocess.Popen([sys.executable, "-m", "examples.transfer", url, "--worker", *how])
 
 
-async def main(url: str) -> None:
+def main(url: str) -> None:
     """Handle eleven requests, kill a worker, and let another one finish."""
     kinds = {"postgresql": "postgresql+psycopg", "mysql": "mysql+pymysql"}
     kind, _, where = url.partition("://")
     engine = sa.create_engine(f"{kinds.get(kind, kind)}://{where}")
-    async with Client(url):
+    with SyncClient(url):
         set_up(engine)
         runs = [handle_request(engine, number) for number in range(10)]
         try:
@@ -102,13 +103,12 @@ async def main(url: str) -> None:
         except ConnectionError as error:
             print(f"{'eleventh request':>24} {error}: no order and no run")
         show(engine, "after ten requests")
-        worker = await start_worker(url, "--dies")
-        await worker.wait()
+        start_worker(url, "--dies").wait()
         show(engine, "worker killed")
-        worker = await start_worker(url)
-        results = [await run.result(timeout=60) for run in runs]
+        worker = start_worker(url)
+        results = [run.result(timeout=60) for run in runs]
         worker.terminate()
-        await worker.wait()
+        worker.wait()
         print(f"{'balances of ann':>24} {sorted(results, reverse=True)}")
         show(engine, "another worker resumed")
     engine.dispose()
@@ -119,4 +119,4 @@ if __name__ == "__main__":
         asyncio.run(App(sys.argv[1], workflows=[transfer], lease=LEASE_SEC).serve())
     else:
         with tempfile.TemporaryDirectory(prefix="perdure-transfer-") as folder:
-            asyncio.run(main(sys.argv[1] if len(sys.argv) > 1 else f"sqlite:///{folder}/bank.db"))
+            main(sys.argv[1] if len(sys.argv) > 1 else f"sqlite:///{folder}/bank.db")

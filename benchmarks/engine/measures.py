@@ -120,6 +120,19 @@ async def latency_across(url: str, size: int) -> Figures:
         return _latencies([await timed(_run_one(number)) for number in range(size)])
 
 
+async def latency_blocking(url: str, size: int) -> Figures:
+    from perdure import SyncClient  # which earlier revisions don't have
+
+    def run_one(number: int) -> float:
+        before = time.perf_counter()
+        one_step.start_sync(number).result()
+        return (time.perf_counter() - before) * 1000
+
+    async with _worker(url):
+        with SyncClient(url):
+            return _latencies([run_one(number) for number in range(size)])
+
+
 async def event(url: str, size: int) -> Figures:
     async with App(url):
         return _latencies([await _event_to_end(number) for number in range(size)])
@@ -236,6 +249,7 @@ MEASURES = {
     "fan": Measure(throughput(fan, 100), 10_000, "steps/s", True, "workflows of a hundred steps at once"),
     "latency": Measure(latency, 300, "ms", False, "start to result of one run, p50"),
     "latency-across": Measure(latency_across, 100, "ms", False, "the same, executed by another process"),
+    "latency-blocking": Measure(latency_blocking, 100, "ms", False, "the same, started by a program that blocks"),
     "event": Measure(event, 200, "ms", False, "event to result, p50"),
     "event-across": Measure(event_across, 100, "ms", False, "the same, executed by another process"),
     "replay": Measure(replay, 1000, "ms", False, "replay of 1,000 steps, beyond an empty run"),

@@ -55,6 +55,17 @@ def test_transfer_is_resumed_by_another_worker(tmp_path: Path) -> None:
     assert "another worker resumed ann 50, bob 50, together 100; 10 orders" in shown
 
 
+@pytest.mark.parametrize("shop", ["flask_shop", "django_shop"])
+def test_web_shop_starts_runs_that_its_worker_executes(shop: str, tmp_path: Path) -> None:
+    assert run_example(shop, tmp_path).splitlines() == [
+        "placed: order-A-1",
+        "placed: order-A-1",
+        "approved: order-A-1",
+        "receipt: 9.50 paid for A-1, parcel of A-1",
+        "status: completed",
+    ]
+
+
 def test_demo_completes_each_order_once_and_compensates_a_failed_one(tmp_path: Path) -> None:
     shown = run_example("order_demo", tmp_path)
     assert "the worker is dead" in shown

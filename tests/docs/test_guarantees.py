@@ -12,8 +12,8 @@ from tests.docs.marks import ROOT, all_tests, marks_in, references
 PAGE = (ROOT / "docs" / "guarantees.md").read_text("utf-8")
 AREAS = "run|compose|time|events|channels|groups|long life|saga|transactions|limits|versions|observe".split("|")
 TOPICS = (
-    "event loop of the body|order|same id twice|errors|events|cancel|children|retry|in_transaction|connection|"
-    "background tasks"
+    "event loop of the body|order|same id twice|errors|events|cancel|children|retry|in_transaction|"
+    "SyncClient|connection|background tasks"
 ).split("|")
 
 

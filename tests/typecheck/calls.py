@@ -5,16 +5,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from random import Random
-from typing import assert_type
+from typing import Any, assert_type
 
 from perdure import (
     App,
+    BulkResult,
     Client,
     Event,
+    Health,
     Message,
     Retention,
     Retry,
     RunHandle,
+    RunInfo,
+    StepInfo,
+    SyncClient,
+    SyncRunHandle,
+    SyncRunQuery,
     activity,
     now,
     random,
@@ -119,7 +126,10 @@ async def program() -> None:
         assert_type(await order.options(id="order-A-1")("A-1", amount=9.5), Receipt)
         assert_type(await order.function("A-1", 9.5), Receipt)
         assert_type(await nightly.options(at=datetime(2030, 1, 1, tzinfo=UTC)).start(), RunHandle[None])
-        assert_type(order.options(in_transaction=object()).start_sync("A-1", 9.5), RunHandle[Receipt])
+        written = order.options(in_transaction=object()).start_sync("A-1", 9.5)
+        assert_type(written, SyncRunHandle[Receipt])
+        assert_type(app.get(written), RunHandle[Receipt])
+        assert_type(await app.get("order-A-1").result(), Any)
         await order.start("A-1")  # wrong: an argument is missing
         await order.start(1, 9.5)  # wrong: a number for a text
         await order.start("A-1", 9.5, id="order-A-1")  # wrong: options are for options()
@@ -142,6 +152,41 @@ async def program() -> None:
     App("sqlite:///orders.db", lease="5")  # wrong: a text is no duration
     App("sqlite:///orders.db", workflows=[charge])  # wrong: an activity
     App("sqlite:///orders.db", thread=3)  # wrong: no such setting
+
+
+def blocking_program() -> None:
+    with SyncClient("sqlite:///orders.db", outbox=True) as client:
+        run = order.start_sync("A-1", 9.5)
+        assert_type(run, SyncRunHandle[Receipt])
+        assert_type(run.result(timeout=timedelta(seconds=5)), Receipt)
+        assert_type(order.options(id="order-A-1", after=60).start_sync("A-1", 9.5, gift=True), SyncRunHandle[Receipt])
+        assert_type(client.start(order, "A-1", amount=9.5), SyncRunHandle[Receipt])
+        assert_type(client.start(order.options(id="order-A-1"), "A-1", 9.5).result(), Receipt)
+        assert_type(client.start(nightly), SyncRunHandle[None])
+        assert_type(run.info(), RunInfo)
+        assert_type(run.steps(), list[StepInfo])
+        assert_type([entry.kind for entry in run.history()], list[str])
+        assert_type(client.runs(workflow=order, status="failed"), SyncRunQuery)
+        assert_type([found.id for found in client.runs()], list[str])
+        assert_type(client.runs().first(), RunInfo | None)
+        assert_type(client.runs().cancel(dry_run=True), BulkResult)
+        assert_type(client.health(), Health)
+        order.start_sync("A-1", "9.5")  # wrong: text for a number
+        client.start(order, "A-1")  # wrong: an argument is missing
+        client.start(order, 1, 9.5)  # wrong: a number for a text
+        client.start(order.options(id="a"), "A-1", 9.5, id="a")  # wrong: options are for options()
+        client.start(charge, "A-1", 9.5)  # wrong: an activity
+        number: int = run.result()  # wrong: a receipt is no number
+        run.result(timeout="5")  # wrong: a text is no duration
+        client.cancel(run)  # wrong: a handle is no id
+        client.send_event("paid")  # wrong: the data is missing
+        print(number)
+    SyncClient(3)  # wrong: not a URL
+
+
+async def blocking_in_a_coroutine() -> None:
+    async with SyncClient("sqlite:///orders.db"):  # wrong: not `with`
+        pass
 
 
 @activity

@@ -34,6 +34,8 @@ from perdure import (
     sleep,
     workflow,
 )
+from perdure.engine.api.handles import IN_OPEN_APP
+from perdure.engine.api.sync_handles import decoder_of
 from perdure.errors import ConfigurationError, NotDurableError, RunExistsError, TerminalError, TransactionError
 from perdure.integrations.connections import recognised, settled
 from perdure.storage.stores import SQLStorage
@@ -64,7 +66,8 @@ async def long() -> None:
 async def start(configured: ConfiguredWorkflow[P, R], *args: P.args, **kwargs: P.kwargs) -> RunHandle[R]:
     """Start with the method that is for this kind of connection."""
     if recognised(configured._options.in_transaction).blocking:
-        return configured.start_sync(*args, **kwargs)
+        started = configured.start_sync(*args, **kwargs)
+        return RunHandle((IN_OPEN_APP, started.id), decoder_of(started))
     return await configured.start(*args, **kwargs)
 
 
@@ -372,8 +375,8 @@ async def test_start_sync_writes_to_a_blocking_connection_at_the_call(database: 
     await caller.begin()
     started = greet.options(in_transaction=caller.connection).start_sync("a")
     await caller.commit()
-    async with App(database.url):
-        assert await started.result(SOON) == "hello a"
+    async with App(database.url) as app:
+        assert await app.get(started).result(SOON) == "hello a"
 
 
 @pytest.mark.behaviour("in_transaction")
@@ -405,11 +408,6 @@ async def starting() -> str:
 async def test_start_sync_in_a_body_is_refused() -> None:
     async with App("sqlite:///:memory:"):
         assert "start the run in an activity" in await (await starting.start()).result(SOON)
-
-
-def test_start_sync_without_a_connection_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"options\(in_transaction=connection\)\.start_sync"):
-        greet.start_sync("a")
 
 
 class AwaitedCursor(sqlite3.Cursor):
@@ -466,7 +464,7 @@ async def test_start_sync_needs_no_event_loop(database: Database, caller: Caller
         assert await app.get(started).result(SOON) == "hello a"
 
 
-@each(ONE_EACH)
+@each(["aiosqlite", "asyncpg"])
 async def test_handle_without_an_app_raises_with_an_explanation(database: Database, caller: Caller) -> None:
     await caller.begin()
     handle = await start(greet.options(in_transaction=caller.connection), "a")
@@ -475,7 +473,7 @@ async def test_handle_without_an_app_raises_with_an_explanation(database: Databa
         await handle.result(SOON)
 
 
-@each(["sqlite3"])
+@each(["aiosqlite"])
 async def test_handle_without_an_app_uses_the_next_one(database: Database, caller: Caller) -> None:
     await caller.begin()
     handle = await start(greet.options(in_transaction=caller.connection), "a")
@@ -770,9 +768,7 @@ async def start_within(kind: Literal["native", "sqlalchemy"], fails: bool) -> st
 @activity(transactional=True)
 def start_plainly(kind: Literal["native", "sqlalchemy"], fails: bool) -> str:
     for _ in range(2):
-        handle: RunHandle[str] = greet.options(id="inner", timeout=SOON, in_transaction=connection(kind)).start_sync(
-            "a"
-        )
+        handle = greet.options(id="inner", timeout=SOON, in_transaction=connection(kind)).start_sync("a")
     if fails:
         raise TerminalError("no")
     return handle.id

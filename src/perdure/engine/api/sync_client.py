@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from contextvars import Token
 from datetime import datetime, timedelta
+from functools import partial
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, Self, TypeVar
 
@@ -56,31 +57,29 @@ class SyncClient:
                 f"SyncClient(…) takes a database URL, such as 'sqlite:///orders.db', not {database!r}; an open storage "
                 "belongs to the event loop that opened it"
             )
-        self._url = Secret(database)
+        url = Secret(database)
         del database  # a traceback shows arguments, and a URL may have a password
-        self._outbox = outbox
-        self._unopened = self._new_client()  # raises if the URL cannot work
-        driver = new_driver(self._url)
+        new_client = partial(ThreadClient, url, outbox=outbox)
+        self._unopened: Client = new_client()  # raises if the URL cannot work
+        driver = new_driver(url)
         self.dialect: str = driver.name
         self._made_at = _place(inspect.currentframe())
-        self._background = Background(self._new_client, ends_at_fork=driver.features.locks_of_process)
+        self._has_schemas = driver.features.schemas
+        self._background = Background(new_client, ends_at_fork=driver.features.locks_of_process)
         self._entered: Token[SyncClient | None] | None = None
         self._has_entered = False
         current_sync.opened(self)
-
-    def _new_client(self) -> Client:
-        return ThreadClient(self._url, outbox=self._outbox)
 
     def __repr__(self) -> str:
         return f"<SyncClient of {self.dialect}, made at {self._made_at}>"
 
     def __enter__(self) -> Self:
+        self._call(_nothing)  # connects, so that a wrong URL or an unavailable database is noticed here
         if self._has_entered:
             raise EngineError(
                 "this SyncClient was entered already, and `with` closes it at the end: make another one, or use it "
                 "without `with` and close() it when the program ends"
             )
-        self._call(_nothing)  # connects, so that a wrong URL or an unavailable database is noticed here
         self._has_entered = True
         self._entered = current_sync.ENTERED.set(self)
         return self
@@ -151,7 +150,7 @@ class SyncClient:
         async def schema(client: Client) -> str:
             return client.schema()
 
-        return self._call(schema) if new_driver(self._url).features.schemas else ""
+        return self._call(schema) if self._has_schemas else ""
 
     # Inspecting runs.
 
