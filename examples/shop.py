@@ -43,7 +43,7 @@ def run_id(order_id: str) -> str:
 
 def main(module: str, web: Callable[[str], None]) -> None:
     """Run the worker, the web server, or both and a customer."""
-    role, url = (sys.argv[1:] + [""])[:2]
+    role, url = [*sys.argv[1:], ""][:2]
     if role == "worker":
         asyncio.run(App(url, workflows=[order]).serve())
     elif role == "web":

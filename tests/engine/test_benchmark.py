@@ -33,10 +33,8 @@ def test_an_unknown_revision_is_reported() -> None:
 
 
 def test_figures_are_measured_and_written(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    written, names = (
-        tmp_path / "engine.json",
-        ["ten-step", "event-across", "latency-blocking", "replay", "where", "memory"],
-    )
+    written = tmp_path / "engine.json"
+    names = ["ten-step", "latency-blocking", "event-across", "replay", "where", "memory"]
     options = ["--database", "sqlite", "--rounds", "1", "--size", "5", "--json", str(written)]
     assert measure([*options, "--measure", *names]) == 0
     _, *lines = capsys.readouterr().out.splitlines()

@@ -2,10 +2,13 @@
 """Mistakes in calls of workflows and activities."""
 
 import asyncio
+import sqlite3
+from contextlib import closing
 
 from perdure import (
     App,
     Retry,
+    SyncClient,
     activity,
     activity_info,
     connection,
@@ -224,9 +227,50 @@ async def _(url):
         await ship()
 
 
-@mistake("start_sync() without a connection")
+@mistake("start_sync() without a SyncClient")
 def _(shop):
     shop.order.start_sync("A-1")
+
+
+@mistake("start_sync() with two SyncClients")
+def _(shop, url):
+    with closing(SyncClient(url)), closing(SyncClient(url)):
+        shop.order.start_sync("A-1")
+
+
+@mistake("a SyncClient in a coroutine beside an App")
+async def _(shop, url):
+    async with App(url):
+        with SyncClient(url):
+            shop.order.start_sync("A-1").result()
+
+
+@mistake("the handle of start_sync() in a coroutine beside an App")
+async def _(shop, url, tmp_path):
+    with closing(sqlite3.connect(tmp_path / "shop.db")) as mine:
+        async with App(url):
+            mine.execute("BEGIN")
+            run = shop.order.options(in_transaction=mine).start_sync("A-1")
+            mine.commit()
+            run.result()
+
+
+@mistake("a SyncClient in a body")
+async def _(url):
+    client = SyncClient(url)
+
+    @workflow
+    async def ship():
+        client.send_event("shipped", 1)
+
+    async with App(url):
+        await ship()
+
+
+@mistake("an activity started with a SyncClient")
+def _(shop, url):
+    with closing(SyncClient(url)) as client:
+        client.start(shop.charge, "A-1")
 
 
 @mistake("sleep() outside a workflow")

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 
-from perdure import App, Client, Retention
+from perdure import App, Client, Retention, SyncClient
 from perdure.storage import open_storage
 from tests.mistakes.catalogue import ProgramEnded, mistake
 
@@ -22,6 +22,36 @@ async def _():
 @mistake("a pathlib.Path instead of a URL")
 async def _(tmp_path):
     async with App(tmp_path / "shop.db"):
+        ...
+
+
+@mistake("a SyncClient on a database in memory")
+def _():
+    SyncClient("sqlite:///:memory:")
+
+
+@mistake("a SyncClient of an open storage")
+async def _(url):
+    async with open_storage(url) as storage:
+        SyncClient(storage)
+
+
+@mistake("`async with` for a SyncClient")
+async def _(url):
+    async with SyncClient(url):
+        ...
+
+
+@mistake("a SyncClient that is used after its `with`")
+def _(url):
+    with SyncClient(url) as client:
+        ...
+    client.info("order-1")
+
+
+@mistake("a SyncClient that is entered twice")
+def _(url):
+    with SyncClient(url) as client, client:
         ...
 
 

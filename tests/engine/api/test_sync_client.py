@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 import sqlite3
+import sys
 import threading
 import time
 import traceback
@@ -48,6 +49,7 @@ from perdure.engine.api import current_sync
 from perdure.errors import ConfigurationError, DatabaseUnavailableError
 from perdure.storage import open_storage
 from tests.engine.orders import Receipt, order
+from tests.support import leaks
 from tests.support.storages import Database
 
 SOON = timedelta(seconds=30)
@@ -258,7 +260,7 @@ def test_start_with_several_clients_needs_one_that_is_entered(urls: list[str]) -
 def test_client_that_is_dropped_is_no_longer_used(urls: list[str]) -> None:
     SyncClient(urls[0])
     with closing(SyncClient(urls[1])) as client:
-        assert current_sync.current_client("a call") is client
+        assert current_sync.current_client("a call", "") is client
 
 
 # Opening and closing.
@@ -368,7 +370,9 @@ def test_threads_that_cannot_connect_get_an_error_each() -> None:
             errors = list(threads.map(lambda _: call(), range(4)))
         assert len({id(each) for each in errors}) == 4
         for error in errors:
-            assert [frame.name for frame in traceback.extract_tb(error.__traceback__)].count("call") <= 4
+            frames = traceback.extract_tb(error.__traceback__)
+            assert [frame.name for frame in frames if frame.filename == __file__] == ["call"]
+            assert frames[0].name == "call"
 
 
 def test_error_has_a_traceback_that_starts_at_the_call(shared_url: str) -> None:
@@ -443,6 +447,99 @@ async def test_plain_activity_starts_a_run(shared_url: str) -> None:
     with closing(SyncClient(shared_url)):
         async with App(shared_url) as app:
             assert (await app.get(await starter()).result(SOON))["amount"] == 4.5
+
+
+# Forks, without a second process: test_sync_processes.py has those with one.
+
+
+def locked(url: str) -> "closing[sqlite3.Connection]":
+    """Return a connection with a transaction that blocks all other writers."""
+    mine = sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None, check_same_thread=False)
+    mine.execute("BEGIN IMMEDIATE")
+    return closing(mine)
+
+
+def is_busy(client: SyncClient) -> bool:
+    thread = client._background._thread
+    return thread is not None and bool(thread._tasks)
+
+
+def test_fork_waits_for_a_call_that_writes_to_a_file(shared_url: str) -> None:
+    with SyncClient(shared_url) as client, ThreadPoolExecutor(2) as threads, locked(shared_url) as mine:
+        thread = client._background._thread
+        call = threads.submit(client.publish, "news", 1)
+        until(lambda: is_busy(client))
+        threads.submit(lambda: (until(lambda: thread is not None and thread._is_stopping), mine.rollback()))
+        client._background.before_fork()
+        try:
+            assert call.done()
+            assert thread is not None
+            assert thread.ended
+        finally:
+            client._background.after_fork()
+        assert call.result() is None
+        client.publish("news", 2)  # opens the file again
+
+
+def test_fork_does_not_wait_forever_for_a_call(shared_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perdure.engine.api.background.FORK_SEC", 0.05)
+    with SyncClient(shared_url) as client, ThreadPoolExecutor(1) as threads, locked(shared_url) as mine:
+        call = threads.submit(client.publish, "news", 1)
+        until(lambda: is_busy(client))
+        client._background.before_fork()
+        mine.rollback()
+        client._background.after_fork()
+        with pytest.raises(EngineError, match="the call was interrupted, because the process forked"):
+            call.result()
+        client.publish("news", 2)
+
+
+def test_wait_continues_after_a_fork(shared_url: str) -> None:
+    with SyncClient(shared_url) as client, ThreadPoolExecutor(1) as threads:
+        run = client.start(patient)
+        call = threads.submit(run.result, 1000)
+        until(lambda: is_waiting(client))
+        client._background.before_fork()
+        client._background.after_fork()
+        until(lambda: is_waiting(client))
+        assert not call.done()
+        client.close()
+        assert isinstance(call.exception(), ClosedError)
+
+
+def test_process_that_was_forked_unnoticed_with_an_open_file_cannot_use_it(shared_url: str) -> None:
+    """As by uWSGI, which calls only the hook in the new process."""
+    with closing(SyncClient(shared_url)) as client:
+        client.runs().count()
+        thread = client._background._thread
+        assert thread is not None
+        client._background.after_fork_in_child()
+        try:
+            with pytest.raises(EngineError, match="was forked while this SyncClient had the SQLite file open"):
+                client.runs().count()
+        finally:
+            thread.stop()
+            thread.join()
+
+
+def test_thread_that_fails_is_logged_and_replaced(shared_url: str, caplog: pytest.LogCaptureFixture) -> None:
+    with SyncClient(shared_url) as client, ThreadPoolExecutor(1) as threads:
+        run, thread = client.start(patient), client._background._thread
+        assert thread is not None
+        call = threads.submit(run.result, 1000)
+        until(lambda: is_waiting(client))
+        thread._loop.call_soon_threadsafe(sys.exit, "a bug")
+        assert thread.join(SOON.total_seconds())
+        leaks._tasks.clear()  # its tasks were pending, of course
+        assert (
+            "the thread of a SyncClient failed; the next call opens the database again: SystemExit: a bug"
+            in caplog.text
+        )
+        until(lambda: is_waiting(client))
+        assert run.info().status is WorkflowStatus.RUNNING
+        assert not call.done()
+        client.close()
+        assert isinstance(call.exception(), ClosedError)
 
 
 # Starting in a transaction of the caller.

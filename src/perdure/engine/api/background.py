@@ -51,10 +51,12 @@ class Background:
         `is_wait` says that the coroutine only waits for something, and can be repeated.
         """
         while True:
+            thread = self._open()
             try:
-                return self._open().call(work, is_wait=is_wait)
+                thread.wait_until_open()
+                return thread.call(work, is_wait=is_wait)
             except NotBegun:
-                pass  # the thread ended for a fork, or failed; if it was closed, _open() raises
+                thread.join()  # it ends for a fork, or has failed; if it was closed, _open() raises
             except Interrupted:
                 if self._is_closed:
                     raise ClosedError(
@@ -79,9 +81,7 @@ class Background:
                 )
             if self._thread is None or self._thread.ended:
                 self._thread = ClientThread(self._new_client())
-            thread = self._thread
-        thread.wait_until_open()
-        return thread
+            return self._thread
 
     def close(self) -> None:
         """Close the client and end the thread. Calls under way in other threads raise `ClosedError`."""

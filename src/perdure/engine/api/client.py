@@ -62,8 +62,8 @@ class Client:
         self._clock = self._new_clock()
         if not self.has_worker and self._database.in_memory:
             raise ConfigurationError(
-                "a Client on sqlite:///:memory: would be alone with that database, as no worker can see it: use a file "
-                "(sqlite:///name.db), or open an App"
+                f"a {self._database.owner} on sqlite:///:memory: would be alone with that database, as no worker can "
+                "see it: use a file (sqlite:///name.db), or open an App"
             )
         self.outbox_stored: Callable[[], None] | None = _nothing if outbox else None  # None: there is no outbox
         self.home: current.Home  # the event loop and process that opened the client

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from perdure.engine.api.client import Client
 from perdure.engine.api.database import Database
-from perdure.errors import PerdureError
+from perdure.errors import ClosedError, PerdureError
 from perdure.storage.contract import Storage
 
 T = TypeVar("T")
@@ -157,9 +157,10 @@ class ClientThread:
     def _done(self, future: "Future[T]", task: "asyncio.Task[T]") -> None:
         self._tasks.pop(future, None)
         self._waits.discard(future)
-        if task.cancelled():
+        error = None if task.cancelled() else task.exception()
+        if task.cancelled() or isinstance(error, ClosedError):  # if the loop failed, the client closes before its tasks
             _settle(future, Interrupted())
-        elif (error := task.exception()) is not None:
+        elif error is not None:
             _settle(future, _copy(error) if isinstance(error, PerdureError) else error)
         else:
             with suppress(InvalidStateError):

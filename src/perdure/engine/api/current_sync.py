@@ -43,8 +43,11 @@ def only_one() -> "SyncClient | None":
     return found[0] if len(found) == 1 else None
 
 
-def current_client(call: str) -> "SyncClient":
-    """Return the client of this thread, or the only open one; raise `EngineError`, naming the call, otherwise."""
+def current_client(call: str, otherwise: str) -> "SyncClient":
+    """Return the client of this thread, or the only open one.
+
+    Otherwise raise `EngineError` that names the call, and says what to do `otherwise`, without a SyncClient.
+    """
     client = entered() or only_one()
     if client is not None:
         return client
@@ -57,5 +60,5 @@ def current_client(call: str) -> "SyncClient":
         )
     raise EngineError(
         f"{call} needs a SyncClient, and none is open in this process: make one with `client = SyncClient(url)`, or "
-        "use `with SyncClient(url):` around this call. In a coroutine use `await` and an App or Client instead"
+        f"use `with SyncClient(url):` around this call. {otherwise}"
     )

@@ -14,6 +14,7 @@ class Database:
 
     def __init__(self, given: str | Storage, owner: str) -> None:
         _check_database(given, owner)
+        self.owner = owner
         self.url = Secret(given) if isinstance(given, str) else Secret()
         self._storage = None if isinstance(given, str) else given
         self.idle_sec: float | None = None  # after this time a server ends an idle transaction

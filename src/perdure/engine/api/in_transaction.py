@@ -74,7 +74,7 @@ def start_in_sync(connection: object, request: StartRequest, client: SyncDatabas
     if client is None:
         _runs(caller)
     else:
-        _check_dialect(caller, client.dialect, "the SyncClient's")
+        _check_dialect(caller, client.dialect, "the SyncClient")
         caller.use_schema(client.schema())
     return _run_at_once(caller.start(request))
 
@@ -90,16 +90,16 @@ def _runs(caller: CallerConnection) -> Runs:
         app = current.current_app()
     except EngineError:
         return IN_OPEN_APP
-    _check_dialect(caller, app.dialect(), "the app's")
+    _check_dialect(caller, app.dialect(), "the app")
     caller.use_schema(app.schema())
     return app
 
 
-def _check_dialect(caller: CallerConnection, ours: str | None, whose: str) -> None:
+def _check_dialect(caller: CallerConnection, ours: str | None, owner: str) -> None:
     if ours != caller.dialect:
         raise EngineError(
-            f"the connection given as in_transaction= is one of {caller.dialect}, but {whose} database is {ours}: "
-            "start the run in that database"
+            f"the connection given as in_transaction= is one of {caller.dialect}, but {owner}'s database is {ours}: "
+            f"start the run in the database that {owner} uses"
         )
 
 

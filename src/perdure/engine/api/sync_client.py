@@ -54,8 +54,8 @@ class SyncClient:
     def __init__(self, database: str, *, outbox: bool = False) -> None:
         if not isinstance(database, str):
             raise TypeError(
-                f"SyncClient(…) takes a database URL, such as 'sqlite:///orders.db', not {database!r}; an open storage "
-                "belongs to the event loop that opened it"
+                f"SyncClient(…) takes a database URL, such as 'sqlite:///orders.db', not a {type(database).__name__}; "
+                "an open storage belongs to the event loop that opened it"
             )
         url = Secret(database)
         del database  # a traceback shows arguments, and a URL may have a password

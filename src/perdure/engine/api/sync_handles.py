@@ -96,26 +96,30 @@ def decoder_of(handle: SyncRunHandle[R]) -> Callable[[bytes], R]:
     return handle._decode
 
 
+def _current(call: str) -> SyncRuns:
+    return current_sync.current_client(call, "In a coroutine use `app.get(run)`, which returns a handle to await")
+
+
 class InOpenSyncClient:
     """The runs of a handle that was made without a SyncClient: those of the one that a call uses at its time."""
 
     def finished(self, instance_id: str, timeout: timedelta | None) -> bytes:
-        return current_sync.current_client("result()").finished(instance_id, timeout)
+        return _current("result()").finished(instance_id, timeout)
 
     def info(self, instance_id: str) -> RunInfo:
-        return current_sync.current_client("info()").info(instance_id)
+        return _current("info()").info(instance_id)
 
     def steps(self, instance_id: str) -> list[StepInfo]:
-        return current_sync.current_client("steps()").steps(instance_id)
+        return _current("steps()").steps(instance_id)
 
     def state(self, instance_id: str) -> Any:
-        return current_sync.current_client("state()").state(instance_id)
+        return _current("state()").state(instance_id)
 
     def history(self, instance_id: str) -> Iterator[HistoryEntry]:
-        return current_sync.current_client("history()").history(instance_id)
+        return _current("history()").history(instance_id)
 
     def cancel(self, instance_id: str, reason: str = "") -> None:
-        current_sync.current_client("cancel()").cancel(instance_id, reason)
+        _current("cancel()").cancel(instance_id, reason)
 
 
 IN_OPEN_SYNC_CLIENT = InOpenSyncClient()

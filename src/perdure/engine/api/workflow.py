@@ -40,6 +40,12 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+_WITHOUT_CLIENT = (
+    "With a blocking connection of your own use {name}.options(in_transaction=connection).start_sync(…), and in a "
+    "coroutine `await {name}.start(…)`"
+)
+
+
 class Startable(Generic[P, R]):
     """A workflow with or without options, which can be started and called."""
 
@@ -229,9 +235,9 @@ def start_with(
     options, definition = startable._options, startable._workflow
     if context.current_run() is not None:
         raise NotDurableError("start_sync() is for use outside a workflow: start the run in an activity")
-    decode = definition.signature.decode_result
+    decode, name = definition.signature.decode_result, definition.name
     if options.in_transaction is None:
-        client = client or current_sync.current_client(f"{definition.name}.start_sync()")
+        client = client or current_sync.current_client(f"{name}.start_sync()", _WITHOUT_CLIENT.format(name=name))
         started = client.start_request(startable._request(startable._encoded(args, kwargs)))
         return SyncRunHandle(client, started, decode)
     client = client or current_sync.entered()
