@@ -240,12 +240,13 @@ def test_start_uses_the_only_client_even_if_it_has_not_connected(urls: list[str]
 
 
 def test_start_with_several_clients_needs_one_that_is_entered(urls: list[str]) -> None:
+    line = inspect.stack()[0].lineno + 1
     with closing(SyncClient(urls[0])) as one, closing(SyncClient(urls[1])) as two:
         with pytest.raises(EngineError) as raised:
             order.start_sync("A-1", 9.0)
         assert repr(one) in str(raised.value)
         assert repr(two) in str(raised.value)
-        assert f"{__file__}:{inspect.getsourcelines(inspect.currentframe() or 0)[1] + 1}" in repr(two)
+        assert f"{__file__}:{line}" in repr(two)
         with two:
             run = order.start_sync("A-1", 9.0)
             assert two.runs().count() == 1
@@ -469,11 +470,11 @@ def test_fork_waits_for_a_call_that_writes_to_a_file(shared_url: str) -> None:
         thread = client._background._thread
         call = threads.submit(client.publish, "news", 1)
         until(lambda: is_busy(client))
-        threads.submit(lambda: (until(lambda: thread is not None and thread._is_stopping), mine.rollback()))
+        assert thread is not None
+        threads.submit(until, lambda: thread._is_stopping).add_done_callback(lambda _: mine.rollback())
         client._background.before_fork()
         try:
             assert call.done()
-            assert thread is not None
             assert thread.ended
         finally:
             client._background.after_fork()

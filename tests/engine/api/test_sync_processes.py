@@ -30,7 +30,7 @@ on_sqlite = pytest.mark.parametrize("shared", ["sqlite"], indirect=True)
 @pytest.fixture
 def worker(shared: Database) -> Iterator[str]:
     """A process that executes the runs of the shop; returns the URL."""
-    with process([sys.executable, "-m", SHOP, "serve", shared.url], stdout=subprocess.PIPE) as serving:
+    with process([sys.executable, "-m", SHOP, "serve", shared.url], {}, subprocess.PIPE) as serving:
         assert serving.stdout is not None
         assert serving.stdout.readline() == b"ready\n"
         yield shared.url
@@ -38,10 +38,10 @@ def worker(shared: Database) -> Iterator[str]:
 
 @contextmanager
 def process(
-    command: list[str], *, stdout: int | None = None, **environment: str
-) -> Iterator["subprocess.Popen[bytes]"]:
+    command: list[str], environment: dict[str, str], out: int | None = None
+) -> "Iterator[subprocess.Popen[bytes]]":
     """Start a process, and end it."""
-    with subprocess.Popen(command, cwd=ROOT, env=os.environ | environment, stdout=stdout) as started:
+    with subprocess.Popen(command, cwd=ROOT, env=os.environ | environment, stdout=out) as started:
         try:
             yield started
         finally:
@@ -90,7 +90,7 @@ def test_workers_of_gunicorn_start_runs(worker: str, preload: bool, tmp_path: Pa
         options.append("--preload")
         environment["PERDURE_TEST_USED"] = "yes"
     command = [sys.executable, "-m", "gunicorn", *options, f"{SHOP}:application"]
-    with process(command, **environment) as server:
+    with process(command, environment) as server:
         address = address_in(log)
         processes = set[str]()
         until = time.monotonic() + LIMIT_SEC
