@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[3]
 SHOP = "tests.engine.api.blocking_shop"
 LIMIT_SEC = 60
 LATENCY_MS = 20.0
+THREADS_AND_FORKS = "ignore:This process:DeprecationWarning"  # of Python 3.12 and later
 
 everywhere = pytest.mark.parametrize("shared", ["sqlite", "postgresql", "mysql"], indirect=True)
 on_sqlite = pytest.mark.parametrize("shared", ["sqlite"], indirect=True)
@@ -51,7 +52,7 @@ def process(
 
 def play(what: str, url: str) -> str:
     """Run a script of the shop until it ends; return what it printed."""
-    command = [sys.executable, "-W", "error", "-m", SHOP, what, url]
+    command = [sys.executable, "-W", "error", "-W", THREADS_AND_FORKS, "-m", SHOP, what, url]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_SEC, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
