@@ -62,12 +62,11 @@ class Journals(Wakeups):
 def _unsettled(events: Events, completions: Ends, answers: Answers) -> tuple[Events, Ends]:
     """Return the events and the completions that the statement did not accept."""
     fates = iter(answers)
-    return [each for each in events if next(fates) is UNSETTLED], [
-        each for each in completions if next(fates) is UNSETTLED
-    ]
+    left = [each for each in events if next(fates) is UNSETTLED]
+    return left, [each for each in completions if next(fates) is UNSETTLED]
 
 
-def _settled(answers: Answers, found: Answers) -> Answers:
+def _settled(answers: Answers, found: Sequence[int | StorageError | None]) -> Answers:
     """Return the answers with those that were found later."""
     rest = iter(found)
     return [next(rest) if answer is UNSETTLED else answer for answer in answers]
