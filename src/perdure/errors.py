@@ -22,6 +22,7 @@ PerdureError
 └── EngineError
     ├── NonDeterminismError           the code makes different calls than the run's history records
     ├── SerializationError            a value cannot be stored as JSON or does not match its type hint
+    ├── EventDataError                the data of an event does not fit a workflow that the event starts
     ├── RecordedError                 a recorded error whose class cannot be imported or rebuilt
     │   └── ActivityError             a RecordedError that an activity raised
     ├── WorkflowFailedError           the awaited run failed
@@ -187,6 +188,12 @@ class SerializationError(EngineError):
     """A value cannot be encoded as JSON, or cannot be decoded as the type of its hint."""
 
     code = "engine.serialization"
+
+
+class EventDataError(EngineError, TypeError):
+    """The data of an event does not fit the parameter of a workflow that the event starts; nothing was stored."""
+
+    code = "engine.event_data"
 
 
 class RecordedError(EngineError):

@@ -1,8 +1,9 @@
 """Starting runs: the one way in which a run comes to be.
 
 A `NewRun` describes a run; `store` stores it with everything it begins with, in one commit. All ways use it: a program,
-a step of another run, a child, a cron tick, a retry, and a caller's own transaction. They differ in the storage they
-pass (a caller's transaction is one, too), in the ids they try, and in what they do if a run has the id already.
+a step of another run, a child, a cron tick, an event, a retry, and a caller's own transaction. They differ in the
+storage they pass (a caller's transaction is one, too), in the ids they try, and in what they do if a run has the id
+already.
 """
 
 import asyncio
@@ -13,15 +14,28 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import datetime, timedelta
+from hashlib import blake2b
 from itertools import count
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Literal, Protocol, get_origin
 
 from perdure.engine.history import ids
+from perdure.engine.history.codec import encode
+from perdure.engine.history.hints import bare
+from perdure.engine.history.messages import Event
 from perdure.engine.history.records import Compensated, Deadline, Taken, record_of, row_of
-from perdure.errors import EngineError, InstanceExistsError, RunExistsError, RunNotFoundError, StorageError
-from perdure.model import names
+from perdure.engine.replay.definitions import WORKFLOWS, WorkflowDefinition
+from perdure.errors import (
+    EngineError,
+    EventDataError,
+    InstanceExistsError,
+    RunExistsError,
+    RunNotFoundError,
+    SerializationError,
+    StorageError,
+)
+from perdure.model import limits, names
 from perdure.model.records import (
     FRAMEWORK,
     HistoryEvent,
@@ -33,9 +47,6 @@ from perdure.model.records import (
 from perdure.model.states import WorkflowStatus
 from perdure.storage.contract import Storage
 
-if TYPE_CHECKING:
-    from perdure.engine.replay.definitions import WorkflowDefinition
-
 log = logging.getLogger("perdure.engine")
 
 OWNER = "perdure"  # the owner of all runs but those that `retry` starts
@@ -43,6 +54,8 @@ OWNER = "perdure"  # the owner of all runs but those that `retry` starts
 DEFINE_SEC = 1.0
 
 _TRIED_AGAIN = re.compile(r"~r[0-9]+\Z")  # the suffix of a run that `retry` started
+
+EVENT_ID_SHOWN = limits.INSTANCE_ID_MAX - 22  # a suffix of 2 characters and at most 20 digits follows
 
 SHOWN_MAX = 200  # characters of an input in an error message
 
@@ -239,7 +252,7 @@ def first_generation(instance_id: str) -> str:
 # By a schedule.
 
 
-async def start_tick(storage: RunStore, workflow: "WorkflowDefinition", tick_id: str) -> str:
+async def start_tick(storage: RunStore, workflow: WorkflowDefinition, tick_id: str) -> str:
     """Store the run of a cron tick unless it exists, and return its id.
 
     If a run of another workflow has the id, the tick gets an id with a suffix.
@@ -261,6 +274,56 @@ def with_suffixes(id: str) -> Iterator[str]:
     yield id
     for number in count(1):
         yield f"{id}~c{number}"
+
+
+# By an event.
+
+
+def started_by(event: Event[None], data: bytes) -> list[tuple[str, NewRun]]:
+    """Return the runs that an event with this data starts, each with its id: one of each workflow with its type.
+
+    The id of a run is derived from the workflow and from source and id of the event, so a duplicate of the event starts
+    nothing. Raises `EventDataError` if the data does not fit the parameter of such a workflow.
+    """
+    workflows = [each for each in list(WORKFLOWS.values()) if each.event == event.type]
+    return [(_event_run_id(each.name, event), _event_run(each, event, data)) for each in workflows]
+
+
+async def store_missing(storage: RunStore, runs: Iterable[tuple[str, NewRun]]) -> None:
+    """Store the runs that an event starts, except those that it has started before."""
+    for id, run in sorted(runs, key=lambda item: item[0]):  # rows are locked in the order of their ids
+        with suppress(InstanceExistsError):
+            await store(storage, run, id)
+
+
+def _event_run_id(workflow_name: str, event: Event[None]) -> str:
+    """Return an id that users cannot choose, and that differs for each event; an event without an id is a new one."""
+    if not event.id:
+        return new_id()
+    known_as = f"{len(workflow_name)} {workflow_name} {len(event.source)} {event.source} {event.id}"
+    digest = int.from_bytes(blake2b(known_as.encode(), digest_size=8).digest())
+    return f"{f'{workflow_name}@{event.id}'[:EVENT_ID_SHOWN]}~e{digest}"
+
+
+def _event_run(workflow: WorkflowDefinition, event: Event[None], data: bytes) -> NewRun:
+    (name,) = workflow.signature.required
+    hint = bare(workflow.signature.hints[name])
+    value = _event_text(event, data) if hint is Event or get_origin(hint) is Event else data
+    input_data = b"{" + encode(name) + b":" + value + b"}"
+    limits.size(input_data, f"the input of {workflow.name}")
+    try:
+        workflow.signature.unbind(input_data)
+    except SerializationError as error:
+        raise EventDataError(
+            f"event {event.type!r} starts workflow {workflow.name!r}, and does not fit: {error}"
+        ) from error
+    return NewRun(workflow.name, input_data, workflow.source_hash)
+
+
+def _event_text(event: Event[None], data: bytes) -> bytes:
+    """Return the JSON of an event whose data is JSON already."""
+    about = {field.name: getattr(event, field.name) for field in fields(event) if field.name != "data"}
+    return b'{"data":' + data + b"," + encode(about).removeprefix(b"{")
 
 
 # By `retry`.

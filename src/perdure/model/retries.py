@@ -4,7 +4,7 @@ import random
 from dataclasses import dataclass
 from datetime import timedelta
 
-from perdure.errors import LimitError, SerializationError, TerminalError
+from perdure.errors import EventDataError, LimitError, SerializationError, TerminalError
 from perdure.model.durations import Duration, seconds
 
 
@@ -42,7 +42,8 @@ class Retry:
 
     def pause(self, attempt: int, error: BaseException) -> float | None:
         """Return the seconds to wait after this attempt failed, or None if there is no further attempt."""
-        final: tuple[type[Exception], ...] = (TerminalError, SerializationError, LimitError, *self.give_up_on)
+        misuse = (SerializationError, EventDataError, LimitError)  # which the same code would repeat
+        final: tuple[type[Exception], ...] = (TerminalError, *misuse, *self.give_up_on)
         if attempt >= self.attempts or not isinstance(error, Exception) or isinstance(error, final):
             return None
         longest = seconds(self.maximum, "maximum")

@@ -316,9 +316,10 @@ async def send_event(
     - `id`: makes the event idempotent: with the same id, source, type and receiver it is stored once (default: a new
       event each time).
 
-    In a workflow this is a step. In an activity the event is stored in the same commit as the activity's result. With
-    `App(publisher=)`, an event without `to` is also stored in the outbox in the same commit. Raises `RunNotFoundError`
-    if the run `to` does not exist.
+    In a workflow this is a step. In an activity the event is stored in the same commit as the activity's result. An
+    event without `to` starts, in the same commit, a run of each workflow that is defined in this process with its type
+    (`@workflow(on_event=)`). With `App(publisher=)` it is also stored in the outbox. Raises `RunNotFoundError` if the
+    run `to` does not exist, and `EventDataError`, a `TypeError`, if the data does not fit a workflow that it starts.
     """
     app = current.APP.get()
     outgoing = messages.event(
@@ -339,8 +340,9 @@ async def _send(name: str, outgoing: messages.Outgoing, what: str, *about: objec
     if run is not None:
         await run.effect(name, outgoing.store, Call(*about, encoded=outgoing.message.data, what=what))
     elif effects is not None:
-        if outgoing.to is not None:  # check it now, so that this call raises and not the commit of the result
+        if outgoing.to is not None:  # checked now, so that this call raises and not the commit of the result
             await current.current_app().check_run(outgoing.to)
+        outgoing.check()
         effects.append(outgoing.store)
     elif context.ATTEMPT.get() is not None:
         raise OutsideWorkflowError(f"{name}() was called by an activity that has ended")

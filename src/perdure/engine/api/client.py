@@ -1,7 +1,7 @@
 """Clients: start and inspect runs of a database. An app is a client that executes runs as well; see `app.py`."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from contextvars import Token
 from datetime import datetime, timedelta
@@ -27,12 +27,13 @@ from perdure.engine.history.records import STATE
 from perdure.engine.replay.definitions import WORKFLOWS
 from perdure.engine.replay.stubs import StubScope, scope_of_app
 from perdure.engine.starting import StartRequest
+from perdure.engine.worker.activities import CONFLICTS_MAX
 from perdure.engine.worker.results import Results
 from perdure.engine.worker.retention import Retention, Swept, sweep
 from perdure.engine.worker.starts import STARTS
 from perdure.engine.worker.stuck import UnservedWarning, oldest_due
 from perdure.engine.worker.supervision import Health, Supervisor
-from perdure.errors import ClosedError, ConfigurationError, EngineError, StorageError
+from perdure.errors import ClosedError, ConfigurationError, EngineError, StorageError, TransactionConflictError
 from perdure.model.records import HistoryEventType, WorkflowInstance
 from perdure.model.states import WorkflowStatus
 from perdure.storage.contract import Storage
@@ -137,6 +138,11 @@ class Client:
             raise TypeError(f"use `async with {type(self).__name__}(…)`, not `with`: opening a database has to wait")
 
         def __exit__(self, *_: object) -> None: ...
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether the App or Client is open."""
+        return self._is_open
 
     def dialect(self) -> str | None:
         """Return the kind of database ("sqlite", "postgresql" or "mysql"), or None if the storage does not say."""
@@ -334,14 +340,29 @@ class Client:
 
     # Sending messages and events.
 
-    async def send(self, outgoing: messages.Outgoing) -> None:
-        """Store a message or an event; an event and its outbox entry are one transaction."""
-        if outgoing.event is None:
-            await outgoing.store(self._storage)
+    async def send(self, *outgoing: messages.Outgoing) -> None:
+        """Store messages and events with their outbox entries and the runs that they start, in one transaction."""
+        runs = [run for each in outgoing for run in each.new_runs()]
+        if len(outgoing) == 1 and outgoing[0].event is None and not runs:
+            await outgoing[0].store(self._storage)
         else:
-            async with self._storage.transaction():
-                await outgoing.store(self._storage)
-        self._sent(outgoing.message.channel)
+            await self._store_together(outgoing)
+        for each in outgoing:
+            self._sent(each.message.channel)
+        if runs:
+            self._wake()
+
+    async def _store_together(self, outgoing: Sequence[messages.Outgoing]) -> None:
+        """Store messages in one transaction, which is repeated if the database aborts it because of a conflict."""
+        ordered = sorted(outgoing, key=lambda each: each.message.channel)  # the order in which channels are locked
+        for tries_left in reversed(range(CONFLICTS_MAX)):
+            try:
+                async with self._storage.transaction():
+                    await messages.store_all(self._storage, ordered)
+                return
+            except TransactionConflictError:
+                if not tries_left or self._storage.in_transaction():
+                    raise
 
     def _sent(self, channel: str) -> None:
         """Let the worker of this process deliver a message now; a client has no worker."""

@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
@@ -84,6 +86,16 @@ def is_served_here() -> bool:
     """Return whether the calling code runs on the event loop of an open app, whose worker it would block."""
     running = asyncio._get_running_loop() is not None
     return running and any(each.has_worker and each.home.is_here() for each in _open)
+
+
+@contextmanager
+def using(app: "Client") -> Iterator[None]:
+    """Let the calls in the block use this app, also if others are open."""
+    token = APP.set(app)
+    try:
+        yield
+    finally:
+        APP.reset(token)
 
 
 def stub_scopes() -> list[StubScope]:

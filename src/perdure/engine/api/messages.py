@@ -1,12 +1,13 @@
 """Messages and events that a body, an activity or a client sends, and how they are stored."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
 from perdure.engine.history.codec import encode
-from perdure.engine.starting import new_id, not_found
+from perdure.engine.history.messages import Event
+from perdure.engine.starting import NewRun, new_id, not_found, started_by, store_missing
 from perdure.errors import HistoryConflictError, LimitError
 from perdure.model import limits, names
 from perdure.model.records import Lease, OutboxEvent, OutgoingMessage
@@ -26,16 +27,33 @@ class Outgoing:
     event: OutboxEvent | None = None
     stored: Callable[[], None] = lambda: None  # called after the commit of an outbox entry
     to: str | None = None  # the only receiver
+    starts: Event[None] | None = None  # the event without its data, if it may start runs
+
+    def check(self) -> None:
+        """Raise `EventDataError` if the event starts a workflow that its data does not fit."""
+        self.new_runs()
+
+    def new_runs(self) -> list[tuple[str, NewRun]]:
+        """Return the runs that the event starts, with their ids.
+
+        Not when the event is made: a body makes it again on each replay, perhaps with other workflows defined.
+        """
+        return [] if self.starts is None else started_by(self.starts, self.message.data)
 
     async def store(self, storage: Storage, lease: Lease | None = None) -> int:
-        """Store the message and the outbox entry, if there is one; that needs an open transaction.
+        """Store the message, and in an open transaction also its outbox entry and the runs that it starts.
 
         Returns the message's id, or 0 if the receiver has ended and the message is dropped.
         """
+        (id,) = await store_all(storage, [self], lease)
+        return id
+
+    async def publish(self, storage: Storage, lease: Lease | None) -> int:
+        """Store the message itself, and return its id; 0 if the receiver has ended and the message is dropped."""
         message = self.message
         if self.to is not None and not await is_received(storage, self.to):
             return 0
-        id = await storage.publish_to_channel(
+        return await storage.publish_to_channel(
             message.channel,
             message.data,
             message.metadata,
@@ -43,16 +61,32 @@ class Outgoing:
             source=message.source,
             lease=lease,
         )
-        if self.event is not None:
-            try:
-                await storage.add_outbox_event(self.event, lease=lease)
-            except HistoryConflictError as error:
-                raise LimitError(
-                    f"event id {self.event.event_id!r} is already used in the outbox by an event with another type, "
-                    "source or data, and consumers would drop this one as a duplicate: use another id"
-                ) from error
-            storage.register_post_commit_callback(self.stored)
-        return id
+
+    async def add_to_outbox(self, storage: Storage, lease: Lease | None) -> None:
+        """Store the outbox entry, if there is one."""
+        if self.event is None:
+            return
+        try:
+            await storage.add_outbox_event(self.event, lease=lease)
+        except HistoryConflictError as error:
+            raise LimitError(
+                f"event id {self.event.event_id!r} is already used in the outbox by an event with another type, "
+                "source or data, and consumers would drop this one as a duplicate: use another id"
+            ) from error
+        storage.register_post_commit_callback(self.stored)
+
+
+async def store_all(storage: Storage, outgoing: Sequence[Outgoing], lease: Lease | None = None) -> list[int]:
+    """Store messages, sorted by channel: first all of them, then the runs that they start, then outbox entries.
+
+    Returns what `Outgoing.publish` returns for each. More than a single message needs an open transaction.
+    """
+    runs = [run for each in outgoing for run in each.new_runs()]
+    stored = [await each.publish(storage, lease) for each in outgoing]
+    await store_missing(storage, runs)
+    for each in outgoing:
+        await each.add_to_outbox(storage, lease)
+    return stored
 
 
 async def is_received(storage: Storage, instance_id: str) -> bool:
@@ -92,25 +126,37 @@ def event(
     source: str = "",
     id: str | None = None,
     subject: str | None = None,
+    time: str | None = None,
+    extensions: Mapping[str, object] | None = None,
     outbox_stored: Callable[[], None] | None = None,
     sender: str = SOURCE,
 ) -> Outgoing:
     """Return an event. Events with the same id, source, type and receiver are stored once.
+
+    Unless it is for one run, the event also starts a run of each workflow with its type (`@workflow(on_event=)`).
 
     With `outbox_stored`, which is called after the commit, the event is also stored in the outbox, unless it is for one
     run. Outbox entries need a source and an id, so defaults are filled in.
     """
     outside = outbox_stored is not None and to is None
     known_as, origin = (id or new_id(), source or sender) if outside else (id, source)
-    about = {"ce_type": type, "ce_source": origin, "ce_id": known_as, "ce_subject": subject}
+    about = {
+        "ce_type": type,
+        "ce_source": origin,
+        "ce_id": known_as,
+        "ce_subject": subject,
+        "ce_time": time,
+        "ce_extensions": dict(extensions or {}),
+    }
     metadata = encode({key: value for key, value in about.items() if value})
     payload = encode(data, what=f"the data of event {type!r}")
     channel = names.stored(type, "event type") if to is None else names.direct(type, to, "event type")
     key = None if id is None else _key(id, channel)
     inside = OutgoingMessage(channel, payload, metadata, message_id=key, source=source)
+    starts = None if to is not None else Event(type, None, id or "", source, time, subject, dict(extensions or {}))
     if not outside or outbox_stored is None:
-        return Outgoing(inside, to=to)
-    return Outgoing(inside, OutboxEvent(str(known_as), type, origin, payload), outbox_stored)
+        return Outgoing(inside, to=to, starts=starts)
+    return Outgoing(inside, OutboxEvent(str(known_as), type, origin, payload), outbox_stored, starts=starts)
 
 
 def _key(id: str, channel: str) -> str:

@@ -1,6 +1,5 @@
 """Workflows: the `@workflow` decorator, and what it makes. Defining one only registers it; nothing is executed."""
 
-import inspect
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import fields
 from datetime import datetime, timedelta
@@ -14,7 +13,7 @@ from perdure.engine.api.in_transaction import start_in, start_in_sync
 from perdure.engine.api.options import StartOptions
 from perdure.engine.api.sync_handles import IN_OPEN_SYNC_CLIENT, SyncRunHandle
 from perdure.engine.execution.children import call_child
-from perdure.engine.history.hints import signature
+from perdure.engine.history.hints import required_parameters, signature
 from perdure.engine.replay import context
 from perdure.engine.replay.definitions import (
     UNDO_RETRY,
@@ -29,7 +28,7 @@ from perdure.engine.replay.definitions import (
 from perdure.engine.replay.source import check_source
 from perdure.engine.starting import IfExists, StartRequest, starting
 from perdure.errors import NotDurableError, OutsideWorkflowError
-from perdure.model import limits
+from perdure.model import limits, names
 from perdure.model.durations import Duration
 from perdure.model.schedules import Schedule
 
@@ -171,9 +170,14 @@ class Workflow(WorkflowDefinition, Startable[P, R]):
     _options = StartOptions()
 
     def __init__(
-        self, function: Callable[P, Coroutine[Any, Any, R]], name: str, max_tries: int | None, schedule: Schedule | None
+        self,
+        function: Callable[P, Coroutine[Any, Any, R]],
+        name: str,
+        max_tries: int | None,
+        schedule: Schedule | None,
+        event: str | None,
     ) -> None:
-        WorkflowDefinition.__init__(self, function, name, max_tries, schedule)
+        WorkflowDefinition.__init__(self, function, name, max_tries, schedule, event)
         self._workflow = self
 
     def options(
@@ -264,6 +268,7 @@ def workflow(
     strict: bool = False,
     cron: str | None = None,
     zone: str = "UTC",
+    on_event: str | None = None,
 ) -> Callable[[Callable[P, Coroutine[Any, Any, R]]], Workflow[P, R]]: ...
 
 
@@ -276,6 +281,7 @@ def workflow(
     strict: bool = False,
     cron: str | None = None,
     zone: str = "UTC",
+    on_event: str | None = None,
 ) -> Any:
     """Make an `async def` function a workflow; use it as a decorator, with or without parentheses.
 
@@ -285,6 +291,9 @@ def workflow(
       `NotDurableWarning`).
     - `cron`: start a run on this schedule, such as `"0 9 * * mon-fri"` (default: none). All parameters need defaults.
     - `zone`: the time zone of the schedule, such as `"Europe/Berlin"` (default: UTC).
+    - `on_event`: start a run for each event of this type, in the commit that stores the event (default: none). The
+      function takes the event's data, or the whole `Event` if its parameter is hinted so. Duplicates of an event, which
+      have its source and id, start nothing; nor does an event that is sent `to` one run.
 
     Returns the `Workflow`. Raises `TypeError` or `ValueError` for a function or option that cannot work, and for a name
     that another workflow has.
@@ -297,12 +306,20 @@ def workflow(
             f"workflow(zone={zone!r}) is the time zone of a schedule, and there is none: pass cron= as well"
         )
 
+    if cron is not None and on_event is not None:
+        raise TypeError(
+            f"workflow(cron=…, on_event={on_event!r}) cannot work: a tick has no event; use two workflows, one of "
+            "which calls the other"
+        )
+
     def define(function: Callable[P, Coroutine[Any, Any, R]]) -> Workflow[P, R]:
         check_function(function, "a workflow", asynchronous=True)
         schedule = None if cron is None else Schedule(cron, zone)
         if cron is not None:
             _check_scheduled(function)
-        made = Workflow(function, name_of(name, function, "a workflow"), max_tries, schedule)
+        if on_event is not None:
+            _check_started_by_events(function, on_event)
+        made = Workflow(function, name_of(name, function, "a workflow"), max_tries, schedule, on_event)
         check_source(function, strict=strict)
         register("workflows", WORKFLOWS, made.name, made)
         return made
@@ -312,10 +329,22 @@ def workflow(
 
 def _check_scheduled(function: Callable[..., Any]) -> None:
     """Raise `TypeError` if a scheduled workflow has a required parameter: a tick starts it without arguments."""
-    free = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    for name, parameter in signature(function).parameters.items():
-        if parameter.default is inspect.Parameter.empty and parameter.kind not in free:
-            raise TypeError(
-                f"{function.__qualname__} is scheduled (cron=), so it is started without arguments: give its parameter "
-                f"{name!r} a default"
-            )
+    for name in required_parameters(function):
+        raise TypeError(
+            f"{function.__qualname__} is scheduled (cron=), so it is started without arguments: give its parameter "
+            f"{name!r} a default"
+        )
+
+
+def _check_started_by_events(function: Callable[..., Any], on_event: object) -> None:
+    """Raise `TypeError` unless a workflow has exactly one parameter without a default, which takes the event."""
+    if not isinstance(on_event, str):
+        raise TypeError(f"workflow(on_event=) must be an event type, which is a text, not {on_event!r}")
+    names.stored(on_event, "event type")
+    needed = required_parameters(function)
+    if len(needed) != 1:
+        found = "none" if not needed else ", ".join(map(repr, needed))
+        raise TypeError(
+            f"{function.__qualname__} is started by events (on_event=), which pass it one argument, so it needs "
+            f"exactly one parameter without a default, and it has {found}"
+        )

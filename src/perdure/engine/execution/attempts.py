@@ -22,6 +22,7 @@ from perdure.engine.replay.guard import came_by_signal
 from perdure.engine.replay.steps import ActivityStep, Effect, EffectStep
 from perdure.errors import (
     ChannelModeConflictError,
+    EventDataError,
     InstanceNotFoundError,
     LimitError,
     NotSubscribedError,
@@ -36,6 +37,7 @@ SHORT_SEC = 1.0  # shorter pauses and timers are kept in memory, longer ones in 
 # Mistakes of the caller, which are raised in the body; other storage errors are problems of the database.
 REFUSALS = (
     ChannelModeConflictError,
+    EventDataError,
     InstanceNotFoundError,
     LimitError,
     NotSubscribedError,

@@ -27,7 +27,6 @@ SHOWN_MAX = 100  # maximum length of a value in an error message
 Function = Callable[..., object]
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-_VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def encode(value: object, hint: Any = Any, *, what: str = "") -> bytes:
@@ -116,9 +115,7 @@ class Signature:
         self._parameters = list(self._signature.parameters.values())
         kinds = {parameter.kind for parameter in self._parameters}
         self._simple = kinds <= {inspect.Parameter.POSITIONAL_OR_KEYWORD}
-        self._required = [
-            one.name for one in self._parameters if one.default is one.empty and one.kind not in _VARIABLE
-        ]
+        self._required = hints.required_parameters(function)
         self._names = [parameter.name for parameter in self._parameters]
 
     @staticmethod
@@ -130,6 +127,11 @@ class Signature:
     def name(self) -> str:
         """Return the function's name, for messages."""
         return self._function.__name__
+
+    @property
+    def required(self) -> Sequence[str]:
+        """Return the names of the parameters without a default."""
+        return self._required
 
     @cached_property
     def hints(self) -> Mapping[str, Any]:

@@ -301,6 +301,13 @@ else:  # before Python 3.14, such hints are strings
         return inspect.get_annotations(function)
 
 
+def required_parameters(function: Callable[..., Any]) -> list[str]:
+    """Return the names of the parameters without a default."""
+    free = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    given = signature(function).parameters.values()
+    return [each.name for each in given if each.default is each.empty and each.kind not in free]
+
+
 def closure(function: types.FunctionType) -> dict[str, Any]:
     """Return the variables of the enclosing functions that a nested function uses."""
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)

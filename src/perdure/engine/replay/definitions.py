@@ -68,12 +68,18 @@ class WorkflowDefinition:
     """A durable async function."""
 
     def __init__(
-        self, function: Callable[..., Any], name: str, max_tries: int | None, schedule: Schedule | None
+        self,
+        function: Callable[..., Any],
+        name: str,
+        max_tries: int | None,
+        schedule: Schedule | None,
+        event: str | None = None,
     ) -> None:
         self.function = function
         self.name: str = limits.name(name, "workflow name")
         self.max_tries = max_tries
         self.schedule = schedule
+        self.event = event  # the type of the events that start it
         self.signature = Signature.of(function)  # encodes the arguments and the result
         self.undo: ActivityDefinition | None = None
         self.failure_handler: ActivityDefinition | None = None
