@@ -65,4 +65,6 @@ if [ "$venv" = .venv-demo ]; then
     install --editable .
 else
     install --editable '.[all]' --group dev ${1:+--group "$1"}
+    # Edda needs version 1 of this SDK; the HTTP API is tested with the current version as well.
+    if [ ! -d "$venv/cloudevents-2/cloudevents" ]; then install --target "$venv/cloudevents-2" 'cloudevents>=2'; fi
 fi

@@ -244,6 +244,11 @@ class Client:
             return Health(False, self._supervisor.tasks())
         return Health(True, self._supervisor.tasks(), not pending, None if oldest is None else oldest.total_seconds())
 
+    async def failure(self) -> None:
+        """Wait until a background task has failed too often in a row, and raise `EngineError`."""
+        self._check_home()
+        await self._supervisor.failure()
+
     async def info(self, instance_id: str) -> RunInfo:
         """Return status, input, result, error and everything else that is known of a run.
 

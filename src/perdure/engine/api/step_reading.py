@@ -46,9 +46,11 @@ async def read_history(storage: Storage, id: str) -> AsyncIterator[HistoryEntry]
         yield _entry(row)
 
 
-async def read_history_page(storage: Storage, id: str, after_id: int) -> tuple[list[HistoryEntry], bool]:
+async def read_history_page(
+    storage: Storage, id: str, after_id: int, limit: int = PAGE
+) -> tuple[list[HistoryEntry], bool]:
     """Return the next entries of a run's history after an entry, and whether there are more."""
-    rows, more = await storage.get_history_paginated(id, after_id, PAGE)
+    rows, more = await storage.get_history_paginated(id, after_id, limit)
     return [_entry(row) for row in rows], more
 
 

@@ -387,6 +387,13 @@ class Union:
         return codec(member).load(texts[VALUE])
 
 
+def tagged_members(hint: Any) -> list[tuple[Any, str | None, bool]]:
+    """Return the members of a union, each with its tag, or None, and whether the tag is added to its own fields."""
+    members = hints.members(hint)
+    tags = _tags(members)
+    return [(member, tags.get(place), _is_inline(member)) for place, member in enumerate(members)]
+
+
 _FIRST = {b"{": "object", b"[": "array", b'"': "string", b"t": "bool", b"f": "bool", b"n": "null"}
 
 

@@ -1,0 +1,113 @@
+"""What the endpoints share: the client whose runs they handle, the settings, and how a request becomes a response."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import unquote
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from perdure.engine.api import current
+from perdure.engine.api.client import Client, storage_of
+from perdure.engine.starting import not_found
+from perdure.errors import ClosedError, EngineError, LimitError, PerdureError
+from perdure.http.auth import Guard
+from perdure.http.problems import Problem, of_http, problem_of, unexpected
+from perdure.http.signatures import Signatures
+from perdure.http.waiting import Waits
+from perdure.model import limits
+
+
+@dataclass(frozen=True, slots=True)
+class API:
+    """The client and the settings of an HTTP API."""
+
+    client: Client
+    guard: Guard
+    signatures: Signatures
+    max_body: int
+    max_wait: float
+    waits: Waits = field(default_factory=lambda: Waits(WAITS_MAX))
+
+
+WAITS_MAX = 10_000
+
+Endpoint = Callable[[API, Request], Awaitable[Response]]
+
+
+def route(api: API, method: str, path: str, endpoint: Endpoint, *, public: bool = False, signed: bool = False) -> Route:
+    """Return the route of an endpoint, behind the guard unless it is public.
+
+    With `signed`, signatures take the place of the guard if there are keys; the endpoint verifies them.
+    """
+
+    async def respond(request: Request) -> Response:
+        try:
+            if not public and not (signed and api.signatures):
+                request.state.identity = await api.guard.check(request)
+            return await _answer(api, request, endpoint)
+        except Problem as problem:
+            return problem.response()
+        except PerdureError as error:
+            return problem_of(error).response()
+        except HTTPException as error:
+            return of_http(request, error).response()
+        except TimeoutError as error:
+            return Problem(504, f"the request took too long: {error}").response()
+        except ClientDisconnect:
+            return Response(status_code=400)  # it reaches no one
+        except Exception as error:
+            return unexpected(request, error).response()
+
+    return Route(path, respond, methods=[method], name=endpoint.__name__)
+
+
+async def _answer(api: API, request: Request, endpoint: Endpoint) -> Response:
+    if not api.client.is_open:
+        raise ClosedError(
+            f"the {type(api.client).__name__} of the HTTP API is not open: open it in the lifespan of the application "
+            "that the HTTP API is mounted into"
+        )
+    try:
+        storage_of(api.client)
+    except EngineError as error:  # it was opened on another event loop, or in another process
+        raise Problem(503, str(error), code=error.code) from None
+    with current.using(api.client):
+        return await endpoint(api, request)
+
+
+def answer(document: object, status: int = 200, **headers: str) -> Response:
+    """Return a JSON response."""
+    return Response(msgspec.json.encode(document), status, headers or None, "application/json")
+
+
+def path_of(request: Request, name: str) -> str:
+    """Return a parameter of the path, such as a run id, which may contain an encoded slash."""
+    return unquote(request.path_params[name])
+
+
+def run_id_of(request: Request) -> str:
+    """Return the run id in the path; raise `RunNotFoundError` if it is one that no run can have."""
+    id = path_of(request, "id")
+    try:
+        return limits.name(id, "run id")
+    except LimitError:
+        raise not_found(id) from None
+
+
+def exact_path(scope: Any) -> str:
+    """Return the path of a request with encoded slashes kept apart from others, for `path_of` to decode.
+
+    A server decodes the path, so the id `a/b` of a child could not be told from two parts of a path. The raw path says
+    which slashes were encoded; an application that this one is mounted into may have removed a prefix from the other.
+    """
+    path, raw = str(scope["path"]), scope.get("raw_path")
+    text = raw.partition(b"?")[0].decode("latin-1") if raw else ""
+    for start in [place for place, character in enumerate(text) if character == "/"]:
+        if unquote(text[start:]) == path:
+            return unquote(text[start:].replace("%25", "%2525").replace("%2F", "%252F").replace("%2f", "%252F"))
+    return path.replace("%", "%25")

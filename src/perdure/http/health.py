@@ -1,0 +1,29 @@
+"""The endpoints for probes. They need no token and say nothing that is worth one."""
+
+from collections.abc import Sequence
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from perdure.http.api import API, answer, route
+from perdure.http.documents import health_document
+
+
+def routes(api: API) -> Sequence[Route]:
+    """Return the routes of the probes."""
+
+    async def get_healthz(request: Request) -> Response:
+        """Return that the process is alive, also if its database is not."""
+        return answer({"ok": True})
+
+    return [
+        Route("/healthz", get_healthz, methods=["GET"]),
+        route(api, "GET", "/readyz", get_readyz, public=True),
+    ]
+
+
+async def get_readyz(api: API, request: Request) -> Response:
+    """Return whether the database answers, migrations are applied and background tasks are healthy."""
+    document = health_document(await api.client.health())
+    return answer(document, 200 if document.ok else 503)

@@ -1,0 +1,176 @@
+"""Serving the HTTP API alone, with uvicorn."""
+
+import asyncio
+import logging
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from perdure.database.cancellation import finish
+from perdure.engine.api.app import SIGNALS
+from perdure.engine.api.client import Client
+from perdure.errors import ConfigurationError
+from perdure.http.app import MAX_BODY, MAX_WAIT, HTTPApp, http_app, opened
+from perdure.http.auth import Authenticate, is_loopback
+from perdure.model.durations import Duration
+
+log = logging.getLogger("perdure.http")
+
+HOST, PORT = "127.0.0.1", 8000
+STOP_SEC = 10  # how long requests may take when the server stops
+BACKLOG = 2048
+
+
+async def serve(
+    client: Client,
+    *,
+    host: str = HOST,
+    port: int = PORT,
+    token: str | None = None,
+    auth: Authenticate | None = None,
+    webhook_keys: str | Sequence[str] = (),
+    max_body: int = MAX_BODY,
+    max_wait: Duration = MAX_WAIT,
+) -> None:
+    """Serve the HTTP API of an App or Client until SIGTERM or SIGINT, then answer open requests and close it.
+
+    - `client`: an App or Client, which is opened and closed unless it is open.
+    - `host`, `port`: the address to listen on (default: 127.0.0.1, 8000). One that other machines can reach needs
+      `token=` or `auth=`.
+    - `token`, `auth`, `webhook_keys`, `max_body`, `max_wait`: see `http_app()`.
+
+    While the server stops, requests that wait for runs are answered at once, and others may take ten seconds. A second
+    signal also ends the draining of the worker. Raises `ConfigurationError` for an address that needs a token or cannot
+    be used, and `EngineError` if a background task keeps failing.
+    """
+    asgi = http_app(client, token=token, auth=auth, webhook_keys=webhook_keys, max_body=max_body, max_wait=max_wait)
+    if asgi.needs_local_clients and not is_loopback(host):
+        raise ConfigurationError(
+            f"serve(host={host!r}) would let other machines use the HTTP API, which has no token: pass token= or "
+            "auth=, or listen on 127.0.0.1"
+        )
+    server = Server(asgi, listen(host, port))
+    with _stopping_on_signals(server) as signals:
+        try:
+            async with opened(client):
+                await server.run(client)
+        except asyncio.CancelledError:
+            if not signals.hurried:
+                raise
+        finally:
+            server.close()
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens on an address; raise `ConfigurationError` if that is not possible."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        return socket.create_server(found[0][4][:2], family=found[0][0], backlog=BACKLOG)
+    except (OSError, OverflowError) as error:
+        raise ConfigurationError(f"cannot listen on {host}, port {port} ({error}): choose another address") from error
+
+
+class Server:
+    """A uvicorn server that can be stopped, and then does not wait for requests that wait for runs."""
+
+    def __init__(self, asgi: HTTPApp, listener: socket.socket) -> None:
+        self._asgi = asgi
+        self._listener = listener
+        self._uvicorn = _new_uvicorn(asgi)
+
+    @property
+    def url(self) -> str:
+        """Return the URL of the server."""
+        host, port = self._listener.getsockname()[:2]
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    async def run(self, client: Client) -> None:
+        """Serve until the server is stopped; raise `EngineError` if a background task of the client keeps failing."""
+        url = self.url
+        serving = asyncio.create_task(self._uvicorn.serve(sockets=[self._listener]), name="perdure HTTP server")
+        broken = asyncio.create_task(client.failure())
+        log.info("the HTTP API listens on %s", url, extra={"url": url})
+        try:
+            await asyncio.wait([serving, broken], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self.stop()
+            if not broken.done():
+                broken.cancel()
+            await finish(asyncio.wait([serving, broken]))
+            log.info("the HTTP API on %s stopped", url, extra={"url": url})
+        serving.result()
+        if not broken.cancelled():
+            broken.result()
+
+    def stop(self) -> None:
+        """Accept no further requests, and answer those that wait for runs."""
+        self._uvicorn.should_exit = True
+        self._asgi.stop_waiting()
+
+    def hurry(self) -> None:
+        """End the requests that are still executed."""
+        self._uvicorn.force_exit = True
+
+    def close(self) -> None:
+        """Close the socket, if the server has not."""
+        self._listener.close()
+
+
+def _new_uvicorn(asgi: HTTPApp) -> Any:
+    try:
+        import uvicorn
+    except ImportError:
+        raise ImportError('serve() needs the package uvicorn: pip install "perdure[http]"', name="uvicorn") from None
+
+    class Uvicorn(uvicorn.Server):
+        """Leaves signals to `serve()`: uvicorn would raise them again before the app is closed."""
+
+        @contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            yield
+
+    settings = uvicorn.Config(
+        asgi,
+        lifespan="off",  # serve() opens and closes the app
+        log_config=None,  # the program configures its log
+        proxy_headers=False,  # a client could claim any address
+        server_header=False,
+        timeout_graceful_shutdown=STOP_SEC,
+        ws="none",
+    )
+    return Uvicorn(settings)
+
+
+class _Signals:
+    """The signals that the process got: the first stops the server, a second one ends everything at once."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._task = asyncio.current_task()
+        self._stopped = False
+        self.hurried = False
+
+    def received(self) -> None:
+        """Stop, or hurry."""
+        if self._stopped and self._task is not None:
+            self.hurried = True
+            self._server.hurry()
+            self._task.cancel()
+        self._stopped = True
+        self._server.stop()
+
+
+@contextmanager
+def _stopping_on_signals(server: Server) -> Iterator[_Signals]:
+    """Stop the server at a signal; only the main thread gets signals, elsewhere the task has to be cancelled."""
+    signals, loop = _Signals(server), asyncio.get_running_loop()
+    numbers = SIGNALS if threading.current_thread() is threading.main_thread() else ()
+    for number in numbers:
+        loop.add_signal_handler(number, signals.received)
+    try:
+        yield signals
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
