@@ -71,7 +71,9 @@ async def test_brackets_in_texts_do_not_count_as_depth(http: httpx.AsyncClient) 
     data = {"type": "x", "data": ['\\"[[[' * 1000, "]" * 5, "{" * 1000]}
     assert (await http.post("/v1/events", json=data)).status_code == 202
     nested = "[" * 90 + "]" * 90
-    assert (await http.post("/v1/events", content=f'{{"type": "x", "data": {nested}}}', headers=JSON)).status_code == 202
+    assert (
+        await http.post("/v1/events", content=f'{{"type": "x", "data": {nested}}}', headers=JSON)
+    ).status_code == 202
 
 
 async def test_depth_of_a_long_body_is_found_quickly(app: App) -> None:

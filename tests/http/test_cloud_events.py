@@ -161,7 +161,11 @@ async def test_attribute_names_the_only_receiver(http: httpx.AsyncClient, app: A
         (413, BATCH, json.dumps([{}] * 1001)),
         (422, {"ce-specversion": "1.0"}, "{}"),
         (400, {"ce-specversion": "1.0", "ce-id": "1", "ce-source": "s", "ce-type": "t"}, "{"),
-        (400, {"ce-specversion": "1.0", "ce-id": "1", "ce-source": "s", "ce-type": "t", "content-type": "text/x"}, b"\xff"),
+        (
+            400,
+            {"ce-specversion": "1.0", "ce-id": "1", "ce-source": "s", "ce-type": "t", "content-type": "text/x"},
+            b"\xff",
+        ),
         (422, {"ce-specversion": "1.0", "ce-id": "1", "ce-source": "s", "ce-type": "%00"}, ""),
     ],
 )

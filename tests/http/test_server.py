@@ -177,6 +177,11 @@ def test_address_in_use_is_refused() -> None:
         listen("127.0.0.1", taken.getsockname()[1])
 
 
+def test_responses_are_sent_without_delay() -> None:
+    with listen("127.0.0.1", 0) as listener:
+        assert listener.proto == socket.IPPROTO_TCP  # on which asyncio's use of TCP_NODELAY depends
+
+
 async def test_failing_background_task_ends_the_server(app: App) -> None:
     server = Server(http_app(app), listen("127.0.0.1", 0))
     running = asyncio.create_task(server.run(app))

@@ -2,7 +2,6 @@
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any
 from urllib.parse import unquote
 
 import msgspec
@@ -10,6 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Scope
 
 from perdure.engine.api import current
 from perdure.engine.api.client import Client, storage_of
@@ -99,15 +99,18 @@ def run_id_of(request: Request) -> str:
         raise not_found(id) from None
 
 
-def exact_path(scope: Any) -> str:
-    """Return the path of a request with encoded slashes kept apart from others, for `path_of` to decode.
+def exact(scope: Scope) -> Scope:
+    """Return a scope whose path has encoded slashes kept apart from others, for `path_of` to decode.
 
     A server decodes the path, so the id `a/b` of a child could not be told from two parts of a path. The raw path says
-    which slashes were encoded; an application that this one is mounted into may have removed a prefix from the other.
+    which slashes were encoded. An application that this one is mounted into may have removed its prefix from the path
+    and added a slash, as Litestar does, or has named the prefix as the root path, as Starlette does.
     """
-    path, raw = str(scope["path"]), scope.get("raw_path")
-    text = raw.partition(b"?")[0].decode("latin-1") if raw else ""
+    path, raw = str(scope["path"]), scope.get("raw_path") or b""
+    text = raw.partition(b"?")[0].decode("latin-1")
     for start in [place for place, character in enumerate(text) if character == "/"]:
-        if unquote(text[start:]) == path:
-            return unquote(text[start:].replace("%25", "%2525").replace("%2F", "%252F").replace("%2f", "%252F"))
-    return path.replace("%", "%25")
+        if unquote(text[start:]).rstrip("/") == path.rstrip("/"):
+            whole = unquote(text.replace("%25", "%2525").replace("%2F", "%252F").replace("%2f", "%252F"))
+            root = unquote(text[:start]) if start else scope.get("root_path", "")
+            return {**scope, "path": whole, "root_path": root}
+    return {**scope, "path": path.replace("%", "%25")}

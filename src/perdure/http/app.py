@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 from perdure.engine.api.client import Client
 from perdure.errors import ConfigurationError
 from perdure.http import health, messages, openapi, runs
-from perdure.http.api import API, exact_path
+from perdure.http.api import API, exact
 from perdure.http.auth import Authenticate, Guard
 from perdure.http.problems import Problem, refuse
 from perdure.http.signatures import Signatures
@@ -59,8 +59,7 @@ class HTTPApp(Starlette):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request: with exact paths, and with security headers on the response."""
         if scope["type"] == "http":
-            scope = {**scope, "path": exact_path(scope)}
-            send = _with_headers(send)
+            scope, send = exact(scope), _with_headers(send)
         await super().__call__(scope, receive, send)
 
 

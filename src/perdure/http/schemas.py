@@ -32,7 +32,7 @@ _SIMPLE: dict[Any, Schema] = {
     bytearray: {"type": "string", "contentEncoding": "base64"},
     datetime.datetime: {"type": "string", "format": "date-time"},
     datetime.date: {"type": "string", "format": "date"},
-    datetime.time: {"type": "string", "format": "time"},
+    datetime.time: {"type": "string", "description": "a time of day (ISO 8601), with or without a time zone"},
     datetime.timedelta: {"type": "string", "format": "duration"},
     Decimal: {"type": "string", "format": "decimal"},
     UUID: {"type": "string", "format": "uuid"},

@@ -65,10 +65,20 @@ async def serve(
 
 def listen(host: str, port: int) -> socket.socket:
     """Return a socket that listens on an address; raise `ConfigurationError` if that is not possible."""
+    listener: socket.socket | None = None
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        return socket.create_server(found[0][4][:2], family=found[0][0], backlog=BACKLOG)
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP, flags=socket.AI_PASSIVE
+        )[0]
+        # With its protocol, or else asyncio does not set TCP_NODELAY, and each response takes 40 ms longer.
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+        return listener
     except (OSError, OverflowError) as error:
+        if listener is not None:
+            listener.close()
         raise ConfigurationError(f"cannot listen on {host}, port {port} ({error}): choose another address") from error
 
 
