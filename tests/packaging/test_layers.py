@@ -25,6 +25,7 @@ PROGRAM = "from importlinter.cli import lint_imports; raise SystemExit(lint_impo
         ("engine/execution/run.py", "perdure.engine.worker.worker"),
         ("engine/worker/worker.py", "perdure.storage.stores"),
         ("engine/api/app.py", "perdure.integrations.connections"),
+        ("engine/api/client.py", "perdure.http.app"),
         ("testing/reference/locks.py", "perdure.storage.locks"),
     ],
 )

@@ -191,12 +191,12 @@ class _Description:
     def _start(self, workflow: WorkflowDefinition) -> dict[str, Any]:
         signature = workflow.signature
         parameters = {name: self._schemas.of(hint) for name, hint in signature.hints.items() if name != "return"}
-        input: Schema = {"type": "object", "properties": parameters, "additionalProperties": False}
+        arguments: Schema = {"type": "object", "properties": parameters, "additionalProperties": False}
         body = self._resolved(documents.StartRequestBody)
-        properties = {**body["properties"], "input": input}
+        properties = {**body["properties"], "input": arguments}
         schema = {**body, "properties": properties, "title": f"Start of {workflow.name}", "additionalProperties": False}
         if signature.required:
-            input["required"] = list(signature.required)
+            arguments["required"] = list(signature.required)
             schema["required"] = ["input"]
         found = self._post(
             "", f"Start a run of {workflow.name}", dict[str, Any], documents.StartedDocument, [], 404, 409
