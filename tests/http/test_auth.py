@@ -1,6 +1,7 @@
 """Who may use the HTTP API, and on which addresses it may be served."""
 
 import logging
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -73,7 +74,7 @@ async def test_token_is_needed_if_there_is_one(app: App) -> None:
     assert (await answered(asgi, "api.example", Authorization=f"Bearer {TOKEN}")).status_code == 200
     for wrong in ("", "Bearer", f"Basic {TOKEN}", f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}", "Bearer \xe4"):
         async with httpx.AsyncClient(transport=httpx.ASGITransport(asgi), base_url="http://x") as http:
-            headers = {"Authorization": wrong.encode("latin-1")} if wrong else {}
+            headers = {b"Authorization": wrong.encode("latin-1")} if wrong else {}
             answer = await http.get("/v1/runs", headers=headers)
         assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer"), wrong
         assert TOKEN not in answer.text
@@ -85,9 +86,9 @@ async def test_token_is_needed_if_there_is_one(app: App) -> None:
 
 
 async def test_body_of_a_refused_request_is_not_read(app: App) -> None:
-    async def body() -> Any:
-        raise AssertionError("the body was read")
+    async def body() -> AsyncIterator[bytes]:
         yield b""
+        raise AssertionError("the body was read")
 
     async with connected(app, token=TOKEN) as http:
         assert (await http.post("/v1/events", content=body())).status_code == 401

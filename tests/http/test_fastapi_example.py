@@ -34,7 +34,7 @@ async def test_order_is_fulfilled(http: httpx.AsyncClient) -> None:
     assert (await http.post("/orders", json=ORDER)).json() == {"run": "order-1"}
 
     async def is_packed() -> bool:
-        return (await http.get("/orders/1")).json()["status"] == "waiting_for_message"
+        return bool((await http.get("/orders/1")).json()["status"] == "waiting_for_message")
 
     await until(is_packed)
     assert (await http.get("/orders/1")).json()["state"] == {"parcel": "parcel with lamp"}

@@ -17,7 +17,7 @@ import pytest
 import uvicorn
 
 from perdure import App
-from perdure.errors import ConfigurationError
+from perdure.errors import ConfigurationError, DatabaseUnavailableError
 from perdure.http import http_app, serve
 from perdure.http.server import Server, listen
 from tests.engine.waiting import until, waiting
@@ -75,6 +75,19 @@ async def test_result_is_streamed(app: App) -> None:
         assert (await http.get("/v1/runs/nobody/result", headers=accept)).status_code == 404
         ended = await http.get(f"/v1/runs/{run.id}/result", headers=accept)
         assert ended.text.startswith("event: completed\ndata: {")
+
+
+async def test_error_in_a_stream_is_an_event(app: App) -> None:
+    run = await waiter.start()
+    await waiting(app, run.id)
+    async with served(app) as (http, _):
+        accept = {"Accept": "text/event-stream"}
+        async with http.stream("GET", f"/v1/runs/{run.id}/result", headers=accept) as response:
+            await until(lambda: run.id in app._results._waiting)
+            for future in app._results._waiting[run.id]:
+                future.set_exception(DatabaseUnavailableError("gone"))
+            (_, (last, problem)) = await events_of(response)
+    assert (last, problem["code"]) == ("error", "storage.unavailable")
 
 
 async def test_stream_ends_after_its_time(app: App) -> None:
@@ -241,6 +254,49 @@ def test_signal_stops_the_server_and_closes_the_app(tmp_path: Path, number: sign
                 said, errors = process.communicate(timeout=60)
     assert (process.returncode, said) == (0, "closed\n"), errors
     assert "stopped" in errors
+
+
+BUSY = """
+import asyncio, logging, sys
+from perdure import App, activity, workflow
+from perdure.http import serve
+
+logging.basicConfig(level=logging.INFO)
+
+
+@activity
+async def long() -> None:
+    print("began", file=sys.stderr, flush=True)
+    await asyncio.sleep(600)
+
+
+@workflow
+async def busy() -> None:
+    await long()
+
+
+asyncio.run(serve(App(sys.argv[1], drain_timeout=600), port=int(sys.argv[2])))
+print("closed")
+"""
+
+
+def test_second_signal_ends_the_draining(tmp_path: Path) -> None:
+    port = _free_port()
+    command = [sys.executable, "-W", "error", "-c", BUSY, f"sqlite:///{tmp_path}/http.db", str(port)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        assert process.stderr is not None
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as http:
+            for line in process.stderr:
+                if "the HTTP API listens on" in line:
+                    retried(http)
+                    http.post("/v1/workflows/busy/runs")
+                elif line == "began\n":
+                    process.send_signal(signal.SIGTERM)
+                elif line.rstrip().endswith("stopped") and "the HTTP API" in line:
+                    process.send_signal(signal.SIGTERM)
+                    break
+        said, errors = process.communicate(timeout=60)
+    assert (process.returncode, said) == (0, "closed\n"), errors
 
 
 def retried(http: httpx.Client) -> None:

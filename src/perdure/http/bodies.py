@@ -31,23 +31,24 @@ async def read_body(request: Request, longest: int) -> bytes:
     if stated is not None:
         if not stated.isascii() or not stated.isdigit():
             raise Problem(400, "the header Content-Length is not a number")
-        _check_length(int(stated), longest)
+        _check_length(request, int(stated), longest)
     parts: list[bytes] = []
     length = 0
     async for part in request.stream():
         length += len(part)
-        _check_length(length, longest)
+        _check_length(request, length, longest)
         parts.append(part)
     return b"".join(parts)
 
 
-def _check_length(length: int, longest: int) -> None:
+def _check_length(request: Request, length: int, longest: int) -> None:
     if length > longest:
+        unread = request.scope.get("http_version", "1.1").startswith("1")  # later versions end only the request
         raise Problem(
             413,
             f"the body has more than {longest} bytes: store large data elsewhere and pass a reference to it, or "
             "increase http_app(max_body=)",
-            headers={"Connection": "close"},
+            headers={"Connection": "close"} if unread else None,
         )
 
 

@@ -81,19 +81,22 @@ class Problem(Exception):
         self.parameter = parameter
         self.headers = dict(headers or {})
 
-    def response(self) -> Response:
-        """Return the response."""
-        document = ProblemDocument(
+    def document(self) -> "ProblemDocument":
+        """Return the JSON of the response."""
+        return ProblemDocument(
             title=_phrase(self.status),
             status=self.status,
             detail=self.detail,
             code=self.code,
             parameter=self.parameter or msgspec.UNSET,
         )
+
+    def response(self) -> Response:
+        """Return the response."""
         headers = dict(self.headers)
         if self.status == 503:
             headers.setdefault("Retry-After", str(RETRY_AFTER_SEC))
-        return Response(msgspec.json.encode(document), self.status, headers, MEDIA_TYPE)
+        return Response(msgspec.json.encode(self.document()), self.status, headers, MEDIA_TYPE)
 
 
 class ProblemDocument(msgspec.Struct, kw_only=True):

@@ -9,9 +9,9 @@ from starlette.requests import Request
 
 from perdure.engine.api.client import Client
 from perdure.engine.api.run_info import RunInfo
-from perdure.errors import WorkflowCancelledError, WorkflowFailedError
+from perdure.errors import PerdureError, WorkflowCancelledError, WorkflowFailedError
 from perdure.http.documents import OutcomeDocument, outcome_document
-from perdure.http.problems import Problem
+from perdure.http.problems import Problem, ProblemDocument, problem_of
 
 KEEP_ALIVE_SEC = 15.0  # proxies close connections on which nothing is sent for a minute or so
 
@@ -42,8 +42,18 @@ class Waits:
     async def events(self, client: Client, request: Request, first: RunInfo, seconds: float) -> AsyncIterator[bytes]:
         """Yield server-sent events: the status of a run whenever it differs, its end, and comments in between.
 
-        The stream lasts at most so many seconds. A browser then opens another one by itself.
+        The stream lasts at most so many seconds. A browser then opens another one by itself. An error in the middle of
+        the stream, such as a database that is unavailable, is an event, too.
         """
+        try:
+            async for event in self._events(client, request, first, seconds):
+                yield event
+        except PerdureError as error:
+            yield _event("error", problem_of(error).document())
+        except Problem as problem:
+            yield _event("error", problem.document())
+
+    async def _events(self, client: Client, request: Request, first: RunInfo, seconds: float) -> AsyncIterator[bytes]:
         loop = asyncio.get_running_loop()
         until, run, sent = loop.time() + seconds, first, None
         while True:
@@ -102,5 +112,5 @@ async def _first_of(*work: Awaitable[object]) -> None:
             task.result()
 
 
-def _event(name: str, document: OutcomeDocument) -> bytes:
+def _event(name: str, document: OutcomeDocument | ProblemDocument) -> bytes:
     return b"event: " + name.encode() + b"\ndata: " + msgspec.json.encode(document) + b"\n\n"
