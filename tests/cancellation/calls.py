@@ -20,6 +20,7 @@ import asyncpg
 import pytest
 
 from perdure import Client, Retention, RunHandle, RunNotFoundError, WorkflowCancelledError, WorkflowFailedError
+from perdure.engine.api import messages
 from tests.cancellation.workflows import blocked, book, done, fail, gates, greet, listen
 from tests.engine.waiting import waiting
 from tests.support.databases import mysql_login
@@ -333,6 +334,18 @@ async def send_event_with_outbox(stage: Stage) -> Call:
         lambda: stage.client.send_event(type, 1, id=stage.name, source="tests"),
         ("channel_messages", "channel", type),
         ("outbox_events", "event_type", type),
+    )
+
+
+@call("Client.send_event")
+async def send_event_that_starts_a_run(stage: Stage) -> Call:
+    event = messages.event("cancellation.begin", stage.name, id=stage.name, source="tests")
+    ((run, _),) = event.new_runs()
+    return _sending(
+        stage,
+        lambda: stage.client.send_event("cancellation.begin", stage.name, id=stage.name, source="tests"),
+        ("outbox_events", "event_id", stage.name),
+        ("workflow_instances", "instance_id", run),
     )
 
 

@@ -36,6 +36,7 @@ ELSEWHERE = {
     *("Client.start", "Client.send", "Client.finished", "Client.check_run"),  # which other methods call
     *("Client.info", "Client.steps", "Client.state", "Client.history", "Client.cancel"),  # which handles call
     "App.serve",  # see test_lifecycle.py
+    "Client.failure",  # of a server; see tests/http/test_server.py
 }
 CALLABLE = {"Startable.__call__", "RunQuery.__aiter__", "RunHandle.history"}  # no coroutine functions
 

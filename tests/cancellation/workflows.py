@@ -35,6 +35,11 @@ async def gated(name: str) -> str:
     return name
 
 
+@workflow(name="cancellation.begun", on_event="cancellation.begin")
+async def begun(name: str) -> str:
+    return name
+
+
 @workflow(name="cancellation.greet")
 async def greet(name: str) -> str:
     return f"hello {await note(name)}"
