@@ -1,6 +1,8 @@
 """Limits and errors of requests, before any value of them is used."""
 
 import json
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator
 
@@ -160,3 +162,25 @@ def test_every_error_has_a_status() -> None:
         error = Exception.__new__(kind)
         assert 400 <= problems.problem_of(error).status < 600
         assert json.loads(bytes(problems.problem_of(error).response().body))["code"] == kind.code
+
+
+@pytest.mark.parametrize("missing", ["starlette", "cloudevents"])
+def test_missing_package_is_named_with_the_extra(missing: str) -> None:
+    program = f"import sys; sys.modules[{missing!r}] = None; import perdure; import perdure.http"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert f'ImportError: perdure.http needs the package {missing}: pip install "perdure[http]"' in done.stderr
+
+
+def test_missing_server_is_named_with_the_extra() -> None:
+    program = "import sys; sys.modules['uvicorn'] = None; import asyncio, perdure, perdure.http\n"
+    program += "asyncio.run(perdure.http.serve(perdure.App('sqlite:///:memory:'), port=0))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert 'ImportError: serve() needs the package uvicorn: pip install "perdure[http]"' in done.stderr
+
+
+def test_core_does_not_import_the_http_api() -> None:
+    program = (
+        "import sys, perdure; print([name for name in ('starlette', 'uvicorn', 'cloudevents') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

@@ -88,7 +88,11 @@ class Server:
     def __init__(self, asgi: HTTPApp, listener: socket.socket) -> None:
         self._asgi = asgi
         self._listener = listener
-        self._uvicorn = _new_uvicorn(asgi)
+        try:
+            self._uvicorn = _new_uvicorn(asgi)
+        except ImportError:
+            listener.close()
+            raise
 
     @property
     def url(self) -> str:
