@@ -99,7 +99,11 @@ async def test_unknown_paths_and_methods_are_problems(http: httpx.AsyncClient) -
 
 @pytest.mark.parametrize(
     ("error", "status"),
-    [(DatabaseUnavailableError("gone"), 503), (CommitUnknownError("lost"), 503), (TimeoutError("late"), 504)],
+    [
+        (DatabaseUnavailableError("db.internal is gone"), 503),
+        (CommitUnknownError("db.internal is lost"), 503),
+        (TimeoutError("late"), 504),
+    ],
 )
 async def test_unavailable_database_is_a_problem_to_be_retried(
     app: App, monkeypatch: pytest.MonkeyPatch, error: Exception, status: int
@@ -111,6 +115,7 @@ async def test_unavailable_database_is_a_problem_to_be_retried(
     async with connected(app) as http:
         answer = await http.get("/v1/runs/x")
     assert answer.status_code == status
+    assert "db.internal" not in answer.text
     assert answer.headers.get("retry-after") == ("1" if status == 503 else None)
 
 

@@ -62,6 +62,15 @@ STATUSES: dict[type[PerdureError], int] = {
 }
 
 
+FAILURES: dict[type[PerdureError], str] = {
+    errors.StorageError: "the database is unavailable or refused the request: send it again later",
+    errors.CommitUnknownError: (
+        "the connection to the database was lost during the commit, which may have succeeded: send the request again "
+        "with the same id"
+    ),
+}
+
+
 class Problem(Exception):
     """A refused request: the response to it."""
 
@@ -111,9 +120,18 @@ class ProblemDocument(msgspec.Struct, kw_only=True):
 
 
 def problem_of(error: PerdureError) -> Problem:
-    """Return the problem for an error that perdure raised."""
+    """Return the problem for an error that perdure raised. The message of a failing database is logged, not sent."""
     status = next(STATUSES[kind] for kind in type(error).__mro__ if kind in STATUSES)
-    return Problem(status, str(error), code=error.code)
+    if status < 500 or not isinstance(error, errors.StorageError):
+        return Problem(status, str(error), code=error.code)
+    log.warning(
+        "a request failed: %s: %s",
+        type(error).__name__,
+        error,
+        extra={"code": error.code, "error_type": type(error).__name__, "error_message": str(error)},
+    )
+    kind = type(error) if isinstance(error, errors.CommitUnknownError) else errors.StorageError
+    return Problem(status, FAILURES[kind], code=error.code)
 
 
 def unexpected(request: Request, error: BaseException) -> Problem:
