@@ -179,7 +179,7 @@ async def test_history_is_read_page_by_page(shared: Database, monkeypatch: pytes
         assert await asyncio.to_thread(program) == ["1:charge", "2:halve"]
 
 
-INTERNAL = {"check_run", "dialect", "finished", "has_worker", "schema", "send", "start"}
+INTERNAL = {"check_run", "dialect", "failure", "finished", "has_worker", "is_open", "schema", "send", "start"}
 OWN = {"close", "dialect", "finished", "schema", "start", "start_request"}
 TYPES = {RunHandle: SyncRunHandle, RunQuery: SyncRunQuery}
 

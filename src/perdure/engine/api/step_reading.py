@@ -47,10 +47,10 @@ async def read_history(storage: Storage, id: str) -> AsyncIterator[HistoryEntry]
 
 
 async def read_history_page(
-    storage: Storage, id: str, after_id: int, limit: int = PAGE
+    storage: Storage, id: str, after_id: int, limit: int | None = None
 ) -> tuple[list[HistoryEntry], bool]:
     """Return the next entries of a run's history after an entry, and whether there are more."""
-    rows, more = await storage.get_history_paginated(id, after_id, limit)
+    rows, more = await storage.get_history_paginated(id, after_id, limit or PAGE)
     return [_entry(row) for row in rows], more
 
 
