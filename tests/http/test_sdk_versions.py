@@ -12,6 +12,7 @@ CURRENT = Path(sys.prefix) / "cloudevents-2"  # where scripts/setup_venv.sh inst
 
 def test_events_are_read_by_the_current_version_of_the_sdk() -> None:
     assert version("cloudevents").startswith("1.")
+    assert (CURRENT / "cloudevents" / "core").is_dir(), "run scripts/setup_venv.sh"
     done = subprocess.run(
         [
             sys.executable,
