@@ -162,9 +162,11 @@ def _look(items: Iterable[Item]) -> Operation[Standing]:
     instances = {row[0]: row for row in rows}
     if not pairs:
         return Standing(instances, {}, {}, set())
-    ids, subscribed = [instance_id for instance_id, _ in pairs], [channel for _, channel in pairs]
-    rows = yield channels.S.subscriptions(pairs=pairs, ids=ids, channels=subscribed)
-    subscriptions = {(instance_id, channel): Subscription(mode, cursor) for instance_id, channel, mode, cursor in rows}
+    subscriptions: dict[Pair, Subscription] = {}
+    for page in _pages(pairs):
+        ids, subscribed = map(list, zip(*page, strict=True))
+        rows = yield channels.S.subscriptions(pairs=page, ids=ids, channels=subscribed)
+        subscriptions.update(((row[0], row[1]), Subscription(row[2], row[3])) for row in rows)
     states = {channel: (newest, competing) for channel, newest, competing in (yield channels.S.states(channels=named))}
     matched = sorted({wait.channel for _, own in given for wait in own if isinstance(wait, ChannelWait) and wait.where})
     sets = {(row[0], row[1]) for row in (yield from matching.sets_of(matched))} if matched else set()

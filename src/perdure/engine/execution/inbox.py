@@ -1,6 +1,7 @@
 """The inbox of a run: what happens to it, handled one by one by the run's task."""
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable
 
 Handle = Callable[[], Awaitable[None]]
@@ -19,7 +20,7 @@ class Inbox:
 
     def __init__(self, proceed: Callable[[], bool]) -> None:
         self._proceed = proceed  # starts what the body wants; returns whether the run's task has something to do
-        self._items: list[Handle] = []  # few at a time; `asyncio.Queue` takes 3 KB, also for a run that waits for days
+        self._items: deque[Handle] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._awaited = False
 
@@ -43,7 +44,7 @@ class Inbox:
                 await self._waiter
             finally:
                 self._waiter, self._awaited = None, False
-        return self._items.pop(0)
+        return self._items.popleft()
 
     def is_awaited(self) -> bool:
         """Return whether the run's task only waits, so that another task may pass a result to the body."""
@@ -56,4 +57,4 @@ class Inbox:
 
     def clear(self) -> None:
         """Forget everything, because the run is no longer executed."""
-        self._items = []
+        self._items.clear()

@@ -7,6 +7,7 @@ in the queue, so a run whose body ends after a step is completed by the commit t
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -68,7 +69,7 @@ class Journal:
         self.progressed = False  # a record is stored: a run whose records are refused makes no progress
         self.refused: StorageError | None = None
         self.recorded = self.answered = 0  # answers come in the order of the records
-        self._waiting: list[tuple[int, Callable[[], None]]] = []
+        self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
 
     def record(self, event: HistoryEvent, stored: Callable[[], None] | None = None) -> None:
         """Queue an event behind the earlier ones, without waiting. `stored` is called after its commit."""
@@ -109,7 +110,7 @@ class Journal:
         """Call the functions that waited for what is stored by now."""
         waiting = self._waiting
         while waiting and (waiting[0][0] <= self.answered or self.refused is not None):
-            waiting.pop(0)[1]()
+            waiting.popleft()[1]()
 
 
 def _finish(waiter: "asyncio.Future[None]") -> None:

@@ -90,9 +90,11 @@ class StepsInProgress:
     def take_ready(self) -> Iterator[Progress[ActivityStep | EffectStep]]:
         """Yield the steps to start now, which are running from then on."""
         while self.ready:
-            id = next(iter(self.ready))
-            progress = self.running[id] = self.ready.pop(id)
-            yield progress
+            for id in list(self.ready):  # to search for the first key again and again takes quadratic time
+                progress = self.ready.pop(id, None)
+                if progress is not None:  # the body has not cancelled it in the meantime
+                    self.running[id] = progress
+                    yield progress
 
     @property
     def waiting(self) -> bool:

@@ -4,6 +4,7 @@ A body can have thousands of timers and waits. What happens to one of them must 
 is looked at once, when it is new. The dictionaries of `StepsInProgress` have the new ones at their end.
 """
 
+from collections import deque
 from typing import Any, TypeVar
 
 from perdure.engine.execution.attempts import SHORT_SEC
@@ -30,8 +31,8 @@ class TimedSteps:
         self._timers: list[Progress[TimerStep]] = []  # these three are new
         self._pauses: list[Progress[ActivityStep]] = []
         self._waits: list[Progress[WaitStep]] = []
-        self._short: dict[Progress[TimerStep], None] = {}
-        self._registered: dict[Timed, None] = {}
+        self._short: deque[Progress[TimerStep]] = deque()
+        self._registered: deque[Timed] = deque()
 
     def clear(self) -> None:
         """Forget everything: all timers have been stopped."""
@@ -55,7 +56,7 @@ class TimedSteps:
 
     def add_registered(self, timed: Timed) -> None:
         """Note that a row in the database decides when a step's time is over."""
-        self._registered[timed] = None
+        self._registered.append(timed)
 
     def any_registered(self) -> bool:
         """Return whether a row in the database decides when an open step's time is over."""
@@ -63,14 +64,15 @@ class TimedSteps:
 
     def registered(self) -> list[Timed]:
         """Return the open steps whose time a row in the database decides."""
-        self._registered = {timed: None for timed in self._registered if timed.is_open}
-        return list(self._registered)
+        found = [timed for timed in self._registered if timed.is_open]
+        self._registered = deque(found)
+        return found
 
     def _learn(self) -> None:
         steps = self._steps
         timers = self._new(steps.timers)
         self._timers += timers
-        self._short.update((timer, None) for timer in timers if is_short(timer))
+        self._short.extend(timer for timer in timers if is_short(timer))
         self._pauses += self._new(steps.pauses)
         self._waits += self._new(steps.waits)
         if len(self._known) > SLACK + 2 * (len(steps.timers) + len(steps.pauses) + len(steps.waits)):
@@ -91,11 +93,8 @@ def _unwatched(steps: "list[Each]") -> "list[Each]":
     return [step for step in steps if step.is_open and step.timer is None]
 
 
-def _any_open(steps: "dict[Each, None]") -> bool:
+def _any_open(steps: "deque[Each]") -> bool:
     """Return whether one of these steps is open; those at the beginning that have ended are removed."""
-    while steps:
-        step = next(iter(steps))
-        if step.is_open:
-            return True
-        del steps[step]
-    return False
+    while steps and not steps[0].is_open:
+        steps.popleft()
+    return bool(steps)
