@@ -430,11 +430,11 @@ async def _(url):
         await watch(await ship.start(1))
 
 
-@mistake("10,001 steps at once")
+@mistake("25,001 steps at once")
 async def _(url, shop):
     @workflow
     async def ship():
-        await asyncio.gather(*(shop.charge("A-1", number) for number in range(10_001)))
+        await asyncio.gather(*(shop.charge("A-1", number) for number in range(25_001)))
 
     async with App(url):
         await ship()

@@ -36,6 +36,7 @@ from perdure.engine.replay import loop as body_loop
 from perdure.engine.replay.guard import came_by_signal, outcome_of
 from perdure.engine.replay.replayer import Replayer
 from perdure.hooks import HookEvent
+from perdure.model import limits
 from perdure.model.records import HistoryEventType
 from tests.conftest import BackendDatabase
 from tests.engine.random_bodies import live, taken
@@ -457,7 +458,7 @@ def test_twenty_thousand_branches_do_not_count_as_spinning() -> None:
 
     history = live(version(many, "guard.many"))
     assert history.body.outcome() == (sum(range(20_000)), None)
-    assert body_loop.BUDGET > 5 * 20_000
+    assert body_loop.BUDGET > 10 * limits.STEPS_MAX
 
 
 # Bodies that do not let go.
@@ -552,6 +553,25 @@ def test_body_that_swallows_its_eviction_a_few_times_ends_without_a_log_message(
 
     live(version(tidy, "guard.tidy")).body.evict()
     assert seen == ["caught"] * 20
+    assert not caplog.records
+
+
+def test_all_tasks_of_a_large_body_are_cancelled_when_it_is_evicted(caplog: pytest.LogCaptureFixture) -> None:
+    count = 5000
+
+    async def many() -> None:
+        async def branch() -> None:
+            try:
+                async with asyncio.timeout(60):
+                    await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                seen.append("cancelled")
+                raise
+
+        await asyncio.gather(*(branch() for _ in range(count)))
+
+    live(version(many, "guard.large")).body.evict()
+    assert seen == ["cancelled"] * count
     assert not caplog.records
 
 

@@ -25,7 +25,7 @@ from perdure.model import limits
 
 log = logging.getLogger("perdure.engine")
 
-STEPS_MAX = 10_000  # maximum number of unfinished steps
+STEPS_MAX = limits.STEPS_MAX
 REFUSALS_MAX = 1_000  # how often an evicted body may request a step and catch the refusal
 
 

@@ -37,12 +37,16 @@ from zlib import crc32
 from perdure.engine.replay.guard import came_by_signal
 from perdure.engine.replay.scopes import Scope, current_scope, enter
 from perdure.errors import NotDurableError
+from perdure.model import limits
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
-BUDGET = 250_000
-"""Maximum number of callbacks between two rows: many times what tens of thousands of tasks need."""
+STEP_CALLBACKS = 20
+"""Callbacks that a row may cause for each open step: ending a task with a timeout inside a group takes about ten."""
+
+BUDGET = STEP_CALLBACKS * limits.STEPS_MAX
+"""Maximum number of callbacks between two rows: enough to end as many steps as a run may have open."""
 
 NEVER_SEC = 100 * 365.25 * 86400.0
 """A timer with a longer delay never fires and is not stored, because databases cannot store `sleep(inf)`."""

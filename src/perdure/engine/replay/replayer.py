@@ -23,6 +23,7 @@ from perdure.engine.replay.body import Body, Recur, RunEvicted
 from perdure.engine.replay.commands import Command, Take
 from perdure.engine.replay.context import ATTEMPT, RUN
 from perdure.engine.replay.definitions import WorkflowDefinition
+from perdure.engine.replay.loop import STEP_CALLBACKS
 from perdure.engine.replay.open_steps import OpenSteps
 from perdure.engine.replay.steps import ActivityStep
 from perdure.errors import NotDurableError, WorkflowCancelledError
@@ -30,7 +31,7 @@ from perdure.errors import NotDurableError, WorkflowCancelledError
 log = logging.getLogger("perdure.engine")
 
 EVICTIONS_MAX = 100  # how often an evicted body may catch its cancellation
-EVICTION_BUDGET = 10_000  # how many callbacks it may run after each cancellation
+EVICTION_BUDGET = 10_000  # how many callbacks it may run after each cancellation, beside those that end its tasks
 
 Outcome = tuple[Any, BaseException | None]
 
@@ -240,10 +241,11 @@ class Replayer:
         """Cancel the body's tasks, repeatedly up to a limit; return whether all have ended."""
         loop = self._body.loop
         for _ in range(EVICTIONS_MAX):
-            for task in loop.tasks():
+            tasks = loop.tasks()
+            for task in tasks:
                 task.cancel("the run is no longer executed here")
             try:
-                loop.pump(EVICTION_BUDGET)
+                loop.pump(EVICTION_BUDGET + STEP_CALLBACKS * len(tasks))
             except NotDurableError:
                 return False
             if not loop.tasks():
