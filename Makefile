@@ -16,7 +16,7 @@ PYTEST ?= -n $(WORKERS) --maxprocesses 4 --dist worksteal --assert=plain
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-python lint mypy pyright demo demo-storage chaos kills takeover soak planted mutants bench bench-growth bench-instructions bench-limit bench-peers bench-statements bench-storage bench-compare fuzz-http size audit clean
+.PHONY: help setup test test-python lint mypy pyright demo demo-storage chaos kills takeover soak planted mutants bench bench-charts bench-growth bench-instructions bench-limit bench-peers bench-statements bench-storage bench-compare fuzz-http size audit clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -85,13 +85,18 @@ bench: $(READY) ## measure the engine on each database; BENCH="--measure ten-ste
 	$(PY) -m benchmarks.engine --json benchmarks/results/engine.json $(BENCH)
 
 bench-growth: $(READY) ## measure how costs grow with the number of runs, steps, waits and events; BENCH="--curve park --most 10000"
-	$(PY) -m benchmarks.growth --json benchmarks/results/growth.json --chart docs/images/growth.svg $(BENCH)
+	$(PY) -m benchmarks.growth --json benchmarks/results/growth.json $(BENCH)
+	$(PY) -m benchmarks.charts
 
 bench-limit: $(READY) ## measure what the disk, the databases and their drivers allow; BENCH="--measure rows --rounds 9"
 	$(PY) -m benchmarks.limit --json benchmarks/results/limit.json $(BENCH)
 
 bench-peers: $(READY) ## compare the speed with that of DBOS, Edda, Absurd and Restate; BENCH="--peer dbos --rounds 3"
 	$(PY) -m benchmarks.peers --json benchmarks/results/peers.json $(BENCH)
+	$(PY) -m benchmarks.charts
+
+bench-charts: $(READY) ## draw the charts of the documentation from the figures in benchmarks/results
+	$(PY) -m benchmarks.charts
 
 bench-instructions: $(READY) ## count instructions, calls and callbacks of the hot path, per version; BENCH="--no-native"
 	$(PY) -m benchmarks.instructions --json benchmarks/results/instructions.json $(BENCH)

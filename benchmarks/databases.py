@@ -5,13 +5,16 @@ PERDURE_TEST_MYSQL_URL name. SQLite's file and the servers' data are in the fold
 that is not on a disk, because otherwise nothing is synced.
 """
 
+import asyncio
 import os
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
+import asyncpg
+
 from perdure.testing.servers import MySQLServer, PostgresServer
-from tests.support.databases import fresh_mysql, fresh_postgres
+from tests.support.databases import connect_mysql, fetch_mysql, fresh_mysql, fresh_postgres
 
 
 @contextmanager
@@ -24,6 +27,22 @@ def server_for(database: str) -> Iterator[str]:
     else:
         with (PostgresServer if database == "postgresql" else MySQLServer)(durable=True) as server:
             yield server.url
+
+
+def version_of(database: str, server: str) -> str:
+    """Return the version of a server."""
+    return asyncio.run(_version_of(database, server))
+
+
+async def _version_of(database: str, server: str) -> str:
+    if database == "postgresql":
+        connection = await asyncpg.connect(server)
+        try:
+            return str(await connection.fetchval("SHOW server_version"))
+        finally:
+            await connection.close()
+    async with connect_mysql(server) as session:
+        return str((await fetch_mysql(session, "SELECT version()"))[0][0])
 
 
 @asynccontextmanager

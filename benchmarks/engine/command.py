@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks import progress
 from benchmarks.databases import server_for
 from benchmarks.engine.measures import Figures, Measure
-from benchmarks.engine.report import as_json, heading, line
+from benchmarks.engine.report import as_json, circumstances, heading, line, write
 from tests.support.databases import DATABASES
 
 Take = Callable[[str, int, str, str], Coroutine[Any, Any, Figures]]  # a measure of this size on a database of a server
@@ -46,13 +46,13 @@ class Command:
         found: dict[str, dict[str, list[Figures]]] = {}
         with ExitStack() as stack:
             servers = {database: stack.enter_context(server_for(database)) for database in options.database}
+            around = circumstances(servers)
             print(heading(options.database), flush=True)
             for name in options.measure:
                 found[name] = asyncio.run(self._rounds(name, servers, options))
                 print(line(self._measures[name], found[name]), flush=True)
                 if options.json is not None:
-                    options.json.parent.mkdir(parents=True, exist_ok=True)
-                    options.json.write_text(json.dumps(as_json(found, self._measures), indent=2) + "\n")
+                    write(options.json, json.dumps(as_json(found, self._measures, around), indent=2) + "\n")
         return 0
 
     async def _rounds(

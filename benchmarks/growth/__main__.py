@@ -7,7 +7,8 @@
 
 Each point of a curve is a process of its own on an empty database that syncs every commit, but for throughput beside
 finished and waiting runs: there the same database grows from point to point. A point has the time for one item, and
-its ratio to that of the first point: about 1.0 is linear growth.
+its ratio to that of the first point: about 1.0 is linear growth. `met` or `missed` says whether a curve reaches its
+goal. The file of --json keeps the curves that are not measured again, and states the circumstances of each.
 """
 
 import argparse
@@ -17,11 +18,13 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from benchmarks import progress
 from benchmarks.databases import fresh_database, server_for
 from benchmarks.engine.measures import MEASURES, Figures
 from benchmarks.engine.processes import ENGINE, measure, play
+from benchmarks.engine.report import circumstances, write
 from benchmarks.growth.copies import add_copies, create_original
 from benchmarks.growth.curves import CURVES, Curve
 from benchmarks.growth.report import as_json, chart, heading, lines
@@ -37,6 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     found: dict[str, dict[str, Points]] = {}
     with ExitStack() as stack:
         servers = {database: stack.enter_context(server_for(database)) for database in options.database}
+        around = circumstances(servers)
         print(heading(options.database), flush=True)
         for number, name in enumerate(options.curve):
             progress.show_share(number, len(options.curve), name)
@@ -44,9 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             progress.show("")
             print("\n".join(lines(name, options.database, found[name])), flush=True)
             if options.json is not None:
-                _write(options.json, json.dumps(as_json(found), indent=2) + "\n")
+                _add(options.json, as_json(found, around))
             if options.chart is not None:
-                _write(options.chart, chart(found))
+                write(options.chart, chart(as_json(found, around)))
     return 0
 
 
@@ -61,14 +65,17 @@ def _parser() -> argparse.ArgumentParser:
     add("--size", nargs="+", type=int, metavar="N", help="the sizes of each curve (default: its own)")
     add("--most", type=int, metavar="N", help="leave out the sizes above this one")
     add("--steps", type=int, metavar="N", help="steps of a throughput measurement (default: that of `make bench`)")
-    add("--json", type=Path, metavar="FILE", help="write everything that was measured to a file, too")
-    add("--chart", type=Path, metavar="FILE", help="draw the curves as SVG, too")
+    add("--json", type=Path, metavar="FILE", help="add everything that was measured to a file, too")
+    add("--chart", type=Path, metavar="FILE", help="draw these curves as SVG, too")
     return parser
 
 
-def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
+def _add(path: Path, measured: dict[str, Any]) -> None:
+    """Write curves to a file; those in it that were not measured again are kept."""
+    kept = json.loads(path.read_text())["curves"] if path.exists() else {}
+    curves = kept | measured["curves"]
+    ordered = {name: curves[name] for name in CURVES if name in curves}
+    write(path, json.dumps({"curves": ordered}, indent=2) + "\n")
 
 
 def _sizes(curve: Curve, options: argparse.Namespace) -> list[int]:

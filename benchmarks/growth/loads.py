@@ -9,14 +9,17 @@ import asyncio
 import json
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 from benchmarks.engine import measures
-from benchmarks.engine.measures import Figures, add, in_groups, parked, released, steps, steps_then_wait, until_waiting
+from benchmarks.engine.measures import Figures, add, cpu_sec, in_groups, released, steps, steps_then_wait, until_waiting
 from benchmarks.growth import processes
-from perdure import App, send_event, wait_event, workflow
+from perdure import App, TerminalError, WorkflowFailedError, activity, send_event, wait_event, workflow
 from perdure.hooks import HookEvent, RunWaiting
 
 WARM_UP = 50  # steps
+LEASE_SEC = 120  # on a slow machine no lease expires between two looks
 
 
 @workflow
@@ -36,11 +39,73 @@ async def many_waits(count: int) -> int:
     return count
 
 
+@workflow
+async def waits_at_once(count: int) -> int:
+    await asyncio.gather(*(wait_event("go") for _ in range(count)))
+    return count
+
+
+@activity
+async def book(number: int) -> int:
+    return number
+
+
+@book.compensation
+async def cancel_booking(number: int, *, result: int | None) -> None:
+    pass
+
+
+@workflow
+async def fail_after(count: int) -> int:
+    for number in range(count):
+        await book(number)
+    await wait_event("go")
+    raise TerminalError("sold out")
+
+
+class Waiting:
+    """Counts the suspensions of runs, as a hook."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._awaited, self._reached = 0, asyncio.Event()
+
+    def __call__(self, event: HookEvent) -> None:
+        self.count += isinstance(event, RunWaiting)
+        if self.count >= self._awaited:
+            self._reached.set()
+
+    async def until(self, count: int) -> None:
+        """Wait until there were so many suspensions."""
+        self._awaited = count
+        self._reached.clear()
+        if self.count < count:
+            await self._reached.wait()
+
+
+class Cost:
+    """The time that something takes, and the CPU time of this process, for each of so many items."""
+
+    def __init__(self) -> None:
+        self.figures: Figures = {}
+
+    @contextmanager
+    def of(self, size: int) -> Iterator[None]:
+        before, cpu = time.perf_counter(), cpu_sec()
+        yield
+        self.figures["value"] = (time.perf_counter() - before) / size * 1e6
+        self.figures["cpu_us"] = (cpu_sec() - cpu) / size * 1e6
+
+
 async def park(url: str, size: int) -> Figures:
     """Start runs that wait for an event, until all of them wait."""
-    async with App(url):
+    waiting, cost = Waiting(), Cost()
+    async with App(url, hooks=[waiting]):
         await _warm_up()
-        return {"value": await parked(size) * 1e6}
+        with cost.of(size):
+            await in_groups(steps_then_wait.start(0) for _ in range(size))
+            await waiting.until(size)
+    return cost.figures
 
 
 async def where(url: str, size: int) -> Figures:
@@ -53,66 +118,103 @@ async def release(url: str, size: int) -> Figures:
     """Send each waiting run an event `to=` it, until all runs have ended."""
     async with App(url):
         await _warm_up()
-        return {"value": await released(steps_then_wait, size, own=False) / size * 1e6}
+        cpu = cpu_sec()  # with that of parking them, which is as linear
+        seconds = await released(steps_then_wait, size, own=False)
+        return {"value": seconds / size * 1e6, "cpu_us": (cpu_sec() - cpu) / size * 1e6}
 
 
 async def broadcast(url: str, size: int) -> Figures:
     """Send one event to so many waiting runs, until all of them have ended."""
-    async with App(url):
+    waiting, cost = Waiting(), Cost()
+    async with App(url, hooks=[waiting]):
         await _warm_up()
         handles = await in_groups(wait_for_news.start() for _ in range(size))
-        await until_waiting(handles)
-        before = time.perf_counter()
-        await send_event("news", 1)
-        await asyncio.gather(*(handle.result() for handle in handles))
-        return _per_item(before, size)
+        await waiting.until(size)
+        with cost.of(size):
+            await send_event("news", 1)
+            await asyncio.gather(*(handle.result() for handle in handles))
+    return cost.figures
 
 
 async def gathered(url: str, size: int) -> Figures:
     """Execute one run with so many steps at once."""
+    cost = Cost()
     async with App(url):
         await _warm_up()
-        before = time.perf_counter()
-        await (await gather.start(size)).result()
-        return _per_item(before, size)
+        with cost.of(size):
+            await (await gather.start(size)).result()
+    return cost.figures
 
 
 async def long(url: str, size: int) -> Figures:
     """Execute one run with so many steps, one after the other."""
+    cost = Cost()
     async with App(url):
         await _warm_up()
-        before = time.perf_counter()
-        await (await steps.start(size)).result()
-        return _per_item(before, size)
+        with cost.of(size):
+            await (await steps.start(size)).result()
+    return cost.figures
+
+
+async def replay(url: str, size: int) -> Figures:
+    """Resume one run with so many steps in a worker that has nothing of it in memory."""
+    cost = Cost()
+    async with App(url):
+        handle = await steps_then_wait.start(size)
+        await until_waiting([handle])
+    async with App(url, lease=LEASE_SEC) as app:
+        await _warm_up()
+        with cost.of(size):
+            await send_event("go", size, to=handle.id)
+            await app.get(handle.id).result()
+    return cost.figures
+
+
+async def rollback(url: str, size: int) -> Figures:
+    """Compensate so many steps of one run, which a worker takes over before it fails."""
+    cost = Cost()
+    async with App(url):
+        handle = await fail_after.start(size)
+        await until_waiting([handle])
+    async with App(url, lease=LEASE_SEC) as app:
+        await _warm_up()
+        with cost.of(size):
+            await send_event("go", size, to=handle.id)
+            with suppress(WorkflowFailedError):
+                await app.get(handle.id).result()
+    return cost.figures
 
 
 async def waits(url: str, size: int) -> Figures:
     """Execute one run with so many waits, each for an event that is sent once the run waits."""
-    is_waiting = asyncio.Event()
-
-    def note(event: HookEvent) -> None:
-        if isinstance(event, RunWaiting):
-            is_waiting.set()
-
-    async with App(url, hooks=[note]):
+    waiting, cost = Waiting(), Cost()
+    async with App(url, hooks=[waiting]):
         await _warm_up()
         handle = await many_waits.start(size)
-        before = time.perf_counter()
-        for number in range(size):
-            await is_waiting.wait()
-            is_waiting.clear()
-            await send_event("go", number, to=handle.id)
-        await handle.result()
-        return _per_item(before, size)
+        with cost.of(size):
+            for number in range(size):
+                await waiting.until(number + 1)
+                await send_event("go", number, to=handle.id)
+            await handle.result()
+    return cost.figures
+
+
+async def concurrent_waits(url: str, size: int) -> Figures:
+    """Execute one run that waits for so many events at once, which are sent together once it waits."""
+    waiting, cost = Waiting(), Cost()
+    async with App(url, hooks=[waiting], lease=LEASE_SEC):
+        await _warm_up()
+        with cost.of(size):
+            handle = await waits_at_once.start(size)
+            await waiting.until(1)
+            await in_groups(send_event("go", number, to=handle.id) for number in range(size))
+            await handle.result()
+    return cost.figures
 
 
 async def _warm_up() -> None:
     """Load code and fill caches."""
     await (await steps.start(WARM_UP)).result()
-
-
-def _per_item(before: float, size: int) -> Figures:
-    return {"value": (time.perf_counter() - before) / size * 1e6}
 
 
 LOADS = {
@@ -122,7 +224,10 @@ LOADS = {
     "broadcast": broadcast,
     "gather": gathered,
     "steps": long,
+    "replay": replay,
+    "rollback": rollback,
     "waits": waits,
+    "waits-at-once": concurrent_waits,
     "memory": measures.memory,
     "memory-parked": measures.memory_parked,
     "interrupted": processes.interrupted,

@@ -22,6 +22,7 @@ from benchmarks import progress
 from benchmarks.databases import server_for
 from benchmarks.engine.measures import MEASURES, Figures
 from benchmarks.engine.processes import measure
+from benchmarks.engine.report import circumstances, write
 from benchmarks.peers.environments import PEERS, PeerError, ensure
 from benchmarks.peers.processes import measure as measure_peer
 from benchmarks.peers.report import OURS, as_json, heading, lines, notes
@@ -40,6 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with ExitStack() as stack:
         databases = [each for each in DATABASES if any(each in PEERS[peer].databases for peer in installed)]
         servers = {database: stack.enter_context(server_for(database)) for database in databases}
+        around = circumstances(servers)
         if installed:
             print(heading(databases), flush=True)
         for name in options.measure if installed else ():
@@ -47,8 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             failed |= not all(rounds for of in found[name].values() for rounds in of.values())
             print(*lines(name, found[name]), sep="\n", flush=True)
             if options.json is not None:
-                options.json.parent.mkdir(parents=True, exist_ok=True)
-                options.json.write_text(json.dumps(as_json(found, installed), indent=2) + "\n")
+                write(options.json, json.dumps(as_json(found, installed, around), indent=2) + "\n")
     if installed:
         print(*notes(installed), sep="\n")
     return int(failed)

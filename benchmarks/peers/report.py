@@ -5,13 +5,15 @@ from statistics import median
 from typing import Any
 
 from benchmarks.engine.measures import MEASURES, Figures
-from benchmarks.engine.report import cell, circumstances, ratios
+from benchmarks.engine.report import cell, number, ratios
 from benchmarks.peers.environments import PEERS
+from tests.support.charts import Bar, BarPanel, bar_svg
 
 OURS = "perdure"
 Rounds = Sequence[Figures]
 Found = Mapping[str, Mapping[str, Rounds]]  # of one measure, by database and system; one for each round
 NAME, COLUMN, RATIO = 24, 24, 9
+DRAWN = ("ten-step", "latency")
 
 
 def heading(databases: Sequence[str]) -> str:
@@ -52,19 +54,24 @@ def notes(peers: Sequence[str]) -> list[str]:
     return ["ratio: above 1 perdure is better", *(f"{peer}: {PEERS[peer].note}" for peer in peers)]
 
 
-def as_json(found: Mapping[str, Found], peers: Sequence[str]) -> dict[str, Any]:
+def as_json(found: Mapping[str, Found], peers: Sequence[str], around: Mapping[str, Any]) -> dict[str, Any]:
     """Return everything that was measured, with the medians, the ratios, the versions and the machine."""
     return {
-        **circumstances(),
+        **around,
         "peers": {
-            peer: {"installed": [*PEERS[peer].requirements, *PEERS[peer].npm], "note": PEERS[peer].note}
+            peer: {
+                "version": PEERS[peer].version,
+                "installed": [*PEERS[peer].requirements, *PEERS[peer].npm],
+                "note": PEERS[peer].note,
+            }
             for peer in peers
         },
         "measures": {
             name: {
                 "what": MEASURES[name].what,
                 "unit": MEASURES[name].unit,
-                **{
+                "more_is_better": MEASURES[name].more_is_better,
+                "databases": {
                     database: {
                         system: _summary(name, of[OURS], rounds, compared=system != OURS)
                         for system, rounds in of.items()
@@ -81,3 +88,27 @@ def as_json(found: Mapping[str, Found], peers: Sequence[str]) -> dict[str, Any]:
 def _summary(name: str, ours: Rounds, rounds: Rounds, *, compared: bool) -> dict[str, Any]:
     summary: dict[str, Any] = {"median": median(each["value"] for each in rounds), "rounds": list(rounds)}
     return summary | ({"ratio": ratio(name, ours, rounds)} if compared else {})
+
+
+def chart(written: Mapping[str, Any]) -> str:
+    """Draw the medians of `as_json` that a reader compares first, with a panel for each measure and database."""
+    panels = [
+        _panel(measure, database, systems, written["peers"])
+        for measure in (written["measures"][name] for name in DRAWN if name in written["measures"])
+        for database, systems in measure["databases"].items()
+    ]
+    return bar_svg("perdure and other systems, on the same machine", panels)
+
+
+def _panel(measure: Mapping[str, Any], database: str, systems: Mapping[str, Any], peers: Mapping[str, Any]) -> BarPanel:
+    better = "more" if measure["more_is_better"] else "less"
+    bars = [
+        Bar(
+            f"{system} {peers[system]['version']}" if system in peers else system,
+            summary["median"],
+            f"{number(summary['median'])} {measure['unit']}",
+            emphasized=system == OURS,
+        )
+        for system, summary in systems.items()
+    ]
+    return BarPanel(f"{database}: {measure['what']} ({better} is better)", bars)

@@ -1,4 +1,4 @@
-"""Line charts in small panels, as SVG that is readable in light and dark."""
+"""Charts of lines or bars in small panels, as SVG that is readable in light and dark."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +12,7 @@ WIDTH, HEIGHT = 380, 170  # of a panel
 LEFT, TOP, RIGHT, BOTTOM = 48, 30, 12, 24
 COLUMNS = 2
 HEAD = 40
+NAMES, VALUES, BAR_HEIGHT = 112, 96, 22  # of bars: the room for names and values, and the distance of two
 
 STYLE = """
 svg { font: 12px system-ui, sans-serif; background: #fff; }
@@ -21,9 +22,10 @@ polyline { fill: none; stroke-width: 1.5; stroke-linejoin: round; }
 .l0 { stroke: #0969da; } .l1 { stroke: #bc4c00; } .l2 { stroke: #1a7f37; } .l3 { stroke: #8250df; }
 .k0 { fill: #0969da; } .k1 { fill: #bc4c00; } .k2 { fill: #1a7f37; } .k3 { fill: #8250df; }
 .thin { stroke: #8c959f; stroke-width: 1; }
+.bar { fill: #afb8c1; } .bar.own { fill: #0969da; } .own { font-weight: 600; }
 @media (prefers-color-scheme: dark) {
   svg { background: #0d1117; } text { fill: #f0f6fc; } .note { fill: #9198a1; }
-  .grid, .event { stroke: #3d444d; } .thin { stroke: #656c76; }
+  .grid, .event { stroke: #3d444d; } .thin { stroke: #656c76; } .bar { fill: #656c76; } .bar.own { fill: #4493f8; }
   .l0 { stroke: #4493f8; } .l1 { stroke: #f0883e; } .l2 { stroke: #3fb950; } .l3 { stroke: #ab7df8; }
   .k0 { fill: #4493f8; } .k1 { fill: #f0883e; } .k2 { fill: #3fb950; } .k3 { fill: #ab7df8; }
 }
@@ -50,16 +52,60 @@ class Panel:
     marks: Sequence[float] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A bar with its name to the left and its value, as text, to the right."""
+
+    name: str
+    value: float
+    text: str
+    emphasized: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BarPanel:
+    """A title, and bars below each other."""
+
+    title: str
+    bars: Sequence[Bar]
+
+
 def svg(title: str, panels: Sequence[Panel]) -> str:
     """Draw panels side by side below a title. The horizontal axis of each ends at its last tick."""
-    width, height = COLUMNS * WIDTH, HEAD + -(-len(panels) // COLUMNS) * HEIGHT
+    return _sheet(title, [_draw(panel) for panel in panels], HEIGHT)
+
+
+def bar_svg(title: str, panels: Sequence[BarPanel]) -> str:
+    """Draw panels of bars side by side below a title. The longest bar of each ends where the others can be compared."""
+    most = max((len(panel.bars) for panel in panels), default=0)
+    return _sheet(title, [_draw_bars(panel) for panel in panels], TOP + most * BAR_HEIGHT + BOTTOM)
+
+
+def _sheet(title: str, panels: Sequence[str], panel_height: int) -> str:
+    width, height = COLUMNS * WIDTH, HEAD + -(-len(panels) // COLUMNS) * panel_height
     drawn = [
-        f'<g transform="translate({number % COLUMNS * WIDTH} {HEAD + number // COLUMNS * HEIGHT})">{_draw(panel)}</g>'
+        f'<g transform="translate({number % COLUMNS * WIDTH} {HEAD + number // COLUMNS * panel_height})">{panel}</g>'
         for number, panel in enumerate(panels)
     ]
     opening = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}">'
     heading = f'<text x="16" y="26" font-size="16" font-weight="600">{escape(title)}</text>'
     return "\n".join([opening, f"<style>{STYLE}</style>", heading, *drawn, "</svg>", ""])
+
+
+def _draw_bars(panel: BarPanel) -> str:
+    longest = max((bar.value for bar in panel.bars), default=0.0) or 1.0
+    room = WIDTH - NAMES - VALUES - RIGHT
+    parts = [f'<text x="16" y="14">{escape(panel.title)}</text>']
+    for number, bar in enumerate(panel.bars):
+        y, length = TOP + number * BAR_HEIGHT, max(1.0, round(room * bar.value / longest, 1))
+        own = " own" if bar.emphasized else ""
+        middle = y + BAR_HEIGHT // 2 + 2
+        parts += [
+            f'<text class="note{own}" x="{NAMES - 8}" y="{middle}" text-anchor="end">{escape(bar.name)}</text>',
+            f'<rect class="bar{own}" x="{NAMES}" y="{y}" width="{length:g}" height="{BAR_HEIGHT - 6}" rx="2"/>',
+            f'<text class="note{own}" x="{NAMES + length + 6:g}" y="{middle}">{escape(bar.text)}</text>',
+        ]
+    return "".join(parts)
 
 
 def _draw(panel: Panel) -> str:

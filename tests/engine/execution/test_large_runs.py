@@ -197,8 +197,9 @@ def test_starting_and_ending_steps_takes_time_in_proportion_to_their_number() ->
     """Calls do not show what a dictionary or a list does inside."""
 
     def start_and_end(count: int) -> float:
-        steps, timer = StepsInProgress(), _Delay()
+        steps = StepsInProgress()
         timed = TimedSteps(steps)
+        timer: Any = _Delay()
         for number in range(count):
             step: Any = _Activity(str(number))
             steps.apply(Execute(step))
