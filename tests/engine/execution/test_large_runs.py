@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.statements.counters import counting, settled
 from perdure import App, TerminalError, WorkflowFailedError, activity, wait_event, workflow
 from perdure.engine.execution.progress import StepsInProgress
 from perdure.engine.execution.timed_steps import TimedSteps
@@ -191,6 +192,28 @@ async def test_cost_of_a_step_does_not_grow_with_their_number(memory: Database, 
     await play(memory.url, FEW, few)
     await play(memory.url, MANY, many)
     assert many.count / MANY <= 1.3 * few.count / FEW
+
+
+@workflow(name="large.news")
+async def news() -> int:
+    return int((await wait_event("large.news")).data)
+
+
+async def _rows_read_by_an_event_to(url: str, count: int) -> float:
+    """Return the rows that the database reads for each of so many runs that one event resumes."""
+    async with counting(url) as counters, App(url) as app:
+        handles = [await news.start() for _ in range(count)]
+        await waiting(app, *(handle.id for handle in handles))
+        before = await settled(counters, "rows_read")
+        await app.send_event("large.news", 1)
+        assert [await handle.result(SOON) for handle in handles] == [1] * count
+        return ((await settled(counters, "rows_read"))["rows_read"] - before["rows_read"]) / count
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+async def test_event_to_many_runs_reads_few_rows_for_each(database: Database) -> None:
+    """Even before the database has statistics of its tables."""
+    assert await _rows_read_by_an_event_to(database.url, 300) < 100
 
 
 def test_starting_and_ending_steps_takes_time_in_proportion_to_their_number() -> None:

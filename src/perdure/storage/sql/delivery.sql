@@ -203,8 +203,8 @@ SELECT @workflow, @activity, @message, @fresh FROM DUAL WHERE @message IS NOT NU
 -- Deliver to many waiting instances, each from one broadcast channel, in one statement, as `deliver` does to one. Then
 -- unmark those of these channels that have nothing left to deliver, as `clean` and `requeue` do. Instances and channels
 -- that were changed since the statement began are skipped, because the statement does not see their current state, and
--- so are channels whose waits match by values: a sweep makes the keys of their messages first. Only for databases with
--- the feature `one_statement_writes`.
+-- so are channels whose waits match by values: a sweep makes the keys of their messages first. A CASE hides the mode, as
+-- in `behind`. Only for databases with the feature `one_statement_writes`.
 WITH asked AS (
   SELECT * FROM unnest(:ids::text[], :from_channels::text[], :names::text[]) AS asked (instance_id, channel, name)),
 target AS (
@@ -212,7 +212,7 @@ target AS (
          {next} AS message_id
     FROM asked a JOIN workflow_instances i ON i.instance_id = a.instance_id
          JOIN channel_subscriptions s ON s.instance_id = a.instance_id AND s.channel = a.channel
-   WHERE s.mode = 'broadcast'
+   WHERE CASE s.mode WHEN 'broadcast' THEN 1 END = 1
      AND CASE WHEN i.status IN ('waiting_for_event', 'waiting_for_timer', 'waiting_for_message')
                AND (i.locked_by IS NULL OR i.lock_expires_at <= {now}) THEN 1 END = 1
      AND i.xmin = (SELECT seen.xmin FROM workflow_instances seen WHERE seen.instance_id = a.instance_id)

@@ -126,11 +126,12 @@ COALESCE(s.timeout_at, (SELECT w.timeout_at FROM perdure_waits w {index(idx_perd
           ORDER BY m.channel, m.id LIMIT 1)
 
 -- behind -> channel, instance_id
--- The free subscribers that wait while a message of their broadcast channel is pending.
+-- The free subscribers that wait while a message of their broadcast channel is pending. The mode is no condition of the
+-- subscription: PostgreSQL would look for it by channel and mode, and read all subscribers of the channel for each one.
 SELECT w.channel, w.instance_id FROM perdure_waits w {index(idx_perdure_waits_channel)}
  WHERE w.channel {any(:channels)} AND w.match_key IS NULL AND {waits_free(w)}
-   AND (SELECT {next} FROM channel_subscriptions s
-         WHERE s.instance_id = w.instance_id AND s.channel = w.channel AND s.mode = 'broadcast') IS NOT NULL
+   AND (SELECT CASE s.mode WHEN 'broadcast' THEN {next} END FROM channel_subscriptions s
+         WHERE s.instance_id = w.instance_id AND s.channel = w.channel) IS NOT NULL
 UNION ALL
 SELECT s.channel, s.instance_id FROM channel_subscriptions s {index(idx_subscriptions_waiting)}
  WHERE s.channel {any(:channels)} AND s.mode = 'broadcast' AND s.activity_id IS NOT NULL
