@@ -242,7 +242,7 @@ async def memory_parked(url: str, size: int) -> Figures:
 async def grown(url: str, count: int, cached: int) -> Figures:
     """Return the growth of this process in bytes for each waiting run, with so many of them kept in memory."""
     async with App(url, max_cached_runs=cached):
-        await parked(max(1, count // 10))
+        await parked(max(GROUP, count // 10) if count >= GROUP else 1)  # whatever else there is, is there from here on
         before = resident()
         await parked(count)
         return {"value": (resident() - before) / count}

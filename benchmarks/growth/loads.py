@@ -19,6 +19,7 @@ from perdure import App, TerminalError, WorkflowFailedError, activity, send_even
 from perdure.hooks import HookEvent, RunWaiting
 
 WARM_UP = 50  # steps
+CACHED = 0  # by default a few runs resume without a replay and many with one, which would look like growth
 LEASE_SEC = 120  # on a slow machine no lease expires between two looks
 
 
@@ -116,7 +117,7 @@ async def where(url: str, size: int) -> Figures:
 
 async def release(url: str, size: int) -> Figures:
     """Send each waiting run an event `to=` it, until all runs have ended."""
-    async with App(url):
+    async with App(url, max_cached_runs=CACHED):
         await _warm_up()
         cpu = cpu_sec()  # with that of parking them, which is as linear
         seconds = await released(steps_then_wait, size, own=False)
@@ -126,7 +127,7 @@ async def release(url: str, size: int) -> Figures:
 async def broadcast(url: str, size: int) -> Figures:
     """Send one event to so many waiting runs, until all of them have ended."""
     waiting, cost = Waiting(), Cost()
-    async with App(url, hooks=[waiting]):
+    async with App(url, hooks=[waiting], max_cached_runs=CACHED):
         await _warm_up()
         handles = await in_groups(wait_for_news.start() for _ in range(size))
         await waiting.until(size)
