@@ -19,7 +19,7 @@ from perdure import App, TerminalError, WorkflowFailedError, activity, send_even
 from perdure.hooks import HookEvent, RunWaiting
 
 WARM_UP = 50  # steps
-CACHED = 0  # by default a few runs resume without a replay and many with one, which would look like growth
+CACHED = 0  # by default, few runs stay in memory and many are evicted and replayed, which would look like growth
 LEASE_SEC = 120  # on a slow machine no lease expires between two looks
 
 
@@ -101,7 +101,7 @@ class Cost:
 async def park(url: str, size: int) -> Figures:
     """Start runs that wait for an event, until all of them wait."""
     waiting, cost = Waiting(), Cost()
-    async with App(url, hooks=[waiting]):
+    async with App(url, hooks=[waiting], max_cached_runs=CACHED):
         await _warm_up()
         with cost.of(size):
             await in_groups(steps_then_wait.start(0) for _ in range(size))

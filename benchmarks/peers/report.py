@@ -61,6 +61,7 @@ def as_json(found: Mapping[str, Found], peers: Sequence[str], around: Mapping[st
         "peers": {
             peer: {
                 "version": PEERS[peer].version,
+                "own_storage": PEERS[peer].own_storage,
                 "installed": [*PEERS[peer].requirements, *PEERS[peer].npm],
                 "note": PEERS[peer].note,
             }
@@ -100,13 +101,17 @@ def chart(written: Mapping[str, Any]) -> str:
     return bar_svg("perdure and other systems, on the same machine", panels)
 
 
+def _storage_note(system: str, peers: Mapping[str, Any]) -> str:
+    return ", files of its own" if system in peers and peers[system]["own_storage"] else ""
+
+
 def _panel(measure: Mapping[str, Any], database: str, systems: Mapping[str, Any], peers: Mapping[str, Any]) -> BarPanel:
     better = "more" if measure["more_is_better"] else "less"
     bars = [
         Bar(
             f"{system} {peers[system]['version']}" if system in peers else system,
             summary["median"],
-            f"{number(summary['median'])} {measure['unit']}",
+            f"{number(summary['median'])} {measure['unit']}{_storage_note(system, peers)}",
             emphasized=system == OURS,
         )
         for system, summary in systems.items()

@@ -12,7 +12,7 @@ WIDTH, HEIGHT = 380, 170  # of a panel
 LEFT, TOP, RIGHT, BOTTOM = 48, 30, 12, 24
 COLUMNS = 2
 HEAD = 40
-NAMES, VALUES, BAR_HEIGHT = 112, 96, 22  # of bars: the room for names and values, and the distance of two
+NAMES, VALUES, BAR_HEIGHT = 108, 160, 22  # of bars: the room for names and values, and the distance of two
 
 STYLE = """
 svg { font: 12px system-ui, sans-serif; background: #fff; }
