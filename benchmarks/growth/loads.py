@@ -13,7 +13,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from benchmarks.engine import measures
-from benchmarks.engine.measures import Figures, add, cpu_sec, in_groups, released, steps, steps_then_wait, until_waiting
+from benchmarks.engine.measures import (
+    GROUP,
+    Figures,
+    add,
+    cpu_sec,
+    in_groups,
+    released,
+    steps,
+    steps_then_wait,
+    until_waiting,
+)
 from benchmarks.growth import processes
 from perdure import App, TerminalError, WorkflowFailedError, activity, send_event, wait_event, workflow
 from perdure.hooks import HookEvent, RunWaiting
@@ -104,7 +114,8 @@ async def park(url: str, size: int) -> Figures:
     async with App(url, hooks=[waiting], max_cached_runs=CACHED):
         await _warm_up()
         with cost.of(size):
-            await in_groups(steps_then_wait.start(0) for _ in range(size))
+            for first in range(0, size, GROUP):  # so that no handles are kept, which the garbage collector would visit
+                await in_groups(steps_then_wait.start(0) for _ in range(min(GROUP, size - first)))
             await waiting.until(size)
     return cost.figures
 
