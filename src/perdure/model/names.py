@@ -22,13 +22,25 @@ def stored(name: str, kind: str = "channel") -> str:
     if name.startswith(RESERVED):
         raise LimitError(f"{kind} {name!r} begins with {RESERVED!r}, which is reserved: choose another name")
     if ":" in name or _ESCAPED.search(name):
-        return name.replace("%", "%25").replace(":", "%3A")
+        escaped = name.replace("%", "%25").replace(":", "%3A")
+        return limits.name(escaped, f"{kind} {name!r}, with its colons stored as '%3A',")
     return name
 
 
 def direct(name: str, instance_id: str, kind: str = "channel") -> str:
     """Return the stored name of the channel for messages to one run."""
-    return f"{stored(name, kind)}:{instance_id}"
+    return of_run(stored(name, kind), instance_id, kind)
+
+
+def of_run(stored_name: str, instance_id: str, kind: str = "channel") -> str:
+    """Return the same for a stored name; raise `LimitError` if it is too long together with the run's id."""
+    channel = f"{stored_name}:{instance_id}"
+    if len(channel) > limits.NAME_MAX:
+        raise LimitError(
+            f"{kind} {public(stored_name)!r} and the id of run {instance_id!r} have {len(channel) - 1} characters "
+            f"together, and messages to one run allow {limits.NAME_MAX - 1}: use a shorter {kind}, or a shorter run id"
+        )
+    return channel
 
 
 def public(channel: str) -> str:

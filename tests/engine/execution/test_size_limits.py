@@ -248,6 +248,28 @@ async def test_deadline_of_more_than_a_hundred_years_is_refused_at_the_start(sha
         assert await app.runs().count() == 1
 
 
+@workflow(name="limits.waits")
+async def waits(type: str) -> str:
+    try:
+        await wait_event(type, timeout=0)
+    except LimitError as error:
+        return str(error)
+    except TimeoutError:
+        return "waited"
+    return "got an event"
+
+
+@pytest.mark.parametrize("type", ["e" * 150, ":" * 90])
+async def test_event_type_that_is_too_long_raises_in_the_body(shared: Database, type: str) -> None:
+    async with App(shared.url) as app:
+        answer = await (await waits.options(id="r" * 200).start(type)).result(SOON)
+        assert "use a shorter" in answer or "must have 1 to 255 characters" in answer
+        assert await (await waits.start("e" * 150)).result(SOON) == "waited"
+        with pytest.raises(LimitError):
+            await app.send_event(type, 1, to="r" * 200)
+        assert not await stuck_runs(app)
+
+
 @activity(retry=Retry(attempts=2, initial=SPAN_MAX, maximum=SPAN_MAX))
 async def fails() -> None:
     seen.append("tried")

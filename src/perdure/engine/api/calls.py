@@ -294,7 +294,7 @@ def _checked(where: Mapping[str, object] | None) -> Mapping[str, object] | None:
 def _event(
     run: Body, name: str, where: Mapping[str, object] | None, patience: timedelta | None, data: Any
 ) -> "asyncio.Future[Event[Any]]":
-    channels = (name, f"{name}:{run.run_id}")
+    channels = (name, names.of_run(name, run.run_id, "event type"))
     return run.wait(run.new_wait("wait_event", channels, data, patience, where=where, kind=name))
 
 
