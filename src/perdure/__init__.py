@@ -6,6 +6,7 @@ same for programs that block.
 """
 
 from perdure import integrations  # noqa: F401 - registers the connections of other libraries with the engine
+from perdure.brokers.subscription import Subscription
 from perdure.engine.api.activity import Activity, activity
 from perdure.engine.api.app import App
 from perdure.engine.api.calls import (
@@ -32,6 +33,7 @@ from perdure.engine.api.calls import (
 from perdure.engine.api.client import Client
 from perdure.engine.api.handles import RunHandle
 from perdure.engine.api.queries import BulkResult, RunPage, RunQuery
+from perdure.engine.api.relay import Relay
 from perdure.engine.api.run_info import ErrorInfo, RunInfo, StuckInfo, WaitInfo, WaitKind
 from perdure.engine.api.step_info import HistoryEntry, StepInfo, StepKind, StepStatus
 from perdure.engine.api.sync_client import SyncClient
@@ -47,6 +49,7 @@ from perdure.engine.worker.retention import Retention, Swept
 from perdure.engine.worker.supervision import Health, TaskHealth
 from perdure.errors import (
     ActivityError,
+    BrokerUnavailableError,
     ClosedError,
     EngineError,
     EventDataError,
@@ -75,6 +78,7 @@ __all__ = [
     "ActivityError",
     "ActivityInfo",
     "App",
+    "BrokerUnavailableError",
     "BulkResult",
     "Client",
     "ClosedError",
@@ -93,6 +97,7 @@ __all__ = [
     "OutsideWorkflowError",
     "PerdureError",
     "RecordedError",
+    "Relay",
     "Retention",
     "Retry",
     "RunEvicted",
@@ -107,6 +112,7 @@ __all__ = [
     "StepKind",
     "StepStatus",
     "StuckInfo",
+    "Subscription",
     "Swept",
     "SyncClient",
     "SyncRunHandle",

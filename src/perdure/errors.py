@@ -2,7 +2,7 @@
 
 PerdureError
 ├── StorageError
-│   ├── ConfigurationError            a URL, option or driver that cannot work
+│   ├── ConfigurationError            a URL, option, driver or client library that cannot work
 │   ├── SchemaError                   the tables do not match this version
 │   ├── DatabaseUnavailableError      the database did not answer in time
 │   ├── TransactionError              begin, commit or use of a transaction out of order
@@ -34,6 +34,7 @@ PerdureError
     ├── NotDurableError               a call in a workflow's body that is not deterministic
     ├── OutsideWorkflowError          a durable call outside a workflow
     ├── TransactionTooLongError       a transactional activity exceeded its time limit
+    ├── BrokerUnavailableError        a message broker or webhook cannot be reached
     ├── StalledError                  a test waits for a run that cannot end
     └── TerminalError                 raised by user code; never retried
         └── StubError                 a test has no valid stub for a call of an activity
@@ -58,7 +59,7 @@ class StorageError(PerdureError):
 
 
 class ConfigurationError(StorageError):
-    """A database URL, option or driver is invalid or missing; nothing was sent to the database."""
+    """A URL, option, driver or client library is invalid or missing; nothing was sent."""
 
     code = "storage.configuration"
 
@@ -268,6 +269,12 @@ class TransactionTooLongError(EngineError):
     """A transactional activity exceeded `App(transaction_timeout=)`; its transaction was rolled back."""
 
     code = "engine.transaction_too_long"
+
+
+class BrokerUnavailableError(EngineError):
+    """A message broker or webhook cannot be reached or accepts nothing now; a publisher raises it, too."""
+
+    code = "engine.broker_unavailable"
 
 
 class TerminalError(EngineError):

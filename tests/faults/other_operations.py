@@ -40,6 +40,14 @@ async def mark_outbox_event_sent(on: Stage) -> Act:
 
 
 @operation
+async def settle_outbox_events(on: Stage) -> Act:
+    await _added(on)
+    await on.storage.add_outbox_event(OutboxEvent("second", "t", "shop", b"{}"))
+    first, second = await on.storage.get_pending_outbox_events(relay_id="relay")
+    return lambda s: s.settle_outbox_events(sent=[first.event_id], released=[second.event_id], relay_id="relay")
+
+
+@operation
 async def mark_outbox_event_failed(on: Stage) -> Act:
     event = await _claimed(on)
     return lambda s: s.mark_outbox_event_failed(event)

@@ -135,6 +135,7 @@ async def as_questions(storage: SQLStorage, anchor: str, value: str) -> None:
         storage.find_resumable_workflows(workflow_names=[value]),
         storage.get_last_event(anchor, value),
         storage.mark_outbox_event_sent(value),
+        storage.settle_outbox_events(sent=[value], released=[value], relay_id=value),
         storage.mark_outbox_event_failed(value, error=value, relay_id=value),
         storage.increment_outbox_attempts(value, error=value),
         storage.requeue_outbox_event(value),

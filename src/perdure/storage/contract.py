@@ -287,6 +287,16 @@ class OutboxManager(Protocol):
     async def mark_outbox_event_sent(self, event_id: str) -> bool:
         """Mark an event as published, even if another relay has claimed it since."""
 
+    async def settle_outbox_events(
+        self,
+        *,
+        sent: Sequence[str] = (),
+        released: Sequence[str] = (),
+        relay_id: str,
+        pause: timedelta = timedelta(0),
+    ) -> None:
+        """Mark claimed events as published, and end this relay's claims on others without counting an attempt."""
+
     async def mark_outbox_event_failed(
         self, event_id: str, *, error: str | None = None, relay_id: str | None = None
     ) -> bool:

@@ -63,6 +63,27 @@ class Outbox(Wakeups):
         limits.name(event_id, "event_id")
         return await self._run(Work(lambda: _sent(event_id), repeat=True))
 
+    async def settle_outbox_events(
+        self,
+        *,
+        sent: Sequence[str] = (),
+        released: Sequence[str] = (),
+        relay_id: str,
+        pause: timedelta = timedelta(0),
+    ) -> None:
+        """Mark events as published, and end this relay's claims on others without counting an attempt: in one commit.
+
+        The sources of released events wait for `pause` before their next event can be fetched (default: not at all).
+        Events that do not exist, or are no longer claimed by this relay, are not released.
+        """
+        for event_id in (*sent, *released):
+            limits.name(event_id, "event_id")
+        if relay_id:
+            limits.name(relay_id, "relay_id")
+        pause_sec = limits.span(pause, "pause")
+        if sent or released:
+            await self._run(Work(lambda: _settle_all([*sent], [*released], relay_id, pause_sec), repeat=True))
+
     async def increment_outbox_attempts(
         self,
         event_id: str,
@@ -213,7 +234,7 @@ def _hand_back(source: str, after: int) -> Operation[None]:
         yield S.hand_back(ids=[row[0] for row in rows])
 
 
-def _settle(source: str) -> Operation[None]:
+def _settle(source: str, pause_sec: float = 0.0) -> Operation[None]:
     """Record when a locked source is ready, unless some of its events are still claimed."""
     ahead = dict((yield S.ahead(event_source=source)))
     quiet = not ahead and bool((yield S.quiet(sources=[source])))
@@ -223,6 +244,8 @@ def _settle(source: str) -> Operation[None]:
         return
     if quiet and not ahead:
         yield S.sleep(event_source=source)
+    elif pause_sec:
+        yield S.postpone(sources=[source], lease_sec=pause_sec)
     else:
         yield S.wake(event_source=source, ready_at=ahead.get(OutboxStatus.PENDING))
 
@@ -239,6 +262,28 @@ def _sent(event_id: str) -> Operation[bool]:
         yield S.sent(event_id=event_id)
         yield from _settle(event.source)
     return event is not None
+
+
+def _settle_all(sent: list[str], released: list[str], relay_id: str, pause_sec: float) -> Operation[None]:
+    rows = yield S.states(ids=[*sent, *released])
+    sources = sorted({row[1] for row in rows})
+    if not sources:
+        return
+    yield S.hold_all(sources=sources)
+    states = {row[0]: _State(*row[1:]) for row in (yield S.states(ids=[*sent, *released]))}
+    done = [id for id in sent if id in states and states[id].status != OutboxStatus.PUBLISHED]
+    if done:
+        yield S.sent_all(ids=done)
+    back = [id for id in released if id not in done and id in states and _is_claimed(states[id], relay_id)]
+    if back:
+        yield S.hand_back(ids=back)
+    paused = {states[id].source for id in back}
+    for source in sources:
+        yield from _settle(source, pause_sec if source in paused else 0.0)
+
+
+def _is_claimed(event: _State, relay_id: str) -> bool:
+    return event.status == OutboxStatus.PROCESSING and event.claimed_by == relay_id
 
 
 def _back_off(

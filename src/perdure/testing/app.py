@@ -6,6 +6,8 @@ from contextlib import AsyncExitStack
 from datetime import datetime, timedelta
 from typing import Any, TypedDict, Unpack, cast
 
+from perdure.brokers.publishing import Publisher
+from perdure.brokers.subscription import Subscription
 from perdure.engine.api.app import App
 from perdure.engine.api.database import Database
 from perdure.engine.api.run_info import RunInfo, WaitInfo
@@ -13,7 +15,7 @@ from perdure.engine.api.workflow import Workflow
 from perdure.engine.execution.clock import Clock
 from perdure.engine.replay.context import ATTEMPT
 from perdure.engine.worker.clock import DatabaseClock
-from perdure.engine.worker.relay import Publisher
+from perdure.engine.worker.relay import PublishFunction
 from perdure.engine.worker.retention import Retention
 from perdure.engine.worker.worker import Worker
 from perdure.errors import ConfigurationError, EngineError, RunNotFoundError, StalledError
@@ -46,7 +48,8 @@ class AppSettings(TypedDict, total=False):
     drain_timeout: Duration
     transaction_timeout: Duration
     retention: Retention | None
-    publisher: Publisher | None
+    publisher: str | PublishFunction | Publisher | None
+    subscriptions: Sequence[Subscription]
     hooks: Sequence[Hook]
     worker_id: str | None
 

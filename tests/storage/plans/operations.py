@@ -615,11 +615,14 @@ async def _relays(on: Stage) -> None:
         events = await s.get_pending_outbox_events(10)
     with m("increment_outbox_attempts"):
         await s.increment_outbox_attempts(events[0].event_id, back_off=timedelta(0))
-    while events:
+    with m("settle_outbox_events"):
+        await s.settle_outbox_events(
+            sent=[each.event_id for each in events[1:6]], released=[each.event_id for each in events[6:]], relay_id=""
+        )
+    while events := await s.get_pending_outbox_events(1000):
         for event in events:
             with m("mark_outbox_event_sent"):
                 await s.mark_outbox_event_sent(event.event_id)
-        events = await s.get_pending_outbox_events(1000)
 
 
 async def _others(on: Stage) -> None:

@@ -250,6 +250,9 @@ OUTBOX: Operations = {
     "add_outbox_event": args(event=_outbox_event, lease=d.mostly(d.none, d.held)),
     "get_pending_outbox_events": args(limit=d.limits, relay_id=RELAY_IDS, lease_sec=d.leases_sec),
     "mark_outbox_event_sent": args(event_id=d.event_ids),
+    "settle_outbox_events": args(
+        sent=d.some(d.event_ids), released=d.some(d.event_ids), relay_id=RELAY_IDS, pause=d.spans(0, 1, 3)
+    ),
     "increment_outbox_attempts": args(**FAILURE, error=REASONS, back_off=d.spans(0, 1, 3)),
     "back_off_by_default": args(**FAILURE),
     "mark_outbox_event_failed": args(**FAILURE, error=REASONS),

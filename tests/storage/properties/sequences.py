@@ -108,6 +108,7 @@ ATOMIC = (
     "leave_all_groups",
     "add_outbox_event",
     "mark_outbox_event_sent",
+    "settle_outbox_events",
     "mark_outbox_event_failed",
     "increment_outbox_attempts",
     "requeue_outbox_event",
@@ -254,7 +255,13 @@ def _sleeping(rng: Random) -> list[Step]:
 
 def _relaying(rng: Random) -> list[Step]:
     """Events are sent, or not."""
-    fates = ("mark_outbox_event_sent", "mark_outbox_event_failed", "increment_outbox_attempts", "back_off_by_default")
+    fates = (
+        "mark_outbox_event_sent",
+        "settle_outbox_events",
+        "mark_outbox_event_failed",
+        "increment_outbox_attempts",
+        "back_off_by_default",
+    )
     return [
         *(_step(rng, "add_outbox_event", lease=None) for _ in range(3)),
         _step(rng, "get_pending_outbox_events"),

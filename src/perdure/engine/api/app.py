@@ -1,10 +1,6 @@
 """Apps: clients that execute runs as well, with a worker in the same process."""
 
 import asyncio
-import os
-import secrets
-import signal
-import socket
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -12,17 +8,25 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any
 
+from perdure.brokers.incoming import ToChannel, ToEvent
+from perdure.brokers.publishing import Publisher
+from perdure.brokers.subscription import Subscription
 from perdure.database.cancellation import finish
+from perdure.engine.api import messages
 from perdure.engine.api.client import Client
 from perdure.engine.api.database import blocks_writers
+from perdure.engine.api.publishers import checked_publisher
+from perdure.engine.api.serving import serve_until_signal
+from perdure.engine.api.worker_ids import new_worker_id
 from perdure.engine.api.workflow import Workflow
 from perdure.engine.execution.clock import steady
 from perdure.engine.replay.definitions import WORKFLOWS, WorkflowDefinition
 from perdure.engine.replay.guard import TaskFactory
 from perdure.engine.worker.hooks import Hooks
-from perdure.engine.worker.relay import Publisher, Relay
+from perdure.engine.worker.relay import OutboxRelay, PublishFunction
 from perdure.engine.worker.retention import Retention
 from perdure.engine.worker.settings import WorkerSettings
+from perdure.engine.worker.subscriber import Subscriber
 from perdure.engine.worker.worker import Worker
 from perdure.hooks import Hook
 from perdure.model import limits
@@ -30,7 +34,6 @@ from perdure.model.durations import Duration, seconds
 from perdure.storage.contract import Storage
 
 DRAIN_SEC = 10.0
-SIGNALS = signal.SIGTERM, signal.SIGINT
 
 
 class App(Client):
@@ -47,7 +50,9 @@ class App(Client):
     - `transaction_timeout`: maximum duration of a transactional activity on SQLite, where it blocks all other writers
       (default: 2 seconds).
     - `retention`: when to delete ended runs, messages and published events (default: never).
-    - `publisher`: an async function that is called with each `OutboxEvent` (default: none, events have no outbox).
+    - `publisher`: where events of the outbox go: the URL of a broker or webhook such as `"nats://host"`, an async
+      function that is called with each `OutboxEvent`, or a `Publisher` (default: none, events have no outbox).
+    - `subscriptions`: where events and messages come from; a list of `Subscription` (default: none).
     - `hooks`: functions that are called with the events of `perdure.hooks` (default: none).
     - `worker_id`: the name of this worker in the database and the log; unique among all workers (default: host name,
       process id and a random part).
@@ -70,7 +75,8 @@ class App(Client):
         drain_timeout: Duration = DRAIN_SEC,
         transaction_timeout: Duration = 2,
         retention: Retention | None = None,
-        publisher: Publisher | None = None,
+        publisher: str | PublishFunction | Publisher | None = None,
+        subscriptions: Sequence[Subscription] = (),
         hooks: Sequence[Hook] = (),
         worker_id: str | None = None,
     ) -> None:
@@ -83,8 +89,12 @@ class App(Client):
         self._drain_sec = seconds(drain_timeout, "App(drain_timeout=)")
         transaction_sec = _lease_seconds(transaction_timeout, "App(transaction_timeout=)")
         _check_retention(retention)
-        _check_publisher(publisher)
-        self.worker_id: str = _new_worker_id() if worker_id is None else limits.name(worker_id, "App(worker_id=)")
+        self._publisher = None if publisher is None else checked_publisher(publisher, "App")
+        del publisher
+        _check_subscriptions(subscriptions)
+        self._subscriptions = tuple(subscriptions)
+        self._subscribers: list[Subscriber] = []
+        self.worker_id: str = new_worker_id() if worker_id is None else limits.name(worker_id, "App(worker_id=)")
         self._served = _by_name(workflows)
         self._settings = WorkerSettings(
             worker_id=self.worker_id,
@@ -99,7 +109,6 @@ class App(Client):
             clock=self._clock,
         )
         self._database.idle_sec = lease_sec  # so that a frozen worker's row locks end with its leases
-        self._publisher = publisher
         self._hooks = Hooks(hooks)
         self._worker: Worker
 
@@ -107,7 +116,7 @@ class App(Client):
         await super()._enter(opening)
         settings, relay = self._settings, None
         if self._publisher is not None:
-            relay = Relay(self._opened, self._publisher, self.worker_id, self._clock)
+            relay = OutboxRelay(self._opened, self._publisher, self.worker_id, self._clock)
             self.outbox_stored = relay.wake
         if not blocks_writers(self._opened):
             settings = replace(settings, transaction_sec=None)
@@ -124,6 +133,24 @@ class App(Client):
         self._create = self._worker.starts.create
         await self._start_worker(self._worker)
         self._unguard = TaskFactory.install()
+        self._subscribers = [
+            Subscriber(each, self._receive, self._opened.now, number)
+            for number, each in enumerate(self._subscriptions, 1)
+        ]
+        for subscriber in self._subscribers:
+            subscriber.start(self._supervisor)
+
+    async def _receive(self, found: ToEvent | ToChannel) -> None:
+        """Store what a broker has delivered. It is not put into the outbox, which would send it round and round."""
+        if isinstance(found, ToEvent):
+            outgoing = messages.event(
+                found.type, found.data, to=found.to, source=found.source or "", id=found.id, subject=found.subject
+            )
+        else:
+            outgoing = messages.message(
+                found.channel, found.data, found.metadata, to=found.to, id=found.id, source=found.source or ""
+            )
+        await self.send(outgoing)
 
     async def _start_worker(self, worker: Worker) -> None:
         """Start the worker; a test observes it from here on."""
@@ -139,7 +166,9 @@ class App(Client):
 
     async def _drain(self) -> None:
         until = steady() + self._drain_sec
-        await self._worker.stop(self._drain_sec)
+        hurried = self._worker.hurried
+        await asyncio.gather(*(each.stop(self._drain_sec, hurried) for each in self._subscribers))
+        await self._worker.stop(max(0.0, until - steady()))
         await self._hooks.close(0.0 if self._worker.hurried.is_set() else until - steady())
         self._unguard()
 
@@ -159,36 +188,11 @@ class App(Client):
         other workers at once. A second signal ends the draining immediately. Raises `EngineError` if a background task
         keeps failing.
         """
-        stop = asyncio.Event()
-        loop = asyncio.get_running_loop()
+        await serve_until_signal(self, lambda: self._supervisor.failure(), self._hurry)
 
-        def stop_or_hurry() -> None:
-            if stop.is_set() and (worker := getattr(self, "_worker", None)) is not None:
-                worker.hurried.set()
-            stop.set()
-
-        for number in SIGNALS:
-            loop.add_signal_handler(number, stop_or_hurry)
-        try:
-            async with self:
-                await self._work_until(stop)
-        finally:
-            for number in SIGNALS:
-                loop.remove_signal_handler(number)
-
-    async def _work_until(self, stop: asyncio.Event) -> None:
-        stopped, broken = asyncio.create_task(stop.wait()), asyncio.create_task(self._supervisor.failure())
-        try:
-            await asyncio.wait([stopped, broken], return_when="FIRST_COMPLETED")
-            if broken.done():
-                broken.result()
-        finally:
-            stopped.cancel()
-            broken.cancel()
-
-
-def _new_worker_id() -> str:
-    return f"{socket.gethostname()[:60]}:{os.getpid()}:{secrets.token_hex(4)}"
+    def _hurry(self) -> None:
+        if (worker := getattr(self, "_worker", None)) is not None:
+            worker.hurried.set()
 
 
 def _by_name(workflows: Sequence[Workflow[..., Any]] | None) -> dict[str, WorkflowDefinition]:
@@ -221,6 +225,14 @@ def _check_retention(retention: object) -> None:
         raise TypeError(f"App(retention=) must be a Retention, such as Retention(finished=…), not {retention!r}")
 
 
-def _check_publisher(publisher: object) -> None:
-    if publisher is not None and not callable(publisher):
-        raise TypeError(f"App(publisher=) must be an async function that is called with an event, not {publisher!r}")
+def _check_subscriptions(subscriptions: object) -> None:
+    if not isinstance(subscriptions, Sequence) or isinstance(subscriptions, str):
+        raise TypeError(f"App(subscriptions=) must be a list of subscriptions, not {type(subscriptions).__name__}")
+    for each in subscriptions:
+        if not isinstance(each, Subscription):
+            raise TypeError(
+                f"App(subscriptions=) must be a list of subscriptions, and {type(each).__name__} is none: write "
+                "Subscription(url)"
+            )
+    if len({id(each) for each in subscriptions}) < len(subscriptions):
+        raise TypeError("App(subscriptions=) has the same subscription twice: create two, or remove one")

@@ -110,12 +110,23 @@ async def is_received(storage: Storage, instance_id: str) -> bool:
 
 
 def message(
-    channel: str, data: object, metadata: Mapping[str, object] | None = None, *, to: str | None = None
+    channel: str,
+    data: object,
+    metadata: Mapping[str, object] | None = None,
+    *,
+    to: str | None = None,
+    id: str | None = None,
+    source: str = "",
 ) -> Outgoing:
-    """Return a message to all subscribers of a channel, or with `to` to one run."""
+    """Return a message to all subscribers of a channel, or with `to` to one run.
+
+    Messages with the same id, source, channel and receiver are stored once.
+    """
     name = names.stored(channel) if to is None else names.direct(channel, to)
     about = None if metadata is None else encode(dict(metadata))
-    return Outgoing(OutgoingMessage(name, encode(data, what=f"the message on channel {channel!r}"), about), to=to)
+    payload = encode(data, what=f"the message on channel {channel!r}")
+    key = None if id is None else _key(id, name)
+    return Outgoing(OutgoingMessage(name, payload, about, message_id=key, source=source), to=to)
 
 
 def event(
@@ -160,7 +171,7 @@ def event(
 
 
 def _key(id: str, channel: str) -> str:
-    """Return the de-duplication key of an event: the same id with another type or receiver is another event.
+    """Return the de-duplication key of a message or event: the same id with another type or receiver is another one.
 
     Keys of the engine's own messages never have this form.
     """

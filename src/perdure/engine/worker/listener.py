@@ -4,7 +4,7 @@ from perdure.engine.worker.executor import RunExecutor
 from perdure.engine.worker.heartbeat import Heartbeat
 from perdure.engine.worker.host import WorkerHost
 from perdure.engine.worker.notifications import listen
-from perdure.engine.worker.relay import Relay
+from perdure.engine.worker.relay import OutboxRelay
 from perdure.engine.worker.supervision import Supervised
 from perdure.model.records import WakeUp
 from perdure.storage.wakeups import MESSAGE, OUTBOX, RESUMABLE
@@ -15,7 +15,9 @@ SCAN = "scan"  # the kind of a notification that stands for any others, which ma
 class Listener:
     """Wakes the work loop, and lets the runs of this worker poll for their messages."""
 
-    def __init__(self, host: WorkerHost, executor: RunExecutor, heartbeat: Heartbeat, relay: Relay | None) -> None:
+    def __init__(
+        self, host: WorkerHost, executor: RunExecutor, heartbeat: Heartbeat, relay: OutboxRelay | None
+    ) -> None:
         self._host = host
         self._executor = executor
         self._heartbeat = heartbeat

@@ -5,7 +5,7 @@ It is made of small parts, which `Worker` creates, starts and stops:
 - `WorkLoop` finds due work; `Claiming` leases runs; `Listener` wakes them up.
 - `RunExecutor` executes leased runs, each in a `RunTask`; `Heartbeat` renews their leases.
 - `LeasedStarts` creates runs in this process and leases them at once.
-- `Relay` publishes the outbox; retention deletes old data.
+- `OutboxRelay` publishes the outbox; retention deletes old data.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from perdure.engine.worker.hooks import Hooks
 from perdure.engine.worker.host import WORK_LOOP, WorkerHost
 from perdure.engine.worker.listener import Listener
 from perdure.engine.worker.log import seconds
-from perdure.engine.worker.relay import Relay
+from perdure.engine.worker.relay import OutboxRelay
 from perdure.engine.worker.results import Results
 from perdure.engine.worker.retention import sweep_for_ever
 from perdure.engine.worker.settings import WorkerSettings
@@ -56,7 +56,7 @@ class Worker:
         supervisor: Supervisor,
         results: Results,
         hooks: Hooks,
-        relay: Relay | None = None,
+        relay: OutboxRelay | None = None,
     ) -> None:
         self.hurried = asyncio.Event()  # a second signal: stop without waiting
         self._settings = settings

@@ -94,6 +94,22 @@ SELECT event_source FROM perdure_outbox_sources
 SELECT event_source, sequence, status, retry_count, claimed_by FROM outbox_events
  WHERE event_id = :event_id AND sequence IS NOT NULL
 
+-- states -> event_id, event_source, sequence, status, retry_count, claimed_by
+-- Return the states of own events.
+SELECT event_id, event_source, sequence, status, retry_count, claimed_by FROM outbox_events
+ WHERE event_id {any(:ids)} AND sequence IS NOT NULL
+
+-- hold_all -> event_source
+-- Lock many sources, always in the same order.
+SELECT event_source FROM perdure_outbox_sources WHERE event_source {any(:sources)} ORDER BY event_source {for_update}
+
+-- sent_all
+-- Mark many events as published.
+UPDATE outbox_events
+   SET status = 'published', published_at = {now}, claimed_by = NULL, claim_expires_at = NULL, next_attempt_at = NULL,
+       updated_at = {now}
+ WHERE event_id {any(:ids)}
+
 -- sent
 -- Mark an event as published.
 UPDATE outbox_events

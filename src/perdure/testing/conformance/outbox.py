@@ -338,6 +338,52 @@ async def test_late_relay_cannot_change_an_event_claimed_by_another_relay(storag
     assert await fetch(storage) == ["e-2"]
 
 
+async def test_events_of_a_claim_are_settled_in_one_commit(storage: Storage) -> None:
+    await add(storage, "a-1", "a-2", "a-3", source="a")
+    await add(storage, "b-1", source="b")
+    assert await fetch(storage, relay_id="r") == ["a-1", "a-2", "a-3", "b-1"]
+    await storage.settle_outbox_events(sent=["a-1", "b-1", "a-1"], released=["a-2", "a-3"], relay_id="r")
+    found = await states(storage)
+    assert found == {"a-1": ("published", 0), "a-2": ("pending", 0), "a-3": ("pending", 0), "b-1": ("published", 0)}
+    assert await fetch(storage) == ["a-2", "a-3"]
+    await storage.settle_outbox_events(relay_id="r")
+    await storage.settle_outbox_events(sent=["a-2", "nothing"], released=["nothing"], relay_id="")
+    assert await fetch(storage) == []  # a-3 is still claimed
+    await storage.settle_outbox_events(released=["a-3"], relay_id="")
+    assert await fetch(storage) == ["a-3"]
+
+
+async def test_released_events_can_wait_before_they_are_fetched_again(storage: Storage, shift: Shift) -> None:
+    await add(storage, "e-1", "e-2")
+    await fetch(storage, relay_id="r")
+    await storage.settle_outbox_events(released=["e-1", "e-2"], relay_id="r", pause=timedelta(seconds=10))
+    await add(storage, "e-3")
+    assert await fetch(storage) == []
+    shift(storage, 11)
+    assert await fetch(storage) == ["e-1", "e-2", "e-3"]
+    assert await states(storage) == dict.fromkeys(("e-1", "e-2", "e-3"), ("processing", 0))
+
+
+async def test_pause_of_released_events_ends_no_other_claim_of_their_source(storage: Storage, shift: Shift) -> None:
+    await add(storage, "e-1", "e-2")
+    await fetch(storage, relay_id="r", lease_sec=100)
+    await storage.settle_outbox_events(released=["e-2"], relay_id="r", pause=timedelta(seconds=10))
+    shift(storage, 11)
+    assert await fetch(storage) == []
+    await storage.settle_outbox_events(sent=["e-1"], relay_id="r")
+    assert await fetch(storage) == ["e-2"]
+
+
+async def test_late_relay_releases_no_event_claimed_by_another_relay(storage: Storage, shift: Shift) -> None:
+    await add(storage, "e-1", "e-2")
+    await fetch(storage, relay_id="slow", lease_sec=10)
+    shift(storage, 11)
+    await fetch(storage, relay_id="next", lease_sec=100)
+    await storage.settle_outbox_events(sent=["e-1"], released=["e-2"], relay_id="slow")
+    assert await states(storage) == {"e-1": ("published", 0), "e-2": ("processing", 0)}
+    assert await fetch(storage) == []
+
+
 async def test_event_can_be_marked_before_it_is_fetched(storage: Storage, shift: Shift) -> None:
     await add(storage, "e-1", "e-2", "e-3")
     assert await storage.mark_outbox_event_sent("e-1")

@@ -4,6 +4,7 @@ A source's `ready_at` is the time from which its next event may be fetched: the 
 if there is none. Events that Edda or Romancy wrote have no sequence number, and are left alone.
 """
 
+from collections.abc import Sequence
 from dataclasses import fields
 from datetime import datetime, timedelta
 from itertools import takewhile
@@ -111,12 +112,14 @@ class Outbox(Fences):
             if row["sequence"] > after:
                 self._change(row["event_id"], status="pending", **_UNCLAIMED)
 
-    def _settle(self, source: str) -> None:
+    def _settle(self, source: str, pause_sec: float = 0.0) -> None:
         """Record when a source is ready, unless some of its events are still claimed."""
         if source not in self._tables.perdure_outbox_sources or self._of(source, OutboxStatus.PROCESSING):
             return
         waiting = self._of(source, OutboxStatus.PENDING)
         ready_at: datetime | None = (waiting[0]["next_attempt_at"] or self._now) if waiting else None
+        if waiting and pause_sec:
+            ready_at = self._after(pause_sec)
         change(self._tables.perdure_outbox_sources, source, ready_at=ready_at)
 
     def _event(self, event_id: str) -> Row | None:
@@ -132,6 +135,32 @@ class Outbox(Fences):
             self._change(event_id, **sent, **_UNCLAIMED)
             self._settle(row["event_source"])
         return row is not None
+
+    @writes
+    def settle_outbox_events(
+        self,
+        *,
+        sent: Sequence[str] = (),
+        released: Sequence[str] = (),
+        relay_id: str,
+        pause: timedelta = timedelta(0),
+    ) -> None:
+        """Mark events as published, and end this relay's claims on others without counting an attempt."""
+        rows = [(self._event(event_id), event_id in sent) for event_id in (*sent, *released)]
+        if relay_id:
+            limits.name(relay_id, "relay_id")
+        pause_sec, paused = limits.span(pause, "pause"), set[str]()
+        for row, is_sent in rows:
+            if row is None:
+                continue
+            if is_sent and row["status"] != OutboxStatus.PUBLISHED:
+                done = {"status": "published", "published_at": self._now, "next_attempt_at": None}
+                self._change(row["event_id"], **done, **_UNCLAIMED)
+            elif not is_sent and (row["status"], row["claimed_by"]) == (OutboxStatus.PROCESSING, relay_id):
+                self._change(row["event_id"], status="pending", **_UNCLAIMED)
+                paused.add(row["event_source"])
+        for source in {row["event_source"] for row, _ in rows if row is not None}:
+            self._settle(source, pause_sec if source in paused else 0.0)
 
     @writes
     def increment_outbox_attempts(

@@ -1,0 +1,101 @@
+"""Events to a webhook: each is a POST with a CloudEvent."""
+
+import base64
+import binascii
+import hashlib
+import hmac
+import time
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+from perdure.brokers import cloudevents
+from perdure.brokers.extras import library
+from perdure.brokers.urls import MODE
+from perdure.database.secret import Secret, SecretBytes
+from perdure.errors import BrokerUnavailableError, ConfigurationError
+from perdure.model.records import OutboxEvent
+
+TIMEOUT_SEC = 15.0  # less than the relay allows for one event
+UNAVAILABLE = {429, 502, 503, 504}  # the receiver, or what is in front of it, is overloaded or down
+_PREFIX = "whsec_"
+
+
+class HTTPPublisher:
+    """Post each event to a URL: `App(publisher=HTTPPublisher("https://…", signing_key="whsec_…"))`.
+
+    - `url`: `http://` or `https://`; its query is part of the address.
+    - `mode`: `"structured"` or `"binary"` CloudEvents (default: structured).
+    - `signing_key`: sign each request as Standard Webhooks describes; `whsec_` and base64 (default: no signature).
+
+    Any status from 200 to 299 means that the event was received. Raises `ConfigurationError` for an invalid setting.
+    """
+
+    def __init__(self, url: str, *, mode: str = "structured", signing_key: str | None = None) -> None:
+        self._httpx = library("httpx", "http")
+        parts = urlsplit(Secret(url))
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigurationError("the webhook URL is malformed: write https://host/path")
+        try:
+            MODE(mode)
+        except ValueError as error:
+            raise ConfigurationError(f"HTTPPublisher(mode=) {error}") from None
+        self._url = Secret(url)
+        self._mode = mode
+        self._key = None if signing_key is None else _key(signing_key)
+        self.shown = f"{parts.scheme}://{parts.hostname}"
+        self._client: Any = None
+
+    def __repr__(self) -> str:
+        return f"HTTPPublisher({self.shown!r})"
+
+    async def __aenter__(self) -> Self:
+        self._client = self._httpx.AsyncClient(timeout=TIMEOUT_SEC)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._client.aclose()
+
+    async def publish(self, event: OutboxEvent) -> None:
+        """Post one event."""
+        body, headers = cloudevents.message(event, self._mode, "ce-")
+        headers |= self._signature(event.event_id, body)
+        try:
+            response = await self._client.post(str(self._url), content=body, headers=headers)
+        except self._httpx.ReadTimeout as error:  # this event may be what takes so long
+            raise TimeoutError(f"{self.shown} did not answer within {TIMEOUT_SEC:g} s") from error
+        except self._httpx.TransportError as error:
+            raise BrokerUnavailableError(f"{self.shown} does not answer: {error or type(error).__name__}") from error
+        status = response.status_code
+        if status in UNAVAILABLE:
+            raise BrokerUnavailableError(f"{self.shown} answered with status {status}")
+        if not response.is_success:
+            raise ValueError(f"{self.shown} refused the event with status {status}: {response.text[:200]}")
+
+    def _signature(self, id: str, body: bytes) -> dict[str, str]:
+        if self._key is None:
+            return {}
+        stamp = str(int(time.time()))
+        digest = hmac.new(self._key, f"{id}.{stamp}.".encode() + body, hashlib.sha256).digest()
+        signature = f"v1,{base64.b64encode(digest).decode()}"
+        return {"webhook-id": id, "webhook-timestamp": stamp, "webhook-signature": signature}
+
+
+def _key(text: str) -> SecretBytes:
+    try:
+        key = base64.b64decode(text.removeprefix(_PREFIX), validate=True)
+    except (binascii.Error, ValueError):
+        key = b""
+    if not 16 <= len(key) <= 128:
+        raise ConfigurationError(
+            "HTTPPublisher(signing_key=) must be 'whsec_' and 24 to 64 bytes in base64: create one with "
+            "base64.b64encode(os.urandom(32))"
+        )
+    return SecretBytes(key)
+
+
+def open_publisher(url: str) -> HTTPPublisher:
+    """Return the publisher for a URL."""
+    return HTTPPublisher(url)

@@ -1,0 +1,219 @@
+"""Kafka: `kafka://host:9092,other:9092/…`."""
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from types import TracebackType
+from typing import Any, Self
+
+from perdure.brokers import cloudevents, urls
+from perdure.brokers.extras import library
+from perdure.brokers.incoming import BrokerMessage
+from perdure.brokers.urls import BrokerURL, Kind, Template
+from perdure.errors import BrokerUnavailableError, ConfigurationError, TerminalError
+from perdure.model.records import OutboxEvent
+
+START_SEC = 20.0
+ANSWER_SEC = 15.0  # less than the relay allows for one event
+REQUEST_SEC = 10.0  # less than ANSWER_SEC, so that the library says what is wrong
+FETCH_SEC = 1.0
+BATCH = 100
+
+_SCHEMES = ("kafka", "kafka+tls")
+_MECHANISM = urls.choice("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
+_OUT = Kind(
+    "Kafka",
+    _SCHEMES,
+    9092,
+    {"topic": Template, "key": Template, "mode": urls.MODE, "mechanism": _MECHANISM},
+    "",
+    ("kafka+tls",),
+)
+_IN = Kind(
+    "Kafka",
+    _SCHEMES,
+    9092,
+    {"group": urls.text, "dead_letter": urls.text, "mechanism": _MECHANISM},
+    "topic",
+    ("kafka+tls",),
+)
+
+
+class KafkaPublisher:
+    """Publish with an idempotent producer and wait for all in-sync replicas; events of a source share a partition."""
+
+    def __init__(self, url: str) -> None:
+        self._aiokafka = library("aiokafka", "kafka")
+        self._url = urls.parse(url, _OUT)
+        options = self._url.options
+        self._topic = options.get("topic") or Template("{type}")
+        self._key = options.get("key") or Template("{source}")
+        self._mode = options.get("mode", "structured")
+        self.shown = self._url.shown
+        self._session = AsyncExitStack()
+        self._producer: Any = None
+
+    def __repr__(self) -> str:
+        return f"KafkaPublisher({self.shown!r})"
+
+    async def __aenter__(self) -> Self:
+        producer = _producer(self._aiokafka, self._url)
+        self._producer = await self._session.enter_async_context(_started(self._aiokafka, producer, self.shown))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._session.aclose()
+
+    async def publish(self, event: OutboxEvent) -> None:
+        """Publish one event."""
+        names = {"type": event.event_type, "source": event.event_source}
+        topic, key = self._topic.fill(**names), self._key.fill(**names)
+        body, headers = cloudevents.message(event, self._mode, "ce_")
+        errors = self._aiokafka.errors
+        with _answering(self._aiokafka, self.shown):
+            try:
+                async with asyncio.timeout(ANSWER_SEC):
+                    await self._producer.send_and_wait(topic, body, key=key.encode(), headers=_headers(headers))
+            except errors.MessageSizeTooLargeError as error:
+                raise TerminalError(f"the event is too large for {self.shown}") from error
+            except errors.UnknownTopicOrPartitionError as error:
+                raise LookupError(
+                    f"{self.shown} has no topic {topic!r}: create it, or choose another topic="
+                ) from error
+            except (errors.InvalidTopicError, errors.TopicAuthorizationFailedError, ValueError) as error:
+                raise ValueError(f"{self.shown} refused the event for topic {topic!r}: {error}") from error
+
+
+class KafkaSource:
+    """Consume topics as a member of a consumer group; offsets are committed when the messages are stored."""
+
+    def __init__(self, url: str) -> None:
+        self._aiokafka = library("aiokafka", "kafka")
+        self._url = urls.parse(url, _IN)
+        self._topics = [topic for topic in self._url.path.split(",") if topic]
+        if not self._topics:
+            raise ConfigurationError("the Kafka URL of a subscription needs a topic: write kafka://host/topic")
+        self._group = self._url.options.get("group", "perdure")
+        self._dead_letter = self._url.options.get("dead_letter")
+        self.shown = f"{self._url.shown} (group {self._group})"
+        self._session = AsyncExitStack()
+        self._consumer: Any = None
+        self._producer: Any = None
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as session:
+            if self._dead_letter is not None:
+                producer = _producer(self._aiokafka, self._url)
+                self._producer = await session.enter_async_context(_started(self._aiokafka, producer, self.shown))
+            consumer = self._aiokafka.AIOKafkaConsumer(
+                *self._topics,
+                group_id=self._group,
+                enable_auto_commit=False,
+                auto_offset_reset="earliest",
+                isolation_level="read_committed",
+                **_connection(self._url),
+            )
+            self._consumer = await session.enter_async_context(_started(self._aiokafka, consumer, self.shown))
+            self._session = session.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._session.aclose()
+
+    async def fetch(self) -> Sequence[BrokerMessage]:
+        """Wait for messages and return them; those of one partition are in order."""
+        with _answering(self._aiokafka, self.shown):
+            found = await self._consumer.getmany(timeout_ms=int(FETCH_SEC * 1000), max_records=BATCH)
+        return [self._received(record) for records in found.values() for record in records]
+
+    def _received(self, record: Any) -> BrokerMessage:
+        headers = {name.lower(): (value or b"").decode(errors="replace") for name, value in record.headers}
+        # With the time, because a topic that is created again counts from 0.
+        place = f"{record.partition}/{record.offset}@{record.timestamp}"
+        return BrokerMessage(record.value or b"", headers, record.topic, place, f"kafka:{record.topic}", record)
+
+    async def acknowledge(self, messages: Sequence[BrokerMessage]) -> None:
+        """Commit the offsets after these messages."""
+        offsets: dict[Any, int] = {}
+        for message in messages:
+            record: Any = message.handle
+            offsets[self._aiokafka.TopicPartition(record.topic, record.partition)] = record.offset + 1
+        if offsets:
+            with _answering(self._aiokafka, self.shown):
+                await self._consumer.commit(offsets)
+
+    async def reject(self, message: BrokerMessage, reason: str) -> None:
+        """Copy a message to the dead-letter topic, if there is one, and continue after it."""
+        record: Any = message.handle
+        if self._dead_letter is not None:
+            headers = [*record.headers, ("perdure-reason", reason.encode())]
+            with _answering(self._aiokafka, self.shown):
+                async with asyncio.timeout(ANSWER_SEC):
+                    await self._producer.send_and_wait(self._dead_letter, record.value, key=record.key, headers=headers)
+        await self.acknowledge([message])
+
+
+def _headers(headers: dict[str, str]) -> list[tuple[str, bytes]]:
+    return [(name, value.encode()) for name, value in headers.items()]
+
+
+def _producer(aiokafka: Any, url: BrokerURL) -> Any:
+    return aiokafka.AIOKafkaProducer(acks="all", enable_idempotence=True, **_connection(url))
+
+
+def _connection(url: BrokerURL) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "bootstrap_servers": [f"{host}:{port}" for host, port in url.hosts],
+        "client_id": "perdure",
+        "request_timeout_ms": int(REQUEST_SEC * 1000),
+        "security_protocol": f"{'SASL_' if url.user else ''}{'SSL' if url.tls else 'PLAINTEXT'}",
+    }
+    if url.tls:
+        found["ssl_context"] = ssl.create_default_context()
+    if url.user:
+        found["sasl_mechanism"] = url.options.get("mechanism", "PLAIN")
+        found |= {"sasl_plain_username": str(url.user), "sasl_plain_password": str(url.password)}
+    return found
+
+
+@asynccontextmanager
+async def _started(aiokafka: Any, client: Any, shown: str) -> AsyncIterator[Any]:
+    try:
+        with _answering(aiokafka, shown):
+            async with asyncio.timeout(START_SEC):
+                await client.start()
+        yield client
+    finally:
+        await _stopped(aiokafka, client)
+
+
+async def _stopped(aiokafka: Any, client: Any) -> None:
+    """Stop a client; one that cannot leave its group or send the rest to a broker that is gone is stopped as well."""
+    try:
+        async with asyncio.timeout(ANSWER_SEC):
+            await client.stop()
+    except (aiokafka.errors.KafkaError, OSError):
+        pass  # the broker ends the session by itself
+
+
+@contextmanager
+def _answering(aiokafka: Any, shown: str) -> Any:
+    try:
+        yield
+    except (aiokafka.errors.KafkaError, OSError) as error:
+        raise BrokerUnavailableError(f"{shown} does not answer: {str(error) or type(error).__name__}") from error
+
+
+def open_publisher(url: str) -> KafkaPublisher:
+    """Return the publisher for a URL."""
+    return KafkaPublisher(url)
+
+
+def open_source(url: str) -> KafkaSource:
+    """Return the source for a URL."""
+    return KafkaSource(url)

@@ -1,0 +1,230 @@
+"""NATS with JetStream: `nats://user:password@host:4222,other:4222/…`.
+
+A session is one connection, which never reconnects on its own: the relay and the subscriber open a new session.
+"""
+
+import asyncio
+import re
+import ssl
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from types import TracebackType
+from typing import Any, Self
+
+from perdure.brokers import cloudevents, urls
+from perdure.brokers.extras import library
+from perdure.brokers.incoming import BrokerMessage
+from perdure.brokers.urls import BrokerURL, Kind, Template
+from perdure.errors import BrokerUnavailableError, ConfigurationError, TerminalError
+from perdure.model.records import OutboxEvent
+
+CONNECT_SEC = 5
+ANSWER_SEC = 10.0
+FETCH_SEC = 5.0  # a wait for the next message
+REST_SEC = 0.02  # for the messages that are there already, after the first
+BATCH = 100
+ACK_SEC = 30.0  # the server delivers a message again that is not acknowledged by then
+
+_SCHEMES = ("nats", "nats+tls")
+_OUT = Kind("NATS", _SCHEMES, 4222, {"subject": Template, "mode": urls.MODE}, "", ("nats+tls",))
+_IN = Kind(
+    "NATS",
+    _SCHEMES,
+    4222,
+    {"durable": urls.text, "subject": urls.text, "ack_wait": urls.duration, "dead_letter": urls.text},
+    "STREAM",
+    ("nats+tls",),
+)
+_SUBJECT = re.compile(r"[^\s*>.]+(\.[^\s*>.]+)*")
+
+
+class NATSPublisher:
+    """Publish events to a stream, wait for its acknowledgement, and let it de-duplicate them by their ids."""
+
+    def __init__(self, url: str) -> None:
+        self._nats = library("nats", "nats")
+        self._url = urls.parse(url, _OUT)
+        self._subject = self._url.options.get("subject") or Template("{type}")
+        self._mode = self._url.options.get("mode", "structured")
+        self.shown = self._url.shown
+        self._session = AsyncExitStack()
+        self._stream: Any = None
+
+    def __repr__(self) -> str:
+        return f"NATSPublisher({self.shown!r})"
+
+    async def __aenter__(self) -> Self:
+        connection = await self._session.enter_async_context(_connected(self._nats, self._url))
+        self._stream = connection.jetstream(timeout=ANSWER_SEC)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._session.aclose()
+
+    async def publish(self, event: OutboxEvent) -> None:
+        """Publish one event."""
+        subject = self._subject.fill(type=event.event_type, source=event.event_source)
+        if not _SUBJECT.fullmatch(subject):
+            raise TerminalError(f"{subject!r} is no subject of NATS: choose another subject= or event type")
+        body, headers = cloudevents.message(event, self._mode, "ce-")
+        headers["Nats-Msg-Id"] = event.event_id
+        errors, refused = self._nats.errors, self._nats.js.errors
+        try:
+            await self._stream.publish(subject, body, headers=headers)
+        except errors.MaxPayloadError as error:
+            raise TerminalError(f"the event is too large for {self.shown}") from error
+        except refused.NoStreamResponseError as error:
+            raise LookupError(f"no stream of {self.shown} has the subject {subject!r}: add it to a stream") from error
+        except refused.ServiceUnavailableError as error:
+            raise BrokerUnavailableError(f"{self.shown} accepts nothing now: {error}") from error
+        except refused.APIError:
+            raise
+        except (errors.Error, OSError) as error:
+            raise BrokerUnavailableError(f"{self.shown} does not answer: {_text(error)}") from error
+
+
+class NATSSource:
+    """Consume a stream with a durable pull consumer, which is created if it does not exist."""
+
+    def __init__(self, url: str) -> None:
+        self._nats = library("nats", "nats")
+        self._url = urls.parse(url, _IN)
+        options = self._url.options
+        if not self._url.path or "/" in self._url.path:
+            raise ConfigurationError("the NATS URL of a subscription needs a stream: write nats://host/STREAM")
+        self._durable = options.get("durable", "perdure")
+        self._filter = options.get("subject", "")
+        self._ack_sec = options.get("ack_wait", ACK_SEC)
+        self._dead_letter = options.get("dead_letter")
+        self.shown = f"{self._url.shown} (consumer {self._durable})"
+        self._session = AsyncExitStack()
+        self._connection: Any = None
+        self._stream: Any = None
+        self._pull: Any = None
+        self._open: dict[int, Any] = {}  # messages without an answer
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as session:
+            self._connection = await session.enter_async_context(_connected(self._nats, self._url))
+            config = self._nats.js.api.ConsumerConfig(
+                ack_policy=self._nats.js.api.AckPolicy.EXPLICIT, ack_wait=self._ack_sec, max_deliver=-1
+            )
+            self._stream = self._connection.jetstream(timeout=ANSWER_SEC)
+            with self._answering():
+                self._pull = await self._stream.pull_subscribe(
+                    self._filter, durable=self._durable, stream=self._url.path, config=config
+                )
+            self._open.clear()
+            session.push_async_callback(self._return_open)
+            self._session = session.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._session.aclose()
+
+    async def _return_open(self) -> None:
+        """Let the server deliver at once what is not stored, rather than after `ack_wait`."""
+        with suppress(self._nats.errors.Error, OSError):  # then after that time
+            for message in self._open.values():
+                await message.nak()
+
+    async def fetch(self) -> Sequence[BrokerMessage]:
+        """Wait for messages and return them."""
+        with self._answering():
+            found = [*await self._next(1, FETCH_SEC)]
+            if found:
+                found += await self._next(BATCH - 1, REST_SEC)
+        self._open.update((id(message), message) for message in found)
+        return [self._received(message) for message in found]
+
+    async def _next(self, most: int, seconds: float) -> Sequence[Any]:
+        if self._connection.is_closed:
+            raise BrokerUnavailableError(f"the connection to {self.shown} was lost")
+        try:
+            return list(await self._pull.fetch(most, timeout=seconds))
+        except TimeoutError:  # also the library's own
+            return []
+
+    def _received(self, message: Any) -> BrokerMessage:
+        about = message.metadata
+        headers = {name.lower(): value for name, value in (message.headers or {}).items()}
+        # With the time, because a stream that is created again counts from 1.
+        place = f"{about.sequence.stream}@{about.timestamp.isoformat()}"
+        known = headers.get("nats-msg-id", place)
+        return BrokerMessage(message.data, headers, message.subject, known, f"nats:{about.stream}", message)
+
+    async def acknowledge(self, messages: Sequence[BrokerMessage]) -> None:
+        """Acknowledge messages, and wait until the server knows of the last."""
+        with self._answering():
+            for message in messages:
+                handle: Any = message.handle
+                await (handle.ack_sync(timeout=ANSWER_SEC) if message is messages[-1] else handle.ack())
+                self._open.pop(id(handle), None)
+
+    async def reject(self, message: BrokerMessage, reason: str) -> None:
+        """Terminate a message, after a copy was stored under the dead-letter subject."""
+        handle: Any = message.handle
+        with self._answering():
+            if self._dead_letter is not None:
+                headers = {**(handle.headers or {}), "Perdure-Reason": " ".join(reason.split())}
+                headers["Nats-Msg-Id"] = f"rejected {message.source} {message.id}"
+                await self._stream.publish(self._dead_letter, message.body, headers=headers)
+            await handle.term()
+            self._open.pop(id(handle), None)
+
+    @contextmanager
+    def _answering(self) -> Any:
+        try:
+            yield
+        except (self._nats.errors.Error, OSError) as error:
+            raise BrokerUnavailableError(f"{self.shown} does not answer: {_text(error)}") from error
+
+
+@asynccontextmanager
+async def _connected(nats: Any, url: BrokerURL) -> AsyncIterator[Any]:
+    async def ignore(error: Exception) -> None:
+        """Ignore an error of the connection: the call that it concerns raises one as well."""
+
+    account: dict[str, Any] = {}
+    if url.password:
+        account = {"user": str(url.user), "password": str(url.password)}
+    elif url.user:
+        account = {"token": str(url.user)}
+    if url.tls:
+        account["tls"] = ssl.create_default_context()
+    scheme = "tls" if url.tls else "nats"
+    try:
+        async with asyncio.timeout(3 * CONNECT_SEC):
+            connection = await nats.connect(
+                [f"{scheme}://{host}:{port}" for host, port in url.hosts],
+                allow_reconnect=False,
+                connect_timeout=CONNECT_SEC,
+                max_reconnect_attempts=1,
+                error_cb=ignore,
+                name="perdure",
+                **account,
+            )
+    except (nats.errors.Error, OSError) as error:
+        raise BrokerUnavailableError(f"cannot connect to {url.shown}: {_text(error)}") from error
+    try:
+        yield connection
+    finally:
+        await connection.close()
+
+
+def _text(error: BaseException) -> str:
+    return str(error) or type(error).__name__
+
+
+def open_publisher(url: str) -> NATSPublisher:
+    """Return the publisher for a URL."""
+    return NATSPublisher(url)
+
+
+def open_source(url: str) -> NATSSource:
+    """Return the source for a URL."""
+    return NATSSource(url)

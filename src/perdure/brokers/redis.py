@@ -1,0 +1,233 @@
+"""Redis streams: `redis://user:password@host:6379/0?…`."""
+
+import os
+import secrets
+import socket
+import time
+from collections.abc import Sequence
+from contextlib import contextmanager, suppress
+from types import TracebackType
+from typing import Any, Self
+
+from perdure.brokers import cloudevents, urls
+from perdure.brokers.extras import library
+from perdure.brokers.incoming import BrokerMessage
+from perdure.brokers.urls import BrokerURL, Kind, Template
+from perdure.errors import BrokerUnavailableError, ConfigurationError
+from perdure.model.records import OutboxEvent
+
+CONNECT_SEC = 5.0
+ANSWER_SEC = 10.0
+FETCH_SEC = 2.0  # less than ANSWER_SEC
+BATCH = 100
+CLAIM_SEC = 60.0  # entries that another consumer has not acknowledged for so long are abandoned
+DATA = "data"  # the field with the body
+
+_SCHEMES = ("redis", "rediss")
+_OUT = Kind("Redis", _SCHEMES, 6379, {"stream": Template, "maxlen": urls.count}, "0", ("rediss",))
+_IN = Kind(
+    "Redis",
+    _SCHEMES,
+    6379,
+    {"stream": urls.text, "group": urls.text, "claim_after": urls.duration, "dead_letter": urls.text},
+    "0",
+    ("rediss",),
+)
+
+
+class RedisPublisher:
+    """Append events to a stream, with the attributes of the CloudEvent and `data` as fields."""
+
+    def __init__(self, url: str) -> None:
+        self._redis = library("redis.asyncio", "redis")
+        self._url = _parse(url, _OUT)
+        self._stream = self._url.options.get("stream") or Template("{type}")
+        self._maxlen = self._url.options.get("maxlen")
+        self.shown = self._url.shown
+        self._client: Any = None
+
+    def __repr__(self) -> str:
+        return f"RedisPublisher({self.shown!r})"
+
+    async def __aenter__(self) -> Self:
+        self._client = await _connected(self._redis, self._url)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._client.aclose()
+
+    async def publish(self, event: OutboxEvent) -> None:
+        """Append one event to its stream."""
+        stream = self._stream.fill(type=event.event_type, source=event.event_source)
+        data = event.event_data if event.event_data_binary is None else event.event_data_binary
+        fields = {**cloudevents.attributes(event), DATA: data or b""}
+        with _answering(self.shown):
+            await self._client.xadd(stream, fields, maxlen=self._maxlen, approximate=True)
+
+
+class RedisSource:
+    """Consume a stream as a member of a consumer group, which is created if it does not exist."""
+
+    def __init__(self, url: str) -> None:
+        self._redis = library("redis.asyncio", "redis")
+        self._url = _parse(url, _IN)
+        options = self._url.options
+        if "stream" not in options:
+            raise ConfigurationError("the Redis URL of a subscription needs a stream: write redis://host/0?stream=name")
+        self._stream = options["stream"]
+        self._group = options.get("group", "perdure")
+        self._claim_sec = options.get("claim_after", CLAIM_SEC)
+        self._dead_letter = options.get("dead_letter")
+        self.shown = f"{self._url.shown} (stream {self._stream}, group {self._group})"
+        self._member = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+        self._client: Any = None
+        self._claim_at = 0.0  # when to look for abandoned entries
+        self._own: str | None = None  # where to continue with entries that an earlier session has not acknowledged
+
+    async def __aenter__(self) -> Self:
+        self._client = await _connected(self._redis, self._url)
+        try:
+            with _answering(self.shown):
+                await self._create_group()
+        except BaseException:
+            await self._client.aclose()
+            raise
+        self._own, self._claim_at = "0", 0.0
+        return self
+
+    async def _create_group(self) -> None:
+        exceptions = library("redis.exceptions", "redis")
+        try:
+            await self._client.xgroup_create(self._stream, self._group, id="0", mkstream=True)
+        except exceptions.ResponseError as error:
+            if not str(error).startswith("BUSYGROUP"):  # it exists
+                raise
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with suppress(BrokerUnavailableError), _answering(self.shown):
+            if not await self._client.xpending_range(self._stream, self._group, "-", "+", 1, self._member):
+                await self._client.xgroup_delconsumer(self._stream, self._group, self._member)
+        await self._client.aclose()
+
+    async def fetch(self) -> Sequence[BrokerMessage]:
+        """Return own entries without an acknowledgement, then abandoned ones, then new ones; wait for these."""
+        with _answering(self.shown):
+            entries = await self._left() or await self._abandoned() or await self._new()
+        return [self._received(id, fields) for id, fields in entries]
+
+    async def _left(self) -> list[Any]:
+        if self._own is None:
+            return []
+        found = await self._read(self._own, None)
+        self._own = found[-1][0].decode() if found else None
+        return found
+
+    async def _abandoned(self) -> list[Any]:
+        if time.monotonic() < self._claim_at:
+            return []
+        answer = await self._client.xautoclaim(
+            self._stream, self._group, self._member, int(self._claim_sec * 1000), "0-0", BATCH
+        )
+        found = [entry for entry in answer[1] if entry[1] is not None]
+        if not found:
+            self._claim_at = time.monotonic() + self._claim_sec / 4
+        return found
+
+    async def _new(self) -> list[Any]:
+        return await self._read(">", int(FETCH_SEC * 1000))
+
+    async def _read(self, after: str, block: int | None) -> list[Any]:
+        answer = await self._client.xreadgroup(
+            self._group, self._member, {self._stream: after}, count=BATCH, block=block
+        )
+        return [entry for _, entries in answer or [] for entry in entries]
+
+    def _received(self, id: bytes, fields: dict[bytes, bytes] | None) -> BrokerMessage:
+        headers = {name.decode(errors="replace").lower(): value for name, value in (fields or {}).items()}
+        body = headers.pop(DATA, b"")
+        texts = {name: value.decode(errors="replace") for name, value in headers.items()}
+        if "specversion" in texts:  # a CloudEvent in fields
+            texts = {f"ce-{name}": value for name, value in texts.items()}
+        return BrokerMessage(body, texts, self._stream, id.decode(), f"redis:{self._stream}", (id, fields))
+
+    async def acknowledge(self, messages: Sequence[BrokerMessage]) -> None:
+        """Acknowledge entries."""
+        ids = [_handle(message)[0] for message in messages]
+        if ids:
+            with _answering(self.shown):
+                await self._client.xack(self._stream, self._group, *ids)
+
+    async def reject(self, message: BrokerMessage, reason: str) -> None:
+        """Copy an entry to the dead-letter stream, if there is one, and acknowledge it."""
+        id, fields = _handle(message)
+        with _answering(self.shown):
+            if self._dead_letter is not None:
+                about = {b"perdure-id": id, b"perdure-reason": reason.encode()}
+                await self._client.xadd(self._dead_letter, {**(fields or {}), **about})
+            await self._client.xack(self._stream, self._group, id)
+
+
+def _handle(message: BrokerMessage) -> tuple[bytes, dict[bytes, bytes] | None]:
+    handle: Any = message.handle
+    return handle[0], handle[1]
+
+
+def _parse(url: str, kind: Kind) -> BrokerURL:
+    found = urls.parse(url, kind)
+    if not (found.path or "0").isdigit():
+        raise ConfigurationError("the path of the Redis URL must be the number of a database: write redis://host/0")
+    if len(found.hosts) != 1:
+        raise ConfigurationError("the Redis URL must have one host")
+    return found
+
+
+async def _connected(redis: Any, url: BrokerURL) -> Any:
+    host, port = url.hosts[0]
+    client = redis.Redis(
+        host=host.strip("[]"),
+        port=port,
+        db=int(url.path or "0"),
+        username=str(url.user) or None,
+        password=str(url.password) or None,
+        ssl=url.tls,
+        socket_timeout=ANSWER_SEC,
+        socket_connect_timeout=CONNECT_SEC,
+        client_name="perdure",
+        # A lost answer must be seen, so that the entry is sent again only in the order of its source.
+        retry=library("redis.asyncio.retry", "redis").Retry(library("redis.backoff", "redis").NoBackoff(), 0),
+    )
+    try:
+        with _answering(url.shown):
+            await client.ping()
+    except BaseException:
+        await client.aclose()
+        raise
+    return client
+
+
+@contextmanager
+def _answering(shown: str) -> Any:
+    exceptions = library("redis.exceptions", "redis")
+    down = (exceptions.ConnectionError, exceptions.TimeoutError, exceptions.ReadOnlyError, exceptions.ClusterDownError)
+    try:
+        yield
+    except (*down, OSError) as error:
+        raise BrokerUnavailableError(f"{shown} does not answer: {str(error) or type(error).__name__}") from error
+    except exceptions.ResponseError as error:
+        if str(error).startswith(("OOM", "MISCONF", "NOREPLICAS", "LOADING", "NOGROUP", "UNBLOCKED")):
+            raise BrokerUnavailableError(f"{shown} accepts nothing now: {error}") from error
+        raise
+
+
+def open_publisher(url: str) -> RedisPublisher:
+    """Return the publisher for a URL."""
+    return RedisPublisher(url)
+
+
+def open_source(url: str) -> RedisSource:
+    """Return the source for a URL."""
+    return RedisSource(url)

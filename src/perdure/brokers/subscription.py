@@ -1,0 +1,102 @@
+"""Subscriptions: which messages of a broker are stored, and as what."""
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import cast
+
+from perdure.brokers import cloudevents
+from perdure.brokers.incoming import BrokerMessage, Source, ToChannel, ToEvent
+from perdure.brokers.publishing import module_of
+from perdure.errors import ConfigurationError
+
+Convert = Callable[[BrokerMessage], ToEvent | ToChannel | None]
+
+
+class Subscription:
+    """Store the messages of a broker as events, or on a channel: `App(…, subscriptions=[Subscription(url)])`.
+
+    - `url`: where the messages come from, such as `"nats://host/ORDERS?durable=shop"`.
+    - `event`: the type of the event that a JSON message becomes; `{subject}` in it is replaced by the subject, routing
+      key, topic or stream (default: none, only CloudEvents are stored).
+    - `channel`: store the data of all messages, also CloudEvents, on this channel instead (default: none).
+    - `convert`: a function that gets a `BrokerMessage` and returns `ToEvent(…)`, `ToChannel(…)` or None to skip it
+      (default: none). It must not block and should depend on the message only; an error in it rejects the message.
+
+    At most one of `event`, `channel` and `convert` can be given. Without `channel` and `convert`, CloudEvents keep
+    their type, id and source. `stored` and `rejected` count messages since the object was created; a message that is
+    delivered twice counts twice. Raises `ConfigurationError` for a URL that cannot work.
+    """
+
+    def __init__(
+        self, url: str, *, event: str | None = None, channel: str | None = None, convert: Convert | None = None
+    ) -> None:
+        if sum(each is not None for each in (event, channel, convert)) > 1:
+            raise TypeError("Subscription(…) takes only one of event=, channel= and convert=")
+        for name, given in (("event", event), ("channel", channel)):
+            if given is not None and (not isinstance(given, str) or not given):
+                raise TypeError(f"Subscription({name}=) must be a text that is not empty, not {given!r}")
+        if convert is not None and not callable(convert):
+            raise TypeError(f"Subscription(convert=) must be a function, not {convert!r}")
+        self._source = _source_for(url)
+        del url  # a traceback shows arguments, and a URL may have a password
+        self._event, self._channel, self._convert = event, channel, convert
+        self.stored = self.rejected = 0
+
+    def __repr__(self) -> str:
+        return f"Subscription({self.shown!r})"
+
+    @property
+    def shown(self) -> str:
+        """Return the address for messages and logs, without a password."""
+        return self._source.shown
+
+    @property
+    def source(self) -> Source:
+        """Return what delivers the messages."""
+        return self._source
+
+    def read(self, message: BrokerMessage) -> ToEvent | ToChannel | None:
+        """Return what to store of a message, or None; raise `ValueError` or what `convert` raises if it cannot be."""
+        if self._convert is not None:
+            return _with_ids(self._convert(message), message)
+        found = cloudevents.received(message.headers, message.body)
+        if found is not None and self._channel is None:
+            return ToEvent(found.type, found.data, found.id, found.source, found.subject)
+        if found is not None and self._channel is not None:
+            return ToChannel(self._channel, found.data, id=found.id, source=found.source)
+        data = cloudevents.plain(message.headers, message.body)
+        if self._channel is not None:
+            return _with_ids(ToChannel(self._channel, data), message)
+        if self._event is None:
+            raise ValueError("it is no CloudEvent, and Subscription(…) has no event=, channel= or convert=")
+        return _with_ids(ToEvent(self._event.replace("{subject}", message.subject), data), message)
+
+
+def _with_ids(found: object, message: BrokerMessage) -> ToEvent | ToChannel | None:
+    """Return what to store with the ids of the message, unless it has its own."""
+    if found is None:
+        return None
+    if isinstance(found, ToEvent):
+        id, source = _ids(found.id, found.source, message)
+        return ToEvent(found.type, found.data, id, source, found.subject, found.to)
+    if isinstance(found, ToChannel):
+        id, source = _ids(found.id, found.source, message)
+        return ToChannel(found.channel, found.data, found.metadata, id, source, found.to)
+    raise ValueError(f"convert= returned {type(found).__name__}, not ToEvent, ToChannel or None")
+
+
+def _ids(id: str | None, source: str | None, message: BrokerMessage) -> tuple[str | None, str]:
+    return message.id if id is None else id, message.source if source is None else source
+
+
+def _source_for(url: str) -> Source:
+    if not isinstance(url, str):
+        raise TypeError(f"Subscription(…) takes the URL of a broker, not {url!r}")
+    module = module_of(url, "the URL of the subscription")
+    opener = getattr(import_module(module), "open_source", None)
+    if opener is None:
+        raise ConfigurationError(
+            "Subscription(…) takes the URL of NATS, RabbitMQ, Kafka or Redis; events of HTTP requests come in through "
+            "your web application, which calls send_event()"
+        )
+    return cast(Callable[[str], Source], opener)(url)

@@ -1,0 +1,141 @@
+"""URLs of brokers: `scheme://user:password@host:port,other:port/path?option=value`.
+
+No error quotes a possible part of the password, which may be anywhere in a URL whose special characters are not
+percent-encoded.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from string import Formatter
+from typing import Any
+from urllib.parse import unquote
+
+from perdure.database.secret import Secret, options_of
+from perdure.errors import ConfigurationError
+
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?")
+_OPTION = re.compile(r"[a-z_]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """The URLs of one broker, for publishing or for consuming."""
+
+    name: str  # in messages
+    schemes: tuple[str, ...]  # the usual one first
+    port: int
+    options: Mapping[str, Callable[[str], Any]]  # each with what checks and converts its value
+    path: str = ""  # what the path is, in messages
+    tls: tuple[str, ...] = ()  # the schemes of encrypted connections
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerURL:
+    """The parts of a URL; user, password and path are decoded, and options converted."""
+
+    shown: str  # for messages and logs: without user, password and options
+    tls: bool
+    user: Secret
+    password: Secret
+    hosts: tuple[tuple[str, int], ...]
+    path: str
+    options: Mapping[str, Any]
+
+
+def parse(url: str, kind: Kind) -> BrokerURL:
+    """Return the parts of a URL, or raise `ConfigurationError` if it is malformed or has an unknown option."""
+    scheme, _, rest = Secret(url).partition("://")
+    place, _, query = rest.partition("?")
+    netloc, _, path = place.partition("/")
+    account, _, hosts = netloc.rpartition("@")
+    if scheme not in kind.schemes or not all(map(_HOST.fullmatch, hosts.split(","))) or "@" in f"{path}{query}":
+        raise ConfigurationError(
+            f"the {kind.name} URL is malformed: write {kind.schemes[0]}://user:password@host:{kind.port}/{kind.path}"
+            "?option=value, with special characters of user and password percent-encoded"
+        )
+    user, _, password = (Secret(unquote(each)) for each in account.partition(":"))
+    where = tuple(_host_and_port(host, kind.port) for host in str(hosts).split(","))
+    name = unquote(str(path))
+    shown = f"{scheme}://{','.join(f'{host}:{port}' for host, port in where)}" + (f"/{name}" if name else "")
+    return BrokerURL(shown, scheme in kind.tls, user, password, where, name, _options(query, kind))
+
+
+def _host_and_port(text: str, port: int) -> tuple[str, int]:
+    host, _, given = text.rpartition(":") if re.search(r":[0-9]+\Z", text) else (text, "", "")
+    return host, int(given or port)
+
+
+def _options(query: str, kind: Kind) -> dict[str, Any]:
+    found = {}
+    for name, value in options_of(query).items():
+        if name not in kind.options:
+            shown = f"'{name!s}'" if _OPTION.fullmatch(name) else "without a name"
+            known = ", ".join(sorted(kind.options))
+            raise ConfigurationError(f"unknown option {shown} in the {kind.name} URL: use one of {known}")
+        try:
+            found[str(name)] = kind.options[name](str(value))
+        except ValueError as error:
+            raise ConfigurationError(f"the option {name!s} of the {kind.name} URL {error}") from None
+    return found
+
+
+# Values of options. Each raises `ValueError` with the end of a sentence.
+
+
+def text(value: str) -> str:
+    """Return a text that is not empty."""
+    if not value:
+        raise ValueError("must not be empty")
+    return value
+
+
+def count(value: str) -> int:
+    """Return a number from 1 to a billion."""
+    if not value.isascii() or not value.isdigit() or not 0 < int(value) <= 10**9:
+        raise ValueError("must be a whole number greater than 0")
+    return int(value)
+
+
+def duration(value: str) -> float:
+    """Return a number of seconds above 0."""
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < 1e6:
+        raise ValueError("must be a number of seconds greater than 0")
+    return seconds
+
+
+def choice(*values: str) -> Callable[[str], str]:
+    """Return what checks that a value is one of these."""
+
+    def check(value: str) -> str:
+        if value not in values:
+            raise ValueError(f"must be one of {', '.join(values)}")
+        return value
+
+    return check
+
+
+class Template:
+    """A name with the placeholders `{type}` and `{source}` of an event, such as `orders.{type}`."""
+
+    def __init__(self, pattern: str) -> None:
+        if not pattern:
+            raise ValueError("must not be empty")
+        try:
+            parts = list(Formatter().parse(pattern))
+        except ValueError:
+            parts = [("", "?", "", None)]
+        if any(name not in (None, "type", "source") or form or how for _, name, form, how in parts):
+            raise ValueError("must be a text in which only {type} and {source} are replaced; write a brace as {{ or }}")
+        self._pattern = pattern
+
+    def fill(self, *, type: str, source: str) -> str:
+        """Return the name for an event."""
+        return self._pattern.format(type=type, source=source)
+
+
+MODE = choice("structured", "binary")
