@@ -43,6 +43,7 @@ class Proxy:
         self.answers_lost = 0
         self._open = asyncio.Event()  # new connections get through
         self._open.set()
+        self.refuses = False  # as if the server were down
 
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[int]:
@@ -59,6 +60,9 @@ class Proxy:
 
     async def _accepted(self, reader: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
         await self._open.wait()
+        if self.refuses:
+            client.transport.abort()
+            return
         try:
             answers, server = await asyncio.open_connection(HOST, self._target, limit=CHUNK)
         except OSError:
@@ -95,6 +99,16 @@ class Proxy:
                 wire.client.write(said)
                 await wire.client.drain()
         raise ConnectionResetError
+
+    def go_down(self) -> None:
+        """Break all connections and refuse new ones."""
+        self.refuses = True
+        for wire in list(self.wires):
+            wire.cut()
+
+    def come_back(self) -> None:
+        """Accept connections again."""
+        self.refuses = False
 
     # What goes wrong.
 

@@ -6,7 +6,7 @@ A session is one connection, which never reconnects on its own: the relay and th
 import asyncio
 import re
 import ssl
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from types import TracebackType
 from typing import Any, Self
@@ -48,14 +48,15 @@ class NATSPublisher:
         self._mode = self._url.options.get("mode", "structured")
         self.shown = self._url.shown
         self._session = AsyncExitStack()
+        self._connection: _Connection
         self._stream: Any = None
 
     def __repr__(self) -> str:
         return f"NATSPublisher({self.shown!r})"
 
     async def __aenter__(self) -> Self:
-        connection = await self._session.enter_async_context(_connected(self._nats, self._url))
-        self._stream = connection.jetstream(timeout=ANSWER_SEC)
+        self._connection = await self._session.enter_async_context(_connected(self._nats, self._url))
+        self._stream = self._connection.client.jetstream(timeout=ANSWER_SEC)
         return self
 
     async def __aexit__(
@@ -72,7 +73,7 @@ class NATSPublisher:
         headers["Nats-Msg-Id"] = event.event_id
         errors, refused = self._nats.errors, self._nats.js.errors
         try:
-            await self._stream.publish(subject, body, headers=headers)
+            await self._connection.unless_closed(self._stream.publish(subject, body, headers=headers))
         except errors.MaxPayloadError as error:
             raise TerminalError(f"the event is too large for {self.shown}") from error
         except refused.NoStreamResponseError as error:
@@ -100,7 +101,7 @@ class NATSSource:
         self._dead_letter = options.get("dead_letter")
         self.shown = f"{self._url.shown} (consumer {self._durable})"
         self._session = AsyncExitStack()
-        self._connection: Any = None
+        self._connection: _Connection
         self._stream: Any = None
         self._pull: Any = None
         self._open: dict[int, Any] = {}  # messages without an answer
@@ -111,7 +112,7 @@ class NATSSource:
             config = self._nats.js.api.ConsumerConfig(
                 ack_policy=self._nats.js.api.AckPolicy.EXPLICIT, ack_wait=self._ack_sec, max_deliver=-1
             )
-            self._stream = self._connection.jetstream(timeout=ANSWER_SEC)
+            self._stream = self._connection.client.jetstream(timeout=ANSWER_SEC)
             with self._answering():
                 self._pull = await self._stream.pull_subscribe(
                     self._filter, durable=self._durable, stream=self._url.path, config=config
@@ -142,10 +143,9 @@ class NATSSource:
         return [self._received(message) for message in found]
 
     async def _next(self, most: int, seconds: float) -> Sequence[Any]:
-        if self._connection.is_closed:
-            raise BrokerUnavailableError(f"the connection to {self.shown} was lost")
         try:
-            return list(await self._pull.fetch(most, timeout=seconds))
+            found = await self._connection.unless_closed(self._pull.fetch(most, timeout=seconds))
+            return list(found)
         except TimeoutError:  # also the library's own
             return []
 
@@ -184,11 +184,36 @@ class NATSSource:
             raise BrokerUnavailableError(f"{self.shown} does not answer: {_text(error)}") from error
 
 
-@asynccontextmanager
-async def _connected(nats: Any, url: BrokerURL) -> AsyncIterator[Any]:
-    async def ignore(error: Exception) -> None:
+class _Connection:
+    """A connection that ends what waits for an answer when it is lost; the library would wait for the timeout."""
+
+    def __init__(self, client: Any) -> None:
+        self.client = client
+        self._closed = asyncio.Event()
+
+    async def closed(self) -> None:
+        """Note that the connection is lost."""
+        self._closed.set()
+
+    async def ignore(self, error: Exception) -> None:
         """Ignore an error of the connection: the call that it concerns raises one as well."""
 
+    async def unless_closed(self, call: Coroutine[Any, Any, Any]) -> Any:
+        """Return the result of a call; raise `ConnectionError` if the connection is lost meanwhile."""
+        calling, closed = asyncio.create_task(call), asyncio.create_task(self._closed.wait())
+        try:
+            await asyncio.wait([calling, closed], return_when="FIRST_COMPLETED")
+            if not calling.done():
+                raise ConnectionResetError("the connection was lost")
+            return calling.result()
+        finally:
+            calling.cancel()
+            closed.cancel()
+
+
+@asynccontextmanager
+async def _connected(nats: Any, url: BrokerURL) -> AsyncIterator[_Connection]:
+    connection = _Connection(nats.NATS())
     account: dict[str, Any] = {}
     if url.password:
         account = {"user": str(url.user), "password": str(url.password)}
@@ -199,21 +224,27 @@ async def _connected(nats: Any, url: BrokerURL) -> AsyncIterator[Any]:
     scheme = "tls" if url.tls else "nats"
     try:
         async with asyncio.timeout(3 * CONNECT_SEC):
-            connection = await nats.connect(
+            await connection.client.connect(
                 [f"{scheme}://{host}:{port}" for host, port in url.hosts],
                 allow_reconnect=False,
                 connect_timeout=CONNECT_SEC,
                 max_reconnect_attempts=1,
-                error_cb=ignore,
+                reconnect_time_wait=0,
+                error_cb=connection.ignore,
+                disconnected_cb=connection.closed,
+                closed_cb=connection.closed,
                 name="perdure",
                 **account,
             )
-    except (nats.errors.Error, OSError) as error:
-        raise BrokerUnavailableError(f"cannot connect to {url.shown}: {_text(error)}") from error
+    except BaseException as error:
+        await connection.client.close()  # it may be half open
+        if isinstance(error, (nats.errors.Error, OSError)):
+            raise BrokerUnavailableError(f"cannot connect to {url.shown}: {_text(error)}") from error
+        raise
     try:
         yield connection
     finally:
-        await connection.close()
+        await connection.client.close()
 
 
 def _text(error: BaseException) -> str:

@@ -1,0 +1,121 @@
+"""Throwaway message brokers on loopback, for tests; see `perdure.testing.servers`."""
+
+import shutil
+import signal
+import socket
+import sys
+from pathlib import Path
+
+from perdure.testing.servers import HOST, Server, ServerError
+
+
+def program(name: str, package: str) -> Path:
+    """Return the path of a program; raise `ServerError` if it is not installed."""
+    found = shutil.which(name) or shutil.which(name, path="/usr/local/sbin:/usr/sbin:/usr/lib/rabbitmq/bin")
+    if found is None:
+        raise ServerError(f"{name} was not found: install the package {package} (Debian: apt-get install {package})")
+    return Path(found)
+
+
+class NATSServer(Server):
+    """Run NATS with JetStream."""
+
+    _accounts = ("nats", "nobody")
+    _stop_signal = signal.SIGTERM
+
+    @property
+    def url(self) -> str:
+        return f"nats://{HOST}:{self.port}"
+
+    def _command(self) -> list[str | Path]:
+        options = ["-a", HOST, "-p", str(self.port), "-js", "-sd", f"{self.home}/data"]
+        return [program("nats-server", "nats-server"), *options]
+
+    def _answers(self) -> bool:
+        with socket.create_connection((HOST, self.port), timeout=5) as connection:
+            return connection.recv(5) == b"INFO "
+
+
+class RedisServer(Server):
+    """Run Redis without persistence."""
+
+    _accounts = ("redis", "nobody")
+    _stop_signal = signal.SIGTERM
+
+    @property
+    def url(self) -> str:
+        return f"redis://{HOST}:{self.port}/0"
+
+    def _command(self) -> list[str | Path]:
+        options = ["--bind", HOST, "--port", str(self.port), "--save", "", "--dir", f"{self.home}/data"]
+        return [program("redis-server", "redis-server"), *options]
+
+    def _answers(self) -> bool:
+        with socket.create_connection((HOST, self.port), timeout=5) as connection:
+            connection.sendall(b"PING\r\n")
+            return connection.recv(5) == b"+PONG"
+
+
+class RabbitMQServer(Server):
+    """Run RabbitMQ. Its start takes some seconds of processor time, so tests prefer one that runs already."""
+
+    _accounts = ("rabbitmq", "nobody")
+    _stop_signal = signal.SIGTERM
+
+    @property
+    def url(self) -> str:
+        return f"amqp://guest:guest@{HOST}:{self.port}/"
+
+    def _command(self) -> list[str | Path]:
+        script = program("rabbitmq-server", "rabbitmq-server")
+        plain = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")  # Debian's wrapper changes the user itself
+        config = self._write("rabbitmq.conf", f"listeners.tcp.1 = {HOST}:{self.port}\n")
+        settings = {
+            "RABBITMQ_CONFIG_FILE": config,
+            "HOME": f"{self.home}/data",
+            "RABBITMQ_NODENAME": f"perdure-{self.port}@localhost",
+            "RABBITMQ_DIST_PORT": self.port + 20_000,
+            "RABBITMQ_MNESIA_BASE": f"{self.home}/data",
+            "RABBITMQ_LOG_BASE": f"{self.home}/data",
+            "RABBITMQ_ENABLED_PLUGINS_FILE": f"{self.home}/data/plugins",
+            "RABBITMQ_CONF_ENV_FILE": f"{self.home}/data/none",
+            "RABBITMQ_ALLOW_INPUT": "1",  # the script then becomes the server, instead of its parent
+            "RABBITMQ_SERVER_START_ARGS": "-noinput",
+        }
+        assignments = [f"{name}={value}" for name, value in settings.items()]
+        return [program("env", "coreutils"), *assignments, plain if plain.exists() else script]
+
+    def _answers(self) -> bool:
+        with socket.create_connection((HOST, self.port), timeout=5) as connection:
+            connection.sendall(b"AMQP\x00\x00\x09\x01")
+            return connection.recv(1) == b"\x01"  # the first method of the server
+
+
+class KafkaServer(Server):
+    """Run the mock cluster of librdkafka: a real implementation of Kafka's protocol that keeps everything in memory."""
+
+    _accounts = ()  # the interpreter may be readable for us only
+    _stop_signal = signal.SIGKILL  # it keeps no data
+
+    PROGRAM = """
+import sys, time, confluent_kafka
+producer = confluent_kafka.Producer({"bootstrap.servers": "mock", "test.mock.num.brokers": 1})
+(broker,) = producer.list_topics(timeout=30).brokers.values()
+print(broker.port, flush=True)
+time.sleep(1e9)
+"""
+
+    @property
+    def url(self) -> str:
+        return f"kafka://{HOST}:{self._broker_port}"
+
+    @property
+    def _broker_port(self) -> int:
+        lines = (self.home / "log").read_text().split()
+        return int(lines[-1]) if lines and lines[-1].isdigit() else 0
+
+    def _command(self) -> list[str | Path]:
+        return [Path(sys.executable), "-I", "-c", self.PROGRAM]
+
+    def _answers(self) -> bool:
+        return bool(self._broker_port)

@@ -1,0 +1,280 @@
+"""Publishers pass events of the outbox to real brokers, and say what went wrong."""
+
+import asyncio
+import base64
+import hashlib
+import hmac
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from perdure import BrokerUnavailableError, OutboxEvent, TerminalError
+from perdure.brokers import HTTPPublisher, Publisher, publisher_for
+from perdure.brokers.cloudevents import received
+from tests.brokers.brokers import Arrived, Broker
+from tests.brokers.conftest import make_broker
+from tests.chaos.proxy import ANYTHING, Proxy
+
+WHEN = datetime(2026, 1, 2, 3, 4, 5, 678000, tzinfo=UTC)
+
+
+def event(id: str = "e-1", data: bytes = b'{"n":1}', **fields: Any) -> OutboxEvent:
+    return OutboxEvent(id, "order.paid", "/shop", data, created_at=WHEN, **fields)
+
+
+async def test_published_event_arrives_as_a_cloudevent(broker: Broker, place: str) -> None:
+    await broker.create(place)
+    publisher = publisher_for(broker.publisher(place))
+    assert isinstance(publisher, Publisher)
+    for number in (1, 2):  # a publisher can be opened any number of times
+        async with publisher:
+            await publisher.publish(event(f"e-{number}"))
+    assert await broker.events(place) == [Arrived(f"e-{n}", "order.paid", "/shop", {"n": 1}) for n in (1, 2)]
+
+
+@pytest.mark.parametrize("name", ["nats", "rabbitmq", "kafka"])
+async def test_binary_mode_puts_the_attributes_into_headers(
+    name: str, place: str, request: pytest.FixtureRequest
+) -> None:
+    broker = make_broker(request, name)
+    await broker.create(place)
+    publisher = publisher_for(broker.publisher(place, mode="binary"))
+    async with publisher:
+        await publisher.publish(event())
+        await publisher.publish(OutboxEvent("e-2", "raw", "/shop", None, b"\x00\xff", "binary", "image/png"))
+    messages = await broker.bodies(place)
+    assert [body for _, body in messages] == [b'{"n":1}', b"\x00\xff"]
+    assert await broker.events(place) == ([] if name == "rabbitmq" else [*map(_arrived, messages)])  # a queue is empty
+    assert [_arrived(message) for message in messages] == [
+        Arrived("e-1", "order.paid", "/shop", {"n": 1}),
+        Arrived("e-2", "raw", "/shop", "AP8="),
+    ]
+
+
+def _arrived(message: tuple[dict[str, str], bytes]) -> Arrived:
+    found = received(*message)
+    assert found is not None
+    return Arrived(found.id, found.type, found.source, found.data)
+
+
+async def test_unreachable_broker_is_unavailable(broker: Broker, place: str) -> None:
+    publisher = publisher_for(broker.publisher(place, broker.at(1)))
+    with pytest.raises(BrokerUnavailableError, match=r"127\.0\.0\.1:1"):
+        async with publisher:
+            pass
+
+
+@pytest.mark.parametrize("name", ["nats", "rabbitmq", "redis"])
+async def test_lost_connection_is_unavailable_even_if_the_broker_accepted_the_event(
+    name: str, place: str, request: pytest.FixtureRequest
+) -> None:
+    broker = make_broker(request, name)
+    await broker.create(place)
+    proxy = Proxy(broker.port)
+    async with proxy.listening() as port:
+        publisher = publisher_for(broker.publisher(place, broker.at(port)))
+        async with publisher:
+            for wire in proxy.wires:
+                wire.armed = ANYTHING  # the answer to what is said next gets lost
+            with pytest.raises(BrokerUnavailableError):
+                await publisher.publish(event())
+        async with publisher:
+            await publisher.publish(event())
+    assert {each.id for each in await broker.events(place)} == {"e-1"}
+    assert proxy.answers_lost == 1
+
+
+async def test_nats_drops_an_event_that_is_published_again(place: str, request: pytest.FixtureRequest) -> None:
+    broker = make_broker(request, "nats")
+    await broker.create(place)
+    publisher = publisher_for(broker.publisher(place))
+    async with publisher:
+        for _ in range(3):
+            await publisher.publish(event())
+    assert len(await broker.events(place)) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "why"),
+    [
+        ("nats", {"subject": "nowhere.{type}"}, "no stream of .* has the subject 'nowhere.order.paid': add it"),
+        ("rabbitmq", {"routing_key": "nowhere"}, "the default exchange of .* routes 'nowhere' to no queue"),
+    ],
+)
+async def test_event_without_a_destination_is_refused(
+    name: str, options: dict[str, str], why: str, place: str, request: pytest.FixtureRequest
+) -> None:
+    publisher = publisher_for(make_broker(request, name).publisher(place, **options))
+    async with publisher:
+        with pytest.raises((LookupError, ValueError), match=why):
+            await publisher.publish(event())
+
+
+@pytest.mark.parametrize("name", ["nats", "kafka"])
+async def test_event_that_is_too_large_can_never_be_published(
+    name: str, place: str, request: pytest.FixtureRequest
+) -> None:
+    broker = make_broker(request, name)
+    await broker.create(place)
+    publisher = publisher_for(broker.publisher(place))
+    async with publisher:
+        with pytest.raises(TerminalError, match="too large"):
+            await publisher.publish(event(data=b'"%s"' % (b"x" * (1 << 20))))
+        await publisher.publish(event("e-2"))
+    assert [each.id for each in await broker.events(place)] == ["e-2"]
+
+
+async def test_event_whose_type_is_no_nats_subject_can_never_be_published(
+    place: str, request: pytest.FixtureRequest
+) -> None:
+    publisher = publisher_for(make_broker(request, "nats").publisher(place))
+    async with publisher:
+        with pytest.raises(TerminalError, match="is no subject of NATS: choose another subject= or event type"):
+            await publisher.publish(OutboxEvent("e-1", "order paid", "/shop", b"1"))
+
+
+async def test_missing_exchange_is_waited_for(place: str, request: pytest.FixtureRequest) -> None:
+    publisher = publisher_for(make_broker(request, "rabbitmq").publisher(place, exchange=place))
+    with pytest.raises(BrokerUnavailableError, match=f"no exchange '{place}'"):
+        async with publisher:
+            pass
+
+
+async def test_kafka_event_of_a_source_has_its_key(place: str, request: pytest.FixtureRequest) -> None:
+    broker: Any = make_broker(request, "kafka")
+    await broker.create(place)
+    publisher = publisher_for(broker.publisher(place, key="{source}/{type}"))
+    async with publisher:
+        await publisher.publish(event())
+    consumer = __import__("aiokafka").AIOKafkaConsumer(
+        place, bootstrap_servers=broker.servers, auto_offset_reset="earliest"
+    )
+    await consumer.start()
+    try:
+        assert (await consumer.getone()).key == b"/shop/order.paid"
+    finally:
+        await consumer.stop()
+
+
+async def test_redis_stream_is_trimmed(place: str, request: pytest.FixtureRequest) -> None:
+    broker: Any = make_broker(request, "redis")
+    publisher = publisher_for(broker.publisher(place, maxlen="100"))
+    async with publisher:
+        for number in range(400):
+            await publisher.publish(event(f"e-{number}"))
+    assert 100 <= len(await broker.events(place)) < 400
+
+
+# Webhooks.
+
+
+@dataclass
+class Webhook:
+    """A receiver of webhooks: what it got, and what it answers."""
+
+    url: str = ""
+    status: int = 200
+    requests: list[tuple[dict[str, str], bytes]] = field(default_factory=list)
+
+
+@contextmanager
+def receiving() -> Iterator[Webhook]:
+    webhook = Webhook()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"]))
+            webhook.requests.append(({name.lower(): value for name, value in self.headers.items()}, body))
+            self.send_response(webhook.status)
+            self.end_headers()
+            self.wfile.write(b"because")
+
+        def log_message(self, *_: object) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    webhook.url = f"http://127.0.0.1:{server.server_port}/hook?token=secret"
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield webhook
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.mark.parametrize("mode", ["structured", "binary"])
+async def test_webhook_gets_a_cloudevent(mode: str) -> None:
+    with receiving() as webhook:
+        async with HTTPPublisher(webhook.url, mode=mode) as publisher:
+            await publisher.publish(event())
+    ((headers, body),) = webhook.requests
+    found = received(headers, body)
+    assert found is not None
+    assert (found.id, found.type, found.source, found.data) == ("e-1", "order.paid", "/shop", {"n": 1})
+    expected = {"structured": "application/cloudevents+json", "binary": "application/json"}
+    assert headers["content-type"] == expected[mode]
+    if mode == "structured":
+        assert json.loads(body)["time"] == "2026-01-02T03:04:05.678000Z"
+
+
+async def test_webhook_is_signed() -> None:
+    key = b"k" * 32
+    with receiving() as webhook:
+        signing_key = "whsec_" + base64.b64encode(key).decode()
+        async with HTTPPublisher(webhook.url, signing_key=signing_key) as publisher:
+            await publisher.publish(event())
+    ((headers, body),) = webhook.requests
+    signed = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.".encode() + body
+    digest = base64.b64encode(hmac.new(key, signed, hashlib.sha256).digest()).decode()
+    assert (headers["webhook-id"], headers["webhook-signature"]) == ("e-1", f"v1,{digest}")
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [
+        (503, BrokerUnavailableError),
+        (429, BrokerUnavailableError),
+        (500, ValueError),
+        (400, ValueError),
+        (302, ValueError),
+    ],
+)
+async def test_status_of_a_webhook_says_whether_the_event_was_refused(status: int, error: type[Exception]) -> None:
+    with receiving() as webhook:
+        webhook.status = status
+        async with HTTPPublisher(webhook.url) as publisher:
+            with pytest.raises(error, match=f"status {status}") as caught:
+                await publisher.publish(event())
+    assert "secret" not in str(caught.value)
+
+
+async def test_unreachable_webhook_is_unavailable() -> None:
+    async with HTTPPublisher("http://127.0.0.1:1/x?token=secret") as publisher:
+        with pytest.raises(BrokerUnavailableError, match=r"http://127\.0\.0\.1 does not answer") as caught:
+            await publisher.publish(event())
+    assert "secret" not in f"{caught.value}{publisher!r}"
+
+
+async def test_webhook_that_does_not_answer_counts_as_an_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perdure.brokers.http.TIMEOUT_SEC", 0.2)
+    held = list[asyncio.StreamWriter]()
+
+    async def accept(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        held.append(writer)
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        async with HTTPPublisher(f"http://127.0.0.1:{port}/") as publisher:
+            with pytest.raises(TimeoutError, match="did not answer"):
+                await publisher.publish(event())
+        for writer in held:
+            writer.close()

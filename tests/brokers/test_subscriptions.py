@@ -1,0 +1,333 @@
+"""Subscriptions store the messages of real brokers once, and acknowledge them only then."""
+
+import asyncio
+import json
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from perdure import App, Subscription, receive, subscribe, wait_event, workflow
+from perdure.brokers import BrokerMessage, ToChannel, ToEvent
+from perdure.brokers.incoming import Source
+from perdure.engine.worker import outages
+from perdure.errors import BrokerUnavailableError, DatabaseUnavailableError
+from tests.brokers.brokers import Broker, structured
+from tests.brokers.conftest import make_broker
+from tests.chaos.proxy import Proxy
+from tests.engine.waiting import until
+from tests.support.storages import storage_of
+
+TYPE = "order.paid"
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outages.random, "uniform", lambda *_: 0.02)
+
+
+@workflow(name="brokers.order")
+async def order() -> object:
+    return (await wait_event(TYPE)).data
+
+
+@workflow(name="brokers.listener")
+async def listener() -> object:
+    await subscribe("parcels")
+    return (await receive("parcels")).data
+
+
+async def stored(app: App, channel: str = TYPE) -> list[Any]:
+    """Return the data of all stored events of a type, or messages of a channel."""
+    found = await storage_of(app).get_pending_channel_messages(channel, limit=1000)
+    return [json.loads(message.data or b"null") for message in found]
+
+
+async def has(app: App, expected: Sequence[object], channel: str = TYPE) -> bool:
+    return await stored(app, channel) == list(expected)
+
+
+async def test_cloudevent_of_a_broker_reaches_the_run_that_waits_for_it(broker: Broker, place: str, url: str) -> None:
+    await broker.create(place)
+    subscription = Subscription(broker.subscription(place))
+    async with App(url, subscriptions=[subscription]) as app:
+        run = await order.start()
+        await broker.put(place, structured("e-1", {"n": 1}))
+        assert await run.result(20) == {"n": 1}
+        await until(lambda: subscription.stored == 1)
+        assert (await app.health()).ok
+    assert await broker.left(place) == 0
+
+
+async def test_event_that_comes_twice_is_stored_once(broker: Broker, place: str, url: str) -> None:
+    await broker.create(place)
+    for id, data in (("e-1", 1), ("e-1", 1), ("e-2", 2)):
+        await broker.put(place, structured(id, data))
+    subscription = Subscription(broker.subscription(place))
+    async with App(url, subscriptions=[subscription]) as app:
+        await until(lambda: subscription.stored == 3)
+        assert await stored(app) == [1, 2]
+    assert await broker.left(place) == 0
+
+
+async def test_message_whose_acknowledgement_is_lost_is_stored_once(
+    broker: Broker, place: str, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await broker.create(place)
+    for number in range(3):
+        await broker.put(place, json.dumps(number).encode(), {"id": f"m-{number}"})
+    subscription = Subscription(broker.subscription(place), event=TYPE)
+    acknowledge, calls = subscription.source.acknowledge, Counter[str]()
+
+    async def lose(messages: Sequence[BrokerMessage]) -> None:
+        calls["acknowledge"] += 1
+        if calls["acknowledge"] == 1:
+            raise BrokerUnavailableError("the connection was lost")
+        await acknowledge(messages)
+
+    monkeypatch.setattr(subscription.source, "acknowledge", lose)
+    async with App(url, subscriptions=[subscription]) as app:
+        await until(lambda: subscription.stored == 3)
+        assert await stored(app) == [0, 1, 2]
+    assert await broker.left(place) == 0
+
+
+async def test_message_that_cannot_be_stored_blocks_no_other(
+    broker: Broker, place: str, url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    await broker.create(place)
+    bodies = [structured("e-1", 1), b"\xff not JSON", b'{"specversion":"1.0"}', structured("e-2", 2)]
+    for body in bodies:
+        await broker.put(place, body)
+    subscription = Subscription(broker.subscription(place))
+    async with App(url, subscriptions=[subscription]) as app:
+        await until(lambda: has(app, [1, 2]))
+        await until(lambda: subscription.rejected == 2)
+    assert caplog.text.count("was rejected, because it cannot be stored: ValueError:") == 2
+    assert await broker.left(place) == 0
+    assert [body for _, body in await broker.bodies(f"{place}-dead")] == bodies[1:3]
+
+
+async def test_nothing_is_acknowledged_while_the_database_is_away(
+    broker: Broker, place: str, url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    await broker.create(place)
+    for number in range(3):
+        await broker.put(place, structured(f"e-{number}", number))
+    subscription = Subscription(broker.subscription(place))
+    acknowledged = list[str | None]()
+    acknowledge, send, calls = subscription.source.acknowledge, App.send, Counter[str]()
+
+    async def fail(app: App, outgoing: Any) -> None:
+        calls["send"] += 1
+        if 2 <= calls["send"] <= 3:
+            raise DatabaseUnavailableError("no answer")
+        await send(app, outgoing)
+
+    async def note(messages: Sequence[BrokerMessage]) -> None:
+        acknowledged.extend(json.loads(message.body)["id"] for message in messages)
+        if calls["send"] < 4:
+            assert acknowledged == ["e-0"]
+        await acknowledge(messages)
+
+    monkeypatch.setattr(App, "send", fail)
+    monkeypatch.setattr(subscription.source, "acknowledge", note)
+    async with App(url, subscriptions=[subscription]) as app:
+        await until(lambda: subscription.stored == 3)
+        assert sorted(await stored(app)) == [0, 1, 2]
+    assert sorted(map(str, acknowledged)) == ["e-0", "e-1", "e-2"]
+    assert await broker.left(place) == 0
+    assert caplog.text.count("the database is unavailable") == 2
+
+
+@pytest.mark.parametrize("name", ["nats", "rabbitmq", "redis"])
+async def test_subscription_continues_after_an_outage_of_the_broker(
+    name: str, place: str, url: str, request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker = make_broker(request, name)
+    await broker.create(place)
+    proxy = Proxy(broker.port)
+    async with proxy.listening() as port:
+        proxy.go_down()
+        subscription = Subscription(broker.subscription(place, broker.at(port)))
+        async with App(url, subscriptions=[subscription]) as app:
+            await until(lambda: "is unavailable, its messages wait there" in caplog.text)
+            await broker.put(place, structured("e-0", 0))
+            proxy.come_back()
+            await until(lambda: subscription.stored == 1)
+            proxy.go_down()
+            await broker.put(place, structured("e-1", 1))
+            await until(lambda: caplog.text.count("is unavailable, its messages wait") >= 2)
+            proxy.come_back()
+            await until(lambda: has(app, [0, 1]))
+            await until(lambda: subscription.stored >= 2)
+    assert await broker.left(place) == 0
+
+
+async def test_closing_app_leaves_the_rest_to_the_next(broker: Broker, place: str, url: str) -> None:
+    await broker.create(place)
+    for number in range(30):
+        await broker.put(place, structured(f"e-{number}", number))
+    first = Subscription(broker.subscription(place))
+    async with App(url, subscriptions=[first]) as app:
+        await until(lambda: has_some(app))
+    async with App(url, subscriptions=[Subscription(broker.subscription(place))]) as app:
+        await until(lambda: has_all(app, 30))
+    assert await broker.left(place) == 0
+
+
+async def has_some(app: App) -> bool:
+    return bool(await stored(app))
+
+
+async def has_all(app: App, count: int) -> bool:
+    found = await stored(app)
+    assert len(found) == len(set(found))
+    return len(found) == count
+
+
+@pytest.mark.guarantee(7)
+async def test_consumer_killed_between_store_and_acknowledgement_stores_nothing_twice(
+    broker: Broker, place: str, url: str
+) -> None:
+    await broker.create(place)
+    for number in range(5):
+        await broker.put(place, json.dumps(number).encode(), {"id": f"m-{number}"})
+    options = {"claim_after": "0.1"} if broker.name == "redis" else {"ack_wait": "0.5"} if broker.name == "nats" else {}
+    address = broker.subscription(place, **options)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tests.brokers.dying_consumer", url, address, TYPE
+    )
+    assert await process.wait() == -9
+    async with App(url, subscriptions=[Subscription(address, event=TYPE)]) as app:
+        assert await stored(app)  # by the process that was killed
+
+        async def is_empty() -> bool:
+            return broker.name == "kafka" or len(await stored(app)) == 5
+
+        await until(is_empty)
+        await until(lambda: has_all(app, 5))
+    assert await broker.left(place) == 0
+
+
+async def test_abandoned_entries_of_redis_are_claimed(place: str, url: str, request: pytest.FixtureRequest) -> None:
+    broker: Any = make_broker(request, "redis")
+    await broker.put(place, structured("e-1", 1))
+    async with broker.connected() as client:
+        await client.xgroup_create(place, "tests", id="0")
+        await client.xreadgroup("tests", "gone", {place: ">"})
+    async with App(url, subscriptions=[Subscription(broker.subscription(place, claim_after="0.1"))]) as app:
+        await until(lambda: has(app, [1]))
+    assert await broker.left(place) == 0
+
+
+async def test_received_event_is_not_published_again(place: str, url: str, request: pytest.FixtureRequest) -> None:
+    broker = make_broker(request, "redis")
+    await broker.put(place, structured("e-1", 1))
+    subscription = Subscription(broker.subscription(place))
+    async with App(url, publisher=broker.publisher(place), subscriptions=[subscription]) as app:
+        await until(lambda: has(app, [1]))
+        assert await storage_of(app).list_outbox_events() == []
+
+
+async def test_rabbitmq_messages_without_an_id_are_warned_of_once(
+    place: str, url: str, request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker = make_broker(request, "rabbitmq")
+    await broker.create(place)
+    for number in range(2):
+        await broker.put(place, str(number).encode())
+    async with App(url, subscriptions=[Subscription(broker.subscription(place), event=TYPE)]) as app:
+        await until(lambda: has(app, [0, 1]))
+    assert caplog.text.count("have no id: one that is delivered again is stored again") == 1
+
+
+async def test_subscription_can_store_on_a_channel(place: str, url: str, request: pytest.FixtureRequest) -> None:
+    broker = make_broker(request, "redis")
+    async with App(url, subscriptions=[Subscription(broker.subscription(place), channel="parcels")]) as app:
+        run = await listener.start()
+
+        async def is_subscribed() -> bool:
+            return await storage_of(app).get_channel_subscription(run.id, "parcels") is not None
+
+        await until(is_subscribed)
+        await broker.put(place, b'{"parcel": 7}')
+        assert await run.result(20) == {"parcel": 7}
+
+
+async def test_missing_stream_is_waited_for(
+    place: str, url: str, request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker = make_broker(request, "nats")
+    async with App(url, subscriptions=[Subscription(broker.subscription(place))]) as app:
+        await until(lambda: "is unavailable, its messages wait there" in caplog.text)
+        await broker.create(place)
+        await broker.put(place, structured("e-1", 1))
+        await until(lambda: has(app, [1]))
+
+
+# What becomes of a message.
+
+MESSAGE = BrokerMessage(b'{"n": 1}', {}, "orders.new", "m-1", "redis:orders")
+
+
+def reading(message: BrokerMessage = MESSAGE, **options: Any) -> object:
+    return Subscription("redis://host/0?stream=orders", **options).read(message)
+
+
+def test_json_message_becomes_an_event_of_the_given_type() -> None:
+    expected = ToEvent("order.new", {"n": 1}, "m-1", "redis:orders")
+    assert reading(event="order.new") == expected
+    assert reading(event="shop.{subject}") == ToEvent("shop.orders.new", {"n": 1}, "m-1", "redis:orders")
+
+
+def test_message_becomes_a_channel_message() -> None:
+    assert reading(channel="parcels") == ToChannel("parcels", {"n": 1}, id="m-1", source="redis:orders")
+    event = BrokerMessage(structured("e-1", 5), {}, "s", "m-1", "redis:orders")
+    assert reading(event, channel="parcels") == ToChannel("parcels", 5, id="e-1", source="/shop")
+
+
+def test_function_decides_what_a_message_becomes() -> None:
+    assert reading(convert=lambda message: None) is None
+    found = reading(convert=lambda message: ToEvent(message.subject, len(message.body), id="own", to="run-1"))
+    assert found == ToEvent("orders.new", 8, "own", "redis:orders", to="run-1")
+    with pytest.raises(ValueError, match="convert= returned int, not ToEvent, ToChannel or None"):
+        reading(convert=lambda message: 5)
+
+
+def test_json_message_without_a_mapping_is_refused() -> None:
+    with pytest.raises(ValueError, match="it is no CloudEvent, and Subscription"):
+        reading()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ({"event": "a", "channel": "b"}, "only one of event="),
+        ({"event": ""}, "must be a text that is not empty"),
+        ({"convert": 5}, "must be a function"),
+    ],
+)
+def test_wrong_setting_of_a_subscription_is_refused(arguments: dict[str, Any], why: str) -> None:
+    with pytest.raises(TypeError, match=why):
+        reading(**arguments)
+
+
+@pytest.mark.parametrize("wrong", ["nats://host/S", [5], {}])
+def test_wrong_list_of_subscriptions_is_refused(wrong: Any, url: str) -> None:
+    with pytest.raises(TypeError, match=r"App\(subscriptions=\) must be a list of subscriptions"):
+        App(url, subscriptions=wrong)
+
+
+def test_same_subscription_twice_is_refused(url: str) -> None:
+    one = Subscription("redis://host/0?stream=orders")
+    with pytest.raises(TypeError, match="the same subscription twice"):
+        App(url, subscriptions=[one, one])
+
+
+def test_sources_have_the_protocol() -> None:
+    for address in ("nats://h/S", "amqp://h/?queue=q", "kafka://h/t", "redis://h/0?stream=s"):
+        source: Source = Subscription(address).source
+        assert source.shown.startswith(address.partition("?")[0].partition("h/")[0])
