@@ -132,7 +132,7 @@ class RabbitMQ(Broker):
     async def connected(self) -> AsyncIterator[Any]:
         connection = await aio_pika.connect(self.url)
         try:
-            yield await connection.channel()
+            yield await connection.channel(publisher_confirms=False)  # with them each message would get an id
         finally:
             await connection.close()
 
@@ -174,7 +174,9 @@ class Kafka(Broker):
         return with_options(url or self.url, {"topic": place, **options})
 
     def subscription(self, place: str, url: str = "", **options: str) -> str:
-        return with_options(f"{url or self.url}/{place}", {"group": GROUP, "dead_letter": f"{place}-dead", **options})
+        # The mock cluster lets the first member of a group wait for three seconds, and the next for its session.
+        given = {"group": place, "dead_letter": f"{place}-dead", "session_timeout": "4", **options}
+        return with_options(f"{url or self.url}/{place}", given)
 
     @property
     def servers(self) -> str:
@@ -213,7 +215,7 @@ class Kafka(Broker):
         return [({name.lower(): value.decode() for name, value in each.headers}, each.value) for each in records]
 
     async def left(self, place: str) -> int:
-        consumer = aiokafka.AIOKafkaConsumer(bootstrap_servers=self.servers, group_id=GROUP, enable_auto_commit=False)
+        consumer = aiokafka.AIOKafkaConsumer(bootstrap_servers=self.servers, group_id=place, enable_auto_commit=False)
         await consumer.start()
         try:
             parts = [aiokafka.TopicPartition(place, number) for number in range(PARTITIONS)]

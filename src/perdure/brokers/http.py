@@ -31,6 +31,8 @@ class HTTPPublisher:
     Any status from 200 to 299 means that the event was received. Raises `ConfigurationError` for an invalid setting.
     """
 
+    shown = ""  # the address for messages and logs, once the URL is checked
+
     def __init__(self, url: str, *, mode: str = "structured", signing_key: str | None = None) -> None:
         self._httpx = library("httpx", "http")
         parts = urlsplit(Secret(url))

@@ -18,6 +18,7 @@ START_SEC = 20.0
 ANSWER_SEC = 15.0  # less than the relay allows for one event
 REQUEST_SEC = 10.0  # less than ANSWER_SEC, so that the library says what is wrong
 FETCH_SEC = 1.0
+SESSION_SEC = 10.0  # other members take over from a consumer that has died after this time
 BATCH = 100
 
 _SCHEMES = ("kafka", "kafka+tls")
@@ -34,7 +35,7 @@ _IN = Kind(
     "Kafka",
     _SCHEMES,
     9092,
-    {"group": urls.text, "dead_letter": urls.text, "mechanism": _MECHANISM},
+    {"group": urls.text, "session_timeout": urls.duration, "dead_letter": urls.text, "mechanism": _MECHANISM},
     "topic",
     ("kafka+tls",),
 )
@@ -42,6 +43,8 @@ _IN = Kind(
 
 class KafkaPublisher:
     """Publish with an idempotent producer and wait for all in-sync replicas; events of a source share a partition."""
+
+    shown = ""  # the address for messages and logs, once the URL is checked
 
     def __init__(self, url: str) -> None:
         self._aiokafka = library("aiokafka", "kafka")
@@ -97,6 +100,7 @@ class KafkaSource:
         if not self._topics:
             raise ConfigurationError("the Kafka URL of a subscription needs a topic: write kafka://host/topic")
         self._group = self._url.options.get("group", "perdure")
+        self._session_ms = int(self._url.options.get("session_timeout", SESSION_SEC) * 1000)
         self._dead_letter = self._url.options.get("dead_letter")
         self.shown = f"{self._url.shown} (group {self._group})"
         self._session = AsyncExitStack()
@@ -114,6 +118,8 @@ class KafkaSource:
                 enable_auto_commit=False,
                 auto_offset_reset="earliest",
                 isolation_level="read_committed",
+                session_timeout_ms=self._session_ms,
+                heartbeat_interval_ms=self._session_ms // 3,
                 **_connection(self._url),
             )
             self._consumer = await session.enter_async_context(_started(self._aiokafka, consumer, self.shown))

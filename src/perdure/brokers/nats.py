@@ -41,6 +41,8 @@ _SUBJECT = re.compile(r"[^\s*>.]+(\.[^\s*>.]+)*")
 class NATSPublisher:
     """Publish events to a stream, wait for its acknowledgement, and let it de-duplicate them by their ids."""
 
+    shown = ""  # the address for messages and logs, once the URL is checked
+
     def __init__(self, url: str) -> None:
         self._nats = library("nats", "nats")
         self._url = urls.parse(url, _OUT)

@@ -61,5 +61,6 @@ def publisher_for(url: str) -> Publisher:
 
     Raises `ConfigurationError` if the URL is malformed, or the extra of the broker is not installed.
     """
+    url = Secret(url)  # a traceback shows arguments, and a URL may have a password
     module = module_of(url, "the URL of the publisher")
     return cast(Callable[[str], Publisher], import_module(module).open_publisher)(url)

@@ -34,6 +34,8 @@ _IN = Kind("RabbitMQ", _SCHEMES, 5672, {"queue": urls.text, "prefetch": urls.cou
 class RabbitMQPublisher:
     """Publish persistent messages with publisher confirms; a message that reaches no queue is refused."""
 
+    shown = ""  # the address for messages and logs, once the URL is checked
+
     def __init__(self, url: str) -> None:
         self._aio_pika = library("aio_pika", "rabbitmq")
         self._url = urls.parse(url, _OUT)

@@ -38,6 +38,8 @@ _IN = Kind(
 class RedisPublisher:
     """Append events to a stream, with the attributes of the CloudEvent and `data` as fields."""
 
+    shown = ""  # the address for messages and logs, once the URL is checked
+
     def __init__(self, url: str) -> None:
         self._redis = library("redis.asyncio", "redis")
         self._url = _parse(url, _OUT)
@@ -108,10 +110,20 @@ class RedisSource:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with suppress(BrokerUnavailableError), _answering(self.shown):
-            if not await self._client.xpending_range(self._stream, self._group, "-", "+", 1, self._member):
-                await self._client.xgroup_delconsumer(self._stream, self._group, self._member)
-        await self._client.aclose()
+        try:
+            with suppress(BrokerUnavailableError), _answering(self.shown):
+                await self._leave()
+        finally:
+            await self._client.aclose()
+
+    async def _leave(self) -> None:
+        """Let other consumers claim at once what is not stored, and leave the group if there is nothing."""
+        open = await self._client.xpending_range(self._stream, self._group, "-", "+", BATCH, self._member)
+        if open:
+            ids, idle_ms = [entry["message_id"] for entry in open], int(self._claim_sec * 1000)
+            await self._client.xclaim(self._stream, self._group, self._member, 0, ids, idle=idle_ms, justid=True)
+        else:
+            await self._client.xgroup_delconsumer(self._stream, self._group, self._member)
 
     async def fetch(self) -> Sequence[BrokerMessage]:
         """Return own entries without an acknowledgement, then abandoned ones, then new ones; wait for these."""

@@ -7,6 +7,7 @@ from typing import cast
 from perdure.brokers import cloudevents
 from perdure.brokers.incoming import BrokerMessage, Source, ToChannel, ToEvent
 from perdure.brokers.publishing import module_of
+from perdure.database.secret import Secret
 from perdure.errors import ConfigurationError
 
 Convert = Callable[[BrokerMessage], ToEvent | ToChannel | None]
@@ -27,9 +28,12 @@ class Subscription:
     delivered twice counts twice. Raises `ConfigurationError` for a URL that cannot work.
     """
 
+    shown = ""  # the address for messages and logs, once the URL is checked
+
     def __init__(
         self, url: str, *, event: str | None = None, channel: str | None = None, convert: Convert | None = None
     ) -> None:
+        url = Secret(url) if isinstance(url, str) else url  # a traceback shows arguments, and it may have a password
         if sum(each is not None for each in (event, channel, convert)) > 1:
             raise TypeError("Subscription(…) takes only one of event=, channel= and convert=")
         for name, given in (("event", event), ("channel", channel)):
@@ -38,17 +42,12 @@ class Subscription:
         if convert is not None and not callable(convert):
             raise TypeError(f"Subscription(convert=) must be a function, not {convert!r}")
         self._source = _source_for(url)
-        del url  # a traceback shows arguments, and a URL may have a password
+        self.shown = self._source.shown
         self._event, self._channel, self._convert = event, channel, convert
         self.stored = self.rejected = 0
 
     def __repr__(self) -> str:
         return f"Subscription({self.shown!r})"
-
-    @property
-    def shown(self) -> str:
-        """Return the address for messages and logs, without a password."""
-        return self._source.shown
 
     @property
     def source(self) -> Source:

@@ -12,6 +12,7 @@ from perdure.brokers.incoming import ToChannel, ToEvent
 from perdure.brokers.publishing import Publisher
 from perdure.brokers.subscription import Subscription
 from perdure.database.cancellation import finish
+from perdure.database.secret import Secret
 from perdure.engine.api import messages
 from perdure.engine.api.client import Client
 from perdure.engine.api.database import blocks_writers
@@ -80,6 +81,7 @@ class App(Client):
         hooks: Sequence[Hook] = (),
         worker_id: str | None = None,
     ) -> None:
+        publisher = Secret(publisher) if isinstance(publisher, str) else publisher
         super().__init__(database, outbox=publisher is not None)
         del database  # a traceback shows arguments, and a URL may have a password
         _check_counts(1, max_runs=max_runs, max_activities=max_activities, max_threads=max_threads)
@@ -90,7 +92,6 @@ class App(Client):
         transaction_sec = _lease_seconds(transaction_timeout, "App(transaction_timeout=)")
         _check_retention(retention)
         self._publisher = None if publisher is None else checked_publisher(publisher, "App")
-        del publisher
         _check_subscriptions(subscriptions)
         self._subscriptions = tuple(subscriptions)
         self._subscribers: list[Subscriber] = []

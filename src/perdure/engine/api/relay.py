@@ -6,6 +6,7 @@ from types import TracebackType
 
 from perdure.brokers.publishing import Publisher
 from perdure.database.cancellation import finish
+from perdure.database.secret import Secret
 from perdure.engine.api.client import Client
 from perdure.engine.api.publishers import checked_publisher
 from perdure.engine.api.serving import serve_until_signal
@@ -45,10 +46,10 @@ class Relay(Client):
         drain_timeout: Duration = DRAIN_SEC,
         relay_id: str | None = None,
     ) -> None:
+        publisher = Secret(publisher) if isinstance(publisher, str) else publisher
         super().__init__(database, outbox=True)
         del database  # a traceback shows arguments, and a URL may have a password
         self._publisher = checked_publisher(publisher, "Relay")
-        del publisher
         self._drain_sec = seconds(drain_timeout, "Relay(drain_timeout=)")
         self.relay_id: str = new_worker_id() if relay_id is None else limits.name(relay_id, "Relay(relay_id=)")
         self._relay: OutboxRelay

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from perdure.brokers.incoming import BrokerMessage, ToChannel, ToEvent
 from perdure.brokers.subscription import Subscription
+from perdure.engine.execution.clock import steady
 from perdure.engine.replay.guard import is_interruption
 from perdure.engine.worker.outages import BrokerOutage, back_off
 from perdure.engine.worker.supervision import Supervised, Supervisor
@@ -29,6 +30,8 @@ log = logging.getLogger("perdure.engine")
 Store = Callable[[ToEvent | ToChannel], Awaitable[None]]
 
 PAUSE_MAX_SEC = 10.0
+HOLD_SEC = 10.0  # a message is held so long while the database is away, before it is left to the broker
+HOLD_PAUSE_SEC = 0.2
 OPEN_SEC = 60.0  # timeout for connecting
 ENDING_SEC = 5.0  # how long a cancelled subscriber may take to disconnect
 # What storing a message always raises again. Any other error is one of the database, or a bug.
@@ -133,11 +136,24 @@ class Subscriber:
         if found.id is None:
             self._warn_of_missing_id()
         try:
-            await self._store(found)
+            await self._store_soon(found)
         except PERMANENT as error:
             return f"{type(error).__name__}: {error}"
         self._database_failures = 0
         return None
+
+    async def _store_soon(self, found: ToEvent | ToChannel) -> None:
+        """Store a message, also if the database is away for a moment: leaving it to the broker takes longer."""
+        until = steady() + HOLD_SEC
+        while True:
+            try:
+                return await self._store(found)
+            except PERMANENT:
+                raise
+            except StorageError:
+                if self._stop.is_set() or steady() > until:
+                    raise
+            await self._rest(HOLD_PAUSE_SEC)
 
     def _warn_of_missing_id(self) -> None:
         if not self._has_warned:
