@@ -16,7 +16,7 @@ PYTEST ?= -n $(WORKERS) --maxprocesses 4 --dist worksteal --assert=plain
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-python lint mypy pyright demo demo-storage chaos kills takeover soak planted mutants bench bench-charts bench-growth bench-instructions bench-limit bench-peers bench-statements bench-storage bench-compare fuzz-http size audit clean
+.PHONY: help setup test test-python lint mypy pyright demo demo-storage chaos kills takeover soak planted mutants bench bench-charts bench-growth bench-instructions bench-limit bench-peers bench-statements bench-storage bench-compare fuzz-http relay-kills size audit clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -62,6 +62,9 @@ chaos: $(READY) ## try to break every guarantee, for hours; CHAOS="--rig kills -
 
 kills: $(READY) ## kill worker processes 200 times on each database
 	$(PY) -m tests.chaos --rig kills --count 200
+
+relay-kills: $(READY) ## kill relay processes 50 times while they publish 10,000 events; KILLS="--events 1000 --kills 10"
+	$(PY) -m tests.brokers.relay_kills $(KILLS)
 
 soak: $(READY) ## run a mixed load for 30 minutes on all databases at once; does anything grow? SOAK="--minutes 3 --database sqlite"
 	$(PY) -m tests.soak $(SOAK)

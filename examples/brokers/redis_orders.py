@@ -5,6 +5,7 @@ python -m examples.brokers.redis_orders [url] [redis://host:6379/0]
 
 import asyncio
 import sys
+from typing import Any
 
 import redis.asyncio
 
@@ -21,7 +22,8 @@ async def main(database: str, broker: str) -> None:
         await client.xadd("payments", {"data": PAYMENT})
 
     async def shipment() -> str:
-        ((_, ((_, fields),)),) = await client.xread({"shop": "0"}, count=1, block=5000)
+        streams: Any = await client.xread({"shop": "0"}, count=1, block=5000)
+        ((_, ((_, fields),)),) = streams
         return f"{fields['type']} {fields['id']} {fields['data']}"
 
     await sell(database, f"{broker}?stream=shop&maxlen=10000", f"{broker}?stream=payments&group=shop", pay, shipment)

@@ -276,7 +276,22 @@ def _():
 
 @mistake("a publisher that is not callable")
 def _(url):
-    App(url, publisher="https://example.com")
+    App(url, publisher=5)
+
+
+@mistake("a publisher with an unknown scheme")
+def _(url):
+    App(url, publisher="mqtt://broker.example.com")
+
+
+@mistake("a typo in an option of a broker's URL")
+def _(url):
+    App(url, publisher="nats://broker.example.com?subjet=orders")
+
+
+@mistake("the URL of a broker instead of a subscription")
+def _(url):
+    App(url, subscriptions=["nats://broker.example.com/ORDERS"])
 
 
 @mistake("a hook that is not callable")
