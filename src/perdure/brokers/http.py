@@ -96,8 +96,3 @@ def _key(text: str) -> SecretBytes:
             "base64.b64encode(os.urandom(32))"
         )
     return SecretBytes(key)
-
-
-def open_publisher(url: str) -> HTTPPublisher:
-    """Return the publisher for a URL."""
-    return HTTPPublisher(url)

@@ -213,13 +213,3 @@ def _answering(aiokafka: Any, shown: str) -> Any:
         yield
     except (aiokafka.errors.KafkaError, OSError) as error:
         raise BrokerUnavailableError(f"{shown} does not answer: {str(error) or type(error).__name__}") from error
-
-
-def open_publisher(url: str) -> KafkaPublisher:
-    """Return the publisher for a URL."""
-    return KafkaPublisher(url)
-
-
-def open_source(url: str) -> KafkaSource:
-    """Return the source for a URL."""
-    return KafkaSource(url)

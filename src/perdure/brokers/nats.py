@@ -251,13 +251,3 @@ async def _connected(nats: Any, url: BrokerURL) -> AsyncIterator[_Connection]:
 
 def _text(error: BaseException) -> str:
     return str(error) or type(error).__name__
-
-
-def open_publisher(url: str) -> NATSPublisher:
-    """Return the publisher for a URL."""
-    return NATSPublisher(url)
-
-
-def open_source(url: str) -> NATSSource:
-    """Return the source for a URL."""
-    return NATSSource(url)

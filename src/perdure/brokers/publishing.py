@@ -1,26 +1,17 @@
 """Publishers: what passes the events of the outbox on."""
 
-from collections.abc import Awaitable, Callable
-from importlib import import_module
+from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
-from typing import Protocol, cast, runtime_checkable
+from typing import Protocol, runtime_checkable
 
+from perdure.brokers.http import HTTPPublisher
+from perdure.brokers.kafka import KafkaPublisher
+from perdure.brokers.nats import NATSPublisher
+from perdure.brokers.rabbitmq import RabbitMQPublisher
+from perdure.brokers.redis import RedisPublisher
+from perdure.brokers.urls import by_scheme
 from perdure.database.secret import Secret
-from perdure.errors import ConfigurationError
 from perdure.model.records import OutboxEvent
-
-_MODULES = {
-    "http": "http",
-    "https": "http",
-    "nats": "nats",
-    "nats+tls": "nats",
-    "amqp": "rabbitmq",
-    "amqps": "rabbitmq",
-    "kafka": "kafka",
-    "kafka+tls": "kafka",
-    "redis": "redis",
-    "rediss": "redis",
-}
 
 
 @runtime_checkable
@@ -48,12 +39,18 @@ class Publisher(Protocol):
         """Pass one event on; an `async def`."""
 
 
-def module_of(url: str, what: str) -> str:
-    """Return the name of the module for the scheme of a URL; raise `ConfigurationError` if there is none."""
-    scheme = str(Secret(url).partition("://")[0]).lower()
-    if scheme not in _MODULES:
-        raise ConfigurationError(f"{what} has an unknown scheme: use one of {', '.join(f'{s}://' for s in _MODULES)}")
-    return f"perdure.brokers.{_MODULES[scheme]}"
+PUBLISHERS: Mapping[str, Callable[[str], Publisher]] = {  # by the scheme of the URL
+    "http": HTTPPublisher,
+    "https": HTTPPublisher,
+    "nats": NATSPublisher,
+    "nats+tls": NATSPublisher,
+    "amqp": RabbitMQPublisher,
+    "amqps": RabbitMQPublisher,
+    "kafka": KafkaPublisher,
+    "kafka+tls": KafkaPublisher,
+    "redis": RedisPublisher,
+    "rediss": RedisPublisher,
+}
 
 
 def publisher_for(url: str) -> Publisher:
@@ -62,5 +59,4 @@ def publisher_for(url: str) -> Publisher:
     Raises `ConfigurationError` if the URL is malformed, or the extra of the broker is not installed.
     """
     url = Secret(url)  # a traceback shows arguments, and a URL may have a password
-    module = module_of(url, "the URL of the publisher")
-    return cast(Callable[[str], Publisher], import_module(module).open_publisher)(url)
+    return by_scheme(url, PUBLISHERS, "the URL of the publisher")(url)

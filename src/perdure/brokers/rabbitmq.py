@@ -220,13 +220,3 @@ def _answering(aio_pika: Any, shown: str) -> Any:
 
 def _text(error: BaseException) -> str:
     return str(error) or type(error).__name__
-
-
-def open_publisher(url: str) -> RabbitMQPublisher:
-    """Return the publisher for a URL."""
-    return RabbitMQPublisher(url)
-
-
-def open_source(url: str) -> RabbitMQSource:
-    """Return the source for a URL."""
-    return RabbitMQSource(url)

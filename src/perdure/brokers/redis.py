@@ -233,13 +233,3 @@ def _answering(shown: str) -> Any:
         if str(error).startswith(("OOM", "MISCONF", "NOREPLICAS", "LOADING", "NOGROUP", "UNBLOCKED")):
             raise BrokerUnavailableError(f"{shown} accepts nothing now: {error}") from error
         raise
-
-
-def open_publisher(url: str) -> RedisPublisher:
-    """Return the publisher for a URL."""
-    return RedisPublisher(url)
-
-
-def open_source(url: str) -> RedisSource:
-    """Return the source for a URL."""
-    return RedisSource(url)

@@ -1,14 +1,27 @@
 """Subscriptions: which messages of a broker are stored, and as what."""
 
-from collections.abc import Callable
-from importlib import import_module
-from typing import cast
+from collections.abc import Callable, Mapping
 
 from perdure.brokers import cloudevents
 from perdure.brokers.incoming import BrokerMessage, Source, ToChannel, ToEvent
-from perdure.brokers.publishing import module_of
+from perdure.brokers.kafka import KafkaSource
+from perdure.brokers.nats import NATSSource
+from perdure.brokers.rabbitmq import RabbitMQSource
+from perdure.brokers.redis import RedisSource
+from perdure.brokers.urls import by_scheme
 from perdure.database.secret import Secret
 from perdure.errors import ConfigurationError
+
+SOURCES: Mapping[str, Callable[[str], Source]] = {  # by the scheme of the URL
+    "nats": NATSSource,
+    "nats+tls": NATSSource,
+    "amqp": RabbitMQSource,
+    "amqps": RabbitMQSource,
+    "kafka": KafkaSource,
+    "kafka+tls": KafkaSource,
+    "redis": RedisSource,
+    "rediss": RedisSource,
+}
 
 Convert = Callable[[BrokerMessage], ToEvent | ToChannel | None]
 
@@ -91,11 +104,9 @@ def _ids(id: str | None, source: str | None, message: BrokerMessage) -> tuple[st
 def _source_for(url: str) -> Source:
     if not isinstance(url, str):
         raise TypeError(f"Subscription(…) takes the URL of a broker, not {url!r}")
-    module = module_of(url, "the URL of the subscription")
-    opener = getattr(import_module(module), "open_source", None)
-    if opener is None:
+    if url.startswith(("http://", "https://")):
         raise ConfigurationError(
             "Subscription(…) takes the URL of NATS, RabbitMQ, Kafka or Redis; events of HTTP requests come in through "
             "your web application, which calls send_event()"
         )
-    return cast(Callable[[str], Source], opener)(url)
+    return by_scheme(url, SOURCES, "the URL of the subscription")(url)

@@ -8,11 +8,13 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from string import Formatter
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import unquote
 
 from perdure.database.secret import Secret, options_of
 from perdure.errors import ConfigurationError
+
+T = TypeVar("T")
 
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?")
 _OPTION = re.compile(r"[a-z_]+")
@@ -41,6 +43,14 @@ class BrokerURL:
     hosts: tuple[tuple[str, int], ...]
     path: str
     options: Mapping[str, Any]
+
+
+def by_scheme(url: str, known: Mapping[str, T], what: str) -> T:
+    """Return what belongs to the scheme of a URL; raise `ConfigurationError`, naming it `what`, if nothing does."""
+    scheme = str(Secret(url).partition("://")[0]).lower()
+    if "://" not in url or scheme not in known:
+        raise ConfigurationError(f"{what} has an unknown scheme: use one of {', '.join(f'{s}://' for s in known)}")
+    return known[scheme]
 
 
 def parse(url: str, kind: Kind) -> BrokerURL:
