@@ -18,7 +18,7 @@ async def main(url: str, address: str, event: str) -> None:
     subscription = Subscription(address, event=event)
     subscription.source.acknowledge = die  # type: ignore[method-assign]
     async with App(url, subscriptions=[subscription]):
-        await asyncio.sleep(60)
+        await asyncio.Event().wait()
 
 
 if __name__ == "__main__":

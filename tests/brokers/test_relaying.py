@@ -95,7 +95,7 @@ async def test_order_is_kept_when_connections_break_after_the_broker_accepted_an
         while True:
             for wire in proxy.wires:
                 wire.armed = ANYTHING
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.02)
 
     async with proxy.listening() as port, App(url, publisher=broker.publisher(place, broker.at(port))) as app:
         losing = asyncio.create_task(lose_answers())
