@@ -183,29 +183,31 @@ def _header(value: object) -> str:
 @asynccontextmanager
 async def _connected(aio_pika: Any, url: BrokerURL) -> AsyncIterator[Any]:
     """Connect to the first host that answers."""
-    errors = []
-    for host, port in url.hosts:
-        try:
-            connection = await aio_pika.connect(
-                host=host.strip("[]"),
-                port=port,
-                login=str(url.user) or "guest",
-                password=str(url.password) or "guest",
-                virtualhost=url.path or "/",
-                ssl=url.tls,
-                timeout=CONNECT_SEC,
-                client_properties={"connection_name": "perdure"},
-            )
-        except (aio_pika.exceptions.AMQPError, OSError) as error:
-            errors.append(error)
-        else:
-            break
-    else:
-        raise BrokerUnavailableError(f"cannot connect to {url.shown}: {_text(errors[-1])}") from errors[-1]
-    try:
-        yield connection
-    finally:
-        await connection.close()
+    for number, (host, port) in enumerate(url.hosts, 1):
+        connection = _connection(aio_pika, url, host.strip("[]"), port)
+        try:  # the connection must be closed even if it was never open: when it is collected, it would try to
+            try:
+                await connection.connect(timeout=CONNECT_SEC)
+            except (aio_pika.exceptions.AMQPError, OSError) as error:
+                if number < len(url.hosts):
+                    continue
+                raise BrokerUnavailableError(f"cannot connect to {url.shown}: {_text(error)}") from error
+            yield connection
+            return
+        finally:
+            await connection.close()
+
+
+def _connection(aio_pika: Any, url: BrokerURL, host: str, port: int) -> Any:
+    address = library("aio_pika.connection", "rabbitmq").make_url(
+        host=host,
+        port=port,
+        login=str(url.user) or "guest",
+        password=str(url.password) or "guest",
+        virtualhost=url.path or "/",
+        ssl=url.tls,
+    )
+    return aio_pika.Connection(address, client_properties={"connection_name": "perdure"})
 
 
 @contextmanager
