@@ -72,7 +72,9 @@ def test_sdist_holds_what_the_tests_need(built: Path) -> None:
 def test_metadata_names_extras_addresses_and_no_upper_bound_of_python(built: Path) -> None:
     metadata = _metadata(_only(built, "*.whl"))
     assert metadata["Requires-Python"] == ">=3.11"
-    assert set(metadata.get_all("Provides-Extra", [])) == {"postgres", "mysql", "cron", "http", "all", "testing"}
+    assert set(metadata.get_all("Provides-Extra", [])) == {
+        *("postgres", "mysql", "cron", "http", "webhooks", "nats", "rabbitmq", "kafka", "redis", "all", "testing")
+    }
     labels = {url.partition(",")[0] for url in metadata.get_all("Project-URL", [])}
     assert labels == {"Repository", "Documentation", "Changelog", "Issues"}
 
