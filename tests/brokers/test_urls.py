@@ -98,7 +98,7 @@ def test_template_is_filled_from_the_event() -> None:
         ("amqp://host", "aio_pika", "rabbitmq"),
         ("kafka://host", "aiokafka", "kafka"),
         ("redis://host", "redis.asyncio", "redis"),
-        ("https://host", "httpx", "http"),
+        ("https://host", "httpx", "webhooks"),
     ],
 )
 def test_missing_library_names_its_extra(

@@ -34,7 +34,7 @@ class HTTPPublisher:
     shown = ""  # the address for messages and logs, once the URL is checked
 
     def __init__(self, url: str, *, mode: str = "structured", signing_key: str | None = None) -> None:
-        self._httpx = library("httpx", "http")
+        self._httpx = library("httpx", "webhooks")
         parts = urlsplit(Secret(url))
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigurationError("the webhook URL is malformed: write https://host/path")

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from perdure.database.cancellation import finish
-from perdure.engine.api.app import SIGNALS
 from perdure.engine.api.client import Client
+from perdure.engine.api.serving import SIGNALS
 from perdure.errors import ConfigurationError
 from perdure.http.app import MAX_BODY, MAX_WAIT, HTTPApp, http_app, opened
 from perdure.http.auth import Authenticate, is_loopback
