@@ -17,7 +17,7 @@ from perdure.database.backends.server.backend import ServerBackend
 from perdure.database.operation import Operation, Work
 from perdure.errors import ConfigurationError, DatabaseUnavailableError
 from perdure.model.records import HistoryEvent, Lease
-from perdure.storage.history import S
+from perdure.storage.history import append, event_params
 from perdure.storage.stores import SQLStorage, open_storage
 from perdure.testing.conformance.tools import leased
 from perdure.testing.servers import MySQLServer, PgBouncer, PostgresServer
@@ -156,7 +156,7 @@ async def test_operation_ended_by_the_idle_timeout_is_retried(
         nonlocal runs
         runs += 1
         for n in (1, 2):
-            yield S.fence_many(activity_id=f"s:{n}", instance_id="i-1", token=lease.token, worker_id=lease.worker_id)
+            yield from append(event_params(HistoryEvent("i-1", f"s:{n}", "StepDone")), lease)
             if runs == 1 and n == frozen_after:
                 time.sleep(place.seconds * 1.5)
         return runs

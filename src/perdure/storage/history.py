@@ -245,10 +245,10 @@ def fates(items: Items, ids: Sequence[int | None]) -> Operation[list[int | Stora
 Many = Callable[[Items], Operation[list[int | StorageError]]]
 
 
-def _append_for_each(items: Items) -> Operation[list[int | StorageError]]:
+def _append_undoably(items: Items) -> Operation[list[int | StorageError]]:
     """Write all fences, then all events; if one is rejected, undo them and append one by one."""
     yield transactions.S.savepoint()
-    fenced = yield from fence_for_each(items)
+    fenced = yield from fence_all(items)
     ids = (yield from insert_for_each(items)) if fenced else None
     if ids is None:
         yield transactions.S.undo()
@@ -256,19 +256,11 @@ def _append_for_each(items: Items) -> Operation[list[int | StorageError]]:
     return (yield from fates(items, [None] * len(items) if ids is None else ids))
 
 
-def fence_for_each(items: Items) -> Operation[bool]:
+def fence_all(items: Items) -> Operation[bool]:
     """Write the fence of each instance once; return whether all leases are current."""
-    newest = {params["instance_id"]: (params, lease) for params, lease in items}
-    fences = [
-        {
-            "instance_id": instance_id,
-            "activity_id": params["activity_id"],
-            "token": lease.token,
-            "worker_id": lease.worker_id,
-        }
-        for instance_id, (params, lease) in newest.items()
-    ]
-    return (yield S.fence_many.for_each(fences)) == len(fences) if fences else True
+    newest = {lease.instance_id: (params, lease) for params, lease in items}
+    fences = [(id, params["activity_id"], lease.token, lease.worker_id) for id, (params, lease) in newest.items()]
+    return (yield S.fence_many(items=fences)) == len(fences) if fences else True
 
 
 def insert_for_each(items: Items) -> Operation[Sequence[int] | None]:
@@ -283,7 +275,7 @@ def append_many(features: Features) -> Many:
     """Return the fastest way to write a batch."""
     if features.one_statement_writes:
         return _append_at_once
-    return _append_for_each if features.repeated_calls else _append_locked
+    return _append_undoably if features.repeated_calls else _append_locked
 
 
 def _recorded(params: dict[str, object]) -> Operation[int | None]:

@@ -49,8 +49,7 @@ class Creations(NamedTuple):
 
 
 FIRST_TOKEN = 1  # nosec B105 # a number
-Row = tuple[str, str, str, str, str, str]  # as in `_ROW`
-_ROW = ("instance_id", "workflow_name", "source_hash", "owner_service", "status", "input_data")
+Row = tuple[str, str, str, str, str, str]  # id, name of the workflow, hash of its source, owner, status, input
 _UNSET = (None, None, None, None, None, None, None, None, 0)
 _unset = attrgetter(
     *("continued_from", "current_activity_id", "output_data", "locked_by", "locked_at", "lock_expires_at"),
@@ -81,7 +80,7 @@ def creating(
     parts = [checked._replace(rows=rows) for rows in sets.split(sorted(checked.rows), lambda row: len(row[-1]))]
     if features.one_statement_writes:
         return lambda kind: Work(lambda: _create_at_once(parts, ids, kind), single=len(parts) == 1)
-    many = _create_for_each if features.repeated_calls else _create_rows
+    many = _create_many if features.repeated_calls else _create_rows
     return lambda _: Work(lambda: _create_all(many, parts, ids, singly))
 
 
@@ -161,7 +160,7 @@ def _create_all(
 ) -> Operation[list[Created]]:
     """Create all; if one id is taken, undo it and create them one by one."""
     times: dict[str, datetime | None] = {}
-    undoable = many is _create_for_each or len(parts) > 1  # one insert of many rows writes all or nothing
+    undoable = many is _create_many or len(parts) > 1  # one insert of many rows writes all or nothing
     if undoable:
         yield transactions.S.savepoint()
     for part in parts:
@@ -178,20 +177,20 @@ def _create_all(
     return [parts[0].lease(id, times[id]) for id in ids] if done else (yield from singly())
 
 
-def _create_for_each(part: Creations) -> Operation[Any]:
-    """Repeat an insert; return when the leases expire, or nothing if an id is taken."""
+def _create_many(part: Creations) -> Operation[Any]:
+    """Insert all rows; return when the leases expire, or nothing if an id is taken, after inserting the others."""
     ((now, expires_at),) = yield S.lease_times(lease_sec=part.lease_sec)
     for workflow_name, source_hash in sorted({row[1:3] for row in part.rows}):
         yield DEFINITIONS.define(workflow_name=workflow_name, source_hash=source_hash, source_code="")
-    same = {
-        "now": now,
-        "locked_by": part.locked_by,
-        "locked_at": None if part.lease_sec is None else now,
-        "lock_timeout_seconds": part.lock_timeout_seconds,
-        "lock_expires_at": expires_at,
-        "lock_token": part.lock_token,
-    }
-    inserted = yield S.create_each.for_each([{**same, **dict(zip(_ROW, row, strict=True))} for row in part.rows])
+    inserted = yield S.create_many(
+        items=part.rows,
+        now=now,
+        locked_by=part.locked_by,
+        locked_at=None if part.lease_sec is None else now,
+        lock_timeout_seconds=part.lock_timeout_seconds,
+        lock_expires_at=expires_at,
+        lock_token=part.lock_token,
+    )
     return [(expires_at,)] if inserted == len(part.rows) else []
 
 
@@ -259,7 +258,7 @@ def _complete_many(features: Features, kind: str | None) -> "CompleteMany":
     """Return the fastest way to complete a batch."""
     if features.one_statement_writes:
         return partial(_complete_at_once, kind)
-    return _complete_for_each if features.repeated_calls else _complete_locked
+    return _complete_all_or_none if features.repeated_calls else _complete_locked
 
 
 Refused = dict[str, StorageError]  # by the instance's id
@@ -339,27 +338,21 @@ def complete_standing(items: Completions, standing: Standing) -> Operation[Refus
     return errors
 
 
-def _complete_for_each(items: Completions, singly: Complete) -> Operation[Refused]:
+def _complete_all_or_none(items: Completions, singly: Complete) -> Operation[Refused]:
     """Complete all; if one is refused, undo it and complete them one by one."""
     yield transactions.S.savepoint()
-    done = yield from complete_for_each(items, {})
+    done = yield from complete_many(items, {})
     if not done:
         yield transactions.S.undo()
     yield transactions.S.release()
     return {} if done else (yield from _one_by_one(items, singly))
 
 
-def complete_for_each(items: Completions, newest: Mapping[str, str]) -> Operation[bool]:
+def complete_many(items: Completions, newest: Mapping[str, str]) -> Operation[bool]:
     """Complete instances, with the newest activity of those that are given one; return whether all were accepted."""
-    done = yield S.complete_each.for_each(
-        [
-            {
-                "instance_id": lease.instance_id,
-                "token": lease.token,
-                "worker_id": lease.worker_id,
-                "output_data": output,
-                "activity_id": newest.get(lease.instance_id),
-            }
+    done = yield S.complete_many(
+        items=[
+            (lease.instance_id, lease.token, lease.worker_id, output, newest.get(lease.instance_id))
             for lease, output in items
         ]
     )

@@ -92,7 +92,7 @@ def _writing(features: Features, events: Events, completions: Ends, *, apart: bo
         return lambda kind: Work(lambda: _write_at_once(items, ends, kind), single=True)
     if features.one_statement_writes:
         return lambda kind: Work(lambda: _write_wholly(items, ends, kind, events, completions))
-    write = _write_for_each if features.repeated_calls else _write_locked
+    write = _write_undoably if features.repeated_calls else _write_locked
     return lambda _: Work(lambda: write(items, ends))
 
 
@@ -172,13 +172,13 @@ def _write_locked(items: Items, ends: Completions) -> Operation[Answers]:
     return _joined(answers, ends, refused)
 
 
-def _write_for_each(items: Items, ends: Completions) -> Operation[Answers]:
+def _write_undoably(items: Items, ends: Completions) -> Operation[Answers]:
     """Complete, fence the other instances and write all events; if one is refused, undo it and write one by one."""
     newest = {params["instance_id"]: params["activity_id"] for params, _ in items}
     ending = {end.lease.instance_id for end in ends}
     others = [item for item in items if item[1].instance_id not in ending]
     yield transactions.S.savepoint()
-    done = (yield from instance_sets.complete_for_each(ends, newest)) and (yield from history.fence_for_each(others))
+    done = (yield from instance_sets.complete_many(ends, newest)) and (yield from history.fence_all(others))
     ids: Sequence[int] | None = None
     if done:
         ids = (yield from history.insert_for_each(items)) if items else ()

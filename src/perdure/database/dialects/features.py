@@ -14,7 +14,7 @@ class Features:
     its items from arrays. Then an operation needs one round trip and no explicit transaction (`Work.single`).
 
     `repeated_calls`: one call can run a statement for each of many items, without a round trip for each
-    (`Statement.for_each`).
+    (`Statement.for_each`). One statement can also take its items from a JSON array, with `json_each`.
 
     `round_trips`: a statement costs a round trip to a server, so one large statement is faster than several small ones.
 

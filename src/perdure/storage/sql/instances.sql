@@ -65,17 +65,20 @@ created AS (
 SELECT instance_id, lock_expires_at FROM created WHERE (SELECT {announcement} FROM created) IS NOT NULL
 
 -- lease_times -> locked_at, lock_expires_at
--- Return the time, and when a lease from now on expires, for `create_each`.
+-- Return the time, and when a lease from now on expires, for `create_many`.
 SELECT {now}, {after(:lease_sec)}
 
--- create_each -> count
--- Insert instances, one per item; nothing for an id that is taken. Only for databases with the feature `repeated_calls`.
+-- create_many -> count
+-- Insert instances, all with the same lease; nothing for an id that is taken. One statement for all items, in JSON: it is
+-- faster than one for each item. Only for databases with the feature `repeated_calls`.
 INSERT INTO workflow_instances
        (instance_id, workflow_name, source_hash, owner_service, framework, status, started_at, updated_at, input_data,
         locked_by, locked_at, lock_timeout_seconds, lock_expires_at, lock_token)
-VALUES (:instance_id, :workflow_name, :source_hash, :owner_service, 'perdure', :status, :now, :now, :input_data,
-        :locked_by, :locked_at, :lock_timeout_seconds, :lock_expires_at, :lock_token)
-{on_conflict_do_nothing(instance_id)}
+SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]'), json_extract(value, '$[2]'),
+       json_extract(value, '$[3]'), 'perdure', json_extract(value, '$[4]'), :now, :now, json_extract(value, '$[5]'),
+       :locked_by, :locked_at, :lock_timeout_seconds, :lock_expires_at, :lock_token
+  FROM json_each(:items)
+ WHERE true {on_conflict_do_nothing(instance_id)}
 
 -- create_rows -> lock_expires_at
 -- Insert instances and their definitions as rows of one insert each, and return when the leases expire. One id that is
@@ -163,14 +166,16 @@ SELECT item.instance_id, i.status, i.lock_token, i.locked_by
  WHERE NOT EXISTS (SELECT 1 FROM done WHERE done.instance_id = item.instance_id)
    AND (SELECT {announcement} FROM done) IS NOT NULL
 
--- complete_each -> count
--- Complete leased instances, one per item; their timers and waits are left to `clear_many`. Only for databases with the
--- feature `repeated_calls`.
+-- complete_many -> count
+-- Complete leased instances; their timers and waits are left to `clear_many`. One statement for all items, in JSON: it is
+-- faster than one for each item. Only for databases with the feature `repeated_calls`.
 UPDATE workflow_instances
-   SET status = 'completed', output_data = :output_data, updated_at = {now}, lock_token = lock_token + 1,
-       locked_by = NULL, locked_at = NULL, lock_expires_at = NULL,
-       current_activity_id = COALESCE(:activity_id, current_activity_id)
- WHERE instance_id = :instance_id AND status = 'running' AND lock_token = :token AND locked_by = :worker_id
+   SET status = 'completed', output_data = json_extract(item.value, '$[3]'), updated_at = {now},
+       lock_token = lock_token + 1, locked_by = NULL, locked_at = NULL, lock_expires_at = NULL,
+       current_activity_id = COALESCE(json_extract(item.value, '$[4]'), current_activity_id)
+  FROM json_each(:items) item
+ WHERE instance_id = json_extract(item.value, '$[0]') AND status = 'running'
+   AND lock_token = json_extract(item.value, '$[1]') AND locked_by = json_extract(item.value, '$[2]')
 
 -- lock_many -> instance_id, status, lock_token, locked_by
 -- Lock the rows of a batch in one order, and return their state.

@@ -45,6 +45,23 @@ async def test_instances_are_completed_after_their_last_events(storage: Storage)
     assert await storage.get_waits(["i-1"]) == []
 
 
+@pytest.mark.parametrize(
+    "text", ['"a \\\\ \\" / \\n \\u0000 \\ud83d\\ude00"', '"\U0001f600 \u00e9 \u2028 \ufffe"', "{}", "1e400"]
+)
+async def test_batches_store_texts_unchanged(storage: Storage, text: str) -> None:
+    """A storage may pass the texts of a batch in a form of its own, such as an array in JSON."""
+    data, ids = text.encode(), [f"i-\U0001f600-{n}" for n in range(2)]
+    created = [WorkflowInstance(id, "workflow", data, source_hash="h", owner_service="me") for id in ids]
+    leases = [lease for lease in await storage.create_instances(created, worker_id="w") if isinstance(lease, Lease)]
+    assert [lease.instance_id for lease in leases] == ids
+    events = [event(lease, "\u00e9\U0001f600", data) for lease in leases]
+    await storage.append_histories(events[:1])
+    await storage.append_and_complete(events[1:], [(lease, data) for lease in leases])
+    found = [it for it in await storage.get_instances(ids) if it is not None]
+    assert [(it.input_data, it.output_data) for it in found] == [(data, data)] * 2
+    assert [it.current_activity_id for it in found] == ["s:\u00e9\U0001f600"] * 2
+
+
 @pytest.mark.parametrize("place", ["first", "last"])
 async def test_instance_with_a_refused_event_is_not_completed(storage: Storage, place: str) -> None:
     leases = [await leased(storage, f"i-{n}") for n in range(3)]
