@@ -1,7 +1,7 @@
 """Clients: start and inspect runs of a database. An app is a client that executes runs as well; see `app.py`."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from contextvars import Token
 from datetime import datetime, timedelta
@@ -28,7 +28,7 @@ from perdure.engine.replay.definitions import WORKFLOWS
 from perdure.engine.replay.stubs import StubScope, scope_of_app
 from perdure.engine.starting import StartRequest
 from perdure.engine.worker.activities import CONFLICTS_MAX
-from perdure.engine.worker.results import Results
+from perdure.engine.worker.results import Ended, Results
 from perdure.engine.worker.retention import Retention, Swept, sweep
 from perdure.engine.worker.starts import STARTS
 from perdure.engine.worker.stuck import UnservedWarning, oldest_due
@@ -291,17 +291,9 @@ class Client:
         self._check_home()
         # A run that is executed here is served, and most results are waited for only a moment.
         warning = None if self._results.is_local(instance_id) else UnservedWarning(self._storage, instance_id)
-        limit = self._clock.timeout(None if timeout is None else timeout.total_seconds())
+        end = self._results.end_of(instance_id)
         try:
-            async with limit:
-                found = await self._results.end_of(instance_id)
-        except TimeoutError:
-            if timeout is None or not limit.expired():
-                raise
-            raise TimeoutError(
-                f"run {instance_id!r} has not ended after {timeout.total_seconds():g} s, and continues: ask again, or "
-                "cancel() it"
-            ) from None
+            found = await (end if timeout is None else self._within(timeout.total_seconds(), instance_id, end))
         finally:
             if warning is not None:
                 warning.stop()
@@ -316,6 +308,19 @@ class Client:
         event = await self._storage.get_last_event(instance_id, HistoryEventType.WORKFLOW_FAILED)
         cause = decode_failure(decode(event.event_data) if event and event.event_data else {})
         raise failed_run(found.workflow_name, instance_id, cause) from cause
+
+    async def _within(self, seconds: float, instance_id: str, end: Coroutine[Any, Any, Ended | None]) -> Ended | None:
+        """Wait for the end of a run for so long."""
+        limit = self._clock.timeout(seconds)
+        try:
+            async with limit:
+                return await end
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise TimeoutError(
+                f"run {instance_id!r} has not ended after {seconds:g} s, and continues: ask again, or cancel() it"
+            ) from None
 
     async def cancel(self, instance_id: str, reason: str = "") -> None:
         """Cancel a run: no new step starts, completed steps are compensated, then the run is cancelled.

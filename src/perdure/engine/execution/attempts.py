@@ -94,12 +94,17 @@ class Attempts:
         self._draining = True
 
     def start_ready(self) -> None:
-        """Start all steps that are ready."""
-        for progress in self._steps.take_ready():
-            if isinstance(progress.step, ActivityStep):
-                self._start_activity(cast("Progress[ActivityStep]", progress))
-            else:
-                self._inbox.post(partial(self._apply, cast("Progress[EffectStep]", progress)))
+        """Start all steps that are ready; a start may add others to them, or remove some."""
+        steps = self._steps
+        while steps.ready:
+            for id in list(steps.ready):  # to search for the first key again and again takes quadratic time
+                progress = steps.take_ready(id)
+                if progress is None:
+                    continue
+                if isinstance(progress.step, ActivityStep):
+                    self._start_activity(cast("Progress[ActivityStep]", progress))
+                else:
+                    self._inbox.post(partial(self._apply, cast("Progress[EffectStep]", progress)))
 
     async def stop(self) -> None:
         """Cancel the tasks and wait until they have ended."""

@@ -1,7 +1,7 @@
 """What is under way for each open step of a run: the one place for the state of steps while a worker executes them."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from perdure.engine.execution.clock import Clock, Timer
@@ -41,7 +41,8 @@ class Progress(Generic[Step]):
     def close(self) -> None:
         """Stop everything: the step has ended, or the body has cancelled it."""
         self.is_open = False
-        self.stop()
+        if self.timer is not None or self.registered:
+            self.stop()
         if self.task is not None and self.attempt is not None:
             self.attempt.stopped = True
             self.task.add_done_callback(self.cancelled)
@@ -62,13 +63,18 @@ class StepsInProgress:
 
     def apply(self, command: Command) -> None:
         """Do what the body wants; only what is `ready` is left to do."""
+        if type(command) is Forget:  # these two are nearly all
+            self._forget(command.step_id)
+        elif type(command) is Execute:
+            step = command.step
+            if step.attempt > 1:
+                self._forget(step.id)  # the attempt before, or the pause
+            self.ready[step.id] = Progress(step)
+        else:
+            self._apply(command)
+
+    def _apply(self, command: Command) -> None:
         match command:
-            case Execute(step):
-                if step.attempt > 1:
-                    self._forget(step.id)  # the attempt before, or the pause
-                self.ready[step.id] = Progress(step)
-            case Forget(step_id):
-                self._forget(step_id)
             case Pause(step):
                 self._forget(step.id)
                 self.pauses[step.id] = Progress(step)
@@ -83,18 +89,17 @@ class StepsInProgress:
 
     def _forget(self, step_id: str) -> None:
         for steps in self._all:
-            if step_id in steps:
-                steps.pop(step_id).close()
+            progress = steps.pop(step_id, None)
+            if progress is not None:
+                progress.close()
                 return
 
-    def take_ready(self) -> Iterator[Progress[ActivityStep | EffectStep]]:
-        """Yield the steps to start now, which are running from then on."""
-        while self.ready:
-            for id in list(self.ready):  # to search for the first key again and again takes quadratic time
-                progress = self.ready.pop(id, None)
-                if progress is not None:  # the body has not cancelled it in the meantime
-                    self.running[id] = progress
-                    yield progress
+    def take_ready(self, id: str) -> Progress[ActivityStep | EffectStep] | None:
+        """Return a step that is to be started, which is running from then on; None if the body has cancelled it."""
+        progress = self.ready.pop(id, None)
+        if progress is not None:
+            self.running[id] = progress
+        return progress
 
     @property
     def waiting(self) -> bool:

@@ -6,6 +6,7 @@ of a run share two objects: the `Recorder` of its history, and the `StepsInProgr
 
 import asyncio
 from datetime import datetime, timedelta
+from functools import partial
 
 from perdure.engine.execution import endings
 from perdure.engine.execution.attempts import Attempts
@@ -60,7 +61,7 @@ class Run:
         facts = parked.facts or Facts()
         self.recorder = Recorder(self.id, host.storage, self.replayer, steps, host.now, parked.began, facts)
         self._attempts = Attempts(
-            host, self.recorder, steps, self._inbox, self.about, self._info, lambda: check_deadline(self)
+            host, self.recorder, steps, self._inbox, self.about, self._info, partial(check_deadline, self)
         )
         self._waits = Waits(
             self.id, host.storage, self.recorder, steps, self.replayer.expects, self._inbox.post, host.now, host.clock
@@ -122,7 +123,7 @@ class Run:
                 self.recorder.begin()
             else:
                 await self.recorder.catch_up()
-            self.recorder.align_clock()
+                self.recorder.align_clock()
             kind = RunResumed if begun or self.recorder.last_id else RunStarted
             if self.host.observes(kind):
                 self.host.happened(kind(*self.about()))
@@ -235,7 +236,7 @@ class Run:
 
     def hint(self) -> None:
         """Poll for messages and timers of this run, because there may be one."""
-        if not self.replayer.evicted:
+        if self._steps.waits and not self.replayer.evicted:
             self._waits.hint()
 
     def park(self) -> ParkedRun:

@@ -49,8 +49,14 @@ class Waits:
         self._clock = clock
         self._hinted = False
         self._listening: set[str] = set()
-        self._timed = TimedSteps(steps)
+        self._timed_steps: TimedSteps | None = None  # most runs have none
         self._deadline: Timer | None = None
+
+    @property
+    def _timed(self) -> TimedSteps:
+        if self._timed_steps is None:
+            self._timed_steps = TimedSteps(self._steps)
+        return self._timed_steps
 
     def hint(self) -> None:
         """Poll soon, because there may be a message or a timer."""
@@ -61,12 +67,13 @@ class Waits:
     @property
     def short(self) -> bool:
         """Return whether a timer is too short to release the lease for it."""
-        return self._timed.any_short()
+        return bool(self._steps.timers) and self._timed.any_short()
 
     @property
     def polling(self) -> bool:
         """Return whether the run has to poll the database while it keeps its lease."""
-        return bool(self._steps.waits) or self._timed.any_registered()
+        steps = self._steps
+        return bool(steps.waits or ((steps.timers or steps.pauses) and self._timed.any_registered()))
 
     def watch_deadline(self) -> None:
         """Watch the timeout of the run itself while it is executed."""
@@ -82,7 +89,8 @@ class Waits:
     def stop(self) -> None:
         """Stop all timers in memory; rows in the database keep the time from here on."""
         self._steps.stop_timers()
-        self._timed.clear()
+        if self._timed_steps is not None:
+            self._timed_steps.clear()
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None

@@ -45,7 +45,10 @@ class RunExecutor:
     def begin(self, leased: LeasedRun) -> None:
         """Execute a run in a new task."""
         new = RunTask(self, leased)
-        new.task = asyncio.create_task(new.execute(), name=f"run {new.run.id}", context=self._context.copy())
+        # Not by the loop's factory, which is for the tasks that an activity's code starts.
+        new.task = asyncio.Task(
+            new.execute(), loop=asyncio.get_running_loop(), name=f"run {new.run.id}", context=self._context.copy()
+        )
         self.tasks[new.run.id] = new
 
     def is_executing(self, instance_id: str) -> bool:

@@ -46,7 +46,8 @@ class HeldLeases:
         found = self._held.get(lease.instance_id)
         if found is not None and found[0] is lease:
             del self._held[lease.instance_id]
-        self._expiries.pop(lease, None)
+        if self._expiries:  # most runs end before their first renewal
+            self._expiries.pop(lease, None)
 
     def renewed(
         self, leases: Sequence[tuple[Lease, Held]], renewed: Sequence[Lease | None], deadline: float

@@ -36,7 +36,7 @@ ENDS = ("completed", "failed", "cancelled")
 COALESCED = "coalesced"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Ended:
     """How a run ended. A completed run has an output; the name of its workflow may be unknown."""
 
