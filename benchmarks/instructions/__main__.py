@@ -6,8 +6,9 @@
 
 Counts are per run of a one-step workflow and per step of a ten-step workflow, which includes a tenth of the run's start
 and end, 100 in flight, for the process of the worker without the server. They hardly depend on how busy the machine is;
-only the number of runs that share a commit does a little. Instructions are the difference of a longer and a shorter
-process, by `perf stat` or else by callgrind.
+only the number of runs that share a commit does a little. Instructions are the difference of a process with 200 runs and
+one with 100, by `perf stat` or else by callgrind, without garbage collections and the work that is done at intervals. A
+busy machine splits the commits of a process that callgrind slows down, so repeat such counts and compare the lowest.
 The file has an entry for each version, so that releases can be compared.
 """
 
@@ -25,6 +26,7 @@ from typing import Any
 
 from benchmarks import progress
 from benchmarks.databases import fresh_database, server_for
+from benchmarks.engine.measures import IN_FLIGHT
 from benchmarks.engine.processes import ROOT
 from benchmarks.engine.report import circumstances, number
 from benchmarks.instructions import native
@@ -92,13 +94,13 @@ async def _count(load: str, database: str, server: str, tool: str | None, option
     found = {name: median(counts[name] for counts in rounds) for name in rounds[0]}
     if tool is not None:
         totals = []
-        for runs in (options.runs, 2 * options.runs):
+        for runs in (IN_FLIGHT, 2 * IN_FLIGHT):
             progress.show(f"{load} on {database}: instructions of {runs} runs, by {tool}")
             async with fresh_database(database, server) as url:
                 command = [sys.executable, str(SCRIPT), "none", load, url, str(runs)]
                 totals.append(native.instructions_in(await _output(native.watched(tool, command), errors=True)))
         if None not in totals:
-            found["instructions"] = (totals[1] - totals[0]) / options.runs / LOADS[load][1]  # type: ignore[operator]
+            found["instructions"] = (totals[1] - totals[0]) / IN_FLIGHT / LOADS[load][1]  # type: ignore[operator]
     return found
 
 

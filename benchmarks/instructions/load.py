@@ -3,9 +3,13 @@
     python benchmarks/instructions/load.py calls ten-step sqlite:///bench.db 200
 
 A unit is a run of one step, or a step of a run of ten. `none` counts nothing, for tools that watch the process.
+callgrind makes the process so much slower that what the engine does at intervals would be most of the work, so there
+the intervals are as much longer. It is also short, and one garbage collection of everything is as much as a hundred
+steps, so there are none.
 """
 
 import asyncio
+import gc
 import json
 import sys
 import threading
@@ -17,9 +21,12 @@ from typing import Any
 from benchmarks.engine.measures import IN_FLIGHT, one_step, ten_steps
 from benchmarks.statements.counters import counting
 from perdure import App, Workflow
+from perdure.database.backends.sqlite import wal_watch
+from perdure.engine.worker import executor, results
 
 LOADS: dict[str, tuple[Workflow[[int], int], int]] = {"one-step": (one_step, 1), "ten-step": (ten_steps, 10)}
 LEASE_SEC = 600  # an instrumented process is slow, and must not lose its leases
+SLOWDOWN = 100  # about that of callgrind
 
 
 class Calls:
@@ -79,6 +86,14 @@ async def execute(load: str, runs: int) -> None:
     await asyncio.gather(*(caller() for _ in range(min(IN_FLIGHT, runs))))
 
 
+def stretch_intervals() -> None:
+    """Make the intervals longer at which a worker looks for what it may have missed."""
+    wal_watch.PAUSE_SEC *= SLOWDOWN
+    wal_watch.AFTERTHOUGHTS_SEC = tuple(pause * SLOWDOWN for pause in wal_watch.AFTERTHOUGHTS_SEC)
+    executor.HINT_SEC *= SLOWDOWN
+    results.HINTED_MIN_SEC *= SLOWDOWN
+
+
 async def count(what: str, load: str, url: str, runs: int) -> dict[str, float]:
     """Return the counts per unit, without those of opening and closing."""
     units, warm_up = runs * LOADS[load][1], min(IN_FLIGHT, runs)
@@ -90,6 +105,8 @@ async def count(what: str, load: str, url: str, runs: int) -> dict[str, float]:
             after = await counters.read()
         return {name: (after[name] - before[name]) / units for name in counters.figures}
     if what == "none":
+        stretch_intervals()
+        gc.disable()
         async with App(url, lease=LEASE_SEC):
             await execute(load, runs)
         return {}

@@ -19,7 +19,8 @@ def watched(tool: str, command: Sequence[str]) -> list[str]:
     """Return the command that executes another one under a tool, whose report goes to the standard error."""
     if tool == "perf":
         return ["perf", "stat", "-x,", "-e", EVENT, "--", *command]
-    return ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null", *command]
+    # Fair, because otherwise the thread of the event loop can keep SQLite's writer waiting without end.
+    return ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null", "--fair-sched=yes", *command]
 
 
 def instructions_in(report: str) -> int | None:
