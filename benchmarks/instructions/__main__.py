@@ -6,9 +6,9 @@
 
 Counts are per run of a one-step workflow and per step of a ten-step workflow, which includes a tenth of the run's start
 and end, 100 in flight, for the process of the worker without the server. They hardly depend on how busy the machine is;
-only the number of runs that share a commit does a little. Instructions are the difference of a process with 200 runs and
-one with 100, by `perf stat` or else by callgrind, without garbage collections and the work that is done at intervals. A
-busy machine splits the commits of a process that callgrind slows down, so repeat such counts and compare the lowest.
+only the number of runs that share a commit does a little. Instructions are the difference of a process with 200 runs
+and one with 100, by `perf stat` or else by callgrind, without garbage collections and the work that is done at
+intervals. Those of callgrind varied by a factor of two on a busy machine: repeat them and compare the lowest.
 The file has an entry for each version, so that releases can be compared.
 """
 

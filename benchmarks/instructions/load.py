@@ -89,7 +89,7 @@ async def execute(load: str, runs: int) -> None:
 def stretch_intervals() -> None:
     """Make the intervals longer at which a worker looks for what it may have missed."""
     wal_watch.PAUSE_SEC *= SLOWDOWN
-    wal_watch.AFTERTHOUGHTS_SEC = tuple(pause * SLOWDOWN for pause in wal_watch.AFTERTHOUGHTS_SEC)
+    wal_watch.AFTERTHOUGHTS_SEC = (wal_watch.AFTERTHOUGHTS_SEC[0] * SLOWDOWN,) * 5
     executor.HINT_SEC *= SLOWDOWN
     results.HINTED_MIN_SEC *= SLOWDOWN
 
