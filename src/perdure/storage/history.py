@@ -94,7 +94,7 @@ def _own_params(event: HistoryEvent) -> dict[str, object]:
     return {
         "instance_id": event.instance_id,
         "activity_id": limits.name(event.activity_id, "activity_id"),
-        "event_type": event.event_type._value_,  # `value` takes two calls
+        "event_type": event.event_type.value,
         "data_type": "json",
         "event_data": limits.text(event.event_data, "event_data"),
         "event_data_binary": event.event_data_binary,
