@@ -14,6 +14,7 @@ from perdure.errors import (
     LimitError,
     NotSubscribedError,
 )
+from perdure.model import limits
 from perdure.model.records import (
     ChannelMode,
     ChannelWait,
@@ -394,7 +395,7 @@ async def test_lease_that_is_given_twice_suspends_once(storage: Storage) -> None
         [ChannelWait("c", "r:1", where={"n": float("nan")})],
         [ChannelWait("c", "r:1", where={"n": [1, {2: 3}]})],
         [ChannelWait("c", "r:1", where={"n": nested(100_000)})],
-        [TimerWait(f"t{n}", f"t:{n}", after=sec(1)) for n in range(25_001)],
+        [TimerWait(f"t{n}", f"t:{n}", after=sec(1)) for n in range(limits.WAITS_MAX + 1)],
         [TimerWait("t", "t:1", after=sec(1)), TimerWait("t", "t:2", after=sec(1))],
     ],
 )
