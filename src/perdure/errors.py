@@ -18,7 +18,8 @@ PerdureError
 │   ├── NotSubscribedError
 │   ├── InvalidJSONPathError
 │   ├── InvalidPageTokenError
-│   └── LimitError                    a value exceeds a limit or has an invalid form
+│   ├── LimitError                    a value exceeds a limit or has an invalid form
+│   └── CodecError                    a stored value cannot be encoded or decoded in this process
 └── EngineError
     ├── NonDeterminismError           the code makes different calls than the run's history records
     ├── SerializationError            a value cannot be stored as JSON or does not match its type hint
@@ -158,6 +159,15 @@ class LimitError(StorageError):
     """A value is too long, too large or of a type that the storage contract does not allow."""
 
     code = "storage.limit"
+
+
+class CodecError(StorageError):
+    """A stored value cannot be encoded or decoded in this process: its key or codec is missing, or it was changed.
+
+    A run that needs the value does not fail: it is stuck, and another worker may execute it.
+    """
+
+    code = "storage.codec"
 
 
 class EngineError(PerdureError):

@@ -6,12 +6,14 @@ from enum import StrEnum
 from typing import TypeVar
 
 from perdure.errors import LimitError
+from perdure.model.envelopes import is_encoded
 
 NAME_MAX = 255
 INSTANCE_ID_MAX = 200  # leaves space for generations (`~12`) and children (`/step`)
 EVENT_TYPE_MAX = 100
 PAYLOAD_MAX = 8 * 1024 * 1024
 METADATA_MAX = 64 * 1024
+ENVELOPE_ROOM = 4096  # bytes that an encoded value may be larger, apart from base64
 PAGE_MAX = 1000
 COUNT_MAX = 1_000_000  # the maximum that a count returns
 STEPS_MAX = 25_000  # unfinished ones of a run
@@ -80,10 +82,17 @@ def size(value: bytes | str | None, kind: str, longest: int = PAYLOAD_MAX) -> No
     length = len(value)
     if isinstance(value, str) and length * 4 > longest:
         length = len(value.encode("utf-8", "surrogatepass"))
+    if is_encoded(value if isinstance(value, bytes) else value[:SHOWN_MAX].encode("utf-8", "replace")):
+        longest = encoded_max(longest)
     if length > longest:
         raise LimitError(
             f"{kind} has {length} bytes, the limit is {longest}: store large data elsewhere and pass a reference to it"
         )
+
+
+def encoded_max(longest: int) -> int:
+    """Return the maximum length of a value once it is encoded: base64 makes it longer by a third."""
+    return longest * 4 // 3 + ENVELOPE_ROOM
 
 
 def _short(value: object) -> str:
