@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 from perdure.errors import LimitError
+from perdure.model.envelopes import PREFIX, message_data
 from perdure.model.json_paths import MISSING, canonical, check_match, value_at
 
 PATHS_MAX = 50
@@ -56,10 +57,14 @@ def check(where: Mapping[str, object]) -> None:
         check_match(path, value)
 
 
-def data_of(text: str) -> object:
-    """Return a message's data; None, which matches nothing, if another framework stored something that is not JSON."""
+def data_of(channel: str, text: str) -> object:
+    """Return a message's data; None, which matches nothing, if another framework stored something that is not JSON.
+
+    Raise `CodecError` if the message is encoded and no codec of this process decodes it.
+    """
+    data = message_data(channel, text.encode()) if text.startswith(PREFIX) else text
     try:
-        return json.loads(text)
+        return json.loads(data)
     except (ValueError, RecursionError):
         return None
 

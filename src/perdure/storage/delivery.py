@@ -309,8 +309,7 @@ def _sweep(
 
 def _unmatched(features: Features, quiet: Sequence[str]) -> Operation[set[str]]:
     """Return channels with a message that a wait matches. The sweep is done with all messages before the first."""
-    left: set[str] = set()
-    sets = yield from matching.complete_all(features, quiet)
+    sets, left = yield from matching.complete_all(features, quiet)
     for channel, (swept_id, own) in matching.by_channel(sets).items():
         more = True
         while more:

@@ -7,16 +7,19 @@ was published finds the message by the key, too.
 """
 
 import json
+import logging
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from perdure.database.dialects import Features
 from perdure.database.dialects.base import Bare
 from perdure.database.operation import Operation
-from perdure.errors import LimitError
+from perdure.errors import CodecError, LimitError
 from perdure.model.limits import EVERYTHING
 from perdure.model.matching import Match, data_of, key_of
 from perdure.storage.sql import load_statements
+
+log = logging.getLogger("perdure.storage")
 
 S = load_statements("matching")
 
@@ -47,30 +50,62 @@ def not_for(channel: str) -> LimitError:
     return LimitError(f"channel {channel!r} is competing: its messages cannot be selected by their data")
 
 
-def complete(features: Features, channel: str, match: Match, after_id: int) -> Operation[None]:
-    """Create the missing keys of the messages after an id; the channel is locked."""
+def complete(features: Features, channel: str, match: Match, after_id: int) -> Operation[int | None]:
+    """Create the missing keys of the messages after an id; the channel is locked.
+
+    Return None, or the id before a message that is encoded and that this process cannot decode: the keys end there.
+    """
     rows = yield S.range(channel=channel, paths_key=match.paths_key)
     if not rows:
         yield from use(channel, match, after_id)
     first, last = rows[0] if rows else (after_id, after_id)
-    if after_id < first:
-        yield from _make(features, channel, match.paths, after_id, first)
-    newest = yield from _make(features, channel, match.paths, last, EVERYTHING)
-    if after_id < first or newest > last:
-        yield S.reach(channel=channel, paths_key=match.paths_key, from_id=min(after_id, first), to_id=newest)
+    start = first
+    if after_id < first and (yield from _make(features, channel, match.paths, after_id, first))[1]:
+        start = after_id
+    newest, is_complete = yield from _make(features, channel, match.paths, last, EVERYTHING)
+    if start < first or newest > last:
+        yield S.reach(channel=channel, paths_key=match.paths_key, from_id=start, to_id=newest)
+    return None if is_complete else newest
 
 
-def _make(features: Features, channel: str, paths: Sequence[str], after_id: int, last_id: int) -> Operation[int]:
-    """Create the keys of the messages between two ids; return the id of the last."""
+def _make(
+    features: Features, channel: str, paths: Sequence[str], after_id: int, last_id: int
+) -> Operation[tuple[int, bool]]:
+    """Create the keys of the messages between two ids; return the id of the last, and whether all have keys now."""
     while True:
         rows = yield S.messages(channel=channel, after_id=after_id, last_id=last_id, limit=PAGE)
-        found = [(key_of(channel, paths, data_of(data)), number) for number, data in rows if data is not None]
-        keys = [(key, number, channel) for key, number in found if key is not None]
+        keys, unread = _keys(channel, paths, rows)
         if keys:
             yield from _add(features, keys)
+        if unread is not None:
+            return unread - 1, False
         after_id = rows[-1][0] if rows else after_id
         if len(rows) < PAGE:
-            return after_id
+            return after_id, True
+
+
+def _keys(
+    channel: str, paths: Sequence[str], rows: Sequence[Sequence[Any]]
+) -> tuple[list[tuple[str, int, str]], int | None]:
+    """Return the keys of messages up to the first that this process cannot decode, and the id of that one."""
+    keys: list[tuple[str, int, str]] = []
+    for number, data in rows:
+        if data is None:
+            continue
+        try:
+            key = key_of(channel, paths, data_of(channel, data))
+        except CodecError as error:
+            log.warning(
+                "message %d of channel %s and those after it cannot be matched with waits by this process: %s",
+                number,
+                channel,
+                error,
+                extra={"channel": channel, "message_id": number, "reason": str(error)},
+            )
+            return keys, number
+        if key is not None:
+            keys.append((key, number, channel))
+    return keys, None
 
 
 def _add(features: Features, keys: Sequence[tuple[str, int, str]]) -> Operation[None]:
@@ -100,13 +135,22 @@ def sets_of(channels: Sequence[str]) -> Operation[Sets]:
     return (yield S.sets(channels=list(channels)))  # type: ignore[no-any-return]
 
 
-def complete_all(features: Features, channels: Sequence[str]) -> Operation[Sets]:
-    """Create the missing keys of the messages of locked channels; return their sets of paths."""
-    sets = yield from sets_of(channels)
-    for channel, paths_key, paths, to_id, newest, _ in sets:
+def complete_all(features: Features, channels: Sequence[str]) -> Operation[tuple[Sets, set[str]]]:
+    """Create the missing keys of the messages of locked channels.
+
+    Return their sets of paths, and the channels whose keys are not complete: another process must continue there.
+    """
+    sets, unread = [], set[str]()
+    for row in (yield from sets_of(channels)):
+        channel, paths_key, paths, to_id, newest, swept_id = row
         if newest is not None and newest > to_id:
-            yield from complete(features, channel, Match("", tuple(json.loads(paths)), paths_key), to_id)
-    return sets
+            match = Match("", tuple(json.loads(paths)), paths_key)
+            reached = yield from complete(features, channel, match, to_id)
+            if reached is not None:
+                unread.add(channel)
+                newest = max(reached, swept_id)
+        sets.append((channel, paths_key, paths, to_id, newest, swept_id))
+    return sets, unread
 
 
 def fresh(channel: str, sets: Sets, after_id: int) -> Operation[Fresh]:
@@ -114,7 +158,7 @@ def fresh(channel: str, sets: Sets, after_id: int) -> Operation[Fresh]:
     limit = PAGE + len(sets)  # so that a page holds more than one message
     rows = yield S.fresh(channel=channel, after_id=after_id, limit=limit)
     more = len(rows) == limit
-    newest = max([after_id, *(newest for *_, newest, _ in sets if newest is not None)])
+    newest = max(after_id, min((newest for *_, newest, _ in sets if newest is not None), default=after_id))
     last_id = rows[-1][0] - 1 if more else newest  # another key of the last message may follow
     return Fresh(channel, sorted({key for _, key in rows}), last_id, more)
 
