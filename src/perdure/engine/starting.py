@@ -23,7 +23,7 @@ from perdure.engine.history import ids
 from perdure.engine.history.codec import encode
 from perdure.engine.history.hints import bare
 from perdure.engine.history.messages import Event
-from perdure.engine.history.records import Compensated, Deadline, Taken, record_of, row_of
+from perdure.engine.history.records import Compensated, Deadline, Taken, check_row, record_of, row_of
 from perdure.engine.replay.definitions import WORKFLOWS, WorkflowDefinition
 from perdure.errors import (
     EngineError,
@@ -36,6 +36,7 @@ from perdure.errors import (
 )
 from perdure.model import limits, names
 from perdure.model.blank import quick
+from perdure.model.envelopes import check_readable
 from perdure.model.records import (
     FRAMEWORK,
     HistoryEvent,
@@ -176,6 +177,10 @@ class StartRequest:
             return RunExistsError(
                 f"run {id!r} already exists, as a run of workflow {workflow_name!r} and not of {self.workflow_name!r}: "
                 "use another id"
+            )
+        for data in inputs:
+            check_readable(
+                data, f"run {id!r} already exists, and its input, with which that of this start is compared,"
             )
         if any(map(self.asks_for, inputs)):
             return None
@@ -345,6 +350,7 @@ async def retry(storage: Storage, instance_id: str, from_step: str | None) -> st
             f"run {instance_id!r} ({found.workflow_name}) cannot be retried: it is {found.status}, and only failed and "
             "cancelled runs can"
         )
+    check_readable(found.input_data, f"run {instance_id!r} cannot be retried: its input")
     events = [] if from_step is None else await _history_before(storage, instance_id, from_step)
     base = _TRIED_AGAIN.sub("", instance_id)
     again = NewRun(found.workflow_name, found.input_data, found.source_hash, owner="", events=events)
@@ -371,6 +377,7 @@ async def _history_before(storage: Storage, instance_id: str, from_step: str) ->
                     f"run {instance_id!r} cannot be retried from {from_step!r}: {step!r} comes before it, and a new "
                     f"run must execute that step itself; retry from {step!r}, or from the start (without from_step)"
                 )
+            check_row(event)
             kept.append(event)
     if not found:
         raise EngineError(f"run {instance_id!r} has no step {from_step!r}: use the id of a step that steps() returns")

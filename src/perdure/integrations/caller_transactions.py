@@ -6,11 +6,13 @@ continues unchanged. The driver's own errors are not translated.
 
 import re
 
+from perdure.codecs.pipeline import Pipeline
 from perdure.database.dialects import PostgresDriver
-from perdure.engine.starting import StartRequest, start
+from perdure.engine.starting import RunStore, StartRequest, start
 from perdure.errors import SchemaError, TransactionError
 from perdure.integrations.connections import Connection, recognised
 from perdure.storage.caller_transactions import NO_TABLES, CallerTransaction, find_schema
+from perdure.storage.encoding import EncodingStarts
 
 _MISSING_TABLE = re.compile(r"no such table: workflow_|workflow_\w+' doesn't exist")  # of SQLite and MySQL
 
@@ -23,10 +25,15 @@ class CallerConnection:
         self._connection: Connection = recognised(connection)
         self.blocking = self._connection.blocking
         self.dialect = self._connection.dialect
+        self._pipeline: Pipeline | None = None
 
     def use_schema(self, schema: str) -> None:
         """Use the tables of this schema, on PostgreSQL."""
         self._connection.use_schema(schema)
+
+    def use_codec(self, pipeline: Pipeline | None) -> None:
+        """Encode what is written with these codecs."""
+        self._pipeline = pipeline
 
     async def start(self, request: StartRequest) -> str:
         """Write a start into the open transaction and return the id."""
@@ -40,9 +47,10 @@ class CallerConnection:
         if isinstance(connection.driver, PostgresDriver) and not connection.driver.schema:
             connection.use_schema(await find_schema(connection))
         transaction = CallerTransaction(connection, look_first=request.id is not None)
+        store: RunStore = transaction if self._pipeline is None else EncodingStarts(transaction, self._pipeline)
         try:
             async with transaction.savepoint():
-                return await start(transaction, request)
+                return await start(store, request)
         except Exception as error:
             if _MISSING_TABLE.search(str(error)):
                 raise SchemaError(NO_TABLES) from error

@@ -8,6 +8,7 @@ from typing import Any, TypedDict, Unpack, cast
 
 from perdure.brokers.publishing import Publisher
 from perdure.brokers.subscription import Subscription
+from perdure.codecs.pipeline import Codecs
 from perdure.engine.api.app import App
 from perdure.engine.api.database import Database
 from perdure.engine.api.run_info import RunInfo, WaitInfo
@@ -50,6 +51,7 @@ class AppSettings(TypedDict, total=False):
     retention: Retention | None
     publisher: str | PublishFunction | Publisher | None
     subscriptions: Sequence[Subscription]
+    codec: Codecs | None
     hooks: Sequence[Hook]
     worker_id: str | None
 

@@ -11,6 +11,7 @@ from typing import Any
 from perdure.brokers.incoming import ToChannel, ToEvent
 from perdure.brokers.publishing import Publisher
 from perdure.brokers.subscription import Subscription
+from perdure.codecs.pipeline import Codecs
 from perdure.database.cancellation import finish
 from perdure.database.secret import Secret
 from perdure.engine.api import messages
@@ -54,6 +55,8 @@ class App(Client):
     - `publisher`: where events of the outbox go: the URL of a broker or webhook such as `"nats://host"`, an async
       function that is called with each `OutboxEvent`, or a `Publisher` (default: none, events have no outbox).
     - `subscriptions`: where events and messages come from; a list of `Subscription` (default: none).
+    - `codec`: how values are stored, such as `Encrypted(keys)`: a codec of `perdure.codecs`, or a list of them
+      (default: as JSON). Use the same one in all processes.
     - `hooks`: functions that are called with the events of `perdure.hooks` (default: none).
     - `worker_id`: the name of this worker in the database and the log; unique among all workers (default: host name,
       process id and a random part).
@@ -78,11 +81,12 @@ class App(Client):
         retention: Retention | None = None,
         publisher: str | PublishFunction | Publisher | None = None,
         subscriptions: Sequence[Subscription] = (),
+        codec: Codecs | None = None,
         hooks: Sequence[Hook] = (),
         worker_id: str | None = None,
     ) -> None:
         publisher = Secret(publisher) if isinstance(publisher, str) else publisher
-        super().__init__(database, outbox=publisher is not None)
+        super().__init__(database, outbox=publisher is not None, codec=codec)
         del database  # a traceback shows arguments, and a URL may have a password
         _check_counts(1, max_runs=max_runs, max_activities=max_activities, max_threads=max_threads)
         _check_counts(0, max_cached_runs=max_cached_runs)

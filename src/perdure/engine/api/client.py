@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, overload
 
+from perdure.codecs.pipeline import Codecs, Pipeline
 from perdure.engine import starting
 from perdure.engine.api import current, messages
 from perdure.engine.api.database import Database
@@ -18,6 +19,7 @@ from perdure.engine.api.run_info import RunInfo
 from perdure.engine.api.step_info import HistoryEntry, StepInfo
 from perdure.engine.api.step_reading import read_history, read_steps
 from perdure.engine.api.sync_handles import SyncRunHandle, decoder_of
+from perdure.engine.api.values import shown
 from perdure.engine.api.workflow import Workflow
 from perdure.engine.execution.clock import Clock, SystemClock
 from perdure.engine.execution.group_commit import GroupCommit
@@ -34,9 +36,11 @@ from perdure.engine.worker.starts import STARTS
 from perdure.engine.worker.stuck import UnservedWarning, oldest_due
 from perdure.engine.worker.supervision import Health, Supervisor
 from perdure.errors import ClosedError, ConfigurationError, EngineError, StorageError, TransactionConflictError
+from perdure.model.envelopes import check_readable, decoding_messages, unreadable
 from perdure.model.records import HistoryEventType, WorkflowInstance
 from perdure.model.states import WorkflowStatus
 from perdure.storage.contract import Storage
+from perdure.storage.encoding import encoding
 from perdure.storage.stores import SQLStorage
 
 R = TypeVar("R")
@@ -50,6 +54,8 @@ class Client:
     - `database`: a URL such as `"sqlite:///orders.db"`, or an open storage, which stays open when the client closes.
     - `outbox`: also store the events that this client sends in the outbox, for the publisher of an App
       (default: False).
+    - `codec`: how values are stored, such as `Encrypted(keys)`: a codec of `perdure.codecs`, or a list of them
+      (default: as JSON). Use the same one in all processes.
 
     Raises `ConfigurationError` for a URL that cannot work. A client belongs to the event loop and the process that
     opened it; elsewhere it raises `EngineError`. After it is closed it raises `ClosedError`.
@@ -57,7 +63,8 @@ class Client:
 
     has_worker = False  # in the same process; an App has one
 
-    def __init__(self, database: str | Storage, *, outbox: bool = False) -> None:
+    def __init__(self, database: str | Storage, *, outbox: bool = False, codec: Codecs | None = None) -> None:
+        self.pipeline = None if codec is None else Pipeline(codec, f"{type(self).__name__}(codec=)")
         self._database = self._new_database(database)
         self.url = self._database.url
         self._clock = self._new_clock()
@@ -90,6 +97,9 @@ class Client:
         async with AsyncExitStack() as opening:
             self.home = current.Home()
             self._opened = await opening.enter_async_context(self._database.open())
+            if self.pipeline is not None:
+                opening.enter_context(decoding_messages(self.pipeline.decode))
+                self._opened = encoding(self._opened, self.pipeline)
             token = current.APP.set(self)  # before the worker starts: activities send through it
             opening.callback(_reset, token)
             self.stub_scope = opening.enter_context(scope_of_app(self._clock.sleep))
@@ -268,7 +278,7 @@ class Client:
         if event is None:
             await self._row(instance_id)
             return None
-        return decode(event.event_data or b"{}")["state"]
+        return unreadable(event.event_data) or decode(event.event_data or b"{}")["state"]
 
     async def history(self, instance_id: str) -> AsyncIterator[HistoryEntry]:
         """Iterate over the history of a run, oldest entry first; entries are read page by page."""
@@ -300,13 +310,18 @@ class Client:
         if found is None:
             raise starting.not_found(instance_id)
         if found.status is WorkflowStatus.COMPLETED:
+            check_readable(found.output_data, f"the result of run {instance_id!r}")
             return found.output_data or b"null"
         if found.status is WorkflowStatus.CANCELLED:
             event = await self._storage.get_last_event(instance_id, HistoryEventType.WORKFLOW_CANCELLED)
             reason = decode(event.event_data).get("reason", "") if event and event.event_data else ""
-            raise cancelled(found.workflow_name, instance_id, reason)
+            raise cancelled(found.workflow_name, instance_id, shown(reason))
         event = await self._storage.get_last_event(instance_id, HistoryEventType.WORKFLOW_FAILED)
-        cause = decode_failure(decode(event.event_data) if event and event.event_data else {})
+        cause: BaseException
+        if event is not None and (hidden := unreadable(event.event_data)) is not None:
+            cause = hidden.error(f"the error of run {instance_id!r}")
+        else:
+            cause = decode_failure(decode(event.event_data) if event and event.event_data else {})
         raise failed_run(found.workflow_name, instance_id, cause) from cause
 
     async def _within(self, seconds: float, instance_id: str, end: Coroutine[Any, Any, Ended | None]) -> Ended | None:

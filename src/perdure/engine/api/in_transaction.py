@@ -6,6 +6,7 @@
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, TypeVar
 
+from perdure.codecs.pipeline import Pipeline
 from perdure.engine.api import current
 from perdure.engine.api.handles import IN_OPEN_APP, Runs
 from perdure.engine.starting import StartRequest
@@ -25,6 +26,9 @@ class CallerConnection(Protocol):
 
     def use_schema(self, schema: str) -> None:
         """Use the tables of this schema, on PostgreSQL."""
+
+    def use_codec(self, pipeline: Pipeline | None) -> None:
+        """Encode what is written with these codecs."""
 
     async def start(self, request: StartRequest) -> str:
         """Write a start into the open transaction and return the id; never suspend if the connection is blocking."""
@@ -92,6 +96,7 @@ def _runs(caller: CallerConnection) -> Runs:
         return IN_OPEN_APP
     _check_dialect(caller, app.dialect(), "the app")
     caller.use_schema(app.schema())
+    caller.use_codec(app.pipeline)
     return app
 
 

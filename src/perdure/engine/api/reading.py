@@ -7,7 +7,7 @@ from typing import Any
 
 from perdure.engine.api.run_info import ErrorInfo, RunInfo, WaitInfo, WaitKind
 from perdure.engine.api.stuck import stuck_info
-from perdure.engine.api.values import CANCELLED, arguments_of, error_of, result_of
+from perdure.engine.api.values import CANCELLED, arguments_of, error_of, result_of, shown
 from perdure.engine.execution.rows import read_rows
 from perdure.engine.history import ids
 from perdure.engine.history.records import (
@@ -24,6 +24,7 @@ from perdure.engine.replay.definitions import WORKFLOWS
 from perdure.engine.worker.owners import is_backed_off, tries_of, worker_of
 from perdure.engine.worker.stuck import UNSERVED, served_names, unclaimed_for
 from perdure.model import names
+from perdure.model.envelopes import is_encoded, unreadable
 from perdure.model.records import RegisteredWait, StuckInstance, WorkflowInstance
 from perdure.model.states import RESUMABLE, TERMINAL, WorkflowStatus
 from perdure.storage.contract import Storage
@@ -61,13 +62,15 @@ async def _read_whole(storage: Storage, id: str) -> tuple[Any, tuple[str, ...]]:
     """Return the state and the children of a run, which need a read of its whole history."""
     state = await storage.get_last_event(id, STATE)
     started = [record async for record in _children(storage, id)]
-    return None if state is None else json.loads(state.event_data or b"{}")["state"], tuple(started)
+    if state is None:
+        return None, tuple(started)
+    return unreadable(state.event_data) or json.loads(state.event_data or b"{}")["state"], tuple(started)
 
 
 async def _children(storage: Storage, id: str) -> AsyncIterator[str]:
     async for row in read_rows(storage, id):
         record = record_of(row)
-        if isinstance(record, Completed) and ids.name_of(record.step) == ids.CHILD:
+        if isinstance(record, Completed) and ids.name_of(record.step) == ids.CHILD and not is_encoded(record.result):
             yield str(json.loads(record.result))
 
 
@@ -114,7 +117,7 @@ def _error_of(row: WorkflowInstance, life: Life) -> ErrorInfo | None:
         return None
     cancelled, failed = life.get(ids.RUN_CANCELLED), life.get(ids.RUN_FAILED)
     if isinstance(cancelled, RunCancelled):
-        return ErrorInfo(CANCELLED, cancelled.reason)
+        return ErrorInfo(CANCELLED, shown(cancelled.reason))
     return error_of(failed.failure) if isinstance(failed, RunFailed) else None
 
 

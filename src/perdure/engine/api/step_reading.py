@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import AsyncIterator, Iterable, Mapping
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -16,16 +17,19 @@ from perdure.engine.history.records import (
     Compensated,
     Completed,
     Failed,
+    ForeignRecord,
     MessageReceived,
     Record,
     Started,
     Taken,
     TimerFired,
     WaitTimedOut,
+    hidden_in,
     record_of,
 )
 from perdure.engine.replay.definitions import ACTIVITIES, COMPENSATIONS, WORKFLOWS
-from perdure.model.records import HistoryEvent, RegisteredWait
+from perdure.model.envelopes import Unreadable, unreadable
+from perdure.model.records import HistoryEvent, HistoryEventType, RegisteredWait
 from perdure.storage.contract import Storage
 
 PAGE = 1000
@@ -56,6 +60,8 @@ async def read_history_page(
 
 def _entry(row: HistoryEvent) -> HistoryEntry:
     data = row.event_data_binary if row.data_type == "binary" else json.loads(row.event_data or b"null")
+    if (hidden := unreadable(row.event_data) or hidden_in(row)) is not None:
+        data = hidden
     return HistoryEntry(row.id, row.activity_id, str(row.event_type), row.created_at, data)
 
 
@@ -63,7 +69,7 @@ async def read_steps(storage: Storage, id: str) -> list[StepInfo]:
     """Return the steps of a run: first those that have ended, in the order of their ends."""
     steps = _Steps()
     async for row in read_rows(storage, id):
-        steps.add(record_of(row), row.created_at)
+        steps.add(_shown(row), row.created_at)
     await steps.add_children(storage)
     for wait in await storage.get_waits([id]):
         steps.add_wait(id, wait)
@@ -74,10 +80,18 @@ def steps_of(id: str, rows: Iterable[HistoryEvent], waits: Iterable[RegisteredWa
     """Return the steps of a history that was read before; of a child only what the history of its parent says."""
     steps = _Steps()
     for row in rows:
-        steps.add(record_of(row), row.created_at)
+        steps.add(_shown(row), row.created_at)
     for wait in waits:
         steps.add_wait(id, wait)
     return steps.found()
+
+
+def _shown(row: HistoryEvent) -> Record:
+    """Return what a row records; the data of a message that cannot be decoded here is an `Unreadable`."""
+    record = record_of(row)
+    if isinstance(record, MessageReceived) and (hidden := hidden_in(row)) is not None:
+        return replace(record, envelope={**(record.envelope or {}), "data": hidden})
+    return record
 
 
 class _Steps:
@@ -111,6 +125,8 @@ class _Steps:
                 self._end(self._step(step), at, None, failure)
             case TimerFired(step) if not step.startswith(ids.OWN):
                 self._end(self._step(step), at, None)
+            case ForeignRecord(row) if row.event_type == HistoryEventType.COMPENSATION_FAILED:
+                self._end(self._step(row.activity_id), at, None, json.loads(row.event_data or b"{}"))
             case Completed(step, result) if _is_step(step):
                 self._complete(self._step(step), result, at)
             case Failed(step, failure) if _is_step(step):
@@ -130,7 +146,11 @@ class _Steps:
         started = self._ends.get(ids.path_of_end(record.channel or ""))
         if started is not None and record.envelope is not None:
             workflow = name.removeprefix(ids.CHILD_END)
-            self._end_child(self._known[started], workflow, record.envelope["data"], at)
+            end = record.envelope["data"]
+            if isinstance(end, Unreadable):
+                self._end(self._known[started], at, end)
+            else:
+                self._end_child(self._known[started], workflow, end, at)
 
     def _end_child(self, step: dict[str, Any], workflow: str, end: Mapping[str, Any], at: datetime | None) -> None:
         step.update(name=workflow, finished_at=at, status=StepStatus.FAILED)
@@ -156,11 +176,15 @@ class _Steps:
 
     def _complete(self, step: dict[str, Any], result: bytes, at: datetime | None) -> None:
         """Add the result of a step; for the start of a child, that is only the beginning of the step."""
+        hidden = unreadable(result)
         if step["kind"] is StepKind.CHILD:
             step.update(status=StepStatus.RUNNING, started_at=at, finished_at=None, error=None)
-            self._children[str(json.loads(result))] = step["id"]
+            if hidden is None:
+                self._children[str(json.loads(result))] = step["id"]
             self._ends[ids.path_of(step["id"])] = step["id"]
             self._known[step["id"]] = self._known.pop(step["id"])
+        elif hidden is not None:
+            self._end(step, at, hidden)
         elif step["kind"] is StepKind.ACTIVITY:
             self._end(step, at, result_of(_activity(step["name"]), result))
         else:

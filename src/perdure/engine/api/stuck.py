@@ -4,6 +4,7 @@ from collections.abc import Collection
 from datetime import datetime
 
 from perdure.engine.api.run_info import StuckInfo
+from perdure.engine.api.values import shown
 from perdure.engine.worker.owners import is_backed_off
 from perdure.engine.worker.stuck import UNSERVED, unclaimed_for
 from perdure.model.records import StuckInstance, WorkflowInstance
@@ -14,7 +15,9 @@ def stuck_info(
 ) -> StuckInfo | None:
     """Return why a run is stuck; None if it is not. `served` has the names of workflows with a live worker."""
     if found is not None:
-        return StuckInfo(found.reason, found.since, found.next_retry_at if is_backed_off(row.locked_by) else None)
+        return StuckInfo(
+            shown(found.reason), found.since, found.next_retry_at if is_backed_off(row.locked_by) else None
+        )
     waited = unclaimed_for(row, now)
     if served is None or row.workflow_name in served or waited < UNSERVED:
         return None

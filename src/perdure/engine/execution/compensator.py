@@ -28,6 +28,7 @@ from perdure.engine.history.records import Compensated, Completed
 from perdure.engine.replay.definitions import ActivityDefinition
 from perdure.errors import EngineError
 from perdure.hooks import CompensationCompleted, CompensationFailed
+from perdure.model.envelopes import check_readable
 from perdure.model.records import CompensationEntry
 from perdure.model.states import WorkflowStatus
 
@@ -125,6 +126,7 @@ class Compensator:
         handler = self._run.workflow.failure_handler
         if handler is None or self._history.has(ids.HANDLED):
             return
+        check_readable(self._input, f"the input of run {self._run.id!r}")
         payload = arguments(handler, json.loads(self._input), None, error=self._history.cause.error)
         done = await self._attempts.execute(handler, ids.HANDLED, "on_failure", payload)
         await self._attempts.record_outcome(ids.HANDLED, "on_failure", handler, done)

@@ -16,6 +16,7 @@ from perdure.engine.history.records import (
     RunCancelled,
     RunFailed,
     Started,
+    check_row,
     record_of,
     row_of,
 )
@@ -68,6 +69,7 @@ class RollbackHistory:
     async def catch_up(self) -> None:
         """Read the rows that were added since the last call."""
         async for row in read_rows(self._storage, self._run_id, self._last_id):
+            check_row(row)
             self._note(record_of(row))
             self._last_id = row.id
 

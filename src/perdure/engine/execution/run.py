@@ -26,6 +26,7 @@ from perdure.engine.replay.replayer import Replayer
 from perdure.engine.replay.steps import ActivityStep
 from perdure.errors import EngineError
 from perdure.hooks import RunResumed, RunStarted, RunWaiting
+from perdure.model.envelopes import Unreadable, unreadable
 from perdure.model.records import Lease, WorkflowInstance
 from perdure.model.states import WorkflowStatus
 
@@ -54,6 +55,7 @@ class Run:
         self.resumed = parked is not None  # executed before: the body was kept in memory
         self.ending = False
         self.output: bytes | None = None  # of a completed run
+        self._hidden: Unreadable | None = None  # the input, if it could not be decoded
         parked = parked or self._new(instance)
         self.replayer = parked.replayer
         self._inbox = Inbox(self._proceed)
@@ -73,6 +75,7 @@ class Run:
             self.recorder.resume()
 
     def _new(self, instance: WorkflowInstance) -> ParkedRun:
+        self._hidden = unreadable(instance.input_data)
         replayer = Replayer(self.workflow, self.id, instance.input_data, self.generation, self.host.now)
         return ParkedRun(replayer, self.generation, None, instance.started_at or self.host.now(), 0)
 
@@ -116,6 +119,8 @@ class Run:
         self.recorder.open(Journal(self.host.journals, lease, self._last_id))
         self._attempts.open()
         self.ending = False
+        if self._hidden is not None:
+            raise self._hidden.error(f"the input of run {self.id!r}")
         begun = self.replayer.begun
         try:
             if self._is_new:

@@ -10,10 +10,13 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
+import msgspec
+
 from perdure.engine.history import ids
 from perdure.engine.history.codec import encode
 from perdure.engine.history.messages import Message, message_from
 from perdure.model.blank import blank
+from perdure.model.envelopes import KEY, MARK, Unreadable, check_readable, unreadable
 from perdure.model.records import HistoryEvent, HistoryEventType
 
 # Types of rows that only perdure writes; `HistoryEventType` has those that compatible frameworks know.
@@ -466,6 +469,26 @@ def record_of(row: HistoryEvent) -> Record:
         return ForeignRecord(row)
 
 
+def check_row(row: HistoryEvent) -> None:
+    """Raise `CodecError` if a row has a value that is encoded, because it was not decoded when it was read."""
+    data = row.event_data
+    if data is not None and data.startswith(MARK):
+        check_readable(data, f"the row {row.activity_id!r} of run {row.instance_id!r}")
+    elif row.event_type == MessageReceived.kind and (hidden := hidden_in(row)) is not None:
+        raise hidden.error(f"the message {row.activity_id!r} of run {row.instance_id!r}")
+
+
+def hidden_in(row: HistoryEvent) -> Unreadable | None:
+    """Return what stands for the data of a received message that could not be decoded; None if it could be."""
+    if row.data_type == "binary":
+        return unreadable(row.event_data_binary)
+    if row.event_data is None or MARK not in row.event_data:
+        return None
+    fields = msgspec.json.decode(row.event_data, type=dict[str, msgspec.Raw])
+    found = (unreadable(bytes(fields[name])) for name in ("data", "payload", "metadata") if name in fields)
+    return next(filter(None, found), None)
+
+
 def _json(row: HistoryEvent) -> Any:
     return json.loads(row.event_data or b"null")
 
@@ -538,6 +561,8 @@ def _parent(row: HistoryEvent) -> Record:
 
 def _compensated(row: HistoryEvent) -> Record:
     about = dict(_json(row))
+    if KEY in about:  # it could not be decoded
+        return ForeignRecord(row)
     found = [about.pop(name, None) for name in ("activity_id", "activity_name", "compensation_id")]
     about.pop("error", None)
     failed = row.event_type == HistoryEventType.COMPENSATION_FAILED

@@ -24,6 +24,7 @@ from perdure.engine.worker.outages import BrokerOutage, back_off
 from perdure.engine.worker.supervision import Supervised, Supervisor
 from perdure.engine.worker.waiting import end_tasks, wait_unless
 from perdure.errors import BrokerUnavailableError, StorageError, TerminalError
+from perdure.model.envelopes import check_readable
 from perdure.model.records import OutboxEvent
 from perdure.storage.contract import Storage
 
@@ -169,6 +170,7 @@ class OutboxRelay:
                 await recorder.flush(events[number:])
                 return True
             try:
+                check_readable(event.event_data, f"the data of event {event.event_id!r}")
                 async with self._clock.timeout(PUBLISH_SEC):
                     await self._publisher.publish(event)
             except (BrokerUnavailableError, ConnectionError) as error:

@@ -17,6 +17,7 @@ from perdure.engine.replay.guard import is_interruption
 from perdure.engine.worker.back_off import back_off, died_too_often
 from perdure.engine.worker.log import about
 from perdure.errors import (
+    CodecError,
     CommitUnknownError,
     DatabaseUnavailableError,
     LeaseLostError,
@@ -202,7 +203,7 @@ class RunTask:
 
     async def _back_off(self, error: BaseException, tries: int) -> None:
         """Back off after so many tries without progress; if they are the workflow's `max_tries`, fail the run."""
-        limit = self.run.workflow.max_tries
+        limit = None if isinstance(error, CodecError) else self.run.workflow.max_tries  # another worker may decode it
         if limit is None or tries < limit or not isinstance(self.run, Run):
             await back_off(self._host, self.run, self.lease, error, tries)
             return
