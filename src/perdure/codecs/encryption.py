@@ -32,12 +32,12 @@ class Encrypted:
     name = "aes256gcm"
 
     def __init__(self, keys: Mapping[str, bytes | str]) -> None:
-        ciphers = {} if not isinstance(keys, Mapping) else {id: _cipher(id, keys[id]) for id in keys}
+        found = _ciphers(keys)
         del keys  # a traceback may show arguments
-        if not ciphers:
-            raise ConfigurationError('Encrypted(keys) takes at least one key by its id, such as {"k1": new_key()}')
-        self._ciphers = ciphers
-        self._current = next(iter(ciphers))
+        self._ciphers = {} if isinstance(found, str) else found
+        if isinstance(found, str):
+            raise ConfigurationError(found)
+        self._current = next(iter(found))
 
     def encode(self, data: bytes, place: str) -> Encoded:
         """Return the nonce and the encrypted value; the note is the id of the key."""
@@ -70,25 +70,26 @@ def new_key() -> bytes:
     return os.urandom(KEY_BYTES)
 
 
-def _cipher(id: str, key: bytes | str) -> "AESGCM":
+def _ciphers(keys: Mapping[str, bytes | str]) -> "dict[str, AESGCM] | str":
+    """Return the ciphers by their ids, or what is wrong: an error that is raised here would show the keys."""
     try:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-    except ImportError as error:
-        raise ConfigurationError(
-            'Encrypted(…) needs the package cryptography: pip install "perdure[crypto]"'
-        ) from error
-    if not isinstance(id, str) or not _KEY_ID.match(id):
-        raise ConfigurationError(
-            f"the id of a key must have 1 to 64 letters, digits, '-', '_' or '.', not {id!r}: choose another id"
-        )
-    raw = _raw(key)
-    del key  # a traceback may show arguments
-    if raw is None:
-        raise ConfigurationError(
-            f"the key {id!r} given to Encrypted(…) must be {KEY_BYTES} bytes, or their base64 text: make one with "
-            "perdure.codecs.new_key()"
-        )
-    return AESGCM(raw)
+    except ImportError:
+        return 'Encrypted(…) needs the package cryptography: pip install "perdure[crypto]"'
+    if not isinstance(keys, Mapping) or not keys:
+        return 'Encrypted(keys) takes at least one key by its id, such as {"k1": new_key()}'
+    found = {}
+    for id, key in keys.items():
+        if not isinstance(id, str) or not _KEY_ID.match(id):
+            return f"the id of a key must have 1 to 64 letters, digits, '-', '_' or '.', not {id!r}: choose another id"
+        raw = _raw(key)
+        if raw is None:
+            return (
+                f"the key {id!r} given to Encrypted(…) must be {KEY_BYTES} bytes, or their base64 text: make one with "
+                "perdure.codecs.new_key()"
+            )
+        found[id] = AESGCM(raw)
+    return found
 
 
 def _raw(key: object) -> bytes | None:

@@ -9,7 +9,7 @@ from perdure.codecs.protocol import Codec, Encoded
 from perdure.errors import CodecError, ConfigurationError, LimitError
 from perdure.model import limits
 from perdure.model.envelopes import BINARY_MARK, MARK, Envelope, Tag, check_tag, read
-from perdure.model.limits import METADATA_MAX, PAYLOAD_MAX
+from perdure.model.limits import PAYLOAD_MAX
 
 Codecs = Codec | Sequence[Codec]
 
@@ -45,13 +45,13 @@ class Pipeline:
         """Return whether decoding that many stored bytes may take long."""
         return encoded and (length > IN_LOOP_MAX or any(map(_is_blocking, self._codecs)))
 
-    def encode(self, data: bytes, place: str, kind: str, *, inline: bool = False) -> bytes:
+    def encode(self, data: bytes, place: str, kind: str, *, inline: bool = False, longest: int = PAYLOAD_MAX) -> bytes:
         """Return JSON as it is stored, in an envelope or not; with `inline` in the database itself.
 
         `kind` names the value in a `CodecError` or `LimitError`.
         """
-        longest = METADATA_MAX if kind == "metadata" else PAYLOAD_MAX
         limits.text(data, kind, longest)
+        data = _as_bytes(data)
         tags, found = self._apply(data, place, kind, inline)
         if not tags and not data.startswith(MARK):  # a value that looks like an envelope gets one of its own
             return data
@@ -60,6 +60,7 @@ class Pipeline:
     def encode_binary(self, data: bytes, place: str, kind: str, *, inline: bool = False) -> bytes:
         """Return bytes that are not JSON as they are stored."""
         limits.size(data, kind)
+        _check_bytes(data)
         tags, found = self._apply(data, place, kind, inline)
         if not tags and not data.startswith(BINARY_MARK):
             return data
@@ -109,6 +110,24 @@ class Pipeline:
         return data
 
 
+def _as_bytes(data: object) -> bytes:
+    """Return what storages accept for JSON, bytes or text, as bytes; raise `LimitError` for anything else."""
+    if isinstance(data, bytes):
+        return data
+    if isinstance(data, str):
+        return data.encode()
+    raise _wrong(data)
+
+
+def _check_bytes(data: object) -> None:
+    if not isinstance(data, bytes):
+        raise _wrong(data)
+
+
+def _wrong(data: object) -> LimitError:
+    return LimitError(f"a value to be encoded must be bytes, not {type(data).__name__}")
+
+
 def _is_blocking(codec: Codec) -> bool:
     return bool(getattr(codec, "blocking", False))
 
@@ -121,8 +140,8 @@ def _limited(envelope: bytes, length: int, kind: str, longest: int) -> bytes:
     most = limits.encoded_max(longest)
     if len(envelope) > most:
         raise LimitError(
-            f"{kind} has {length} bytes, and {len(envelope)} once encoded; the limit for encoded values is {most} bytes: "
-            "use codecs that make it smaller, or store large data elsewhere and pass a reference to it"
+            f"{kind} has {length} bytes, and {len(envelope)} once encoded, where the limit is {most}: use codecs "
+            "that make it smaller, or store large data elsewhere and pass a reference to it"
         )
     return envelope
 

@@ -223,14 +223,15 @@ def _message(message: OutgoingMessage) -> dict[str, object]:
         "source": source and limits.name(source, "source"),
         "message_id": str(uuid4()) if key is None or source else key,
         "data_type": "binary" if message.binary else "json",
-        "data": None if message.binary else _json(message.data, "data", limits.PAYLOAD_MAX),
+        "data": None if message.binary else json_text(message.data, "data", limits.PAYLOAD_MAX),
         "data_binary": message.data if message.binary else None,
-        "metadata": None if message.metadata is None else _json(message.metadata, "metadata", limits.METADATA_MAX),
+        "metadata": None if message.metadata is None else json_text(message.metadata, "metadata", limits.METADATA_MAX),
         "kind": None,
     }
 
 
-def _json(value: bytes | None, kind: str, longest: int) -> str:
+def json_text(value: bytes | None, kind: str, longest: int) -> str:
+    """Return JSON as text; raise `LimitError` if it is none, or too large."""
     text = limits.text(value, kind, longest)
     try:
         json.loads(text or "", parse_constant=_refuse)

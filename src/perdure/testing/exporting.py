@@ -7,17 +7,21 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from perdure.codecs.pipeline import Codecs, Pipeline
 from perdure.database.secret import Secret
 from perdure.engine import starting
 from perdure.engine.api import current
 from perdure.engine.api.client import Client, storage_of
 from perdure.engine.api.handles import RunHandle, runs_of
 from perdure.engine.execution.rows import read_rows
+from perdure.engine.history.records import check_row
 from perdure.engine.replay.definitions import WORKFLOWS
 from perdure.errors import EngineError
+from perdure.model.envelopes import check_readable
 from perdure.model.records import ArchivedHistoryEvent, HistoryEvent, RegisteredWait, WorkflowInstance
 from perdure.model.states import WorkflowStatus
 from perdure.storage.contract import Storage
+from perdure.storage.encoding import encoding
 from perdure.storage.stores import open_read_only
 from perdure.testing.history import History, HistoryRow
 from perdure.testing.redaction import Redact, redacted
@@ -31,24 +35,35 @@ _GENERATION = re.compile(r"~\d+\Z")
 
 
 async def history_of(
-    run: RunHandle[Any] | str, *, redact: Redact | None = None, database: Database | None = None
+    run: RunHandle[Any] | str,
+    *,
+    redact: Redact | None = None,
+    database: Database | None = None,
+    codec: Codecs | None = None,
 ) -> History:
     """Return the recorded history of a run, given by its handle or id.
 
     - `redact`: see `export_history` (default: values are kept).
     - `database`: a URL or an open storage (default: that of the handle, or of the open App or Client). A URL is opened
       read-only.
+    - `codec`: the codec of the runs in `database`, as `App(codec=)` (default: that of the open App or Client).
 
     The id of a generation that has ended, `<id>~<n>`, returns the history of the run before its n-th `recur()`. Raises
     `RunNotFoundError` if the run does not exist.
     """
-    async with _opened(run, database := hidden(database)) as storage:
+    async with _opened(run, database := hidden(database)) as opened:
+        storage = opened if codec is None else encoding(opened, Pipeline(codec, "history_of(codec=)"))
         found = await read_recorded(storage, run if isinstance(run, str) else run.id)
     return found if redact is None else redacted(found, redact, WORKFLOWS.get(found.workflow))
 
 
 async def export_history(
-    run: RunHandle[Any] | str, path: str | Path, *, redact: Redact | None = None, database: Database | None = None
+    run: RunHandle[Any] | str,
+    path: str | Path,
+    *,
+    redact: Redact | None = None,
+    database: Database | None = None,
+    codec: Codecs | None = None,
 ) -> History:
     """Write the recorded history of a run to a file, for `replay()` and `@pytest.mark.replay`, and return it.
 
@@ -61,8 +76,10 @@ async def export_history(
     If the workflow is defined in this process, the digests of its calls are made again, so a later replay still
     compares arguments; raises `SerializationError` if the redacted values lead the code elsewhere. Otherwise a replay
     compares the steps and not the arguments of calls that may depend on a redacted value.
+
+    The file has plain values, also of a run that is stored with a codec: redact what must not leave the database.
     """
-    history = await history_of(run, redact=redact, database=(database := hidden(database)))
+    history = await history_of(run, redact=redact, database=(database := hidden(database)), codec=codec)
     history.save(path)
     return history
 
@@ -100,15 +117,19 @@ async def _instance(storage: Storage, id: str) -> WorkflowInstance:
     row = await storage.get_instance(id)
     if row is None:
         raise starting.not_found(id)
+    check_readable(row.input_data, f"the input of run {id!r}")
+    check_readable(row.output_data, f"the result of run {id!r}")
     return row
 
 
 async def _rows(storage: Storage, row: WorkflowInstance) -> AsyncIterator[HistoryRow]:
     if row.status is WorkflowStatus.RECURRED:
         for archived in await storage.get_archived_history(row.instance_id):
-            yield HistoryRow.of(_event(archived))
+            check_row(event := _event(archived))
+            yield HistoryRow.of(event)
     else:
         async for event in read_rows(storage, row.instance_id):
+            check_row(event)
             yield HistoryRow.of(event)
 
 

@@ -11,6 +11,7 @@ import msgspec
 
 from perdure.codecs.pipeline import Pipeline
 from perdure.model.envelopes import BINARY_MARK, ESCAPED_MARK, MARK, PREFIX, Envelope, message_place, run_place
+from perdure.model.limits import METADATA_MAX, PAYLOAD_MAX
 from perdure.model.records import (
     ArchivedHistoryEvent,
     ChannelMessage,
@@ -23,6 +24,7 @@ from perdure.model.records import (
     StuckInstance,
     WorkflowInstance,
 )
+from perdure.storage.channels import json_text
 
 # Rows that hold times and names only. The last three are written by the engine, which is above this layer.
 PLAIN_TYPES = frozenset(
@@ -159,11 +161,12 @@ class Fields:
         place, inline = message_place(message.channel), not message.channel.startswith(_END_CHANNEL)
         encode = self.pipeline.encode_binary if message.binary else self._encode
         about = message.metadata
-        return replace(
-            message,
-            data=encode(message.data, place, "data", inline=inline),
-            metadata=about and self._encode(about, f"{place}/metadata", "metadata", inline=True),
-        )
+        if not message.binary:
+            json_text(message.data, "data", PAYLOAD_MAX)
+        if about is not None:
+            json_text(about, "metadata", METADATA_MAX)
+            about = self._encode(about, f"{place}/metadata", "metadata", inline=True, longest=METADATA_MAX)
+        return replace(message, data=encode(message.data, place, "data", inline=inline), metadata=about)
 
     def decoded_message(self, row: ChannelMessage) -> ChannelMessage:
         """Return a message as it was published."""
@@ -216,11 +219,11 @@ class Fields:
 
     # Texts.
 
-    def encoded_text(self, text: str, place: str, kind: str) -> str:
+    def encoded_text(self, text: str, place: str, kind: str, longest: int = PAYLOAD_MAX) -> str:
         """Return a text for people, which may quote values, to be stored; an empty one stays empty."""
         if not isinstance(text, str) or not text:
             return text
-        found = self._encode(json.dumps(text).encode(), place, kind, inline=True)
+        found = self._encode(json.dumps(text, ensure_ascii=False).encode(), place, kind, inline=True, longest=longest)
         if not found.startswith(MARK) and text.startswith(PREFIX):  # it looks like an envelope, so it gets one
             found = Envelope((), found).text()
         return found.decode() if found.startswith(MARK) else text

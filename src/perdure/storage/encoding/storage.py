@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 from perdure.codecs.pipeline import Pipeline
 from perdure.errors import CodecError, HistoryConflictError, LimitError, StorageError
 from perdure.model.envelopes import BINARY_MARK, MARK, run_place
-from perdure.model.limits import COUNT_MAX, PAGE_MAX
+from perdure.model.limits import COUNT_MAX, METADATA_MAX, PAGE_MAX
 from perdure.model.records import (
     ArchivedHistoryEvent,
     ChannelMessage,
@@ -177,7 +177,7 @@ class EncodingStorage:
         if reason.startswith(f"{CodecError.__name__}: "):
             await self._storage.back_off(lease, tries, reason, pause_sec)
             return
-        text = self._fields.encoded_text(reason, run_place(lease.instance_id, "stuck"), "reason")
+        text = self._fields.encoded_text(reason, run_place(lease.instance_id, "stuck"), "reason", METADATA_MAX)
         await self._storage.back_off(lease, tries, text, pause_sec)
 
     async def get_stuck(self, instance_ids: Sequence[str]) -> list[StuckInstance | None]:

@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
+from perdure.codecs.pipeline import Codecs
 from perdure.engine.api.activity import Activity
 from perdure.engine.api.workflow import Workflow
 from perdure.testing.crashes.outcomes import Raised, Row, differences, shortened
@@ -57,6 +58,7 @@ async def crash_everywhere(
     setup: Callable[[], object] | None = None,
     database: str | None = None,
     workflows: Sequence[Workflow[..., Any]] | None = None,
+    codec: Codecs | None = None,
     uncompensated: Sequence[Activity[..., Any]] = (),
     restarts: bool = True,
     limit: int = 1000,
@@ -81,6 +83,7 @@ async def crash_everywhere(
     - `database`: the URL of a database (default: in memory). On a server a new schema or database is used, which is
       dropped at the end. A SQLite database must have no runs.
     - `workflows`: the workflows that the workers execute (default: all that are defined in this process).
+    - `codec`: how the workers and the scenario store values, as `App(codec=)` (default: as JSON).
     - `uncompensated`: activities that leave nothing to undo. A failed run that compensates one of its steps must
       compensate all others, too (default: none).
     - `restarts`: also crash the process of the scenario, which is then executed again (default: True).
@@ -95,7 +98,7 @@ async def crash_everywhere(
     names = frozenset(each.name for each in uncompensated)
     point = DEFAULTS.point if point is None else point
     progress = DEFAULTS.progress if progress is None else progress
-    settings, began = Settings(scenario, setup, effects, workflows, names), time.monotonic()
+    settings, began = Settings(scenario, setup, effects, workflows, names, codec=codec), time.monotonic()
     async with AsyncExitStack() as stack:
         stack.enter_context(nullcontext() if point else _without_log())
         prepare = await stack.enter_async_context(open_stage(database))

@@ -13,9 +13,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from perdure.codecs.pipeline import Pipeline
 from perdure.engine.replay.stubs import new_scope
 from perdure.engine.worker.activities import Executor
 from perdure.storage.contract import Storage
+from perdure.storage.encoding import encoding
 from perdure.testing.crashes.body_effects import watched
 from perdure.testing.crashes.call_watch import WatchedActivities
 from perdure.testing.crashes.outcomes import Outcome, Row, Witness, all_runs, collect, histories
@@ -60,7 +62,8 @@ class Play:
     def __init__(
         self, settings: Settings, storage: Storage, timeline: Timeline, target: Point | None, *, alone: bool
     ) -> None:
-        self._settings, self._storage, self._timeline = settings, storage, timeline
+        self._settings, self._behind, self._timeline = settings, storage, timeline
+        self._storage = storage if settings.codec is None else encoding(storage, Pipeline(settings.codec))
         self._target, self._alone = target, alone
         self._wall_clock = WallClock()
         self._witness = Witness()
@@ -99,13 +102,13 @@ class Play:
         def watch(activities: Executor) -> Executor:
             return WatchedActivities(activities, lambda: not gate.is_dead, self._witness.calls.append)
 
-        storage, name = behind(gate, self._storage), f"worker{len(self._processes) + 1}"
+        storage, name = behind(gate, self._behind), f"worker{len(self._processes) + 1}"
         app = PlayedApp(storage, self._timeline, self._settings, name, watch)
         return await self._open(app, gate, self._settings.scenario if with_scenario else None)
 
     async def _open_client(self) -> None:
         gate = self._new_gate()
-        client = PlayedClient(behind(gate, self._storage), self._timeline)
+        client = PlayedClient(behind(gate, self._behind), self._timeline, self._settings)
         await self._open(client, gate, self._settings.scenario)
 
     async def _open(self, client: PlayedApp | PlayedClient, gate: Gate, scenario: Scenario | None) -> Process:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+from perdure.codecs.pipeline import Codecs
 from perdure.engine.api.app import App
 from perdure.engine.api.client import Client
 from perdure.engine.api.workflow import Workflow
@@ -36,6 +37,7 @@ class Settings:
     workflows: Sequence[Workflow[..., Any]] | None = None
     uncompensated: frozenset[str] = frozenset()
     lease_sec: float = 15.0
+    codec: Codecs | None = None
 
 
 class ScenarioClock:
@@ -101,9 +103,9 @@ class _Played(Client):
 class PlayedClient(_Played):
     """A client that executes the scenario."""
 
-    def __init__(self, storage: Storage, timeline: Timeline) -> None:
+    def __init__(self, storage: Storage, timeline: Timeline, settings: Settings) -> None:
         self.clock, self.process_clock = ScenarioClock(timeline), ProcessClock(timeline)
-        super().__init__(storage)
+        super().__init__(storage, codec=settings.codec)
 
 
 class PlayedApp(_Played, App):
@@ -113,7 +115,8 @@ class PlayedApp(_Played, App):
         self.clock, self.process_clock = ScenarioClock(timeline), ProcessClock(timeline)
         self._watch = watch
         lease, served = settings.lease_sec, settings.workflows
-        App.__init__(self, storage, workflows=served, lease=lease, drain_timeout=0, worker_id=name)
+        codec = settings.codec
+        App.__init__(self, storage, workflows=served, lease=lease, drain_timeout=0, codec=codec, worker_id=name)
 
     async def _start_worker(self, worker: Worker) -> None:
         worker.host.execute_with(self._watch(worker.host.activities))
