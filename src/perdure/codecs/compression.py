@@ -2,14 +2,14 @@
 
 import zlib
 
-from perdure.codecs.protocol import Encoded
+from perdure.codecs.protocol import Codec, Encoded
 from perdure.errors import CodecError, ConfigurationError
 
 ABOVE = 1_000
 LIMIT = 64 * 1024 * 1024
 
 
-class Compressed:
+class Compressed(Codec):
     """Compresses values with zlib if they are large and become smaller.
 
     - `above`: only values of more bytes than this (default: 1000).

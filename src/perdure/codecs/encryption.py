@@ -6,7 +6,7 @@ from base64 import b64decode
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from perdure.codecs.protocol import Encoded
+from perdure.codecs.protocol import Codec, Encoded
 from perdure.errors import CodecError, ConfigurationError
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ NONCE_BYTES = 12
 _KEY_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}\Z")
 
 
-class Encrypted:
+class Encrypted(Codec):
     """Encrypts values with AES-256-GCM, each with a random nonce.
 
     `keys` are the keys by their ids, each 32 bytes, or their base64 text. The first key encrypts, and all of them

@@ -3,13 +3,13 @@
 from hashlib import sha256
 
 from perdure.codecs.blobs import BlobStore
-from perdure.codecs.protocol import Encoded
+from perdure.codecs.protocol import Codec, Encoded
 from perdure.errors import CodecError, ConfigurationError
 
 ABOVE = 256 * 1024
 
 
-class Offloaded:
+class Offloaded(Codec):
     """Stores large values in a blob store; the database has only their names.
 
     - `store`: a `BlobStore`, such as `FileBlobs(folder)`. All processes must reach the same one.
