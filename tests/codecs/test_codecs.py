@@ -17,6 +17,7 @@ from perdure import App
 from perdure.codecs import Compressed, Encoded, Encrypted, FileBlobs, Offloaded, new_key
 from perdure.codecs.pipeline import Pipeline
 from perdure.engine.history import records
+from perdure.engine.history.codec import encode
 from perdure.errors import CodecError, ConfigurationError, LimitError
 from perdure.model import envelopes
 from perdure.model.envelopes import MARK, PREFIX, Envelope, Tag, Unreadable, unreadable
@@ -89,7 +90,7 @@ def test_value_that_looks_like_an_envelope_survives(data: bytes) -> None:
 
 def test_values_of_users_are_never_written_like_envelopes() -> None:
     for value in ({"~perdure": ["zlib"], "data": ""}, [{"~perdure": 1}], PREFIX, {"a": PREFIX}):
-        assert MARK not in records.encode(value)
+        assert MARK not in encode(value)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from perdure.codecs.blobs import BlobStore
 from perdure.codecs.compression import Compressed
 from perdure.codecs.encryption import Encrypted
 from perdure.codecs.offloading import Offloaded
@@ -34,6 +35,12 @@ class Pipeline:
 
     def __repr__(self) -> str:
         return f"[{', '.join(map(repr, self._codecs))}]"
+
+    @property
+    def blobs(self) -> BlobStore | None:
+        """Return the store of offloaded values, if there is one."""
+        last = self._codecs[-1]
+        return last.store if isinstance(last, Offloaded) else None
 
     def may_block(self, length: int) -> bool:
         """Return whether encoding a value of that many bytes may take long."""

@@ -27,6 +27,9 @@ BINARY_MARK = b"\x00~perdure\x9d\x1e\xc3\x07\x00"  # before the envelope of byte
 TAG_MAX = 200  # characters of a codec's name with its note
 
 _NAME = re.compile(r"[a-z0-9_.-]{1,40}\Z")
+_HEAD = re.compile(
+    rb"(?:" + re.escape(MARK) + rb" |" + re.escape(BINARY_MARK) + rb'.{4}\{"tags": )(\[[^\]]*\])', re.DOTALL
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +125,12 @@ def _read_binary(data: bytes) -> Envelope:
 
 def _tags(texts: Sequence[str]) -> tuple[Tag, ...]:
     return tuple(Tag(*text.split(":", 1)) for text in texts)
+
+
+def tags_in(start: bytes) -> tuple[Tag, ...] | None:
+    """Return the codecs of the envelope in a value, or in the row of a message, of which this is the beginning."""
+    found = _HEAD.search(start)
+    return None if found is None else _tags(json.loads(found[1]))
 
 
 def unreadable(data: bytes | None) -> Unreadable | None:

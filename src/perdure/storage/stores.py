@@ -21,6 +21,7 @@ from perdure.storage.compensations import Compensations
 from perdure.storage.definitions import Definitions
 from perdure.storage.deletion import Deletion
 from perdure.storage.delivery import Delivery
+from perdure.storage.encoded_rows import EncodedRows
 from perdure.storage.groups import Groups
 from perdure.storage.history import History
 from perdure.storage.instances import Instances
@@ -58,6 +59,7 @@ class SQLStorage(
     Outbox,
     SystemLocks,
     Workers,
+    EncodedRows,
     Wakeups,
 ):
     """Combine all aggregates on a backend."""

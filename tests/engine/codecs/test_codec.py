@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import sqlite3
 import threading
 from contextlib import closing
@@ -13,7 +14,7 @@ import pytest
 from perdure import App, Client, OutboxEvent, RunHandle, WorkflowCancelledError, WorkflowFailedError, WorkflowStatus
 from perdure.codecs import Compressed, Encoded, Encrypted, FileBlobs, Offloaded, Unreadable, new_key
 from perdure.codecs.pipeline import Pipeline
-from perdure.errors import CodecError, LimitError, RunExistsError, TerminalError
+from perdure.errors import CodecError, ConfigurationError, LimitError, RunExistsError, TerminalError
 from perdure.model.envelopes import MARK
 from perdure.storage.encoding import encoding
 from perdure.testing import crash_everywhere, export_history, history_of, replay
@@ -351,6 +352,38 @@ async def test_large_values_are_offloaded_and_small_ones_are_not(shared: Databas
         assert row is not None
         assert row.input_data.startswith(MARK)
         assert len(row.input_data) < 300
+
+
+async def test_blobs_of_deleted_runs_are_deleted_and_keys_in_use_are_listed(database: Database, tmp_path: Path) -> None:
+    if database.backend == "reference":
+        async with Client(database.url, codec=CODEC) as client:
+            with pytest.raises(ConfigurationError, match="cannot be searched"):
+                await client.codecs_in_use()
+        return
+    blobs, large = FileBlobs(tmp_path), "x" * 5000
+    async with App(database.url, codec=[Encrypted({"k1": KEY}), Offloaded(blobs, above=3000)]) as app:
+        for id in ("kept", "deleted"):
+            assert await (await recurring.options(id=id).start(large, 1)).result(60) == f"receipt {large}"
+        await app.publish("codecs.notes", 1, metadata={"a": 1})
+        used = await app.codecs_in_use()
+        assert used["blob"] >= 8
+        assert used["aes256gcm:k1"] >= used["blob"] + 1
+        blobs.put("ab" * 32, b"without a row")
+        assert await app.delete_unused_blobs() == 0  # all are too young
+        with pytest.raises(ValueError, match="at least an hour"):
+            await app.delete_unused_blobs(60)
+        for path in tmp_path.rglob("*"):
+            os.utime(path, (0, 0))
+        assert await app.delete_unused_blobs() == 3  # without a row, and of compensations that recur() has removed
+        left = len(list(blobs.list()))
+        await (await database.storage()).delete_ended(["deleted", "deleted~1"])
+        assert await app.delete_unused_blobs() == left // 2
+        assert await app.get("kept").result(60) == f"receipt {large}"
+        assert (await app.info("kept~1")).input == {"card": large, "left": 1}
+        assert (await history_of("kept~1")).rows[0].data == {"card": large}
+    async with Client(database.url, codec=CODEC) as client:
+        with pytest.raises(ConfigurationError, match="no codec Offloaded"):
+            await client.delete_unused_blobs()
 
 
 class Flaky:

@@ -4,10 +4,11 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from contextvars import Token
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, overload
 
+from perdure.codecs.offloading import Offloaded
 from perdure.codecs.pipeline import Codecs, Pipeline
 from perdure.engine import starting
 from perdure.engine.api import current, messages
@@ -36,6 +37,7 @@ from perdure.engine.worker.starts import STARTS
 from perdure.engine.worker.stuck import UnservedWarning, oldest_due
 from perdure.engine.worker.supervision import Health, Supervisor
 from perdure.errors import ClosedError, ConfigurationError, EngineError, StorageError, TransactionConflictError
+from perdure.model.durations import Duration, span
 from perdure.model.envelopes import check_readable, decoding_messages, unreadable
 from perdure.model.records import HistoryEventType, WorkflowInstance
 from perdure.model.states import WorkflowStatus
@@ -45,6 +47,8 @@ from perdure.storage.stores import SQLStorage
 
 R = TypeVar("R")
 
+UNUSED_AFTER = timedelta(days=1)
+UNUSED_MIN = timedelta(hours=1)
 HEALTH_SEC = 5.0  # a database that does not answer by then is not reachable
 
 
@@ -362,6 +366,46 @@ class Client:
         With `dry_run` only count it (default: False).
         """
         return await sweep(self._storage, retention, dry_run=dry_run)
+
+    # Codecs.
+
+    async def codecs_in_use(self) -> dict[str, int]:
+        """Return how many stored values need each codec, by its name and note, such as `{"aes256gcm:k1": 120}`.
+
+        A key that is not in it is no longer needed, once no process encrypts with it. Reads the beginnings of all
+        values. Raises `ConfigurationError` if the storage is not that of a database.
+        """
+        found: dict[str, int] = {}
+        async for tags in self._sql_storage().encoded_tags():
+            for tag in tags:
+                name = tag.name if tag.name == Offloaded.name else str(tag)
+                found[name] = found.get(name, 0) + 1
+        return found
+
+    async def delete_unused_blobs(self, older_than: Duration = UNUSED_AFTER) -> int:
+        """Delete blobs that no stored value refers to, because retention has deleted it; return their number.
+
+        `older_than` protects blobs whose row is not committed yet: at least an hour (default: a day). It reads the
+        beginnings of all values. Raises `ConfigurationError` if this App or Client has no `Offloaded` codec.
+        """
+        age = span(older_than, "delete_unused_blobs(older_than=)")
+        if age < UNUSED_MIN:
+            raise ValueError(f"delete_unused_blobs(older_than=) must be at least an hour, not {older_than!r}")
+        store = None if self.pipeline is None else self.pipeline.blobs
+        if store is None:
+            raise ConfigurationError("there are no blobs to delete: this App or Client has no codec Offloaded(store)")
+        before = datetime.now(UTC) - age
+        unused = {blob.name for blob in await asyncio.to_thread(lambda: list(store.list())) if blob.stored_at < before}
+        async for tags in self._sql_storage().encoded_tags():
+            unused.difference_update(tag.note for tag in tags if tag.name == Offloaded.name)
+        return sum([await asyncio.to_thread(store.delete, name, before) for name in sorted(unused)])
+
+    def _sql_storage(self) -> SQLStorage:
+        if not isinstance(storage := self._storage, SQLStorage):
+            raise ConfigurationError(
+                f"the values of {storage!r} cannot be searched: this needs a storage of a database"
+            )
+        return storage
 
     # Sending messages and events.
 

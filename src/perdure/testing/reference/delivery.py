@@ -19,7 +19,7 @@ from perdure.testing.reference.arguments import subscription_key
 from perdure.testing.reference.history import Archive
 from perdure.testing.reference.tables import Row, change, remove, where
 from perdure.testing.reference.transactions import reads, writes
-from perdure.testing.reference.waits import Waits, text
+from perdure.testing.reference.waits import Waits, is_unread, text
 
 
 class Delivery(Waits, Archive):
@@ -183,7 +183,14 @@ class Delivery(Waits, Archive):
 
     def _is_unserved(self, channel: str) -> bool:
         """Return whether an instance waits, free or not, and there is a message for it."""
-        return any(self._has_message(row["instance_id"], channel) for row in self._waiting_on(channel))
+        waiting = [row["instance_id"] for row in self._waiting_on(channel)]
+        return any(self._has_message(each, channel) or self._has_unread(each, channel) for each in waiting)
+
+    def _has_unread(self, instance_id: str, channel: str) -> bool:
+        """Return whether an instance waits for certain values, and there is a message that only others can decode."""
+        if not any(values for _, values in self._asked(instance_id, channel)):
+            return False
+        return any(is_unread(channel, row["data"]) for row in self._pending(instance_id, channel))
 
     @writes
     def expire_channel_wait(

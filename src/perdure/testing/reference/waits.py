@@ -370,7 +370,13 @@ def text(payload: Mapping[str, object]) -> str:
 
 def _has(channel: str, text: str, values: Mapping[str, object]) -> bool:
     """Return whether a message has these values; False as long as no codec of this process decodes it."""
+    return not is_unread(channel, text) and matches(data_of(channel, text), values)
+
+
+def is_unread(channel: str, text: str | None) -> bool:
+    """Return whether a message is encoded, and no codec of this process decodes it."""
     try:
-        return matches(data_of(channel, text), values)
+        data_of(channel, text or "null")
     except CodecError:
-        return False
+        return True
+    return False
