@@ -72,9 +72,8 @@ def test_sdist_holds_what_the_tests_need(built: Path) -> None:
 def test_metadata_names_extras_addresses_and_no_upper_bound_of_python(built: Path) -> None:
     metadata = _metadata(_only(built, "*.whl"))
     assert metadata["Requires-Python"] == ">=3.11"
-    assert set(metadata.get_all("Provides-Extra", [])) == {
-        *("postgres", "mysql", "cron", "http", "webhooks", "nats", "rabbitmq", "kafka", "redis", "all", "testing")
-    }
+    extras = "postgres mysql cron http webhooks nats rabbitmq kafka redis crypto all testing".split()
+    assert set(metadata.get_all("Provides-Extra", [])) == set(extras)
     labels = {url.partition(",")[0] for url in metadata.get_all("Project-URL", [])}
     assert labels == {"Repository", "Documentation", "Changelog", "Issues"}
 
@@ -85,6 +84,14 @@ def test_readme_quick_start_runs_from_the_wheel(python: str, tmp_path: Path) -> 
     assert found is not None
     code, printed = found.groups()
     assert _run(python, "-W", "error", "-c", code, cwd=tmp_path) == printed
+
+
+def test_encryption_without_cryptography_names_the_extra(python: str, tmp_path: Path) -> None:
+    done = _done(python, "-c", "from perdure.codecs import Encrypted; Encrypted({'k': bytes(32)})", cwd=tmp_path)
+    assert done.returncode == 1
+    assert (
+        'ConfigurationError: Encrypted(…) needs the package cryptography: pip install "perdure[crypto]"' in done.stderr
+    )
 
 
 def test_testing_imports_without_test_dependencies(python: str, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from perdure.database.backends.base import Executor
 from perdure.database.dialects import Driver, MySQLDriver, PostgresDriver, SQLiteDriver, new_driver
 from perdure.errors import (
     ChannelModeConflictError,
+    CodecError,
     CommitUnknownError,
     ConfigurationError,
     DatabaseUnavailableError,
@@ -96,6 +97,7 @@ __all__ = [
     "ChannelModeConflictError",
     "ChannelSubscription",
     "ChannelWait",
+    "CodecError",
     "CommitUnknownError",
     "CompensationEntry",
     "CompensationManager",

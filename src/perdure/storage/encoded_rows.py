@@ -22,9 +22,9 @@ _ORDER = (S.outbox, S.messages, S.instances, S.history, S.archive, S.compensatio
 
 
 class EncodedRows(Transactions):
-    """Read how values are encoded, an addition to the contract."""
+    """Read how values are encoded. This is not part of the contract."""
 
-    async def encoded_tags(self) -> AsyncIterator[tuple[Tag, ...]]:
+    async def _encoded_tags(self) -> AsyncIterator[tuple[Tag, ...]]:
         """Yield the codecs of each encoded value."""
         for statement in _ORDER:
             after: Any = "" if statement in _BY_NAME else 0
@@ -33,6 +33,11 @@ class EncodedRows(Transactions):
                 for value in (raw(value) for row in rows for value in row[1:]):
                     if value is not None and (tags := tags_in(value)) is not None:
                         yield tags
+
+
+def encoded_tags(storage: EncodedRows) -> AsyncIterator[tuple[Tag, ...]]:
+    """Yield the codecs of each encoded value of a storage."""
+    return storage._encoded_tags()
 
 
 def _page(statement: Statement, after: Any) -> Operation[Sequence[Sequence[Any]]]:

@@ -1,4 +1,4 @@
-"""Runs whose values are encrypted, compressed or offloaded, on every database."""
+"""Runs whose values are encrypted, compressed or offloaded."""
 
 import asyncio
 import json
@@ -31,8 +31,10 @@ from tests.engine.codecs.secrets import (
 )
 from tests.engine.waiting import row_of, stuck_runs, until
 from tests.engine.waiting import waiting as until_waiting
+from tests.support.databases import DATABASES
 from tests.support.storages import Database
 
+EVERYWHERE = pytest.mark.parametrize("shared", [*DATABASES, "reference"], indirect=True)
 KEY, NEW_KEY = new_key(), new_key()
 CODEC = [Compressed(above=500), Encrypted({"k1": KEY})]
 ROTATED = Encrypted({"k2": NEW_KEY, "k1": KEY})
@@ -59,7 +61,7 @@ async def _stuck(app: App, run: RunHandle[object]) -> str:
 # Everything that is stored.
 
 
-@pytest.mark.guarantee(1)
+@EVERYWHERE
 async def test_every_value_is_encrypted_and_returned_as_it_was(shared: Database) -> None:
     sent: list[OutboxEvent] = []
 
@@ -136,7 +138,7 @@ async def test_same_start_is_recognised_and_a_different_one_is_refused(shared: D
 # Keys.
 
 
-@pytest.mark.guarantee(1)
+@EVERYWHERE
 async def test_keys_are_replaced_while_runs_wait(shared: Database) -> None:
     async with App(shared.url, codec=Encrypted({"k1": KEY})) as app:
         await waiting.options(id="w-1").start(CARD)
@@ -224,7 +226,7 @@ def _table(database: Database) -> str:
 # Databases with plain and encoded rows, and events between them.
 
 
-@pytest.mark.guarantee(1)
+@EVERYWHERE
 async def test_codec_can_be_introduced_while_runs_wait(shared: Database) -> None:
     async with App(shared.url) as app:
         await waiting.options(id="w-1").start(CARD)

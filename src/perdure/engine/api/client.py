@@ -42,6 +42,7 @@ from perdure.model.envelopes import check_readable, decoding_messages, unreadabl
 from perdure.model.records import HistoryEventType, WorkflowInstance
 from perdure.model.states import WorkflowStatus
 from perdure.storage.contract import Storage
+from perdure.storage.encoded_rows import encoded_tags
 from perdure.storage.encoding import encoding
 from perdure.storage.stores import SQLStorage
 
@@ -376,7 +377,7 @@ class Client:
         values. Raises `ConfigurationError` if the storage is not that of a database.
         """
         found: dict[str, int] = {}
-        async for tags in self._sql_storage().encoded_tags():
+        async for tags in encoded_tags(self._sql_storage()):
             for tag in tags:
                 name = tag.name if tag.name == Offloaded.name else str(tag)
                 found[name] = found.get(name, 0) + 1
@@ -396,7 +397,7 @@ class Client:
             raise ConfigurationError("there are no blobs to delete: this App or Client has no codec Offloaded(store)")
         before = datetime.now(UTC) - age
         unused = {blob.name for blob in await asyncio.to_thread(lambda: list(store.list())) if blob.stored_at < before}
-        async for tags in self._sql_storage().encoded_tags():
+        async for tags in encoded_tags(self._sql_storage()):
             unused.difference_update(tag.note for tag in tags if tag.name == Offloaded.name)
         return sum([await asyncio.to_thread(store.delete, name, before) for name in sorted(unused)])
 
