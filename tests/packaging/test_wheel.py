@@ -89,9 +89,7 @@ def test_readme_quick_start_runs_from_the_wheel(python: str, tmp_path: Path) -> 
 def test_encryption_without_cryptography_names_the_extra(python: str, tmp_path: Path) -> None:
     done = _done(python, "-c", "from perdure.codecs import Encrypted; Encrypted({'k': bytes(32)})", cwd=tmp_path)
     assert done.returncode == 1
-    assert (
-        'ConfigurationError: Encrypted(…) needs the package cryptography: pip install "perdure[crypto]"' in done.stderr
-    )
+    assert 'needs the package cryptography: pip install "perdure[crypto]"' in done.stderr
 
 
 def test_testing_imports_without_test_dependencies(python: str, tmp_path: Path) -> None:

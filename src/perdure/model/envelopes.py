@@ -173,17 +173,20 @@ def _described(tag: Tag) -> str:
 
 Decode = Callable[[bytes, str], bytes]  # the stored bytes and their place; returns an envelope if it cannot decode
 
-_decoders: list[Decode] = []
+_decoders: tuple[Decode, ...] = ()  # replaced and never changed, because other threads iterate over it
 
 
 @contextmanager
 def decoding_messages(decode: Decode) -> Iterator[None]:
     """Decode messages with this function while they are matched, as long as the block lasts."""
-    _decoders.append(decode)
+    global _decoders
+    _decoders = (*_decoders, decode)
     try:
         yield
     finally:
-        _decoders.remove(decode)
+        left = list(_decoders)
+        left.remove(decode)
+        _decoders = tuple(left)
 
 
 def message_data(channel: str, data: bytes) -> bytes:

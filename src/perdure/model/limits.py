@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import TypeVar
 
 from perdure.errors import LimitError
-from perdure.model.envelopes import is_encoded
+from perdure.model.envelopes import PREFIX, is_encoded
 
 NAME_MAX = 255
 INSTANCE_ID_MAX = 200  # leaves space for generations (`~12`) and children (`/step`)
@@ -82,12 +82,16 @@ def size(value: bytes | str | None, kind: str, longest: int = PAYLOAD_MAX) -> No
     length = len(value)
     if isinstance(value, str) and length * 4 > longest:
         length = len(value.encode("utf-8", "surrogatepass"))
-    if is_encoded(value if isinstance(value, bytes) else value[:SHOWN_MAX].encode("utf-8", "replace")):
+    if length > longest and _is_encoded(value):
         longest = encoded_max(longest)
     if length > longest:
         raise LimitError(
             f"{kind} has {length} bytes, the limit is {longest}: store large data elsewhere and pass a reference to it"
         )
+
+
+def _is_encoded(value: bytes | str) -> bool:
+    return value.startswith(PREFIX) if isinstance(value, str) else is_encoded(value)
 
 
 def encoded_max(longest: int) -> int:

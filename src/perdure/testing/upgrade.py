@@ -7,19 +7,21 @@ nothing.
 import json
 import re
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 
+from perdure.codecs.pipeline import Codecs, Pipeline
 from perdure.engine.execution.compensations import registered_activity, workflow_compensation
 from perdure.engine.execution.rollback_history import RollbackHistory
 from perdure.engine.history import ids
 from perdure.engine.replay.definitions import WORKFLOWS, WorkflowDefinition
-from perdure.errors import EngineError, NonDeterminismError, RunNotFoundError
+from perdure.errors import CodecError, EngineError, NonDeterminismError, RunNotFoundError
 from perdure.model.records import ListInstancesOptions, WorkflowInstance
 from perdure.model.states import TERMINAL, WorkflowStatus
 from perdure.storage.contract import Storage
+from perdure.storage.encoding import encoding
 from perdure.storage.stores import open_read_only
 from perdure.testing.exporting import Database, hidden, read_recorded
 from perdure.testing.labels import place_of
@@ -105,7 +107,11 @@ class UpgradeReport:
 
 
 async def check_upgrade(
-    database: Database, *, workflows: Iterable[WorkflowDefinition] | None = None, sample: int = SAMPLE
+    database: Database,
+    *,
+    workflows: Iterable[WorkflowDefinition] | None = None,
+    sample: int = SAMPLE,
+    codec: Codecs | None = None,
 ) -> UpgradeReport:
     """Replay a sample of the runs that have not ended against the code of this process, and report what fails.
 
@@ -114,6 +120,7 @@ async def check_upgrade(
       have runs).
     - `sample`: the maximum number of runs of each workflow that are replayed (default: 20), from those that wait in
       different places, have histories of different lengths, and started recently or long ago.
+    - `codec`: how the runs are stored, as `App(codec=)` (default: as JSON). A run that it cannot decode is a problem.
 
     Import the modules that define your workflows first. For a run that is being compensated, the report says whether
     its compensations are defined. Raises `SchemaError` if the tables are not those of this version of perdure.
@@ -122,7 +129,7 @@ async def check_upgrade(
     checked: dict[str, Checked] = {}
     problems: list[UpgradeProblem] = []
     unknown: dict[str, int] = {}
-    async with _opened(database := hidden(database)) as storage:
+    async with _opened(database := hidden(database), codec) as storage:
         for name in await storage.list_workflow_names():
             if name not in known:
                 if workflows is None and (live := await _count(storage, name)):
@@ -143,6 +150,7 @@ async def export_histories(
     workflows: Iterable[WorkflowDefinition] | None = None,
     sample: int = SAMPLE,
     redact: Redact | None = None,
+    codec: Codecs | None = None,
 ) -> list[Path]:
     """Write the histories of a sample of the runs that have not ended to files, and return their paths.
 
@@ -151,7 +159,7 @@ async def export_histories(
     """
     wanted = None if workflows is None else {each.name for each in workflows}
     paths: list[Path] = []
-    async with _opened(database := hidden(database)) as storage:
+    async with _opened(database := hidden(database), codec) as storage:
         for name in await storage.list_workflow_names():
             if wanted is not None and name not in wanted:
                 continue
@@ -165,12 +173,9 @@ async def export_histories(
 
 
 @asynccontextmanager
-async def _opened(database: Database) -> AsyncIterator[Storage]:
-    if not isinstance(database, str):
-        yield database
-        return
-    async with open_read_only(database) as storage:
-        yield storage
+async def _opened(database: Database, codec: Codecs | None) -> AsyncIterator[Storage]:
+    async with nullcontext(database) if not isinstance(database, str) else open_read_only(database) as storage:
+        yield storage if codec is None else encoding(storage, Pipeline(codec))
 
 
 # One run.
@@ -187,7 +192,7 @@ async def _check(storage: Storage, workflow: WorkflowDefinition, row: WorkflowIn
         return None
     except NonDeterminismError as error:
         return UpgradeProblem(*about, error.step, error.recorded, error.called, str(error))
-    except EngineError as error:  # a recorded value that does not match the type hints, for example
+    except (EngineError, CodecError) as error:  # a recorded value that does not match the type hints, for example
         return UpgradeProblem(*about, "", "", "", f"{type(error).__name__}: {error}")
     return None
 

@@ -17,7 +17,7 @@ from perdure.codecs.pipeline import Pipeline
 from perdure.errors import CodecError, ConfigurationError, LimitError, RunExistsError, TerminalError
 from perdure.model.envelopes import MARK
 from perdure.storage.encoding import encoding
-from perdure.testing import crash_everywhere, export_history, history_of, replay
+from perdure.testing import check_upgrade, crash_everywhere, export_histories, export_history, history_of, replay
 from tests.engine.codecs.secrets import (
     MARKER,
     declined,
@@ -453,6 +453,18 @@ async def test_exported_history_is_plain_and_can_be_replayed(shared: Database, t
     if shared.backend == "sqlite":
         found = await history_of("r-1", database=shared.url, codec=CODEC)
         assert found.input == json.loads((tmp_path / "plain.json").read_text())["input"]
+
+
+async def test_upgrade_check_needs_the_codec_of_the_runs(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'orders.db'}"
+    async with App(url, codec=CODEC) as app:
+        await waiting.options(id="w-1").start(CARD)
+        await until_waiting(app, "w-1")
+    assert (await check_upgrade(url, workflows=[waiting], codec=CODEC)).problems == ()
+    (problem,) = (await check_upgrade(url, workflows=[waiting])).problems
+    assert "CodecError: the input of run 'w-1' is compressed, encrypted with key 'k1'" in str(problem)
+    (path,) = await export_histories(url, tmp_path, codec=CODEC)
+    assert MARKER in path.read_text()
 
 
 def _mask(place: str, value: str | int | float | bool | None) -> str | int | float | bool | None:

@@ -69,6 +69,7 @@ class Compensator:
 
     async def compensate(self, entry: CompensationEntry) -> None:
         """Execute a stored compensation, and record its outcome."""
+        check_readable(entry.args, f"the compensation of {entry.activity_id!r} of run {entry.instance_id!r}")
         step, name, about = entry.activity_id, entry.activity_name, json.loads(entry.args)
         if RECORDED in about:
             about = {"input": json.loads(self._history.begun[step]), "result": json.loads(await self._result_of(step))}
