@@ -11,7 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from perdure import App, Client, OutboxEvent, RunHandle, WorkflowCancelledError, WorkflowFailedError, WorkflowStatus
+from perdure import (
+    App,
+    Client,
+    OutboxEvent,
+    RunHandle,
+    SyncClient,
+    WorkflowCancelledError,
+    WorkflowFailedError,
+    WorkflowStatus,
+)
 from perdure.codecs import Compressed, Encoded, Encrypted, FileBlobs, Offloaded, Unreadable, new_key
 from perdure.codecs.pipeline import Pipeline
 from perdure.errors import CodecError, ConfigurationError, LimitError, RunExistsError, TerminalError
@@ -335,6 +344,27 @@ async def test_start_in_a_transaction_of_the_caller_is_encrypted(tmp_path: Path)
                 recurring.options(id="o-1", in_transaction=connection).start_sync("other", 0)
             connection.commit()
         assert await app.get("o-1").result(60) == RECEIPT
+    assert all(MARKER.encode() not in each.read_bytes() for each in tmp_path.iterdir())
+
+
+async def test_blocking_client_encrypts_and_decrypts(tmp_path: Path) -> None:
+    path = tmp_path / "orders.db"
+
+    def block() -> None:
+        with SyncClient(f"sqlite:///{path}", codec=CODEC) as client:
+            run = client.start(recurring.options(id="o-1"), CARD, 0)
+            assert run.result(60) == RECEIPT
+            assert run.info().input == {"card": CARD, "left": 0}
+            assert set(client.codecs_in_use()) == {"zlib", "aes256gcm:k1"}
+            with closing(sqlite3.connect(path)) as connection:
+                connection.execute("CREATE TABLE orders (id TEXT)")
+                connection.execute("INSERT INTO orders VALUES ('o-2')")
+                recurring.options(id="o-2", in_transaction=connection).start_sync(CARD, 0)
+                connection.commit()
+            assert client.get("o-2").result(60) == RECEIPT
+
+    async with App(f"sqlite:///{path}", codec=CODEC):
+        await asyncio.to_thread(block)
     assert all(MARKER.encode() not in each.read_bytes() for each in tmp_path.iterdir())
 
 

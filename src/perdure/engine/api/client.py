@@ -69,7 +69,7 @@ class Client:
     has_worker = False  # in the same process; an App has one
 
     def __init__(self, database: str | Storage, *, outbox: bool = False, codec: Codecs | None = None) -> None:
-        self.pipeline = None if codec is None else Pipeline(codec, f"{type(self).__name__}(codec=)")
+        self.pipeline = None if codec is None else Pipeline(codec)
         self._database = self._new_database(database)
         self.url = self._database.url
         self._clock = self._new_clock()

@@ -38,6 +38,7 @@ class SyncDatabase(Protocol):
     """What a start on a blocking connection needs of a SyncClient."""
 
     dialect: str
+    pipeline: Pipeline | None
 
     def schema(self) -> str:
         """Return the schema that holds the tables, on PostgreSQL."""
@@ -80,6 +81,7 @@ def start_in_sync(connection: object, request: StartRequest, client: SyncDatabas
     else:
         _check_dialect(caller, client.dialect, "the SyncClient")
         caller.use_schema(client.schema())
+        caller.use_codec(client.pipeline)
     return _run_at_once(caller.start(request))
 
 

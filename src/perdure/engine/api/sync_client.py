@@ -12,11 +12,12 @@ from functools import partial
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, Self, TypeVar
 
+from perdure.codecs.pipeline import Codecs
 from perdure.database.dialects import new_driver
 from perdure.database.secret import Secret
 from perdure.engine.api import current, current_sync
 from perdure.engine.api.background import Background
-from perdure.engine.api.client import Client, storage_of
+from perdure.engine.api.client import UNUSED_AFTER, Client, storage_of
 from perdure.engine.api.client_thread import ThreadClient, Work
 from perdure.engine.api.handles import plain
 from perdure.engine.api.run_info import RunInfo
@@ -31,6 +32,7 @@ from perdure.engine.starting import StartRequest
 from perdure.engine.worker.retention import Retention, Swept
 from perdure.engine.worker.supervision import Health
 from perdure.errors import EngineError, NotDurableError
+from perdure.model.durations import Duration
 from perdure.model.states import WorkflowStatus
 
 P = ParamSpec("P")
@@ -44,6 +46,8 @@ class SyncClient:
     - `database`: a URL such as `"sqlite:///orders.db"`.
     - `outbox`: also store the events that this client sends in the outbox, for the publisher of an App
       (default: False).
+    - `codec`: how values are stored, such as `Encrypted(keys)`: a codec of `perdure.codecs`, or a list of them
+      (default: as JSON). Use the same one in all processes.
 
     It executes no runs; a worker process does (`App`). A SyncClient can also be made once for the whole program and
     used without `with`: it connects at its first call, in each process, and `close()` or the exit of the process closes
@@ -51,7 +55,7 @@ class SyncClient:
     work, `ClosedError` after it is closed, and `EngineError` in a coroutine that runs on the event loop of an open App.
     """
 
-    def __init__(self, database: str, *, outbox: bool = False) -> None:
+    def __init__(self, database: str, *, outbox: bool = False, codec: Codecs | None = None) -> None:
         if not isinstance(database, str):
             raise TypeError(
                 f"SyncClient(…) takes a database URL, such as 'sqlite:///orders.db', not a {type(database).__name__}; "
@@ -59,8 +63,9 @@ class SyncClient:
             )
         url = Secret(database)
         del database  # a traceback shows arguments, and a URL may have a password
-        new_client = partial(ThreadClient, url, outbox=outbox)
+        new_client = partial(ThreadClient, url, outbox=outbox, codec=codec)
         self._unopened: Client = new_client()  # raises if the URL cannot work
+        self.pipeline = self._unopened.pipeline
         driver = new_driver(url)
         self.dialect: str = driver.name
         self._made_at = _place(inspect.currentframe())
@@ -257,6 +262,14 @@ class SyncClient:
         """
         retried = self._call(lambda client: client.retry(instance_id, from_step=from_step))
         return SyncRunHandle(self, retried.id, plain)
+
+    def codecs_in_use(self) -> dict[str, int]:
+        """Return how many stored values need each codec, by its name and note; see `Client.codecs_in_use`."""
+        return self._call(lambda client: client.codecs_in_use())
+
+    def delete_unused_blobs(self, older_than: Duration = UNUSED_AFTER) -> int:
+        """Delete blobs that no stored value refers to, and return their number; see `Client.delete_unused_blobs`."""
+        return self._call(lambda client: client.delete_unused_blobs(older_than))
 
     def sweep(self, retention: Retention, *, dry_run: bool = False) -> Swept:
         """Delete now what a retention policy no longer keeps, and return the counts.
