@@ -15,6 +15,7 @@ from perdure import (
     App,
     Client,
     OutboxEvent,
+    Relay,
     RunHandle,
     SyncClient,
     WorkflowCancelledError,
@@ -77,7 +78,7 @@ async def test_every_value_is_encrypted_and_returned_as_it_was(shared: Database)
     async def publish(event: OutboxEvent) -> None:
         sent.append(event)
         if len(sent) == 1:
-            raise ConnectionError(f"no broker for {event.event_data!r}")
+            raise RuntimeError(f"no broker takes {event.event_data!r}")  # it is stored
 
     async with App(shared.url, codec=CODEC, publisher=publish) as app:
         run = await everything.options(id="all").start(CARD)
@@ -116,6 +117,19 @@ async def test_every_value_is_encrypted_and_returned_as_it_was(shared: Database)
         assert b"aes256gcm:k1" in stored
         assert MARKER.encode() not in stored
         assert MARKER not in repr(app)
+
+
+async def test_relay_publishes_what_it_can_decode(shared: Database) -> None:
+    sent: list[OutboxEvent] = []
+
+    async def publish(event: OutboxEvent) -> None:
+        sent.append(event)
+
+    async with Client(shared.url, codec=CODEC, outbox=True) as client:
+        await client.send_event("codecs.paid", {"card": CARD})
+    async with Relay(shared.url, publisher=publish, codec=CODEC):
+        await until(lambda: bool(sent))
+    assert json.loads(sent[0].event_data or b"") == {"card": CARD}
 
 
 async def test_generations_and_retries_keep_their_values(shared: Database) -> None:

@@ -5,6 +5,7 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 
 from perdure.brokers.publishing import Publisher
+from perdure.codecs.pipeline import Codecs
 from perdure.database.cancellation import finish
 from perdure.database.secret import Secret
 from perdure.engine.api.client import Client
@@ -30,6 +31,7 @@ class Relay(Client):
 
     - `database`: a database URL, or an open storage, which stays open when the relay closes.
     - `publisher`: where the events go; see `App`.
+    - `codec`: the codec of the apps and clients that send the events (default: none).
     - `drain_timeout`: time for events that are being published when the relay closes (default: 10 seconds).
     - `relay_id`: the name of this relay in the database and the log; unique among all relays and workers (default:
       host name, process id and a random part).
@@ -43,11 +45,12 @@ class Relay(Client):
         database: str | Storage,
         *,
         publisher: str | PublishFunction | Publisher,
+        codec: Codecs | None = None,
         drain_timeout: Duration = DRAIN_SEC,
         relay_id: str | None = None,
     ) -> None:
         publisher = Secret(publisher) if isinstance(publisher, str) else publisher
-        super().__init__(database, outbox=True)
+        super().__init__(database, outbox=True, codec=codec)
         del database  # a traceback shows arguments, and a URL may have a password
         self._publisher = checked_publisher(publisher, "Relay")
         self._drain_sec = seconds(drain_timeout, "Relay(drain_timeout=)")
