@@ -94,12 +94,11 @@ class Attempts:
         self._draining = True
 
     def start_ready(self) -> None:
-        """Start all steps that are ready; a start may add others to them, or remove some."""
+        """Start all steps that are ready; a start may make others ready, or close some."""
         steps = self._steps
         while steps.ready:
-            for id in list(steps.ready):  # to search for the first key again and again takes quadratic time
-                progress = steps.take_ready(id)
-                if progress is None:
+            for progress in steps.take_ready():
+                if not progress.is_open:
                     continue
                 if isinstance(progress.step, ActivityStep):
                     self._start_activity(cast("Progress[ActivityStep]", progress))

@@ -94,12 +94,12 @@ class StepsInProgress:
                 progress.close()
                 return
 
-    def take_ready(self, id: str) -> Progress[ActivityStep | EffectStep] | None:
-        """Return a step that is to be started, which is running from then on; None if the body has cancelled it."""
-        progress = self.ready.pop(id, None)
-        if progress is not None:
-            self.running[id] = progress
-        return progress
+    def take_ready(self) -> list[Progress[ActivityStep | EffectStep]]:
+        """Return the steps to start, which are running from now on; the start of one may close others."""
+        taken = list(self.ready.values())
+        self.running.update(self.ready)
+        self.ready.clear()
+        return taken
 
     @property
     def waiting(self) -> bool:
