@@ -56,7 +56,7 @@ async def waits_at_once(count: int) -> int:
     return count
 
 
-@activity
+@activity(name="growth.book")
 async def book(number: int) -> int:
     return number
 

@@ -116,7 +116,7 @@ class OutboxRelay:
                 pause = pause if well else BUSY_SEC
                 if not found:
                     await asyncio.sleep(CALM_SEC)
-                if not await self._wait(sources, pause):
+                if not await _wait_for(self._wake, pause):  # a source has ended, or there may be a new event
                     pause = min(2 * pause, LOOK_SEC)
         except BaseException:
             await end_tasks(sources, ENDING_SEC / 2)
@@ -138,7 +138,9 @@ class OutboxRelay:
             return 0, False
         task.succeeded()
         for _, some in groupby(events, attrgetter("event_source")):
-            sources.add(asyncio.create_task(self._publish_source(list(some), until)))
+            publishing = asyncio.create_task(self._publish_source(list(some), until))
+            publishing.add_done_callback(lambda _: self._wake.set())
+            sources.add(publishing)
         return len(events), well
 
     def _collect(self, task: Supervised, sources: "set[asyncio.Task[bool]]") -> bool:
@@ -152,15 +154,6 @@ class OutboxRelay:
                 task.unavailable(error)
                 well = False
         return well
-
-    async def _wait(self, sources: "set[asyncio.Task[bool]]", pause: float) -> bool:
-        """Wait until a source has ended or there may be a new event; return False if neither happened in time."""
-        woken = asyncio.create_task(self._wake.wait())
-        try:
-            done, _ = await asyncio.wait([woken, *sources], timeout=pause, return_when="FIRST_COMPLETED")
-        finally:
-            woken.cancel()
-        return bool(done)
 
     async def _publish_source(self, events: Sequence[OutboxEvent], until: float) -> bool:
         """Publish events in order, up to the first that must be retried; return whether there was none."""
@@ -294,9 +287,10 @@ async def _opened(publisher: Publisher) -> AsyncIterator[None]:
             log.warning("the publisher %r did not disconnect within %g s", publisher, OPEN_SEC)
 
 
-async def _wait_for(event: asyncio.Event, seconds: float) -> None:
+async def _wait_for(event: asyncio.Event, seconds: float) -> bool:
+    """Wait until the event is set; return False if it was not in time."""
     try:
         async with asyncio.timeout(seconds):
-            await event.wait()
+            return await event.wait()
     except TimeoutError:
-        pass
+        return False
