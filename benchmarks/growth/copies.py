@@ -11,7 +11,7 @@ KINDS = ("finished", "waiting")
 
 _COLUMNS = {
     "workflow_instances": "instance_id workflow_name source_hash owner_service framework status current_activity_id "
-    "started_at updated_at input_data output_data lock_token",
+    "started_at updated_at input_data output_data lock_token headers",
     "workflow_history": "instance_id activity_id event_type data_type event_data event_data_binary created_at",
     "channel_subscriptions": "instance_id channel mode cursor_message_id subscribed_at framework",
     "channel_delivery_cursors": "instance_id channel last_delivered_id updated_at",

@@ -17,7 +17,7 @@ PAGE = 50
 
 COLUMNS = """instance_id, workflow_name, input_data, framework, status, output_data, current_activity_id, source_hash,
        owner_service, continued_from, locked_by, locked_at, lock_timeout_seconds, lock_expires_at, lock_token,
-       started_at, updated_at"""
+       started_at, updated_at, headers"""
 
 Step = tuple[HistoryEvent, Lease]
 

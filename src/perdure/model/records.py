@@ -63,6 +63,7 @@ class WorkflowInstance:
     lock_token: int = 0
     started_at: datetime | None = None
     updated_at: datetime | None = None
+    headers: bytes | None = None  # a JSON object of strings
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,8 @@ class Creations(NamedTuple):
 
 
 FIRST_TOKEN = 1  # nosec B105 # a number
-Row = tuple[str, str, str, str, str, str]  # id, name of the workflow, hash of its source, owner, status, input
+# id, name of the workflow, hash of its source, owner, status, headers, input
+Row = tuple[str, str, str, str, str, str | None, str]
 _UNSET = (None, None, None, None, None, None, None, None, 0)
 _unset = attrgetter(
     *("continued_from", "current_activity_id", "output_data", "locked_by", "locked_at", "lock_expires_at"),
@@ -107,7 +108,10 @@ def _creations(instances: Sequence[WorkflowInstance], worker_id: str | None, tim
             text = limits.text(it.input_data, "input_data")
             if text is None or type(it.input_data) is not bytes:  # a str may contain a lone surrogate
                 return None
-            rows.append((limits.instance_id(it.instance_id), *names, _STATUSES[it.status], text))
+            if it.headers is not None and type(it.headers) is not bytes:
+                return None
+            headers = limits.text(it.headers, "headers", limits.METADATA_MAX)
+            rows.append((limits.instance_id(it.instance_id), *names, _STATUSES[it.status], headers, text))
     except (StorageError, KeyError, TypeError):
         return None
     if len({row[0] for row in rows}) < len(rows):
@@ -127,7 +131,7 @@ def _create_at_once(parts: Sequence[Creations], ids: Sequence[str], kind: str | 
     """Create each set in one statement."""
     expiries: dict[str, datetime | None] = {}
     for part in parts:
-        columns: Sequence[Sequence[str]] = list(zip(*part.rows, strict=True))
+        columns: Sequence[Sequence[str | None]] = list(zip(*part.rows, strict=True))
         expiries.update(
             (
                 yield S.create_set(
@@ -144,7 +148,7 @@ def _create_at_once(parts: Sequence[Creations], ids: Sequence[str], kind: str | 
     return [parts[0].lease(id, utc_or_none(expiries[id])) if id in expiries else taken(id) for id in ids]
 
 
-_ARRAYS = ("instance_ids", "workflow_names", "source_hashes", "owner_services", "statuses", "inputs")
+_ARRAYS = ("instance_ids", "workflow_names", "source_hashes", "owner_services", "statuses", "headers", "inputs")
 
 
 def taken(instance_id: str) -> InstanceExistsError:

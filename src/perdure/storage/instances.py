@@ -195,6 +195,7 @@ def _creation(instance: WorkflowInstance, worker_id: str | None, timeout_sec: fl
         "lock_timeout_seconds": instance.lock_timeout_seconds,
         "lock_expires_at": limits.moment(instance.lock_expires_at, "lock_expires_at"),
         "lock_token": limits.number(instance.lock_token + bool(worker_id), "lock_token", limits.EVERYTHING),
+        "headers": limits.text(instance.headers, "headers", limits.METADATA_MAX),
         "lease_sec": lease_sec,
     }
 
@@ -265,9 +266,10 @@ def from_row(row: Sequence[Any]) -> WorkflowInstance:
     it = _new()
     (it.instance_id, it.workflow_name, input_data, it.framework, status, output_data, it.current_activity_id,
      it.source_hash, it.owner_service, it.continued_from, it.locked_by, locked_at, it.lock_timeout_seconds,
-     expires_at, it.lock_token, started_at, updated_at) = row  # fmt: skip
+     expires_at, it.lock_token, started_at, updated_at, headers) = row  # fmt: skip
     it.input_data = input_data.encode() if type(input_data) is str else input_data
     it.output_data = raw(output_data) if output_data is not None else None
+    it.headers = raw(headers) if headers is not None else None
     it.status = _STATUSES[status]
     it.locked_at = utc(locked_at) if locked_at is not None else None
     it.lock_expires_at = utc(expires_at) if expires_at is not None else None

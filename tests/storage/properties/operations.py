@@ -48,6 +48,7 @@ INSTANCE = d.build(
     lock_token=d.mostly(d.one(0, 0, 7), d.one(2**63)),
     started_at=d.maybe(d.absolute),
     updated_at=d.mostly(d.none, d.absolute),
+    headers=d.maybe(d.json),
 )
 FRESH = d.build(
     WorkflowInstance,

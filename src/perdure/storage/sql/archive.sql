@@ -41,9 +41,9 @@ DELETE FROM workflow_group_memberships WHERE instance_id = :instance_id
 -- Store a finished generation as an instance of its own, if the name is free.
 INSERT INTO workflow_instances
        (instance_id, workflow_name, source_hash, owner_service, framework, status, current_activity_id, continued_from,
-        started_at, updated_at, input_data, lock_timeout_seconds)
+        started_at, updated_at, input_data, lock_timeout_seconds, headers)
 SELECT :generation, workflow_name, source_hash, owner_service, framework, 'recurred', current_activity_id,
-       continued_from, started_at, {now}, input_data, lock_timeout_seconds
+       continued_from, started_at, {now}, input_data, lock_timeout_seconds, headers
   FROM workflow_instances WHERE instance_id = :instance_id
 {on_conflict_do_nothing(instance_id)}
 

@@ -10,11 +10,12 @@ SELECT :workflow_name, :source_hash, :source_code, {now} {dual}
 INSERT INTO workflow_instances
        (instance_id, workflow_name, source_hash, owner_service, framework, status, current_activity_id, continued_from,
         started_at, updated_at, input_data, output_data, locked_by, locked_at, lock_timeout_seconds, lock_expires_at,
-        lock_token)
+        lock_token, headers)
 VALUES (:instance_id, :workflow_name, :source_hash, :owner_service, 'perdure', :status, :current_activity_id,
         :continued_from, COALESCE(:started_at, {now}), COALESCE(:updated_at, {now}), :input_data, :output_data,
         :locked_by, CASE WHEN :lease_sec IS NULL THEN :locked_at ELSE {now} END, :lock_timeout_seconds,
-        CASE WHEN :lease_sec IS NULL THEN :lock_expires_at ELSE {after(:lease_sec)} END, :lock_token)
+        CASE WHEN :lease_sec IS NULL THEN :lock_expires_at ELSE {after(:lease_sec)} END, :lock_token,
+        :headers)
 {on_conflict_do_nothing(instance_id)};
 SELECT lock_expires_at FROM workflow_instances WHERE instance_id = :instance_id
 
@@ -29,12 +30,13 @@ WITH definition AS (
 INSERT INTO workflow_instances
        (instance_id, workflow_name, source_hash, owner_service, framework, status, current_activity_id, continued_from,
         started_at, updated_at, input_data, output_data, locked_by, locked_at, lock_timeout_seconds, lock_expires_at,
-        lock_token)
+        lock_token, headers)
 VALUES (:instance_id, :workflow_name, :source_hash, :owner_service, 'perdure', :status, :current_activity_id,
         :continued_from, COALESCE(:started_at::timestamp, {now}), COALESCE(:updated_at::timestamp, {now}),
         :input_data, :output_data, :locked_by,
         CASE WHEN :lease_sec::float8 IS NULL THEN :locked_at::timestamp ELSE {now} END, :lock_timeout_seconds,
-        CASE WHEN :lease_sec IS NULL THEN :lock_expires_at::timestamp ELSE {after(:lease_sec)} END, :lock_token)
+        CASE WHEN :lease_sec IS NULL THEN :lock_expires_at::timestamp ELSE {after(:lease_sec)} END, :lock_token,
+        :headers)
 ON CONFLICT (instance_id) DO NOTHING
 RETURNING lock_expires_at
 
@@ -43,8 +45,8 @@ RETURNING lock_expires_at
 -- inserted: the ids of the others are taken. Only for databases with the feature `one_statement_writes`.
 WITH item AS (
   SELECT * FROM unnest(:instance_ids::text[], :workflow_names::text[], :source_hashes::text[], :owner_services::text[],
-                       :statuses::text[], :inputs::text[])
-         AS item (instance_id, workflow_name, source_hash, owner_service, status, input_data)),
+                       :statuses::text[], :headers::text[], :inputs::text[])
+         AS item (instance_id, workflow_name, source_hash, owner_service, status, headers, input_data)),
 definition AS (
   INSERT INTO workflow_definitions (workflow_name, source_hash, source_code, created_at)
   SELECT named.workflow_name, named.source_hash, '', {now}
@@ -55,10 +57,10 @@ definition AS (
 created AS (
   INSERT INTO workflow_instances
          (instance_id, workflow_name, source_hash, owner_service, framework, status, started_at, updated_at, input_data,
-          locked_by, locked_at, lock_timeout_seconds, lock_expires_at, lock_token)
+          locked_by, locked_at, lock_timeout_seconds, lock_expires_at, lock_token, headers)
   SELECT instance_id, workflow_name, source_hash, owner_service, 'perdure', status, {now}, {now}, input_data,
          :locked_by::text, CASE WHEN :lease_sec::float8 IS NOT NULL THEN {now} END, :lock_timeout_seconds::integer,
-         {after(:lease_sec)}, :lock_token::bigint
+         {after(:lease_sec)}, :lock_token::bigint, headers
     FROM item
   ON CONFLICT (instance_id) DO NOTHING
   RETURNING instance_id, workflow_name, lock_expires_at)
@@ -73,10 +75,10 @@ SELECT {now}, {after(:lease_sec)}
 -- faster than one for each item. Only for databases with the feature `repeated_calls`.
 INSERT INTO workflow_instances
        (instance_id, workflow_name, source_hash, owner_service, framework, status, started_at, updated_at, input_data,
-        locked_by, locked_at, lock_timeout_seconds, lock_expires_at, lock_token)
+        locked_by, locked_at, lock_timeout_seconds, lock_expires_at, lock_token, headers)
 SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]'), json_extract(value, '$[2]'),
-       json_extract(value, '$[3]'), 'perdure', json_extract(value, '$[4]'), :now, :now, json_extract(value, '$[5]'),
-       :locked_by, :locked_at, :lock_timeout_seconds, :lock_expires_at, :lock_token
+       json_extract(value, '$[3]'), 'perdure', json_extract(value, '$[4]'), :now, :now, json_extract(value, '$[6]'),
+       :locked_by, :locked_at, :lock_timeout_seconds, :lock_expires_at, :lock_token, json_extract(value, '$[5]')
   FROM json_each(:items)
  WHERE true {on_conflict_do_nothing(instance_id)}
 
@@ -88,7 +90,8 @@ SET @now = {now}, @expires_at = {after(:lease_sec)}, @locked_at = CASE WHEN :lea
 INSERT IGNORE INTO workflow_definitions (workflow_name, source_hash, source_code, created_at) VALUES :definitions;
 -- [required]
 INSERT INTO workflow_instances
-       (instance_id, workflow_name, source_hash, owner_service, status, input_data, framework, started_at, updated_at,
+       (instance_id, workflow_name, source_hash, owner_service, status, headers, input_data, framework, started_at,
+        updated_at,
         locked_by, locked_at, lock_timeout_seconds, lock_expires_at, lock_token)
 VALUES :rows {on_conflict_do_nothing()};
 SELECT CAST(@expires_at AS DATETIME(6))

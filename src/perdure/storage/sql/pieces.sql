@@ -1,10 +1,10 @@
 -- instance -> instance_id, workflow_name, input_data, framework, status, output_data, current_activity_id, source_hash,
 --   owner_service, continued_from, locked_by, locked_at, lock_timeout_seconds, lock_expires_at, lock_token, started_at,
---   updated_at
+--   updated_at, headers
 -- Every field of an instance, as `instances.from_row` reads them.
 instance_id, workflow_name, input_data, framework, status, output_data, current_activity_id, source_hash,
        owner_service, continued_from, locked_by, {utc(locked_at)}, lock_timeout_seconds, {utc(lock_expires_at)},
-       lock_token, {utc(started_at)}, {utc(updated_at)}
+       lock_token, {utc(started_at)}, {utc(updated_at)}, headers
 
 -- insert_event
 -- The columns of a new event.

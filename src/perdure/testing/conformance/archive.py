@@ -116,7 +116,7 @@ async def start(storage: Storage, given: bytes = b'{"n": 1}', **fields: Any) -> 
 
 @pytest.mark.pitfall(20)
 async def test_recur_ends_one_generation_and_starts_the_next(storage: Storage, shift: Shift) -> None:
-    lease = await start(storage)
+    lease = await start(storage, headers=b'{"tenant": "a"}')
     await record(storage, "i-1", "a", "b", lease=lease)
     before = await storage.get_instance("i-1")
     assert before is not None
@@ -139,6 +139,7 @@ async def test_recur_ends_one_generation_and_starts_the_next(storage: Storage, s
     )
     assert (done.workflow_name, done.source_hash, done.owner_service, done.framework) == ("wf", "h", "svc", "perdure")
     assert (done.locked_by, done.continued_from) == (None, None)
+    assert live.headers == done.headers == b'{"tenant": "a"}'
     assert await archived(storage, "i-1~1") == ["a", "b"]
     assert await archived(storage, "i-1") == []
 

@@ -46,9 +46,29 @@ async def test_all_fields_are_read_back_as_given(storage: Storage) -> None:
         7,
         started,
         started + timedelta(seconds=1),
+        b'{"tenant": "caf\xc3\xa9"}',
     )
     assert await storage.create_instance(given) is None
     assert await storage.get_instance("i-1") == given
+
+
+async def test_headers_of_a_batch_are_read_back_as_given(storage: Storage) -> None:
+    given = [b'{"tenant": "a"}', None, b'{"tenant": "caf\xc3\xa9"}', b"{}"]
+    batch = [WorkflowInstance(f"i-{n}", "wf", headers=headers) for n, headers in enumerate(given)]
+    leases = await storage.create_instances(batch, worker_id="w1", timeout_sec=10)
+    assert all(isinstance(lease, Lease) for lease in leases)
+    assert [it and it.headers for it in await storage.get_instances([it.instance_id for it in batch])] == given
+
+
+@pytest.mark.parametrize("headers", [b'"' + b"x" * 65_536, b"\xff", b"a\0b"])
+async def test_headers_that_cannot_be_stored_are_refused(storage: Storage, headers: bytes) -> None:
+    with pytest.raises(LimitError, match="headers"):
+        await storage.create_instance(WorkflowInstance("i-1", "wf", headers=headers))
+    good, bad = await storage.create_instances(
+        [WorkflowInstance("i-2", "wf"), WorkflowInstance("i-3", "wf", headers=headers)]
+    )
+    assert good is None
+    assert isinstance(bad, LimitError)
 
 
 async def test_omitted_times_are_set_by_the_database(storage: Storage) -> None:

@@ -73,6 +73,7 @@ def instance_row(instance: WorkflowInstance, worker_id: str | None, timeout_sec:
         "lock_timeout_seconds": own_sec,
         "lock_expires_at": limits.moment(instance.lock_expires_at, "lock_expires_at"),
         "lock_token": limits.number(token, "lock_token", limits.EVERYTHING),
+        "headers": limits.text(instance.headers, "headers", limits.METADATA_MAX),
         "lease_sec": lease_sec,
     }
 

@@ -19,13 +19,14 @@ FREE = {"locked_by": None, "locked_at": None, "lock_expires_at": None}
 
 def instance_from(row: Row) -> WorkflowInstance:
     """Return an instance as callers see it."""
-    output = row["output_data"]
+    output, headers = row["output_data"], row["headers"]
     return WorkflowInstance(
         **{
             **row,
             "status": WorkflowStatus(row["status"]),
             "input_data": row["input_data"].encode(),
             "output_data": None if output is None else output.encode(),
+            "headers": None if headers is None else headers.encode(),
         }
     )
 

@@ -1,0 +1,8 @@
+-- migrate:up
+
+-- The headers of a run as a JSON object of strings, such as a tenant or a trace context; NULL if there are none.
+ALTER TABLE workflow_instances ADD COLUMN headers MEDIUMTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL;
+
+-- migrate:down
+
+ALTER TABLE workflow_instances DROP COLUMN headers;
