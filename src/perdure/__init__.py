@@ -42,7 +42,7 @@ from perdure.engine.api.sync_queries import SyncRunQuery
 from perdure.engine.api.workflow import ConfiguredWorkflow, Workflow, workflow
 from perdure.engine.history.messages import Event, Message
 from perdure.engine.replay.body import RunEvicted
-from perdure.engine.replay.context import ActivityInfo, activity_info
+from perdure.engine.replay.context import ActivityInfo, activity_info, run_headers
 from perdure.engine.replay.source import NotDurableWarning
 from perdure.engine.worker.activities import connection
 from perdure.engine.worker.retention import Retention, Swept
@@ -138,6 +138,7 @@ __all__ = [
     "random",
     "receive",
     "recur",
+    "run_headers",
     "send_event",
     "send_to",
     "send_to_group",

@@ -13,7 +13,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta
 from hashlib import blake2b
 from itertools import count
@@ -24,6 +24,7 @@ from perdure.engine.history.codec import encode
 from perdure.engine.history.hints import bare
 from perdure.engine.history.messages import Event
 from perdure.engine.history.records import Compensated, Deadline, Taken, check_row, record_of, row_of
+from perdure.engine.interception import Interception, Start, around_start
 from perdure.engine.replay.definitions import WORKFLOWS, WorkflowDefinition
 from perdure.errors import (
     EngineError,
@@ -34,9 +35,11 @@ from perdure.errors import (
     SerializationError,
     StorageError,
 )
+from perdure.model import headers as header_rules
 from perdure.model import limits, names
 from perdure.model.blank import quick
 from perdure.model.envelopes import check_readable
+from perdure.model.headers import Headers, none
 from perdure.model.records import (
     FRAMEWORK,
     HistoryEvent,
@@ -96,6 +99,7 @@ class NewRun:
     events: Sequence[HistoryEvent] = ()  # its first rows; they get the id of the run
     begin: TimerWait | None = None  # when it starts (default: now)
     parent: Callable[[str], ParentLink] | None = None  # of a child: what its parent needs, by the child's id
+    headers: Headers = field(default_factory=none)
 
     def instance(self, id: str) -> WorkflowInstance:
         """Return the row of the run."""
@@ -106,6 +110,7 @@ class NewRun:
             status=WorkflowStatus.RUNNING if self.begin is None else WorkflowStatus.WAITING_FOR_TIMER,
             source_hash=self.source_hash,
             owner_service=self.owner,
+            headers=header_rules.encode(self.headers),
         )
 
 
@@ -145,6 +150,7 @@ class StartRequest:
     source_hash: str
     timeout: timedelta | None
     read: Callable[[bytes], object]  # decodes an input, to compare it with another
+    headers: Headers = field(default_factory=none)
 
     def new_run(self) -> NewRun:
         """Return the requested run, with its timeout and the timer for its start."""
@@ -158,6 +164,7 @@ class StartRequest:
             self.source_hash,
             events=events,
             begin=TimerWait(ids.BEGIN, ids.BEGIN, self.at, self.after) if later else None,
+            headers=self.headers,
         )
 
     def differs_from(
@@ -194,14 +201,28 @@ class StartRequest:
         return self.read(input_data) == self.read(self.input_data)
 
 
-async def start(storage: RunStore, request: StartRequest, create: Create | None = None) -> str:
+async def start(
+    storage: RunStore,
+    request: StartRequest,
+    create: Create | None = None,
+    interception: Interception | None = None,
+) -> str:
     """Store a new run, or find the existing run with the requested id, and return the id.
 
     `create` stores a run without further rows, in a group commit (default: in a commit of its own). Raises
     `RunExistsError` if the existing run is not the requested one.
     """
     names.run_id(request.id)
-    id, run = new_id() if request.id is None else request.id, request.new_run()
+    id = new_id() if request.id is None else request.id
+    if interception is None:
+        return await _start(storage, request, id, create)
+    about = Start(request.workflow_name, "start", id, dict(request.headers))
+    with interception.start(about):
+        return await _start(storage, replace(request, headers=about.stored_headers()), id, create)
+
+
+async def _start(storage: RunStore, request: StartRequest, id: str, create: Create | None) -> str:
+    run = request.new_run()
     try:
         if create is None or run.events or run.begin:
             await store(storage, run, id)
@@ -212,11 +233,11 @@ async def start(storage: RunStore, request: StartRequest, create: Create | None 
     return id
 
 
-def starting(request: StartRequest) -> "Callable[[Storage, Lease], Awaitable[str]]":
+def starting(request: StartRequest, interception: Interception | None) -> "Callable[[Storage, Lease], Awaitable[str]]":
     """Return the effect that stores a run in the commit of the step that starts it; the new run is not leased."""
 
     async def write(storage: Storage, lease: Lease) -> str:
-        return await start(storage, request)
+        return await start(storage, request, interception=interception)
 
     return write
 
@@ -259,18 +280,31 @@ def first_generation(instance_id: str) -> str:
 # By a schedule.
 
 
-async def start_tick(storage: RunStore, workflow: WorkflowDefinition, tick_id: str) -> str:
+async def start_tick(
+    storage: RunStore, workflow: WorkflowDefinition, tick_id: str, interception: Interception | None = None
+) -> str:
     """Store the run of a cron tick unless it exists, and return its id.
 
     If a run of another workflow has the id, the tick gets an id with a suffix.
     """
     run = NewRun(workflow.name, workflow.signature.bind((), {}), workflow.source_hash, workflow.source)
+    if interception is None:
+        return await _store_tick(storage, run, tick_id)
+    found = await storage.get_instance(tick_id)
+    if found is not None and found.workflow_name == workflow.name:
+        return tick_id  # another worker has started it, inside its interceptors
+    about = Start(workflow.name, "cron", tick_id)
+    with interception.start(about):
+        return await _store_tick(storage, replace(run, headers=about.stored_headers()), tick_id)
+
+
+async def _store_tick(storage: RunStore, run: NewRun, tick_id: str) -> str:
     for id in with_suffixes(tick_id):
         try:
             await store(storage, run, id)
         except InstanceExistsError:
             found = await storage.get_instance(id)
-            if found is not None and found.workflow_name != workflow.name:
+            if found is not None and found.workflow_name != run.workflow_name:
                 continue
         return id
     raise AssertionError("unreachable: the ids don't end")
@@ -324,19 +358,24 @@ def _event_run(workflow: WorkflowDefinition, event: Event[None], data: bytes) ->
         raise EventDataError(
             f"event {event.type!r} starts workflow {workflow.name!r}, and does not fit: {error}"
         ) from error
-    return NewRun(workflow.name, input_data, workflow.source_hash)
+    return NewRun(workflow.name, input_data, workflow.source_hash, headers=event.headers)
 
 
 def _event_text(event: Event[None], data: bytes) -> bytes:
     """Return the JSON of an event whose data is JSON already."""
-    about = {field.name: getattr(event, field.name) for field in fields(event) if field.name != "data"}
+    others = [each.name for each in fields(event) if each.name not in ("data", "headers")]
+    about: dict[str, object] = {name: getattr(event, name) for name in others}
+    if event.headers:
+        about["headers"] = dict(event.headers)
     return b'{"data":' + data + b"," + encode(about).removeprefix(b"{")
 
 
 # By `retry`.
 
 
-async def retry(storage: Storage, instance_id: str, from_step: str | None) -> str:
+async def retry(
+    storage: Storage, instance_id: str, from_step: str | None, interception: Interception | None = None
+) -> str:
     """Store a new run `<id>~r<n>` with the input of a failed or cancelled run and its history before `from_step`.
 
     Returns the new id. Raises `RunNotFoundError` or `EngineError` if the run cannot be retried.
@@ -354,7 +393,10 @@ async def retry(storage: Storage, instance_id: str, from_step: str | None) -> st
     events = [] if from_step is None else await _history_before(storage, instance_id, from_step)
     base = _TRIED_AGAIN.sub("", instance_id)
     again = NewRun(found.workflow_name, found.input_data, found.source_hash, owner="", events=events)
-    return await store_at_first_free(storage, again, (f"{base}~r{number}" for number in count(1)))
+    about = Start(again.workflow_name, "retry", None, dict(header_rules.decode(found.headers)))
+    with around_start(interception, about):
+        again = replace(again, headers=about.stored_headers())
+        return await store_at_first_free(storage, again, (f"{base}~r{number}" for number in count(1)))
 
 
 async def _history_before(storage: Storage, instance_id: str, from_step: str) -> list[HistoryEvent]:

@@ -8,6 +8,7 @@ import re
 
 from perdure.codecs.pipeline import Pipeline
 from perdure.database.dialects import PostgresDriver
+from perdure.engine.interception import Interception
 from perdure.engine.starting import RunStore, StartRequest, start
 from perdure.errors import SchemaError, TransactionError
 from perdure.integrations.connections import Connection, recognised
@@ -35,7 +36,7 @@ class CallerConnection:
         """Encode what is written with these codecs."""
         self._pipeline = pipeline
 
-    async def start(self, request: StartRequest) -> str:
+    async def start(self, request: StartRequest, interception: Interception | None = None) -> str:
         """Write a start into the open transaction and return the id."""
         connection = self._connection
         if not connection.in_transaction():
@@ -50,7 +51,7 @@ class CallerConnection:
         store: RunStore = transaction if self._pipeline is None else EncodingStarts(transaction, self._pipeline)
         try:
             async with transaction.savepoint():
-                return await start(store, request)
+                return await start(store, request, interception=interception)
         except Exception as error:
             if _MISSING_TABLE.search(str(error)):
                 raise SchemaError(NO_TABLES) from error

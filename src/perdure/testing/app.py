@@ -14,6 +14,7 @@ from perdure.engine.api.database import Database
 from perdure.engine.api.run_info import RunInfo, WaitInfo
 from perdure.engine.api.workflow import Workflow
 from perdure.engine.execution.clock import Clock
+from perdure.engine.interception import Interceptor
 from perdure.engine.replay.context import ATTEMPT
 from perdure.engine.worker.clock import DatabaseClock
 from perdure.engine.worker.relay import PublishFunction
@@ -53,6 +54,7 @@ class AppSettings(TypedDict, total=False):
     subscriptions: Sequence[Subscription]
     codec: Codecs | None
     hooks: Sequence[Hook]
+    interceptors: Sequence[Interceptor]
     worker_id: str | None
 
 

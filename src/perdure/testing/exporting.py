@@ -17,6 +17,7 @@ from perdure.engine.execution.rows import read_rows
 from perdure.engine.history.records import check_row
 from perdure.engine.replay.definitions import WORKFLOWS
 from perdure.errors import EngineError
+from perdure.model import headers
 from perdure.model.envelopes import check_readable
 from perdure.model.records import ArchivedHistoryEvent, HistoryEvent, RegisteredWait, WorkflowInstance
 from perdure.model.states import WorkflowStatus
@@ -68,10 +69,10 @@ async def export_history(
     """Write the recorded history of a run to a file, for `replay()` and `@pytest.mark.replay`, and return it.
 
     `redact` is called with the place and the value of every string, number and boolean, and returns the value to write:
-    `redact("input.order.email", "ann@example.org")`. Places are `input`, `result`, `state` and the ids of rows, such as
-    `2:charge.card`. Return a value of the same type that leads to the same steps, and equal values for equal ones.
-    Stack traces and messages that are not JSON are left out then. Run ids, names of channels, names of error classes,
-    keys of objects, and values of `now()`, `random()` and `uuid4()` are kept.
+    `redact("input.order.email", "ann@example.org")`. Places are `input`, `headers`, `result`, `state` and the ids of
+    rows, such as `2:charge.card`. Return a value of the same type that leads to the same steps, and equal values for
+    equal ones. Stack traces and messages that are not JSON are left out then. Run ids, names of channels, names of
+    error classes, keys of objects, and values of `now()`, `random()` and `uuid4()` are kept.
 
     If the workflow is defined in this process, the digests of its calls are made again, so a later replay still
     compares arguments; raises `SerializationError` if the redacted values lead the code elsewhere. Otherwise a replay
@@ -151,4 +152,5 @@ def _history(row: WorkflowInstance, rows: list[HistoryRow], waits: list[Register
         row.started_at,
         row.continued_from,
         tuple(waits),
+        headers.decode(row.headers),
     )

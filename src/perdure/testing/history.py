@@ -9,6 +9,7 @@ The file is JSON (`FORMAT`, version 1):
 | `generation` | the id under which the generation before is kept, if the run has recurred; else null |
 | `started_at` | when the run, or this generation of it, started |
 | `input`, `result` | the arguments by parameter, and the result of a completed run |
+| `headers` | the headers of the run |
 | `rows` | the rows in order, each with `id`, `type`, `at`, `data`, `call` (the digest of the step's call and the time of the body's loop, as hexadecimal digits), `binary` (a message that is not JSON, as hexadecimal digits) and `redacted` |
 | `waits` | what the run waited for when it was read, each with `step`, `channel` and `until` |
 
@@ -19,7 +20,7 @@ readers would misunderstand gets a new version, and `History.load` refuses versi
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -31,6 +32,7 @@ from perdure.engine.api.step_reading import steps_of
 from perdure.engine.api.values import CANCELLED, error_of
 from perdure.engine.history.records import RunCancelled, RunFailed, record_of
 from perdure.errors import SerializationError
+from perdure.model.headers import none, read
 from perdure.model.records import HistoryEvent, RegisteredWait
 from perdure.model.states import WorkflowStatus
 from perdure.testing.labels import Labels, shown
@@ -82,6 +84,7 @@ class History:
     - `input`, `result`: the arguments by parameter and the result, as plain JSON values.
     - `started_at`, `generation`: when the run started, and the id under which its history before `recur()` is kept.
     - `rows`: the rows in order; `registered`: what a waiting run waited for when it was read.
+    - `headers`: the headers of the run.
 
     Its properties say what the run did, as short texts that can be compared in a test:
 
@@ -99,6 +102,7 @@ class History:
     started_at: datetime | None = None
     generation: str | None = None
     registered: tuple[RegisteredWait, ...] = ()
+    headers: Mapping[str, str] = field(default_factory=none)
 
     # What the run did.
 
@@ -217,6 +221,7 @@ class History:
             "started_at": _moment(self.started_at),
             "input": dict(self.input),
             "result": self.result,
+            "headers": dict(self.headers),
             "rows": [_row_json(row) for row in self.rows],
             "waits": [_wait_json(wait) for wait in self.registered],
         }
@@ -242,6 +247,7 @@ class History:
                 _moment_from(data.get("started_at")),
                 data.get("generation"),
                 tuple(_wait_from(data["run_id"], wait) for wait in data.get("waits", ())),
+                read(data.get("headers")),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise SerializationError(f"a part of it is missing or damaged: {error!r}") from error

@@ -29,6 +29,7 @@ from perdure.engine.history.records import (
 )
 from perdure.engine.replay.definitions import WorkflowDefinition
 from perdure.errors import NonDeterminismError, PerdureError, SerializationError
+from perdure.model.headers import read
 from perdure.testing.history import History, HistoryRow
 from perdure.testing.replaying import replay, resealed
 
@@ -66,7 +67,8 @@ def _replays(workflow: WorkflowDefinition, history: History) -> bool:
 def _replaced(history: History, redact: Redact) -> History:
     """Return the history with all values replaced, and marks on the rows that these may influence."""
     given = _mapped("input", dict(history.input), redact)
-    tainted = given != history.input
+    headers = read(_mapped("headers", dict(history.headers), redact))
+    tainted = given != history.input or headers != history.headers
     rows = []
     for row in history.rows:
         record = record_of(row.event(history.run_id))
@@ -75,7 +77,8 @@ def _replaced(history: History, redact: Redact) -> History:
         changed = _known(data) != _known(row.data) or binary != row.binary
         rows.append(_marked(replace(row, data=data, binary=binary), record, tainted, changed))
         tainted = tainted or (changed and isinstance(record, SEEN))
-    return replace(history, input=given, rows=tuple(rows), result=_mapped("result", history.result, redact))
+    result = _mapped("result", history.result, redact)
+    return replace(history, input=given, rows=tuple(rows), result=result, headers=headers)
 
 
 def _known(data: Any) -> Any:

@@ -94,7 +94,8 @@ def resealed(workflow: WorkflowDefinition, history: History) -> History:
 
 
 def _replayer(workflow: WorkflowDefinition, history: History) -> Replayer:
-    return Replayer(workflow, history.run_id, encode(dict(history.input)), history.generation)
+    given = encode(dict(history.input))
+    return Replayer(workflow, history.run_id, given, history.generation, headers=history.headers)
 
 
 def _fed(replayer: Replayer, history: History) -> Iterator[HistoryRow]:

@@ -22,6 +22,7 @@ from perdure.engine.api.serving import serve_until_signal
 from perdure.engine.api.worker_ids import new_worker_id
 from perdure.engine.api.workflow import Workflow
 from perdure.engine.execution.clock import steady
+from perdure.engine.interception import Interceptor
 from perdure.engine.replay.definitions import WORKFLOWS, WorkflowDefinition
 from perdure.engine.replay.guard import TaskFactory
 from perdure.engine.worker.hooks import Hooks
@@ -58,6 +59,8 @@ class App(Client):
     - `codec`: how values are stored, such as `Encrypted(keys)`: a codec of `perdure.codecs`, or a list of them
       (default: as JSON). Use the same one in all processes.
     - `hooks`: functions that are called with the events of `perdure.hooks` (default: none).
+    - `interceptors`: code around starts, messages, executions of runs and activities; see `perdure.interceptors`
+      (default: none).
     - `worker_id`: the name of this worker in the database and the log; unique among all workers (default: host name,
       process id and a random part).
 
@@ -83,10 +86,11 @@ class App(Client):
         subscriptions: Sequence[Subscription] = (),
         codec: Codecs | None = None,
         hooks: Sequence[Hook] = (),
+        interceptors: Sequence[Interceptor] = (),
         worker_id: str | None = None,
     ) -> None:
         publisher = Secret(publisher) if isinstance(publisher, str) else publisher
-        super().__init__(database, outbox=publisher is not None, codec=codec)
+        super().__init__(database, outbox=publisher is not None, codec=codec, interceptors=interceptors)
         del database  # a traceback shows arguments, and a URL may have a password
         _check_counts(1, max_runs=max_runs, max_activities=max_activities, max_threads=max_threads)
         _check_counts(0, max_cached_runs=max_cached_runs)
@@ -112,6 +116,7 @@ class App(Client):
             transaction_sec=transaction_sec,
             retention=retention,
             clock=self._clock,
+            interception=self.interception,
         )
         self._database.idle_sec = lease_sec  # so that a frozen worker's row locks end with its leases
         self._hooks = Hooks(hooks)

@@ -5,6 +5,7 @@ import uuid as _uuid
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import partial
 from random import Random, SystemRandom
 from typing import Any, NoReturn, TypeVar, overload
 
@@ -20,7 +21,7 @@ from perdure.model import limits, names
 from perdure.model.durations import Duration, any_seconds, moment
 from perdure.model.limits import SPAN_MAX
 from perdure.model.matching import Where, check
-from perdure.model.records import ChannelMode, Lease
+from perdure.model.records import ChannelMode, Lease, OutgoingMessage
 from perdure.storage.contract import Storage
 
 T = TypeVar("T")
@@ -148,11 +149,12 @@ async def send_to_group(name: str, channel: str, data: object) -> int:
     names.group(name)
     names.stored(channel)
     payload = encode(data)
+    outgoing = partial(messages.Outgoing, name=channel, headers=run.headers, interception=current.interception())
 
     async def write(storage: Storage, lease: Lease) -> int:
         members = await storage.get_group_members(name)
         for member in sorted(members):
-            await storage.publish_to_channel(names.direct(channel, member), payload, lease=lease)
+            await outgoing(OutgoingMessage(names.direct(channel, member), payload)).store(storage, lease)
         return len(members)
 
     return int(await run.effect("send_to_group", write, Call(name, data, encoded=payload, what=channel), int))
@@ -337,6 +339,9 @@ async def send_event(
 
 async def _send(name: str, outgoing: messages.Outgoing, what: str, *about: object) -> None:
     run, effects = context.current_run(), OUTGOING.get()
+    headers, interception = context.inherited_headers(), current.interception()
+    if headers or interception is not None:
+        outgoing = replace(outgoing, headers=headers, interception=interception)
     if run is not None:
         await run.effect(name, outgoing.store, Call(*about, encoded=outgoing.message.data, what=what))
     elif effects is not None:

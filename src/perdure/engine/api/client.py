@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from contextvars import Token
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, overload
@@ -27,6 +28,8 @@ from perdure.engine.execution.group_commit import GroupCommit
 from perdure.engine.history.codec import decode
 from perdure.engine.history.failures import cancelled, decode_failure, failed_run
 from perdure.engine.history.records import STATE
+from perdure.engine.interception import Interceptor, interception_of
+from perdure.engine.replay import context
 from perdure.engine.replay.definitions import WORKFLOWS
 from perdure.engine.replay.stubs import StubScope, scope_of_app
 from perdure.engine.starting import StartRequest
@@ -61,6 +64,7 @@ class Client:
       (default: False).
     - `codec`: how values are stored, such as `Encrypted(keys)`: a codec of `perdure.codecs`, or a list of them
       (default: as JSON). Use the same one in all processes.
+    - `interceptors`: code around the starts and messages of this client; see `perdure.interceptors` (default: none).
 
     Raises `ConfigurationError` for a URL that cannot work. A client belongs to the event loop and the process that
     opened it; elsewhere it raises `EngineError`. After it is closed it raises `ClosedError`.
@@ -68,8 +72,16 @@ class Client:
 
     has_worker = False  # in the same process; an App has one
 
-    def __init__(self, database: str | Storage, *, outbox: bool = False, codec: Codecs | None = None) -> None:
+    def __init__(
+        self,
+        database: str | Storage,
+        *,
+        outbox: bool = False,
+        codec: Codecs | None = None,
+        interceptors: Sequence[Interceptor] = (),
+    ) -> None:
         self.pipeline = None if codec is None else Pipeline(codec)
+        self.interception = interception_of(interceptors)
         self._database = self._new_database(database)
         self.url = self._database.url
         self._clock = self._new_clock()
@@ -185,7 +197,7 @@ class Client:
 
     async def start(self, request: StartRequest) -> tuple["Client", str]:
         """Store a new run, or find the existing run with the requested id; see `Workflow.start`."""
-        started = await starting.start(self._storage, request, self._create)
+        started = await starting.start(self._storage, request, self._create, self.interception)
         self._started()
         return self, started
 
@@ -359,7 +371,7 @@ class Client:
         (default: None, all steps run again). Raises `RunNotFoundError` if no run has this id, and `EngineError` if the
         run did not fail and was not cancelled, or cannot be resumed from that step.
         """
-        return RunHandle((self, await starting.retry(self._storage, instance_id, from_step)), plain)
+        return RunHandle((self, await starting.retry(self._storage, instance_id, from_step, self.interception)), plain)
 
     async def sweep(self, retention: Retention, *, dry_run: bool = False) -> Swept:
         """Delete now what a retention policy no longer keeps, and return the counts.
@@ -412,6 +424,10 @@ class Client:
 
     async def send(self, *outgoing: messages.Outgoing) -> None:
         """Store messages and events with their outbox entries and the runs that they start, in one transaction."""
+        headers = context.inherited_headers()
+        if headers or self.interception is not None:
+            given = [replace(each, headers=headers or each.headers) for each in outgoing]
+            outgoing = tuple(replace(each, interception=self.interception) for each in given)
         runs = [run for each in outgoing for run in each.new_runs()]
         if len(outgoing) == 1 and outgoing[0].event is None and not runs:
             await outgoing[0].store(self._storage)

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
+from perdure.engine.interception import Interception
 from perdure.engine.replay.context import current_run
 from perdure.engine.replay.stubs import StubScope, current_scope
 from perdure.errors import EngineError, NotDurableError
@@ -96,6 +97,12 @@ def using(app: "Client") -> Iterator[None]:
         yield
     finally:
         APP.reset(token)
+
+
+def interception() -> Interception | None:
+    """Return the interceptors of the app that executes the calling body or activity."""
+    app = APP.get()
+    return None if app is None else app.interception
 
 
 def stub_scopes() -> list[StubScope]:

@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar
 from perdure.codecs.pipeline import Pipeline
 from perdure.engine.api import current
 from perdure.engine.api.handles import IN_OPEN_APP, Runs
+from perdure.engine.interception import Interception
 from perdure.engine.starting import StartRequest
 from perdure.errors import ConfigurationError, EngineError
 
@@ -30,7 +31,7 @@ class CallerConnection(Protocol):
     def use_codec(self, pipeline: Pipeline | None) -> None:
         """Encode what is written with these codecs."""
 
-    async def start(self, request: StartRequest) -> str:
+    async def start(self, request: StartRequest, interception: Interception | None = None) -> str:
         """Write a start into the open transaction and return the id; never suspend if the connection is blocking."""
 
 
@@ -39,6 +40,7 @@ class SyncDatabase(Protocol):
 
     dialect: str
     pipeline: Pipeline | None
+    interception: Interception | None
 
     def schema(self) -> str:
         """Return the schema that holds the tables, on PostgreSQL."""
@@ -65,7 +67,8 @@ async def start_in(connection: object, request: StartRequest) -> tuple[Runs, str
     caller = _recognise(connection)
     if caller.blocking:
         raise TypeError(_use(connection, "a blocking connection", "start_sync(…)"))
-    return _runs(caller), await caller.start(request)
+    runs, interception = _open_app(caller)
+    return runs, await caller.start(request, interception)
 
 
 def start_in_sync(connection: object, request: StartRequest, client: SyncDatabase | None) -> str:
@@ -77,12 +80,13 @@ def start_in_sync(connection: object, request: StartRequest, client: SyncDatabas
     if not caller.blocking:
         raise TypeError(_use(connection, "an async connection", "`await start(…)`"))
     if client is None:
-        _runs(caller)
+        _, interception = _open_app(caller)
     else:
         _check_dialect(caller, client.dialect, "the SyncClient")
         caller.use_schema(client.schema())
         caller.use_codec(client.pipeline)
-    return _run_at_once(caller.start(request))
+        interception = client.interception
+    return _run_at_once(caller.start(request, interception))
 
 
 def _use(connection: object, kind: str, call: str) -> str:
@@ -90,16 +94,16 @@ def _use(connection: object, kind: str, call: str) -> str:
     return f"the {name} given as in_transaction= is {kind}: use {call} with it"
 
 
-def _runs(caller: CallerConnection) -> Runs:
-    """Return what the handle queries: the open app, whose database must be of the connection's kind."""
+def _open_app(caller: CallerConnection) -> tuple[Runs, Interception | None]:
+    """Return what the handle queries, and its interceptors: the open app; the connection must fit its database."""
     try:
         app = current.current_app()
     except EngineError:
-        return IN_OPEN_APP
+        return IN_OPEN_APP, None
     _check_dialect(caller, app.dialect(), "the app")
     caller.use_schema(app.schema())
     caller.use_codec(app.pipeline)
-    return app
+    return app, app.interception
 
 
 def _check_dialect(caller: CallerConnection, ours: str | None, owner: str) -> None:

@@ -2,14 +2,18 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
+from typing import Literal
 
-from perdure.engine.history.codec import encode
-from perdure.engine.history.messages import Event
+from perdure.engine.history.codec import decode, encode
+from perdure.engine.history.messages import HEADERS, Event
+from perdure.engine.interception import Interception, Send
 from perdure.engine.starting import NewRun, new_id, not_found, started_by, store_missing
 from perdure.errors import HistoryConflictError, LimitError
 from perdure.model import limits, names
+from perdure.model.headers import Headers, none
 from perdure.model.records import Lease, OutboxEvent, OutgoingMessage
 from perdure.model.states import TERMINAL
 from perdure.storage.contract import Storage
@@ -28,17 +32,32 @@ class Outgoing:
     stored: Callable[[], None] = lambda: None  # called after the commit of an outbox entry
     to: str | None = None  # the only receiver
     starts: Event[None] | None = None  # the event without its data, if it may start runs
+    kind: Literal["message", "event"] = "message"
+    name: str = ""  # the channel or the event type, as the caller named it
+    headers: Headers = field(default_factory=none)  # of the run that sends it
+    interception: Interception | None = None
 
     def check(self) -> None:
         """Raise `EventDataError` if the event starts a workflow that its data does not fit."""
         self.new_runs()
 
     def new_runs(self) -> list[tuple[str, NewRun]]:
-        """Return the runs that the event starts, with their ids.
+        """Return the runs that the event starts, with their ids and the headers of the event.
 
         Not when the event is made: a body makes it again on each replay, perhaps with other workflows defined.
         """
-        return [] if self.starts is None else started_by(self.starts, self.message.data)
+        if self.starts is None:
+            return []
+        starts = replace(self.starts, headers=self.headers) if self.headers else self.starts
+        return started_by(starts, self.message.data)
+
+    def intercepted(self, around: ExitStack) -> "Outgoing":
+        """Enter the interceptors, if there are any, and return the message with the headers that they left."""
+        if self.interception is None:
+            return self
+        about = Send(self.kind, self.name, self.to, dict(self.headers))
+        around.enter_context(self.interception.send(about))
+        return replace(self, headers=about.stored_headers(), interception=None)
 
     async def store(self, storage: Storage, lease: Lease | None = None) -> int:
         """Store the message, and in an open transaction also its outbox entry and the runs that it starts.
@@ -56,7 +75,7 @@ class Outgoing:
         return await storage.publish_to_channel(
             message.channel,
             message.data,
-            message.metadata,
+            with_headers(message.metadata, self.headers),
             message_id=message.message_id,
             source=message.source,
             lease=lease,
@@ -81,12 +100,19 @@ async def store_all(storage: Storage, outgoing: Sequence[Outgoing], lease: Lease
 
     Returns what `Outgoing.publish` returns for each. More than a single message needs an open transaction.
     """
-    runs = [run for each in outgoing for run in each.new_runs()]
-    stored = [await each.publish(storage, lease) for each in outgoing]
-    await store_missing(storage, runs)
-    for each in outgoing:
-        await each.add_to_outbox(storage, lease)
+    with ExitStack() as around:
+        ready = [each.intercepted(around) for each in outgoing]
+        runs = [run for each in ready for run in each.new_runs()]
+        stored = [await each.publish(storage, lease) for each in ready]
+        await store_missing(storage, runs)
+        for each in ready:
+            await each.add_to_outbox(storage, lease)
     return stored
+
+
+def with_headers(metadata: bytes | None, headers: Headers) -> bytes | None:
+    """Return the metadata of a message with its headers."""
+    return metadata if not headers else encode({**decode(metadata or b"{}"), HEADERS: dict(headers)})
 
 
 async def is_received(storage: Storage, instance_id: str) -> bool:
@@ -126,7 +152,7 @@ def message(
     about = None if metadata is None else encode(dict(metadata))
     payload = encode(data, what=f"the message on channel {channel!r}")
     key = None if id is None else _key(id, name)
-    return Outgoing(OutgoingMessage(name, payload, about, message_id=key, source=source), to=to)
+    return Outgoing(OutgoingMessage(name, payload, about, message_id=key, source=source), to=to, name=channel)
 
 
 def event(
@@ -166,8 +192,9 @@ def event(
     inside = OutgoingMessage(channel, payload, metadata, message_id=key, source=source)
     starts = None if to is not None else Event(type, None, id or "", source, time, subject, dict(extensions or {}))
     if not outside or outbox_stored is None:
-        return Outgoing(inside, to=to, starts=starts)
-    return Outgoing(inside, OutboxEvent(str(known_as), type, origin, payload), outbox_stored, starts=starts)
+        return Outgoing(inside, to=to, starts=starts, kind="event", name=type)
+    entry = OutboxEvent(str(known_as), type, origin, payload)
+    return Outgoing(inside, entry, outbox_stored, starts=starts, kind="event", name=type)
 
 
 def _key(id: str, channel: str) -> str:

@@ -23,7 +23,7 @@ from perdure.engine.history.records import (
 from perdure.engine.replay.definitions import WORKFLOWS
 from perdure.engine.worker.owners import is_backed_off, tries_of, worker_of
 from perdure.engine.worker.stuck import UNSERVED, served_names, unclaimed_for
-from perdure.model import names
+from perdure.model import headers, names
 from perdure.model.envelopes import is_encoded, unreadable
 from perdure.model.records import RegisteredWait, StuckInstance, WorkflowInstance
 from perdure.model.states import RESUMABLE, TERMINAL, WorkflowStatus
@@ -108,6 +108,7 @@ def _run(
         lease_expires_at=row.lock_expires_at if leased else None,
         attempts=0 if ended else stuck.tries if stuck is not None else tries_of(row.locked_by),
         stuck=why,
+        headers=headers.decode(row.headers),
     )
 
 

@@ -6,6 +6,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
+from perdure.model.headers import none
 from perdure.model.states import WorkflowStatus
 
 
@@ -75,6 +76,7 @@ class RunInfo:
     - `worker`, `lease_expires_at`: the worker that holds the run's lease, and when the lease expires.
     - `attempts`: the number of tries in a row that ended without progress.
     - `stuck`: why the run is stuck; None if it is not.
+    - `headers`: the texts that travel with the run.
 
     `state` and `children` are read by `RunHandle.info()` only; in the results of a query they are None.
     """
@@ -98,3 +100,4 @@ class RunInfo:
     lease_expires_at: datetime | None = None
     attempts: int = 0
     stuck: StuckInfo | None = None
+    headers: Mapping[str, str] = field(default_factory=none)

@@ -4,9 +4,10 @@ A SyncClient passes its calls to a `Client` on an event loop in a thread of its 
 """
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from contextvars import Token
+from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
 from types import FrameType, TracebackType
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, Self, TypeVar
 from perdure.codecs.pipeline import Codecs
 from perdure.database.dialects import new_driver
 from perdure.database.secret import Secret
-from perdure.engine.api import current, current_sync
+from perdure.engine.api import current, current_sync, messages
 from perdure.engine.api.background import Background
 from perdure.engine.api.client import UNUSED_AFTER, Client, storage_of
 from perdure.engine.api.client_thread import ThreadClient, Work
@@ -27,8 +28,9 @@ from perdure.engine.api.sync_handles import SyncRunHandle
 from perdure.engine.api.sync_queries import SyncRunQuery
 from perdure.engine.api.workflow import Startable, Workflow, start_with
 from perdure.engine.execution.clock import steady
+from perdure.engine.interception import Interceptor, Send, Start, around_send, interception_of
 from perdure.engine.replay import context
-from perdure.engine.starting import StartRequest
+from perdure.engine.starting import StartRequest, new_id
 from perdure.engine.worker.retention import Retention, Swept
 from perdure.engine.worker.supervision import Health
 from perdure.errors import EngineError, NotDurableError
@@ -48,6 +50,8 @@ class SyncClient:
       (default: False).
     - `codec`: how values are stored, such as `Encrypted(keys)`: a codec of `perdure.codecs`, or a list of them
       (default: as JSON). Use the same one in all processes.
+    - `interceptors`: code around the starts and messages of this client, but not around `retry()`, in the thread of the
+      caller; see `perdure.interceptors` (default: none).
 
     It executes no runs; a worker process does (`App`). A SyncClient can also be made once for the whole program and
     used without `with`: it connects at its first call, in each process, and `close()` or the exit of the process closes
@@ -55,7 +59,15 @@ class SyncClient:
     work, `ClosedError` after it is closed, and `EngineError` in a coroutine that runs on the event loop of an open App.
     """
 
-    def __init__(self, database: str, *, outbox: bool = False, codec: Codecs | None = None) -> None:
+    def __init__(
+        self,
+        database: str,
+        *,
+        outbox: bool = False,
+        codec: Codecs | None = None,
+        interceptors: Sequence[Interceptor] = (),
+    ) -> None:
+        self.interception = interception_of(interceptors)
         if not isinstance(database, str):
             raise TypeError(
                 f"SyncClient(…) takes a database URL, such as 'sqlite:///orders.db', not a {type(database).__name__}; "
@@ -141,10 +153,16 @@ class SyncClient:
     def start_request(self, request: StartRequest) -> str:
         """Store a new run, or find the existing run with the requested id, and return its id; see `start`."""
 
-        async def start(client: Client) -> str:
+        async def start(client: Client, request: StartRequest = request) -> str:
             return (await client.start(request))[1]
 
-        return self._call(start)
+        if self.interception is None:
+            return self._call(start)
+        # In this thread, whose context variables the interceptors need, and not in that of the client.
+        about = Start(request.workflow_name, "start", request.id or new_id(), dict(request.headers))
+        with self.interception.start(about):
+            ready = replace(request, id=about.run_id, headers=about.stored_headers())
+            return self._call(lambda client: start(client, ready))
 
     def schema(self) -> str:
         """Return the PostgreSQL schema that holds the tables; an empty string on other databases.
@@ -288,7 +306,7 @@ class SyncClient:
 
         Raises `SerializationError` if a value cannot be encoded.
         """
-        self._call(lambda client: client.publish(channel, data, metadata=metadata))
+        self._send(messages.message(channel, data, metadata))
 
     def send_to(
         self, instance_id: str, channel: str, data: object, *, metadata: Mapping[str, object] | None = None
@@ -297,7 +315,7 @@ class SyncClient:
 
         Raises `RunNotFoundError` if no run has this id, and `SerializationError` if `data` cannot be encoded.
         """
-        self._call(lambda client: client.send_to(instance_id, channel, data, metadata=metadata))
+        self._send(messages.message(channel, data, metadata, to=instance_id))
 
     def send_event(
         self,
@@ -310,7 +328,17 @@ class SyncClient:
         subject: str | None = None,
     ) -> None:
         """Send an event to the runs that wait for its type, or with `to` to one run; see `perdure.send_event`."""
-        self._call(lambda client: client.send_event(type, data, to=to, source=source, id=id, subject=subject))
+        outbox_stored = self._unopened.outbox_stored
+        self._send(
+            messages.event(type, data, to=to, source=source, id=id, subject=subject, outbox_stored=outbox_stored)
+        )
+
+    def _send(self, outgoing: messages.Outgoing) -> None:
+        """Store a message or an event; interceptors run in this thread."""
+        about = Send(outgoing.kind, outgoing.name, outgoing.to, dict(context.inherited_headers()))
+        with around_send(self.interception, about):
+            ready = replace(outgoing, headers=about.stored_headers())
+            self._call(lambda client: client.send(ready))
 
 
 async def _nothing(client: Client) -> None:

@@ -10,7 +10,7 @@ from perdure.engine.api.activity import Activity, Undo
 from perdure.engine.api.coroutines import mark_coroutine, named
 from perdure.engine.api.handles import IN_BODY, RunHandle
 from perdure.engine.api.in_transaction import start_in, start_in_sync
-from perdure.engine.api.options import StartOptions
+from perdure.engine.api.options import StartOptions, with_inherited
 from perdure.engine.api.sync_handles import IN_OPEN_SYNC_CLIENT, SyncRunHandle
 from perdure.engine.execution.children import call_child
 from perdure.engine.history.hints import required_parameters, signature
@@ -70,7 +70,8 @@ class Startable(Generic[P, R]):
             return RunHandle(await start_in(self._options.in_transaction, request), decode)
         if run is not None:
             call = self._workflow.call(args, kwargs, data, self._options.id)
-            return RunHandle((IN_BODY, await run.effect("start", starting(request), call, str)), decode)
+            effect = starting(request, current.interception())
+            return RunHandle((IN_BODY, await run.effect("start", effect, call, str)), decode)
         return RunHandle(await current.current_app().start(request), decode)
 
     def start_sync(self, *args: P.args, **kwargs: P.kwargs) -> SyncRunHandle[R]:
@@ -102,7 +103,7 @@ class Startable(Generic[P, R]):
                 "sleep() for times"
             )
         data = self._workflow.signature.bind_checked(args, kwargs)
-        child = call_child(run, self._workflow, data, self._workflow.call(args, kwargs, data))
+        child = call_child(run, self._workflow, data, self._workflow.call(args, kwargs, data), current.interception())
         return named(child, self._workflow.function)
 
     async def _start_and_wait(self, data: bytes, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> R:
@@ -144,6 +145,7 @@ class Startable(Generic[P, R]):
             workflow.source_hash,
             cast("timedelta | None", options.timeout),
             workflow.signature.unbind,
+            with_inherited(options.headers),
         )
 
 
@@ -189,6 +191,7 @@ class Workflow(WorkflowDefinition, Startable[P, R]):
         timeout: Duration | None = None,
         if_exists: IfExists = "return",
         in_transaction: object = None,
+        headers: Mapping[str, str] | None = None,
     ) -> ConfiguredWorkflow[P, R]:
         """Return this workflow with options for starting it: `await order.options(id="order-1").start("A-1")`.
 
@@ -201,10 +204,12 @@ class Workflow(WorkflowDefinition, Startable[P, R]):
           otherwise. With `"error"` it always raises `RunExistsError`.
         - `in_transaction`: a connection of your own with an open transaction. The run is written on it, and starts if
           and when the transaction commits. Use `start_sync()` with a blocking connection.
+        - `headers`: texts that travel with the run, its children and its messages, such as a tenant; see
+          `run_headers()`. At most 32 (default: those of the run that starts this one, to which these are added).
 
         Raises `TypeError` or `ValueError` for an invalid option.
         """
-        return ConfiguredWorkflow(self, StartOptions(id, at, after, timeout, if_exists, in_transaction))
+        return ConfiguredWorkflow(self, StartOptions(id, at, after, timeout, if_exists, in_transaction, headers))
 
     def compensation(self, function: Undo, /) -> Activity[..., Any]:
         """Register the compensation of this workflow as a child; use it as a decorator.

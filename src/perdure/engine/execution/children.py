@@ -11,6 +11,7 @@ import json
 import logging
 from collections.abc import Collection, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from perdure.engine.history import ids
@@ -18,6 +19,7 @@ from perdure.engine.history.codec import encode
 from perdure.engine.history.digests import Call
 from perdure.engine.history.failures import cancelled, decode_failure, failed_run
 from perdure.engine.history.records import Parent, row_of
+from perdure.engine.interception import Interception, Start, around_start
 from perdure.engine.starting import NewRun, store_at_first_free, with_suffixes
 from perdure.errors import StorageError, WorkflowNotCancellableError
 from perdure.model.limits import INSTANCE_ID_MAX
@@ -46,7 +48,9 @@ def child_id(parent: str, path: str) -> str:
     return f"{found[: INSTANCE_ID_MAX - 17]}~{digest}"
 
 
-def creating(workflow: "WorkflowDefinition", data: bytes, run: "Body", path: str) -> "Effect":
+def creating(
+    workflow: "WorkflowDefinition", data: bytes, run: "Body", path: str, interception: Interception | None = None
+) -> "Effect":
     """Return the effect that stores a child, its link to the parent and the parent's subscription to its end."""
     parent_id, channel = run.run_id, ids.end_name(run.generation, path)
     row = row_of("", Parent(parent_id, channel))
@@ -62,8 +66,11 @@ def creating(workflow: "WorkflowDefinition", data: bytes, run: "Body", path: str
 
         new = NewRun(workflow.name, data, workflow.source_hash, workflow.source, events=[row], parent=link)
         # The child and its step are one commit, so an existing run with the child's id is another run.
-        names = (child_id(run.generation or parent_id, each) for each in with_suffixes(path))
-        return await store_at_first_free(storage, new, names)
+        above = run.generation or parent_id
+        names = (child_id(above, each) for each in with_suffixes(path))
+        about = Start(workflow.name, "child", child_id(above, path), dict(run.headers))
+        with around_start(interception, about):
+            return await store_at_first_free(storage, replace(new, headers=about.stored_headers()), names)
 
     return write
 
@@ -78,10 +85,12 @@ def cancelling(instance_id: str, reason: str) -> "Effect":
     return write
 
 
-async def call_child(run: "Body", workflow: "WorkflowDefinition", data: bytes, asked: Call) -> Any:
+async def call_child(
+    run: "Body", workflow: "WorkflowDefinition", data: bytes, asked: Call, interception: Interception | None = None
+) -> Any:
     """Start a child as the next step of the body, wait for its end, and return its result."""
     path = run.next_path()
-    child: str = await run.effect_at(path, ids.CHILD, creating(workflow, data, run, path), asked, str)
+    child: str = await run.effect_at(path, ids.CHILD, creating(workflow, data, run, path, interception), asked, str)
     run.child_started(child)
     channel = ids.end_channel(run.run_id, run.generation, path)
     name = ids.CHILD_END + workflow.name

@@ -106,6 +106,7 @@ async def fail(run: "Run", error: BaseException, status: WorkflowStatus = Workfl
     if isinstance(error, NonDeterminismError):
         failure["summary"] = error.summary
     failed = RunFailed(failure)
+    run.error = error
     run.ending = status is WorkflowStatus.FAILED
     async with storage.transaction():
         if run.parent is not None and status is WorkflowStatus.FAILED:

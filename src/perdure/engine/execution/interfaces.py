@@ -16,6 +16,7 @@ from perdure.engine.replay.steps import Effect
 from perdure.errors import LeaseLostError
 from perdure.hooks import HookEvent
 from perdure.model.blank import blank
+from perdure.model.headers import Headers
 from perdure.model.records import Lease, Suspension, Wait, WorkflowInstance
 from perdure.storage.contract import Storage
 
@@ -76,6 +77,7 @@ class Executable(Protocol):
     id: str
     workflow: WorkflowDefinition
     generation: str | None
+    headers: Headers
     deadline: float  # of the lease, on the monotonic clock
     resumed: bool
     host: "Host"
@@ -151,6 +153,7 @@ def activity_info(run: Executable, name: str, step: str, attempt: int, token: in
     info = _blank_info()
     info.workflow_id, info.workflow_name, info.activity_name = run.id, run.workflow.name, name
     info.step, info.attempt, info.fence = step, attempt, token
+    info.headers = run.headers
     info.idempotency_key = f"{run.id}:{run.generation or ''}:{step}"
     info.__class__ = ActivityInfo
     return info  # type: ignore[no-any-return]

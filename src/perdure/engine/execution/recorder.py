@@ -49,6 +49,8 @@ class Facts:
 class Recorder:
     """The history of one run, while the run is executed."""
 
+    newest: HistoryEvent | None = None  # the last row that was read
+
     def __init__(
         self,
         run_id: str,
@@ -154,6 +156,7 @@ class Recorder:
         await self.durable()
         async for page in read_pages(self._storage, self._run_id, self._journal.last_id):
             self._obey(self._replayer.feed_all(self._of_steps(page)))
+            self.newest = page[-1]
             self._journal.last_id = page[-1].id
         self._obey(self._replayer.catch_up())
 

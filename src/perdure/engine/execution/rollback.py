@@ -15,6 +15,7 @@ from perdure.engine.execution.rollback_history import RollbackHistory
 from perdure.engine.execution.slots import Slot
 from perdure.engine.history import ids
 from perdure.engine.replay.definitions import WorkflowDefinition
+from perdure.model import headers
 from perdure.model.records import Lease, WorkflowInstance
 
 
@@ -26,6 +27,7 @@ class Rollback:
         self.id = instance.instance_id
         self.workflow = workflow
         self.generation = instance.continued_from
+        self.headers = headers.decode(instance.headers)
         self.deadline = 0.0
         self.resumed = False
         self.ending = False

@@ -26,6 +26,7 @@ from perdure.engine.replay.replayer import Replayer
 from perdure.engine.replay.steps import ActivityStep
 from perdure.errors import EngineError
 from perdure.hooks import RunResumed, RunStarted, RunWaiting
+from perdure.model import headers
 from perdure.model.envelopes import Unreadable, unreadable
 from perdure.model.records import Lease, WorkflowInstance
 from perdure.model.states import WorkflowStatus
@@ -36,6 +37,8 @@ STEPS_SHOWN = 100  # maximum number of steps in a RunWaiting event
 
 class Run:
     """The execution of one instance. It can be resumed later under another lease, without a new replay."""
+
+    error: BaseException | None = None  # of a run that failed
 
     def __init__(
         self,
@@ -50,6 +53,7 @@ class Run:
         self.id = instance.instance_id
         self.workflow = workflow
         self.generation = instance.continued_from
+        self.headers = headers.decode(instance.headers)
         self.slot: Slot
         self.deadline = 0.0  # of the lease, on the monotonic clock
         self.resumed = parked is not None  # executed before: the body was kept in memory
@@ -76,7 +80,7 @@ class Run:
 
     def _new(self, instance: WorkflowInstance) -> ParkedRun:
         self._hidden = unreadable(instance.input_data)
-        replayer = Replayer(self.workflow, self.id, instance.input_data, self.generation, self.host.now)
+        replayer = Replayer(self.workflow, self.id, instance.input_data, self.generation, self.host.now, self.headers)
         return ParkedRun(replayer, self.generation, None, instance.started_at or self.host.now(), 0)
 
     # What others see of it.

@@ -22,6 +22,7 @@ from perdure.engine.replay.steps import ActivityStep, Effect, EffectStep, TimerS
 from perdure.engine.replay.values import MissingValue, Values
 from perdure.errors import EngineError, LimitError, NonDeterminismError, NotSubscribedError
 from perdure.model import limits
+from perdure.model.headers import NONE, Headers
 
 log = logging.getLogger("perdure.engine")
 
@@ -93,6 +94,7 @@ class Body:
         "clock",
         "evicted",
         "generation",
+        "headers",
         "loop",
         "mismatch",
         "run_id",
@@ -107,8 +109,10 @@ class Body:
         run_id: str,
         generation: str | None,
         clock: Callable[[], datetime],
+        headers: Headers = NONE,
     ) -> None:
         self.workflow = workflow
+        self.headers = headers
         self.run_id = run_id
         self.generation = generation
         self.clock = clock  # for now()

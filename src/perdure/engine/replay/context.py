@@ -5,10 +5,11 @@ Context variables hold it, so that no function needs an argument for it.
 
 import asyncio
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from perdure.errors import OutsideWorkflowError
+from perdure.model.headers import NONE, Headers, none
 
 if TYPE_CHECKING:
     from perdure.engine.replay.body import Body
@@ -24,6 +25,7 @@ class ActivityInfo:
     - `idempotency_key`: the same for all attempts of the step, also after a crash; pass it to the services you call.
     - `fence`: the fencing token, which grows with each lease of the run. `WHERE fence <= ?` in your own tables rejects
       writes of a worker that lost its lease.
+    - `headers`: the headers of the run.
     """
 
     workflow_id: str
@@ -33,6 +35,7 @@ class ActivityInfo:
     attempt: int
     idempotency_key: str
     fence: int
+    headers: Headers = field(default_factory=none)
 
 
 RUN: "ContextVar[Body | None]" = ContextVar("perdure_run", default=None)
@@ -58,6 +61,26 @@ def workflow_name() -> str | None:
     """Return the name of the workflow whose body or activity makes this call, or None."""
     run, info = current_run(), ATTEMPT.get()
     return run.workflow.name if run is not None else None if info is None else info.workflow_name
+
+
+def inherited_headers() -> Headers:
+    """Return the headers of the run whose body or activity makes this call; none elsewhere."""
+    run, info = current_run(), ATTEMPT.get()
+    return run.headers if run is not None else NONE if info is None else info.headers
+
+
+def run_headers() -> Headers:
+    """Return the headers of the run whose body or activity makes this call: a read-only mapping of texts.
+
+    They are the same for the whole life of the run, so a body may depend on them. Raises `OutsideWorkflowError` outside
+    a workflow, and in an activity that was called outside a workflow.
+    """
+    if current_run() is None and ATTEMPT.get() is None:
+        raise OutsideWorkflowError(
+            "run_headers() was called outside a workflow: call it in a workflow's body or in an activity that a "
+            "workflow runs"
+        )
+    return inherited_headers()
 
 
 def activity_info() -> ActivityInfo:

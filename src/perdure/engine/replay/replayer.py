@@ -27,6 +27,7 @@ from perdure.engine.replay.loop import STEP_CALLBACKS
 from perdure.engine.replay.open_steps import OpenSteps
 from perdure.engine.replay.steps import ActivityStep
 from perdure.errors import NotDurableError, WorkflowCancelledError
+from perdure.model.headers import NONE, Headers
 
 log = logging.getLogger("perdure.engine")
 
@@ -48,9 +49,10 @@ class Replayer:
         input_data: bytes,
         generation: str | None = None,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+        headers: Headers = NONE,
     ) -> None:
         self._input = input_data  # until the body begins
-        self._body = Body(workflow, run_id, generation, clock)
+        self._body = Body(workflow, run_id, generation, clock, headers)
         self._task: asyncio.Task[Any] | None = None
         self.done = False  # the function has ended
         self._held: Record | None = None  # passed to the body once the next record is known

@@ -62,7 +62,7 @@ class Cron:
         tick = schedule.last_before(self._ticked)
         if self._ticks.get(workflow.name) == tick or self._may_be_deleted(tick):
             return 0
-        await start_tick(self._host.storage, workflow, tick_id(workflow.name, tick))
+        await start_tick(self._host.storage, workflow, tick_id(workflow.name, tick), self._settings.interception)
         self._ticks[workflow.name] = tick
         return 1
 

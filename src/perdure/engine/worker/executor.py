@@ -8,6 +8,7 @@ from perdure.engine.execution.clock import steady
 from perdure.engine.execution.interfaces import End, Executable
 from perdure.engine.execution.rollback import Rollback
 from perdure.engine.execution.run import Run
+from perdure.engine.interception import Interception
 from perdure.engine.replay.definitions import WorkflowDefinition
 from perdure.engine.worker.heartbeat import Heartbeat
 from perdure.engine.worker.host import WorkerHost
@@ -27,9 +28,15 @@ class RunExecutor:
     """Executes leased runs, each in a task of its own, and keeps their leases until they end or wait."""
 
     def __init__(
-        self, host: WorkerHost, workflows: Mapping[str, WorkflowDefinition], heartbeat: Heartbeat, max_cached_runs: int
+        self,
+        host: WorkerHost,
+        workflows: Mapping[str, WorkflowDefinition],
+        heartbeat: Heartbeat,
+        max_cached_runs: int,
+        interception: Interception | None = None,
     ) -> None:
         self.host = host
+        self.interception = interception
         self.tasks: dict[str, RunTask] = {}  # by the id of the run
         self.cache = RunCache(max_cached_runs)
         self.lost_leases = LostLeases(host.storage, host.worker_id)

@@ -15,6 +15,7 @@ from perdure.engine.execution.run import Run
 from perdure.engine.execution.slots import Slot
 from perdure.engine.replay.guard import is_interruption
 from perdure.engine.worker.back_off import back_off, died_too_often
+from perdure.engine.worker.interception import intercepted
 from perdure.engine.worker.log import about
 from perdure.errors import (
     CodecError,
@@ -129,7 +130,10 @@ class RunTask:
         conflicts = 0
         while True:
             try:
-                end = await self.run.execute(self.lease)
+                if (interception := self._executor.interception) is None:
+                    end = await self.run.execute(self.lease)
+                else:
+                    end = await intercepted(interception, self.run, self.lease)
             except TransactionConflictError as error:
                 conflicts = 1 if self.run.progressed else conflicts + 1
                 if conflicts > CONFLICTS_MAX:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from perdure.engine.execution.clock import Clock
+from perdure.engine.interception import Interception
 from perdure.engine.replay.definitions import WorkflowDefinition
 from perdure.engine.worker.retention import Retention
 
@@ -22,3 +23,4 @@ class WorkerSettings:
     transaction_sec: float | None  # None where a transaction does not block all other writers
     retention: Retention | None
     clock: Clock
+    interception: Interception | None = None  # None if there are no interceptors

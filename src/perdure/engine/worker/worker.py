@@ -16,12 +16,12 @@ from typing import Any
 
 from perdure.engine.execution.clock import steady
 from perdure.engine.execution.slots import Slots
-from perdure.engine.worker.activities import Activities
 from perdure.engine.worker.claiming import Claiming
 from perdure.engine.worker.executor import RunExecutor
 from perdure.engine.worker.heartbeat import Heartbeat
 from perdure.engine.worker.hooks import Hooks
 from perdure.engine.worker.host import WORK_LOOP, WorkerHost
+from perdure.engine.worker.interception import new_activities
 from perdure.engine.worker.listener import Listener
 from perdure.engine.worker.log import seconds
 from perdure.engine.worker.relay import OutboxRelay
@@ -64,9 +64,8 @@ class Worker:
         self._tasks: dict[str, asyncio.Task[None]] = {}  # by what they do
         worker_id, lease_sec = settings.worker_id, settings.lease_sec
         clock = settings.clock
-        activities = Activities(
-            settings.max_activities, settings.max_threads, settings.transaction_sec, lease_sec, clock
-        )
+        limits = settings.max_activities, settings.max_threads, settings.transaction_sec, lease_sec, clock
+        activities = new_activities(settings.interception, *limits)
         self.host = WorkerHost(
             storage, worker_id, supervisor=supervisor, results=results, hooks=hooks, activities=activities, clock=clock
         )
@@ -78,7 +77,9 @@ class Worker:
             supervisor.watch("heartbeat"),
             clock,
         )
-        self.executor = RunExecutor(self.host, settings.workflows, self.heartbeat, settings.max_cached_runs)
+        self.executor = RunExecutor(
+            self.host, settings.workflows, self.heartbeat, settings.max_cached_runs, settings.interception
+        )
         results.is_local = self.executor.is_executing
         self.slots = Slots(settings.max_runs, self.host.wake, clock)
         self.starts = LeasedStarts(storage, settings, self.slots, self.executor, supervisor.watch(STARTS))

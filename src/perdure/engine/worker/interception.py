@@ -1,0 +1,57 @@
+"""Interceptors around what a worker does: the executions of its runs, and the attempts of their activities."""
+
+from typing import Any
+
+from perdure.engine.execution.clock import Clock
+from perdure.engine.execution.interfaces import Attempt, End, Executable
+from perdure.engine.execution.run import Run
+from perdure.engine.history.messages import headers_in
+from perdure.engine.interception import Execution, Interception
+from perdure.engine.replay.steps import Effect
+from perdure.engine.worker.activities import Activities
+from perdure.model.records import Lease
+
+
+async def intercepted(interception: Interception, run: Executable, lease: Lease) -> End:
+    """Execute a run or its rollback inside the interceptors, and tell them how it ended."""
+    is_rollback = not isinstance(run, Run)
+    about = Execution(run.id, run.workflow.name, run.headers, lease.worker_id, lease.token, is_rollback)
+
+    async def execute() -> End:
+        try:
+            end = await run.execute(lease)
+        finally:
+            if isinstance(run, Run):
+                about.error = run.error
+                about.woken_by = headers_in(run.recorder.newest)
+        about.outcome = end.value
+        return end
+
+    return await interception.execute(about, execute)
+
+
+class InterceptedActivities(Activities):
+    """Executes attempts inside the interceptors."""
+
+    def __init__(self, interception: Interception, *settings: Any) -> None:
+        super().__init__(*settings)
+        self._interception = interception
+
+    async def _call(self, attempt: Attempt, outgoing: list[Effect]) -> Any:
+        with self._interception.activity(attempt.info):
+            return await super()._call(attempt, outgoing)
+
+
+def new_activities(
+    interception: Interception | None,
+    most: int,
+    threads: int,
+    transaction_sec: float | None,
+    idle_sec: float,
+    clock: Clock,
+) -> Activities:
+    """Return what executes the attempts of a worker."""
+    settings = most, threads, transaction_sec, idle_sec, clock
+    if interception is None or not interception.around_activities:
+        return Activities(*settings)
+    return InterceptedActivities(interception, *settings)
