@@ -20,7 +20,7 @@ C = TypeVar("C", contravariant=True)
 Around = AbstractContextManager[object]
 
 StartKind = Literal["start", "child", "cron", "retry"]
-Outcome = Literal["completed", "failed", "cancelled", "compensating", "recurred", "cancelling", "suspended"]
+Outcome = Literal["completed", "failed", "cancelled", "compensating", "recurred", "cancelling", "suspended", "released"]
 
 
 @dataclass(slots=True)
@@ -73,7 +73,7 @@ class Execution:
     - `worker_id`, `fence`: the worker and its fencing token, which grows with each lease of the run.
     - `is_rollback`: whether the worker compensates the steps of the run.
     - `outcome`: how it ended, or None if it raised: `"completed"`, `"failed"`, `"cancelled"`, `"suspended"` (the run
-      waits), `"recurred"`, `"compensating"` (a rollback follows) or `"cancelling"`.
+      waits), `"recurred"`, `"compensating"` (a rollback follows), `"cancelling"` or `"released"` (this worker stops).
     - `error`: what failed the run, if it failed here.
     - `woken_by`: the headers of the message that resumed the run.
 

@@ -3,23 +3,27 @@
 from typing import Any
 
 from perdure.engine.execution.clock import Clock
-from perdure.engine.execution.interfaces import Attempt, End, Executable
+from perdure.engine.execution.interfaces import Attempt, Drained, End, Executable
 from perdure.engine.execution.run import Run
 from perdure.engine.history.messages import headers_in
 from perdure.engine.interception import Execution, Interception
 from perdure.engine.replay.steps import Effect
 from perdure.engine.worker.activities import Activities
+from perdure.engine.worker.owners import worker_of
 from perdure.model.records import Lease
 
 
 async def intercepted(interception: Interception, run: Executable, lease: Lease) -> End:
     """Execute a run or its rollback inside the interceptors, and tell them how it ended."""
     is_rollback = not isinstance(run, Run)
-    about = Execution(run.id, run.workflow.name, run.headers, lease.worker_id, lease.token, is_rollback)
+    about = Execution(run.id, run.workflow.name, run.headers, worker_of(lease.worker_id), lease.token, is_rollback)
 
-    async def execute() -> End:
+    async def execute() -> End | Drained:
         try:
             end = await run.execute(lease)
+        except Drained as drained:  # no error: another worker continues
+            about.outcome = "released"
+            return drained
         finally:
             if isinstance(run, Run):
                 about.error = run.error
@@ -27,7 +31,10 @@ async def intercepted(interception: Interception, run: Executable, lease: Lease)
         about.outcome = end.value
         return end
 
-    return await interception.execute(about, execute)
+    end = await interception.execute(about, execute)
+    if isinstance(end, Drained):
+        raise end
+    return end
 
 
 class InterceptedActivities(Activities):

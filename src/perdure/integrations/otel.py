@@ -1,0 +1,177 @@
+"""Trace runs with OpenTelemetry: `App(interceptors=[OpenTelemetry()])`.
+
+The context of a trace travels in the headers of a run. So all executions of a run belong to the trace of its start,
+whichever workers make them, and nothing has to be stored between them:
+
+    start order                     producer, where the run is started
+      process order                 consumer, on the first worker, until the run waits
+        charge                      internal, one for each attempt of an activity
+        start invoice               producer, a child or another run that the body starts
+          process invoice
+      process order                 consumer, on another worker, linked to the event that resumed the run
+
+Names and attributes follow the conventions for messaging where they fit: a start sends a message to the workers, and an
+execution processes it. Replay makes no spans, because interceptors are not called for steps that are recorded.
+"""
+
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
+
+try:
+    from opentelemetry import context as contexts
+    from opentelemetry import propagate, trace
+    from opentelemetry.context import Context
+    from opentelemetry.propagators.textmap import TextMapPropagator
+    from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, TracerProvider
+except ImportError as error:
+    raise ImportError('tracing needs the package opentelemetry-api: pip install "perdure[otel]"') from error
+
+from perdure.engine.replay.context import ActivityInfo
+from perdure.interceptors import Execution, Interceptor, Send, Start
+
+SYSTEM = "perdure"
+Attributes = dict[str, str | int | bool]
+
+
+class OpenTelemetry(Interceptor):
+    """Makes spans of starts, messages, executions of runs and attempts of activities.
+
+    - `tracer_provider`: where the spans go (default: the global one).
+    - `propagator`: how the context of a trace becomes headers (default: the global one, which by default writes
+      `traceparent`, `tracestate` and `baggage`).
+
+    Use it in every process that starts or executes runs: a run that is started without it begins a new trace with each
+    of its executions.
+    """
+
+    def __init__(
+        self, *, tracer_provider: TracerProvider | None = None, propagator: TextMapPropagator | None = None
+    ) -> None:
+        self._tracer = trace.get_tracer("perdure", tracer_provider=tracer_provider)
+        self._propagator = propagator or propagate.get_global_textmap()
+
+    @contextmanager
+    def start(self, start: Start) -> Iterator[None]:
+        """Make a span of a start; the run's executions become its children."""
+        attributes = _messaging("send", "start", start.workflow)
+        attributes["perdure.workflow"], attributes["perdure.start.kind"] = start.workflow, start.kind
+        if start.run_id is not None:
+            attributes["messaging.message.id"] = attributes["perdure.run.id"] = start.run_id
+        with self._sending(f"start {start.workflow}", attributes, start.headers):
+            yield
+
+    @contextmanager
+    def send(self, send: Send) -> Iterator[None]:
+        """Make a span of a message or event; executions that it resumes are linked to it."""
+        attributes = _messaging("send", "send", send.name)
+        attributes["perdure.message.kind"] = send.kind
+        if send.to is not None:
+            attributes["perdure.run.id"] = send.to
+        with self._sending(f"send {send.name}", attributes, send.headers):
+            yield
+
+    @contextmanager
+    def _sending(self, name: str, attributes: Attributes, headers: MutableMapping[str, str]) -> Iterator[None]:
+        """Make a span in the current trace, or else in that of the headers, and put it into the headers."""
+        inherited, current = self._extracted(headers), contexts.get_current()
+        if not _is_traced(current):
+            current = trace.set_span_in_context(trace.get_current_span(inherited), current or inherited)
+        elsewhere = _is_traced(inherited) and _span_in(inherited).trace_id != _span_in(current).trace_id
+        links = [Link(_span_in(inherited))] if elsewhere else []
+        span = self._tracer.start_span(name, current, SpanKind.PRODUCER, attributes, links)
+        for field in self._propagator.fields:
+            headers.pop(field, None)
+        self._propagator.inject(headers, trace.set_span_in_context(span, current))
+        with _ending(span):
+            yield
+
+    @contextmanager
+    def execute(self, execution: Execution) -> Iterator[None]:
+        """Make a span of an execution: a child of the start, linked to the message that resumed the run."""
+        attributes = _messaging("process", "process", execution.workflow)
+        attributes["messaging.message.id"] = attributes["perdure.run.id"] = execution.run_id
+        attributes["messaging.client.id"] = attributes["perdure.worker.id"] = execution.worker_id
+        attributes["perdure.workflow"], attributes["perdure.fence"] = execution.workflow, execution.fence
+        attributes["perdure.rollback"] = execution.is_rollback
+        started = self._extracted(execution.headers)
+        name = f"{'compensate' if execution.is_rollback else 'process'} {execution.workflow}"
+        span = self._tracer.start_span(name, started, SpanKind.CONSUMER, attributes)
+        token = contexts.attach(trace.set_span_in_context(span, started))
+        try:
+            with _ending(span):
+                try:
+                    yield
+                finally:
+                    self._conclude(span, execution)
+        finally:
+            contexts.detach(token)
+
+    def _conclude(self, span: Span, execution: Execution) -> None:
+        """Note how an execution ended, and what resumed it."""
+        span.set_attribute("perdure.outcome", execution.outcome or "interrupted")
+        if execution.error is not None:
+            _record(span, execution.error)
+        elif execution.outcome == "failed":
+            span.set_status(Status(StatusCode.ERROR))
+        if execution.woken_by:
+            sender = self._extracted(execution.woken_by)
+            if _is_traced(sender):
+                span.add_link(_span_in(sender))
+
+    @contextmanager
+    def activity(self, attempt: ActivityInfo) -> Iterator[None]:
+        """Make a span of an attempt, a child of the execution."""
+        attributes: Attributes = {
+            "perdure.run.id": attempt.workflow_id,
+            "perdure.workflow": attempt.workflow_name,
+            "perdure.activity": attempt.activity_name,
+            "perdure.step": attempt.step,
+            "perdure.attempt": attempt.attempt,
+            "perdure.fence": attempt.fence,
+        }
+        span = self._tracer.start_span(attempt.activity_name, attributes=attributes)
+        token = contexts.attach(trace.set_span_in_context(span))
+        try:
+            with _ending(span):
+                yield
+        finally:
+            contexts.detach(token)
+
+    def _extracted(self, headers: Mapping[str, str]) -> Context:
+        """Return the context in headers, and nothing of the current one."""
+        return self._propagator.extract(headers, Context())
+
+
+def _messaging(kind: str, operation: str, destination: str) -> Attributes:
+    return {
+        "messaging.system": SYSTEM,
+        "messaging.operation.type": kind,
+        "messaging.operation.name": operation,
+        "messaging.destination.name": destination,
+    }
+
+
+@contextmanager
+def _ending(span: Span) -> Iterator[None]:
+    """End a span, and record the error that passes; an interruption such as a lost lease is none."""
+    try:
+        yield
+    except Exception as error:
+        _record(span, error)
+        raise
+    finally:
+        span.end()
+
+
+def _record(span: Span, error: BaseException) -> None:
+    span.record_exception(error)
+    span.set_status(Status(StatusCode.ERROR, f"{type(error).__name__}: {error}"))
+    span.set_attribute("error.type", type(error).__qualname__)
+
+
+def _span_in(context: Context) -> trace.SpanContext:
+    return trace.get_current_span(context).get_span_context()
+
+
+def _is_traced(context: Context) -> bool:
+    return _span_in(context).is_valid
