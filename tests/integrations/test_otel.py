@@ -56,7 +56,7 @@ class Traces:
 
 def _id(span: ReadableSpan) -> int:
     assert span.context is not None
-    return span.context.span_id
+    return int(span.context.span_id)
 
 
 def about(span: ReadableSpan, name: str) -> object:

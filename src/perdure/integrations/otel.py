@@ -1,4 +1,4 @@
-"""Trace runs with OpenTelemetry: `App(interceptors=[OpenTelemetry()])`.
+"""Traces and metrics with OpenTelemetry: `App(interceptors=[OpenTelemetry()], metrics=OpenTelemetryMetrics())`.
 
 The context of a trace travels in the headers of a run. So all executions of a run belong to the trace of its start,
 whichever workers make them, and nothing has to be stored between them:
@@ -14,20 +14,24 @@ Names and attributes follow the conventions for messaging where they fit: a star
 execution processes it. Replay makes no spans, because interceptors are not called for steps that are recorded.
 """
 
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
+from functools import partial
 
 try:
     from opentelemetry import context as contexts
+    from opentelemetry import metrics as otel_metrics
     from opentelemetry import propagate, trace
     from opentelemetry.context import Context
+    from opentelemetry.metrics import MeterProvider
     from opentelemetry.propagators.textmap import TextMapPropagator
     from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, TracerProvider
 except ImportError as error:
-    raise ImportError('tracing needs the package opentelemetry-api: pip install "perdure[otel]"') from error
+    raise ImportError('OpenTelemetry needs the package opentelemetry-api: pip install "perdure[otel]"') from error
 
 from perdure.engine.replay.context import ActivityInfo
 from perdure.interceptors import Execution, Interceptor, Send, Start
+from perdure.metrics import CATALOGUE, Metric
 
 SYSTEM = "perdure"
 Attributes = dict[str, str | int | bool]
@@ -175,3 +179,32 @@ def _span_in(context: Context) -> trace.SpanContext:
 
 def _is_traced(context: Context) -> bool:
     return _span_in(context).is_valid
+
+
+class OpenTelemetryMetrics:
+    """A meter whose metrics OpenTelemetry exports: `App(metrics=OpenTelemetryMetrics())`.
+
+    `meter_provider` is where they go (default: the global one). Names are those of `perdure.metrics`; an exporter for
+    Prometheus must not add suffixes for types and units.
+    """
+
+    def __init__(self, *, meter_provider: MeterProvider | None = None) -> None:
+        meter = otel_metrics.get_meter("perdure", meter_provider=meter_provider)
+        self._record = {metric: _recording(meter, metric) for metric in CATALOGUE}
+
+    def bind(self, metric: Metric, *labels: str) -> Callable[[float], object]:
+        """Return the function for one series; see `perdure.metrics.Meter`."""
+        return partial(self._record[metric], attributes=dict(zip(metric.labels, labels, strict=True)))
+
+
+def _recording(meter: otel_metrics.Meter, metric: Metric) -> Callable[..., None]:
+    match metric.kind:
+        case "counter":
+            return meter.create_counter(metric.name, description=metric.help).add
+        case "gauge":
+            return meter.create_gauge(metric.name, description=metric.help).set
+        case "histogram":
+            buckets = list(metric.buckets)
+            return meter.create_histogram(
+                metric.name, description=metric.help, explicit_bucket_boundaries_advisory=buckets
+            ).record

@@ -7,7 +7,7 @@ that a backend fulfils the contract; docs/storage.md describes what holds for ev
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from datetime import datetime, timedelta
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from perdure.database.backends.base import Executor
 from perdure.errors import StorageError
@@ -505,6 +505,14 @@ class HistoryArchiveManager(Protocol):
 
     async def recur_instance(self, instance_id: str, input_data: bytes, *, lease: Lease) -> WorkflowInstance:
         """Begin the next generation of a running instance with a new input; return the live row."""
+
+
+@runtime_checkable
+class Pooled(Protocol):
+    """A storage that may have a pool of connections."""
+
+    def pool_use(self) -> tuple[int, int] | None:
+        """Return how many connections are in use, and the maximum; None without a pool."""
 
 
 class Storage(

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from typing import Self
 
-from perdure.database.backends.base import Backend, Executor
+from perdure.database.backends.base import Backend, Executor, PooledBackend
 from perdure.database.backends.sqlite import SQLiteBackend
 from perdure.database.backends.sqlite.url import is_in_memory as is_in_memory
 from perdure.database.backends.sqlite.url import parse as parse_sqlite_url
@@ -83,6 +83,10 @@ class SQLStorage(
                 applied[-1],
                 extra={"versions": applied},
             )
+
+    def pool_use(self) -> tuple[int, int] | None:
+        """Return how many connections of the pool are in use, and the maximum; None on SQLite, which has no pool."""
+        return self._backend.pool_use() if isinstance(self._backend, PooledBackend) else None
 
     async def _connect_current(self) -> None:
         """Connect to a schema that is up to date; raise `SchemaError` if it is not, without changing it."""

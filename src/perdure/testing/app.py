@@ -22,6 +22,7 @@ from perdure.engine.worker.retention import Retention
 from perdure.engine.worker.worker import Worker
 from perdure.errors import ConfigurationError, EngineError, RunNotFoundError, StalledError
 from perdure.hooks import Hook
+from perdure.metrics import Meter
 from perdure.model.durations import Duration, seconds
 from perdure.model.limits import LEASE_MAX_SEC
 from perdure.model.states import TERMINAL
@@ -55,6 +56,7 @@ class AppSettings(TypedDict, total=False):
     codec: Codecs | None
     hooks: Sequence[Hook]
     interceptors: Sequence[Interceptor]
+    metrics: Meter | None
     worker_id: str | None
 
 

@@ -6,7 +6,7 @@ servers share is here, too.
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from perdure.database.dialects.base import Rendering
 from perdure.database.operation import Operation, Work
@@ -106,6 +106,14 @@ class Backend(Protocol):
 
     def wakeups(self) -> AsyncIterator[WakeUp]:
         """Yield hints that there may be work, from this and other processes."""
+
+
+@runtime_checkable
+class PooledBackend(Protocol):
+    """A backend with a pool of connections."""
+
+    def pool_use(self) -> tuple[int, int]:
+        """Return how many connections are in use, and the maximum."""
 
 
 class Silent:

@@ -26,12 +26,17 @@ class Pool(Generic[C]):
         wait_sec: float,
     ) -> None:
         self._connect, self._alive, self._discard = connect, alive, discard
-        self._limit, self._wait_sec = limit, wait_sec
+        self.limit, self._wait_sec = limit, wait_sec
         self._idle: list[C] = []
         self._waiters: deque[tuple[float, asyncio.Future[C | None]]] = deque()
         self._expiry: asyncio.TimerHandle | None = None  # of the longest waiter; a timer for each would cost more
         self._size = 0
         self.closed = False
+
+    @property
+    def used(self) -> int:
+        """Return the number of connections that are not idle."""
+        return self._size - len(self._idle)
 
     def take(self) -> C | None:
         """Return an idle live connection, or None."""
@@ -51,7 +56,7 @@ class Pool(Generic[C]):
             connection = self.take()
             if connection is not None:
                 return connection
-            if self._size < self._limit:
+            if self._size < self.limit:
                 self._size += 1
                 try:
                     return await self._connect()
@@ -93,7 +98,7 @@ class Pool(Generic[C]):
             if not waiter.done():
                 waiter.set_exception(
                     DatabaseUnavailableError(
-                        f"no connection became free within {self._wait_sec:.0f} s: all {self._limit} are in use"
+                        f"no connection became free within {self._wait_sec:.0f} s: all {self.limit} are in use"
                     )
                 )
 

@@ -26,12 +26,14 @@ from perdure.engine.interception import Interceptor
 from perdure.engine.replay.definitions import WORKFLOWS, WorkflowDefinition
 from perdure.engine.replay.guard import TaskFactory
 from perdure.engine.worker.hooks import Hooks
+from perdure.engine.worker.metering import MeteredHooks
 from perdure.engine.worker.relay import OutboxRelay, PublishFunction
 from perdure.engine.worker.retention import Retention
 from perdure.engine.worker.settings import WorkerSettings
 from perdure.engine.worker.subscriber import Subscriber
 from perdure.engine.worker.worker import Worker
 from perdure.hooks import Hook
+from perdure.metrics import Meter
 from perdure.model import limits
 from perdure.model.durations import Duration, seconds
 from perdure.storage.contract import Storage
@@ -61,6 +63,8 @@ class App(Client):
     - `hooks`: functions that are called with the events of `perdure.hooks` (default: none).
     - `interceptors`: code around starts, messages, executions of runs and activities; see `perdure.interceptors`
       (default: none).
+    - `metrics`: what receives the metrics of `perdure.metrics`, such as `perdure.integrations.prometheus.Prometheus()`
+      (default: none, nothing is measured).
     - `worker_id`: the name of this worker in the database and the log; unique among all workers (default: host name,
       process id and a random part).
 
@@ -87,6 +91,7 @@ class App(Client):
         codec: Codecs | None = None,
         hooks: Sequence[Hook] = (),
         interceptors: Sequence[Interceptor] = (),
+        metrics: Meter | None = None,
         worker_id: str | None = None,
     ) -> None:
         publisher = Secret(publisher) if isinstance(publisher, str) else publisher
@@ -99,6 +104,7 @@ class App(Client):
         self._drain_sec = seconds(drain_timeout, "App(drain_timeout=)")
         transaction_sec = _lease_seconds(transaction_timeout, "App(transaction_timeout=)")
         _check_retention(retention)
+        _check_meter(metrics)
         self._publisher = None if publisher is None else checked_publisher(publisher, "App")
         _check_subscriptions(subscriptions)
         self._subscriptions = tuple(subscriptions)
@@ -117,9 +123,10 @@ class App(Client):
             retention=retention,
             clock=self._clock,
             interception=self.interception,
+            meter=metrics,
         )
         self._database.idle_sec = lease_sec  # so that a frozen worker's row locks end with its leases
-        self._hooks = Hooks(hooks)
+        self._hooks = Hooks(hooks) if metrics is None else MeteredHooks(hooks, metrics)
         self._worker: Worker
 
     async def _enter(self, opening: AsyncExitStack) -> None:
@@ -246,3 +253,11 @@ def _check_subscriptions(subscriptions: object) -> None:
             )
     if len({id(each) for each in subscriptions}) < len(subscriptions):
         raise TypeError("App(subscriptions=) has the same subscription twice: create two, or remove one")
+
+
+def _check_meter(meter: object) -> None:
+    if meter is not None and not callable(getattr(meter, "bind", None)):
+        raise TypeError(
+            f"App(metrics=) must have the methods of perdure.metrics.Meter, such as "
+            f"perdure.integrations.prometheus.Prometheus(), not {meter!r}"
+        )

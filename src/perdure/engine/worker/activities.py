@@ -56,6 +56,7 @@ class Activities:
     """Executes attempts, at most `most` at a time; plain functions run in at most `threads` threads."""
 
     def __init__(self, most: int, threads: int, transaction_sec: float | None, idle_sec: float, clock: Clock) -> None:
+        self.most = most
         self._places = Places(most)
         self._transaction_sec = transaction_sec
         self._idle_sec = idle_sec  # after this time a server ends an idle transaction
@@ -215,6 +216,11 @@ class Activities:
         if error is not None:
             raise error
         return value
+
+    @property
+    def executing(self) -> int:
+        """Return the number of attempts that execute now."""
+        return self.most - self._places.free
 
     def close(self) -> None:
         """Let each thread end when its function returns."""

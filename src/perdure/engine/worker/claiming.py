@@ -14,6 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from perdure.engine.execution.slots import Slot, Slots
 from perdure.engine.worker.executor import RunExecutor
+from perdure.engine.worker.metering import Claims
 from perdure.engine.worker.owners import is_dead, owner_of, tries_of, worker_of
 from perdure.engine.worker.run_task import LeasedRun
 from perdure.engine.worker.settings import WorkerSettings
@@ -37,6 +38,7 @@ class Claiming:
         self._settings = settings
         self._slots = slots
         self._executor = executor
+        self._claims = None if settings.meter is None else Claims(settings.meter)
 
     async def claim(self) -> int:
         """Lease due runs and return their number."""
@@ -110,6 +112,8 @@ class Claiming:
         claimed = await self._storage.claim_instances(
             list(wanted), owner_of(self._settings.worker_id, tries), lease_sec, limit=len(slots)
         )
+        if self._claims is not None:
+            self._claims.count(min(len(wanted), len(slots)), len(claimed))
         for lease, row in claimed:
             leased = LeasedRun(row, lease, deadline, slots.pop(), tries, row.instance_id in idle)
             self._executor.begin(leased)

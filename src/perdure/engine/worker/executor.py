@@ -1,7 +1,7 @@
 """The runs that a worker executes at the moment: their tasks, their leases, and what stays in memory afterwards."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextvars import copy_context
 
 from perdure.engine.execution.clock import steady
@@ -34,12 +34,13 @@ class RunExecutor:
         heartbeat: Heartbeat,
         max_cached_runs: int,
         interception: Interception | None = None,
+        lease_lost: Callable[[], object] = lambda: None,
     ) -> None:
         self.host = host
         self.interception = interception
         self.tasks: dict[str, RunTask] = {}  # by the id of the run
         self.cache = RunCache(max_cached_runs)
-        self.lost_leases = LostLeases(host.storage, host.worker_id)
+        self.lost_leases = LostLeases(host.storage, host.worker_id, lease_lost)
         self.awaited: set[str] = set()  # runs that are due again, but whose last task has not ended
         self.stopping = False
         self._workflows = workflows

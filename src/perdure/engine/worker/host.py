@@ -12,9 +12,11 @@ from perdure.engine.execution.journal import Journals, writing
 from perdure.engine.worker.activities import Executor
 from perdure.engine.worker.clock import DatabaseClock
 from perdure.engine.worker.hooks import Hooks
+from perdure.engine.worker.metering import metered_write
 from perdure.engine.worker.results import Results
 from perdure.engine.worker.supervision import Supervisor
 from perdure.hooks import HookEvent
+from perdure.metrics import Meter
 from perdure.model.records import Lease, ResumableWorkflow, Suspension, Wait, WorkflowInstance
 from perdure.storage.contract import Storage
 
@@ -35,6 +37,7 @@ class WorkerHost:
         hooks: Hooks,
         activities: Executor,
         clock: Clock,
+        meter: Meter | None = None,
     ) -> None:
         self.storage = storage
         self.worker_id = worker_id
@@ -46,9 +49,11 @@ class WorkerHost:
         self._woken: dict[str, ResumableWorkflow] = {}
         self.results = results
         watch = supervisor.watch
-        self.journals: Journals = GroupCommit(writing(storage), watch("group commit of journals"))
+        self.journals: Journals = GroupCommit(
+            metered_write(writing(storage), meter, "journals"), watch("group commit of journals")
+        )
         self.suspensions: GroupCommit[tuple[Lease, list[Wait]], Suspension] = GroupCommit(
-            storage.suspend_instances, watch("group commit of waits")
+            metered_write(storage.suspend_instances, meter, "waits"), watch("group commit of waits")
         )
         self._work_loop = watch(WORK_LOOP)
         self._hooks = hooks

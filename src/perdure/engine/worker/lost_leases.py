@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 from perdure.engine.execution.interfaces import Executable
 from perdure.engine.worker.log import about
@@ -15,8 +16,9 @@ log = logging.getLogger("perdure.engine")
 class LostLeases:
     """Logs the lost leases of one worker, not as a warning if the run was cancelled."""
 
-    def __init__(self, storage: Storage, worker_id: str) -> None:
+    def __init__(self, storage: Storage, worker_id: str, count: Callable[[], object]) -> None:
         self._storage = storage
+        self._count = count  # called for each lease that was lost without a cancellation
         self._worker_id = worker_id
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -40,6 +42,8 @@ class LostLeases:
                 extra={**about(run), "reason": str(error)},
             )
         was_cancelled = row is not None and row.status in (WorkflowStatus.COMPENSATING, WorkflowStatus.CANCELLED)
+        if not was_cancelled:
+            self._count()
         log.log(
             logging.DEBUG if was_cancelled else logging.WARNING,
             "worker %s lost its lease on run %s (%s) and stops executing it: %s",

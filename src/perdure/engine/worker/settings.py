@@ -7,6 +7,7 @@ from perdure.engine.execution.clock import Clock
 from perdure.engine.interception import Interception
 from perdure.engine.replay.definitions import WorkflowDefinition
 from perdure.engine.worker.retention import Retention
+from perdure.metrics import Meter
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,3 +25,4 @@ class WorkerSettings:
     retention: Retention | None
     clock: Clock
     interception: Interception | None = None  # None if there are no interceptors
+    meter: Meter | None = None  # None if nothing is measured

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from perdure.engine.execution.group_commit import GroupCommit, Observer
 from perdure.engine.execution.slots import Slot, Slots
 from perdure.engine.worker.executor import RunExecutor
+from perdure.engine.worker.metering import metered_write
 from perdure.engine.worker.owners import owner_of
 from perdure.engine.worker.run_task import LeasedRun
 from perdure.engine.worker.settings import WorkerSettings
@@ -27,9 +28,11 @@ class LeasedStarts:
         self._slots = slots
         self._executor = executor
         self._leased: GroupCommit[tuple[WorkflowInstance, Slot], Lease | None] = GroupCommit(
-            self._create_leased, observer
+            metered_write(self._create_leased, settings.meter, "starts"), observer
         )
-        self._unleased: GroupCommit[WorkflowInstance, Lease | None] = GroupCommit(storage.create_instances, observer)
+        self._unleased: GroupCommit[WorkflowInstance, Lease | None] = GroupCommit(
+            metered_write(storage.create_instances, settings.meter, "starts"), observer
+        )
 
     async def create(self, instance: WorkflowInstance) -> None:
         """Store a new run, and execute it if this worker serves it and a slot is free."""

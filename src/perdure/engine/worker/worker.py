@@ -18,12 +18,14 @@ from perdure.engine.execution.clock import steady
 from perdure.engine.execution.slots import Slots
 from perdure.engine.worker.claiming import Claiming
 from perdure.engine.worker.executor import RunExecutor
+from perdure.engine.worker.gauges import Sampler
 from perdure.engine.worker.heartbeat import Heartbeat
 from perdure.engine.worker.hooks import Hooks
 from perdure.engine.worker.host import WORK_LOOP, WorkerHost
 from perdure.engine.worker.interception import new_activities
 from perdure.engine.worker.listener import Listener
 from perdure.engine.worker.log import seconds
+from perdure.engine.worker.metering import MeteredActivities, lost_leases
 from perdure.engine.worker.relay import OutboxRelay
 from perdure.engine.worker.results import Results
 from perdure.engine.worker.retention import sweep_for_ever
@@ -66,8 +68,16 @@ class Worker:
         clock = settings.clock
         limits = settings.max_activities, settings.max_threads, settings.transaction_sec, lease_sec, clock
         activities = new_activities(settings.interception, *limits)
+        meter = settings.meter
         self.host = WorkerHost(
-            storage, worker_id, supervisor=supervisor, results=results, hooks=hooks, activities=activities, clock=clock
+            storage,
+            worker_id,
+            supervisor=supervisor,
+            results=results,
+            hooks=hooks,
+            activities=activities if meter is None else MeteredActivities(activities, meter),
+            clock=clock,
+            meter=meter,
         )
         self.heartbeat = Heartbeat(
             connect,
@@ -78,7 +88,12 @@ class Worker:
             clock,
         )
         self.executor = RunExecutor(
-            self.host, settings.workflows, self.heartbeat, settings.max_cached_runs, settings.interception
+            self.host,
+            settings.workflows,
+            self.heartbeat,
+            settings.max_cached_runs,
+            settings.interception,
+            lost_leases(meter),
         )
         results.is_local = self.executor.is_executing
         self.slots = Slots(settings.max_runs, self.host.wake, clock)
@@ -87,6 +102,11 @@ class Worker:
         self.work_loop = WorkLoop(self.host, settings, self.slots, claiming)
         self.listener = Listener(self.host, self.executor, self.heartbeat, relay)
         self.relay = relay
+        self._sampler = None
+        if meter is not None:
+            self._sampler = Sampler(
+                storage, meter, supervisor, executor=self.executor, slots=self.slots, activities=activities
+            )
 
     def wake(self) -> None:
         """Look for work now, because this process has created some."""
@@ -123,6 +143,8 @@ class Worker:
     def _background_work(self) -> dict[str, Work]:
         """Return the background tasks that end when the worker drains, by name."""
         work: dict[str, Work] = {"listener": self.listener.run, WORK_LOOP: self.work_loop.run}
+        if self._sampler is not None:
+            work["metrics"] = self._sampler.run
         if (policy := self._settings.retention) is not None:
             storage, worker_id, clock = self.host.storage, self.host.worker_id, self.host.clock
             work["retention"] = lambda task: sweep_for_ever(storage, policy, worker_id, task, clock)

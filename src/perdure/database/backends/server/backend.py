@@ -35,6 +35,10 @@ class ServerBackend(Adapter[C], Generic[C]):
     async def open(self) -> None:
         self._pool.release(await self._pool.acquire())
 
+    def pool_use(self) -> tuple[int, int]:
+        """Return how many connections are in use, and the maximum."""
+        return self._pool.used, self._pool.limit
+
     async def close(self) -> None:
         self._pool.close()
 
