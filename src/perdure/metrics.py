@@ -107,7 +107,7 @@ DUE_LAG = Metric(
     "For how long the oldest due work has been waiting, 0 if nothing is due. kind: runs, timers or outbox.",
     ("kind",),
 )
-OUTBOX_PENDING = Metric("gauge", "perdure_outbox_pending", "Events in the outbox that are not published; at most 1000.")
+OUTBOX_PENDING = Metric("gauge", "perdure_outbox_pending", "Events in the outbox that are not published; at most 100.")
 SAMPLED_AT = Metric(
     "gauge", "perdure_sampled_timestamp_seconds", "When the gauges were last set, as a Unix time by the local clock."
 )

@@ -19,6 +19,7 @@ from perdure.storage.contract import Pooled, Storage
 
 SAMPLE_SEC = 15.0
 SAMPLED = 1000  # maximum number of rows that a gauge counts
+EVENTS_SAMPLED = 100  # the same for events, which are read with their data
 
 
 class Sampler:
@@ -82,7 +83,7 @@ class Sampler:
         now = await storage.now()
         timers = await storage.find_expired_timers(1)
         self._gauge(metrics.DUE_LAG, _lag(now, [each.expires_at for each in timers]), "timers")
-        pending = await storage.list_outbox_events(OutboxStatus.PENDING, SAMPLED)
+        pending = await storage.list_outbox_events(OutboxStatus.PENDING, EVENTS_SAMPLED)
         self._gauge(metrics.OUTBOX_PENDING, len(pending))
         self._gauge(metrics.DUE_LAG, _lag(now, [each.created_at for each in pending[:1]]), "outbox")
 

@@ -56,25 +56,33 @@ class MeteredActivities:
     def __init__(self, activities: Executor, meter: Meter) -> None:
         self._activities = activities
         self._execute = activities.execute
-        self._took = _series(meter, metrics.STEP_DURATION)
+        self._took: dict[str, Callable[[float], object]] = {}  # by activity; every step looks here
+        self._meter = meter
 
     async def execute(self, attempt: Attempt) -> Done:
         """Execute an attempt in this task and return its result or error."""
         done = await self._execute(attempt)
         if done.error is None:
-            self._took(attempt.activity.name)(done.seconds)
+            (self._took.get(attempt.activity.name) or self._bind(attempt.activity.name))(done.seconds)
         return done
 
     async def transact(self, attempt: Attempt, storage: Storage, record: Record) -> Done:
         """Execute an attempt in its own transaction, whose last statements record the result."""
         done = await self._activities.transact(attempt, storage, record)
         if done.error is None:
-            self._took(attempt.activity.name)(done.seconds)
+            self._bind(attempt.activity.name)(done.seconds)
         return done
+
+    def _bind(self, activity: str) -> Callable[[float], object]:
+        took = self._took[activity] = self._meter.bind(metrics.STEP_DURATION, activity)
+        return took
 
     def close(self) -> None:
         """Let each thread end when its function returns."""
         self._activities.close()
+
+
+_COUNTED = frozenset({RunStarted, RunCompleted})  # of the events that are made only if something observes them
 
 
 class MeteredHooks(Hooks):
@@ -91,7 +99,7 @@ class MeteredHooks(Hooks):
 
     def observe(self, kind: type[HookEvent]) -> bool:
         """Return whether events of this kind are counted, or go to a hook or to the log."""
-        return kind is RunStarted or kind is RunCompleted or super().observe(kind)
+        return kind in _COUNTED or Hooks.observe(self, kind)
 
     def call(self, event: HookEvent, worker_id: str) -> None:
         """Count the event, log it and call every hook with it."""
