@@ -72,7 +72,7 @@ def test_sdist_holds_what_the_tests_need(built: Path) -> None:
 def test_metadata_names_extras_addresses_and_no_upper_bound_of_python(built: Path) -> None:
     metadata = _metadata(_only(built, "*.whl"))
     assert metadata["Requires-Python"] == ">=3.11"
-    extras = "postgres mysql cron http webhooks nats rabbitmq kafka redis crypto all testing".split()
+    extras = "postgres mysql cron http webhooks nats rabbitmq kafka redis crypto otel prometheus all testing".split()
     assert set(metadata.get_all("Provides-Extra", [])) == set(extras)
     labels = {url.partition(",")[0] for url in metadata.get_all("Project-URL", [])}
     assert labels == {"Repository", "Documentation", "Changelog", "Issues"}
