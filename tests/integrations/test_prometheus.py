@@ -23,12 +23,13 @@ from perdure import (
     workflow,
 )
 from perdure.engine.worker import gauges
+from perdure.engine.worker.metering import Claims
 from perdure.integrations.otel import OpenTelemetryMetrics
 from perdure.integrations.prometheus import Prometheus
 from perdure.metrics import CATALOGUE
 from perdure.model.records import HistoryEvent
 from tests.conftest import BackendDatabase
-from tests.engine.waiting import until, waiting
+from tests.engine.waiting import row_of, until, waiting
 from tests.support.storages import Database
 
 
@@ -227,3 +228,34 @@ def test_missing_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.delitem(sys.modules, "perdure.integrations.prometheus")
     with pytest.raises(ImportError, match=r'pip install "perdure\[prometheus\]"'):
         import perdure.integrations.prometheus  # noqa: F401
+
+
+@activity
+async def metered_gate() -> None:
+    await asyncio.Event().wait()
+
+
+@workflow
+async def metered_endless() -> None:
+    await metered_gate()
+
+
+async def test_lost_lease_is_counted(database: Database, page: Page) -> None:
+    async with App(database.url, metrics=page.metrics, lease=1.5) as app:
+        run = await metered_endless.options(id="lost").start()
+        await until(lambda: page("perdure_activities_executing") == 1)
+        row = await row_of(run)
+        await app._storage.release_lock("lost", row.locked_by or "")
+        lease = await app._storage.try_acquire_lock("lost", "thief", 60)
+        assert lease is not None
+        await until(lambda: page("perdure_leases_lost_total") == 1)
+        await app._storage.release_lock("lost", "thief", lease=lease)
+        await run.cancel()
+
+
+def test_claims_that_another_worker_won_are_wasted(page: Page) -> None:
+    claims = Claims(page.metrics)
+    claims.count(5, 5)
+    claims.count(4, 1)
+    assert page("perdure_claims_total", result="made") == 6
+    assert page("perdure_claims_total", result="wasted") == 3

@@ -511,6 +511,7 @@ class HistoryArchiveManager(Protocol):
 class Pooled(Protocol):
     """A storage that may have a pool of connections."""
 
+    @property
     def pool_use(self) -> tuple[int, int] | None:
         """Return how many connections are in use, and the maximum; None without a pool."""
 

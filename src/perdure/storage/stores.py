@@ -84,9 +84,10 @@ class SQLStorage(
                 extra={"versions": applied},
             )
 
+    @property
     def pool_use(self) -> tuple[int, int] | None:
         """Return how many connections of the pool are in use, and the maximum; None on SQLite, which has no pool."""
-        return self._backend.pool_use() if isinstance(self._backend, PooledBackend) else None
+        return self._backend.pool_use if isinstance(self._backend, PooledBackend) else None
 
     async def _connect_current(self) -> None:
         """Connect to a schema that is up to date; raise `SchemaError` if it is not, without changing it."""

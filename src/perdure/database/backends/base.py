@@ -112,6 +112,7 @@ class Backend(Protocol):
 class PooledBackend(Protocol):
     """A backend with a pool of connections."""
 
+    @property
     def pool_use(self) -> tuple[int, int]:
         """Return how many connections are in use, and the maximum."""
 

@@ -67,7 +67,7 @@ class Sampler:
         for each in self._supervisor.tasks():
             self._gauge(metrics.TASK_UP, 1 if each.alive else 0, each.name)
             self._gauge(metrics.TASK_FAILURES, each.failures, each.name)
-        pool = self._storage.pool_use() if isinstance(self._storage, Pooled) else None
+        pool = self._storage.pool_use if isinstance(self._storage, Pooled) else None
         if pool is not None:
             used, most = pool
             self._gauge(metrics.POOL_USED, used)

@@ -35,6 +35,7 @@ class ServerBackend(Adapter[C], Generic[C]):
     async def open(self) -> None:
         self._pool.release(await self._pool.acquire())
 
+    @property
     def pool_use(self) -> tuple[int, int]:
         """Return how many connections are in use, and the maximum."""
         return self._pool.used, self._pool.limit
