@@ -1,5 +1,6 @@
 """Interceptors: around starts, messages, executions and activities, outside the body and never on replay."""
 
+import asyncio
 import sqlite3
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -15,6 +16,7 @@ from perdure import (
     App,
     Client,
     Retry,
+    SyncClient,
     WorkflowFailedError,
     activity,
     connection,
@@ -426,3 +428,43 @@ async def test_error_of_an_inner_interceptor_closes_the_outer_one() -> None:
         with pytest.raises(PermissionError):
             await intercepted_order.start()
     assert left == ["outer"]
+
+
+# Blocking programs.
+
+
+class FromThread(Interceptor):
+    """Takes the tenant from the context of the calling thread."""
+
+    @contextmanager
+    def start(self, start: Start) -> Iterator[None]:
+        start.headers["tenant"] = TENANT.get()
+        yield
+
+    @contextmanager
+    def send(self, send: Send) -> Iterator[None]:
+        send.headers["tenant"] = TENANT.get()
+        yield
+
+
+def test_interceptors_of_a_blocking_client_run_in_the_thread_of_the_caller(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'runs.db'}"
+    token = TENANT.set("acme")
+    with SyncClient(url, interceptors=[FromThread()]) as client:
+        started = intercepted_wait.start_sync()
+        assert started.info().headers == {"tenant": "acme"}
+        client.send_event("intercepted-news", 1, to=started.id)
+        own = sqlite3.connect(tmp_path / "runs.db", isolation_level=None)
+        own.execute("BEGIN IMMEDIATE")
+        inside = intercepted_wait.options(in_transaction=own).start_sync()
+        own.execute("COMMIT")
+        own.close()
+        assert inside.info().headers == {"tenant": "acme"}
+    TENANT.reset(token)
+
+    async def execute() -> dict[str, str]:
+        async with App(url) as app:
+            result: dict[str, str] = await app.get(started.id).result()
+            return result
+
+    assert asyncio.run(execute()) == {"tenant": "acme"}
