@@ -14,7 +14,7 @@ Names and attributes follow the conventions for messaging where they fit: a star
 execution processes it. Replay makes no spans, because interceptors are not called for steps that are recorded.
 """
 
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 
@@ -24,7 +24,7 @@ try:
     from opentelemetry import propagate, trace
     from opentelemetry.context import Context
     from opentelemetry.metrics import MeterProvider
-    from opentelemetry.propagators.textmap import TextMapPropagator
+    from opentelemetry.propagators.textmap import Setter, TextMapPropagator
     from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, TracerProvider
 except ImportError as error:
     raise ImportError('OpenTelemetry needs the package opentelemetry-api: pip install "perdure[otel]"') from error
@@ -75,7 +75,7 @@ class OpenTelemetry(Interceptor):
             yield
 
     @contextmanager
-    def _sending(self, name: str, attributes: Attributes, headers: MutableMapping[str, str]) -> Iterator[None]:
+    def _sending(self, name: str, attributes: Attributes, headers: dict[str, str]) -> Iterator[None]:
         """Make a span in the current trace, or else in that of the headers, and put it into the headers."""
         inherited, current = self._extracted(headers), contexts.get_current()
         if not _is_traced(current):
@@ -85,7 +85,7 @@ class OpenTelemetry(Interceptor):
         span = self._tracer.start_span(name, current, SpanKind.PRODUCER, attributes, links)
         for field in self._propagator.fields:
             headers.pop(field, None)
-        self._propagator.inject(headers, trace.set_span_in_context(span, current))
+        self._propagator.inject(headers, trace.set_span_in_context(span, current), _INTO_HEADERS)
         with _ending(span):
             yield
 
@@ -144,6 +144,14 @@ class OpenTelemetry(Interceptor):
     def _extracted(self, headers: Mapping[str, str]) -> Context:
         """Return the context in headers, and nothing of the current one."""
         return self._propagator.extract(headers, Context())
+
+
+class _IntoHeaders(Setter[dict[str, str]]):
+    def set(self, carrier: dict[str, str], key: str, value: str) -> None:
+        carrier[key] = value
+
+
+_INTO_HEADERS = _IntoHeaders()
 
 
 def _messaging(kind: str, operation: str, destination: str) -> Attributes:

@@ -16,7 +16,7 @@ log = logging.getLogger("perdure.engine")
 class LostLeases:
     """Logs the lost leases of one worker, not as a warning if the run was cancelled."""
 
-    def __init__(self, storage: Storage, worker_id: str, count: Callable[[], object]) -> None:
+    def __init__(self, storage: Storage, worker_id: str, count: Callable[[], object] = lambda: None) -> None:
         self._storage = storage
         self._count = count  # called for each lease that was lost without a cancellation
         self._worker_id = worker_id
