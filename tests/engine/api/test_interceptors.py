@@ -27,6 +27,8 @@ from perdure import (
 )
 from perdure.engine.interception import interception_of
 from perdure.engine.starting import start_tick
+from perdure.engine.worker.activities import Activities
+from perdure.engine.worker.hooks import Hooks
 from perdure.errors import LimitError
 from perdure.interceptors import Execution, Interceptor, Send, Start
 from perdure.model.schedules import tick_id
@@ -468,3 +470,18 @@ def test_interceptors_of_a_blocking_client_run_in_the_thread_of_the_caller(tmp_p
             return result
 
     assert asyncio.run(execute()) == {"tenant": "acme"}
+
+
+async def test_app_without_interceptors_and_metrics_uses_no_wrapper(memory: Database) -> None:
+    async with App(memory.url) as app:
+        worker = app._worker
+        assert worker.executor.interception is None
+        assert type(worker.host.activities) is Activities
+        assert worker.host.execute.__func__ is Activities.execute  # type: ignore[attr-defined]
+        assert type(app._hooks) is Hooks
+        assert "metrics" not in {task.name for task in (await app.health()).tasks}
+
+
+async def test_interceptor_of_starts_alone_does_not_wrap_activities(memory: Database) -> None:
+    async with App(memory.url, interceptors=[Wrong()]) as app:
+        assert type(app._worker.host.activities) is Activities
