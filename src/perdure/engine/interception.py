@@ -33,6 +33,8 @@ class Start:
       suffix.
     - `headers`: the headers that it inherits or that `options(headers=)` gives. An interceptor may change them until
       the run is stored.
+
+    A run that an event starts is not among them: it has the headers of the event; see `Send`.
     """
 
     workflow: str

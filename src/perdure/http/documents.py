@@ -124,6 +124,7 @@ class RunDocument(Struct):
     lease_expires_at: Moment | None
     attempts: int
     stuck: StuckDocument | None
+    headers: dict[str, str]
 
 
 class RunPageDocument(Struct):
@@ -241,6 +242,7 @@ def run_document(run: RunInfo, *, traces: bool = True) -> RunDocument:
     given["state"] = _raw(run.state)
     given["children"] = None if run.children is None else list(run.children)
     given["waiting_for"] = [WaitDocument(each.kind, each.name, each.until) for each in run.waiting_for]
+    given["headers"] = dict(run.headers)
     if run.stuck is not None:
         given["stuck"] = StuckDocument(run.stuck.reason, run.stuck.since, run.stuck.next_retry_at)
     return RunDocument(**given)

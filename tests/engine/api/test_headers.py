@@ -11,6 +11,7 @@ import pytest
 from perdure import (
     App,
     Client,
+    Event,
     OutsideWorkflowError,
     Retry,
     WorkflowFailedError,
@@ -31,7 +32,7 @@ from perdure import (
 from perdure.errors import LimitError
 from perdure.model import headers as rules
 from perdure.testing import History, TestApp, export_history, history_of, replay
-from tests.engine.waiting import row_of, waiting
+from tests.engine.waiting import row_of, until, waiting
 from tests.support.storages import Database
 
 ACME = {"tenant": "acme", "region": "südwest"}
@@ -153,6 +154,30 @@ async def test_headers_survive_a_change_of_worker(shared: Database) -> None:
         sender = await headers_sender.options(headers={"tenant": "sender"}).start("elsewhere")
         await sender.result()
         assert await second.get("elsewhere").result() == [{"tenant": "sender"}] * 4
+
+
+async def test_run_that_an_event_starts_has_the_headers_of_the_event() -> None:
+    @workflow(on_event="headers-started")
+    async def headers_by_event(event: Event[int]) -> list[Seen]:
+        return [dict(run_headers()), dict(event.headers)]
+
+    @workflow
+    async def headers_starting() -> None:
+        await send_event("headers-started", 1, id="first")
+
+    async with TestApp() as app:
+        await headers_starting.options(headers=ACME).start()
+        await until(lambda: _has_ended(app, "headers_by_event"))
+        (run,) = [run async for run in app.runs(workflow="headers_by_event")]
+        assert run.result == [ACME, ACME]
+        await app.send_event("headers-started", 2, id="second")
+        await until(lambda: _has_ended(app, "headers_by_event", 2))
+        results = [run.result async for run in app.runs(workflow="headers_by_event")]
+        assert [{}, {}] in results
+
+
+async def _has_ended(app: Client, workflow: str, count: int = 1) -> bool:
+    return await app.runs(workflow=workflow, status="completed").count() == count
 
 
 async def test_messages_without_headers_are_stored_as_before(database: Database) -> None:
