@@ -522,6 +522,12 @@ async def health(stage: Stage) -> Call:
     return Call(stage.client.health)
 
 
+@call("Client.codecs_in_use")
+async def codecs_in_use(stage: Stage) -> Call:
+    await _failed(stage)
+    return Call(stage.client.codecs_in_use)
+
+
 @call("Client.sweep")
 async def sweep(stage: Stage) -> Call:
     id = await _failed(stage)

@@ -37,6 +37,7 @@ ELSEWHERE = {
     *("Client.info", "Client.steps", "Client.state", "Client.history", "Client.cancel"),  # which handles call
     "App.serve",  # see test_lifecycle.py
     "Client.failure",  # of a server; see tests/http/test_server.py
+    "Client.delete_unused_blobs",  # deletes files one by one, and may be repeated
 }
 CALLABLE = {"Startable.__call__", "RunQuery.__aiter__", "RunHandle.history"}  # no coroutine functions
 

@@ -60,8 +60,9 @@ def test_peers_are_compared_and_one_that_fails_is_reported(
             raise PeerError("it went wrong")
         return {"value": values[peer, database].pop(0)}
 
-    for replaced, by in {"ensure": str, "server_for": nullcontext, "measure": ours, "measure_peer": theirs}.items():
-        monkeypatch.setattr(peers, replaced, by)
+    replaced = {"ensure": str, "server_for": lambda _: nullcontext(""), "measure": ours, "measure_peer": theirs}
+    for name, by in replaced.items():
+        monkeypatch.setattr(peers, name, by)
     written = tmp_path / "results" / "peers.json"
     options = "--peer dbos edda --measure one-step --rounds 2 --json".split()
     assert peers.main([*options, str(written)]) == 1
@@ -73,7 +74,7 @@ def test_peers_are_compared_and_one_that_fails_is_reported(
     assert table[1] == ["dbos", PEERS["dbos"].version, "100", "(100–100)", "4.00", "200", "(200–200)", "0.40"]
     assert table[2] == ["edda", PEERS["edda"].version, "20.0", "(15.0–25.0)", "20.0", "failed"]
     assert "one-step with edda on postgresql failed: it went wrong" in output.err.splitlines()
-    found = json.loads(written.read_text())["measures"]["one-step"]
+    found = json.loads(written.read_text())["measures"]["one-step"]["databases"]
     assert found["sqlite"]["dbos"] == {"median": 100, "rounds": [{"value": 100}, {"value": 100}], "ratio": 4}
     assert list(found["postgresql"]) == ["perdure", "dbos"]
 

@@ -160,6 +160,7 @@ async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=REQUESTS, help="on each database")
     parser.add_argument("--database", nargs="+", default=["sqlite", "postgresql", "mysql"])
+    parser.add_argument("--examples", type=int, help="for each operation, valid and invalid; default: by --requests")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     logging.basicConfig(level=logging.WARNING)
@@ -171,12 +172,14 @@ async def main() -> None:
             while count < given.requests:
                 with served(database) as url:
                     fuzz = Fuzz(url, round_seed)
-                    fuzz.send(max(10, math.ceil(min(given.requests - count, 5000) / 40)))
+                    fuzz.send(given.examples or max(10, math.ceil(min(given.requests - count, 5000) / 40)))
                 count += fuzz.count
                 statuses += fuzz.statuses
                 round_seed += 1
             listed = ", ".join(f"{status}: {number}" for status, number in sorted(statuses.items()))
-            print(f"{name}: {count} requests in {time.monotonic() - began:.0f} s, no failure ({listed})", flush=True)
+            took = time.monotonic() - began
+            kinds = len(fuzz.operations)
+            print(f"{name}: {count} requests to {kinds} operations in {took:.0f} s, no failure ({listed})", flush=True)
 
 
 if __name__ == "__main__":

@@ -52,6 +52,7 @@ NO_RUN = {  # the program of these fails before it has started a run
     "calling: an unknown keyword",
     "calling: an argument that is not JSON",
     "calling: nan as an argument",
+    "calling: a SyncClient in a coroutine beside an App",
     "starting: a text for a number",
     "starting: a number for a text",
     "starting: options as arguments of start()",
