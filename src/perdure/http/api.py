@@ -31,12 +31,14 @@ class API:
     signatures: Signatures
     max_body: int
     max_wait: float
+    metrics: "Render | None" = None
     waits: Waits = field(default_factory=lambda: Waits(WAITS_MAX))
 
 
 WAITS_MAX = 10_000
 
 Endpoint = Callable[[API, Request], Awaitable[Response]]
+Render = Callable[[], tuple[bytes, str]]  # a page of metrics, and its content type
 
 
 def route(api: API, method: str, path: str, endpoint: Endpoint, *, public: bool = False, signed: bool = False) -> Route:

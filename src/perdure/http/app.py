@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 from perdure.engine.api.client import Client
 from perdure.errors import ConfigurationError
 from perdure.http import health, messages, openapi, runs
-from perdure.http.api import API, exact
+from perdure.http.api import API, Render, exact
 from perdure.http.auth import Authenticate, Guard
 from perdure.http.problems import Problem, refuse
 from perdure.http.signatures import Signatures
@@ -71,6 +71,7 @@ def http_app(
     webhook_keys: str | Sequence[str] = (),
     max_body: int = MAX_BODY,
     max_wait: Duration = MAX_WAIT,
+    metrics: Render | None = None,
 ) -> HTTPApp:
     """Return the HTTP API of an App or Client as an ASGI application, to be served alone or mounted into another one.
 
@@ -82,6 +83,8 @@ def http_app(
       send events need a signature instead of a token (default: none).
     - `max_body`: maximum size of a request's body in bytes (default: 1 MiB).
     - `max_wait`: maximum of `?wait=` and maximum duration of a stream, in seconds or as a timedelta (default: 60).
+    - `metrics`: a function that returns a page of metrics and its content type, for `GET /metrics`, such as
+      `Prometheus().render` (default: None, there is no such page).
 
     Without `token` and `auth`, only requests of programs on the same machine are accepted. Raises `TypeError` or
     `ConfigurationError` for an invalid setting.
@@ -91,7 +94,9 @@ def http_app(
     if not isinstance(max_body, int) or isinstance(max_body, bool) or not 1 <= max_body <= 2 * PAYLOAD_MAX:
         raise ConfigurationError(f"http_app(max_body=) must be 1 to {2 * PAYLOAD_MAX} bytes, not {max_body!r}")
     longest = seconds(max_wait, "http_app(max_wait=)", positive=True)
-    return HTTPApp(API(client, Guard(token, auth), Signatures(webhook_keys), max_body, longest))
+    if metrics is not None and not callable(metrics):
+        raise TypeError(f"http_app(metrics=) must be a function, such as Prometheus().render, not {metrics!r}")
+    return HTTPApp(API(client, Guard(token, auth), Signatures(webhook_keys), max_body, longest, metrics))
 
 
 def _routes(api: API) -> list[BaseRoute]:

@@ -1,4 +1,4 @@
-"""The endpoints for probes. They need no token and say nothing that is worth one."""
+"""The endpoints for probes and metrics. Probes need no token and say nothing that is worth one."""
 
 from collections.abc import Sequence
 
@@ -11,16 +11,25 @@ from perdure.http.documents import health_document
 
 
 def routes(api: API) -> Sequence[Route]:
-    """Return the routes of the probes."""
+    """Return the routes of the probes and, if there are metrics, of their page."""
 
     async def get_healthz(request: Request) -> Response:
         """Return that the process is alive, also if its database is not."""
         return answer({"ok": True})
 
-    return [
+    found = [
         Route("/healthz", get_healthz, methods=["GET"]),
         route(api, "GET", "/readyz", get_readyz, public=True),
     ]
+    if (render := api.metrics) is not None:
+
+        async def get_metrics(api: API, request: Request) -> Response:
+            """Return the page that Prometheus scrapes."""
+            page, content_type = render()
+            return Response(page, headers={"Content-Type": content_type})
+
+        found.append(route(api, "GET", "/metrics", get_metrics))
+    return found
 
 
 async def get_readyz(api: API, request: Request) -> Response:

@@ -12,6 +12,7 @@ from perdure.database.cancellation import finish
 from perdure.engine.api.client import Client
 from perdure.engine.api.serving import SIGNALS
 from perdure.errors import ConfigurationError
+from perdure.http.api import Render
 from perdure.http.app import MAX_BODY, MAX_WAIT, HTTPApp, http_app, opened
 from perdure.http.auth import Authenticate, is_loopback
 from perdure.model.durations import Duration
@@ -33,19 +34,28 @@ async def serve(
     webhook_keys: str | Sequence[str] = (),
     max_body: int = MAX_BODY,
     max_wait: Duration = MAX_WAIT,
+    metrics: Render | None = None,
 ) -> None:
     """Serve the HTTP API of an App or Client until SIGTERM or SIGINT, then answer open requests and close it.
 
     - `client`: an App or Client, which is opened and closed unless it is open.
     - `host`, `port`: the address to listen on (default: 127.0.0.1, 8000). One that other machines can reach needs
       `token=` or `auth=`.
-    - `token`, `auth`, `webhook_keys`, `max_body`, `max_wait`: see `http_app()`.
+    - `token`, `auth`, `webhook_keys`, `max_body`, `max_wait`, `metrics`: see `http_app()`.
 
     While the server stops, requests that wait for runs are answered at once, and others may take ten seconds. A second
     signal also ends the draining of the worker. Raises `ConfigurationError` for an address that needs a token or cannot
     be used, and `EngineError` if a background task keeps failing.
     """
-    asgi = http_app(client, token=token, auth=auth, webhook_keys=webhook_keys, max_body=max_body, max_wait=max_wait)
+    asgi = http_app(
+        client,
+        token=token,
+        auth=auth,
+        webhook_keys=webhook_keys,
+        max_body=max_body,
+        max_wait=max_wait,
+        metrics=metrics,
+    )
     if asgi.needs_local_clients and not is_loopback(host):
         raise ConfigurationError(
             f"serve(host={host!r}) would let other machines use the HTTP API, which has no token: pass token= or "
