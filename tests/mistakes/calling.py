@@ -257,14 +257,14 @@ async def _(shop, url, tmp_path):
 
 @mistake("a SyncClient in a body")
 async def _(url):
-    client = SyncClient(url)
+    with closing(SyncClient(url)) as client:
 
-    @workflow
-    async def ship():
-        client.send_event("shipped", 1)
+        @workflow
+        async def ship():
+            client.send_event("shipped", 1)
 
-    async with App(url):
-        await ship()
+        async with App(url):
+            await ship()
 
 
 @mistake("an activity started with a SyncClient")

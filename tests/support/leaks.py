@@ -1,7 +1,8 @@
 """A plugin of pytest that fails tests that leave something behind: asyncio tasks, threads, open files and sockets.
 
 A workflow with a schedule must not stay registered, either: an App that names no workflows serves all of them, so the
-tests that follow in this process would find runs that they did not start.
+tests that follow in this process would find runs that they did not start. Nor must a SyncClient stay open, which they
+would use.
 
 Shared things stay open from one test to the next: what a fixture of a wider scope than one test opens, and what is
 opened in a `kept()` block. The leases of workers that stopped are in a database, so the fixture of that asks for them.
@@ -20,6 +21,7 @@ from unittest.mock import patch
 
 import pytest
 
+from perdure.engine.api import current_sync
 from perdure.engine.replay.definitions import WORKFLOWS
 from perdure.engine.worker.owners import worker_of
 from perdure.engine.worker.worker import Worker
@@ -133,6 +135,17 @@ def forget(names: Collection[str]) -> list[str]:
     return [f"scheduled workflow {name}" for name in sorted(names)]
 
 
+def close_sync_clients() -> list[str]:
+    """Close the SyncClients that are open, so that only the test that left them fails; return them as text."""
+    if not list(current_sync.__dict__["_open"]):
+        return []
+    gc.collect()  # those that nothing refers to any more are not used
+    left = list(current_sync.__dict__["_open"])
+    for client in left:
+        client.close()
+    return sorted(map(repr, left))
+
+
 def leases_of_stopped(owners: Callable[[], dict[str, str | None]]) -> list[str]:
     """Return the leases, by the ids of their runs, that workers hold although they have stopped."""
     found = owners() if _stopped else {}
@@ -152,10 +165,10 @@ def watched() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def nothing_is_left(watched: None) -> Iterator[None]:
-    """Fail a test that leaves a task, a thread, an open file or a scheduled workflow behind."""
+    """Fail a test that leaves a task, a thread, an open file, a scheduled workflow or a SyncClient behind."""
     before, scheduled_before = resources(), scheduled()
     yield
-    if left := [*left_since(before), *forget(scheduled() - scheduled_before)]:
+    if left := [*left_since(before), *forget(scheduled() - scheduled_before), *close_sync_clients()]:
         pytest.fail("the test left this behind:\n" + "\n".join(left), pytrace=False)
 
 

@@ -10,7 +10,7 @@ LEAKING = """
 import asyncio, socket, threading
 from pathlib import Path
 import pytest
-from perdure import App, workflow
+from perdure import App, SyncClient, workflow
 from perdure.model.records import WorkflowInstance
 from tests.support import leaks
 
@@ -51,6 +51,9 @@ def test_schedule():
     @workflow(name="forgotten.tick", cron="0 * * * *")
     async def tick(): ...
 
+def test_client(tmp_path):
+    left.append(SyncClient(f"sqlite:///{tmp_path}/forgotten.db"))
+
 def test_shared_file(shared):
     pass
 
@@ -68,6 +71,7 @@ NAMED = {
     "socket": "open file .*socket:",
     "unreachable_socket": "Exception ignored in: <socket.socket",
     "lease": "lease of forgotten-run by w#0",
+    "client": "<SyncClient of sqlite, made at .*test_leaking.py",
     "schedule": "scheduled workflow forgotten.tick",
 }
 
