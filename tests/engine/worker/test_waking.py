@@ -80,8 +80,9 @@ async def test_run_that_was_started_without_a_free_slot_follows_without_a_pause(
 
 @pytest.mark.usefixtures("patient")
 async def test_work_whose_time_is_known_does_not_wait_for_the_pause(database: Database) -> None:
-    async with App(database.url):
+    async with App(database.url) as app:
         later = await child.options(after=0.2).start("done")
+        app._worker.wake()  # a look finds out when the run is due
         assert await asyncio.wait_for(later.result(), 60) == "done"
 
 
