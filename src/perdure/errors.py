@@ -30,6 +30,7 @@ PerdureError
     ├── WorkflowCancelledError        the awaited run was cancelled
     ├── RunExistsError                a different run already has the requested id
     ├── RunNotFoundError
+    ├── UnknownWorkflowError          no process, worker or run is known to have a workflow of this name
     ├── ClosedError                   the App or Client is closed
     ├── WorkerDiedError               several workers in a row died while they executed a run
     ├── NotDurableError               a call in a workflow's body that is not deterministic
@@ -249,6 +250,12 @@ class RunNotFoundError(EngineError):
     """No run has this id."""
 
     code = "engine.run_not_found"
+
+
+class UnknownWorkflowError(EngineError):
+    """No workflow of this name is defined in this process, served by a live worker, or has runs in the database."""
+
+    code = "engine.unknown_workflow"
 
 
 class ClosedError(EngineError):

@@ -17,6 +17,7 @@ class Schedule:
         if not isinstance(expression, str):
             raise TypeError(f"cron= must be a text such as '0 9 * * *', not {expression!r}")
         self.expression = expression
+        self.zone = zone
         try:
             self._zone = ZoneInfo(zone)
         except (ZoneInfoNotFoundError, ValueError) as error:

@@ -97,8 +97,8 @@ class SQLStorage(
         if pending:
             raise SchemaError(
                 f"the {self._backend.driver.name} database lacks {len(pending)} migrations of this version, the first "
-                f"is {pending[0]}, and it was opened read-only: apply them first (`async with open_storage(url)`), or "
-                "read it with the version of perdure that uses it"
+                f"is {pending[0]}, and it was opened without applying them: apply them first (`perdure migrate up`, or "
+                "`async with open_storage(url)`), or use the version of perdure that the database has"
             )
 
     async def _is_current(self) -> bool:
@@ -168,8 +168,8 @@ class SQLStorage(
 class SQLiteStorage(SQLStorage):
     """Store in one SQLite file that any number of processes share, or privately in memory (`:memory:`)."""
 
-    def __init__(self, path: str, *, read_only: bool = False) -> None:
-        super().__init__(SQLiteBackend(path, read_only=read_only))
+    def __init__(self, path: str, *, read_only: bool = False, must_exist: bool = False) -> None:
+        super().__init__(SQLiteBackend(path, read_only=read_only, must_exist=must_exist))
 
 
 class PostgresStorage(SQLStorage):
@@ -225,7 +225,23 @@ async def open_read_only(url: str) -> AsyncIterator[SQLStorage]:
     Raise `SchemaError` if the tables are not those of this version. Behind PgBouncer, which shares sessions,
     the server is not told to refuse writes.
     """
-    storage = _storage(url := Secret(url), read_only=True)
+    async with _current(_storage(url := Secret(url), read_only=True)) as storage:
+        yield storage
+
+
+@asynccontextmanager
+async def open_migrated(url: str) -> AsyncIterator[SQLStorage]:
+    """Open a storage whose tables are there and up to date: nothing is created or migrated.
+
+    Raise `SchemaError` if the tables are not those of this version, and `ConfigurationError` if a SQLite file does not
+    exist.
+    """
+    async with _current(_storage(url := Secret(url), read_only=False, must_exist=True)) as storage:
+        yield storage
+
+
+@asynccontextmanager
+async def _current(storage: SQLStorage) -> AsyncIterator[SQLStorage]:
     try:
         await storage._connect_current()
         yield storage
@@ -233,13 +249,15 @@ async def open_read_only(url: str) -> AsyncIterator[SQLStorage]:
         await storage.close()
 
 
-def _storage(url: str, *, read_only: bool) -> SQLiteStorage | PostgresStorage | MySQLStorage:
+def _storage(
+    url: str, *, read_only: bool, must_exist: bool = False
+) -> SQLiteStorage | PostgresStorage | MySQLStorage:
     match new_driver(url).driver_name():
         case "postgresql":
             return PostgresStorage(url, read_only=read_only)
         case "mysql":
             return MySQLStorage(url, read_only=read_only)
-    return SQLiteStorage(parse_sqlite_url(url), read_only=read_only)
+    return SQLiteStorage(parse_sqlite_url(url), read_only=read_only, must_exist=must_exist)
 
 
 async def initialize_test_schema(storage: SQLStorage) -> None:

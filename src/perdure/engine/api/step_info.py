@@ -45,6 +45,7 @@ class StepInfo:
     - `attempts`: the number of attempts so far.
     - `input`: the arguments; `result`: the result of a completed step; `error`: the error of the last failed attempt.
     - `started_at`, `finished_at`: times in UTC.
+    - `child`: the id of the run that a step of the kind `child` called.
 
     `started_at` and `input` are recorded only for children and for activities with a compensation, and are None for
     other steps. An activity without a compensation appears in the history when its first attempt has ended.
@@ -60,6 +61,7 @@ class StepInfo:
     error: ErrorInfo | None = None
     started_at: datetime | None = None
     finished_at: datetime | None = None
+    child: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -180,7 +180,8 @@ class _Steps:
         if step["kind"] is StepKind.CHILD:
             step.update(status=StepStatus.RUNNING, started_at=at, finished_at=None, error=None)
             if hidden is None:
-                self._children[str(json.loads(result))] = step["id"]
+                step["child"] = child = str(json.loads(result))
+                self._children[child] = step["id"]
             self._ends[ids.path_of(step["id"])] = step["id"]
             self._known[step["id"]] = self._known.pop(step["id"])
         elif hidden is not None:

@@ -72,10 +72,9 @@ async def served_names(storage: Storage) -> Collection[str] | None:
     now = await storage.now()
     names: set[str] = set()
     for worker in await storage.list_workers(alive_within=LONGEST_BEAT):
-        about = _about(worker)
-        if now - worker.beat_at > _patience(about):
+        if not is_live(worker, now):
             continue
-        known = about.get("workflows")
+        known = about_worker(worker).get("workflows")
         if not isinstance(known, list):
             return None
         names.update(known)
@@ -123,7 +122,13 @@ class UnservedWarning:
         )
 
 
-def _about(worker: WorkerInfo) -> dict[str, object]:
+def is_live(worker: WorkerInfo, now: datetime) -> bool:
+    """Return whether a worker has sent a heartbeat recently."""
+    return now - worker.beat_at <= _patience(about_worker(worker))
+
+
+def about_worker(worker: WorkerInfo) -> dict[str, object]:
+    """Return what a worker published about itself; see `published`."""
     try:
         found = json.loads(worker.info or b"{}")
     except ValueError:

@@ -42,14 +42,14 @@ def connect(path: str) -> sqlite3.Connection:
 class SQLiteBackend:
     """Run operations on one database file, or on one private database in memory."""
 
-    def __init__(self, path: str, *, read_only: bool = False) -> None:
+    def __init__(self, path: str, *, read_only: bool = False, must_exist: bool = False) -> None:
         self.driver = SQLiteDriver()
         self._read_only = read_only
         self._operations = Operations(self.driver)
         self.notifier = Silent()
         self._memory = path == MEMORY
         self._path = path if self._memory else _usable(path)
-        if read_only and not self._memory and not os.path.exists(path):  # SQLite would create it
+        if (read_only or must_exist) and not self._memory and not os.path.exists(path):  # SQLite would create it
             raise ConfigurationError(f"the file {os.path.abspath(path)} does not exist: correct the path in the URL")
         self._lock: WriterLock | None = None
         self._writer = Writer(self._connect)
