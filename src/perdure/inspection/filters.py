@@ -99,7 +99,7 @@ def parse_time(text: str, now: datetime) -> datetime:
     except ValueError:
         raise FilterError(
             f"{text!r} is no time: write an age such as 30m, 1h or 7d, or a date such as 2026-11-01T09:00"
-        )
+        ) from None
     return moment if moment.tzinfo is not None else moment.replace(tzinfo=now.tzinfo)
 
 

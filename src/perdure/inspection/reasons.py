@@ -103,8 +103,8 @@ def _backed_off(run: RunInfo, now: datetime) -> Reason:
     assert stuck is not None
     again = stuck.next_retry_at
     text = (
-        f"Run {run.id} ({run.workflow}) is stuck since {ago(stuck.since, now)}: {run.attempts} tries in a row ended "
-        f"without progress. The last error was: {stuck.reason}. A worker retries it {ahead(again, now)}. It continues "
+        f"Run {run.id} ({run.workflow}) has been stuck for {duration(now - stuck.since)}: {run.attempts} tries in a row "
+        f"ended without progress. The last error was: {stuck.reason}. A worker retries it {ahead(again, now)}. It continues "
         "as soon as a try succeeds, for example after compatible code is deployed."
     )
     return Reason("stuck", stuck.since, again, None, text)
@@ -113,7 +113,8 @@ def _backed_off(run: RunInfo, now: datetime) -> Reason:
 def _queued(run: RunInfo, workers: Sequence[WorkerInfo], now: datetime) -> Reason:
     since = run.stuck.since if run.stuck is not None else run.updated_at
     doing = "to be rolled back" if run.status is WorkflowStatus.COMPENSATING else "to be executed"
-    start = f"Run {run.id} ({run.workflow}) waits {doing} since {ago(since, now)}, and no worker holds its lease."
+    waited = duration(now - since)
+    start = f"Run {run.id} ({run.workflow}) has been waiting {doing} for {waited}, and no worker holds its lease."
     serving = _servers(run, workers)
     if not serving:
         return Reason("unserved", since, None, None, start + _serving(run, workers))
@@ -128,8 +129,8 @@ def _waiting(run: RunInfo, workers: Sequence[WorkerInfo], now: datetime) -> Reas
     until = min((wait.until for wait in run.waiting_for if wait.until is not None), default=None)
     what = _waits(run.waiting_for, now) if run.waiting_for else "something that is not recorded"
     text = (
-        f"Run {run.id} ({run.workflow}) waits since {ago(run.updated_at, now)} for {what}. No worker holds it "
-        f"meanwhile. {_release(run, until, now)}"
+        f"Run {run.id} ({run.workflow}) waits for {what}. It has been waiting for {duration(now - run.updated_at)}, and "
+        f"no worker holds it meanwhile. {_release(run, until, now)}"
     )
     if run.deadline is not None:
         text += f" Its timeout cancels it {ahead(run.deadline, now)}."
@@ -175,7 +176,9 @@ def _wait(wait: WaitInfo, now: datetime) -> str:
             what = f"a message on channel {wait.name!r}"
         case WaitKind.CHILD:
             what = f"the end of its child {wait.name!r}"
-    return what if wait.until is None else f"{what}, at most until {ahead(wait.until, now)}"
+    if wait.until is None:
+        return what
+    return f"{what}, with a timeout that ends {ahead(wait.until, now)}"
 
 
 def _servers(run: RunInfo, workers: Sequence[WorkerInfo]) -> list[WorkerInfo]:

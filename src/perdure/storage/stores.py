@@ -1,6 +1,7 @@
 """Combine all aggregates on one backend, and open a storage by its URL."""
 
 import logging
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
@@ -28,7 +29,7 @@ from perdure.storage.instances import Instances
 from perdure.storage.journals import Journals
 from perdure.storage.listing import Listing
 from perdure.storage.locks import Locks
-from perdure.storage.migrations import Reader, find_schema, is_current, migrate, missing, reset
+from perdure.storage.migrations import Reader, find_schema, is_current, migrate, missing, reset, versions
 from perdure.storage.outbox import Outbox
 from perdure.storage.parking import Parking
 from perdure.storage.stuck import Stuck
@@ -91,15 +92,18 @@ class SQLStorage(
 
     async def _connect_current(self) -> None:
         """Connect to a schema that is up to date; raise `SchemaError` if it is not, without changing it."""
-        await self._connect()
-        async with self._backend.exclusive() as script:  # others begin transactions that write
-            pending = await missing(script, self._backend.driver.name, await self._locate(script))
-        if pending:
+        if pending := await self._pending():
             raise SchemaError(
                 f"the {self._backend.driver.name} database lacks {len(pending)} migrations of this version, the first "
                 f"is {pending[0]}, and it was opened without applying them: apply them first (`perdure migrate up`, or "
                 "`async with open_storage(url)`), or use the version of perdure that the database has"
             )
+
+    async def _pending(self) -> list[str]:
+        """Connect, and return the versions that the database lacks, without changing it."""
+        await self._connect()
+        async with self._backend.exclusive() as script:  # others begin transactions that write
+            return await missing(script, self._backend.driver.name, await self._locate(script))
 
     async def _is_current(self) -> bool:
         """Return whether the schema is up to date, without a connection of its own; an error is for the migration."""
@@ -240,6 +244,24 @@ async def open_migrated(url: str) -> AsyncIterator[SQLStorage]:
         yield storage
 
 
+async def migration_status(url: str, *, create: bool = False) -> list[str]:
+    """Return the versions that a database lacks, without changing it.
+
+    A SQLite file that does not exist lacks all with `create`; otherwise it is a `ConfigurationError`.
+    """
+    if create and (dialect := new_driver(url := Secret(url)).name) == "sqlite" and not _has_file(url):
+        return versions(dialect)
+    storage = _storage(url := Secret(url), read_only=True)
+    try:
+        return await storage._pending()
+    finally:
+        await storage.close()
+
+
+def _has_file(url: str) -> bool:
+    return os.path.exists(parse_sqlite_url(url))
+
+
 @asynccontextmanager
 async def _current(storage: SQLStorage) -> AsyncIterator[SQLStorage]:
     try:
@@ -249,9 +271,7 @@ async def _current(storage: SQLStorage) -> AsyncIterator[SQLStorage]:
         await storage.close()
 
 
-def _storage(
-    url: str, *, read_only: bool, must_exist: bool = False
-) -> SQLiteStorage | PostgresStorage | MySQLStorage:
+def _storage(url: str, *, read_only: bool, must_exist: bool = False) -> SQLiteStorage | PostgresStorage | MySQLStorage:
     match new_driver(url).driver_name():
         case "postgresql":
             return PostgresStorage(url, read_only=read_only)

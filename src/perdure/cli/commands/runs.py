@@ -1,0 +1,128 @@
+"""`perdure runs` and `perdure show`."""
+
+from datetime import datetime
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from perdure.cli.apps import import_workflows
+from perdure.cli.exits import usage_errors
+from perdure.cli.filtering import FILTERS, Filters, filter_of
+from perdure.cli.opening import reading
+from perdure.cli.options import COMMON, WATCHING, Common, Watching
+from perdure.cli.output import Column, Output, times, values
+from perdure.cli.watching import repeat
+from perdure.engine.api.client import Client
+from perdure.inspection import run_document, step_document
+from perdure.inspection.documents import Document
+
+LIMIT = 50
+
+
+def status_text(output: Output, run: Document) -> str:
+    """Return the status of a run, and whether it is stuck."""
+    return "stuck" if run["stuck"] is not None else str(run["status"])
+
+
+def doing_text(output: Output, run: Document) -> str | None:
+    """Return what a run does or how it ended, in a few words."""
+    if run["stuck"] is not None:
+        return str(run["stuck"]["reason"])
+    if run["error"] is not None:
+        return f"{run['error']['type'].rpartition('.')[2]}: {run['error']['message']}"
+    if run["worker"] is not None:
+        return f"worker {run['worker']}"
+    waits = [
+        f"{wait['kind']} {wait['name']}" + (f" until {output.time(wait['until'])}" if wait["until"] else "")
+        for wait in run["waiting_for"]
+    ]
+    return "; ".join(waits) or None
+
+
+COLUMNS = (
+    Column("id", is_whole=True),
+    Column("workflow"),
+    Column("status", status_text, is_whole=True),
+    times("started_at"),
+    times("updated_at"),
+    Column("doing", doing_text),
+)
+
+
+async def runs(
+    *terms: Annotated[str, Parameter(help="Filters: state:failed workflow:order input.order_id:A-1 started:<1h.")],
+    filters: Filters = FILTERS,
+    limit: Annotated[int, Parameter(name=("--limit", "-n"), help="Maximum number of runs.")] = LIMIT,
+    after: Annotated[
+        str | None, Parameter(show_default=False, help="Continue after an earlier page: the token that it printed.")
+    ] = None,
+    count: Annotated[bool, Parameter(negative="", help="Print only the number, counted up to 10,000.")] = False,
+    watching: Watching = WATCHING,
+    common: Common = COMMON,
+) -> None:
+    """List runs, newest first; stuck runs, those that have been stuck longest first."""
+    wanted = filter_of(terms, filters, datetime.now().astimezone())
+    async with reading(common) as client:
+
+        async def show(output: Output) -> bool:
+            with usage_errors():
+                query = wanted.query(client)
+                if count:
+                    number = await query.count()
+                    output.single({"count": number}, lambda: str(number))
+                    return True
+                page = await query.page(limit, after)
+            output.listing("runs", map(run_document, page.runs), COLUMNS, next=page.next_token, empty="no runs match")
+            return True
+
+        await repeat(watching, lambda: Output(common), show)
+
+
+async def show(
+    id: Annotated[str, Parameter(help="Id of the run.")],
+    /,
+    *,
+    watching: Watching = WATCHING,
+    common: Common = COMMON,
+) -> None:
+    """Show everything that is known of a run."""
+    import_workflows(common)
+    async with reading(common) as client:
+
+        async def shown(output: Output) -> bool:
+            document = await _whole(client, id)
+            output.single(document, lambda: _text(output, document))
+            return document["finished_at"] is None
+
+        await repeat(watching, lambda: Output(common), shown)
+
+
+async def _whole(client: Client, id: str) -> Document:
+    run, steps = await client.info(id), await client.steps(id)
+    return {**run_document(run), "steps": [step_document(step) for step in steps]}
+
+
+STEP_COLUMNS = (
+    Column("step", lambda _, step: step["id"], is_whole=True),
+    Column("kind"),
+    Column("status"),
+    Column("attempts"),
+    Column("finished", lambda output, step: output.time(step["finished_at"])),
+    Column("result", lambda _, step: values(step, "error", "message") if step["error"] else step["result"]),
+)
+_PLAIN = ("id", "workflow", "input", "result", "state", "parent", "children", "previous", "worker", "attempts")
+_TIMES = ("started_at", "updated_at", "finished_at", "deadline", "lease_expires_at")
+
+
+def _text(output: Output, run: Document) -> str:
+    pairs = [("status", output.paint(status_text(output, run)))]
+    pairs += [(name, output.cell(run[name])) for name in _PLAIN if run[name] not in (None, [], 0)]
+    pairs += [(name, str(output.time(run[name]))) for name in _TIMES if run[name] is not None]
+    if run["error"] is not None:
+        pairs.append(("error", output.cell(f"{run['error']['type']}: {run['error']['message']}")))
+    if run["stuck"] is not None or run["waiting_for"]:
+        pairs.append(("doing", output.cell(doing_text(output, run))))
+    text = output.pairs(sorted(pairs, key=lambda pair: pair[0] != "id"))
+    if run["error"] is not None and run["error"]["traceback"]:
+        text += "\n\n" + "\n".join(map(output.cell, run["error"]["traceback"].rstrip().splitlines()))
+    return text + ("\n\n" + output.table(run["steps"], STEP_COLUMNS) if run["steps"] else "")

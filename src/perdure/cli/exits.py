@@ -1,0 +1,89 @@
+"""Exit codes, and the errors that lead to them."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from perdure.errors import (
+    ConfigurationError,
+    DatabaseUnavailableError,
+    InstanceNotFoundError,
+    InvalidPageTokenError,
+    PerdureError,
+    RunNotFoundError,
+    SchemaError,
+    SerializationError,
+    UnknownWorkflowError,
+)
+
+OK = 0
+FAILED = 1  # the command did not succeed: a run failed, a check found problems, or the database refused
+USAGE = 2  # wrong arguments, options, filters, settings or URLs
+NOT_FOUND = 3  # no run, workflow or event of that name
+UNAVAILABLE = 4  # the database cannot be reached, or lacks migrations
+INTERRUPTED = 130  # Ctrl-C
+
+
+class CommandError(Exception):
+    """An error with a message for people, an exit code, and a stable code for programs."""
+
+    def __init__(self, message: str, exit_code: int = FAILED, code: str = "cli.failed") -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+        self.code = code
+
+
+class UsageError(CommandError):
+    """Wrong arguments, options or settings."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, USAGE, "cli.usage")
+
+
+class NotFoundError(CommandError):
+    """There is nothing of that name."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, NOT_FOUND, "cli.not_found")
+
+
+class Problem(NamedTuple):
+    """What is printed about an error."""
+
+    exit_code: int
+    code: str
+    title: str
+    detail: str
+
+
+_EXITS: tuple[tuple[type[Exception], int], ...] = (
+    (RunNotFoundError, NOT_FOUND),
+    (InstanceNotFoundError, NOT_FOUND),
+    (UnknownWorkflowError, NOT_FOUND),
+    (DatabaseUnavailableError, UNAVAILABLE),
+    (SchemaError, UNAVAILABLE),
+    (ConfigurationError, USAGE),
+    (InvalidPageTokenError, USAGE),
+    (SerializationError, USAGE),
+)
+
+
+def problem_of(error: Exception) -> Problem:
+    """Return what to print about an error, and the exit code."""
+    title = type(error).__name__
+    if isinstance(error, CommandError):
+        return Problem(error.exit_code, error.code, title, str(error))
+    if isinstance(error, PerdureError):
+        found = next((code for kind, code in _EXITS if isinstance(error, kind)), FAILED)
+        return Problem(found, error.code, title, str(error))
+    detail = f"unexpected {title}: {error}; --debug shows the traceback"
+    return Problem(FAILED, "cli.unexpected", title, detail)
+
+
+@contextmanager
+def usage_errors() -> Iterator[None]:
+    """Report values that perdure rejects (`ValueError`, `TypeError`) as mistakes in the arguments of the command."""
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        raise UsageError(str(error)) from error

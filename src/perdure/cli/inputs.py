@@ -1,0 +1,66 @@
+"""Values from the command line: JSON, durations and times."""
+
+import json
+import sys
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from perdure.cli.exits import UsageError
+from perdure.inspection.filters import FilterError, parse_age
+
+STDIN = "-"
+
+
+def json_value(given: str, what: str) -> Any:
+    """Return the value of a JSON text, of a file (`@file.json`), or of the standard input (`-`)."""
+    text = _read(given, what)
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise UsageError(
+            f"{what} is no JSON ({error}): for a text write {json.dumps(json.dumps('text'))[1:-1]}"
+        ) from error
+
+
+def json_object(given: str, what: str) -> dict[str, Any]:
+    """Return a JSON object."""
+    value = json_value(given, what)
+    if not isinstance(value, dict):
+        raise UsageError(f'{what} must be a JSON object with the arguments by name, such as \'{{"order_id": "A-1"}}\'')
+    return value
+
+
+def _read(given: str, what: str) -> str:
+    if given == STDIN:
+        return sys.stdin.read()
+    if not given.startswith("@"):
+        return given
+    try:
+        return Path(given[1:]).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{what}: {given[1:]} cannot be read: {error}") from error
+
+
+def duration(given: str | None, what: str) -> timedelta | None:
+    """Return a duration: seconds, or a number with a unit, such as `30m`, `1h` or `7d`."""
+    if given is None:
+        return None
+    try:
+        found = parse_age(given)
+        return timedelta(seconds=float(given)) if found is None else found
+    except (FilterError, ValueError, OverflowError):
+        raise UsageError(f"{what} must be a duration such as 30s, 15m, 1h or 7d, not {given!r}") from None
+
+
+def point_in_time(given: str | None, what: str) -> datetime | None:
+    """Return a time in ISO 8601; without a zone it is in the local one."""
+    if given is None:
+        return None
+    try:
+        found = datetime.fromisoformat(given)
+    except ValueError:
+        raise UsageError(
+            f"{what} must be a time such as 2026-11-01T09:00 or 2026-11-01T09:00Z, not {given!r}"
+        ) from None
+    return found if found.tzinfo is not None else found.astimezone()

@@ -1,0 +1,130 @@
+"""The command line: parse the arguments, run the command, and turn errors into messages and exit codes."""
+
+import asyncio
+import inspect
+import json
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from perdure.cli import exits
+from perdure.cli.table import COMMANDS, DEFAULTS, GROUPS
+
+if TYPE_CHECKING:
+    from cyclopts import App
+
+HELP_FLAGS = ("--help", "-h")
+MISSING = 'the command line needs further packages: pip install "perdure[cli]"'
+EPILOGUE = "Documentation: https://github.com/perdure/perdure/blob/main/docs/cli.md"
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the command line and return its exit code. Errors are printed without a traceback, unless `--debug` asks."""
+    try:
+        code = _run(_with_defaults(list(arguments)))
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        return exits.INTERRUPTED
+    except BrokenPipeError:  # the reader has enough, such as `| head`
+        _close_stdout()
+        return exits.OK
+    except Exception as error:
+        return _report(error, arguments)
+
+
+def _run(arguments: list[str]) -> int:
+    try:
+        from cyclopts import CycloptsError
+    except ImportError as error:
+        raise exits.CommandError(MISSING, code="cli.missing_extra") from error
+
+    program = build()
+    try:
+        command, bound, _ = program.parse_args(arguments, print_error=False, exit_on_error=False)
+    except CycloptsError as error:
+        raise exits.UsageError(_sentence(error)) from error
+    result = command(*bound.args, **bound.kwargs)
+    if inspect.isawaitable(result):
+        result = asyncio.run(_awaited(result))
+    return result if isinstance(result, int) else exits.OK
+
+
+async def _awaited(result: Any) -> Any:
+    return await result
+
+
+def build() -> "App":
+    """Return the program with all commands; the modules of the commands are not imported yet."""
+    from cyclopts import App
+
+    from perdure import __version__
+
+    program = App(
+        name="perdure",
+        help="Durable execution for Python: inspect, start and repair runs, and operate workers.",
+        version=f"perdure {__version__}",
+        version_flags=("--version", "-V"),
+        help_format="plaintext",
+        help_epilogue=EPILOGUE,
+        result_action="return_value",
+    )
+    groups: dict[str, App] = {}
+    for place, (name, target, text, example) in enumerate(COMMANDS):
+        group, _, last = name.rpartition(" ")
+        if group and group not in groups:
+            groups[group] = App(name=group, help=GROUPS[group], version_flags=(), sort_key=place)
+            program.command(groups[group])
+        parent = groups[group] if group else program
+        about = f"{text}\n\nExample: {example}"
+        parent.command(f"perdure.cli.commands.{target}", name=last, help=about, version_flags=(), sort_key=place)
+    return program
+
+
+def _with_defaults(arguments: list[str]) -> list[str]:
+    """Return the arguments with the default command of a group, if they name a group only: `history ID`."""
+    if not arguments or arguments[0] not in DEFAULTS:
+        return arguments
+    known = [name.partition(" ")[2] for name, *_ in COMMANDS if name.startswith(f"{arguments[0]} ")]
+    if len(arguments) > 1 and (arguments[1] in known or arguments[1] in HELP_FLAGS):
+        return arguments
+    return [arguments[0], DEFAULTS[arguments[0]], *arguments[1:]]
+
+
+def _sentence(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def _close_stdout() -> None:
+    """Let nothing be written to the closed pipe when the interpreter exits."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _report(error: Exception, arguments: Sequence[str]) -> int:
+    if "--debug" in arguments:
+        traceback.print_exception(error)
+    found = exits.problem_of(error)
+    if _asks_for_json(arguments):
+        problem = {
+            "type": f"urn:perdure:{found.code}",
+            "title": found.title,
+            "detail": found.detail,
+            "code": found.code,
+            "exit_code": found.exit_code,
+        }
+        print(json.dumps(problem, ensure_ascii=False), file=sys.stderr)
+    else:
+        print(f"perdure: {found.detail}", file=sys.stderr)
+    return found.exit_code
+
+
+def _asks_for_json(arguments: Sequence[str]) -> bool:
+    """Return whether JSON is asked for, also by arguments that cannot be parsed."""
+    pairs = zip(arguments, [*arguments[1:], ""], strict=True)
+    return any(
+        (flag in ("-o", "--output") and value.startswith("json"))
+        or flag.startswith(("-ojson", "-o=json", "--output=json"))
+        for flag, value in pairs
+    )

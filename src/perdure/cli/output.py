@@ -1,0 +1,229 @@
+"""Printing results: tables for people, JSON for programs.
+
+Tables are made of the same documents that JSON prints. On a terminal they are cut to its width; ids never are. Control
+characters in values are escaped, so that nothing a run stores can change the terminal.
+"""
+
+import json
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, TextIO
+
+from perdure.cli.exits import UsageError
+from perdure.cli.options import Common, TimeKind
+from perdure.inspection.documents import Document
+from perdure.inspection.reasons import ago, ahead
+
+GAP = "  "
+NARROW = 8  # columns are not cut below this width
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+_COLOURS = {"red": "31", "green": "32", "yellow": "33", "cyan": "36", "dim": "2", "bold": "1"}
+_STATUS_COLOURS = {
+    "completed": "green",
+    "published": "green",
+    "ok": "green",
+    "live": "green",
+    "failed": "red",
+    "invalid": "red",
+    "problem": "red",
+    "dead": "red",
+    "cancelled": "yellow",
+    "stuck": "yellow",
+    "warning": "yellow",
+    "compensating": "yellow",
+    "retrying": "yellow",
+    "running": "cyan",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table: its title, and how the text is made from a document (default: the field of that name)."""
+
+    title: str
+    text: Callable[["Output", Document], object] | None = None
+    is_whole: bool = False  # never cut
+
+    def of(self, output: "Output", document: Document) -> str:
+        value = document.get(self.title) if self.text is None else self.text(output, document)
+        return output.cell(value)
+
+
+class Output:
+    """Prints in the form that the options ask for."""
+
+    def __init__(self, common: Common, stream: TextIO | None = None) -> None:
+        self.kind = common.output
+        self.stream = sys.stdout if stream is None else stream
+        self._time: TimeKind = common.time
+        self._fields = None if common.fields is None else [each.strip() for each in common.fields.split(",")]
+        self.is_coloured = is_coloured(self.stream)
+        self.now = datetime.now(UTC)
+
+    @property
+    def is_table(self) -> bool:
+        """Return whether the output is for people."""
+        return self.kind == "table"
+
+    def listing(
+        self,
+        name: str,
+        documents: Iterable[Document],
+        columns: Sequence[Column],
+        *,
+        next: str | None = None,
+        empty: str = "",
+    ) -> None:
+        """Print a list: a table, an object with the list under `name`, or one object in each line."""
+        found = [self._chosen(each) for each in documents]
+        if self.kind == "json":
+            self._json({name: found, "next": next}, indent=2)
+        elif self.kind == "jsonl":
+            for each in found:
+                self._json(each)
+        elif not found:
+            self.note(empty or f"no {name}")
+        else:
+            shown = columns if self._fields is None else [Column(each, is_whole=True) for each in self._fields]
+            self.line(self.table(found, shown))
+        if next is not None and self.kind != "json":
+            self.note(f"there are more: add --after {next}")
+
+    def single(self, document: Document, text: Callable[[], str]) -> None:
+        """Print one object, or the text for people."""
+        if self.kind == "table" and self._fields is None:
+            self.line(text())
+        elif self.kind == "table":
+            chosen = self._chosen(document)
+            self.line(self.pairs([(name, self.cell(chosen[name])) for name in chosen]))
+        else:
+            self._json(self._chosen(document), indent=2 if self.kind == "json" else None)
+
+    def line(self, text: str) -> None:
+        """Print a text."""
+        print(text, file=self.stream, flush=True)
+
+    def note(self, text: str) -> None:
+        """Print a remark for people, beside the output."""
+        self.stream.flush()
+        print(text, file=sys.stderr, flush=True)
+
+    def _json(self, value: object, indent: int | None = None) -> None:
+        self.line(json.dumps(value, ensure_ascii=False, indent=indent))
+
+    def _chosen(self, document: Document) -> Document:
+        if self._fields is None:
+            return document
+        if unknown := [each for each in self._fields if each not in document]:
+            raise UsageError(f"--fields has no {', '.join(unknown)}: known are {', '.join(document)}")
+        return {name: document[name] for name in self._fields}
+
+    # Tables.
+
+    def table(self, documents: Sequence[Document], columns: Sequence[Column]) -> str:
+        """Return a table; on a terminal, columns are cut to its width, and the last ones left out if need be."""
+        cells = [[column.of(self, each) for column in columns] for each in documents]
+        titles = [column.title.upper().replace("_", " ") for column in columns]
+        widths = [max(map(len, texts)) for texts in zip(titles, *cells, strict=True)]
+        if (limit := self.width()) is not None:
+            widths = _fitted(widths, [column.is_whole for column in columns], limit)
+        lines = [self._row(titles, widths, "bold"), *(self._row(row, widths) for row in cells)]
+        return "\n".join(lines)
+
+    def _row(self, cells: Sequence[str], widths: Sequence[int], colour: str | None = None) -> str:
+        shown = [_cut(cell, width).ljust(width) for cell, width in zip(cells, widths, strict=False)]
+        last = len(shown) - 1
+        parts = [self.paint(each.rstrip() if place == last else each, colour) for place, each in enumerate(shown)]
+        return GAP.join(parts).rstrip()
+
+    def pairs(self, pairs: Sequence[tuple[str, str]]) -> str:
+        """Return names with their values, one in each line."""
+        width = max((len(name) for name, _ in pairs), default=0)
+        return "\n".join(f"{self.paint(name.ljust(width), 'bold')}{GAP}{value}" for name, value in pairs)
+
+    def width(self) -> int | None:
+        """Return the width of the terminal; None if the output is none."""
+        return shutil.get_terminal_size().columns if self.stream.isatty() else None
+
+    def cell(self, value: object) -> str:
+        """Return a value as one line of text."""
+        if value is None:
+            return "-"
+        if isinstance(value, Mapping | list | tuple):
+            value = json.dumps(value, ensure_ascii=False)
+        return escaped(str(value))
+
+    def paint(self, text: str, colour: str | None = None) -> str:
+        """Return a text in a colour (default: that of the status that it names, if it is one)."""
+        colour = colour or _STATUS_COLOURS.get(text.strip())
+        if colour is None or not self.is_coloured:
+            return text
+        return f"\x1b[{_COLOURS[colour]}m{text}\x1b[0m"
+
+    def time(self, stamp: str | None) -> str | None:
+        """Return a time of a document as the options ask for."""
+        if stamp is None:
+            return None
+        moment = datetime.fromisoformat(stamp)
+        if self._time == "relative":
+            return ahead(moment, self.now) if moment > self.now else ago(moment, self.now)
+        if self._time == "utc":
+            return moment.strftime("%Y-%m-%d %H:%M:%SZ")
+        return moment.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def times(name: str) -> Column:
+    """Return a column with a time."""
+    return Column(name.removesuffix("_at"), lambda output, document: output.time(document[name]))
+
+
+def escaped(text: str) -> str:
+    """Return a text in one line, with control characters escaped."""
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def is_coloured(stream: TextIO) -> bool:
+    """Return whether colours are wanted: on a terminal, unless NO_COLOR is set or the terminal has none."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def _fitted(widths: list[int], whole: list[bool], limit: int) -> list[int]:
+    """Return the widths of the columns that fit into a line; ids stay whole, and the last columns may go."""
+    widths = list(widths)
+    while _length(widths) > limit:
+        able = [place for place, width in enumerate(widths) if not whole[place] and width > NARROW]
+        if able:
+            widest = max(able, key=lambda place: widths[place])
+            widths[widest] -= min(widths[widest] - NARROW, _length(widths) - limit, _lead(widths, able, widest))
+        elif len(widths) > 1:
+            widths.pop()
+        else:
+            break
+    return widths
+
+
+def _lead(widths: list[int], able: list[int], widest: int) -> int:
+    """Return how much wider a column is than the next one, and at least 1."""
+    others = [widths[place] for place in able if place != widest]
+    return max(1, widths[widest] - max(others, default=0))
+
+
+def _length(widths: Sequence[int]) -> int:
+    return sum(widths) + len(GAP) * (len(widths) - 1)
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 1]}…"
+
+
+def values(document: Document, *names: str) -> Any:
+    """Return a value inside a document; None if a part of the way is None."""
+    found: Any = document
+    for name in names:
+        found = None if found is None else found[name]
+    return found
