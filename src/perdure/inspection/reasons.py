@@ -103,9 +103,9 @@ def _backed_off(run: RunInfo, now: datetime) -> Reason:
     assert stuck is not None
     again = stuck.next_retry_at
     text = (
-        f"Run {run.id} ({run.workflow}) has been stuck for {duration(now - stuck.since)}: {run.attempts} tries in a row "
-        f"ended without progress. The last error was: {stuck.reason}. A worker retries it {ahead(again, now)}. It continues "
-        "as soon as a try succeeds, for example after compatible code is deployed."
+        f"Run {run.id} ({run.workflow}) has been stuck for {duration(now - stuck.since)}: {run.attempts} tries in a "
+        f"row ended without progress. The last error was: {stuck.reason}. A worker retries it {ahead(again, now)}. It "
+        "continues as soon as a try succeeds, for example after compatible code is deployed."
     )
     return Reason("stuck", stuck.since, again, None, text)
 
@@ -129,8 +129,8 @@ def _waiting(run: RunInfo, workers: Sequence[WorkerInfo], now: datetime) -> Reas
     until = min((wait.until for wait in run.waiting_for if wait.until is not None), default=None)
     what = _waits(run.waiting_for, now) if run.waiting_for else "something that is not recorded"
     text = (
-        f"Run {run.id} ({run.workflow}) waits for {what}. It has been waiting for {duration(now - run.updated_at)}, and "
-        f"no worker holds it meanwhile. {_release(run, until, now)}"
+        f"Run {run.id} ({run.workflow}) waits for {what}. It has been waiting for {duration(now - run.updated_at)}, "
+        f"and no worker holds it meanwhile. {_release(run, until, now)}"
     )
     if run.deadline is not None:
         text += f" Its timeout cancels it {ahead(run.deadline, now)}."

@@ -259,7 +259,12 @@ async def migration_status(url: str, *, create: bool = False) -> list[str]:
 
 
 def _has_file(url: str) -> bool:
-    return os.path.exists(parse_sqlite_url(url))
+    return os.path.exists(sqlite_path(url))
+
+
+def sqlite_path(url: str) -> str:
+    """Return the path of the file of a SQLite URL, or `:memory:`."""
+    return parse_sqlite_url(url)
 
 
 @asynccontextmanager

@@ -1,0 +1,258 @@
+"""The checks of `perdure doctor`: what may be wrong with an installation, and what to do about it."""
+
+import platform
+import re
+import sqlite3
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from importlib import metadata
+from typing import Any, Literal
+
+from perdure.database.dialects import new_driver
+from perdure.database.secret import Secret
+from perdure.engine.api.client import Client
+from perdure.errors import PerdureError
+from perdure.inspection import list_events, list_workers
+from perdure.inspection.reasons import duration
+from perdure.model.records import OutboxStatus
+from perdure.storage.migrations.files import up_statements
+from perdure.storage.stores import SQLStorage, migration_status, open_read_only
+
+State = Literal["ok", "warning", "problem"]
+
+SKEW_MAX = timedelta(seconds=1)
+LAG_MAX = timedelta(seconds=30)
+STUCK_SHOWN = 100
+SQLITE_SAFE = (3, 51, 3)  # earlier versions can corrupt a database, very rarely (WAL-reset bug)
+PACKAGES = ("perdure", "msgspec", "asyncpg", "asyncmy", "cronsim", "uvloop")
+DRIVERS = {"postgresql": "asyncpg", "mysql": "asyncmy"}
+_CREATED = re.compile(r"CREATE (?:UNIQUE )?INDEX (?:CONCURRENTLY )?(?:IF NOT EXISTS )?(\w+)")
+_DROPPED = re.compile(r"DROP INDEX (?:IF EXISTS )?(\w+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """The result of one check: `state` is `ok`, `warning` or `problem`; `advice` says what to do about it."""
+
+    check: str
+    state: State
+    found: str
+    advice: str | None = None
+
+
+async def diagnose(url: Secret) -> tuple[list[Check], bool]:
+    """Return the results of all checks, and whether the database can be reached."""
+    dialect = new_driver(url).name
+    checks = [_python(), _packages(dialect)]
+    try:
+        pending = await migration_status(url)
+    except PerdureError as error:
+        advice = "check the URL, the network and the password, and whether the server runs"
+        return [*checks, Check("database", "problem", str(error), advice)], False
+    checks.append(_migrations(pending))
+    if pending:
+        return checks, True
+    async with open_read_only(url) as storage, Client(storage) as client:
+        checks += [check async for check in _of_database(storage)]
+        checks += [check async for check in _of_work(client, storage)]
+    return checks, True
+
+
+# This installation.
+
+
+def _python() -> Check:
+    return Check("python", "ok", f"{platform.python_implementation()} {platform.python_version()}, {platform.system()}")
+
+
+def _packages(dialect: str) -> Check:
+    found = {name: version for name in PACKAGES if (version := _version(name)) is not None}
+    shown = ", ".join(f"{name} {version}" for name, version in found.items())
+    driver = DRIVERS.get(dialect)
+    if driver is not None and driver not in found:
+        extra = "postgres" if dialect == "postgresql" else dialect
+        return Check("packages", "problem", f"{shown}; {driver} is missing", f'pip install "perdure[{extra}]"')
+    return Check("packages", "ok", shown)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _migrations(pending: list[str]) -> Check:
+    if not pending:
+        return Check("migrations", "ok", "all applied")
+    return Check("migrations", "problem", f"{len(pending)} pending, the first is {pending[0]}", "perdure migrate up")
+
+
+# The database.
+
+
+async def _of_database(storage: SQLStorage) -> AsyncIterator[Check]:
+    match storage.dialect:
+        case "sqlite":
+            yield _sqlite_version()
+            yield await _pragmas(storage)
+        case "postgresql":
+            yield await _postgres(storage)
+        case "mysql":
+            yield await _mysql(storage)
+    yield await _indexes(storage)
+    yield await _clock(storage)
+
+
+def _sqlite_version() -> Check:
+    version = sqlite3.sqlite_version
+    if sqlite3.sqlite_version_info < SQLITE_SAFE:
+        advice = "use Python with SQLite 3.51.3 or later: earlier ones can corrupt a database, very rarely"
+        return Check("sqlite", "warning", f"SQLite {version}", advice)
+    return Check("sqlite", "ok", f"SQLite {version}")
+
+
+async def _pragmas(storage: SQLStorage) -> Check:
+    database = storage.db()
+    names = ("journal_mode", "synchronous", "foreign_keys", "busy_timeout")
+    found = {name: await database.fetchval(f"PRAGMA {name}") for name in names}
+    shown = ", ".join(f"{name} {value}" for name, value in found.items())
+    if found["journal_mode"] != "wal" or found["synchronous"] < 2:
+        return Check("pragmas", "problem", shown, "perdure needs journal_mode wal and synchronous 2 (FULL)")
+    return Check("pragmas", "ok", shown)
+
+
+async def _postgres(storage: SQLStorage) -> Check:
+    wanted = ("server_version", "default_transaction_isolation", "synchronous_commit", "fsync", "max_connections")
+    rows = await storage.db().fetch("SELECT name, setting FROM pg_settings WHERE name = ANY($1)", list(wanted))
+    found = {str(name): str(setting) for name, setting in rows}
+    shown = f"PostgreSQL {found['server_version']}, schema {storage.schema}, {_shown(found, wanted[1:])}"
+    if found["fsync"] != "on" or found["synchronous_commit"] == "off":
+        return Check("server", "problem", shown, "turn on fsync and synchronous_commit: a crash would lose commits")
+    return Check("server", "ok", shown)
+
+
+async def _mysql(storage: SQLStorage) -> Check:
+    isolation = ("transaction_isolation", "tx_isolation")  # of MySQL, and of MariaDB before 11.1
+    wanted = ("version", *isolation, "innodb_flush_log_at_trx_commit", "sync_binlog", "log_bin", "max_connections")
+    names = ", ".join(f"'{name}'" for name in wanted)
+    rows = await storage.db().fetch(f"SHOW VARIABLES WHERE Variable_name IN ({names})")
+    found = {_decoded(name): _decoded(value) for name, value in rows}
+    version = found.pop("version")
+    server = f"{'MariaDB' if 'MariaDB' in version else 'MySQL'} {version}"
+    shown = f"{server}, {_shown(found, sorted(found))}"
+    if found.get("innodb_flush_log_at_trx_commit") != "1":
+        return Check("server", "problem", shown, "set innodb_flush_log_at_trx_commit = 1: a crash would lose commits")
+    if found.get("log_bin") == "ON" and found.get("sync_binlog") == "0":
+        return Check("server", "warning", shown, "set sync_binlog = 1: a replica may lack commits after a crash")
+    return Check("server", "ok", shown)
+
+
+def _decoded(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _shown(found: Mapping[str, str], names: tuple[str, ...] | list[str]) -> str:
+    return ", ".join(f"{name} {found[name]}" for name in names if name in found)
+
+
+_INDEXES = {
+    "sqlite": "SELECT name FROM sqlite_master WHERE type = 'index'",
+    "postgresql": "SELECT indexname FROM pg_indexes WHERE schemaname = $1",
+    "mysql": "SELECT DISTINCT index_name FROM information_schema.statistics WHERE table_schema = DATABASE()",
+}
+
+
+async def _indexes(storage: SQLStorage) -> Check:
+    given = (storage.schema,) if storage.dialect == "postgresql" else ()
+    rows = await storage.db().fetch(_INDEXES[storage.dialect], *given)
+    wanted = expected_indexes(storage.dialect)
+    lacking = sorted(wanted - {_decoded(name) for (name,) in rows})
+    if lacking:
+        advice = "create them as in `perdure migrate dump-sql`: without them statements read whole tables"
+        return Check("indexes", "problem", f"missing: {', '.join(lacking)}", advice)
+    return Check("indexes", "ok", f"all {len(wanted)}")
+
+
+def expected_indexes(dialect: str) -> set[str]:
+    """Return the names of the indexes that the migrations create and no later one drops."""
+    found: set[str] = set()
+    for _, statements in up_statements(dialect):
+        for statement in statements:
+            if created := _CREATED.match(statement):
+                found.add(created[1])
+            elif dropped := _DROPPED.match(statement):
+                found.discard(dropped[1])
+    return found
+
+
+async def _clock(storage: SQLStorage) -> Check:
+    before = datetime.now(UTC)
+    there = await storage.now()
+    trip = datetime.now(UTC) - before
+    skew = there - (before + trip / 2)
+    error = max(abs(skew) - trip / 2, timedelta(0))
+    shown = f"the clocks differ by {duration(abs(skew))}, measured within {1000 * trip.total_seconds():.0f} ms"
+    if error > SKEW_MAX:
+        return Check("clock", "warning", shown, "synchronise the clocks (NTP); perdure decides by that of the database")
+    return Check("clock", "ok", shown)
+
+
+# The work in the database.
+
+
+async def _of_work(client: Client, storage: SQLStorage) -> AsyncIterator[Check]:
+    health = await client.health()
+    lag = timedelta(seconds=health.oldest_due_sec or 0.0)
+    workers = await list_workers(client)
+    live, dead = [each for each in workers if each.is_live], [each for each in workers if not each.is_live]
+    yield _workers(len(live), len(dead), lag)
+    if lag > LAG_MAX:
+        advice = "start workers for these workflows, or more of them: `perdure runs --stuck` shows which"
+        yield Check("lag", "problem", f"the oldest due run has been waiting for {duration(lag)}", advice)
+    else:
+        yield Check("lag", "ok", "no run is due for long")
+    yield await _timers(storage)
+    yield await _stuck(client)
+    yield await _outbox(client)
+
+
+def _workers(live: int, dead: int, lag: timedelta) -> Check:
+    shown = f"{live} live, {dead} without a recent heartbeat"
+    if not live:
+        state: State = "problem" if lag > LAG_MAX else "warning"
+        return Check("workers", state, shown, "start one: perdure worker module:app")
+    if dead:
+        return Check("workers", "warning", shown, "see `perdure workers`: they ended without notice, or are frozen")
+    return Check("workers", "ok", shown)
+
+
+async def _timers(storage: SQLStorage) -> Check:
+    due, now = await storage.next_due_at(), await storage.now()
+    if due is not None and now - due > LAG_MAX:
+        advice = "start a worker: timers and timeouts end when one looks at them"
+        return Check("timers", "problem", f"the oldest is overdue by {duration(now - due)}", advice)
+    return Check("timers", "ok", "none is overdue")
+
+
+async def _stuck(client: Client) -> Check:
+    count = await client.runs(stuck=True).count(STUCK_SHOWN)
+    if not count:
+        return Check("stuck runs", "ok", "none")
+    shown = f"{count} or more" if count >= STUCK_SHOWN else str(count)
+    return Check("stuck runs", "problem", shown, "perdure runs --stuck, and perdure why ID")
+
+
+async def _outbox(client: Client) -> Check:
+    parked = await list_events(client, OutboxStatus.INVALID, STUCK_SHOWN)
+    if parked:
+        shown = f"{len(parked)}{' or more' if len(parked) == STUCK_SHOWN else ''} parked, the last error was: "
+        advice = "perdure outbox list --status invalid, then perdure outbox retry"
+        return Check("outbox", "problem", shown + str(parked[-1].last_error), advice)
+    pending = await list_events(client, OutboxStatus.PENDING, 1)
+    now = datetime.now(UTC)
+    if pending and pending[0].created_at is not None and now - pending[0].created_at > LAG_MAX:
+        shown = f"the oldest event has been waiting for {duration(now - pending[0].created_at)}"
+        return Check("outbox", "warning", shown, "start an App with publisher=, or look at its log")
+    return Check("outbox", "ok", "nothing is parked or late")
