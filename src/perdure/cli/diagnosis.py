@@ -1,5 +1,6 @@
 """The checks of `perdure doctor`: what may be wrong with an installation, and what to do about it."""
 
+import asyncio
 import platform
 import re
 import sqlite3
@@ -9,21 +10,24 @@ from datetime import UTC, datetime, timedelta
 from importlib import metadata
 from typing import Any, Literal
 
+from perdure.cli.sqlite_file import fetch_rows
 from perdure.database.dialects import new_driver
 from perdure.database.secret import Secret
 from perdure.engine.api.client import Client
+from perdure.engine.worker.stuck import oldest_due
 from perdure.errors import PerdureError
 from perdure.inspection import list_events, list_workers
 from perdure.inspection.reasons import duration
 from perdure.model.records import OutboxStatus
 from perdure.storage.migrations.files import up_statements
-from perdure.storage.stores import SQLStorage, migration_status, open_read_only
+from perdure.storage.stores import SQLStorage, migration_status, open_read_only, sqlite_path
 
 State = Literal["ok", "warning", "problem"]
 
 SKEW_MAX = timedelta(seconds=1)
 LAG_MAX = timedelta(seconds=30)
 STUCK_SHOWN = 100
+ROWS_MAX = 10_000
 SQLITE_SAFE = (3, 51, 3)  # earlier versions can corrupt a database, very rarely (WAL-reset bug)
 PACKAGES = ("perdure", "msgspec", "asyncpg", "asyncmy", "cronsim", "uvloop")
 DRIVERS = {"postgresql": "asyncpg", "mysql": "asyncmy"}
@@ -54,7 +58,7 @@ async def diagnose(url: Secret) -> tuple[list[Check], bool]:
     if pending:
         return checks, True
     async with open_read_only(url) as storage, Client(storage) as client:
-        checks += [check async for check in _of_database(storage)]
+        checks += [check async for check in _of_database(storage, url)]
         checks += [check async for check in _of_work(client, storage)]
     return checks, True
 
@@ -92,16 +96,16 @@ def _migrations(pending: list[str]) -> Check:
 # The database.
 
 
-async def _of_database(storage: SQLStorage) -> AsyncIterator[Check]:
+async def _of_database(storage: SQLStorage, url: Secret) -> AsyncIterator[Check]:
     match storage.dialect:
         case "sqlite":
             yield _sqlite_version()
-            yield await _pragmas(storage)
+            yield await _journal(url)
         case "postgresql":
             yield await _postgres(storage)
         case "mysql":
             yield await _mysql(storage)
-    yield await _indexes(storage)
+    yield await _indexes(storage, url)
     yield await _clock(storage)
 
 
@@ -113,14 +117,11 @@ def _sqlite_version() -> Check:
     return Check("sqlite", "ok", f"SQLite {version}")
 
 
-async def _pragmas(storage: SQLStorage) -> Check:
-    database = storage.db()
-    names = ("journal_mode", "synchronous", "foreign_keys", "busy_timeout")
-    found = {name: await database.fetchval(f"PRAGMA {name}") for name in names}
-    shown = ", ".join(f"{name} {value}" for name, value in found.items())
-    if found["journal_mode"] != "wal" or found["synchronous"] < 2:
-        return Check("pragmas", "problem", shown, "perdure needs journal_mode wal and synchronous 2 (FULL)")
-    return Check("pragmas", "ok", shown)
+async def _journal(url: Secret) -> Check:
+    _, ((mode,),) = await asyncio.to_thread(fetch_rows, sqlite_path(url), "PRAGMA journal_mode", 1)
+    if mode != "wal":
+        return Check("pragmas", "problem", f"journal_mode {mode}", "perdure needs the journal mode wal: open it once")
+    return Check("pragmas", "ok", f"journal_mode {mode}; each connection has synchronous FULL and foreign_keys on")
 
 
 async def _postgres(storage: SQLStorage) -> Check:
@@ -164,9 +165,12 @@ _INDEXES = {
 }
 
 
-async def _indexes(storage: SQLStorage) -> Check:
-    given = (storage.schema,) if storage.dialect == "postgresql" else ()
-    rows = await storage.db().fetch(_INDEXES[storage.dialect], *given)
+async def _indexes(storage: SQLStorage, url: Secret) -> Check:
+    statement = _INDEXES[storage.dialect]
+    if storage.dialect == "sqlite":
+        _, rows = await asyncio.to_thread(fetch_rows, sqlite_path(url), statement, ROWS_MAX)
+    else:
+        rows = await storage.db().fetch(statement, *([storage.schema] if storage.dialect == "postgresql" else []))
     wanted = expected_indexes(storage.dialect)
     lacking = sorted(wanted - {_decoded(name) for (name,) in rows})
     if lacking:
@@ -203,8 +207,7 @@ async def _clock(storage: SQLStorage) -> Check:
 
 
 async def _of_work(client: Client, storage: SQLStorage) -> AsyncIterator[Check]:
-    health = await client.health()
-    lag = timedelta(seconds=health.oldest_due_sec or 0.0)
+    lag = await oldest_due(storage) or timedelta(0)
     workers = await list_workers(client)
     live, dead = [each for each in workers if each.is_live], [each for each in workers if not each.is_live]
     yield _workers(len(live), len(dead), lag)

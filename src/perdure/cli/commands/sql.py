@@ -5,7 +5,7 @@ import base64
 import json
 import re
 import sqlite3
-from contextlib import closing
+import sys
 from datetime import datetime
 from decimal import Decimal
 from typing import Annotated, Any
@@ -17,13 +17,13 @@ from perdure.cli.inputs import STDIN
 from perdure.cli.options import COMMON, Common
 from perdure.cli.output import Column, Output
 from perdure.cli.settings import database_url
+from perdure.cli.sqlite_file import Rows, fetch_rows
 from perdure.database.dialects import new_driver
 from perdure.database.dialects.postgres import quoted
 from perdure.inspection.documents import stamp
 from perdure.storage.stores import open_read_only, sqlite_path
 
 LIMIT = 1000
-Rows = tuple[list[str], list[tuple[Any, ...]]]
 # Quoted texts and names, comments, and separators. `/*!` is a statement in MySQL, not a comment.
 _TOKEN = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`[^`]*`|--[^\n]*|/\*(?!M?!).*?\*/|;|[A-Za-z_]\w*|.""", re.DOTALL)
 _FIRST = ("select", "explain", "with")
@@ -95,8 +95,6 @@ def checked(text: str) -> str:
 
 
 def _read(statement: str) -> str:
-    import sys
-
     return sys.stdin.read() if statement == STDIN else statement
 
 
@@ -114,18 +112,9 @@ async def _fetch(url: str, dialect: str, text: str, limit: int) -> Rows:
 
 def _fetch_sqlite(path: str, text: str, limit: int) -> Rows:
     try:
-        with closing(sqlite3.connect(f"file:{_uri(path)}?mode=ro", uri=True, timeout=5)) as connection:
-            connection.execute("PRAGMA query_only = 1")
-            cursor = connection.execute(text)
-            return [each[0] for each in cursor.description or ()], cursor.fetchmany(limit)
+        return fetch_rows(path, text, limit)
     except sqlite3.Error as error:
         raise CommandError(f"the database refused the statement: {error}", code="cli.sql") from error
-
-
-def _uri(path: str) -> str:
-    from urllib.parse import quote
-
-    return quote(path)
 
 
 async def _fetch_postgres(connection: Any, schema: str, text: str, limit: int) -> Rows:

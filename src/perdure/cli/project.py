@@ -1,0 +1,85 @@
+"""The files of the project that `perdure init` writes."""
+
+WORKFLOWS = '''\
+"""The workflows of the project, and the App whose worker executes them: `perdure worker`, or `perdure dev`."""
+
+import os
+
+from perdure import App, Retry, activity, wait_event, workflow
+
+
+@activity(retry=Retry(attempts=5), timeout=10)  # a step: its result is recorded, its failures are retried
+async def charge(order_id: str, amount: float) -> str:
+    return f"receipt for {order_id}: {amount:.2f}"
+
+
+@activity
+async def ship(order_id: str) -> None:
+    print(f"{order_id} is on its way")
+
+
+@workflow  # an ordinary async function that survives crashes
+async def order(order_id: str, amount: float) -> str:
+    receipt = await charge(order_id, amount)
+    await wait_event("packed", where={"order_id": order_id})  # holds no worker meanwhile
+    await ship(order_id)
+    return receipt
+
+
+app = App(os.environ.get("PERDURE_URL", "sqlite:///__NAME__.db"))  # or postgresql://…, mysql://…
+'''
+
+TESTS = '''\
+"""Tests in memory, where time jumps: `pip install "perdure[testing]"`, then `pytest`."""
+
+from workflows import charge, order
+
+from perdure import send_event
+from perdure.testing import TestApp
+
+
+async def test_order_is_charged_once_and_shipped(perdure: TestApp) -> None:
+    with charge.stub(returns="r-1") as charged:
+        run = await order.start("A-1", 9.5)
+        await send_event("packed", {"order_id": "A-1"})
+        assert await run.result() == "r-1"
+    assert charged.called_with("A-1", 9.5)
+'''
+
+PYPROJECT = """\
+[project]
+name = "__NAME__"
+version = "0.1.0"
+requires-python = ">=3.11"
+dependencies = ["perdure[cli]"]
+
+[dependency-groups]
+dev = ["perdure[testing]"]
+
+[tool.perdure]
+app = "workflows:app"
+
+[tool.pytest.ini_options]
+asyncio_mode = "auto"
+asyncio_default_fixture_loop_scope = "function"
+"""
+
+README = """\
+# __NAME__
+
+```
+perdure dev                                                                  # a worker that restarts on changes
+perdure start order --id order-A-1 --input '{"order_id": "A-1", "amount": 9.5}'   # in another terminal
+perdure why order-A-1
+perdure send packed '{"order_id": "A-1"}'
+perdure trace order-A-1
+pytest
+```
+"""
+
+FILES = {"workflows.py": WORKFLOWS, "test_workflows.py": TESTS, "pyproject.toml": PYPROJECT, "README.md": README}
+
+
+def project_files(name: str) -> dict[str, str]:
+    """Return the files of a new project by their names."""
+    return {file: text.replace("__NAME__", name) for file, text in FILES.items()}
