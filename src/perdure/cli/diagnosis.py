@@ -4,7 +4,7 @@ import asyncio
 import platform
 import re
 import sqlite3
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from importlib import metadata
@@ -45,6 +45,9 @@ class Check:
     advice: str | None = None
 
 
+Named = tuple[str, Callable[[], Awaitable[Check]]]
+
+
 async def diagnose(url: Secret) -> tuple[list[Check], bool]:
     """Return the results of all checks, and whether the database can be reached."""
     dialect = new_driver(url).name
@@ -58,9 +61,17 @@ async def diagnose(url: Secret) -> tuple[list[Check], bool]:
     if pending:
         return checks, True
     async with open_read_only(url) as storage, Client(storage) as client:
-        checks += [check async for check in _of_database(storage, url)]
-        checks += [check async for check in _of_work(client, storage)]
+        for name, check in [*_of_database(storage, url), *_of_work(client, storage)]:
+            checks.append(await _checked(name, check))
     return checks, True
+
+
+async def _checked(name: str, check: Callable[[], Awaitable[Check]]) -> Check:
+    """Return the result of a check; one that the database refuses is a problem and does not stop the others."""
+    try:
+        return await check()
+    except PerdureError as error:
+        return Check(name, "problem", str(error), "solve the other problems first, then run doctor again")
 
 
 # This installation.
@@ -96,20 +107,20 @@ def _migrations(pending: list[str]) -> Check:
 # The database.
 
 
-async def _of_database(storage: SQLStorage, url: Secret) -> AsyncIterator[Check]:
-    match storage.dialect:
-        case "sqlite":
-            yield _sqlite_version()
-            yield await _journal(url)
-        case "postgresql":
-            yield await _postgres(storage)
-        case "mysql":
-            yield await _mysql(storage)
-    yield await _indexes(storage, url)
-    yield await _clock(storage)
+def _of_database(storage: SQLStorage, url: Secret) -> list[Named]:
+    servers: dict[str, list[Named]] = {
+        "sqlite": [("sqlite", _sqlite_version), ("pragmas", lambda: _journal(url))],
+        "postgresql": [("server", lambda: _postgres(storage))],
+        "mysql": [("server", lambda: _mysql(storage))],
+    }
+    return [
+        *servers[storage.dialect],
+        ("indexes", lambda: _indexes(storage, url)),
+        ("clock", lambda: _clock(storage)),
+    ]
 
 
-def _sqlite_version() -> Check:
+async def _sqlite_version() -> Check:
     version = sqlite3.sqlite_version
     if sqlite3.sqlite_version_info < SQLITE_SAFE:
         advice = "use Python with SQLite 3.51.3 or later: earlier ones can corrupt a database, very rarely"
@@ -206,29 +217,34 @@ async def _clock(storage: SQLStorage) -> Check:
 # The work in the database.
 
 
-async def _of_work(client: Client, storage: SQLStorage) -> AsyncIterator[Check]:
-    lag = await oldest_due(storage) or timedelta(0)
+def _of_work(client: Client, storage: SQLStorage) -> list[Named]:
+    return [
+        ("workers", lambda: _workers(client, storage)),
+        ("lag", lambda: _lag(storage)),
+        ("timers", lambda: _timers(storage)),
+        ("stuck runs", lambda: _stuck(client)),
+        ("outbox", lambda: _outbox(client)),
+    ]
+
+
+async def _workers(client: Client, storage: SQLStorage) -> Check:
     workers = await list_workers(client)
-    live, dead = [each for each in workers if each.is_live], [each for each in workers if not each.is_live]
-    yield _workers(len(live), len(dead), lag)
-    if lag > LAG_MAX:
-        advice = "start workers for these workflows, or more of them: `perdure runs --stuck` shows which"
-        yield Check("lag", "problem", f"the oldest due run has been waiting for {duration(lag)}", advice)
-    else:
-        yield Check("lag", "ok", "no run is due for long")
-    yield await _timers(storage)
-    yield await _stuck(client)
-    yield await _outbox(client)
-
-
-def _workers(live: int, dead: int, lag: timedelta) -> Check:
-    shown = f"{live} live, {dead} without a recent heartbeat"
+    live = sum(each.is_live for each in workers)
+    shown = f"{live} live, {len(workers) - live} without a recent heartbeat"
     if not live:
-        state: State = "problem" if lag > LAG_MAX else "warning"
+        state: State = "problem" if (await oldest_due(storage) or timedelta(0)) > LAG_MAX else "warning"
         return Check("workers", state, shown, "start one: perdure worker module:app")
-    if dead:
+    if live < len(workers):
         return Check("workers", "warning", shown, "see `perdure workers`: they ended without notice, or are frozen")
     return Check("workers", "ok", shown)
+
+
+async def _lag(storage: SQLStorage) -> Check:
+    lag = await oldest_due(storage) or timedelta(0)
+    if lag > LAG_MAX:
+        advice = "start workers for these workflows, or more of them: `perdure runs --stuck` shows which"
+        return Check("lag", "problem", f"the oldest due run has been waiting for {duration(lag)}", advice)
+    return Check("lag", "ok", "no run is due for long")
 
 
 async def _timers(storage: SQLStorage) -> Check:

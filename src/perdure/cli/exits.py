@@ -8,7 +8,9 @@ from perdure.errors import (
     ConfigurationError,
     DatabaseUnavailableError,
     InstanceNotFoundError,
+    InvalidJSONPathError,
     InvalidPageTokenError,
+    LimitError,
     PerdureError,
     RunNotFoundError,
     SchemaError,
@@ -63,7 +65,9 @@ _EXITS: tuple[tuple[type[Exception], int], ...] = (
     (DatabaseUnavailableError, UNAVAILABLE),
     (SchemaError, UNAVAILABLE),
     (ConfigurationError, USAGE),
+    (InvalidJSONPathError, USAGE),
     (InvalidPageTokenError, USAGE),
+    (LimitError, USAGE),
     (SerializationError, USAGE),
 )
 

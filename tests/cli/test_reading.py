@@ -1,0 +1,140 @@
+"""The commands that read, on every database."""
+
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+
+from perdure import App, WorkflowFailedError
+from perdure.storage.stores import shift_clock
+from tests.cli.programs import Cli
+from tests.cli.shop import order, until_unpaid
+from tests.support.storages import Database, storage_of
+
+RUN_FIELDS = (
+    "id workflow status input result error state started_at updated_at finished_at deadline parent children previous "
+    "waiting_for worker lease_expires_at attempts stuck"
+).split()
+STEP_FIELDS = "id name kind status attempts input result error started_at finished_at child".split()
+
+
+async def fill(database: Database) -> None:
+    """Leave a run that waits, with a child, and one that failed."""
+    async with App(database.url):
+        waiting = await order.options(id="o-1").start("A-1")
+        with suppress(WorkflowFailedError):
+            await (await order.options(id="o-2").start("A-2", -1)).result(60)
+        await until_unpaid(waiting)
+
+
+async def test_runs_are_listed_shown_explained_and_traced(database: Database, cli: Cli) -> None:
+    await fill(database)
+    url = ("--database", database.url)
+
+    found = (await cli("runs", "-o", "json", *url)).json
+    assert found["next"] is None
+    assert {run["id"]: run["status"] for run in found["runs"]} == {
+        "o-1": "waiting_for_message",
+        "o-1/2": "completed",
+        "o-2": "failed",
+    }
+    assert list(found["runs"][0]) == RUN_FIELDS
+
+    (failed,) = (await cli("runs", "state:failed", "input.order_id:A-2", "-o", "json", *url)).json["runs"]
+    assert failed["error"]["type"] == "perdure.errors.TerminalError"
+    assert (await cli("runs", "--workflow", "cli.order", "--count", *url)).out == "2\n"
+    assert (await cli("runs", "started:>1h", *url)).err == "no runs match\n"
+
+    page = (await cli("runs", "--limit", "2", "-o", "json", *url)).json
+    rest = (await cli("runs", "--limit", "2", "--after", page["next"], "-o", "json", *url)).json
+    assert [run["id"] for run in page["runs"] + rest["runs"]] == [run["id"] for run in found["runs"]]
+
+    shown = (await cli("show", "o-1", "-o", "json", *url)).json
+    assert list(shown) == [*RUN_FIELDS, "steps"]
+    assert list(shown["steps"][0]) == STEP_FIELDS
+    assert [(step["name"], step["child"]) for step in shown["steps"]] == [
+        ("cli.charge", None),
+        ("cli.pack", "o-1/2"),
+        ("wait_event", None),
+    ]
+    why = (await cli("why", "o-1", "-o", "json", *url)).json
+    assert (why["situation"], why["worker"]) == ("waiting", None)
+    assert why["text"] in (await cli("why", "o-1", *url)).out or "cli.paid" in why["text"]
+
+    tree = (await cli("trace", "o-1", "-o", "json", *url)).json
+    assert tree["steps"][1]["run"]["id"] == "o-1/2"
+    assert tree["steps"][1]["run"]["steps"][0]["name"] == "cli.charge"
+    lines = (await cli("trace", "o-1", *url)).out.splitlines()
+    assert lines[0].startswith("cli.order o-1 waiting_for_message")
+    assert lines[1].startswith("├─ ✓ cli.charge  receipt A-1")
+    assert lines[2].startswith("├─ ✓ child cli.pack o-1/2 completed")
+    assert lines[3].startswith("│  └─ ✓ cli.charge")
+    assert lines[4].startswith("└─ … wait_event [event]  waiting")
+
+    history = [entry["kind"] for entry in (await cli("history", "o-2", "-o", "json", *url)).json["history"]]
+    assert history == ["ActivityFailed", "WorkflowFailed"]
+
+
+async def test_database_is_diagnosed_and_queried_read_only(database: Database, cli: Cli) -> None:
+    await fill(database)
+    url = ("--database", database.url)
+    is_safe = database.backend == "sqlite"  # the servers of the tests lose commits in a power cut, to be fast
+    checks = (await cli("doctor", "-o", "json", *url, code=0 if is_safe else 1)).json["checks"]
+    found = {check["check"]: check["state"] for check in checks}
+    assert {name for name, state in found.items() if state == "problem"} == (set() if is_safe else {"server"})
+    assert {"python", "packages", "migrations", "indexes", "clock", "workers", "lag", "timers", "outbox"} <= set(found)
+    assert found["indexes"] == "ok"
+
+    rows = await cli("sql", "SELECT instance_id, status FROM workflow_instances ORDER BY 1;", "-o", "jsonl", *url)
+    assert rows.out.splitlines()[0] == '{"instance_id": "o-1", "status": "waiting_for_message"}'
+    refused = await cli("sql", "SELECT no_such_column FROM workflow_instances", *url, code=1)
+    assert refused.err.startswith("perdure: the database refused the statement: ")
+
+    top = (await cli("top", "-o", "json", *url)).json
+    assert (top["waiting"], top["counts"]["failed"], top["workers_live"]) == (1, 1, 0)
+    migrations = (await cli("migrate", "-o", "json", *url)).json["migrations"]
+    assert {each["state"] for each in migrations} == {"applied"}
+    assert (await cli("workers", *url)).err == "no workers\n"
+    assert (await cli("outbox", *url)).err == "no events\n"
+
+
+async def test_doctor_reports_work_that_no_worker_does(database: Database, cli: Cli) -> None:
+    async with App(database.url, workflows=[]) as app:
+        await order.options(id="o-1").start("A-1")
+        storage = storage_of(app)
+        shift_clock(storage, timedelta(minutes=-5))  # a run that has been due for five minutes
+        await order.options(id="o-2").start("A-1")
+        shift_clock(storage, timedelta(0))
+        done = await cli("doctor", "-o", "json", "--database", database.url, code=1)
+        found = {check["check"]: check for check in done.json["checks"]}
+        assert found["lag"]["state"] == "problem"
+        assert found["stuck runs"]["state"] == "problem"
+        assert found["stuck runs"]["advice"] == "perdure runs --stuck, and perdure why ID"
+        why = (await cli("why", "o-2", "-o", "json", "--database", database.url)).json
+        assert why["situation"] == "unserved"
+        (worker,) = (await cli("workers", "-o", "json", "--database", database.url)).json["workers"]
+        assert worker == {**worker, "id": app.worker_id, "is_live": True, "workflows": [], "lease_sec": 15.0}
+
+
+async def test_doctor_reports_a_missing_index(file: Database, cli: Cli) -> None:
+    storage = await file.storage()
+    await storage.db().execute("DROP INDEX idx_instances_claimable")
+    done = await cli("doctor", "-o", "json", "--database", file.url, code=1)
+    (check,) = [check for check in done.json["checks"] if check["check"] == "indexes"]
+    assert (check["state"], check["found"]) == ("problem", "missing: idx_instances_claimable")
+
+
+async def test_history_is_exported_and_redacted(file: Database, cli: Cli, tmp_path: Path) -> None:
+    await fill(file)
+    await cli("history", "export", "o-2", "plain.json", "--database", file.url)
+    await cli("history", "export", "o-2", "redacted.json", "--redact", "--database", file.url)
+    await cli("history", "sample", "sampled", "--database", file.url)
+    assert "A-2" in (tmp_path / "plain.json").read_text()
+    assert "A-2" not in (tmp_path / "redacted.json").read_text()
+    assert [path.name for path in (tmp_path / "sampled").iterdir()] == ["cli.order-1.json"]
+
+
+async def test_upgrade_check_replays_the_runs_of_a_module(file: Database, cli: Cli) -> None:
+    await fill(file)
+    done = await cli("check-upgrade", "tests.cli.shop", "-o", "json", "--database", file.url)
+    assert done.json["ok"]
+    assert done.json["checked"]["cli.order"] == {"replayed": 1, "live": 1}
