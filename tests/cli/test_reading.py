@@ -138,3 +138,9 @@ async def test_upgrade_check_replays_the_runs_of_a_module(file: Database, cli: C
     done = await cli("check-upgrade", "tests.cli.shop", "-o", "json", "--database", file.url)
     assert done.json["ok"]
     assert done.json["checked"]["cli.order"] == {"replayed": 1, "live": 1}
+
+
+async def test_bench_uses_a_schema_or_database_of_its_own(database: Database, cli: Cli) -> None:
+    done = await cli("bench", "--runs", "3", "--steps", "1", "-o", "json", "--database", database.url)
+    assert done.json["dialect"] == database.backend
+    assert (await cli("runs", "--count", "--database", database.url)).out == "0\n"

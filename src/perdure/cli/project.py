@@ -34,14 +34,13 @@ TESTS = '''\
 
 from workflows import charge, order
 
-from perdure import send_event
 from perdure.testing import TestApp
 
 
 async def test_order_is_charged_once_and_shipped(perdure: TestApp) -> None:
     with charge.stub(returns="r-1") as charged:
         run = await order.start("A-1", 9.5)
-        await send_event("packed", {"order_id": "A-1"})
+        await perdure.send_event("packed", {"order_id": "A-1"}, to=run.id)  # stored until the run waits for it
         assert await run.result() == "r-1"
     assert charged.called_with("A-1", 9.5)
 '''
@@ -71,7 +70,7 @@ README = """\
 perdure dev                                                                  # a worker that restarts on changes
 perdure start order --id order-A-1 --input '{"order_id": "A-1", "amount": 9.5}'   # in another terminal
 perdure why order-A-1
-perdure send packed '{"order_id": "A-1"}'
+perdure send packed '{"order_id": "A-1"}' --to order-A-1
 perdure trace order-A-1
 pytest
 ```

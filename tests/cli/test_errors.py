@@ -1,0 +1,165 @@
+"""Exit codes and messages of mistakes: one line, no traceback, no password."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from perdure.cli.main import run
+from perdure.cli.settings import database_url
+from perdure.storage.stores import open_storage
+from tests.cli.programs import Cli
+from tests.support.storages import Database
+
+PASSWORD = "s3cr3t-passw0rd"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["bogus"], 2, 'Unknown command "bogus"'),
+        (["run"], 2, 'Did you mean "runs"?'),
+        (["runs", "--limit", "x"], 2, "--limit"),
+        (["runs", "--limit", "0"], 2, "a page has 1 to 1000 runs"),
+        (["runs", "--after", "x"], 2, "page"),
+        (["runs", "--bogus"], 2, "--bogus"),
+        (["runs", "order"], 2, "'order' is no filter"),
+        (["runs", "input.a:1"], 2, "add state:"),
+        (["runs", "input.a-b:1", "state:failed"], 2, "is no filter"),
+        (["runs", "--where", "[]"], 2, "--where must be a JSON object"),
+        (["runs", "state:failed", "--status", "failed"], 2, "say the same"),
+        (["runs", "--every", "0", "--watch"], 2, "--every must be at least"),
+        (["runs", "-o", "xml"], 2, "xml"),
+        (["show"], 2, "requires an argument"),
+        (["show", "nope"], 3, "run 'nope' does not exist"),
+        (["why", "nope"], 3, "run 'nope' does not exist"),
+        (["trace", "nope"], 3, "run 'nope' does not exist"),
+        (["history", "nope"], 3, "run 'nope' does not exist"),
+        (["cancel", "nope"], 3, "run 'nope' does not exist"),
+        (["retry", "nope"], 3, "run 'nope' does not exist"),
+        (["send", "paid", "{}", "--to", "nope"], 3, "run 'nope' does not exist"),
+        (["send", "paid", "not json"], 2, "DATA is no JSON"),
+        (["start", "nope"], 3, "workflow 'nope' is unknown"),
+        (["start", "nope", "--app", "no_such_module"], 2, "module 'no_such_module' does not exist"),
+        (["worker", "tests.cli.shop:nope"], 2, "has no 'nope'; its Apps are: none"),
+        (["worker", "tests/cli/shop.py"], 2, "is no module: write its name as in an import"),
+        (["worker"], 2, "name the app"),
+        (["worker", "tests.cli.shop", "--log-level", "LOUD"], 2, "--log-level must be"),
+        (["check-upgrade", "no_such_module"], 2, "module 'no_such_module' does not exist"),
+        (["sql", "DELETE FROM workflow_instances"], 2, "only one SELECT, WITH or EXPLAIN"),
+        (["sql", "SELECT 1; SELECT 2"], 2, "only one SELECT"),
+        (["sql", "SELECT 1 /*! INTO OUTFILE 'x' */"], 2, "are not allowed"),
+        (["sql", "SELECT 1 INTO OUTFILE 'x'"], 2, "INTO is not allowed"),
+        (["sql", "WITH x AS (DELETE FROM y RETURNING 1) SELECT * FROM x"], 2, "DELETE is not allowed"),
+        (["sql", "EXPLAIN ANALYZE SELECT 1"], 2, "ANALYZE is not allowed"),
+        (["sql", "SELECT 1 FOR UPDATE"], 2, "UPDATE is not allowed"),
+        (["sql", "--"], 2, "argument"),
+        (["dev", "x", "--folder", "missing"], 2, "missing is no folder"),
+        (["bench", "--runs", "0"], 2, "at least 1"),
+        (["migrate", "sideways"], 2, "sideways"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+async def test_mistake_is_one_line_with_its_exit_code(
+    file: Database, cli: Cli, monkeypatch: pytest.MonkeyPatch, arguments: list[str], code: int, message: str
+) -> None:
+    monkeypatch.setenv("PERDURE_URL", file.url)
+    done = await cli(*arguments, code=code)
+    assert message in done.err
+    assert done.err.startswith("perdure: ")
+    assert done.err.count("\n") == 1
+    assert done.out == ""
+
+
+@pytest.mark.parametrize(
+    ("url", "code", "message"),
+    [
+        ("oracle://x", 2, "a database URL begins with sqlite://"),
+        ("sqlite:///missing.db", 2, "does not exist"),
+        ("sqlite:///missing/x.db", 2, "the folder"),
+        (f"postgresql://user:{PASSWORD}@127.0.0.1:1/x", 4, "cannot be reached"),
+        (f"mysql://user:{PASSWORD}@127.0.0.1:1/x", 4, "cannot be reached"),
+        (f"postgresql://user:{PASSWORD}@127.0.0.1:port/x", 2, "malformed"),
+    ],
+)
+async def test_database_that_cannot_be_opened(cli: Cli, tmp_path: Path, url: str, code: int, message: str) -> None:
+    for command in ("runs", "workers"):
+        done = await cli(command, "--database", url, "--debug", code=code)
+        assert message in done.err
+        assert PASSWORD not in done.out + done.err
+    problem = (await cli("runs", "--database", url, "-o", "json", code=code)).problem
+    assert problem == {**problem, "exit_code": code}
+    assert list(problem) == ["type", "title", "detail", "code", "exit_code"]
+    assert list(tmp_path.iterdir()) == []  # nothing was created
+
+
+async def test_database_is_never_migrated_unasked(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DATABASE_URL", "sqlite:///shop.db")
+    (tmp_path / "shop.db").touch()
+    for command in (["runs"], ["start", "order"], ["send", "paid", "1"], ["cancel", "x"], ["sql", "select 1"]):
+        done = await cli(*command, code=0 if command[0] == "sql" else 4)
+        assert command[0] == "sql" or "`perdure migrate up`" in done.err
+    assert (await cli("migrate", "status", code=1)).err.endswith("migrations are pending: run `perdure migrate up`\n")
+    checks = (await cli("doctor", "-o", "json", code=1)).json["checks"]
+    assert checks[-1] == {**checks[-1], "check": "migrations", "state": "problem", "advice": "perdure migrate up"}
+    assert "applied 13 migrations" in (await cli("migrate", "up")).out
+    assert (await cli("migrate", "up", "-o", "json")).json == {"applied": [], "dialect": "sqlite"}
+    await cli("runs")
+
+
+async def test_migrations_are_printed_without_a_database(cli: Cli, tmp_path: Path) -> None:
+    for dialect in ("sqlite", "postgresql", "mysql"):
+        assert "CREATE TABLE IF NOT EXISTS workflow_instances" in (await cli("migrate", "dump-sql", dialect)).out
+    assert (await cli("migrate", "dump-sql", "sqlite", "--since", "99999999999999")).out == ""
+
+
+async def test_new_sqlite_file_is_created_by_migrate_up_only(cli: Cli, tmp_path: Path) -> None:
+    await cli("migrate", "status", "-d", "sqlite:///new.db", code=2)
+    assert not (tmp_path / "new.db").exists()
+    await cli("migrate", "up", "-d", "sqlite:///new.db")
+    async with open_storage("sqlite:///new.db") as storage:
+        assert await storage.pending_migrations() == []
+
+
+async def test_settings_come_from_options_environment_and_project(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from perdure.cli.options import Common
+
+    assert "no database is given" in (await cli("runs", code=2)).err
+    (tmp_path / "pyproject.toml").write_text('[tool.perdure]\ndatabase = "sqlite:///project.db"\n')
+    (tmp_path / "below").mkdir()
+    monkeypatch.chdir(tmp_path / "below")
+    assert database_url(Common()) == "sqlite:///project.db"
+    monkeypatch.setenv("DATABASE_URL", "postgres://h/other")
+    assert database_url(Common()) == "postgresql://h/other"
+    monkeypatch.setenv("PERDURE_URL", "mysql+asyncmy://h/own")
+    assert database_url(Common()) == "mysql://h/own"
+    assert database_url(Common(database="sqlite:///given.db")) == "sqlite:///given.db"
+    assert PASSWORD not in repr(database_url(Common(database=f"mysql://u:{PASSWORD}@h/x")))
+    (tmp_path / "pyproject.toml").write_text("[tool.perdure]\ndatabse = 1\n")
+    monkeypatch.delenv("PERDURE_URL")
+    monkeypatch.delenv("DATABASE_URL")
+    assert "unknown setting for perdure: databse; known are app, database" in (await cli("runs", code=2)).err
+    (tmp_path / "pyproject.toml").write_text("[tool.perdure\n")
+    assert "cannot be read" in (await cli("runs", code=2)).err
+
+
+def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "cyclopts", None)
+    assert run(["runs"]) == 1
+    assert capsys.readouterr().err == ('perdure: the command line needs further packages: pip install "perdure[cli]"\n')
+
+
+async def test_unexpected_error_shows_its_traceback_with_debug_only(
+    file: Database, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from perdure import Client
+
+    def broken(self: Client, **_: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(Client, "runs", broken)
+    done = await cli("runs", "--database", file.url, code=1)
+    assert done.err == "perdure: unexpected RuntimeError: a bug; --debug shows the traceback\n"
+    assert "Traceback" in (await cli("runs", "--debug", "--database", file.url, code=1)).err

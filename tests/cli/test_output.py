@@ -1,0 +1,92 @@
+"""Tables, times and JSON."""
+
+import io
+import re
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from perdure.cli.exits import UsageError
+from perdure.cli.options import Common
+from perdure.cli.output import Column, Output
+from perdure.inspection.documents import plain, stamp
+
+
+class Terminal(io.StringIO):
+    """A terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def printed(stream: io.StringIO, common: Common = Common()) -> Output:  # noqa: B008 - it is frozen
+    return Output(common, stream)
+
+
+ROWS = [{"id": "a-very-long-id-that-stays-whole", "text": "x" * 100, "more": "y" * 30, "n": 1}]
+COLUMNS = [Column("id", is_whole=True), Column("text"), Column("more"), Column("n")]
+
+
+@pytest.mark.parametrize("width", [200, 90, 70, 45, 20])
+def test_table_is_cut_to_the_terminal_and_ids_stay_whole(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("NO_COLOR", "1")
+    stream = Terminal()
+    printed(stream).listing("rows", ROWS, COLUMNS)
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 2
+    assert lines[1].startswith(ROWS[0]["id"])  # type: ignore[arg-type]
+    assert max(map(len, lines)) <= max(width, len(str(ROWS[0]["id"])))
+
+
+def test_table_is_whole_without_a_terminal() -> None:
+    stream = io.StringIO()
+    printed(stream).listing("rows", ROWS, COLUMNS)
+    assert "x" * 100 in stream.getvalue()
+    assert "\x1b" not in stream.getvalue()
+
+
+def test_control_characters_are_escaped() -> None:
+    stream = io.StringIO()
+    printed(stream).listing("rows", [{"id": "a\x1b[31m\nb\x9b\u202e"}], [Column("id", is_whole=True)])
+    assert stream.getvalue() == "ID\na\\x1b[31m\\nb\\x9b\\u202e\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "has_colour"), [("TERM", "xterm", True), ("TERM", "dumb", False), ("NO_COLOR", "1", False)]
+)
+def test_colours_are_for_terminals(monkeypatch: pytest.MonkeyPatch, name: str, value: str, has_colour: bool) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv(name, value)
+    stream = Terminal()
+    printed(stream).listing("rows", [{"status": "failed"}], [Column("status")])
+    assert ("\x1b[31mfailed" in stream.getvalue()) is has_colour
+
+
+def test_times_are_local_utc_or_relative() -> None:
+    moment = stamp(datetime.now(UTC) - timedelta(minutes=30))
+    assert printed(io.StringIO(), Common(time="relative")).time(moment) == "30 min ago"
+    later = stamp(datetime.now(UTC) + timedelta(minutes=30, seconds=30))
+    assert printed(io.StringIO(), Common(time="relative")).time(later) == "in 30 min"
+    assert printed(io.StringIO(), Common(time="utc")).time("2026-11-18T06:00:00.5Z") == "2026-11-18 06:00:00Z"
+    local = printed(io.StringIO()).time("2026-11-18T06:00:00.5Z")
+    assert local is not None
+    assert re.fullmatch(r"2026-11-1\d \d\d:\d\d:00", local)
+
+
+def test_json_lines_and_fields() -> None:
+    stream = io.StringIO()
+    printed(stream, Common(output="jsonl", fields="n, id")).listing("rows", ROWS, COLUMNS)
+    assert stream.getvalue() == '{"n": 1, "id": "a-very-long-id-that-stays-whole"}\n'
+
+
+def test_values_without_json_form_are_described() -> None:
+    assert plain({"a": [b"\x00", {1.5, 2.5} - {2.5}, datetime(2026, 1, 1, tzinfo=UTC)], "b": object}) == {
+        "a": ["AA==", [1.5], "2026-01-01T00:00:00Z"],
+        "b": "<class 'object'>",
+    }
+
+
+def test_unknown_field_is_refused() -> None:
+    with pytest.raises(UsageError, match="--fields has no colour: known are id, text, more, n"):
+        printed(io.StringIO(), Common(fields="id,colour")).listing("rows", ROWS, COLUMNS)
