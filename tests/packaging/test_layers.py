@@ -27,6 +27,8 @@ PROGRAM = "from importlinter.cli import lint_imports; raise SystemExit(lint_impo
         ("engine/api/app.py", "perdure.integrations.connections"),
         ("engine/api/client.py", "perdure.http.app"),
         ("testing/reference/locks.py", "perdure.storage.locks"),
+        ("inspection/filters.py", "perdure.testing.history"),
+        ("testing/history.py", "perdure.cli.exits"),
     ],
 )
 def test_import_that_points_the_wrong_way_is_reported(tmp_path: Path, module: str, forbidden: str) -> None:

@@ -72,7 +72,9 @@ def test_sdist_holds_what_the_tests_need(built: Path) -> None:
 def test_metadata_names_extras_addresses_and_no_upper_bound_of_python(built: Path) -> None:
     metadata = _metadata(_only(built, "*.whl"))
     assert metadata["Requires-Python"] == ">=3.11"
-    extras = "postgres mysql cron http webhooks nats rabbitmq kafka redis crypto otel prometheus all testing".split()
+    extras = (
+        "postgres mysql cron cli http webhooks nats rabbitmq kafka redis crypto otel prometheus all testing".split()
+    )
     assert set(metadata.get_all("Provides-Extra", [])) == set(extras)
     labels = {url.partition(",")[0] for url in metadata.get_all("Project-URL", [])}
     assert labels == {"Repository", "Documentation", "Changelog", "Issues"}
@@ -102,6 +104,16 @@ def test_conformance_suite_without_pytest_names_the_extra(python: str, tmp_path:
     assert done.returncode == 1
     assert "ModuleNotFoundError: perdure.testing.conformance needs pytest" in done.stderr
     assert "pip install 'perdure[testing]'" in done.stderr
+
+
+def test_command_line_without_its_extra_prints_the_version_and_names_the_extra(python: str, tmp_path: Path) -> None:
+    program = str(Path(python).parent / "perdure")
+    assert re.fullmatch(r"perdure \d+\.\d+\.\d+\n", _run(program, "--version", cwd=tmp_path))
+    done = _done(program, "runs", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (
+        1,
+        'perdure: the command line needs further packages: pip install "perdure[cli]"\n',
+    )
 
 
 def test_mypy_finds_the_types_of_the_installed_package(python: str, tmp_path: Path) -> None:

@@ -23,6 +23,10 @@ CALLS = {"os.system", "os.popen", "os.spawnl", "os.spawnv", "os.posix_spawn", "s
 EXPLAINED = {
     # The client libraries of brokers, by their names in the modules of the brokers.
     "brokers/extras.py": ["import_module of a name that is not written here"],
+    # The module of the user's workflows, which the user names as an argument or in pyproject.toml.
+    "cli/apps.py": ["import_module of a name that is not written here"],
+    # The shell for which a completion script is printed.
+    "cli/commands/completion.py": ["build().generate_completion(shell=…)"],
     # The package of a connection that the caller has made and hands over.
     "integrations/connections.py": ["import_module of a name that is not written here"],
     # The modules of the suite, by their names in the same file.

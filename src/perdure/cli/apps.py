@@ -18,7 +18,7 @@ def import_workflows(common: Common) -> bool:
     """Import the module that defines the workflows, if one is configured; return whether one is."""
     name = app_name(common)
     if name is not None:
-        import_module(name.partition(":")[0])
+        load_module(name.partition(":")[0])
     return name is not None
 
 
@@ -40,7 +40,7 @@ def find_app(name: str) -> App | None:
     The object may also be a function without parameters that returns an App. Raise `UsageError` if there is none.
     """
     module_name, mark, attribute = name.partition(":")
-    module = import_module(module_name)
+    module = load_module(module_name)
     found = getattr(module, attribute or DEFAULT, None)
     if callable(found) and not isinstance(found, App | type) and mark:
         found = found()
@@ -54,7 +54,7 @@ def find_app(name: str) -> App | None:
     raise UsageError(f"{name} is no App but {type(found).__name__}: use App(…), or a function that returns one")
 
 
-def import_module(name: str) -> ModuleType:
+def load_module(name: str) -> ModuleType:
     """Import a module of the user, also from the current folder; raise `UsageError` if it does not exist."""
     if not name or name.endswith(".py") or "/" in name:
         raise UsageError(f"{name!r} is no module: write its name as in an import, such as shop.workflows:app")

@@ -3,7 +3,7 @@
 import hashlib
 import secrets
 
-from perdure.cli.apps import import_module
+from perdure.cli.apps import load_module
 from perdure.cli.exits import UsageError
 from perdure.testing.redaction import Redact, Scalar
 
@@ -29,7 +29,7 @@ def new_text_redaction() -> Redact:
 
 def _loaded(name: str) -> Redact:
     module, _, attribute = name.partition(":")
-    found: Redact | None = getattr(import_module(module), attribute, None) if attribute else None
+    found: Redact | None = getattr(load_module(module), attribute, None) if attribute else None
     if not callable(found):
         raise UsageError(f"--redact-with {name} is no function: write module:function, with redact(place, value)")
     return found

@@ -68,8 +68,9 @@ def project_settings(folder: Path) -> Mapping[str, Any]:
             found = tomllib.loads(file.read_text("utf-8")).get("tool", {}).get("perdure", {})
         except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
             raise UsageError(f"{file} cannot be read: {error}") from error
-        if not isinstance(found, dict) or (unknown := sorted(found.keys() - set(KNOWN))):
-            what = ", ".join(unknown) if isinstance(found, dict) else "tool.perdure"
-            raise UsageError(f"{file} has an unknown setting for perdure: {what}; known are {', '.join(KNOWN)}")
+        unknown = sorted(found.keys() - set(KNOWN)) if isinstance(found, dict) else ["tool.perdure is no table"]
+        if unknown:
+            shown, known = ", ".join(unknown), ", ".join(KNOWN)
+            raise UsageError(f"{file} has an unknown setting for perdure: {shown}; known are {known}")
         return found
     return {}

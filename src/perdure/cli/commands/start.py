@@ -19,7 +19,7 @@ async def start(
     workflow: Annotated[str, Parameter(help="Name of the workflow.")],
     /,
     *,
-    input: Annotated[
+    given: Annotated[
         str, Parameter(name=("--input", "-i"), help="Arguments by name as a JSON object, @file, or - for stdin.")
     ] = "{}",
     id: Annotated[str | None, Parameter(show_default=False, help="Id of the run (default: a new one).")] = None,
@@ -35,7 +35,7 @@ async def start(
     common: Common = COMMON,
 ) -> int:
     """Start a run and print its id. Without --app, the worker that executes the run checks the arguments."""
-    arguments = json_object(input, "--input")
+    arguments = json_object(given, "--input")
     import_workflows(common)
     if if_exists not in ("return", "error"):
         raise exits.UsageError(f'--if-exists must be "return" or "error", not {if_exists!r}')

@@ -6,7 +6,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from perdure.cli import exits
-from perdure.cli.apps import import_module
+from perdure.cli.apps import load_module
 from perdure.cli.options import COMMON, Common
 from perdure.cli.output import Output, escaped
 from perdure.cli.settings import database_url
@@ -24,7 +24,7 @@ async def check_upgrade(
     from perdure.testing.upgrade import check_upgrade
 
     for name in (module, *modules):
-        import_module(name.partition(":")[0])
+        load_module(name.partition(":")[0])
     with exits.usage_errors():
         report = await check_upgrade(database_url(common), sample=sample)
     document: Document = {
