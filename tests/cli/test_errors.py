@@ -1,5 +1,6 @@
 """Exit codes and messages of mistakes: one line, no traceback, no password."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -102,7 +103,7 @@ async def test_database_is_never_migrated_unasked(cli: Cli, tmp_path: Path, monk
     assert (await cli("migrate", "status", code=1)).err.endswith("migrations are pending: run `perdure migrate up`\n")
     checks = (await cli("doctor", "-o", "json", code=1)).json["checks"]
     assert checks[-1] == {**checks[-1], "check": "migrations", "state": "problem", "advice": "perdure migrate up"}
-    assert "applied 13 migrations" in (await cli("migrate", "up")).out
+    assert re.match(r"applied \d\d migrations to the sqlite database", (await cli("migrate", "up")).out)
     assert (await cli("migrate", "up", "-o", "json")).json == {"applied": [], "dialect": "sqlite"}
     await cli("runs")
 

@@ -4,6 +4,8 @@ from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
+import pytest
+
 from perdure import App, WorkflowFailedError
 from perdure.storage.stores import shift_clock
 from tests.cli.programs import Cli
@@ -144,3 +146,22 @@ async def test_bench_uses_a_schema_or_database_of_its_own(database: Database, cl
     done = await cli("bench", "--runs", "3", "--steps", "1", "-o", "json", "--database", database.url)
     assert done.json["dialect"] == database.backend
     assert (await cli("runs", "--count", "--database", database.url)).out == "0\n"
+
+
+async def test_values_are_decoded_and_encoded_as_the_app_does(
+    file: Database, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cli_secrets.py").write_text(
+        "from perdure import App\n"
+        "from perdure.codecs import Encrypted\n"
+        f"app = App({file.url!r}, workflows=[], codec=Encrypted({{'k': bytes(32)}}))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    data = '{"order_id": "confidential"}'
+    app = ("--app", "cli_secrets:app")
+    await cli("start", "cli.order", "--id", "o-1", "--input", data, *app)
+    assert (await cli("show", "o-1", "-o", "json", *app)).json["input"] == {"order_id": "confidential"}
+    plain = await cli("show", "o-1", "-o", "json", "--database", file.url)
+    assert "confidential" not in plain.out
+    stored = await cli("sql", "SELECT input_data FROM workflow_instances", "--database", file.url)
+    assert "confidential" not in stored.out

@@ -25,6 +25,7 @@ _MASKS = (
     (re.compile(r"\b\d+(\.\d+)? (s|min|h)( \d+ (s|min))?\b"), "DURATION"),
     (re.compile(r"\S+:\d+:[0-9a-f]{8}\b"), "WORKER"),
     (re.compile(r"^(ok|warning) +sqlite$", re.MULTILINE), "sqlite"),  # depends on the version of SQLite
+    (re.compile(r"\b\d+ migrations"), "N migrations"),
     (re.compile(r" +"), " "),
 )
 ONCE = ("migrate", "send", "publish", "init", "retry")  # they print something else when they are repeated

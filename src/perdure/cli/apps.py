@@ -1,13 +1,14 @@
 """Importing the user's workflows and App: `module`, or `module:app`."""
 
-import importlib
 import sys
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
 from perdure.cli.exits import UsageError
 from perdure.cli.options import Common
 from perdure.cli.settings import app_name, database_url
+from perdure.codecs.pipeline import Codecs
 from perdure.engine.api.app import App
 from perdure.engine.replay.definitions import WORKFLOWS
 
@@ -20,6 +21,13 @@ def import_workflows(common: Common) -> bool:
     if name is not None:
         load_module(name.partition(":")[0])
     return name is not None
+
+
+def codec_of(common: Common) -> Codecs | None:
+    """Return how the App of `--app` or `[tool.perdure]` stores values; None if there is none, or it has no codec."""
+    name = app_name(common)
+    app = None if name is None else find_app(name)
+    return None if app is None or app.pipeline is None else app.pipeline.codecs
 
 
 def load_app(name: str, common: Common) -> App:
@@ -61,7 +69,7 @@ def load_module(name: str) -> ModuleType:
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)
     try:
-        return importlib.import_module(name)
+        return import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise UsageError(f"module {name!r} needs the module {error.name!r}, which is not installed") from error

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from perdure.cli.apps import codec_of
 from perdure.cli.options import Common
 from perdure.cli.settings import database_url
 from perdure.engine.api.client import Client
@@ -12,12 +13,12 @@ from perdure.storage.stores import open_migrated, open_read_only
 @asynccontextmanager
 async def reading(common: Common) -> AsyncIterator[Client]:
     """Open a client that can only read."""
-    async with open_read_only(database_url(common)) as storage, Client(storage) as client:
+    async with open_read_only(database_url(common)) as storage, Client(storage, codec=codec_of(common)) as client:
         yield client
 
 
 @asynccontextmanager
 async def writing(common: Common) -> AsyncIterator[Client]:
     """Open a client on a database that has all migrations."""
-    async with open_migrated(database_url(common)) as storage, Client(storage) as client:
+    async with open_migrated(database_url(common)) as storage, Client(storage, codec=codec_of(common)) as client:
         yield client

@@ -65,12 +65,12 @@ def project_settings(folder: Path) -> Mapping[str, Any]:
         if not file.is_file():
             continue
         try:
-            found = tomllib.loads(file.read_text("utf-8")).get("tool", {}).get("perdure", {})
+            found: Any = tomllib.loads(file.read_text("utf-8")).get("tool", {}).get("perdure", {})
         except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
             raise UsageError(f"{file} cannot be read: {error}") from error
         unknown = sorted(found.keys() - set(KNOWN)) if isinstance(found, dict) else ["tool.perdure is no table"]
         if unknown:
             shown, known = ", ".join(unknown), ", ".join(KNOWN)
             raise UsageError(f"{file} has an unknown setting for perdure: {shown}; known are {known}")
-        return found
+        return dict(found)
     return {}

@@ -37,6 +37,11 @@ class Pipeline:
         return f"[{', '.join(map(repr, self._codecs))}]"
 
     @property
+    def codecs(self) -> tuple[Codec, ...]:
+        """Return the codecs, in the order in which they encode."""
+        return tuple(self._codecs)
+
+    @property
     def blobs(self) -> BlobStore | None:
         """Return the store of offloaded values, if there is one."""
         last = self._codecs[-1]

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from perdure.cli.apps import import_workflows
+from perdure.cli.apps import codec_of, import_workflows
 from perdure.cli.exits import UsageError, usage_errors
 from perdure.cli.opening import reading
 from perdure.cli.options import COMMON, Common
@@ -63,7 +63,9 @@ async def export(
     from perdure.testing.exporting import export_history
 
     import_workflows(common)
-    await export_history(id, path, redact=redaction(redact, redact_with), database=database_url(common))
+    await export_history(
+        id, path, redact=redaction(redact, redact_with), database=database_url(common), codec=codec_of(common)
+    )
     _report(common, [path])
 
 
@@ -82,7 +84,8 @@ async def sample(
     import_workflows(common)
     folder.mkdir(parents=True, exist_ok=True)
     with usage_errors():
-        paths = await export_histories(database_url(common), folder, sample=size, redact=redaction(redact, redact_with))
+        how = redaction(redact, redact_with)
+        paths = await export_histories(database_url(common), folder, sample=size, redact=how, codec=codec_of(common))
     _report(common, paths)
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from perdure.cli import exits
-from perdure.cli.apps import load_module
+from perdure.cli.apps import codec_of, load_module
 from perdure.cli.options import COMMON, Common
 from perdure.cli.output import Output, escaped
 from perdure.cli.settings import database_url
@@ -26,7 +26,7 @@ async def check_upgrade(
     for name in (module, *modules):
         load_module(name.partition(":")[0])
     with exits.usage_errors():
-        report = await check_upgrade(database_url(common), sample=sample)
+        report = await check_upgrade(database_url(common), sample=sample, codec=codec_of(common))
     document: Document = {
         "ok": report.ok,
         "checked": {name: asdict(each) for name, each in report.checked.items()},
