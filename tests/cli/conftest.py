@@ -1,6 +1,7 @@
 """Fixtures of the tests of the command line."""
 
 import os
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -17,6 +18,7 @@ def _own_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Let no setting of whoever runs the tests, or of this project, have an effect."""
     for name in [name for name in os.environ if name in ("PERDURE_URL", "DATABASE_URL", "NO_COLOR")]:
         monkeypatch.delenv(name)
+    monkeypatch.setattr(sys, "path", list(sys.path))  # the command line adds the current folder
     monkeypatch.chdir(tmp_path)
 
 

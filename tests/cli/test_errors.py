@@ -164,3 +164,19 @@ async def test_unexpected_error_shows_its_traceback_with_debug_only(
     done = await cli("runs", "--database", file.url, code=1)
     assert done.err == "perdure: unexpected RuntimeError: a bug; --debug shows the traceback\n"
     assert "Traceback" in (await cli("runs", "--debug", "--database", file.url, code=1)).err
+
+
+async def test_module_that_cannot_be_imported_is_one_line(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "cli_broken.py").write_text("1 / 0\n")
+    done = await cli("worker", "cli_broken", "--database", "sqlite:///x.db", code=1)
+    assert done.err == (
+        "perdure: module 'cli_broken' cannot be imported: ZeroDivisionError: division by zero; --debug shows the "
+        "traceback\n"
+    )
+
+
+async def test_statement_that_takes_too_long_is_given_up(file: Database, cli: Cli) -> None:
+    endless = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT count(*) FROM n"
+    done = await cli("sql", endless, "--timeout", "0.05", "--database", file.url, code=1)
+    assert "has not ended after 0.05 s" in done.err
+    await cli("sql", "SELECT 1", "--database", "sqlite:///missing.db", code=2)

@@ -5,7 +5,7 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
-from perdure.cli.exits import UsageError
+from perdure.cli.exits import CommandError, UsageError
 from perdure.cli.options import Common
 from perdure.cli.settings import app_name, database_url
 from perdure.codecs.pipeline import Codecs
@@ -74,3 +74,8 @@ def load_module(name: str) -> ModuleType:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise UsageError(f"module {name!r} needs the module {error.name!r}, which is not installed") from error
         raise UsageError(f"module {name!r} does not exist: correct the name, or change to its folder") from error
+    except Exception as error:  # the code of the user may raise anything
+        raise CommandError(
+            f"module {name!r} cannot be imported: {type(error).__name__}: {error}; --debug shows the traceback",
+            code="cli.import",
+        ) from error

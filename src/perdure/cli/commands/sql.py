@@ -59,7 +59,7 @@ async def sql(
     url = database_url(common)
     try:
         async with asyncio.timeout(timeout):
-            names, rows = await _fetch(url, new_driver(url).name, text, limit + 1)
+            names, rows = await _fetch(url, text, limit + 1, timeout)
     except TimeoutError:
         raise CommandError(f"the statement has not ended after {timeout:g} s: add a condition, or --timeout") from None
     documents = [dict(zip(_unique(names), map(_plain, row), strict=True)) for row in rows[:limit]]
@@ -98,27 +98,29 @@ def _read(statement: str) -> str:
     return sys.stdin.read() if statement == STDIN else statement
 
 
-async def _fetch(url: str, dialect: str, text: str, limit: int) -> Rows:
-    if dialect == "sqlite":
-        return await asyncio.to_thread(_fetch_sqlite, sqlite_path(url), text, limit)
+async def _fetch(url: str, text: str, limit: int, timeout: float) -> Rows:
+    dialect = new_driver(url).name
+    if dialect == "sqlite":  # a thread cannot be cancelled, so SQLite itself looks at the clock
+        return await asyncio.to_thread(_fetch_sqlite, sqlite_path(url), text, limit, timeout)
     async with open_read_only(url) as storage, storage.transaction() as transaction:
         try:
             if dialect == "postgresql":
-                return await _fetch_postgres(transaction.native, storage.schema, text, limit)
+                return await _fetch_postgres(transaction.native, storage.schema, text, limit, timeout)
             return await _fetch_mysql(transaction.native, text, limit)
         except Exception as error:  # of the driver, whose classes differ
             raise CommandError(f"the database refused the statement: {error}", code="cli.sql") from error
 
 
-def _fetch_sqlite(path: str, text: str, limit: int) -> Rows:
+def _fetch_sqlite(path: str, text: str, limit: int, timeout: float) -> Rows:
     try:
-        return fetch_rows(path, text, limit)
+        return fetch_rows(path, text, limit, timeout)
     except sqlite3.Error as error:
         raise CommandError(f"the database refused the statement: {error}", code="cli.sql") from error
 
 
-async def _fetch_postgres(connection: Any, schema: str, text: str, limit: int) -> Rows:
+async def _fetch_postgres(connection: Any, schema: str, text: str, limit: int, timeout: float) -> Rows:
     await connection.execute("SET TRANSACTION READ ONLY")  # also behind a pooler
+    await connection.execute(f"SET LOCAL statement_timeout = {max(1, round(1000 * timeout))}")
     await connection.execute(f"SET LOCAL search_path = {quoted(schema)}, public")
     prepared = await connection.prepare(text)
     names = [each.name for each in prepared.get_attributes()]
