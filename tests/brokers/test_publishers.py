@@ -47,7 +47,7 @@ async def test_binary_mode_puts_the_attributes_into_headers(
     await broker.create(place)
     publisher = publisher_for(broker.publisher(place, mode="binary"))
     async with publisher:
-        await publisher.publish(event())
+        await publisher.publish(event(headers=b'{"traceparent": "00-a-b-01", "tenant": "acm\xc3\xa9 5%"}'))
         await publisher.publish(OutboxEvent("e-2", "raw", "/shop", None, b"\x00\xff", "binary", "image/png"))
     messages = await broker.bodies(place)
     assert [body for _, body in messages] == [b'{"n":1}', b"\x00\xff"]
@@ -56,6 +56,10 @@ async def test_binary_mode_puts_the_attributes_into_headers(
         Arrived("e-1", "order.paid", "/shop", {"n": 1}),
         Arrived("e-2", "raw", "/shop", "AP8="),
     ]
+    first, second = [received(*message) for message in messages]
+    assert first is not None
+    assert second is not None
+    assert (first.headers, second.headers) == ({"traceparent": "00-a-b-01", "tenant": "acmé 5%"}, {})
 
 
 def _arrived(message: tuple[dict[str, str], bytes]) -> Arrived:
@@ -223,6 +227,15 @@ async def test_webhook_gets_a_cloudevent(mode: str) -> None:
     assert headers["content-type"] == expected[mode]
     if mode == "structured":
         assert json.loads(body)["time"] == "2026-01-02T03:04:05.678000Z"
+
+
+async def test_attributes_in_headers_of_a_webhook_are_percent_encoded() -> None:
+    with receiving() as webhook:
+        async with HTTPPublisher(webhook.url, mode="binary") as publisher:
+            await publisher.publish(OutboxEvent("e-1", "paid", "Zürich 5%", b"1", headers=b'{"tenant": "a"}'))
+    ((headers, _),) = webhook.requests
+    assert (headers["ce-type"], headers["ce-source"]) == ("paid", "Z%C3%BCrich%205%25")
+    assert headers["ce-perdureheaders"] == "{%22tenant%22:%20%22a%22}"
 
 
 async def test_webhook_is_signed() -> None:

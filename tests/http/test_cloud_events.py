@@ -5,14 +5,16 @@ import json
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import pytest
 
-from perdure import App
+from perdure import App, OutboxEvent
+from perdure.brokers import cloudevents
 from tests.engine.waiting import waiting
 from tests.http.conftest import connected
-from tests.http.workflows import shipping, waiter
+from tests.http.workflows import headers_of, shipping, waiter
 
 STRUCTURED = {"content-type": "application/cloudevents+json"}
 BATCH = {"content-type": "application/cloudevents-batch+json"}
@@ -118,6 +120,30 @@ async def test_batch_is_stored_as_a_whole_or_not_at_all(everywhere: App) -> None
         assert (await http.post("/v1/cloudevents", headers=BATCH, json=[])).json() == {"stored": 0}
         async for run in everywhere.runs():
             await everywhere.get(run.id).result(30)
+
+
+@pytest.mark.parametrize("mode", ["structured", "binary"])
+async def test_headers_of_a_webhook_reach_the_run(http: httpx.AsyncClient, app: App, mode: str) -> None:
+    given = {"traceparent": "00-a-b-01", "tracestate": "shop=a%20b", "tenant": 'Café "5 %"'}
+    event = OutboxEvent("1", "http.headers", "shop", b"1", headers=json.dumps(given).encode())
+    body, headers = cloudevents.message(event, mode, "ce-")
+    quoted = {name: quote(value) if name.startswith("ce-") else value for name, value in headers.items()}
+    run = await headers_of.start()
+    answer = await http.post(f"/v1/cloudevents?to={run.id}", headers=quoted, content=body)
+    assert answer.status_code == 202, answer.text
+    extensions = {"traceparent": "00-a-b-01", "tracestate": "shop=a%20b"}
+    assert await run.result(30) == [given, extensions]
+
+
+@pytest.mark.parametrize("about", [{"perdureheaders": "{"}, {"perdureheaders": 5}, {"traceparent": "a\nb"}])
+async def test_invalid_headers_are_dropped_and_the_event_is_not(
+    http: httpx.AsyncClient, app: App, about: dict[str, object]
+) -> None:
+    run = await headers_of.start()
+    event = {**EVENT, "type": "http.headers", **about}
+    answer = await http.post(f"/v1/cloudevents?to={run.id}", headers=STRUCTURED, json=event)
+    assert answer.status_code == 202, answer.text
+    assert (await run.result(30))[0] == {}
 
 
 async def test_attribute_names_the_only_receiver(http: httpx.AsyncClient, app: App) -> None:

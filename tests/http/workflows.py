@@ -70,6 +70,12 @@ async def waiter(type: str = "http.go") -> Any:
     return [event.data, event.id, event.source, event.subject, event.time, event.extensions]
 
 
+@workflow(name="http.headers_of")
+async def headers_of() -> Any:
+    event = await wait_event("http.headers")
+    return [dict(event.headers), event.extensions]
+
+
 @workflow(name="http.listener")
 async def listener(mode: str = "broadcast") -> Any:
     await subscribe("http.news", mode)

@@ -7,11 +7,13 @@ data, and headers have the attributes; their prefix depends on the broker.
 import base64
 import binascii
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
+from perdure.model.header_attributes import from_attributes, to_attributes
+from perdure.model.headers import Headers, decode, none
 from perdure.model.records import OutboxEvent
 
 STRUCTURED = "application/cloudevents+json"
@@ -28,14 +30,15 @@ class CloudEvent:
     source: str
     subject: str | None
     data: object
+    headers: Headers = field(default_factory=none)
 
 
 def attributes(event: OutboxEvent) -> dict[str, str]:
-    """Return the attributes of an event of the outbox."""
+    """Return the attributes of an event of the outbox; some of them carry its headers."""
     found = {"specversion": "1.0", "id": event.event_id, "type": event.event_type, "source": event.event_source}
     if event.created_at is not None:
         found["time"] = event.created_at.isoformat().replace("+00:00", "Z")
-    return {**found, "datacontenttype": event.content_type}
+    return {**found, "datacontenttype": event.content_type, **to_attributes(decode(event.headers), event.event_id)}
 
 
 def structured(event: OutboxEvent) -> bytes:
@@ -114,8 +117,9 @@ def _event(about: Mapping[str, Any], data: object) -> CloudEvent:
     for name in _REQUIRED:
         if not isinstance(about.get(name), str) or not about[name]:
             raise ValueError(f"the CloudEvent has no attribute {name!r}, or an empty one")
-    subject = about.get("subject")
-    return CloudEvent(about["id"], about["type"], about["source"], None if subject is None else str(subject), data)
+    subject = None if about.get("subject") is None else str(about["subject"])
+    headers = from_attributes(about, about["id"])
+    return CloudEvent(about["id"], about["type"], about["source"], subject, data, headers)
 
 
 def _data(kind: str, body: bytes) -> object:

@@ -7,7 +7,7 @@ import hmac
 import time
 from types import TracebackType
 from typing import Any, Self
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from perdure.brokers import cloudevents
 from perdure.brokers.extras import library
@@ -19,6 +19,8 @@ from perdure.model.records import OutboxEvent
 TIMEOUT_SEC = 15.0  # less than the relay allows for one event
 UNAVAILABLE = {429, 502, 503, 504}  # the receiver, or what is in front of it, is overloaded or down
 _PREFIX = "whsec_"
+_ATTRIBUTE = "ce-"  # the prefix of headers with attributes
+_PLAIN = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) not in '"%')
 
 
 class HTTPPublisher:
@@ -62,7 +64,8 @@ class HTTPPublisher:
 
     async def publish(self, event: OutboxEvent) -> None:
         """Post one event."""
-        body, headers = cloudevents.message(event, self._mode, "ce-")
+        body, headers = cloudevents.message(event, self._mode, _ATTRIBUTE)
+        headers = {name: _quoted(value) if name.startswith(_ATTRIBUTE) else value for name, value in headers.items()}
         headers |= self._signature(event.event_id, body)
         try:
             response = await self._client.post(str(self._url), content=body, headers=headers)
@@ -83,6 +86,11 @@ class HTTPPublisher:
         digest = hmac.new(self._key, f"{id}.{stamp}.".encode() + body, hashlib.sha256).digest()
         signature = f"v1,{base64.b64encode(digest).decode()}"
         return {"webhook-id": id, "webhook-timestamp": stamp, "webhook-signature": signature}
+
+
+def _quoted(attribute: str) -> str:
+    """Return an attribute as the value of a header, with percent-encoding where the binding for HTTP demands it."""
+    return quote(attribute, safe=_PLAIN)
 
 
 def _key(text: str) -> SecretBytes:

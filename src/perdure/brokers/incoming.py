@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol
 
+from perdure.model.headers import Headers, none
+
 
 @dataclass(frozen=True, slots=True)
 class BrokerMessage:
@@ -32,6 +34,7 @@ class ToEvent:
     - `type`, `data`, `subject`: of the event.
     - `id`, `source`: an event is stored once for each pair (default: those of the message).
     - `to`: the id of the only run that receives it (default: all that wait for the type).
+    - `headers`: of the event (default: the trace in the headers of the message, if there is one).
     """
 
     type: str
@@ -40,6 +43,7 @@ class ToEvent:
     source: str | None = None
     subject: str | None = None
     to: str | None = None
+    headers: Headers = field(default_factory=none)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,7 @@ class ToChannel:
     - `channel`, `data`, `metadata`: of the channel message.
     - `id`, `source`: a message is stored once for each pair (default: those of the broker's message).
     - `to`: the id of the only run that receives it (default: all subscribers).
+    - `headers`: of the channel message (default: the trace in the headers of the broker's message, if there is one).
     """
 
     channel: str
@@ -57,6 +62,7 @@ class ToChannel:
     id: str | None = None
     source: str | None = None
     to: str | None = None
+    headers: Headers = field(default_factory=none)
 
 
 class Source(Protocol):

@@ -1,6 +1,7 @@
 """Subscriptions: which messages of a broker are stored, and as what."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from perdure.brokers import cloudevents
 from perdure.brokers.incoming import BrokerMessage, Source, ToChannel, ToEvent
@@ -11,6 +12,8 @@ from perdure.brokers.redis import RedisSource
 from perdure.brokers.urls import by_scheme
 from perdure.database.secret import Secret
 from perdure.errors import ConfigurationError
+from perdure.model.header_attributes import TRACE, from_attributes
+from perdure.model.headers import Headers
 
 SOURCES: Mapping[str, Callable[[str], Source]] = {  # by the scheme of the URL
     "nats": NATSSource,
@@ -70,35 +73,34 @@ class Subscription:
     def read(self, message: BrokerMessage) -> ToEvent | ToChannel | None:
         """Return what to store of a message, or None; raise `ValueError` or what `convert` raises if it cannot be."""
         if self._convert is not None:
-            return _with_ids(self._convert(message), message)
+            return _completed(self._convert(message), message)
         found = cloudevents.received(message.headers, message.body)
         if found is not None and self._channel is None:
-            return ToEvent(found.type, found.data, found.id, found.source, found.subject)
+            return ToEvent(found.type, found.data, found.id, found.source, found.subject, headers=found.headers)
         if found is not None and self._channel is not None:
-            return ToChannel(self._channel, found.data, id=found.id, source=found.source)
+            return ToChannel(self._channel, found.data, id=found.id, source=found.source, headers=found.headers)
         data = cloudevents.plain(message.headers, message.body)
         if self._channel is not None:
-            return _with_ids(ToChannel(self._channel, data), message)
+            return _completed(ToChannel(self._channel, data), message)
         if self._event is None:
             raise ValueError("it is no CloudEvent, and Subscription(…) has no event=, channel= or convert=")
-        return _with_ids(ToEvent(self._event.replace("{subject}", message.subject), data), message)
+        return _completed(ToEvent(self._event.replace("{subject}", message.subject), data), message)
 
 
-def _with_ids(found: object, message: BrokerMessage) -> ToEvent | ToChannel | None:
-    """Return what to store with the ids of the message, unless it has its own."""
+def _completed(found: object, message: BrokerMessage) -> ToEvent | ToChannel | None:
+    """Return what to store with the ids and the trace of the message, unless it has its own."""
     if found is None:
         return None
-    if isinstance(found, ToEvent):
-        id, source = _ids(found.id, found.source, message)
-        return ToEvent(found.type, found.data, id, source, found.subject, found.to)
-    if isinstance(found, ToChannel):
-        id, source = _ids(found.id, found.source, message)
-        return ToChannel(found.channel, found.data, found.metadata, id, source, found.to)
-    raise ValueError(f"convert= returned {type(found).__name__}, not ToEvent, ToChannel or None")
+    if not isinstance(found, ToEvent | ToChannel):
+        raise ValueError(f"convert= returned {type(found).__name__}, not ToEvent, ToChannel or None")
+    id = message.id if found.id is None else found.id
+    source = message.source if found.source is None else found.source
+    return replace(found, id=id, source=source, headers=found.headers or _trace(message))
 
 
-def _ids(id: str | None, source: str | None, message: BrokerMessage) -> tuple[str | None, str]:
-    return message.id if id is None else id, message.source if source is None else source
+def _trace(message: BrokerMessage) -> Headers:
+    """Return the trace in the headers of a message, where tools that trace brokers put it."""
+    return from_attributes({name: message.headers.get(name) for name in TRACE}, str(message.id))
 
 
 def _source_for(url: str) -> Source:

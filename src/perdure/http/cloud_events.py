@@ -18,6 +18,8 @@ import msgspec
 
 from perdure.http.bodies import check_text, is_json, parse
 from perdure.http.problems import Problem
+from perdure.model.header_attributes import OTHERS, from_attributes
+from perdure.model.headers import Headers
 from perdure.model.limits import PAGE_MAX
 
 STRUCTURED = "application/cloudevents"
@@ -28,6 +30,7 @@ RECEIVER = "perdurerun"  # the extension attribute with the id of the only run t
 
 _REQUIRED = ("specversion", "id", "source", "type")
 _OWN = (*_REQUIRED, "subject", "time", "datacontenttype", "data", "data_base64", RECEIVER)
+_READ = (*_OWN, OTHERS)
 _NAME = re.compile(r"[a-z0-9]+\Z")
 
 Attributes = Mapping[str, Any]
@@ -36,7 +39,10 @@ Read = Callable[[Mapping[str, str], bytes], tuple[Attributes, object]]
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A CloudEvent that was received. `extensions` has the extension attributes, and `dataschema`."""
+    """A CloudEvent that was received. `extensions` has the extension attributes, and `dataschema`.
+
+    `headers` are in some of the extension attributes.
+    """
 
     type: str
     source: str
@@ -46,6 +52,7 @@ class Received:
     time: str | None
     to: str | None
     extensions: Mapping[str, object]
+    headers: Headers
 
 
 def read_events(headers: Mapping[str, str], type: str, body: bytes) -> list[Received]:
@@ -126,7 +133,8 @@ def _received(attributes: Attributes, given: Attributes, data: object) -> Receiv
         subject=given.get("subject"),
         time=given.get("time"),
         to=given.get(RECEIVER),
-        extensions={name: value for name, value in given.items() if name not in _OWN and value is not None},
+        extensions={name: value for name, value in given.items() if name not in _READ and value is not None},
+        headers=from_attributes(given, str(attributes["id"])),
     )
 
 

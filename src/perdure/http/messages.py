@@ -85,6 +85,7 @@ def _outgoing(event: Received, to: str | None) -> messages.Outgoing:
             subject=event.subject,
             time=event.time,
             extensions=event.extensions,
+            headers=event.headers,
         )
     except SerializationError as error:
         raise Problem(422, f"event {event.id!r}: {error}", code=error.code) from None

@@ -59,7 +59,7 @@ def decode(data: bytes | None) -> Headers:
     try:
         return read(json.loads(data))
     except ValueError as error:
-        log.warning("the headers of a run are not JSON and are ignored: %s", error, extra={"reason": str(error)})
+        log.warning("stored headers are not JSON and are ignored: %s", error, extra={"reason": str(error)})
         return NONE
 
 

@@ -338,6 +338,7 @@ class OutboxEvent:
     created_at: datetime | None = None
     sequence: int | None = None
     updated_at: datetime | None = None
+    headers: bytes | None = None  # a JSON object of strings
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,10 @@ class Outbox(Wakeups):
     """Implement OutboxManager and its additions. Calls about one event return False if it does not exist."""
 
     async def add_outbox_event(self, event: OutboxEvent, *, lease: Lease | None = None) -> None:
-        """Store an event to be sent; an equal one changes nothing, a different one with the same id is a conflict."""
+        """Store an event to be sent; an equal one changes nothing, a different one with the same id is a conflict.
+
+        Headers do not count: an event that is sent again has those of another attempt, such as another trace.
+        """
         params = _params(event)
         about = {"event_id": event.event_id, "evt_id": event.event_id, "evt_type": event.event_type}
         work = Work(lambda: _add(params, lease), repeat=True)
@@ -172,6 +175,7 @@ def _params(event: OutboxEvent) -> dict[str, Any]:
         "event_data_binary": event.event_data_binary,
         "content_type": limits.name(event.content_type, "content_type", CONTENT_TYPE_MAX),
         "created_at": limits.moment(event.created_at, "created_at"),
+        "headers": limits.text(event.headers, "headers", limits.METADATA_MAX),
     }
 
 
@@ -347,9 +351,9 @@ def _list(status: str | None, limit: int, after: str | None) -> Operation[list[O
 
 
 def _from_row(row: Sequence[Any]) -> OutboxEvent:
-    key, data, about, (published_at, created_at, sequence, updated_at) = row[:3], row[3:5], row[5:10], row[10:]
-    fields = [*key, *map(raw, data), *about, utc_or_none(published_at), utc(created_at), sequence, utc(updated_at)]
-    return OutboxEvent(*fields)
+    key, data, about, (published_at, created_at, sequence, updated_at, headers) = row[:3], row[3:5], row[5:10], row[10:]
+    times = [utc_or_none(published_at), utc(created_at), sequence, utc(updated_at)]
+    return OutboxEvent(*key, *map(raw, data), *about, *times, raw(headers))
 
 
 def _cleanup(age_sec: float) -> Operation[int]:

@@ -104,6 +104,17 @@ async def test_events_go_to_the_outbox_if_a_publisher_is_configured(database: Da
         await until(all_published)
 
 
+async def test_events_in_the_outbox_keep_the_headers_of_their_run(database: Database) -> None:
+    async with App(database.url, publisher=publish) as app:
+        await empty_table(app)
+        await (await order.options(headers={"tenant": "acmé"}).start(False)).result(SOON)
+        await app.send_event("other", 1)
+        await until(lambda: len(sent) == 4)
+        found = {event.event_type: event.headers for event in sent}
+        headers = '{"tenant": "acmé"}'.encode()
+        assert found == {"ordered": headers, "paid": headers, "shipped": headers, "other": None}
+
+
 @pytest.mark.call("transactions")
 async def test_outbox_events_commit_with_the_result(database: Database) -> None:
     async with App(database.url, publisher=publish) as app:

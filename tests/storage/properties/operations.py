@@ -240,6 +240,7 @@ def _outbox_event(rng: Random) -> OutboxEvent:
         data_type="json" if is_json else "binary",
         content_type=d.one("application/json", "text/plain")(rng),
         created_at=d.maybe(d.absolute)(rng),
+        headers=d.maybe(d.json)(rng),
     )
 
 

@@ -36,6 +36,7 @@ from perdure.hooks import Hook
 from perdure.metrics import Meter
 from perdure.model import limits
 from perdure.model.durations import Duration, seconds
+from perdure.model.headers import checked
 from perdure.storage.contract import Storage
 
 DRAIN_SEC = 10.0
@@ -159,13 +160,20 @@ class App(Client):
 
     async def _receive(self, found: ToEvent | ToChannel) -> None:
         """Store what a broker has delivered. It is not put into the outbox, which would send it round and round."""
+        source, headers = found.source or "", checked(found.headers, "the message of a broker")
         if isinstance(found, ToEvent):
             outgoing = messages.event(
-                found.type, found.data, to=found.to, source=found.source or "", id=found.id, subject=found.subject
+                found.type,
+                found.data,
+                to=found.to,
+                source=source,
+                id=found.id,
+                subject=found.subject,
+                headers=headers,
             )
         else:
             outgoing = messages.message(
-                found.channel, found.data, found.metadata, to=found.to, id=found.id, source=found.source or ""
+                found.channel, found.data, found.metadata, to=found.to, id=found.id, source=source, headers=headers
             )
         await self.send(outgoing)
 

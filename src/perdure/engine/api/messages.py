@@ -12,8 +12,9 @@ from perdure.engine.history.messages import HEADERS, Event
 from perdure.engine.interception import Interception, Send
 from perdure.engine.starting import NewRun, new_id, not_found, started_by, store_missing
 from perdure.errors import HistoryConflictError, LimitError
+from perdure.model import headers as header_rules
 from perdure.model import limits, names
-from perdure.model.headers import Headers, none
+from perdure.model.headers import NONE, Headers, none
 from perdure.model.records import Lease, OutboxEvent, OutgoingMessage
 from perdure.model.states import TERMINAL
 from perdure.storage.contract import Storage
@@ -34,7 +35,7 @@ class Outgoing:
     starts: Event[None] | None = None  # the event without its data, if it may start runs
     kind: Literal["message", "event"] = "message"
     name: str = ""  # the channel or the event type, as the caller named it
-    headers: Headers = field(default_factory=none)  # of the run that sends it
+    headers: Headers = field(default_factory=none)  # of the run that sends it, or those that it was received with
     interception: Interception | None = None
 
     def check(self) -> None:
@@ -86,7 +87,7 @@ class Outgoing:
         if self.event is None:
             return
         try:
-            await storage.add_outbox_event(self.event, lease=lease)
+            await storage.add_outbox_event(replace(self.event, headers=header_rules.encode(self.headers)), lease=lease)
         except HistoryConflictError as error:
             raise LimitError(
                 f"event id {self.event.event_id!r} is already used in the outbox by an event with another type, "
@@ -143,16 +144,19 @@ def message(
     to: str | None = None,
     id: str | None = None,
     source: str = "",
+    headers: Headers = NONE,
 ) -> Outgoing:
     """Return a message to all subscribers of a channel, or with `to` to one run.
 
-    Messages with the same id, source, channel and receiver are stored once.
+    Messages with the same id, source, channel and receiver are stored once. `headers` are those of a message that was
+    received from outside.
     """
     name = names.stored(channel) if to is None else names.direct(channel, to)
     about = None if metadata is None else encode(dict(metadata))
     payload = encode(data, what=f"the message on channel {channel!r}")
     key = None if id is None else _key(id, name)
-    return Outgoing(OutgoingMessage(name, payload, about, message_id=key, source=source), to=to, name=channel)
+    inside = OutgoingMessage(name, payload, about, message_id=key, source=source)
+    return Outgoing(inside, to=to, name=channel, headers=headers)
 
 
 def event(
@@ -167,13 +171,15 @@ def event(
     extensions: Mapping[str, object] | None = None,
     outbox_stored: Callable[[], None] | None = None,
     sender: str = SOURCE,
+    headers: Headers = NONE,
 ) -> Outgoing:
     """Return an event. Events with the same id, source, type and receiver are stored once.
 
     Unless it is for one run, the event also starts a run of each workflow with its type (`@workflow(on_event=)`).
 
     With `outbox_stored`, which is called after the commit, the event is also stored in the outbox, unless it is for one
-    run. Outbox entries need a source and an id, so defaults are filled in.
+    run. Outbox entries need a source and an id, so defaults are filled in. `headers` are those of an event that was
+    received from outside.
     """
     outside = outbox_stored is not None and to is None
     known_as, origin = (id or new_id(), source or sender) if outside else (id, source)
@@ -192,9 +198,9 @@ def event(
     inside = OutgoingMessage(channel, payload, metadata, message_id=key, source=source)
     starts = None if to is not None else Event(type, None, id or "", source, time, subject, dict(extensions or {}))
     if not outside or outbox_stored is None:
-        return Outgoing(inside, to=to, starts=starts, kind="event", name=type)
+        return Outgoing(inside, to=to, starts=starts, kind="event", name=type, headers=headers)
     entry = OutboxEvent(str(known_as), type, origin, payload)
-    return Outgoing(inside, entry, outbox_stored, starts=starts, kind="event", name=type)
+    return Outgoing(inside, entry, outbox_stored, starts=starts, kind="event", name=type, headers=headers)
 
 
 def _key(id: str, channel: str) -> str:

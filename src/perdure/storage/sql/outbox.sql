@@ -15,9 +15,9 @@ SELECT last_sequence FROM perdure_outbox_sequences WHERE event_source = :event_s
 -- Insert an event at the end of its source; nothing if the id is taken.
 INSERT INTO outbox_events
        (event_id, event_type, event_source, data_type, event_data, event_data_binary, content_type, created_at, status,
-        retry_count, sequence, updated_at)
+        retry_count, sequence, updated_at, headers)
 VALUES (:event_id, :event_type, :event_source, :data_type, :event_data, :event_data_binary, :content_type,
-        COALESCE(:created_at, {now}), 'pending', 0, :sequence, {now})
+        COALESCE(:created_at, {now}), 'pending', 0, :sequence, {now}, :headers)
 {on_conflict_do_nothing(event_id)}
 
 -- content -> event_type, event_source, data_type, event_data, event_data_binary, content_type
@@ -66,11 +66,12 @@ UPDATE outbox_events SET status = 'pending', claimed_by = NULL, claim_expires_at
  WHERE event_id {any(:ids)}
 
 -- first -> event_id, event_type, event_source, event_data, event_data_binary, data_type, content_type, status,
---   retry_count, last_error, published_at, created_at, sequence, updated_at, backs_off
+--   retry_count, last_error, published_at, created_at, sequence, updated_at, headers, backs_off
 -- Return a source's next events in order, each with whether it still backs off. They are claimed, so their time of
 -- change is now.
 SELECT event_id, event_type, event_source, event_data, event_data_binary, data_type, content_type, status, retry_count,
-       last_error, published_at, created_at, sequence, {now}, CASE WHEN next_attempt_at > {now} THEN 1 ELSE 0 END
+       last_error, published_at, created_at, sequence, {now}, headers,
+       CASE WHEN next_attempt_at > {now} THEN 1 ELSE 0 END
   FROM outbox_events WHERE event_source = :event_source AND status = 'pending' AND sequence > 0
  ORDER BY sequence LIMIT :limit
 
@@ -151,19 +152,19 @@ UPDATE outbox_events
 SELECT created_at FROM outbox_events WHERE event_id = :event_id
 
 -- list -> event_id, event_type, event_source, event_data, event_data_binary, data_type, content_type, status,
---   retry_count, last_error, published_at, created_at, sequence, updated_at
+--   retry_count, last_error, published_at, created_at, sequence, updated_at, headers
 -- Return own events, oldest first.
 SELECT event_id, event_type, event_source, event_data, event_data_binary, data_type, content_type, status, retry_count,
-       last_error, published_at, created_at, sequence, COALESCE(updated_at, published_at, created_at)
+       last_error, published_at, created_at, sequence, COALESCE(updated_at, published_at, created_at), headers
   FROM outbox_events
  WHERE sequence IS NOT NULL AND created_at >= :created_at AND (created_at > :created_at OR {ordinal(event_id)} > :after)
  ORDER BY created_at, {ordinal(event_id)} LIMIT :limit
 
 -- list_status -> event_id, event_type, event_source, event_data, event_data_binary, data_type, content_type, status,
---   retry_count, last_error, published_at, created_at, sequence, updated_at
+--   retry_count, last_error, published_at, created_at, sequence, updated_at, headers
 -- Return own events in one state, by the index of the states.
 SELECT event_id, event_type, event_source, event_data, event_data_binary, data_type, content_type, status, retry_count,
-       last_error, published_at, created_at, sequence, COALESCE(updated_at, published_at, created_at)
+       last_error, published_at, created_at, sequence, COALESCE(updated_at, published_at, created_at), headers
   FROM outbox_events {index(idx_outbox_status)}
  WHERE status = :status AND sequence IS NOT NULL
    AND created_at >= :created_at AND (created_at > :created_at OR {ordinal(event_id)} > :after)

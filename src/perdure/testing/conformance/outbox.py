@@ -54,6 +54,29 @@ async def test_added_events_are_fetched_as_added(storage: Storage) -> None:
     assert (first.published_at, first.last_error) == (None, None)
 
 
+@pytest.mark.parametrize("headers", [b'{"tenant":  "\xc3\xa9"}', b"{}", None])
+async def test_headers_are_read_back_as_given(storage: Storage, headers: bytes | None) -> None:
+    await storage.add_outbox_event(OutboxEvent("e-1", "paid", "shop", b"1", headers=headers))
+    (listed,) = await storage.list_outbox_events()
+    (pending,) = await storage.list_outbox_events(OutboxStatus.PENDING)
+    (fetched,) = await storage.get_pending_outbox_events()
+    assert listed.headers == pending.headers == fetched.headers == headers
+
+
+async def test_headers_do_not_make_an_event_a_different_one(storage: Storage) -> None:
+    first = OutboxEvent("e-1", "paid", "shop", b"1", headers=b'{"traceparent": "a"}')
+    for headers in (first.headers, b'{"traceparent": "b"}', None):
+        await storage.add_outbox_event(replace(first, headers=headers))
+    assert [event.headers for event in await storage.list_outbox_events()] == [first.headers]
+
+
+@pytest.mark.parametrize("headers", [b'"' + b"x" * 65_536, b"\xff", b"a\0b"])
+async def test_headers_that_cannot_be_stored_are_refused(storage: Storage, headers: bytes) -> None:
+    with pytest.raises(LimitError, match="headers"):
+        await storage.add_outbox_event(OutboxEvent("e-1", "paid", "shop", b"1", headers=headers))
+    assert await storage.list_outbox_events() == []
+
+
 async def test_every_change_of_an_event_sets_updated_at(storage: Storage, shift: Shift) -> None:
     async def changed() -> datetime:
         (event,) = await storage.list_outbox_events()

@@ -29,7 +29,7 @@ _COLUMNS = [field.name for field in fields(OutboxEvent)]
 
 def _from_row(row: Row, **now: Any) -> OutboxEvent:
     known = {name: row[name] for name in _COLUMNS}
-    return OutboxEvent(**{**known, "event_data": raw(row["event_data"]), **now})
+    return OutboxEvent(**{**known, "event_data": raw(row["event_data"]), "headers": raw(row["headers"]), **now})
 
 
 class Outbox(Fences):
@@ -39,6 +39,7 @@ class Outbox(Fences):
     def add_outbox_event(self, event: OutboxEvent, *, lease: Lease | None = None) -> None:
         """Store an event at the end of its source; an equal one changes nothing, a different one is a conflict."""
         content, created_at = outbox_content(event), limits.moment(event.created_at, "created_at")
+        headers = limits.text(event.headers, "headers", limits.METADATA_MAX)
         if lease is not None:
             self._fence(lease.instance_id, lease)
         events, source = self._tables.outbox_events, event.event_source
@@ -46,7 +47,7 @@ class Outbox(Fences):
         if known is None:
             row = {"event_id": event.event_id, **content, "created_at": created_at or self._now, "published_at": None}
             row |= {"retry_count": 0, "last_error": None, "sequence": sequence, "next_attempt_at": None, **_UNCLAIMED}
-            events[event.event_id] = {**row, "status": "pending", "updated_at": self._now}
+            events[event.event_id] = {**row, "status": "pending", "updated_at": self._now, "headers": headers}
             self._rouse(source)
         elif any(known[name] != value for name, value in content.items()):
             raise HistoryConflictError(
