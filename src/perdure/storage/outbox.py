@@ -352,8 +352,9 @@ def _list(status: str | None, limit: int, after: str | None) -> Operation[list[O
 
 def _from_row(row: Sequence[Any]) -> OutboxEvent:
     key, data, about, (published_at, created_at, sequence, updated_at, headers) = row[:3], row[3:5], row[5:10], row[10:]
-    times = [utc_or_none(published_at), utc(created_at), sequence, utc(updated_at)]
-    return OutboxEvent(*key, *map(raw, data), *about, *times, raw(headers))
+    state = [*about, utc_or_none(published_at), utc(created_at), sequence, utc(updated_at)]
+    fields = [*key, *map(raw, data), *state, raw(headers)]
+    return OutboxEvent(*fields)
 
 
 def _cleanup(age_sec: float) -> Operation[int]:
