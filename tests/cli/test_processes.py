@@ -150,6 +150,31 @@ async def test_worker_executes_runs_until_a_signal(tmp_path: Path, name: str) ->
             await worker.wait()
 
 
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        (["serve", "shop:app", "--port", "0"], "the HTTP API listens on http://127.0.0.1:"),
+        (
+            ["relay", "--publisher", "http://127.0.0.1:1/events", "--database", "sqlite:///shop.db"],
+            "it publishes the outbox",
+        ),
+    ],
+    ids=["serve", "relay"],
+)
+async def test_command_runs_until_a_signal(tmp_path: Path, command: list[str], says: str) -> None:
+    (tmp_path / "shop.py").write_text(APP)
+    process = await begin(tmp_path, *command)
+    try:
+        await line_with(process.stderr, says)
+        process.send_signal(signal.SIGTERM)
+        await asyncio.wait_for(process.communicate(), 60)
+        assert process.returncode == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
 async def test_dev_restarts_the_worker_when_a_file_changes(tmp_path: Path) -> None:
     module = tmp_path / "shop.py"
     module.write_text(APP)

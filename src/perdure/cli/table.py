@@ -113,6 +113,18 @@ COMMANDS = (
     ),
     Command("top", "top:top", "Show counts, workers and runs, live.", "perdure top"),
     Command("worker", "worker:worker", "Execute runs until SIGTERM or Ctrl-C.", "perdure worker shop.workflows:app"),
+    Command(
+        "serve",
+        "serve:serve",
+        "Serve the HTTP API and execute runs until SIGTERM or Ctrl-C.",
+        "perdure serve shop.workflows:app --port 8000",
+    ),
+    Command(
+        "relay",
+        "relay:relay",
+        "Publish the outbox until SIGTERM or Ctrl-C.",
+        "perdure relay --publisher nats://localhost?subject=shop.{type}",
+    ),
     Command("dev", "dev:dev", "Run a worker that restarts when source files change.", "perdure dev shop.workflows:app"),
     Command("init", "init:init", "Create a small project with a workflow, a worker and a test.", "perdure init shop"),
     Command("demo", "demo:demo", "Kill a worker and watch another one resume its runs.", "perdure demo"),

@@ -1,6 +1,7 @@
 """Relays without a worker: processes that publish the outbox and execute no runs."""
 
 import asyncio
+import logging
 from contextlib import AsyncExitStack
 from types import TracebackType
 
@@ -21,6 +22,8 @@ from perdure.model.durations import Duration, seconds
 from perdure.model.records import WakeUp
 from perdure.storage.contract import Storage
 from perdure.storage.wakeups import OUTBOX
+
+log = logging.getLogger("perdure.engine")
 
 DRAIN_SEC = 10.0
 SCAN = "scan"  # stands for notifications that may have been lost
@@ -65,6 +68,12 @@ class Relay(Client):
         self.outbox_stored = self._relay.wake
         self._relay.start(self._supervisor)
         self._listening = self._supervisor.start("listener", self._listen)
+        log.info(
+            "relay %s started: it publishes the outbox to %r",
+            self.relay_id,
+            self._publisher,
+            extra={"worker": self.relay_id},
+        )
 
     async def _listen(self, task: Supervised) -> None:
         await listen(self._opened, task, self._heard)
@@ -84,6 +93,7 @@ class Relay(Client):
     async def _drain(self) -> None:
         await self._relay.stop(self._drain_sec, self._hurried)
         await end_tasks([self._listening])
+        log.info("relay %s stopped", self.relay_id, extra={"worker": self.relay_id})
 
     async def serve(self) -> None:
         """Open the relay and publish events until SIGTERM or SIGINT, then finish what is being published and close it.
