@@ -41,7 +41,9 @@ async def test_statements_of_a_batch_of_suspensions_do_not_grow_with_it(storage:
         statements.take()
         answers = await storage.suspend_instances(items)
         assert all(getattr(answer, "suspended", False) for answer in answers)
-        found.append(statements.take())
+        taken = statements.take()
+        taken.pop("wakeups.notify", None)  # sent only so often
+        found.append(taken)
     _, few, many = found
     if storage._features.round_trips:
         assert few == many

@@ -163,6 +163,7 @@ class StepDocument(Struct):
     error: ErrorDocument | None
     started_at: Moment | None
     finished_at: Moment | None
+    child: str | None = None
 
 
 class StepsDocument(Struct):
