@@ -222,6 +222,12 @@ async def list_workflow_names(on: Stage) -> Act:
 
 
 @operation
+async def list_ended(on: Stage) -> Act:
+    await on.storage.cancel_instance((await on.leased()).instance_id)
+    return lambda s: s.list_ended()
+
+
+@operation
 async def get_events(on: Stage) -> Act:
     leases = await some_leases(on)
     for lease in leases:

@@ -131,6 +131,7 @@ class ListInstancesOptions:
     input_filters: Mapping[str, str | bool | int | float | None] = field(default_factory=dict)
     framework: str | None = "perdure"
     workflow_name: str | None = None  # the whole name, served by an index; the filter above matches a part of the name
+    payloads: bool = True  # False reads neither inputs nor outputs: instances have `{}` and None instead
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +141,17 @@ class PaginationResult:
     instances: list[WorkflowInstance]
     next_page_token: str | None
     has_more: bool
+
+
+@dataclass(frozen=True, slots=True)
+class EndedInstance:
+    """Describe an instance that has ended: how, and how long it took."""
+
+    instance_id: str
+    workflow_name: str
+    status: WorkflowStatus
+    started_at: datetime
+    ended_at: datetime
 
 
 @dataclass(frozen=True, slots=True)

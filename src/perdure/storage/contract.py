@@ -20,6 +20,7 @@ from perdure.model.records import (
     ChannelSubscription,
     ChannelWait,
     CompensationEntry,
+    EndedInstance,
     HistoryEvent,
     Lease,
     ListInstancesOptions,
@@ -134,6 +135,9 @@ class InstanceManager(Protocol):
 
     async def count_instances(self, options: ListInstancesOptions | None = None, *, limit: int = COUNT_MAX) -> int:
         """Return the number of instances that match these filters, at most `limit`."""
+
+    async def list_ended(self, limit: int = 0, *, before: tuple[datetime, str] | None = None) -> list[EndedInstance]:
+        """Return own instances that have ended, the last one first; `before` is the last one's `ended_at` and id."""
 
     async def list_workflow_names(self) -> list[str]:
         """Return the names of the workflows of own instances, sorted."""

@@ -6,7 +6,8 @@ statement is composed of the fragments in listing.sql, one for each filter given
 
 import re
 from collections.abc import Mapping
-from datetime import datetime
+from dataclasses import replace
+from datetime import UTC, datetime
 from functools import lru_cache
 from string import ascii_lowercase, ascii_uppercase
 from typing import Any, NamedTuple
@@ -17,7 +18,7 @@ from perdure.database.statements import Statement
 from perdure.errors import InvalidPageTokenError
 from perdure.model import limits
 from perdure.model.json_paths import Value
-from perdure.model.records import ListInstancesOptions, PaginationResult
+from perdure.model.records import EndedInstance, ListInstancesOptions, PaginationResult
 from perdure.model.states import WorkflowStatus
 from perdure.storage import filters
 from perdure.storage.instances import QUICK_PAGE, from_row
@@ -28,6 +29,7 @@ S = load_statements("listing")
 
 PAGE = 50
 FRAMEWORK_MAX = 50
+_LAST = (datetime(9999, 12, 31, tzinfo=UTC), "")  # no instance ends later
 OWN_FORM = len("2026-01-31T23:59:59.123456+00:00")
 
 _FOLD = str.maketrans(ascii_uppercase, ascii_lowercase)
@@ -58,6 +60,11 @@ class Listing(Transactions):
         search = _search(options or ListInstancesOptions(), self._backend.driver)._replace(place={})
         return await self._scan(_count, search, most)
 
+    async def list_ended(self, limit: int = 0, *, before: tuple[datetime, str] | None = None) -> list[EndedInstance]:
+        """Return own instances that have ended, the last one first; `before` is the last one's `ended_at` and id."""
+        at, instance_id = before or _LAST
+        return await self._scan(_ended, limits.page(limit, PAGE), limits.moment(at, "before"), instance_id)
+
     async def list_workflow_names(self) -> list[str]:
         """Return the names of the workflows of own instances, sorted."""
         return sorted(await self._scan(_names))
@@ -75,6 +82,12 @@ class _Search(NamedTuple):
     params: Mapping[str, object]
     inputs: Mapping[str, Value]
     place: Mapping[str, object]
+    payloads: bool
+
+    @property
+    def begin(self) -> str:
+        """Return the fragment that names the columns; filters of the input need it."""
+        return "select" if self.payloads or self.inputs else "select_bare"
 
     @property
     def reads_much(self) -> bool:
@@ -110,6 +123,7 @@ def _search(options: ListInstancesOptions, driver: Rendering) -> _Search:
         params={**params, "workflow": workflow, **{f"input_{n}": arg for n, arg in enumerate(args, 1)}},
         inputs=inputs,
         place=place,
+        payloads=options.payloads,
     )
 
 
@@ -159,7 +173,10 @@ def _page(search: _Search) -> Operation[PaginationResult]:
     if len(branches) > 1:
         rows.sort(key=lambda row: (row[_STARTED], row[_ID]), reverse=True)
     page, more = rows[: search.limit], len(rows) > search.limit
-    return PaginationResult([from_row(row) for row in page], _token(page[-1]) if more else None, more)
+    found = [from_row(row) for row in page]
+    if search.inputs and not search.payloads:
+        found = [replace(each, input_data=b"{}", output_data=None) for each in found]
+    return PaginationResult(found, _token(page[-1]) if more else None, more)
 
 
 def _branches(search: _Search) -> Operation[list[tuple[str, str | None]]]:
@@ -199,6 +216,11 @@ def _count_filtered(search: _Search, framework: str, status: str | None, limit: 
         search = search._replace(place=_place(_token(rows[search.limit - 1])))
 
 
+def _ended(limit: int, at: datetime | None, instance_id: str) -> Operation[list[EndedInstance]]:
+    rows = yield S.ended(limit=limit, at=at, instance_id=instance_id)
+    return [EndedInstance(row[0], row[1], WorkflowStatus(row[2]), utc(row[3]), utc(row[4])) for row in rows]
+
+
 def _names() -> Operation[list[str]]:
     """Return the names with one index lookup each."""
     found = [""]
@@ -225,7 +247,9 @@ def _rows(search: _Search, framework: str, status: str | None) -> Operation[list
     place = search.place
     found: list[tuple[Any, ...]] = []
     while True:
-        statement = _statement(search.dialect, _from_place(search.fragments, place), search.conditions)
+        statement = _statement(
+            search.dialect, _from_place(search.fragments, place), search.conditions, (search.begin, "order")
+        )
         rows = yield statement(**search.params, **place, framework=framework, status=status, limit=batch)
         found += [row for row in rows if filters.matches(row[_INPUT], search.inputs)] if search.inputs else rows
         if len(rows) < batch or len(found) >= wanted:
@@ -243,7 +267,8 @@ def _from_place(fragments: tuple[str, ...], place: Mapping[str, object]) -> tupl
 
 def _rows_of_all_states(search: _Search, framework: str) -> Operation[list[tuple[Any, ...]]]:
     """Return the first rows of every state, read at one moment: otherwise an instance could be found in two states."""
-    statement = _union(search.dialect, _from_place(search.fragments, search.place), len(search.statuses))
+    fragments = _from_place(search.fragments, search.place)
+    statement = _union(search.dialect, fragments, len(search.statuses), search.begin)
     params = {
         **search.params,
         **search.place,
@@ -255,9 +280,9 @@ def _rows_of_all_states(search: _Search, framework: str) -> Operation[list[tuple
 
 
 @lru_cache(64)
-def _union(dialect: str, fragments: tuple[str, ...], count: int) -> Statement:
+def _union(dialect: str, fragments: tuple[str, ...], count: int, begin: str) -> Statement:
     """Return the statement for the rows of a page in each of several states, each by its own index range."""
-    page = _statement(dialect, fragments, ())
+    page = _statement(dialect, fragments, (), (begin, "order"))
     union = Statement("listing.union", page.columns)
     union.texts[dialect] = (_united(page, dialect, count),)
     return union

@@ -278,6 +278,8 @@ async def _lists(on: Stage) -> None:
         ),
         "every framework": ListInstancesOptions(framework=None),
         "one workflow": ListInstancesOptions(workflow_name="wf", limit=5),  # a page of each state is read
+        "without payloads": ListInstancesOptions(payloads=False),
+        "one workflow, without payloads": ListInstancesOptions(workflow_name="wf", limit=5, payloads=False),
         "one workflow, one state": ListInstancesOptions(workflow_name="wf", status_filter=WorkflowStatus.RUNNING),
         "one workflow, a rare state": ListInstancesOptions(
             workflow_name="wf", status_filter=WorkflowStatus.COMPENSATING
@@ -307,6 +309,10 @@ async def _looks(on: Stage) -> None:
         assert len(await s.get_events(ids, ["~parent", "~deadline"])) == MANY
     with m("get_waits"):
         assert len(await s.get_waits(ids)) == MANY
+    with m("list_ended"):
+        first, *_ = await s.list_ended(MANY)
+    with m("list_ended (next page)"):
+        await s.list_ended(MANY, before=(first.ended_at, first.instance_id))
     with m("list_workflow_names"):
         await s.list_workflow_names()
     with m("now"):

@@ -66,7 +66,7 @@ FRAGMENTS = {  # put together to statements that are measured
     "instances.resumable_named",
     *(f"listing.{name}" for name in ("select", "in_any_state", "in_one_state", "started_after", "started_before")),
     *(f"listing.{name}" for name in ("after", "workflow_name", "instance_id", "input", "order")),
-    *(f"listing.{name}" for name in ("of_one_workflow", "branch", "one", "up_to", "count")),
+    *(f"listing.{name}" for name in ("of_one_workflow", "branch", "one", "up_to", "count", "select_bare")),
 }
 RARE = {"channels.claimant", "channels.key", "channels.named"}  # after a race or a lost answer; each by a unique key
 ONLY_ON = {  # where the others need more statements, or fewer

@@ -113,6 +113,7 @@ INSTANCES: Operations = {
     "delete_instances": args(older_than=d.ages, limit=d.limits),
     "delete_ended": args(instance_ids=d.some(d.instance_ids, 4)),
     "list_workflow_names": args(),
+    "list_ended": args(limit=d.limits),
 }
 
 STUCK: Operations = {
@@ -142,6 +143,7 @@ LISTING: Operations = {
             input_filters=d.either(d.one({}), _filters),
             framework=d.one("perdure", None, "python"),
             workflow_name=d.mostly(d.none, d.one("order", "Order", "refund", "rd", "order ")),
+            payloads=d.one(True, True, False),
         )
     ),
     "count_instances": args(

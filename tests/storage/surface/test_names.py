@@ -39,7 +39,7 @@ create_instances append_histories complete_instances append_and_complete suspend
 list_outbox_events settle_outbox_events
 requeue_outbox_event delete_instances wakeups beat_worker list_workers transaction detached get_instances
 get_last_event acquire_locks claim_instances fire_timers expire_channel_waits next_work_at
-get_channel_waits pending_waits back_off clear_stuck get_stuck list_stuck count_instances list_workflow_names
+get_channel_waits pending_waits back_off clear_stuck get_stuck list_stuck count_instances list_workflow_names list_ended
 delete_ended get_events get_waits now pending_migrations define_workflows
 """.split()
 

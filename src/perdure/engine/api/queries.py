@@ -119,15 +119,18 @@ class RunQuery:
         page = await self.page(1)
         return page.runs[0] if page.runs else None
 
-    async def page(self, limit: int = PAGE, token: str | None = None) -> RunPage:
+    async def page(self, limit: int = PAGE, token: str | None = None, *, payloads: bool = True) -> RunPage:
         """Return a page of at most `limit` runs (default: 100).
 
-        `token` is the `next_token` of the page before (default: None, the first page). Raises `ValueError` for a limit
-        out of range, and `InvalidPageTokenError` for an invalid token.
+        `token` is the `next_token` of the page before (default: None, the first page). With `payloads=False` inputs and
+        results are not read, which may be large: `input` is empty, and `result` is None. Raises `ValueError` for a
+        limit out of range, and `InvalidPageTokenError` for an invalid token.
         """
         if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= PAGE_MAX:
             raise ValueError(f"a page has 1 to {PAGE_MAX} runs, not {limit!r}")
-        rows, following = await self._rows(limit, token)
+        rows, following = await self._rows(limit, token, payloads)
+        if not payloads:
+            rows = [replace(row, input_data=b"{}", output_data=None) for row in rows]
         return RunPage(tuple(await read_runs(self._source._storage, rows)), following)
 
     async def count(self, limit: int = COUNT_MAX) -> int:
@@ -213,10 +216,13 @@ class RunQuery:
             more = token is not None
             yield rows
 
-    async def _rows(self, limit: int, token: str | None) -> tuple[list[WorkflowInstance], str | None]:
+    async def _rows(
+        self, limit: int, token: str | None, payloads: bool = True
+    ) -> tuple[list[WorkflowInstance], str | None]:
         if self._stuck:
             return await self._stuck_rows(limit, _Place.read(token))
-        page = await self._source._storage.list_instances(replace(self._options, limit=limit, page_token=token))
+        asked = replace(self._options, limit=limit, page_token=token, payloads=payloads)
+        page = await self._source._storage.list_instances(asked)
         return page.instances, page.next_page_token
 
     async def _stuck_rows(self, limit: int, place: "_Place") -> tuple[list[WorkflowInstance], str | None]:

@@ -36,13 +36,14 @@ class SyncRunQuery:
         """Return the first run, or None if there is none."""
         return self._ask(lambda query: query.first())
 
-    def page(self, limit: int = PAGE, token: str | None = None) -> RunPage:
+    def page(self, limit: int = PAGE, token: str | None = None, *, payloads: bool = True) -> RunPage:
         """Return a page of at most `limit` runs (default: 100).
 
-        `token` is the `next_token` of the page before (default: None, the first page). Raises `ValueError` for a limit
-        out of range, and `InvalidPageTokenError` for an invalid token.
+        `token` is the `next_token` of the page before (default: None, the first page). With `payloads=False` inputs and
+        results are not read, which may be large: `input` is empty, and `result` is None. Raises `ValueError` for a
+        limit out of range, and `InvalidPageTokenError` for an invalid token.
         """
-        return self._ask(lambda query: query.page(limit, token))
+        return self._ask(lambda query: query.page(limit, token, payloads=payloads))
 
     def count(self, limit: int = COUNT_MAX) -> int:
         """Return the number of runs, counted up to `limit` (default: 10,000); `limit` means that many or more."""

@@ -2,6 +2,10 @@
 -- Begin a page of instances, newest first; one of the next two, the requested conditions and `order` follow.
 SELECT {instance}
 
+-- select_bare -> {instance}
+-- Begin a page without payloads, which may be large and which a list does not show.
+SELECT {bare_instance}
+
 -- in_any_state
 -- Select one framework, whose index has the rows in order. The index is named because MariaDB would read from the
 -- newest on until a page is full, and any database may misjudge a state that is rare.
@@ -78,3 +82,10 @@ SELECT workflow_name FROM workflow_instances {index(idx_instances_listing_workfl
 -- framework -> framework
 -- Return the next framework that has instances: one index lookup, without reading every row.
 SELECT framework FROM workflow_instances WHERE framework > :framework ORDER BY framework LIMIT 1
+
+-- ended -> instance_id, workflow_name, status, started_at, finished_at
+-- Return own instances that have ended, the last one first, before a position in that order.
+SELECT instance_id, workflow_name, status, {utc(started_at)}, {utc(finished_at)}
+  FROM workflow_instances {index(idx_instances_finished)}
+ WHERE framework = 'perdure' AND finished_at <= :at AND (finished_at < :at OR {ordinal(instance_id)} < :instance_id)
+ ORDER BY finished_at DESC, {ordinal(instance_id)} DESC LIMIT :limit

@@ -1,6 +1,7 @@
 """Test which instances a backend lists, in which order, page by page."""
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -10,7 +11,7 @@ from perdure.errors import InvalidJSONPathError, InvalidPageTokenError, LimitErr
 from perdure.model.records import ListInstancesOptions, PaginationResult, WorkflowInstance
 from perdure.model.states import WorkflowStatus
 from perdure.storage.contract import Storage
-from perdure.testing.conformance.tools import new
+from perdure.testing.conformance.tools import Shift, new
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
@@ -473,3 +474,45 @@ async def test_a_count_is_exact_up_to_its_limit(storage: Storage) -> None:
     assert await storage.count_instances() == 1500
     with pytest.raises(LimitError):
         await storage.count_instances(limit=-1)
+
+
+async def test_list_without_payloads_has_every_other_field(storage: Storage) -> None:
+    await given(storage, '{"n": 1}', '{"n": 2}')
+    for options in ({}, {"workflow_name": "wf"}, {"status_filter": "running"}, {"input_filters": {"n": 1}, "limit": 1}):
+        whole = (await page(storage, **options)).instances
+        bare = (await page(storage, **options, payloads=False)).instances
+        assert [replace(each, input_data=b"{}", output_data=None) for each in whole] == bare
+        assert {each.input_data for each in bare} == {b"{}"}
+
+
+async def test_ended_instances_are_listed_by_the_time_of_their_end(storage: Storage, shift: Shift) -> None:
+    await fill(storage, *(WorkflowInstance(f"i-{n}", "wf", started_at=NOON) for n in range(5)))
+    for seconds, each in enumerate(("i-3", "i-1", "i-2"), 1):
+        await storage.cancel_instance(each)
+        shift(storage, seconds)
+    await storage.update_instance_status("i-0", WorkflowStatus.FAILED, "no")
+    found = await storage.list_ended()
+    assert [(each.instance_id, each.status.value) for each in found] == [
+        ("i-0", "failed"),
+        ("i-2", "cancelled"),
+        ("i-1", "cancelled"),
+        ("i-3", "cancelled"),
+    ]
+    assert {(each.workflow_name, each.started_at) for each in found} == {("wf", NOON)}
+    rows = await storage.get_instances([each.instance_id for each in found])
+    assert [each.ended_at for each in found] == [row.updated_at for row in rows if row is not None]
+    first, second = await storage.list_ended(2)
+    assert [first, second] == found[:2]
+    assert await storage.list_ended(before=(second.ended_at, second.instance_id)) == found[2:]
+
+
+async def test_instances_that_end_together_are_listed_once_each_on_pages(storage: Storage) -> None:
+    await fill(storage, *(WorkflowInstance(f"i-{n}", "wf") for n in range(5)))
+    async with storage.transaction():
+        for n in range(5):
+            await storage.cancel_instance(f"i-{n}")
+    found, before = [], None
+    while rows := await storage.list_ended(2, before=before):
+        found += [each.instance_id for each in rows]
+        before = (rows[-1].ended_at, rows[-1].instance_id)
+    assert found == ["i-4", "i-3", "i-2", "i-1", "i-0"]

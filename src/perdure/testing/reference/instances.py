@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from operator import itemgetter
 
 from perdure.errors import (
@@ -18,6 +18,7 @@ from perdure.errors import (
 from perdure.model import limits
 from perdure.model.records import (
     ChannelMode,
+    EndedInstance,
     HistoryEvent,
     HistoryEventType,
     Lease,
@@ -232,7 +233,10 @@ class Instances(Messages, History, Compensations):
         token = (
             f"{page[-1]['started_at'].isoformat(timespec='microseconds')}||{page[-1]['instance_id']}" if more else None
         )
-        return PaginationResult([instance_from(row) for row in page], token, more)
+        instances = [instance_from(row) for row in page]
+        if not asked.payloads:
+            instances = [replace(each, input_data=b"{}", output_data=None) for each in instances]
+        return PaginationResult(instances, token, more)
 
     @reads
     def count_instances(self, options: ListInstancesOptions | None = None, *, limit: int = limits.COUNT_MAX) -> int:
@@ -241,6 +245,29 @@ class Instances(Messages, History, Compensations):
         limits.page(asked.limit, PAGE)
         most = limits.count(limit, "limit", limits.COUNT_MAX)
         return min(len(self._found(replace(asked, page_token=None))), most)
+
+    @reads
+    def list_ended(self, limit: int = 0, *, before: tuple[datetime, str] | None = None) -> list[EndedInstance]:
+        """Return own instances that have ended, the last one first, before a position in that order."""
+        page = limits.page(limit, PAGE)
+        place = None if before is None else (limits.moment(before[0], "before"), before[1])
+        rows = [
+            row
+            for row in self._tables.workflow_instances.values()
+            if row["framework"] == OWN and WorkflowStatus(row["status"]) in TERMINAL
+        ]
+        rows.sort(key=itemgetter("updated_at", "instance_id"), reverse=True)
+        found = [row for row in rows if place is None or (row["updated_at"], row["instance_id"]) < place]
+        return [
+            EndedInstance(
+                row["instance_id"],
+                row["workflow_name"],
+                WorkflowStatus(row["status"]),
+                row["started_at"],
+                row["updated_at"],
+            )
+            for row in found[:page]
+        ]
 
     @reads
     def list_workflow_names(self) -> list[str]:
