@@ -6,14 +6,14 @@ import socket
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from perdure.database.cancellation import finish
 from perdure.engine.api.client import Client
 from perdure.engine.api.serving import SIGNALS
 from perdure.errors import ConfigurationError
 from perdure.http.api import Render
-from perdure.http.app import MAX_BODY, MAX_WAIT, HTTPApp, http_app, opened
+from perdure.http.app import MAX_BODY, MAX_WAIT, http_app, opened
 from perdure.http.auth import Authenticate, is_loopback
 from perdure.model.durations import Duration
 
@@ -61,7 +61,24 @@ async def serve(
             f"serve(host={host!r}) would let other machines use the HTTP API, which has no token: pass token= or "
             "auth=, or listen on 127.0.0.1"
         )
-    server = Server(asgi, listen(host, port))
+    await serve_application(client, asgi, host, port)
+
+
+class Application(Protocol):
+    """An ASGI application that can end the requests that wait."""
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Serve a request."""
+
+    def stop_waiting(self) -> None:
+        """Answer all requests that wait."""
+
+
+async def serve_application(
+    client: Client, asgi: Application, host: str, port: int, name: str = "the HTTP API"
+) -> None:
+    """Serve an application of a client until SIGTERM or SIGINT; open and close the client, unless it is open."""
+    server = Server(asgi, listen(host, port), name)
     with _stopping_on_signals(server) as signals:
         try:
             async with opened(client):
@@ -95,8 +112,8 @@ def listen(host: str, port: int) -> socket.socket:
 class Server:
     """A uvicorn server that can be stopped, and then does not wait for requests that wait for runs."""
 
-    def __init__(self, asgi: HTTPApp, listener: socket.socket) -> None:
-        self._asgi = asgi
+    def __init__(self, asgi: Application, listener: socket.socket, name: str = "the HTTP API") -> None:
+        self._asgi, self._name = asgi, name
         self._listener = listener
         try:
             self._uvicorn = _new_uvicorn(asgi)
@@ -115,7 +132,7 @@ class Server:
         url = self.url
         serving = asyncio.create_task(self._uvicorn.serve(sockets=[self._listener]), name="perdure HTTP server")
         broken = asyncio.create_task(client.failure())
-        log.info("the HTTP API listens on %s", url, extra={"url": url})
+        log.info("%s listens on %s", self._name, url, extra={"url": url})
         try:
             await asyncio.wait([serving, broken], return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -123,7 +140,7 @@ class Server:
             if not broken.done():
                 broken.cancel()
             await finish(asyncio.wait([serving, broken]))
-            log.info("the HTTP API on %s stopped", url, extra={"url": url})
+            log.info("%s on %s stopped", self._name, url, extra={"url": url})
         serving.result()
         if not broken.cancelled():
             broken.result()
@@ -142,7 +159,7 @@ class Server:
         self._listener.close()
 
 
-def _new_uvicorn(asgi: HTTPApp) -> Any:
+def _new_uvicorn(asgi: Application) -> Any:
     try:
         import uvicorn
     except ImportError:

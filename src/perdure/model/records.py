@@ -131,6 +131,7 @@ class ListInstancesOptions:
     input_filters: Mapping[str, str | bool | int | float | None] = field(default_factory=dict)
     framework: str | None = "perdure"
     workflow_name: str | None = None  # the whole name, served by an index; the filter above matches a part of the name
+    statuses: tuple[WorkflowStatus, ...] = ()  # any of these states, instead of the one above
     payloads: bool = True  # False reads neither inputs nor outputs: instances have `{}` and None instead
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from perdure.database.dialects.base import Rendering
 from perdure.database.operation import Operation, utc
 from perdure.database.statements import Statement
-from perdure.errors import InvalidPageTokenError
+from perdure.errors import InvalidPageTokenError, LimitError
 from perdure.model import limits
 from perdure.model.json_paths import Value
 from perdure.model.records import EndedInstance, ListInstancesOptions, PaginationResult
@@ -99,7 +99,8 @@ def _search(options: ListInstancesOptions, driver: Rendering) -> _Search:
         limits.name(options.framework, "framework", FRAMEWORK_MAX)
     status, before = _status(options.status_filter), limits.moment(options.started_before, "started_before")
     workflow = options.workflow_name and limits.name(options.workflow_name, "workflow_name")
-    base = "of_one_workflow" if workflow else "in_one_state" if status else "in_any_state"
+    several = _several(options.statuses, status)
+    base = "of_one_workflow" if workflow else "in_one_state" if status or several else "in_any_state"
     given = {
         "started_after": limits.moment(options.started_after, "started_after"),
         "started_before": before,
@@ -117,7 +118,7 @@ def _search(options: ListInstancesOptions, driver: Rendering) -> _Search:
         dialect=driver.name,
         limit=limits.page(options.limit, PAGE),
         framework=options.framework,
-        statuses=tuple(each.value for each in WorkflowStatus) if workflow and not status else (status,),
+        statuses=several or (tuple(each.value for each in WorkflowStatus) if workflow and not status else (status,)),
         fragments=(base, *params),
         conditions=tuple(zip(inputs, conditions, strict=True)),
         params={**params, "workflow": workflow, **{f"input_{n}": arg for n, arg in enumerate(args, 1)}},
@@ -134,6 +135,12 @@ def _part(value: str | None, kind: str) -> str | None:
 
 def _status(value: WorkflowStatus | None) -> str | None:
     return None if value is None else limits.choice(WorkflowStatus, value, "status_filter").value
+
+
+def _several(values: tuple[WorkflowStatus, ...], one: str | None) -> tuple[str, ...]:
+    if values and one is not None:
+        raise LimitError("a listing takes status_filter or statuses, not both")
+    return tuple(dict.fromkeys(limits.choice(WorkflowStatus, each, "statuses").value for each in values))
 
 
 def _place(token: str) -> dict[str, Any]:

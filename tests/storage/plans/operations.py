@@ -278,6 +278,9 @@ async def _lists(on: Stage) -> None:
         ),
         "every framework": ListInstancesOptions(framework=None),
         "one workflow": ListInstancesOptions(workflow_name="wf", limit=5),  # a page of each state is read
+        "two states": ListInstancesOptions(
+            statuses=(WorkflowStatus.WAITING_FOR_TIMER, WorkflowStatus.WAITING_FOR_MESSAGE), limit=5
+        ),
         "without payloads": ListInstancesOptions(payloads=False),
         "one workflow, without payloads": ListInstancesOptions(workflow_name="wf", limit=5, payloads=False),
         "one workflow, one state": ListInstancesOptions(workflow_name="wf", status_filter=WorkflowStatus.RUNNING),

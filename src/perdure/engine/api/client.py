@@ -239,7 +239,7 @@ class Client:
         """Return a query for the runs that match all given filters, newest first.
 
         - `workflow`: the workflow, or its name.
-        - `status`: a `WorkflowStatus`, or its value such as `"failed"`.
+        - `status`: a `WorkflowStatus`, or its value such as `"failed"`; `"waiting"` means any of the three waits.
         - `stuck`: only stuck runs, those that have been stuck longest first (default: False).
         - `where`: values at JSON paths of the input, such as `{"order.id": "A-1"}`. It needs `workflow`, `status`,
           `started_after` or `stuck` as well, because it reads the inputs of all runs that the other filters leave.

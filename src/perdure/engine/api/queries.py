@@ -18,12 +18,13 @@ from perdure.errors import InvalidPageTokenError, PerdureError, WorkflowNotCance
 from perdure.model.durations import moment
 from perdure.model.limits import PAGE_MAX
 from perdure.model.records import ListInstancesOptions, WorkflowInstance
-from perdure.model.states import RESUMABLE, TERMINAL, WorkflowStatus
+from perdure.model.states import RESUMABLE, TERMINAL, WAITING, WorkflowStatus
 from perdure.storage import filters
 from perdure.storage.contract import Storage
 
 PAGE = 100
 COUNT_MAX = 10_000
+ANY_WAIT = "waiting"
 
 Where = Mapping[str, str | bool | int | float | None]
 
@@ -97,7 +98,7 @@ class RunQuery:
                 "workflow=, status=, started_after= or stuck=True as well"
             )
         self._options = ListInstancesOptions(
-            status_filter=_status(status),
+            statuses=_statuses(status),
             workflow_name=workflow,
             started_after=started_after,
             started_before=started_before,
@@ -238,7 +239,7 @@ class RunQuery:
             if (name, status) < (place.workflow, place.status):
                 continue
             token: str | None = place.token if (name, status) == (place.workflow, place.status) else ""
-            options = replace(self._options, workflow_name=name, status_filter=WorkflowStatus(status))
+            options = replace(self._options, workflow_name=name, statuses=(WorkflowStatus(status),))
             while token is not None:
                 if len(found) == limit:
                     return found, _Place(None, "", name, status, token).text()
@@ -266,8 +267,8 @@ class RunQuery:
         served = await served_names(storage)
         if served is None:
             return []
-        wanted = options.status_filter
-        states = sorted(status.value for status in RESUMABLE if wanted in (None, status))
+        wanted = options.statuses
+        states = sorted(status.value for status in RESUMABLE if not wanted or status in wanted)
         known = await storage.list_workflow_names() if options.workflow_name is None else [options.workflow_name]
         return [(name, status) for name in sorted(set(known) - set(served)) for status in states]
 
@@ -281,7 +282,7 @@ class RunQuery:
         asked, started = self._options, row.started_at
         return (
             asked.workflow_name in (None, row.workflow_name)
-            and asked.status_filter in (None, row.status)
+            and (not asked.statuses or row.status in asked.statuses)
             and (asked.started_after is None or (started is not None and started > asked.started_after))
             and (asked.started_before is None or (started is not None and started < asked.started_before))
             and (not self._where or filters.matches(row.input_data.decode(), self._where))
@@ -317,9 +318,12 @@ class _Place:
         return base64.urlsafe_b64encode(json.dumps(whole).encode()).decode()
 
 
-def _status(value: WorkflowStatus | str | None) -> WorkflowStatus | None:
+def _statuses(value: WorkflowStatus | str | None) -> tuple[WorkflowStatus, ...]:
+    """Return the states that a query asks for; none means any."""
+    if value == ANY_WAIT:
+        return tuple(sorted(WAITING))
     try:
-        return None if value is None else WorkflowStatus(value)
+        return () if value is None else (WorkflowStatus(value),)
     except ValueError:
         known = ", ".join(repr(status.value) for status in WorkflowStatus)
-        raise ValueError(f"runs(status=) is one of {known}, not {value!r}") from None
+        raise ValueError(f"runs(status=) is one of {known}, or {ANY_WAIT!r} for any wait, not {value!r}") from None

@@ -516,3 +516,20 @@ async def test_instances_that_end_together_are_listed_once_each_on_pages(storage
         found += [each.instance_id for each in rows]
         before = (rows[-1].ended_at, rows[-1].instance_id)
     assert found == ["i-4", "i-3", "i-2", "i-1", "i-0"]
+
+
+async def test_several_states_are_listed_and_counted_together_in_order(storage: Storage) -> None:
+    await fill(storage, *(WorkflowInstance(f"i-{n}", "wf" if n % 2 else "other", started_at=NOON) for n in range(8)))
+    for n in (1, 2, 5, 7):
+        await storage.cancel_instance(f"i-{n}")
+    await storage.update_instance_status("i-3", WorkflowStatus.FAILED, "no")
+    ended = (WorkflowStatus.CANCELLED, WorkflowStatus.FAILED)
+    assert await all_ids(storage, statuses=ended, limit=2) == ["i-7", "i-5", "i-3", "i-2", "i-1"]
+    assert await all_ids(storage, statuses=ended, workflow_name="wf", limit=2) == ["i-7", "i-5", "i-3", "i-1"]
+    assert await all_ids(storage, statuses=ended[1:], framework=None) == ["i-3"]
+    assert await storage.count_instances(ListInstancesOptions(statuses=ended)) == 5
+    assert await storage.count_instances(ListInstancesOptions(statuses=(*ended, *ended)), limit=3) == 3
+    with pytest.raises(LimitError):
+        await page(storage, statuses=ended, status_filter=WorkflowStatus.FAILED)
+    with pytest.raises(LimitError):
+        await page(storage, statuses=("done",))

@@ -281,6 +281,9 @@ class Instances(Messages, History, Compensations):
             limits.name(asked.framework, "framework", FRAMEWORK_MAX)
         wanted = asked.status_filter
         status = None if wanted is None else limits.choice(WorkflowStatus, wanted, "status_filter").value
+        several = {limits.choice(WorkflowStatus, each, "statuses").value for each in asked.statuses}
+        if several and status is not None:
+            raise LimitError("a listing takes status_filter or statuses, not both")
         before = limits.moment(asked.started_before, "started_before")
         workflow = asked.workflow_name and limits.name(asked.workflow_name, "workflow_name")
         after = limits.moment(asked.started_after, "started_after")
@@ -293,6 +296,7 @@ class Instances(Messages, History, Compensations):
             for row in self._tables.workflow_instances.values()
             if asked.framework in (None, row["framework"])
             and status in (None, row["status"])
+            and (not several or row["status"] in several)
             and (not workflow or workflow == row["workflow_name"])
             and (before is None or row["started_at"] < before)
             and (after is None or row["started_at"] > after)

@@ -1,0 +1,208 @@
+"""The ASGI application of the dashboard."""
+
+from collections.abc import Collection, MutableMapping
+from typing import Any
+from urllib.parse import quote
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import Receive, Scope, Send
+
+from perdure.dashboard import actions, assets, others, overview, run, runs, workers
+from perdure.dashboard.access import SESSION, SESSION_SEC, Access, Doors, check_csrf
+from perdure.dashboard.audit import Audit
+from perdure.dashboard.pages import (
+    THEMES,
+    Dashboard,
+    Page,
+    action_of,
+    guarded,
+    html,
+    read_form,
+    refusal,
+    routes_of,
+)
+from perdure.dashboard.values import Redact, Redactor
+from perdure.engine.api.client import Client
+from perdure.errors import ConfigurationError
+from perdure.http.api import exact
+from perdure.http.app import opened
+from perdure.http.problems import of_http
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+HEADERS: dict[str, str] = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": POLICY,
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "same-origin",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+YEAR_SEC = 365 * 24 * 3600
+
+
+class DashboardApp(Starlette):
+    """The dashboard as an ASGI application; made by `dashboard_app()`.
+
+    Served alone, its lifespan opens and closes the App or Client. A mounted application gets no lifespan events, so
+    there the other application opens it.
+    """
+
+    def __init__(self, dashboard: Dashboard) -> None:
+        async def refuse(request: Request, error: Exception) -> Response:
+            assert isinstance(error, HTTPException), "registered for this class only"
+            return refusal(dashboard, request, of_http(request, error), as_json=False)
+
+        super().__init__(
+            routes=_routes(dashboard),
+            exception_handlers={HTTPException: refuse},
+            lifespan=lambda _: opened(dashboard.client),
+        )
+        self.router.redirect_slashes = False
+        self._dashboard = dashboard
+
+    @property
+    def needs_local_clients(self) -> bool:
+        """Return whether the dashboard has neither a token nor a function that decides about access."""
+        return self._dashboard.doors.is_open
+
+    def stop_waiting(self) -> None:
+        """End all streams now; call it when the server begins to stop."""
+        self._dashboard.live.stop()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request: with exact paths, and with security headers on the response."""
+        if scope["type"] == "http":
+            scope, send = exact(scope), _with_headers(send)
+        await super().__call__(scope, receive, send)
+
+
+def dashboard_app(
+    client: Client,
+    *,
+    token: str | None = None,
+    access: Access | None = None,
+    redact: Redact | Collection[str] | None = None,
+    audit: Audit | None = None,
+    title: str = "perdure",
+) -> DashboardApp:
+    """Return the dashboard of an App or Client as an ASGI application, to be served alone or mounted into another one.
+
+    - `client`: an App or Client. If it is not open, the lifespan of the application opens and closes it.
+    - `token`: people enter it once; programs send the header `Authorization: Bearer <token>` (default: None).
+    - `access`: a function, async or not, that takes the `starlette.requests.Request` and returns `"all"`, `"read"`, a
+      set of actions (`cancel`, `retry`, `delete`, `send`, `requeue`), or None to refuse it; instead of `token`.
+    - `redact`: names of keys whose values are not shown, or a function that takes a value and what it is (`"input"`,
+      `"result"`, `"error"` …) and returns what is shown of it. It gets numbers as text (default: None, all is shown).
+    - `audit`: a function, async or not, that takes an `AuditEntry` before and after each action (default: None;
+      actions are logged by `perdure.audit` in any case).
+    - `title`: the name in the corner of each page (default: "perdure").
+
+    Without `token` and `access`, only browsers on the same machine are served. Raises `TypeError` or
+    `ConfigurationError` for an invalid setting.
+    """
+    if not isinstance(client, Client):
+        raise TypeError(f"dashboard_app() takes an App or a Client, not {client!r}")
+    if audit is not None and not callable(audit):
+        raise ConfigurationError("dashboard_app(audit=) must be a function that takes an AuditEntry")
+    return DashboardApp(Dashboard(client, Doors(token, access), Redactor(redact), audit, str(title)))
+
+
+def _routes(dashboard: Dashboard) -> list[BaseRoute]:
+    pages = (
+        ("/", overview.overview),
+        ("/runs", runs.runs),
+        ("/runs/{id}/history", run.history),
+        ("/runs/{id}", run.run),
+        ("/bulk", runs.bulk),
+        ("/failures/{fingerprint}", others.failure),
+        ("/waits", others.waits),
+        ("/workers", workers.workers),
+        ("/schedules", others.schedules),
+        ("/outbox", others.outbox),
+    )
+    forms = (
+        ("/runs/{id}/cancel", actions.cancel_run),
+        ("/runs/{id}/retry", actions.retry_run),
+        ("/runs/{id}/delete", actions.delete_run),
+        ("/runs/{id}/send", actions.send_event),
+        ("/bulk", runs.change_many),
+        ("/outbox/requeue", actions.requeue_event),
+    )
+    return [
+        Route("/static/{digest}/{name}", assets.static, methods=["GET"]),
+        *_login_routes(dashboard),
+        *(action_of(dashboard, path, act) for path, act in forms),
+        *(route for path, view in pages for route in routes_of(dashboard, path, view)),
+    ]
+
+
+def _login_routes(dashboard: Dashboard) -> list[BaseRoute]:
+    async def ask(request: Request) -> Response:
+        shown = {"next": _local(request.query_params.get("next", "/")), "wrong": False}
+        return html(dashboard, request, Page("login.html", "Sign in", {}, shown), None)
+
+    async def enter(request: Request) -> Response:
+        async def handle() -> Response:
+            form = await read_form(request)
+            check_csrf(request, form.get("csrf", ""))
+            following, root = _local(form.get("next", "/")), quote(request.scope.get("root_path", ""))
+            session = dashboard.doors.session_for(form.get("token", ""))
+            if session is None:
+                shown = {"next": following, "wrong": True}
+                return html(dashboard, request, Page("login.html", "Sign in", {}, shown, status=403), None)
+            response = RedirectResponse(f"{root}{following}", 303)
+            secure, longest = request.url.scheme == "https", int(SESSION_SEC)
+            response.set_cookie(
+                SESSION, session, longest, path=root or "/", httponly=True, samesite="strict", secure=secure
+            )
+            return response
+
+        return await guarded(dashboard, request, handle, as_json=False)
+
+    async def theme(request: Request) -> Response:
+        """Keep the choice of a theme, for browsers without JavaScript."""
+
+        async def handle() -> Response:
+            form = await read_form(request)
+            check_csrf(request, form.get("csrf", ""))
+            chosen, root = form.get("theme", ""), quote(request.scope.get("root_path", ""))
+            response = RedirectResponse(f"{root}{_local(form.get('next', '/'))}", 303)
+            if chosen in THEMES:
+                response.set_cookie("perdure_theme", chosen, YEAR_SEC, path=root or "/", samesite="strict")
+            else:
+                response.delete_cookie("perdure_theme", path=root or "/")
+            return response
+
+        return await guarded(dashboard, request, handle, as_json=False)
+
+    return [
+        Route("/login", ask, methods=["GET"]),
+        Route("/login", enter, methods=["POST"]),
+        Route("/theme", theme, methods=["POST"]),
+    ]
+
+
+def _local(path: str) -> str:
+    """Return a path of the dashboard, whatever a link asked for: never another site."""
+    return path if path.startswith("/") and not path.startswith(("//", "/\\")) and path.isprintable() else "/"
+
+
+def _with_headers(send: Send) -> Send:
+    """Return a function that sends a response with security headers, except those that it has already."""
+    added = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
+
+    async def send_with_headers(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            given = {name.lower() for name, _ in message["headers"]}
+            message = {**message, "headers": [*message["headers"], *(each for each in added if each[0] not in given)]}
+        await send(message)
+
+    return send_with_headers

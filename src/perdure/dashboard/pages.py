@@ -1,0 +1,284 @@
+"""What every page is made of: a view computes it, and a request gets it as HTML, as JSON or as a stream of changes."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+from urllib.parse import parse_qsl, quote, urlencode
+
+import msgspec
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import RedirectResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from perdure.dashboard import charts, icons
+from perdure.dashboard.access import ACTIONS, CSRF, Doors, check_csrf, csrf_of
+from perdure.dashboard.assets import asset_url
+from perdure.dashboard.audit import Audit
+from perdure.dashboard.live import Live
+from perdure.dashboard.values import Redactor, plain, pretty
+from perdure.engine.api import current
+from perdure.engine.api.client import Client, storage_of
+from perdure.errors import ClosedError, PerdureError
+from perdure.http.bodies import media_type, read_body
+from perdure.http.problems import Problem, of_http, problem_of, unexpected
+from perdure.storage.contract import Storage
+from perdure.views.durations import short
+
+SSE = "text/event-stream"
+THEMES = ("light", "dark")
+
+
+@dataclass(frozen=True, slots=True)
+class Dashboard:
+    """The client and the settings of a dashboard."""
+
+    client: Client
+    doors: Doors
+    redact: Redactor
+    audit: Audit | None
+    title: str
+    live: Live = field(default_factory=Live)
+
+    @property
+    def storage(self) -> Storage:
+        """Return the storage of the client."""
+        return storage_of(self.client)
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A computed page.
+
+    - `document`: its JSON.
+    - `shown`: what only the template needs.
+    - `marker`: what a stream compares, if not the document: something without times that count on.
+    - `status`: of the response.
+    """
+
+    template: str
+    title: str
+    document: Mapping[str, Any]
+    shown: Mapping[str, Any] = field(default_factory=dict)
+    marker: object = None
+    status: int = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """A request to a page: who asks, and when by the clock of the database."""
+
+    request: Request
+    now: datetime
+    may: frozenset[str]
+
+    def value(self, name: str, default: str = "") -> str:
+        """Return a query parameter."""
+        return self.request.query_params.get(name, default)
+
+    def number(self, name: str, most: int = 10**9) -> int:
+        """Return a query parameter that is a whole number (default: 0)."""
+        text = self.value(name, "0")
+        if not text.isascii() or not text.isdigit() or int(text[:12]) > most:
+            raise Problem(422, f"{name}={text} is not a whole number up to {most}", parameter=name)
+        return int(text)
+
+
+View = Callable[[Dashboard, Visit], Awaitable[Page | Response]]
+Act = Callable[[Dashboard, Visit, Mapping[str, str]], Awaitable[Response]]
+
+ENVIRONMENT = Environment(
+    loader=PackageLoader("perdure.dashboard"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+)
+ENVIRONMENT.lstrip_blocks = True
+ENVIRONMENT.filters.update(
+    short=short, pretty=pretty, quoted=lambda text: quote(str(text), safe=""), count=lambda number: f"{number:,}"
+)
+ENVIRONMENT.globals.update(asset=asset_url, icon=icons.icon, label=icons.label, charts=charts)
+
+
+def routes_of(dashboard: Dashboard, path: str, view: View) -> list[Route]:
+    """Return the routes of a page: its own, and that of its JSON."""
+    twin = "/index.json" if path == "/" else f"{path}.json"
+
+    def respond(as_json: bool) -> Callable[[Request], Awaitable[Response]]:
+        async def respond(request: Request) -> Response:
+            return await _answer(dashboard, request, view, as_json)
+
+        return respond
+
+    return [
+        Route(twin, respond(True), methods=["GET"], name=f"{view.__name__}_json"),
+        Route(path, respond(False), methods=["GET"], name=view.__name__),
+    ]
+
+
+def action_of(dashboard: Dashboard, path: str, act: Act) -> Route:
+    """Return the route of a form."""
+
+    async def respond(request: Request) -> Response:
+        async def handle() -> Response:
+            visit = await visit_of(dashboard, request)
+            form = await read_form(request)
+            check_csrf(request, form.get("csrf", ""))
+            with current.using(dashboard.client):
+                return await act(dashboard, visit, form)
+
+        return await guarded(dashboard, request, handle, as_json=False)
+
+    return Route(path, respond, methods=["POST"], name=act.__name__)
+
+
+FORM_MAX = 1024 * 1024
+
+
+async def read_form(request: Request) -> dict[str, str]:
+    """Return the fields of a form; raise `Problem` if it is none, or too long."""
+    if media_type(request) != "application/x-www-form-urlencoded":
+        raise Problem(415, "send the form as application/x-www-form-urlencoded")
+    body = await read_body(request, FORM_MAX)
+    try:
+        return dict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=100))
+    except ValueError as error:
+        raise Problem(400, f"the form cannot be read: {error}") from None
+
+
+async def visit_of(dashboard: Dashboard, request: Request) -> Visit:
+    """Return who asks, and when; raise `Problem` if the request may not see the dashboard."""
+    may = await dashboard.doors.allowed(request)
+    request.state.may = may
+    if not dashboard.client.is_open:
+        raise ClosedError(
+            f"the {type(dashboard.client).__name__} of the dashboard is not open: open it in the lifespan of the "
+            "application that the dashboard is mounted into"
+        )
+    return Visit(request, await dashboard.storage.now(), may)
+
+
+async def _answer(dashboard: Dashboard, request: Request, view: View, as_json: bool) -> Response:
+    async def handle() -> Response:
+        visit = await visit_of(dashboard, request)
+        if SSE in request.headers.get("accept", "") and not as_json:
+            return _stream(dashboard, request, visit, view)
+        with current.using(dashboard.client):
+            page = await view(dashboard, visit)
+        if isinstance(page, Response):
+            return page
+        if as_json:
+            return Response(msgspec.json.encode(plain(page.document)), page.status, None, "application/json")
+        return html(dashboard, request, page, visit)
+
+    return await guarded(dashboard, request, handle, as_json)
+
+
+async def guarded(
+    dashboard: Dashboard, request: Request, handle: Callable[[], Awaitable[Response]], as_json: bool
+) -> Response:
+    """Return a response, or the page that says why there is none."""
+    try:
+        return await handle()
+    except Problem as error:
+        problem = error
+    except PerdureError as error:
+        problem = problem_of(error)
+    except HTTPException as error:
+        problem = of_http(request, error)
+    except TimeoutError as error:
+        problem = Problem(504, f"the request took too long: {error}")
+    except ClientDisconnect:
+        return Response(status_code=400)  # it reaches no one
+    except Exception as error:
+        problem = unexpected(request, error)
+    return refusal(dashboard, request, problem, as_json)
+
+
+def refusal(dashboard: Dashboard, request: Request, problem: Problem, as_json: bool) -> Response:
+    """Return the page or the JSON of a problem; a person without a session is asked for the token."""
+    wants_html = "text/html" in request.headers.get("accept", "") and not as_json
+    if not wants_html:
+        return problem.response()
+    if problem.status == 401 and dashboard.doors.has_token:
+        back = urlencode({"next": _own_path(request)})
+        return RedirectResponse(f"{request.scope.get('root_path', '')}/login?{back}", 303)
+    shown = {"problem": problem, "document": problem.document()}
+    page = Page("problem.html", problem.document().title, {}, shown, status=problem.status)
+    return html(dashboard, request, page, None)
+
+
+def _own_path(request: Request) -> str:
+    path = request.url.path.removeprefix(request.scope.get("root_path", ""))
+    return f"{path}?{request.url.query}" if request.url.query else path
+
+
+def html(dashboard: Dashboard, request: Request, page: Page, visit: Visit | None) -> Response:
+    """Return a page as HTML."""
+    root = quote(request.scope.get("root_path", ""))
+    theme, csrf = request.cookies.get("perdure_theme", ""), csrf_of(request)
+    text = ENVIRONMENT.get_template(page.template).render(
+        **page.document,
+        **page.shown,
+        page=page,
+        root=root,
+        brand=dashboard.title,
+        theme=theme if theme in THEMES else "",
+        csrf=csrf,
+        may=visit.may if visit is not None else frozenset(),
+        now=visit.now if visit is not None else None,
+        ago=_ago(visit.now) if visit is not None else None,
+        here=request.url.path.removeprefix(request.scope.get("root_path", "")) or "/",
+        twin=_twin(request),
+        search=request.query_params.get("q", ""),
+        actions=ACTIONS,
+        has_token=dashboard.doors.has_token,
+    )
+    response = Response(text, page.status, {"Vary": "Accept, Cookie"}, "text/html")
+    if request.cookies.get(CSRF) != csrf:
+        secure = request.url.scheme == "https"
+        response.set_cookie(CSRF, csrf, path=root or "/", httponly=True, samesite="strict", secure=secure)
+    return response
+
+
+def _twin(request: Request) -> str:
+    root = request.scope.get("root_path", "")
+    path = request.url.path.removeprefix(root).rstrip("/")
+    query = f"?{request.url.query}" if request.url.query else ""
+    return f"{quote(root)}{quote(path) if path else '/index'}.json{query}"
+
+
+def _ago(now: datetime) -> Callable[[datetime | None], Markup]:
+    """Return how a template shows a time: how long ago, with the exact time as a tooltip."""
+
+    def ago(moment: datetime | None) -> Markup:
+        if moment is None:
+            return Markup("–")
+        seconds = (now - moment).total_seconds()
+        text = f"{short(seconds)} ago" if seconds >= 0 else f"in {short(-seconds)}"
+        return Markup('<time datetime="{}" title="{} UTC">{}</time>').format(
+            moment.isoformat(), f"{moment:%Y-%m-%d %H:%M:%S}", text
+        )
+
+    return ago
+
+
+def _stream(dashboard: Dashboard, request: Request, visit: Visit, view: View) -> Response:
+    async def compute() -> object:
+        with current.using(dashboard.client):
+            now = await dashboard.storage.now()
+            page = await view(dashboard, Visit(request, now, visit.may))
+        if isinstance(page, Response):
+            return page.status_code
+        return page.marker if page.marker is not None else plain(page.document)
+
+    key = f"{request.url.path}?{request.url.query} {sorted(visit.may)}"
+    events = dashboard.live.events(request, key, compute)
+    return StreamingResponse(events, media_type=SSE, headers={"X-Accel-Buffering": "no"})
+
+
+def redirect(visit: Visit, path: str, **query: str | int) -> Response:
+    """Return the response that leads a browser to another page of the dashboard."""
+    text = urlencode({key: value for key, value in query.items() if value != ""})
+    root = quote(visit.request.scope.get("root_path", ""))
+    return RedirectResponse(f"{root}{path}{'?' + text if text else ''}", 303)

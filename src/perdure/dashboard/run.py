@@ -1,0 +1,364 @@
+"""The page of a run: what it does and why, its timeline, its values, and its relatives."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import Any
+from urllib.parse import urlencode
+
+from starlette.responses import Response
+
+from perdure.dashboard.pages import Dashboard, Page, Visit
+from perdure.dashboard.timeline import ROWS_MAX, Part, Phase, Row, Scale, folded, rows_of
+from perdure.dashboard.values import parse, plain
+from perdure.engine.api.reading import read_runs
+from perdure.engine.api.run_info import RunInfo, WaitKind
+from perdure.engine.api.step_info import StepInfo, StepStatus
+from perdure.engine.api.step_reading import steps_of
+from perdure.engine.execution.rows import read_pages
+from perdure.engine.history.records import (
+    STATE,
+    Completed,
+    Failed,
+    MessageReceived,
+    Started,
+    record_of,
+)
+from perdure.engine.starting import not_found
+from perdure.http.api import run_id_of
+from perdure.model.records import HistoryEvent, WorkflowInstance
+from perdure.model.states import TERMINAL, WorkflowStatus
+from perdure.storage.contract import Storage
+from perdure.views.why import Activity, explain
+
+HISTORY_MAX = 20_000  # rows of a history that are read for a timeline
+CHILD_HISTORY_MAX = 1_000
+ARCHIVE_MAX = 1_000
+RETRIES_MAX = 9
+CHILDREN_MAX = 50
+PAGE = 100
+
+NOTES = {
+    "cancelled": "The run is being cancelled: completed steps are compensated first.",
+    "retried": "This is the new run.",
+    "sent": "The event is stored for the run.",
+    "deleted": "The run is deleted.",
+    "requeued": "The event will be published.",
+}
+
+_TRIED_AGAIN = re.compile(r"~r[0-9]+\Z")
+_GENERATION = re.compile(r"~[0-9]+\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """The rows of a history, as far as they were read."""
+
+    rows: Sequence[HistoryEvent]
+    more: bool
+    steps: Sequence[StepInfo] = field(default=())
+
+
+async def run(dashboard: Dashboard, visit: Visit) -> Page | Response:
+    """Return the page of a run."""
+    storage = dashboard.storage
+    row = await _row(storage, visit)
+    (info,) = await read_runs(storage, [row])
+    history = await _history(storage, row, HISTORY_MAX)
+    failed, at_work = _failed_step(info, history), _open_step(history)
+    why = explain(info, visit.now, failed or at_work)
+    timeline = await _timeline(dashboard, visit, info, history, why.activity)
+    chosen = _chosen(dashboard, visit, timeline.rows, history)
+    document = {
+        "run": _run_document(dashboard, row, info),
+        "why": {
+            "activity": why.activity.value,
+            "sentence": dashboard.redact(why.sentence, "error"),
+            "advice": why.advice,
+            "since": why.since,
+            "until": why.until,
+        },
+        "input": dashboard.redact(parse(row.input_data), "input"),
+        "result": dashboard.redact(parse(row.output_data), "result"),
+        "state": dashboard.redact(_state(history), "state"),
+        "failed_step": failed,
+        "steps": [_step_document(each, dashboard) for each in timeline.shown if not each.members],
+        "steps_in_all": len(timeline.rows),
+        "history_more": history.more,
+        "lineage": await _lineage(storage, row, info, timeline.rows),
+        "step": chosen,
+    }
+    shown = {
+        "info": info,
+        "timeline": timeline,
+        "note": NOTES.get(visit.value("note"), ""),
+        "event": next((each for each in info.waiting_for if each.kind in (WaitKind.EVENT, WaitKind.CHANNEL)), None),
+        "error_trace": dashboard.redact(info.error.traceback, "error") if info.error is not None else "",
+        "link": _Links(visit),
+        "ended": row.status in TERMINAL,
+        "can_retry": row.status in (WorkflowStatus.FAILED, WorkflowStatus.CANCELLED),
+    }
+    last = history.rows[-1].id if history.rows else 0
+    marker = [info.status.value, last, info.worker, info.attempts, info.stuck is not None, why.activity.value]
+    return Page("run.html", info.id, document, shown, [*marker, plain(document["lineage"])])
+
+
+async def _row(storage: Storage, visit: Visit) -> WorkflowInstance:
+    id = run_id_of(visit.request)
+    row = await storage.get_instance(id)
+    if row is None:
+        raise not_found(id)
+    return row
+
+
+async def _history(storage: Storage, row: WorkflowInstance, most: int) -> History:
+    rows: list[HistoryEvent] = []
+    more = False
+    if row.status is WorkflowStatus.RECURRED:
+        found = await storage.get_archived_history(row.instance_id, limit=ARCHIVE_MAX)
+        rows = [
+            HistoryEvent(
+                each.instance_id,
+                each.activity_id,
+                each.event_type,
+                each.event_data,
+                each.event_data_binary,
+                each.data_type,
+                each.original_id or each.id,
+                each.original_created_at or each.archived_at,
+            )
+            for each in found
+        ]
+        more = len(rows) == ARCHIVE_MAX
+    else:
+        async for page in read_pages(storage, row.instance_id):
+            rows += page
+            if len(rows) >= most:
+                more = True
+                break
+    waits = await storage.get_waits([row.instance_id]) if row.status not in TERMINAL else []
+    return History(rows, more, steps_of(row.instance_id, rows, waits))
+
+
+def _failed_step(info: RunInfo, history: History) -> str | None:
+    if info.status not in (WorkflowStatus.FAILED, WorkflowStatus.COMPENSATING):
+        return None
+    for row in reversed(history.rows):
+        record = record_of(row)
+        if isinstance(record, Failed) and not record.step.startswith("~"):
+            return record.step
+    return None
+
+
+def _open_step(history: History) -> str | None:
+    open_steps = [each.id for each in history.steps if each.status in (StepStatus.RUNNING, StepStatus.RETRYING)]
+    return open_steps[-1] if open_steps else None
+
+
+def _state(history: History) -> Any:
+    for row in reversed(history.rows):
+        if row.event_type == STATE:
+            found = parse(row.event_data)
+            return found.get("state") if isinstance(found, dict) else None
+    return None
+
+
+# The timeline.
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """The rows of a timeline, those that are shown of them, and the scale."""
+
+    rows: Sequence[Row]
+    shown: Sequence[Row]
+    scale: Scale
+    first: int
+    in_all: int
+    longest: timedelta
+
+
+async def _timeline(
+    dashboard: Dashboard, visit: Visit, info: RunInfo, history: History, activity: Activity
+) -> Timeline:
+    until = info.finished_at or visit.now
+    rows = rows_of(history.steps, history.rows, info.started_at, until)
+    current = _current(info, rows, activity, until)
+    opened = visit.request.query_params.getlist("open")
+    shown = [*folded(rows, opened[-1] if opened else ""), *current]
+    shown = await _with_children(dashboard.storage, shown, set(opened), visit.now)
+    first = min(visit.number("from"), max(len(shown) - 1, 0))
+    scale = Scale([*rows, *current], info.started_at, max([until, *(row.end for row in rows)]))
+    longest = max((row.duration for row in rows if row.kind != "value"), default=timedelta(0))
+    return Timeline(rows, shown[first : first + ROWS_MAX], scale, first, len(shown), longest)
+
+
+def _current(info: RunInfo, rows: Sequence[Row], activity: Activity, until: datetime) -> list[Row]:
+    """Return a row for what no step of the history says: that a worker executes the run, or that it waits for one."""
+    last = max([info.started_at, *(row.end for row in rows if row.status in ("completed", "failed"))])
+    since = min(max(info.updated_at, last), until)
+    if activity in (Activity.QUEUED, Activity.STUCK):
+        name = "waits for a worker" if activity is Activity.QUEUED else "stuck"
+        return [Row("now", name, "now", activity.value, (Part(Phase.QUEUE, since, until),))]
+    if activity is Activity.RUNNING and not any(row.status in ("running", "retrying") for row in rows):
+        return [Row("now", f"worker {info.worker}", "now", "running", (Part(Phase.RUN, last, until),))]
+    return []
+
+
+async def _with_children(storage: Storage, rows: list[Row], opened: set[str], now: datetime) -> list[Row]:
+    """Return the rows, with those of each opened child below its own."""
+    found: list[Row] = []
+    for row in rows:
+        found.append(row)
+        if row.child is None or row.child not in opened:
+            continue
+        child = await storage.get_instance(row.child)
+        if child is None or child.started_at is None:
+            continue
+        history = await _history(storage, child, CHILD_HISTORY_MAX)
+        until = (child.updated_at or now) if child.status in TERMINAL else now
+        inner = folded(rows_of(history.steps, history.rows, child.started_at, until), "")
+        found += [
+            replace(each, id=f"{row.child}/{each.id}", depth=row.depth + each.depth + 1, inside=True) for each in inner
+        ]
+    return found
+
+
+class _Links:
+    """Links to the same page with other parameters."""
+
+    def __init__(self, visit: Visit) -> None:
+        kept = ("open", "step", "from")
+        self._given = [(key, value) for key, value in visit.request.query_params.multi_items() if key in kept]
+        self.opened = {value for key, value in self._given if key == "open"}
+
+    def to_step(self, id: str) -> str:
+        """Return the link that shows the values of a step."""
+        return self._link([*(each for each in self._given if each[0] != "step"), ("step", id)]) + "#step"
+
+    def to_rows(self, first: int) -> str:
+        """Return the link to other rows of the timeline."""
+        return self._link([*(each for each in self._given if each[0] not in ("from", "step")), ("from", str(first))])
+
+    def toggle(self, id: str) -> str:
+        """Return the link that opens or closes a group or a child."""
+        rest = [each for each in self._given if each != ("open", id) and each[0] != "from"]
+        return self._link(rest if id in self.opened else [*rest, ("open", id)]) + "#timeline"
+
+    def _link(self, pairs: list[tuple[str, str]]) -> str:
+        return "?" + urlencode(pairs)
+
+
+# Values.
+
+
+def _run_document(dashboard: Dashboard, row: WorkflowInstance, info: RunInfo) -> dict[str, Any]:
+    error = info.error
+    return {
+        "id": info.id,
+        "workflow": info.workflow,
+        "status": info.status.value,
+        "started_at": info.started_at,
+        "updated_at": info.updated_at,
+        "finished_at": info.finished_at,
+        "deadline": info.deadline,
+        "worker": info.worker,
+        "lease_expires_at": info.lease_expires_at,
+        "attempts": info.attempts,
+        "source_hash": row.source_hash,
+        "error": None if error is None else {"type": error.type, "message": dashboard.redact(error.message, "error")},
+        "waiting_for": [{"kind": each.kind.value, "name": each.name, "until": each.until} for each in info.waiting_for],
+    }
+
+
+def _step_document(row: Row, dashboard: Dashboard) -> dict[str, Any]:
+    return {
+        "id": row.id,
+        "name": row.name,
+        "kind": row.kind,
+        "status": row.status,
+        "attempts": row.attempts,
+        "begin": row.begin,
+        "begin_is_recorded": row.exact,
+        "end": row.end if row.status in ("completed", "failed") else None,
+        "child": row.child,
+        "error": dashboard.redact(row.error, "error") or None,
+    }
+
+
+def _chosen(dashboard: Dashboard, visit: Visit, rows: Sequence[Row], history: History) -> dict[str, Any] | None:
+    """Return the values of the step that the URL names."""
+    id = visit.value("step")
+    row = next((each for each in rows if each.id == id), None)
+    if row is None or row.step is None:
+        return None
+    where, given, result = f"step {row.name}", None, None
+    for event in history.rows:
+        record = record_of(event)
+        if isinstance(record, Started) and record.step == id:
+            given = parse(record.arguments)
+        elif isinstance(record, Completed) and record.step == id:
+            result = parse(record.result)
+        elif isinstance(record, MessageReceived) and record.step == id:
+            envelope = parse(event.event_data)
+            result = envelope.get("data") if isinstance(envelope, dict) else record.binary
+    error = row.step.error
+    return {
+        **_step_document(row, dashboard),
+        "input": dashboard.redact(given, where),
+        "has_result": row.status == "completed",
+        "result": dashboard.redact(result, where),
+        "traceback": dashboard.redact(error.traceback, "error") if error is not None else "",
+    }
+
+
+# Relatives.
+
+
+async def _lineage(storage: Storage, row: WorkflowInstance, info: RunInfo, rows: Sequence[Row]) -> dict[str, Any]:
+    base = _TRIED_AGAIN.sub("", info.id)
+    tries = [base, *(f"{base}~r{number}" for number in range(1, RETRIES_MAX + 1))]
+    children = [each.child for each in rows if each.child is not None]
+    origin = _GENERATION.sub("", info.id) if info.status is WorkflowStatus.RECURRED else None
+    others = [each for each in (info.parent, info.previous, origin) if each is not None]
+    asked = list(dict.fromkeys([*others, *tries, *children[:CHILDREN_MAX]]))
+    found = {each.instance_id: each for each in await storage.get_instances(asked) if each is not None}
+
+    def entry(id: str | None) -> dict[str, str] | None:
+        if id is None or id not in found:
+            return None
+        return {"id": id, "workflow": found[id].workflow_name, "status": found[id].status.value}
+
+    return {
+        "parent": entry(info.parent),
+        "previous": entry(info.previous),
+        "continued_by": entry(origin),
+        "retries": [each for id in tries if id != info.id and (each := entry(id)) is not None],
+        "children": [each for id in children[:CHILDREN_MAX] if (each := entry(id)) is not None],
+        "children_in_all": len(children),
+    }
+
+
+# The history as it is stored.
+
+
+async def history(dashboard: Dashboard, visit: Visit) -> Page:
+    """Return a page of the history of a run, as it is recorded."""
+    row = await _row(dashboard.storage, visit)
+    after = visit.number("after", 2**62)
+    found, more = await dashboard.storage.get_history_paginated(row.instance_id, after, PAGE)
+    entries = [
+        {
+            "id": each.id,
+            "step": each.activity_id,
+            "kind": str(each.event_type),
+            "at": each.created_at,
+            "data": dashboard.redact(
+                parse(each.event_data) if each.data_type != "binary" else each.event_data_binary, "history"
+            ),
+        }
+        for each in found
+    ]
+    document = {"id": row.instance_id, "entries": entries, "next_after": found[-1].id if more else None}
+    return Page("history.html", f"History of {row.instance_id}", document)

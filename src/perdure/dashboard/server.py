@@ -1,0 +1,44 @@
+"""Serving the dashboard alone, with uvicorn."""
+
+from collections.abc import Collection
+
+from perdure.dashboard.access import Access
+from perdure.dashboard.app import dashboard_app
+from perdure.dashboard.audit import Audit
+from perdure.dashboard.values import Redact
+from perdure.engine.api.client import Client
+from perdure.errors import ConfigurationError
+from perdure.http.auth import is_loopback
+from perdure.http.server import serve_application
+
+HOST, PORT = "127.0.0.1", 8001
+
+
+async def serve_dashboard(
+    client: Client,
+    *,
+    host: str = HOST,
+    port: int = PORT,
+    token: str | None = None,
+    access: Access | None = None,
+    redact: Redact | Collection[str] | None = None,
+    audit: Audit | None = None,
+    title: str = "perdure",
+) -> None:
+    """Serve the dashboard of an App or Client until SIGTERM or SIGINT.
+
+    - `client`: an App or Client, which is opened and closed unless it is open.
+    - `host`, `port`: the address to listen on (default: 127.0.0.1, 8001). One that other machines can reach needs
+      `token=` or `access=`.
+    - `token`, `access`, `redact`, `audit`, `title`: see `dashboard_app()`.
+
+    Raises `ConfigurationError` for an address that needs a token or cannot be used, and `EngineError` if a background
+    task keeps failing.
+    """
+    asgi = dashboard_app(client, token=token, access=access, redact=redact, audit=audit, title=title)
+    if asgi.needs_local_clients and not is_loopback(host):
+        raise ConfigurationError(
+            f"serve_dashboard(host={host!r}) would let other machines use the dashboard, which has no token: pass "
+            "token= or access=, or listen on 127.0.0.1"
+        )
+    await serve_application(client, asgi, host, port, "the dashboard")

@@ -1,0 +1,160 @@
+"use strict";
+// Everything here is an addition: without it each page can be read, and each form be sent.
+(() => {
+  const body = document.body, root = body.dataset.root, html = document.documentElement;
+  const $ = (selector, from = document) => from.querySelector(selector);
+  const $$ = (selector, from = document) => [...from.querySelectorAll(selector)];
+
+  // Times count on between two updates.
+  const skew = body.dataset.now ? Date.now() - Date.parse(body.dataset.now) : 0;
+  const units = [["d", 86400], ["h", 3600], ["min", 60], ["s", 1]];
+  function short(seconds) {
+    if (seconds < 1) return Math.round(seconds * 1000) + " ms";
+    for (let n = 0; n < units.length; n++) {
+      const [name, size] = units[n];
+      if (seconds < size) continue;
+      if (size === 1) return Math.floor(seconds) + " s";
+      const whole = Math.floor(seconds / size), [lesser, part] = units[n + 1];
+      const rest = Math.floor((seconds - whole * size) / part);
+      return whole + " " + name + (rest && whole < 100 ? " " + rest + " " + lesser : "");
+    }
+  }
+  function countOn() {
+    const now = Date.now() - skew;
+    for (const each of $$("time[datetime]")) {
+      const seconds = (now - Date.parse(each.dateTime)) / 1000;
+      const text = Math.abs(seconds) < 1 ? "now" : seconds > 0 ? short(seconds) + " ago" : "in " + short(-seconds);
+      if (each.textContent !== text) each.textContent = text;
+    }
+  }
+  setInterval(() => { if (!document.hidden) countOn(); }, 1000);
+
+  // Live: the server says when this page has changed, and the parts that differ are replaced.
+  const state = $("#live-state");
+  let source = null, busy = false, again = false;
+  function show(text, on) {
+    if (!state) return;
+    state.hidden = false;
+    state.textContent = text;
+    state.toggleAttribute("data-on", on);
+  }
+  async function refresh() {
+    if (busy) { again = true; return; }
+    busy = true;
+    try {
+      const answer = await fetch(location.href, {headers: {Accept: "text/html"}});
+      if (answer.redirected) { location.assign(answer.url); return; }
+      if (!answer.ok) { show("could not refresh", false); return; }
+      const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+      for (const old of $$("[data-live]")) {
+        const fresh = $('[data-live="' + old.dataset.live + '"]', page);
+        if (!fresh || old.contains(document.activeElement) && $("input:focus,textarea:focus,select:focus", old)) continue;
+        for (const each of $$("details[id][open]", old)) {
+          const twin = fresh.querySelector("#" + CSS.escape(each.id));
+          if (twin) twin.open = true;
+        }
+        if (old.innerHTML === fresh.innerHTML && old.className === fresh.className) continue;
+        const focused = old.contains(document.activeElement) && document.activeElement.getAttribute("href");
+        old.replaceWith(fresh);
+        if (focused) $('[href="' + CSS.escape(focused) + '"]', fresh)?.focus();
+      }
+      body.dataset.updates = 1 + (+body.dataset.updates || 0);
+      prepare();
+      mark();
+      countOn();
+    } catch (error) {
+      show("offline", false);
+    } finally {
+      busy = false;
+      if (again) { again = false; refresh(); }
+    }
+  }
+  function listen() {
+    if (source || document.hidden || !("stream" in body.dataset)) return;
+    source = new EventSource(location.href.split("#")[0]);
+    let seen = body.dataset.marker || "";
+    source.addEventListener("ready", (event) => {
+      show("live", true);
+      if (seen && seen !== event.data) refresh();
+      seen = body.dataset.marker = event.data;
+    });
+    source.addEventListener("change", (event) => { seen = body.dataset.marker = event.data; refresh(); });
+    source.addEventListener("problem", (event) => show(JSON.parse(event.data), false));
+    source.addEventListener("error", () => show("reconnecting", false));
+  }
+  function pause() {
+    if (source) source.close();
+    source = null;
+    show("paused", false);
+  }
+  document.addEventListener("visibilitychange", () => document.hidden ? pause() : listen());
+  addEventListener("pagehide", pause);
+  addEventListener("pageshow", listen);
+
+  // Copying, and forms that are sent once.
+  function prepare() {
+    for (const button of $$("button.copy")) button.hidden = false;
+  }
+  document.addEventListener("click", async (event) => {
+    const button = event.target.closest("button.copy");
+    if (button) {
+      await navigator.clipboard.writeText($("#" + CSS.escape(button.dataset.copy)).textContent);
+      button.textContent = "Copied";
+      setTimeout(() => { button.textContent = "Copy"; }, 1500);
+    }
+  });
+  document.addEventListener("submit", (event) => {
+    if (event.target.dataset.sent) event.preventDefault();
+    else if (event.target.method === "post") event.target.dataset.sent = "1";
+  });
+
+  // Light and dark.
+  function theme() {
+    const dark = html.dataset.theme ? html.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+    html.dataset.theme = dark ? "light" : "dark";
+    document.cookie = "perdure_theme=" + html.dataset.theme + ";path=" + (root || "/") + ";max-age=31536000;samesite=strict";
+  }
+  $("#theme")?.addEventListener("click", (event) => { event.preventDefault(); theme(); });
+
+  // The keyboard.
+  const keys = $("#keys"), keysButton = $("#keys-button");
+  keysButton.hidden = false;
+  keysButton.addEventListener("click", () => keys.showModal());
+  let chosen = null, before = "";
+  const rows = () => $$("tr[data-href], .tl-row .tl-name a:first-child").map((each) => each.closest("tr,.tl-row"));
+  const target = (row) => row.dataset.href || $("a", row)?.href;
+  function mark() {
+    if (chosen === null) return;
+    for (const row of rows()) row.classList.toggle("on", target(row) === chosen);
+  }
+  function move(by) {
+    const all = rows();
+    if (!all.length) return;
+    const at = all.findIndex((row) => target(row) === chosen);
+    const row = all[Math.min(Math.max(at < 0 ? 0 : at + by, 0), all.length - 1)];
+    chosen = target(row);
+    mark();
+    row.scrollIntoView({block: "nearest"});
+  }
+  document.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.target.closest("input,textarea,select")) {
+      if (event.key === "Escape") event.target.blur();
+      return;
+    }
+    const go = before === "g" ? {o: "/", l: "/runs", w: "/workers"}[event.key] : null;
+    before = event.key;
+    if (go) { location.assign(root + go); return; }
+    if (event.key === "/") { event.preventDefault(); $("#q").focus(); $("#q").select(); }
+    else if (event.key === "j") move(1);
+    else if (event.key === "k") move(-1);
+    else if (event.key === "Enter" && chosen && !event.target.closest("a,button,summary")) location.assign(chosen);
+    else if (event.key === "r") refresh();
+    else if (event.key === "t") theme();
+    else if (event.key === "?") keys.showModal();
+  });
+
+  prepare();
+  countOn();
+  listen();
+})();

@@ -1,0 +1,136 @@
+"""What a run does now, and why it waits, in a sentence."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+from perdure.engine.api.run_info import RunInfo, WaitInfo, WaitKind
+from perdure.model.states import RESUMABLE, WorkflowStatus
+from perdure.views.durations import short
+
+
+class Activity(StrEnum):
+    """What kind of thing a run does now."""
+
+    RUNNING = "running"  # a worker executes it
+    QUEUED = "queued"  # it could run, and no worker has taken it yet
+    WAITING = "waiting"  # for an event, a message, a child or a time
+    STUCK = "stuck"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What a run does now: a sentence, since when, until when, and what a person can do about it."""
+
+    activity: Activity
+    sentence: str
+    advice: str = ""
+    since: datetime | None = None
+    until: datetime | None = None
+
+
+def explain(run: RunInfo, now: datetime, step: str | None = None) -> Explanation:
+    """Return what a run does now and why. `step` is the step that failed or that is executed, if it is known."""
+    if run.finished_at is not None:
+        return _ended(run, run.finished_at, step)
+    if run.stuck is not None:
+        until = run.stuck.next_retry_at
+        advice = "The run continues by itself once the cause is gone."
+        if until is not None:
+            advice = f"The next try is {_when(until, now)}. {advice}"
+        return Explanation(Activity.STUCK, f"Stuck: {run.stuck.reason}", advice, run.stuck.since, until)
+    verb = "compensates completed steps of" if run.status is WorkflowStatus.COMPENSATING else "executes"
+    cause = f" It {_fate(run)}." if run.status is WorkflowStatus.COMPENSATING else ""
+    if run.worker is not None:
+        at = f", in step {step}" if step else ""
+        late = run.lease_expires_at is not None and run.lease_expires_at < now
+        if late:
+            return Explanation(
+                Activity.QUEUED,
+                f"Worker {run.worker} held the run and its lease has expired: another worker takes it over.{cause}",
+                "If this lasts, no live worker serves the workflow.",
+                run.lease_expires_at,
+            )
+        return Explanation(Activity.RUNNING, f"Worker {run.worker} {verb} the run{at}.{cause}", "", run.updated_at)
+    if run.status in RESUMABLE:
+        return Explanation(
+            Activity.QUEUED,
+            f"Waits for a worker.{cause}",
+            "Workers take the longest waiting run first; more workers or a higher max_runs= shorten the wait.",
+            run.updated_at,
+        )
+    return _waiting(run, now)
+
+
+def _ended(run: RunInfo, at: datetime, step: str | None) -> Explanation:
+    took = short(at - run.started_at)
+    place = f" in step {step}" if step else ""
+    match run.status:
+        case WorkflowStatus.COMPLETED:
+            return Explanation(Activity.ENDED, f"Completed in {took}.", since=at)
+        case WorkflowStatus.FAILED:
+            error = f": {run.error}" if run.error is not None else ""
+            return Explanation(
+                Activity.ENDED, f"Failed{place} after {took}{error}", "Fix the cause, then retry the run.", at
+            )
+        case WorkflowStatus.CANCELLED:
+            reason = f": {run.error.message}" if run.error is not None and run.error.message else "."
+            return Explanation(Activity.ENDED, f"Cancelled after {took}{reason}", since=at)
+    return Explanation(Activity.ENDED, f"Continued with new input after {took} (recur).", since=at)
+
+
+def _fate(run: RunInfo) -> str:
+    if run.error is None:
+        return "then ends"
+    if run.error.type.endswith("WorkflowCancelledError"):
+        return f"was cancelled{': ' + run.error.message if run.error.message else ''}"
+    return f"failed: {run.error}"
+
+
+def _waiting(run: RunInfo, now: datetime) -> Explanation:
+    waits = run.waiting_for
+    if not waits:
+        return Explanation(Activity.WAITING, "Waits, and its waits have just ended.", since=run.updated_at)
+    first = min(waits, key=lambda each: (each.until is None, each.until or now))
+    listed = [wait_sentence(each, now) for each in waits[:3]]
+    more = f" and {len(waits) - 3} more" if len(waits) > 3 else ""
+    return Explanation(
+        Activity.WAITING, f"Waits for {' or '.join(listed)}{more}.", _advice(first), run.updated_at, first.until
+    )
+
+
+def wait_sentence(wait: WaitInfo, now: datetime) -> str:
+    """Return what a run waits for, as the end of a sentence."""
+    until = f", until {_when(wait.until, now)}" if wait.until is not None else ""
+    match wait.kind:
+        case WaitKind.START:
+            return f"its start {_when(wait.until, now)}" if wait.until else "its start"
+        case WaitKind.TIMER:
+            return f"the timer of step {wait.name}{', which fires ' + _when(wait.until, now) if wait.until else ''}"
+        case WaitKind.RETRY:
+            return f"the next attempt of step {wait.name}{' ' + _when(wait.until, now) if wait.until else ''}"
+        case WaitKind.EVENT:
+            return f"event {wait.name}{until}"
+        case WaitKind.CHANNEL:
+            return f"a message on channel {wait.name}{until}"
+    return f"the end of child {wait.name}{until}"
+
+
+def _advice(wait: WaitInfo) -> str:
+    match wait.kind:
+        case WaitKind.EVENT:
+            return f"Send the event {wait.name} to the run if its sender failed to."
+        case WaitKind.RETRY:
+            return "The attempt before failed; see the step for its error."
+        case WaitKind.CHILD:
+            return "See the child for what it does."
+    return ""
+
+
+def _when(moment: datetime, now: datetime) -> str:
+    """Return a time relative to now: `in 3 min`, `5 s ago`; `now` if it is due."""
+    seconds = (moment - now).total_seconds()
+    if abs(seconds) < 1:
+        return "now"
+    return f"in {short(seconds)}" if seconds > 0 else f"{short(-seconds)} ago"

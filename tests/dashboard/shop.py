@@ -1,0 +1,89 @@
+"""A shop whose runs the tests of the dashboard look at, and of which the screenshots are made."""
+
+import asyncio
+from datetime import timedelta
+
+from perdure import Retry, activity, join_group, receive, set_state, sleep, subscribe, wait_event, workflow
+
+ONCE = Retry(attempts=1)
+
+
+class PaymentError(Exception):
+    """The bank refuses."""
+
+
+broken: set[str] = set()  # orders whose payment fails
+gate = asyncio.Event()  # while it is not set, `pack` takes its time
+
+
+@activity(name="shop.reserve", retry=ONCE)
+async def reserve(order_id: str, items: int) -> dict[str, object]:
+    return {"order_id": order_id, "shelf": 9_007_199_254_740_993, "items": items}
+
+
+@reserve.compensation
+async def release(order_id: str, items: int) -> None:
+    """Put the goods back."""
+
+
+@activity(name="shop.charge", retry=Retry(attempts=3, initial=0.02, jitter=0))
+async def charge(order_id: str, amount: float) -> str:
+    if order_id in broken:
+        raise PaymentError(f"card of order {order_id} declined")
+    return f"receipt for {order_id}"
+
+
+@activity(name="shop.pack", retry=ONCE)
+async def pack(order_id: str, item: int) -> str:
+    await asyncio.sleep(0.002)
+    return f"{order_id}/{item}"
+
+
+@activity(name="shop.deliver", retry=ONCE)
+async def deliver(order_id: str) -> str:
+    await gate.wait()
+    return "delivered"
+
+
+@workflow(name="order")
+async def order(order_id: str, amount: float = 9.5, items: int = 2, card: str = "4111 1111 1111 1111") -> str:
+    set_state({"stage": "reserving"})
+    await reserve(order_id, items)
+    receipt = await charge(order_id, amount)
+    await asyncio.gather(*(pack(order_id, item) for item in range(items)))
+    set_state({"stage": "delivering"})
+    return receipt
+
+
+@workflow(name="approval")
+async def approval(order_id: str) -> str:
+    event = await wait_event("order.approved", where={"order": order_id}, timeout=timedelta(days=3))
+    return f"approved by {event.data['by']}"
+
+
+@workflow(name="subscription")
+async def subscription(customer: str) -> None:
+    await charge(customer, 5.0)
+    await sleep(timedelta(days=30))
+
+
+@workflow(name="delivery")
+async def delivery(order_id: str) -> str:
+    return await deliver(order_id)
+
+
+@workflow(name="parent")
+async def parent(order_id: str) -> str:
+    return await approval(order_id)
+
+
+@workflow(name="listener")
+async def listener() -> object:
+    await join_group("shop.listeners")
+    await subscribe("shop.news")
+    return (await receive("shop.news")).data
+
+
+@workflow(name="report", cron="0 3 * * *")
+async def report() -> None:
+    """Count the orders of the day."""
