@@ -45,7 +45,7 @@ async def deliver(order_id: str) -> str:
     return "delivered"
 
 
-@workflow(name="order")
+@workflow(name="shop.order")
 async def order(order_id: str, amount: float = 9.5, items: int = 2, card: str = "4111 1111 1111 1111") -> str:
     set_state({"stage": "reserving"})
     await reserve(order_id, items)
@@ -55,35 +55,36 @@ async def order(order_id: str, amount: float = 9.5, items: int = 2, card: str = 
     return receipt
 
 
-@workflow(name="approval")
+@workflow(name="shop.payment")
+async def payment(order_id: str) -> str:
+    await pack(order_id, 1)
+    return await charge(order_id, 1.0)
+
+
+@workflow(name="shop.approval")
 async def approval(order_id: str) -> str:
     event = await wait_event("order.approved", where={"order": order_id}, timeout=timedelta(days=3))
     return f"approved by {event.data['by']}"
 
 
-@workflow(name="subscription")
+@workflow(name="shop.subscription")
 async def subscription(customer: str) -> None:
     await charge(customer, 5.0)
     await sleep(timedelta(days=30))
 
 
-@workflow(name="delivery")
+@workflow(name="shop.delivery")
 async def delivery(order_id: str) -> str:
     return await deliver(order_id)
 
 
-@workflow(name="parent")
+@workflow(name="shop.parent")
 async def parent(order_id: str) -> str:
     return await approval(order_id)
 
 
-@workflow(name="listener")
+@workflow(name="shop.listener")
 async def listener() -> object:
     await join_group("shop.listeners")
     await subscribe("shop.news")
     return (await receive("shop.news")).data
-
-
-@workflow(name="report", cron="0 3 * * *")
-async def report() -> None:
-    """Count the orders of the day."""

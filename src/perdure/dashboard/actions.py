@@ -92,7 +92,7 @@ async def delete_run(dashboard: Dashboard, visit: Visit, form: Mapping[str, str]
 
 
 async def send_event(dashboard: Dashboard, visit: Visit, form: Mapping[str, str]) -> Response:
-    """Send an event to a run, or a message on a channel."""
+    """Send an event or a message to a run, or a message to all subscribers of a channel."""
     id, reason = run_id_of(visit.request), reason_of(form)
     name, kind, text = form.get("type", "").strip(), form.get("kind", "event"), form.get("data", "").strip()
     if not name:
@@ -103,6 +103,8 @@ async def send_event(dashboard: Dashboard, visit: Visit, form: Mapping[str, str]
         raise Problem(422, f"the data is not JSON: {error}", parameter="data") from None
     async with acted(dashboard, visit, "send", [id], reason) as outcome:
         if kind == "channel":
+            await dashboard.client.publish(name, data)
+        elif kind == "direct":
             await dashboard.client.send_to(id, name, data)
         else:
             await dashboard.client.send_event(name, data, to=id)

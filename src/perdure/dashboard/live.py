@@ -99,8 +99,13 @@ async def _marker(watch: _Watch, compute: Compute) -> str:
         if not watch.marker or now - watch.at >= 0.9 * max(EVERY_SEC, watch.cost * SHARE):
             shown = await compute()
             watch.at, watch.cost = loop.time(), loop.time() - now
-            watch.marker = hashlib.sha256(msgspec.json.encode(shown, enc_hook=str)).hexdigest()[:16]
+            watch.marker = marker_of(shown)
         return watch.marker
+
+
+def marker_of(shown: object) -> str:
+    """Return a short text that differs when what a page shows does; the page has it, too."""
+    return hashlib.sha256(msgspec.json.encode(shown, enc_hook=str)).hexdigest()[:16]
 
 
 def _event(name: str, text: str) -> bytes:

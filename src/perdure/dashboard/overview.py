@@ -82,7 +82,7 @@ def _by_workflow(ended: list[EndedInstance]) -> list[dict[str, Any]]:
     by_name: dict[str, list[EndedInstance]] = {}
     for each in ended:
         by_name.setdefault(each.workflow_name, []).append(each)
-    found = []
+    found: list[dict[str, Any]] = []
     for name, runs in by_name.items():
         times = [(each.ended_at - each.started_at).total_seconds() for each in runs]
         slowest = max(runs, key=lambda each: each.ended_at - each.started_at)

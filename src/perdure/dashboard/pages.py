@@ -15,10 +15,10 @@ from starlette.responses import RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from perdure.dashboard import charts, icons
-from perdure.dashboard.access import ACTIONS, CSRF, Doors, check_csrf, csrf_of
+from perdure.dashboard.access import CSRF, Doors, check_csrf, csrf_of
 from perdure.dashboard.assets import asset_url
 from perdure.dashboard.audit import Audit
-from perdure.dashboard.live import Live
+from perdure.dashboard.live import Live, marker_of
 from perdure.dashboard.values import Redactor, plain, pretty
 from perdure.engine.api import current
 from perdure.engine.api.client import Client, storage_of
@@ -208,8 +208,13 @@ def refusal(dashboard: Dashboard, request: Request, problem: Problem, as_json: b
     return html(dashboard, request, page, None)
 
 
+def _path_of(request: Request) -> str:
+    """Return the path below the root, encoded: `exact()` has left slashes and percent signs of ids encoded."""
+    return quote(request.scope["path"].removeprefix(request.scope.get("root_path", "")), safe="/%") or "/"
+
+
 def _own_path(request: Request) -> str:
-    path = request.url.path.removeprefix(request.scope.get("root_path", ""))
+    path = _path_of(request)
     return f"{path}?{request.url.query}" if request.url.query else path
 
 
@@ -228,11 +233,10 @@ def html(dashboard: Dashboard, request: Request, page: Page, visit: Visit | None
         may=visit.may if visit is not None else frozenset(),
         now=visit.now if visit is not None else None,
         ago=_ago(visit.now) if visit is not None else None,
-        here=request.url.path.removeprefix(request.scope.get("root_path", "")) or "/",
+        here=_path_of(request),
         twin=_twin(request),
         search=request.query_params.get("q", ""),
-        actions=ACTIONS,
-        has_token=dashboard.doors.has_token,
+        marker=marker_of(_compared(page)) if visit is not None else "",
     )
     response = Response(text, page.status, {"Vary": "Accept, Cookie"}, "text/html")
     if request.cookies.get(CSRF) != csrf:
@@ -242,10 +246,8 @@ def html(dashboard: Dashboard, request: Request, page: Page, visit: Visit | None
 
 
 def _twin(request: Request) -> str:
-    root = request.scope.get("root_path", "")
-    path = request.url.path.removeprefix(root).rstrip("/")
-    query = f"?{request.url.query}" if request.url.query else ""
-    return f"{quote(root)}{quote(path) if path else '/index'}.json{query}"
+    path, query = _path_of(request).rstrip("/"), f"?{request.url.query}" if request.url.query else ""
+    return f"{quote(request.scope.get('root_path', ''))}{path or '/index'}.json{query}"
 
 
 def _ago(now: datetime) -> Callable[[datetime | None], Markup]:
@@ -263,14 +265,17 @@ def _ago(now: datetime) -> Callable[[datetime | None], Markup]:
     return ago
 
 
+def _compared(page: Page) -> object:
+    """Return what decides whether a page has changed."""
+    return page.marker if page.marker is not None else plain(page.document)
+
+
 def _stream(dashboard: Dashboard, request: Request, visit: Visit, view: View) -> Response:
     async def compute() -> object:
         with current.using(dashboard.client):
             now = await dashboard.storage.now()
             page = await view(dashboard, Visit(request, now, visit.may))
-        if isinstance(page, Response):
-            return page.status_code
-        return page.marker if page.marker is not None else plain(page.document)
+        return page.status_code if isinstance(page, Response) else _compared(page)
 
     key = f"{request.url.path}?{request.url.query} {sorted(visit.may)}"
     events = dashboard.live.events(request, key, compute)

@@ -93,7 +93,7 @@ async def run(dashboard: Dashboard, visit: Visit) -> Page | Response:
         "info": info,
         "timeline": timeline,
         "note": NOTES.get(visit.value("note"), ""),
-        "event": next((each for each in info.waiting_for if each.kind in (WaitKind.EVENT, WaitKind.CHANNEL)), None),
+        "event": await _missing(storage, info),
         "error_trace": dashboard.redact(info.error.traceback, "error") if info.error is not None else "",
         "link": _Links(visit),
         "ended": row.status in TERMINAL,
@@ -139,6 +139,17 @@ async def _history(storage: Storage, row: WorkflowInstance, most: int) -> Histor
                 break
     waits = await storage.get_waits([row.instance_id]) if row.status not in TERMINAL else []
     return History(rows, more, steps_of(row.instance_id, rows, waits))
+
+
+async def _missing(storage: Storage, info: RunInfo) -> dict[str, str]:
+    """Return what the form for sending proposes: the first event or message that the run waits for."""
+    for wait in info.waiting_for:
+        if wait.kind is WaitKind.EVENT:
+            return {"kind": "event", "name": wait.name}
+        if wait.kind is WaitKind.CHANNEL:
+            direct = await storage.get_channel_subscription(info.id, f"{wait.name}:{info.id}")
+            return {"kind": "channel" if direct is None else "direct", "name": wait.name}
+    return {"kind": "event", "name": ""}
 
 
 def _failed_step(info: RunInfo, history: History) -> str | None:
@@ -190,7 +201,7 @@ async def _timeline(
     shown = await _with_children(dashboard.storage, shown, set(opened), visit.now)
     first = min(visit.number("from"), max(len(shown) - 1, 0))
     scale = Scale([*rows, *current], info.started_at, max([until, *(row.end for row in rows)]))
-    longest = max((row.duration for row in rows if row.kind != "value"), default=timedelta(0))
+    longest = max((row.duration for row in shown if row.kind != "value" and not row.inside), default=timedelta(0))
     return Timeline(rows, shown[first : first + ROWS_MAX], scale, first, len(shown), longest)
 
 
@@ -219,9 +230,8 @@ async def _with_children(storage: Storage, rows: list[Row], opened: set[str], no
         history = await _history(storage, child, CHILD_HISTORY_MAX)
         until = (child.updated_at or now) if child.status in TERMINAL else now
         inner = folded(rows_of(history.steps, history.rows, child.started_at, until), "")
-        found += [
-            replace(each, id=f"{row.child}/{each.id}", depth=row.depth + each.depth + 1, inside=True) for each in inner
-        ]
+        below = row.depth + 1
+        found += [replace(each, id=f"{row.child}/{each.id}", depth=below + each.depth, inside=True) for each in inner]
     return found
 
 

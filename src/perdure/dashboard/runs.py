@@ -45,7 +45,7 @@ async def runs(dashboard: Dashboard, visit: Visit) -> Page | Response:
         "why": {run.id: explain(run, visit.now) for run in page.runs},
         "names": names,
         "next_url": f"/runs?{urlencode(following)}" if following else None,
-        "bulk": BULK,
+        "bulk": {name: verb for name, verb in BULK.items() if any(_fits(run, name) for run in page.runs)},
         "note": _note(visit),
     }
     return Page(
@@ -164,7 +164,12 @@ async def change_many(dashboard: Dashboard, visit: Visit, form: Mapping[str, str
     async with acted(dashboard, visit, action, ids, reason) as outcome:
         result = await _change(dashboard, action, ids, reason)
         outcome.text = f"{result.done} done, {result.skipped} skipped, {len(result.failed)} failed"
-    query = {"q": form.get("q", ""), "note": f"{action}_many", "n": result.done, "skipped": result.skipped}
+    query: dict[str, str | int] = {
+        "q": form.get("q", ""),
+        "note": f"{action}_many",
+        "n": result.done,
+        "skipped": result.skipped,
+    }
     return redirect(visit, "/runs", **query, failed=len(result.failed), why=next(iter(result.failed.values()), ""))
 
 

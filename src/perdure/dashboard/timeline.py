@@ -358,7 +358,7 @@ def _between(
 
 def _collapsed(idle: Sequence[tuple[datetime, datetime]], whole: timedelta) -> list[tuple[datetime, datetime]]:
     """Return the idle times to collapse: the longest, as long as one takes more than a third of what is drawn."""
-    left, chosen = whole, []
+    left, chosen = whole, list[tuple[datetime, datetime]]()
     for begin, end in sorted(idle, key=lambda each: each[0] - each[1]):
         length = end - begin
         if len(chosen) == GAPS_MAX or length < timedelta(seconds=2) or length < left / 3 or length == whole:

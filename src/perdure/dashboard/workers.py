@@ -49,7 +49,7 @@ async def workers(dashboard: Dashboard, visit: Visit) -> Page:
             entry = {"id": row.instance_id, "workflow": row.workflow_name, "lease_expires_at": row.lock_expires_at}
             runs.setdefault(worker_of(row.locked_by), []).append(entry)
     known = {each["id"] for each in found}
-    document = {
+    document: dict[str, Any] = {
         "workers": [{**each, "runs": runs.get(each["id"], [])} for each in found],
         "gone": [{"id": name, "runs": held} for name, held in runs.items() if name not in known],
         "runs_read": len(page.instances),

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
-from perdure.engine.api.run_info import RunInfo, WaitInfo, WaitKind
+from perdure.engine.api.run_info import ErrorInfo, RunInfo, WaitInfo, WaitKind
 from perdure.model.states import RESUMABLE, WorkflowStatus
 from perdure.views.durations import short
 
@@ -70,7 +70,7 @@ def _ended(run: RunInfo, at: datetime, step: str | None) -> Explanation:
         case WorkflowStatus.COMPLETED:
             return Explanation(Activity.ENDED, f"Completed in {took}.", since=at)
         case WorkflowStatus.FAILED:
-            error = f": {run.error}" if run.error is not None else ""
+            error = f": {_named(run.error)}" if run.error is not None else ""
             return Explanation(
                 Activity.ENDED, f"Failed{place} after {took}{error}", "Fix the cause, then retry the run.", at
             )
@@ -85,7 +85,13 @@ def _fate(run: RunInfo) -> str:
         return "then ends"
     if run.error.type.endswith("WorkflowCancelledError"):
         return f"was cancelled{': ' + run.error.message if run.error.message else ''}"
-    return f"failed: {run.error}"
+    return f"failed: {_named(run.error)}"
+
+
+def _named(error: ErrorInfo) -> str:
+    """Return an error with the name of its class, without the module."""
+    name = error.type.rpartition(".")[2]
+    return f"{name}: {error.message}" if error.message else name
 
 
 def _waiting(run: RunInfo, now: datetime) -> Explanation:
@@ -102,7 +108,7 @@ def _waiting(run: RunInfo, now: datetime) -> Explanation:
 
 def wait_sentence(wait: WaitInfo, now: datetime) -> str:
     """Return what a run waits for, as the end of a sentence."""
-    until = f", until {_when(wait.until, now)}" if wait.until is not None else ""
+    until = f", which times out {_when(wait.until, now)}" if wait.until is not None else ""
     match wait.kind:
         case WaitKind.START:
             return f"its start {_when(wait.until, now)}" if wait.until else "its start"

@@ -72,13 +72,13 @@
   function listen() {
     if (source || document.hidden || !("stream" in body.dataset)) return;
     source = new EventSource(location.href.split("#")[0]);
-    let seen = body.dataset.marker || "";
-    source.addEventListener("ready", (event) => {
-      show("live", true);
-      if (seen && seen !== event.data) refresh();
-      seen = body.dataset.marker = event.data;
-    });
-    source.addEventListener("change", (event) => { seen = body.dataset.marker = event.data; refresh(); });
+    const compare = (event) => {
+      const marker = JSON.parse(event.data);
+      if (body.dataset.marker !== marker) refresh();
+      body.dataset.marker = marker;
+    };
+    source.addEventListener("ready", (event) => { show("live", true); compare(event); });
+    source.addEventListener("change", compare);
     source.addEventListener("problem", (event) => show(JSON.parse(event.data), false));
     source.addEventListener("error", () => show("reconnecting", false));
   }

@@ -1,0 +1,161 @@
+"""Actions: they need a reason and a form of the dashboard, do what they say, and are recorded."""
+
+import logging
+from typing import Any
+
+import httpx
+import pytest
+
+from perdure import App
+from perdure.dashboard import AuditEntry
+from perdure.model.records import OutboxEvent
+from tests.dashboard import shop
+from tests.dashboard.conftest import connected, post
+from tests.dashboard.test_pages import failed
+from tests.engine.waiting import waiting
+from tests.support.storages import storage_of
+
+
+async def test_run_is_cancelled_with_its_reason(app: App, http: httpx.AsyncClient) -> None:
+    await shop.approval.options(id="a-1").start("A-1")
+    await waiting(app, "a-1")
+    assert (await post(http, "/runs/a-1/cancel", reason="out of stock")).headers[
+        "location"
+    ] == "/runs/a-1?note=cancelled"
+    info = await app.get("a-1").info()
+    assert info.error is not None
+    assert info.error.message == "out of stock (by 127.0.0.1)"
+    again = await post(http, "/runs/a-1/cancel", reason="out of stock")
+    assert again.status_code == 409
+
+
+async def test_run_is_retried_from_the_failed_step(app: App, http: httpx.AsyncClient) -> None:
+    id = await failed("A-1")
+    shop.broken.clear()
+    refused = await post(http, f"/runs/{id}/retry", reason="card fixed", step="2:shop.charge")
+    assert refused.status_code == 409  # the step before it was compensated
+    answer = await post(http, f"/runs/{id}/retry", reason="card fixed")
+    assert answer.headers["location"] == f"/runs/{id}~r1?note=retried"
+    assert await app.get(f"{id}~r1").result(60) == "receipt for A-1"
+    lineage = (await http.get(f"/runs/{id}.json")).json()["lineage"]
+    assert [each["id"] for each in lineage["retries"]] == [f"{id}~r1"]
+
+
+async def test_missing_event_is_sent(app: App, http: httpx.AsyncClient) -> None:
+    await shop.approval.options(id="a-1").start("A-1")
+    await waiting(app, "a-1")
+    form = {"type": "order.approved", "reason": "sender was down", "data": '{"order": "A-1", "by": "Ada"}'}
+    assert (await post(http, "/runs/a-1/send", **form)).status_code == 303
+    assert await app.get("a-1").result(60) == "approved by Ada"
+    assert (await post(http, "/runs/a-1/send", **{**form, "data": "{"})).status_code == 422
+    assert (await post(http, "/runs/a-1/send", **{**form, "type": ""})).status_code == 422
+
+
+async def test_message_is_sent_on_a_channel(app: App, http: httpx.AsyncClient) -> None:
+    await shop.listener.options(id="l-1").start()
+    await waiting(app, "l-1")
+    assert '<option value="channel" selected>' in (await http.get("/runs/l-1")).text
+    form = {"type": "shop.news", "kind": "channel", "reason": "test", "data": '"hello"'}
+    assert (await post(http, "/runs/l-1/send", **form)).status_code == 303
+    assert await app.get("l-1").result(60) == "hello"
+
+
+async def test_ended_run_is_deleted(app: App, http: httpx.AsyncClient) -> None:
+    await shop.order.options(id="o-1")("A-1")
+    await shop.approval.options(id="a-1").start("A-1")
+    assert (await post(http, "/runs/a-1/delete", reason="test")).status_code == 409
+    assert (await post(http, "/runs/o-1/delete", reason="test")).status_code == 303
+    assert (await http.get("/runs/o-1")).status_code == 404
+
+
+async def test_parked_event_is_requeued(app: App, http: httpx.AsyncClient) -> None:
+    storage = storage_of(app)
+    await storage.add_outbox_event(OutboxEvent("e-1", "order.paid", "shop", b"{}"))
+    await storage.mark_outbox_event_failed("e-1", error="no route")
+    assert (await post(http, "/outbox/requeue", event="e-1", reason="fixed")).status_code == 303
+    assert [each.event_id for each in await storage.list_outbox_events("pending")] == ["e-1"]
+    assert (await post(http, "/outbox/requeue", event="e-1", reason="fixed")).status_code == 409
+
+
+async def test_many_runs_are_changed_after_a_preview(app: App, http: httpx.AsyncClient) -> None:
+    for number in range(5):
+        await shop.approval.options(id=f"a-{number}").start("A")
+    await shop.order.options(id="o-1")("A-1")
+    preview = await http.get("/bulk?action=cancel&q=workflow:shop.approval")
+    assert "Cancel 5 runs" in preview.text
+    assert (await http.get("/bulk.json?action=delete&q=workflow:shop.order")).json()["ids"] == ["o-1"]
+    answer = await post(http, "/bulk", action="cancel", q="workflow:shop.approval", count="4", reason="closing")
+    assert "n=4" in answer.headers["location"]  # no more than the preview showed
+    assert (await http.get(answer.headers["location"])).text.count("Cancelled 4 runs") == 1
+    assert (await post(http, "/bulk", action="delete", q="state:cancelled", reason="closing")).status_code == 303
+    assert (await http.get("/bulk?action=cancel&q=")).status_code == 422
+    assert (await http.get("/bulk?action=burn&q=state:failed")).status_code == 422
+
+
+async def test_runs_that_failed_for_one_cause_are_retried_together(app: App, http: httpx.AsyncClient) -> None:
+    ids = [await failed(f"A-{number}") for number in range(3)]
+    shop.broken.clear()
+    (group,) = (await http.get("/index.json")).json()["failures"]
+    answer = await post(http, "/bulk", action="retry", failure=group["fingerprint"], count="3", reason="fixed")
+    assert "n=3" in answer.headers["location"]
+    for id in ids:
+        assert (await app.get(f"{id}~r1").result(60)).startswith("receipt")
+
+
+@pytest.mark.parametrize(
+    ("headers", "token", "status"),
+    [
+        ({"Sec-Fetch-Site": "same-origin"}, None, 303),
+        ({}, None, 303),  # an older browser, which sends no such header
+        ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}, None, 403),
+        ({"Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "navigate"}, None, 403),
+        ({"Origin": "http://evil.example"}, None, 403),
+        ({"Sec-Fetch-Site": "same-origin"}, "", 403),
+        ({"Sec-Fetch-Site": "same-origin"}, "x" * 43, 403),
+    ],
+)
+async def test_forms_of_other_sites_do_nothing(
+    app: App, http: httpx.AsyncClient, headers: Any, token: Any, status: int
+) -> None:
+    await shop.approval.options(id="a-1").start("A-1")
+    await http.get("/")
+    form = {"reason": "test", "csrf": http.cookies["perdure_csrf"] if token is None else token}
+    assert (await http.post("/runs/a-1/cancel", data=form, headers=headers)).status_code == status
+    assert ((await app.get("a-1").info()).error is not None) == (status == 303)
+
+
+async def test_action_needs_a_reason(app: App, http: httpx.AsyncClient) -> None:
+    await shop.approval.options(id="a-1").start("A-1")
+    for reason in ("", "  ", "x" * 1001):
+        assert (await post(http, "/runs/a-1/cancel", reason=reason)).status_code == 422
+    assert (await app.get("a-1").info()).error is None
+    assert (await http.get("/runs/a-1/cancel")).status_code in (404, 405)
+
+
+async def test_actions_are_recorded_before_and_after(app: App, caplog: pytest.LogCaptureFixture) -> None:
+    entries: list[AuditEntry] = []
+
+    async def audit(entry: AuditEntry) -> None:
+        entries.append(entry)
+
+    await shop.approval.options(id="a-1").start("A-1")
+    with caplog.at_level(logging.INFO, "perdure.audit"):
+        async with connected(app, audit=audit) as http:
+            await post(http, "/runs/a-1/cancel", reason="out of stock")
+            await post(http, "/runs/a-1/delete", reason="tidy")
+            await post(http, "/runs/nope/cancel", reason="typo")
+    told = [(each.action, each.targets, each.reason, each.actor) for each in entries]
+    assert told[0] == told[1] == ("cancel", ("a-1",), "out of stock", "127.0.0.1")
+    assert [each.outcome for each in entries[:2]] == ["requested", "done"]
+    assert entries[-1].outcome.startswith("RunNotFoundError")
+    assert "cancel of a-1 by 127.0.0.1: done (reason: out of stock)" in caplog.messages
+
+
+async def test_action_that_cannot_be_recorded_is_not_carried_out(app: App) -> None:
+    def audit(entry: AuditEntry) -> None:
+        raise OSError("disk full")
+
+    await shop.approval.options(id="a-1").start("A-1")
+    async with connected(app, audit=audit) as http:
+        assert (await post(http, "/runs/a-1/cancel", reason="test")).status_code == 500
+    assert (await app.get("a-1").info()).error is None

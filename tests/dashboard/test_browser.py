@@ -1,0 +1,189 @@
+"""The dashboard in a real browser: the tasks of a stranger, live updates, the keyboard, and what axe says."""
+
+import re
+from contextlib import suppress
+
+from playwright.async_api import expect
+
+from perdure import App, WorkflowFailedError
+from tests.dashboard import shop
+from tests.dashboard.browser import browser, watched
+from tests.dashboard.test_pages import failed, stuck
+from tests.engine.waiting import waiting
+
+PAGES = (
+    "/",
+    "/runs",
+    "/runs?q=state:failed",
+    "/runs?q=colour:red",
+    "/runs/order-A-1",
+    "/runs/order-A-1?step=2:shop.charge",
+    "/runs/order-2?open=/shop.pack/activity",
+    "/runs/approval-1",
+    "/runs/order-A-1/history",
+    "/waits?channel=shop.news&group=shop.listeners",
+    "/workers",
+    "/schedules",
+    "/outbox",
+    "/bulk?action=retry&q=state:failed",
+)
+
+
+async def fill(app: App) -> None:
+    """Start runs in all kinds of states."""
+    await failed("A-1")
+    await shop.order.options(id="order-2")("A-2", 9.5, 12)
+    for name, started in (
+        ("approval-1", shop.approval.options(id="approval-1").start("A-1")),
+        ("subscription-1", shop.subscription.options(id="subscription-1").start("C-1")),
+        ("listener-1", shop.listener.options(id="listener-1").start()),
+    ):
+        await started
+        await waiting(app, name)
+
+
+async def test_every_page_is_clean_accessible_and_fits_a_phone(app: App) -> None:
+    await fill(app)
+    async with browser() as chromium:
+        for scheme, width in (("light", 1280), ("dark", 375)):
+            size = {"width": width, "height": 800}
+            async with watched(app, chromium, color_scheme=scheme, viewport=size) as seen:
+                for path in PAGES:
+                    await seen.go(path)
+                    assert not await seen.is_too_wide(), (path, width)
+                    assert await seen.axe() == [], (path, scheme)
+                refused = [each for each in seen.problems if "422" not in each]
+                assert refused == []
+        async with watched(app, chromium, java_script_enabled=False) as seen:
+            await seen.go("/runs/order-A-1")
+            await expect(seen.page.locator(".lead")).to_contain_text("Failed in step 2:shop.charge")
+            await seen.page.get_by_text("Delete run…").click()
+            await seen.page.locator("#action-delete [name=reason]").fill("without scripts")
+            await seen.page.locator("#action-delete button").click()
+            await expect(seen.page.locator(".note")).to_have_text("The run is deleted.")
+
+
+async def test_stranger_solves_seven_tasks(app: App) -> None:
+    await fill(app)
+    shop.broken.add("A-9")
+    with suppress(WorkflowFailedError):
+        await shop.payment.options(id="payment-9")("A-9")
+    await shop.approval.options(id="approval-2").start("A-2")
+    await waiting(app, "approval-2")
+    await stuck(app, "gone-1")
+    async with browser() as chromium, watched(app, chromium) as seen:
+        page = seen.page
+        # 1. Find the failed order; 2. see why.
+        await seen.go("/")
+        await page.locator(".card.n-failed").click()
+        await page.get_by_role("link", name="payment-9").click()
+        await expect(page.locator(".lead")).to_contain_text("PaymentError: card of order A-9 declined")
+        await page.locator(".tl-name a", has_text="shop.charge").click()
+        await expect(page.locator("#step pre").first).to_contain_text("raise PaymentError")
+        # 3. Retry it from the failed step.
+        shop.broken.clear()
+        await page.locator("#action-retry-step summary").click()
+        await page.locator("#action-retry-step [name=reason]").fill("card replaced")
+        await page.locator("#action-retry-step button").click()
+        await expect(page.locator("h1")).to_have_text("payment-9~r1")
+        await expect(page.locator(".lead")).to_contain_text("Completed", timeout=30_000)
+        # 4. Cancel another.
+        await page.keyboard.press("/")
+        await page.keyboard.type("approval-2")
+        await page.keyboard.press("Enter")
+        await page.wait_for_url("**/runs/approval-2")
+        await page.locator("#action-cancel summary").click()
+        await page.locator("#action-cancel [name=reason]").fill("ordered twice")
+        await page.locator("#action-cancel button").click()
+        await expect(page.locator(".lead")).to_contain_text("ordered twice", timeout=30_000)
+        # 5. Send the missing event.
+        await seen.go("/runs/approval-1")
+        await expect(page.locator(".lead")).to_contain_text("event order.approved")
+        await page.locator("#action-send summary").click()
+        assert await page.locator("#action-send [name=type]").input_value() == "order.approved"
+        await page.locator("#action-send [name=data]").fill('{"order": "A-1", "by": "Ada"}')
+        await page.locator("#action-send [name=reason]").fill("the sender was down")
+        await page.locator("#action-send button").click()
+        await expect(page.locator("#result-json")).to_have_text('"approved by Ada"', timeout=30_000)
+        # 6. Find what is slow.
+        await seen.go("/")
+        await page.locator("[data-live=slow] tr", has_text="shop.order").locator("td.num a").click()
+        longest = page.locator(".tl-row", has=page.locator("abbr[title='the longest step']"))
+        await expect(longest.first).to_contain_text("shop.")
+        # 7. Find out why one is stuck.
+        await seen.go("/")
+        await page.locator(".card.n-stuck").click()
+        await page.get_by_role("link", name="gone-1").click()
+        await expect(page.locator(".lead")).to_contain_text("Stuck: LookupError: no such table")
+        assert seen.problems == []
+
+
+async def test_page_follows_its_run_and_pauses_when_hidden(app: App) -> None:
+    await shop.delivery.options(id="delivery-1").start("A-1")
+    async with browser() as chromium, watched(app, chromium) as seen:
+        page = seen.page
+        await seen.go("/runs/delivery-1")
+        await expect(page.locator(".lead")).to_contain_text("executes the run")
+        await expect(page.locator("#live-state")).to_have_text("live")
+        await page.locator("#action-cancel summary").click()
+        await page.locator("#action-cancel [name=reason]").fill("half a reason")
+        shop.gate.set()
+        await expect(page.locator(".lead")).to_contain_text("Completed", timeout=30_000)
+        assert await page.locator("#action-cancel [name=reason]").input_value() == "half a reason"
+        await seen.go("/runs")
+        await expect(page.locator("#live-state")).to_have_text("live")
+        await page.evaluate(
+            "Object.defineProperty(document, 'hidden', {value: true, configurable: true});"
+            "document.dispatchEvent(new Event('visibilitychange'))"
+        )
+        await expect(page.locator("#live-state")).to_have_text("paused")
+        await shop.order.options(id="order-new")("A-5")
+        await page.evaluate(
+            "Object.defineProperty(document, 'hidden', {value: false, configurable: true});"
+            "document.dispatchEvent(new Event('visibilitychange'))"
+        )
+        await expect(page.get_by_role("link", name="order-new")).to_be_visible(timeout=30_000)
+        assert seen.problems == []
+
+
+async def test_keyboard_and_theme(app: App) -> None:
+    for number in range(3):
+        await shop.order.options(id=f"order-{number}")(f"A-{number}")
+    async with browser() as chromium, watched(app, chromium, color_scheme="light") as seen:
+        page = seen.page
+        await seen.go("/")
+        await page.keyboard.press("g")
+        await page.keyboard.press("l")
+        await page.wait_for_url("**/runs")
+        await page.wait_for_selector("tr[data-href]")
+        await page.keyboard.press("j")
+        await page.keyboard.press("j")
+        await page.keyboard.press("k")
+        await page.keyboard.press("j")
+        await expect(page.locator("tr.on")).to_contain_text("order-1")
+        await page.keyboard.press("Enter")
+        await page.wait_for_url("**/runs/order-1")
+        await page.keyboard.press("?")
+        await expect(page.locator("#keys")).to_be_visible()
+        await page.keyboard.press("Escape")
+        light = await page.evaluate("getComputedStyle(document.body).backgroundColor")
+        await page.keyboard.press("t")
+        dark = await page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert light != dark
+        await page.reload()
+        assert await page.evaluate("getComputedStyle(document.body).backgroundColor") == dark
+        await page.keyboard.press("r")
+        await page.wait_for_function("document.body.dataset.updates >= 1")
+        await page.keyboard.press("g")
+        await page.keyboard.press("w")
+        await page.wait_for_url(re.compile(r"/workers$"))
+        assert seen.problems == []
+
+
+async def test_page_says_when_the_server_is_gone(app: App) -> None:
+    async with browser() as chromium, watched(app, chromium) as seen:
+        await seen.go("/")
+        await expect(seen.page.locator("#live-state")).to_have_text("live")
+        await seen.page.context.set_offline(True)
+        await seen.page.keyboard.press("r")
+        await expect(seen.page.locator("#live-state")).to_have_text(re.compile("offline|reconnecting"))

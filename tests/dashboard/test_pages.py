@@ -1,0 +1,249 @@
+"""Each page as HTML and as JSON: what it says, and that it shows nothing that is secret or dangerous."""
+
+import gzip
+import re
+from contextlib import suppress
+from datetime import timedelta
+from importlib.resources import files
+from urllib.parse import quote
+
+import httpx
+import pytest
+
+from perdure import App, WorkflowFailedError, workflow
+from perdure.dashboard.app import POLICY
+from perdure.engine.replay.definitions import WORKFLOWS
+from perdure.model.records import OutboxEvent, WorkflowInstance
+from perdure.views.durations import short
+from tests.dashboard import shop
+from tests.dashboard.conftest import connected
+from tests.engine.waiting import waiting
+from tests.support.storages import storage_of
+
+PAGES = ("/", "/runs", "/waits", "/workers", "/schedules", "/outbox")
+
+
+async def failed(order_id: str) -> str:
+    """Run an order that fails, and return its id."""
+    shop.broken.add(order_id)
+    with suppress(WorkflowFailedError):
+        await shop.order.options(id=f"order-{order_id}")(order_id)
+    return f"order-{order_id}"
+
+
+@pytest.mark.parametrize("path", PAGES)
+async def test_empty_database_has_every_page(http: httpx.AsyncClient, path: str) -> None:
+    response = await http.get(path)
+    assert (response.status_code, response.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    twin = await http.get("/index.json" if path == "/" else f"{path}.json")
+    assert (twin.status_code, twin.headers["content-type"]) == (200, "application/json")
+    assert twin.json()
+
+
+async def test_pages_work_on_every_database(everywhere: App) -> None:
+    async with connected(everywhere) as http:
+        await failed("A-1")
+        await shop.approval.options(id="approval-1").start("A-1")
+        await waiting(everywhere, "approval-1")
+        for path in (*PAGES, "/runs/order-A-1", "/runs/approval-1", "/runs/order-A-1/history", "/runs?q=state:waiting"):
+            assert (await http.get(path)).status_code == 200, path
+        overview = (await http.get("/index.json")).json()
+        assert overview["counts"]["failed"] == overview["counts"]["waiting"] == 1
+        (group,) = overview["failures"]
+        assert (group["workflow"], group["step"], group["count"]) == ("shop.order", "2:shop.charge", 1)
+        assert group["type"].endswith("PaymentError")
+        assert [each["workflow"] for each in overview["slowest"]] == ["shop.order"]
+
+
+async def test_failures_of_one_cause_are_one_line(app: App, http: httpx.AsyncClient) -> None:
+    for number in range(3):
+        await failed(f"A-{number}")
+    (group,) = (await http.get("/index.json")).json()["failures"]
+    assert group["count"] == 3
+    page = await http.get(f"/failures/{group['fingerprint']}")
+    assert all(f"order-A-{number}" in page.text for number in range(3))
+    assert (await http.get("/failures/0123456789ab")).status_code == 404
+
+
+async def test_run_page_says_first_what_the_run_does(app: App, http: httpx.AsyncClient) -> None:
+    await shop.approval.options(id="approval-1").start("A-1")
+    await waiting(app, "approval-1")
+    why = (await http.get("/runs/approval-1.json")).json()["why"]
+    assert why["activity"] == "waiting"
+    assert "Waits for the timer of step 1:timer" in why["sentence"]
+    assert "event order.approved" in why["sentence"]
+    assert why["sentence"] in (await http.get("/runs/approval-1")).text
+    ended = (await http.get(f"/runs/{await failed('A-2')}.json")).json()
+    assert re.match(r"Failed in step 2:shop.charge after .*: PaymentError: card of order A-2", ended["why"]["sentence"])
+    assert ended["failed_step"] == "2:shop.charge"
+
+
+async def test_values_are_shown_without_rounding_numbers(app: App, http: httpx.AsyncClient) -> None:
+    await shop.order.options(id="order-1")("A-1", 0.1)
+    page = (await http.get("/runs/order-1?step=1:shop.reserve")).text
+    assert "9007199254740993" in page
+    assert '"shelf":9007199254740993' in (await http.get("/runs/order-1.json?step=1:shop.reserve")).text
+    assert (await http.get("/runs/order-1.json")).json()["state"] == {"stage": "delivering"}
+
+
+async def test_markup_in_values_stays_text(app: App, http: httpx.AsyncClient) -> None:
+    evil = "<script>alert(1)</script>\"'"
+    await shop.order.options(id=f"o {evil}")(evil)
+    page = await http.get("/runs?q=workflow:shop.order")
+    (link,) = set(re.findall(r'data-href="([^"]+)"', page.text))
+    run = await http.get(link)
+    assert run.status_code == 200
+    assert "<script>alert" not in run.text
+    assert "alert(1)" in run.text
+    assert "<script>alert" not in (await http.get("/runs?q=<script>alert(1)</script>")).text
+
+
+async def test_equal_steps_are_folded_and_opened(app: App, http: httpx.AsyncClient) -> None:
+    await shop.order.options(id="order-1")("A-1", 1.0, 12)
+    folded = (await http.get("/runs/order-1")).text
+    assert "12 × shop.pack" in folded
+    assert folded.count('class="tl-row r-') == 3
+    (link,) = re.findall(r'href="(\?open=[^"#]+)', folded)
+    opened = (await http.get(f"/runs/order-1{link.replace('&amp;', '&')}")).text
+    assert opened.count('class="tl-row r-') == 15
+
+
+async def test_ten_thousand_steps_are_a_page_of_few_rows(app: App, http: httpx.AsyncClient) -> None:
+    await shop.order.options(id="order-1")("A-1", 1.0, 5000)
+    page = await http.get("/runs/order-1")
+    assert "5,000 × shop.pack" in page.text
+    assert len(page.content) < 60_000
+    group = re.findall(r'href="(\?open=[^"#]+)', page.text)[0].replace("&amp;", "&")
+    opened = await http.get(f"/runs/order-1{group}&from=400")
+    assert opened.text.count('class="tl-row r-') == 200
+    assert "Rows 401 to 600 of 5,003" in opened.text
+
+
+async def test_children_are_opened_in_the_timeline_of_their_parent(app: App, http: httpx.AsyncClient) -> None:
+    await shop.parent.options(id="parent-1").start("A-1")
+    await waiting(app, "parent-1")
+    document = (await http.get("/runs/parent-1.json")).json()
+    (child,) = document["lineage"]["children"]
+    await waiting(app, child["id"])
+    assert "wait_event" not in (await http.get("/runs/parent-1")).text
+    opened = await http.get("/runs/parent-1", params={"open": child["id"]})
+    assert "wait_event" in opened.text
+    lineage = (await http.get(f"/runs/{quote(child['id'], safe='')}.json")).json()
+    assert lineage["lineage"]["parent"]["id"] == "parent-1"
+
+
+async def test_search_leads_to_runs_and_explains_mistakes(app: App, http: httpx.AsyncClient) -> None:
+    await shop.order.options(id="order-1")("A-1")
+    assert (await http.get("/runs?q=order-1")).headers["location"] == "/runs/order-1"
+    assert (await http.get("/runs?q=order-2")).status_code == 404
+    wrong = await http.get("/runs?q=colour:red")
+    assert wrong.status_code == 422
+    assert "colour:red is not a term" in wrong.text
+    found = (await http.get('/runs.json?q=workflow:shop.order input.order_id:"A-1"')).json()
+    assert [each["id"] for each in found["runs"]] == ["order-1"]
+    assert (await http.get("/runs.json?q=state:completed after:1h")).json()["count"] == 1
+    assert (await http.get("/runs?after=nonsense")).status_code == 422
+
+
+async def test_lists_are_paged_by_keys(app: App, http: httpx.AsyncClient) -> None:
+    for number in range(60):
+        await shop.approval.options(id=f"a-{number:02}").start("A")
+    first = await http.get("/runs")
+    following = re.findall(r'href="(/runs\?[^"]+)" rel="next"', first.text)[0].replace("&amp;", "&")
+    second = await http.get(following)
+    ids = re.findall(r'data-href="/runs/(a-\d\d)"', first.text) + re.findall(r'data-href="/runs/(a-\d\d)"', second.text)
+    assert sorted(ids) == [f"a-{number:02}" for number in range(60)]
+
+
+async def test_other_pages_show_waits_channels_groups_workers_and_events(app: App, http: httpx.AsyncClient) -> None:
+    await shop.listener.options(id="listener-1").start()
+    await waiting(app, "listener-1")
+    (entry,) = (await http.get("/waits.json")).json()["waits"]
+    assert (entry["kind"], entry["name"], entry["runs"]) == ("channel", "shop.news", 1)
+    page = (await http.get("/waits.json?channel=shop.news&group=shop.listeners")).json()
+    assert (page["channel"]["mode"], page["group"]["members"]) == ("broadcast", ["listener-1"])
+    (worker,) = (await http.get("/workers.json")).json()["workers"]
+    assert worker["alive"]
+    await storage_of(app).add_outbox_event(OutboxEvent("e-1", "order.paid", "shop", b"{}"))
+    await storage_of(app).mark_outbox_event_failed("e-1", error="no route")
+    assert "no route" in (await http.get("/outbox?state=invalid")).text
+    assert (await http.get("/outbox?state=lost")).status_code == 422
+
+
+async def test_schedules_show_the_last_and_the_next_tick(app: App, http: httpx.AsyncClient) -> None:
+    @workflow(name="shop.report", cron="0 0 1 1 *")
+    async def report() -> None: ...
+
+    try:
+        (entry,) = (await http.get("/schedules.json")).json()["schedules"]
+        assert (entry["workflow"], entry["cron"], entry["last_run"]) == ("shop.report", "0 0 1 1 *", None)
+        assert entry["last_at"] < entry["next_at"]
+        assert "shop.report" in (await http.get("/schedules")).text
+    finally:
+        del WORKFLOWS["shop.report"]
+
+
+async def stuck(app: App, id: str) -> None:
+    """Store a run whose tries fail, as if it belonged to another worker."""
+    storage = storage_of(app)
+    lease = await storage.create_instance(WorkflowInstance(id, "shop.gone"), worker_id="w-1")
+    assert lease is not None
+    await storage.back_off(lease, 3, "LookupError: no such table", 3600)
+
+
+async def test_stuck_run_says_why(app: App, http: httpx.AsyncClient) -> None:
+    await stuck(app, "gone-1")
+    run = (await http.get("/runs/gone-1.json")).json()
+    assert run["why"]["activity"] == "stuck"
+    assert "no such table" in run["why"]["sentence"]
+    assert [each["id"] for each in (await http.get("/index.json")).json()["stuck"]] == ["gone-1"]
+    assert [each["id"] for each in (await http.get("/runs.json?q=is:stuck")).json()["runs"]] == ["gone-1"]
+    assert "no such table" in (await http.get("/")).text
+
+
+async def test_secret_values_are_hidden_by_key_and_by_function(app: App) -> None:
+    await shop.order.options(id="order-1")("A-1", card="4000 1234")
+    async with connected(app, redact=("card",)) as http:
+        for path in ("/runs/order-1", "/runs/order-1.json", "/runs/order-1/history"):
+            assert "4000 1234" not in (await http.get(path)).text
+        assert (await http.get("/runs/order-1.json")).json()["input"]["card"] == "•••"
+    async with connected(app, redact=lambda value, where: f"hidden {where}") as http:
+        assert (await http.get("/runs/order-1.json")).json()["result"] == "hidden result"
+
+
+async def test_security_headers_are_on_every_response(http: httpx.AsyncClient) -> None:
+    page = await http.get("/")
+    for path in ("/", "/nope", "/runs.json", re.findall(r'src="([^"]+)"', page.text)[0]):
+        response = await http.get(path)
+        assert response.headers["content-security-policy"] == POLICY
+        assert response.headers["x-content-type-options"] == "nosniff"
+    assert not re.search(r"<(script|style)(?![^>]*\bsrc=)[^>]*>[^<]|\sstyle=|\son\w+=", page.text)
+    assert not re.search(r"https?://(?!127\.0\.0\.1)", page.text)
+
+
+def test_scripts_and_styles_stay_small() -> None:
+    folder = files("perdure.dashboard").joinpath("static")
+    sizes = {each.name: len(gzip.compress(each.read_bytes())) for each in folder.iterdir()}
+    assert sum(size for name, size in sizes.items() if name.endswith(".js")) < 20_000
+    assert sum(size for name, size in sizes.items() if name.endswith(".css")) < 12_000
+
+
+async def test_first_page_is_small(app: App, http: httpx.AsyncClient) -> None:
+    for number in range(20):
+        await failed(f"A-{number}")
+    page = await http.get("/")
+    assets = [await http.get(url) for url in re.findall(r'(?:src|href)="(/static/[^"]+)"', page.text)]
+    assert sum(len(gzip.compress(each.content)) for each in (page, *assets)) < 60_000
+
+
+async def test_closed_client_is_reported(app: App) -> None:
+    async with connected(App("sqlite:///:memory:")) as http:
+        response = await http.get("/")
+    assert response.status_code == 503
+    assert "is not open" in response.text
+
+
+def test_durations_are_short() -> None:
+    cases = {0.32: "320 ms", 4.2: "4.2 s", 60: "1 min", 200: "3 min 20 s", 3700: "1 h 2 min", 187200: "2 d 4 h"}
+    assert {seconds: short(seconds) for seconds in cases} == cases
+    assert short(timedelta(seconds=-5)) == "-5 s"

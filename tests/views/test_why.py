@@ -1,0 +1,70 @@
+"""What a run does now, in a sentence."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from perdure import ErrorInfo, RunInfo, StuckInfo, WaitInfo, WaitKind, WorkflowStatus
+from perdure.views.why import Activity, explain
+
+NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
+MINUTE = timedelta(minutes=1)
+RUN = RunInfo("r-1", "order", WorkflowStatus.RUNNING, {}, None, None, None, NOW - MINUTE, NOW, None)
+S = WorkflowStatus
+
+
+@pytest.mark.parametrize(
+    ("fields", "activity", "sentence"),
+    [
+        ({"worker": "w-1", "lease_expires_at": NOW + MINUTE}, "running", "Worker w-1 executes the run."),
+        ({"worker": "w-1", "lease_expires_at": NOW - MINUTE}, "queued", "Worker w-1 held the run and its lease has"),
+        ({}, "queued", "Waits for a worker."),
+        (
+            {"status": S.COMPENSATING, "error": ErrorInfo("shop.PaymentError", "declined")},
+            "queued",
+            "Waits for a worker. It failed: PaymentError: declined.",
+        ),
+        ({"stuck": StuckInfo("LookupError: no", NOW - MINUTE, NOW + MINUTE)}, "stuck", "Stuck: LookupError: no"),
+        ({"status": S.COMPLETED, "finished_at": NOW}, "ended", "Completed in 1 min."),
+        (
+            {"status": S.FAILED, "finished_at": NOW, "error": ErrorInfo("a.E", "no")},
+            "ended",
+            "Failed after 1 min: E: no",
+        ),
+        (
+            {"status": S.CANCELLED, "finished_at": NOW, "error": ErrorInfo("a.C", "why not")},
+            "ended",
+            "Cancelled after 1 min: why not",
+        ),
+        ({"status": S.RECURRED, "finished_at": NOW}, "ended", "Continued with new input after 1 min (recur)."),
+        ({"status": S.WAITING_FOR_TIMER}, "waiting", "Waits, and its waits have just ended."),
+    ],
+)
+def test_state_is_explained(fields: dict[str, Any], activity: str, sentence: str) -> None:
+    found = explain(replace(RUN, **fields), NOW)
+    assert found.activity is Activity(activity)
+    assert found.sentence.startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "sentence"),
+    [
+        (WaitKind.EVENT, "order.paid", "event order.paid, which times out in 1 min"),
+        (WaitKind.CHANNEL, "news", "a message on channel news, which times out in 1 min"),
+        (WaitKind.CHILD, "ship", "the end of child ship, which times out in 1 min"),
+        (WaitKind.TIMER, "2:timer", "the timer of step 2:timer, which fires in 1 min"),
+        (WaitKind.RETRY, "3:charge", "the next attempt of step 3:charge in 1 min"),
+        (WaitKind.START, "start", "its start in 1 min"),
+    ],
+)
+def test_wait_is_explained(kind: WaitKind, name: str, sentence: str) -> None:
+    run = replace(RUN, status=S.WAITING_FOR_MESSAGE, waiting_for=(WaitInfo(kind, name, NOW + MINUTE),))
+    assert explain(run, NOW).sentence == f"Waits for {sentence}."
+
+
+def test_many_waits_are_counted() -> None:
+    waits = tuple(WaitInfo(WaitKind.EVENT, f"e{number}") for number in range(5))
+    run = replace(RUN, status=S.WAITING_FOR_MESSAGE, waiting_for=waits)
+    assert explain(run, NOW).sentence == "Waits for event e0 or event e1 or event e2 and 2 more."
