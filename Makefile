@@ -16,7 +16,7 @@ PYTEST ?= -n $(WORKERS) --maxprocesses 4 --dist worksteal --assert=plain
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-python lint mypy pyright demo demo-storage chaos kills takeover soak planted mutants bench bench-charts bench-growth bench-instructions bench-limit bench-peers bench-statements bench-storage bench-compare fuzz-http relay-kills size audit clean
+.PHONY: help setup test test-python lint mypy pyright demo demo-storage chaos kills takeover soak screenshots planted mutants bench bench-charts bench-growth bench-instructions bench-limit bench-peers bench-statements bench-storage bench-compare fuzz-http relay-kills size audit clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -71,6 +71,9 @@ soak: $(READY) ## run a mixed load for 30 minutes on all databases at once; does
 
 takeover: $(READY) ## change the worker of every feature and mistake at each commit; TAKEOVER="--database sqlite"
 	$(PY) -m tests.takeover $(TAKEOVER)
+
+screenshots: $(READY) ## make the screenshots of docs/dashboard.md, with Chromium
+	$(PY) -m scripts.screenshots
 
 fuzz-http: $(READY) ## send 10,000 made-up requests to the HTTP API on each database; FUZZ="--requests 1000 --database sqlite"
 	$(PY) -m tests.http.fuzzing $(FUZZ)

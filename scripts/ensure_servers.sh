@@ -1,6 +1,7 @@
 #!/bin/sh
 # Ensures that the servers which the tests start are installed: PostgreSQL, MariaDB or MySQL, PgBouncer, NATS, RabbitMQ
-# and Redis; and strace, which makes disks fail. Root installs missing packages with apt-get; otherwise PostgreSQL can come from a wheel.
+# and Redis; strace, which makes disks fail; and Chromium, which shows the dashboard. Root installs missing packages with
+# apt-get; otherwise PostgreSQL can come from a wheel.
 # They are also needed with PERDURE_TEST_POSTGRES_URL and PERDURE_TEST_MYSQL_URL: tests kill servers and set their
 # clocks.
 set -eu
@@ -28,6 +29,7 @@ missing() {
     has nats-server || echo nats-server
     has rabbitmq-server || echo rabbitmq-server
     has redis-server || echo redis-server
+    has chromium || echo chromium
 }
 
 packages=$(missing)

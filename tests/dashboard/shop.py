@@ -73,6 +73,15 @@ async def subscription(customer: str) -> None:
     await sleep(timedelta(days=30))
 
 
+@workflow(name="shop.trial")
+async def trial(customer: str) -> str:
+    await reserve(customer, 1)
+    await sleep(0.05)
+    receipt = await charge(customer, 5.0)
+    await asyncio.gather(*(pack(customer, item) for item in range(4)))
+    return receipt
+
+
 @workflow(name="shop.delivery")
 async def delivery(order_id: str) -> str:
     return await deliver(order_id)

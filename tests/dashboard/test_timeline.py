@@ -46,6 +46,10 @@ def test_task_that_ends_later_does_not_delay_what_ran_beside_it() -> None:
     assert begins(step("1.1:slow", 50), step("2:b", 4)) == {"1.1:slow": 0, "2:b": 0}
 
 
+def test_steps_that_end_together_began_together() -> None:
+    assert begins(step("1:a", 2), step("2:b", 5), step("3:c", 5)) == {"1:a": 0, "2:b": 2, "3:c": 2}
+
+
 def test_recorded_start_is_used() -> None:
     (row,) = rows_of([step("1:a", 9, start=6)], [], NOON, at(10))
     assert (row.begin, row.exact) == (at(6), True)

@@ -26,6 +26,8 @@ PROGRAM = "from importlinter.cli import lint_imports; raise SystemExit(lint_impo
         ("engine/worker/worker.py", "perdure.storage.stores"),
         ("engine/api/app.py", "perdure.integrations.connections"),
         ("engine/api/client.py", "perdure.http.app"),
+        ("http/runs.py", "perdure.dashboard.app"),
+        ("views/why.py", "perdure.http.app"),
         ("testing/reference/locks.py", "perdure.storage.locks"),
         ("inspection/filters.py", "perdure.testing.history"),
         ("testing/history.py", "perdure.cli.exits"),

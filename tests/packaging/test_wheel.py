@@ -58,7 +58,7 @@ def test_wheel_holds_the_package_and_nothing_else(built: Path) -> None:
         names = {name for name in wheel.namelist() if ".dist-info/" not in name}
     assert names == {str(path.relative_to(ROOT / "src")) for path in _files(ROOT / "src")}
     assert "perdure/py.typed" in names
-    assert {Path(name).suffix for name in names} == {".py", ".sql", ".typed"}
+    assert {Path(name).suffix for name in names} == {".py", ".sql", ".typed", ".html", ".css", ".js", ".svg"}
 
 
 def test_sdist_holds_what_the_tests_need(built: Path) -> None:
@@ -72,10 +72,8 @@ def test_sdist_holds_what_the_tests_need(built: Path) -> None:
 def test_metadata_names_extras_addresses_and_no_upper_bound_of_python(built: Path) -> None:
     metadata = _metadata(_only(built, "*.whl"))
     assert metadata["Requires-Python"] == ">=3.11"
-    extras = (
-        "postgres mysql cron cli http webhooks nats rabbitmq kafka redis crypto otel prometheus all testing".split()
-    )
-    assert set(metadata.get_all("Provides-Extra", [])) == set(extras)
+    extras = "postgres mysql cron cli http dashboard webhooks nats rabbitmq kafka redis crypto otel prometheus".split()
+    assert set(metadata.get_all("Provides-Extra", [])) == {*extras, "all", "testing"}
     labels = {url.partition(",")[0] for url in metadata.get_all("Project-URL", [])}
     assert labels == {"Repository", "Documentation", "Changelog", "Issues"}
 

@@ -2,10 +2,10 @@
 
 The history records when a step ended. It records the start only of children and of activities with a compensation. The
 start of any other step is derived: no earlier than the end of the step before it in the same task, and of the steps
-before that task.
+before that task. So a step that ran beside others of its task may look shorter than it was.
 """
 
-from bisect import bisect_right, insort
+from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -147,8 +147,8 @@ def _begins(steps: Sequence[StepInfo], started: datetime, until: datetime) -> di
     for step in sorted(steps, key=lambda each: _path(each.id)):
         path, end = _path(step.id), step.finished_at or until
         scope = path[:-1]
-        before = [started, _last_until(within.get(scope, ()), end)]
-        before += [_last_until(direct.get(scope[:depth], ()), end) for depth in range(len(scope))]
+        before = [started, _last_before(within.get(scope, ()), end)]
+        before += [_last_before(direct.get(scope[:depth], ()), end) for depth in range(len(scope))]
         if step.started_at is not None:
             found[step.id] = (step.started_at, True)
         else:
@@ -160,8 +160,9 @@ def _begins(steps: Sequence[StepInfo], started: datetime, until: datetime) -> di
     return found
 
 
-def _last_until(ends: Sequence[datetime], end: datetime) -> datetime | None:
-    place = bisect_right(ends, end)
+def _last_before(ends: Sequence[datetime], end: datetime) -> datetime | None:
+    """Return the last end before a time; what ends at the same time ran at the same time."""
+    place = bisect_left(ends, end)
     return ends[place - 1] if place else None
 
 

@@ -1,0 +1,130 @@
+"""Make the screenshots of the documentation: `python -m scripts.screenshots` writes docs/images/dashboard-*.png.
+
+A shop executes some hundred runs on a new SQLite file. Then their times are spread over the last hour, as if they had
+happened then.
+"""
+
+import asyncio
+import random
+import sqlite3
+import tempfile
+from collections.abc import Awaitable, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Literal
+
+from perdure import App, WorkflowFailedError
+from tests.dashboard import shop
+from tests.dashboard.browser import browser, watched
+from tests.dashboard.test_pages import stuck
+from tests.engine.waiting import waiting
+
+IMAGES = Path(__file__).parents[1] / "docs" / "images"
+ORDERS = 240
+SHOTS: tuple[tuple[str, str, Literal["light", "dark"], int, int], ...] = (
+    ("dashboard-overview.png", "/", "light", 1280, 690),
+    ("dashboard-overview-dark.png", "/", "dark", 1280, 690),
+    ("dashboard-runs.png", "/runs?q=state:waiting", "light", 1280, 560),
+    ("dashboard-run.png", "/runs/order-221", "light", 1280, 610),
+    ("dashboard-phone.png", "/runs/approval-3", "light", 375, 760),
+    ("dashboard-timeline.png", "/runs/trial-1", "dark", 1280, 690),
+)
+
+
+async def main() -> None:
+    """Execute the shop, spread its runs over time, and make all screenshots."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = f"{folder}/shop.db"
+        async with App(f"sqlite:///{file}", worker_id="worker-1") as app:
+            await _execute(app)
+            _spread(file, "order-%")
+            await _shoot(app, SHOTS[:-1])
+            await shop.trial.options(id="trial-1")("C-1")
+            _spread(file, "trial-1")
+            await _shoot(app, SHOTS[-1:])
+            shop.gate.set()
+            await app.get("delivery-7").result(60)
+
+
+async def _execute(app: App) -> None:
+    shop.broken |= {f"A-{number}" for number in range(0, ORDERS, 17)}
+    orders = [
+        shop.order.options(id=f"order-{number}")(f"A-{number}", 9.5 + number, number % 9 + 1)
+        for number in range(ORDERS)
+    ]
+    await asyncio.gather(*(_ended(each) for each in orders))
+    for number in range(1, 6):
+        await shop.approval.options(id=f"approval-{number}").start(f"A-{number}")
+        await shop.subscription.options(id=f"subscription-{number}").start(f"C-{number}")
+        await waiting(app, f"approval-{number}", f"subscription-{number}")
+    await shop.delivery.options(id="delivery-7").start("A-7")
+    await stuck(app, "refund-4")
+
+
+async def _ended(run: Awaitable[Any]) -> None:
+    with suppress(WorkflowFailedError):
+        await run
+
+
+def _spread(file: str, ids: str) -> None:
+    """Move and stretch the times of each of these runs that has ended."""
+    chance = random.Random(7)
+    with sqlite3.connect(file) as database:
+        rows = database.execute(
+            "SELECT instance_id, started_at, updated_at FROM workflow_instances"
+            " WHERE status IN ('completed', 'failed') AND instance_id LIKE ?",
+            (ids,),
+        ).fetchall()
+        for id, started, ended in rows:
+            pause = timedelta(days=3, hours=4) if id == "trial-1" else timedelta(0)
+            begin = datetime.now(UTC) - timedelta(minutes=chance.random() ** 1.4 * 57 + 1) - pause
+            _move(database, id, _Times(started, begin, chance.uniform(15, 90), pause), ended)
+
+
+class _Times:
+    """How the times of a run become others; what follows its timer comes after a pause."""
+
+    def __init__(self, started: str, begin: datetime, factor: float, pause: timedelta) -> None:
+        self._started, self._begin, self._factor, self._pause = started, begin, factor, pause
+        self.fired = "9"
+
+    def moved(self, text: str) -> str:
+        """Return the other time."""
+        passed = (datetime.fromisoformat(text) - datetime.fromisoformat(self._started)) * self._factor
+        late = self._pause if text >= self.fired else timedelta(0)
+        return (self._begin + passed + late).replace(tzinfo=None).isoformat(" ", "microseconds")
+
+    @property
+    def begin(self) -> str:
+        """Return the other start."""
+        return self.moved(self._started)
+
+
+def _move(database: sqlite3.Connection, id: str, times: _Times, ended: str) -> None:
+    history = database.execute(
+        "SELECT id, activity_id, created_at FROM workflow_history WHERE instance_id = ?", (id,)
+    ).fetchall()
+    times.fired = next((at for _, step, at in history if step.endswith(":timer")), "9")
+    for row, _, at in history:
+        database.execute("UPDATE workflow_history SET created_at = ? WHERE id = ?", (times.moved(at), row))
+    database.execute(
+        "UPDATE workflow_instances SET started_at = ?, updated_at = ? WHERE instance_id = ?",
+        (times.begin, times.moved(ended), id),
+    )
+
+
+async def _shoot(app: App, shots: Sequence[tuple[str, str, Literal["light", "dark"], int, int]]) -> None:
+    IMAGES.mkdir(exist_ok=True)
+    async with browser() as chromium:
+        for name, path, scheme, width, height in shots:
+            size = {"width": width, "height": height}
+            async with watched(app, chromium, color_scheme=scheme, viewport=size) as seen:
+                await seen.go(path)
+                await seen.page.wait_for_selector("#live-state[data-on]")
+                await seen.page.screenshot(path=str(IMAGES / name))
+                assert seen.problems == [], seen.problems
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
