@@ -313,9 +313,9 @@ async def _looks(on: Stage) -> None:
     with m("get_waits"):
         assert len(await s.get_waits(ids)) == MANY
     with m("list_ended"):
-        first, *_ = await s.list_ended(MANY)
+        last, *_ = await s.list_ended(MANY)
     with m("list_ended (next page)"):
-        await s.list_ended(MANY, before=(first.ended_at, first.instance_id))
+        await s.list_ended(MANY, before=(last.ended_at, last.instance_id))
     with m("list_workflow_names"):
         await s.list_workflow_names()
     with m("now"):

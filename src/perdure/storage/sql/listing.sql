@@ -4,7 +4,9 @@ SELECT {instance}
 
 -- select_bare -> {instance}
 -- Begin a page without payloads, which may be large and which a list does not show.
-SELECT {bare_instance}
+SELECT instance_id, workflow_name, '{}', framework, status, NULL, current_activity_id, source_hash,
+       owner_service, continued_from, locked_by, {utc(locked_at)}, lock_timeout_seconds, {utc(lock_expires_at)},
+       lock_token, {utc(started_at)}, {utc(updated_at)}
 
 -- in_any_state
 -- Select one framework, whose index has the rows in order. The index is named because MariaDB would read from the

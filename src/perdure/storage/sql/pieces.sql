@@ -6,12 +6,6 @@ instance_id, workflow_name, input_data, framework, status, output_data, current_
        owner_service, continued_from, locked_by, {utc(locked_at)}, lock_timeout_seconds, {utc(lock_expires_at)},
        lock_token, {utc(started_at)}, {utc(updated_at)}, headers
 
--- bare_instance
--- The same without payloads.
-instance_id, workflow_name, '{}', framework, status, NULL, current_activity_id, source_hash,
-       owner_service, continued_from, locked_by, {utc(locked_at)}, lock_timeout_seconds, {utc(lock_expires_at)},
-       lock_token, {utc(started_at)}, {utc(updated_at)}
-
 -- insert_event
 -- The columns of a new event.
 INSERT INTO workflow_history
