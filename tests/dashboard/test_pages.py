@@ -141,7 +141,7 @@ async def test_search_leads_to_runs_and_explains_mistakes(app: App, http: httpx.
     assert "colour:red is not a term" in wrong.text
     found = (await http.get('/runs.json?q=workflow:shop.order input.order_id:"A-1"')).json()
     assert [each["id"] for each in found["runs"]] == ["order-1"]
-    assert (await http.get("/runs.json?q=state:completed after:1h")).json()["count"] == 1
+    assert (await http.get("/runs.json?q=state:completed started:<1h")).json()["count"] == 1
     assert (await http.get("/runs?after=nonsense")).status_code == 422
 
 
@@ -197,7 +197,7 @@ async def test_stuck_run_says_why(app: App, http: httpx.AsyncClient) -> None:
     assert run["why"]["activity"] == "stuck"
     assert "no such table" in run["why"]["sentence"]
     assert [each["id"] for each in (await http.get("/index.json")).json()["stuck"]] == ["gone-1"]
-    assert [each["id"] for each in (await http.get("/runs.json?q=is:stuck")).json()["runs"]] == ["gone-1"]
+    assert [each["id"] for each in (await http.get("/runs.json?q=stuck:yes")).json()["runs"]] == ["gone-1"]
     assert "no such table" in (await http.get("/")).text
 
 

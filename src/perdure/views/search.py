@@ -1,4 +1,5 @@
-"""The search language of the dashboard and the command line: `state:failed workflow:order input.order_id:A-1 after:1h`.
+"""The search language of the dashboard and the command line: `state:failed workflow:order input.order_id:A-1
+started:<1h`.
 
 Each term is served by an index, except `input.…`, which reads the inputs of the runs that the other terms leave. So it
 needs one of them.
@@ -28,9 +29,9 @@ STATES = tuple(dict.fromkeys([*LABELS.values(), *WorkflowStatus]))
 HELP: tuple[tuple[str, str], ...] = (
     ("state:failed", f"the state: {', '.join(dict.fromkeys(LABELS.values()))}"),
     ("workflow:order", "the name of the workflow"),
-    ("is:stuck", "only stuck runs, the longest stuck first"),
-    ("after:1h", "started in the last hour; also s, m, d, w, or a date such as 2026-01-31 or 2026-01-31T12:00Z"),
-    ("before:7d", "started more than seven days ago, or before a date"),
+    ("stuck:yes", "only stuck runs, the longest stuck first"),
+    ("started:<1h", "started less than an hour ago; also s, m, d and w, and > for more than that"),
+    ("started:>2026-01-31", "started after a date, or a time such as 2026-01-31T12:00Z; < for before"),
     ("input.customer.id:C-7", 'a value in the input; "7" in quotes is a text, 7 a number; needs another term'),
     ("A-1", "the run with exactly this id"),
 )
@@ -81,7 +82,7 @@ def parse(text: str, now: datetime) -> Search:
     if "id" in given and (len(given) > 1 or where):
         raise SearchError(f"{given['id']!r} is not a term: write key:value, or search for an id alone")
     if where and not given.keys() - {"before"}:
-        raise SearchError("input.… reads the inputs of all runs: add workflow:, state:, after: or is:stuck")
+        raise SearchError("input.… reads the inputs of all runs: add workflow:, state:, started:<1h or stuck:yes")
     return Search(**given, where=where)  # type: ignore[arg-type]
 
 
@@ -101,25 +102,27 @@ def _field(key: str, value: str, now: datetime) -> tuple[str, object]:
             return "status", value.lower()
         case "workflow":
             return "workflow", value
-        case "is" if value.lower() == "stuck":
+        case "stuck" if value.lower() in ("yes", "true"):
             return "stuck", True
-        case "after" | "before":
-            return key, _moment(key, value, now)
+        case "started" if value[0] in "<>":
+            return _started(value, now)
         case "id":
             return "id", value
     raise SearchError(f"{key}:{value} is not a term: use {', '.join(example for example, _ in HELP)}")
 
 
-def _moment(key: str, value: str, now: datetime) -> datetime:
-    if (age := parse_age(value)) is not None:
-        return now - age
+def _started(value: str, now: datetime) -> tuple[str, datetime]:
+    """Return a bound of the start: less than an hour ago is after a time, and more than an hour ago is before it."""
+    sign, text = value[0], value[1:]
+    if (age := parse_age(text)) is not None:
+        return "after" if sign == "<" else "before", now - age
     try:
-        moment = datetime.fromisoformat(value)
+        moment = datetime.fromisoformat(text)
     except ValueError:
         raise SearchError(
-            f"{key}:{value} is not a time: use an age such as 1h, or a date such as 2026-01-31 or 2026-01-31T12:00Z"
+            f"{text!r} is not a time: use an age such as 1h, or a date such as 2026-01-31 or 2026-01-31T12:00Z"
         ) from None
-    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+    return "before" if sign == "<" else "after", moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
 
 
 def _path(path: str) -> str:
