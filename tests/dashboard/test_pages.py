@@ -10,11 +10,13 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from perdure import App, WorkflowFailedError, workflow
+from perdure import App, Client, WorkflowFailedError, workflow
+from perdure.codecs import Encrypted, new_key
 from perdure.dashboard.app import POLICY
 from perdure.engine.replay.definitions import WORKFLOWS
 from perdure.model.records import OutboxEvent, WorkflowInstance
 from perdure.views.durations import short
+from tests.conftest import BackendDatabase
 from tests.dashboard import shop
 from tests.dashboard.conftest import connected
 from tests.engine.waiting import waiting
@@ -247,3 +249,19 @@ def test_durations_are_short() -> None:
     cases = {0.32: "320 ms", 4.2: "4.2 s", 60: "1 min", 200: "3 min 20 s", 3700: "1 h 2 min", 187200: "2 d 4 h"}
     assert {seconds: short(seconds) for seconds in cases} == cases
     assert short(timedelta(seconds=-5)) == "-5 s"
+
+
+async def test_encrypted_values_are_shown_with_the_key_only(backend_database: BackendDatabase) -> None:
+    async with backend_database("sqlite") as database:
+        async with App(database.url, codec=Encrypted({"k1": new_key()})) as app:
+            await shop.order.options(id="order-1")("A-1", card="4000 1234")
+            await failed("A-2")
+            async with connected(app) as http:
+                assert "4000 1234" in (await http.get("/runs/order-1")).text
+                assert (await http.get("/index.json")).json()["failures"][0]["type"].endswith("PaymentError")
+        async with Client(database.url) as client, connected(client) as http:
+            for path in ("/", "/runs", "/runs/order-1?step=1:shop.reserve", "/runs/order-A-2", "/runs/order-1/history"):
+                page = await http.get(path)
+                assert page.status_code == 200, path
+                assert "4000 1234" not in page.text
+            assert "encrypted with key" in (await http.get("/runs/order-1.json")).json()["input"]

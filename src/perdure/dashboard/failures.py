@@ -1,13 +1,14 @@
 """Failed runs in groups: one bad deployment is one line with a count, not a thousand lines."""
 
 import hashlib
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from perdure.engine.api.values import error_of
 from perdure.engine.history import ids
+from perdure.engine.history.records import RunFailed, record_of
 from perdure.model.records import HistoryEventType, ListInstancesOptions, WorkflowInstance
 from perdure.model.states import WorkflowStatus
 from perdure.storage.contract import Storage
@@ -83,12 +84,9 @@ async def _errors(storage: Storage, rows: Sequence[WorkflowInstance]) -> dict[st
     found: dict[str, tuple[str, str]] = {}
     if rows:
         for event in await storage.get_events([row.instance_id for row in rows], [ids.RUN_FAILED]):
-            try:
-                failure = json.loads(event.event_data or b"{}")
-                error = (str(failure.get("error_type") or "error"), str(failure.get("error_message") or ""))
-            except (ValueError, AttributeError):  # of another framework
-                error = ("error", "")
-            found[event.instance_id] = error
+            record = record_of(event)
+            error = error_of(record.failure if isinstance(record, RunFailed) else {})
+            found[event.instance_id] = (error.type or "error", error.message)
     return found
 
 

@@ -12,6 +12,7 @@ import msgspec
 from markupsafe import Markup, escape
 
 from perdure.errors import ConfigurationError
+from perdure.model.envelopes import unreadable
 
 Redact = Callable[[Any, str], Any]
 
@@ -28,9 +29,14 @@ class Number(str):
 
 
 def parse(data: bytes | str | None) -> Any:
-    """Return the value of a stored JSON text, with its numbers as they are written; the text itself if it is none."""
+    """Return the value of a stored JSON text, with its numbers as they are written; the text itself if it is none.
+
+    A value that this process cannot decode, because it has no such codec, is a text that says how it is stored.
+    """
     if data is None:
         return None
+    if (hidden := unreadable(data.encode() if isinstance(data, str) else data)) is not None:
+        return str(hidden)
     try:
         return json.loads(data, parse_int=Number, parse_float=Number, parse_constant=Number)
     except (ValueError, RecursionError):

@@ -6,7 +6,7 @@ SELECT {instance}
 -- Begin a page without payloads, which may be large and which a list does not show.
 SELECT instance_id, workflow_name, '{}', framework, status, NULL, current_activity_id, source_hash,
        owner_service, continued_from, locked_by, {utc(locked_at)}, lock_timeout_seconds, {utc(lock_expires_at)},
-       lock_token, {utc(started_at)}, {utc(updated_at)}
+       lock_token, {utc(started_at)}, {utc(updated_at)}, headers
 
 -- in_any_state
 -- Select one framework, whose index has the rows in order. The index is named because MariaDB would read from the
