@@ -26,7 +26,7 @@ SHOTS: tuple[tuple[str, str, Literal["light", "dark"], int, int], ...] = (
     ("dashboard-overview.png", "/", "light", 1280, 690),
     ("dashboard-overview-dark.png", "/", "dark", 1280, 690),
     ("dashboard-runs.png", "/runs?q=state:waiting", "light", 1280, 560),
-    ("dashboard-run.png", "/runs/order-221", "light", 1280, 610),
+    ("dashboard-run.png", "/runs/payment-9", "light", 1280, 610),
     ("dashboard-phone.png", "/runs/approval-3", "light", 375, 760),
     ("dashboard-timeline.png", "/runs/trial-1", "dark", 1280, 690),
 )
@@ -39,6 +39,7 @@ async def main() -> None:
         async with App(f"sqlite:///{file}", worker_id="worker-1") as app:
             await _execute(app)
             _spread(file, "order-%")
+            _spread(file, "payment-%")
             await _shoot(app, SHOTS[:-1])
             await shop.trial.options(id="trial-1")("C-1")
             _spread(file, "trial-1")
@@ -54,6 +55,8 @@ async def _execute(app: App) -> None:
         for number in range(ORDERS)
     ]
     await asyncio.gather(*(_ended(each) for each in orders))
+    shop.broken.add("A-9")
+    await _ended(shop.payment.options(id="payment-9")("A-9"))
     for number in range(1, 6):
         await shop.approval.options(id=f"approval-{number}").start(f"A-{number}")
         await shop.subscription.options(id=f"subscription-{number}").start(f"C-{number}")

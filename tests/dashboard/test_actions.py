@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from perdure import App
+from perdure import App, WorkflowCancelledError, WorkflowFailedError
 from perdure.dashboard import AuditEntry
 from perdure.model.records import OutboxEvent
 from tests.dashboard import shop
@@ -22,6 +22,8 @@ async def test_run_is_cancelled_with_its_reason(app: App, http: httpx.AsyncClien
     assert (await post(http, "/runs/a-1/cancel", reason="out of stock")).headers[
         "location"
     ] == "/runs/a-1?note=cancelled"
+    with pytest.raises(WorkflowCancelledError):
+        await app.get("a-1").result(60)
     info = await app.get("a-1").info()
     assert info.error is not None
     assert info.error.message == "out of stock (by 127.0.0.1)"
@@ -30,8 +32,20 @@ async def test_run_is_cancelled_with_its_reason(app: App, http: httpx.AsyncClien
 
 
 async def test_run_is_retried_from_the_failed_step(app: App, http: httpx.AsyncClient) -> None:
+    shop.broken.add("A-1")
+    with pytest.raises(WorkflowFailedError):
+        await shop.payment.options(id="p-1")("A-1")
+    shop.broken.clear()
+    assert "Retry from 2:shop.charge" in (await http.get("/runs/p-1")).text
+    answer = await post(http, "/runs/p-1/retry", reason="card fixed", step="2:shop.charge")
+    assert answer.headers["location"] == "/runs/p-1~r1?note=retried"
+    assert await app.get("p-1~r1").result(60) == "receipt for A-1"
+
+
+async def test_compensated_run_is_retried_from_the_start_only(app: App, http: httpx.AsyncClient) -> None:
     id = await failed("A-1")
     shop.broken.clear()
+    assert "Retry from 2:shop.charge" not in (await http.get(f"/runs/{id}")).text
     refused = await post(http, f"/runs/{id}/retry", reason="card fixed", step="2:shop.charge")
     assert refused.status_code == 409  # the step before it was compensated
     answer = await post(http, f"/runs/{id}/retry", reason="card fixed")

@@ -56,6 +56,16 @@ class Buckets:
         return f"{per_sec:,.1f} per second" if per_sec >= 1 else f"{per_sec * 60:,.1f} per minute"
 
     @property
+    def peak(self) -> int:
+        """Return the largest number of ends in a bucket: the top of the chart."""
+        return max(good + bad for good, bad in zip(self.good, self.bad, strict=True))
+
+    @property
+    def longest(self) -> float:
+        """Return the longest time that 95 % took in a bucket: the top of the chart."""
+        return max((each for each in self.most if each is not None), default=0.0)
+
+    @property
     def failed(self) -> int:
         """Return the number of runs that failed."""
         return sum(self.bad)

@@ -98,6 +98,7 @@ async def run(dashboard: Dashboard, visit: Visit) -> Page | Response:
         "link": _Links(visit),
         "ended": row.status in TERMINAL,
         "can_retry": row.status in (WorkflowStatus.FAILED, WorkflowStatus.CANCELLED),
+        "is_undone": any(each.kind == "compensation" for each in timeline.rows),  # then only from the start
     }
     last = history.rows[-1].id if history.rows else 0
     marker = [info.status.value, last, info.worker, info.attempts, info.stuck is not None, why.activity.value]
