@@ -26,7 +26,7 @@ SHOTS: tuple[tuple[str, str, Literal["light", "dark"], int, int], ...] = (
     ("dashboard-overview.png", "/", "light", 1280, 690),
     ("dashboard-overview-dark.png", "/", "dark", 1280, 690),
     ("dashboard-runs.png", "/runs?q=state:waiting", "light", 1280, 560),
-    ("dashboard-run.png", "/runs/payment-9", "light", 1280, 610),
+    ("dashboard-run.png", "/runs/payment-9", "light", 1280, 560),
     ("dashboard-phone.png", "/runs/approval-3", "light", 375, 760),
     ("dashboard-timeline.png", "/runs/trial-1", "dark", 1280, 690),
 )
