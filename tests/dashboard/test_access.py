@@ -23,6 +23,8 @@ async def test_other_machines_need_a_token(app: App) -> None:
         assert (await http.get("/")).status_code == 403
     async with connected(app, "http://dashboard.example") as http:  # a name that points to this machine
         assert (await http.get("/")).status_code == 403
+    async with connected(app) as http:
+        assert (await http.get("/", headers={"Host": "rebound.example"})).status_code == 403
     with pytest.raises(ConfigurationError, match="no token"):
         await serve_dashboard(app, host="0.0.0.0")
 

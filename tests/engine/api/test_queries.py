@@ -12,7 +12,7 @@ from perdure.errors import InvalidPageTokenError, LimitError
 from perdure.model.records import WorkflowInstance
 from perdure.storage.stores import SQLStorage
 from tests.engine.api.workflows import Order, child, simple
-from tests.engine.waiting import status_of
+from tests.engine.waiting import status_of, waiting
 from tests.support.storages import Database, storage_of
 
 SOON = 20
@@ -163,3 +163,14 @@ async def test_runs_are_found_by_id_and_by_filters(database: Database) -> None:
         rest = await app.runs().page(3, first.next_token)
         assert [len(first.runs), len(rest.runs)] == [3, 1]
         assert rest.next_token is None
+
+
+async def test_page_without_payloads_has_empty_inputs_and_any_wait_is_one_status(database: Database) -> None:
+    async with App(database.url) as app:
+        await sleeper.options(id="waits-1").start("some text")
+        await waiting(app, "waits-1")
+        (run,) = (await app.runs(status="waiting").page(payloads=False)).runs
+        assert (run.id, dict(run.input), run.result) == ("waits-1", {}, None)
+        assert [each.id async for each in app.runs(status="waiting")] == ["waits-1"]
+        assert await app.runs(status="waiting").count() == 1
+        assert await app.runs(status="running").count() == 0
