@@ -9,12 +9,12 @@ from starlette.responses import Response
 from perdure.dashboard.actions import acted, reason_of
 from perdure.dashboard.failures import failed_runs
 from perdure.dashboard.pages import Dashboard, Page, Visit, redirect
-from perdure.engine.api.queries import COUNT_MAX, BulkResult
+from perdure.engine.api.queries import COUNT_MAX, BulkResult, RunQuery
 from perdure.engine.api.run_info import RunInfo
 from perdure.errors import PerdureError
 from perdure.http.problems import Problem
 from perdure.model.states import TERMINAL, WorkflowStatus
-from perdure.views.search import HELP, Search, SearchError, parse
+from perdure.views.search import HELP, FilterError, Search, parse
 from perdure.views.why import explain
 
 LIMIT = 50
@@ -29,14 +29,14 @@ async def runs(dashboard: Dashboard, visit: Visit) -> Page | Response:
     text = visit.value("q").strip()
     try:
         search = parse(text, visit.now)
-    except SearchError as error:
+        query = search.query(dashboard.client)
+    except FilterError as error:
         shown = _nothing(str(error))
         return Page("runs.html", "Runs", _document(text, [], None, None), shown, status=422)
     if search.id is not None:
         return await _one(dashboard, visit, search.id)
-    query = search.query(dashboard.client)
     page = await query.page(LIMIT, visit.value("after") or None, payloads=False)
-    count = None if search.where or search.stuck else await query.count()
+    count = None if search.filter.where or search.filter.stuck else await query.count()
     names = await dashboard.storage.list_workflow_names()
     following = {"q": text, "after": page.next_token} if page.next_token else None
     shown = {
@@ -123,8 +123,7 @@ async def _targets(dashboard: Dashboard, visit: Visit, action: str, text: str, c
     if cause:
         found, more = await failed_runs(dashboard.storage, visit.now)
         return [each.id for each in found if each.fingerprint == cause], more
-    search = _search(text, visit)
-    query, token, ids = search.query(dashboard.client), None, list[str]()
+    query, token, ids = _query(dashboard, text, visit), None, list[str]()
     for _ in range(20):
         page = await query.page(100, token, payloads=False)
         ids += [run.id for run in page.runs if _fits(run, action)]
@@ -134,14 +133,15 @@ async def _targets(dashboard: Dashboard, visit: Visit, action: str, text: str, c
     return ids[:BULK_MAX], token is not None or len(ids) > BULK_MAX
 
 
-def _search(text: str, visit: Visit) -> Search:
+def _query(dashboard: Dashboard, text: str, visit: Visit) -> RunQuery:
     try:
         search = parse(text, visit.now)
-    except SearchError as error:
+        query = search.query(dashboard.client)
+    except FilterError as error:
         raise Problem(422, str(error), parameter="q") from None
-    if search.id is not None or search == Search():
+    if search == Search(search.id):
         raise Problem(422, "an action on many runs needs a search, such as state:failed workflow:order", parameter="q")
-    return search
+    return query
 
 
 def _fits(run: RunInfo, action: str) -> bool:

@@ -4,7 +4,7 @@ A filter is a list of terms `key:value`, all of which must hold. Values with spa
 
 | term | meaning |
 |---|---|
-| `state:failed` | the status of the run; `status:` is the same |
+| `state:failed` | the status of the run, or `waiting` for any wait; `status:` is the same |
 | `workflow:order` | the name of the workflow |
 | `input.order_id:A-1` | a value of the input, as JSON: `input.n:3` is a number, `input.n:"3"` a text |
 | `started:<1h`, `started:>1h` | started less than, or more than, an hour ago; units are s, m, h, d and w |
@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from perdure.engine.api.client import Client
-from perdure.engine.api.queries import RunQuery
+from perdure.engine.api.queries import ANY_WAIT, RunQuery
 from perdure.model.states import WorkflowStatus
 
 Scalar = str | bool | int | float | None
@@ -39,7 +39,7 @@ class RunFilter:
     """The filters of `Client.runs`, with which it has the same meaning."""
 
     workflow: str | None = None
-    status: WorkflowStatus | None = None
+    status: WorkflowStatus | str | None = None
     stuck: bool = False
     where: Mapping[str, Scalar] = field(default_factory=dict)
     started_after: datetime | None = None
@@ -141,11 +141,14 @@ def _with_start(found: RunFilter, sign: str, value: str, now: datetime) -> RunFi
     return replace(found, started_before=moment)
 
 
-def _status(value: str) -> WorkflowStatus:
+def _status(value: str) -> WorkflowStatus | str:
+    if value == ANY_WAIT:
+        return value
     try:
         return WorkflowStatus(value)
     except ValueError:
-        raise FilterError(f"state:{value} is unknown: use one of {', '.join(WorkflowStatus)}") from None
+        known = ", ".join(WorkflowStatus)
+        raise FilterError(f"state:{value} is unknown: use one of {known}, or {ANY_WAIT} for any wait") from None
 
 
 def json_text(quoted: str) -> str:

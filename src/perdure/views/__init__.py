@@ -1,1 +1,1 @@
-"""What people are shown of runs, on the command line and in the dashboard: searches, and why a run waits."""
+"""What people are shown of runs: searches, and why a run waits."""

@@ -1,16 +1,6 @@
-"""Durations and ages as people write and read them: `90s`, `1h`, `2 d 4 h`."""
+"""Durations as people read them: `320 ms`, `2 d 4 h`."""
 
-import re
 from datetime import timedelta
-
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
-_AGE = re.compile(r"([0-9]{1,6})([smhdw])\Z")
-
-
-def parse_age(text: str) -> timedelta | None:
-    """Return a duration such as `90s`, `15m`, `1h`, `7d` or `2w`; None if the text is none."""
-    found = _AGE.match(text)
-    return None if found is None else timedelta(seconds=int(found[1]) * _UNITS[found[2]])
 
 
 def short(duration: timedelta | float) -> str:
