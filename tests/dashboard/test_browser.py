@@ -173,7 +173,7 @@ async def test_keyboard_and_theme(app: App) -> None:
         await page.reload()
         assert await page.evaluate("getComputedStyle(document.body).backgroundColor") == dark
         await page.keyboard.press("r")
-        await page.wait_for_function("document.body.dataset.updates >= 1")
+        await expect(page.locator("body")).to_have_attribute("data-updates", re.compile("[1-9]"))
         await page.keyboard.press("g")
         await page.keyboard.press("w")
         await page.wait_for_url(re.compile(r"/workers$"))
