@@ -155,14 +155,20 @@ async def test_worker_executes_runs_until_a_signal(tmp_path: Path, name: str) ->
     [
         (["serve", "shop:app", "--port", "0"], "the HTTP API listens on http://127.0.0.1:"),
         (
+            ["dashboard", "--port", "0", "--database", "sqlite:///shop.db", "--log-level", "INFO"],
+            "the dashboard listens on http://127.0.0.1:",
+        ),
+        (
             ["relay", "--publisher", "http://127.0.0.1:1/events", "--database", "sqlite:///shop.db"],
             "it publishes the outbox",
         ),
     ],
-    ids=["serve", "relay"],
+    ids=["serve", "dashboard", "relay"],
 )
 async def test_command_runs_until_a_signal(tmp_path: Path, command: list[str], says: str) -> None:
     (tmp_path / "shop.py").write_text(APP)
+    async with Client(f"sqlite:///{tmp_path}/shop.db"):
+        pass  # migrates it
     process = await begin(tmp_path, *command)
     try:
         await line_with(process.stderr, says)

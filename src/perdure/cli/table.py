@@ -119,6 +119,7 @@ COMMANDS = (
         "Serve the HTTP API and execute runs until SIGTERM or Ctrl-C.",
         "perdure serve shop.workflows:app --port 8000",
     ),
+    Command("dashboard", "dashboard:dashboard", "Serve the dashboard of a database.", "perdure dashboard"),
     Command(
         "relay",
         "relay:relay",

@@ -31,9 +31,14 @@ async def serve(
     signed webhooks, separated by spaces: arguments of a command would be visible to other users of the machine.
     """
     level = level_of(log_level)
-    if not 0 <= port <= 65535:
-        raise UsageError(f"--port must be 0 to 65535, not {port}")
+    check_port(port)
     app = app_to_run("serve", name, common)
     start_logging(level)
     token, keys = os.environ.get(TOKEN) or None, os.environ.get(KEYS, "").split()
     await serve_http(app, host=host, port=port, token=token, webhook_keys=keys)
+
+
+def check_port(port: int) -> None:
+    """Raise `UsageError` if there is no such port."""
+    if not 0 <= port <= 65535:
+        raise UsageError(f"--port must be 0 to 65535, not {port}")
