@@ -24,7 +24,9 @@ NAMES = sorted(
     for path in files("perdure.storage.sql").iterdir()
     if path.name.endswith(".sql") and path.name not in PLAIN
 )
-FRAGMENTS = {"listing.select", "listing.branch", "listing.one", "listing.count"}  # parts of composed statements
+FRAGMENTS = {  # parts of composed statements
+    *("listing.select", "listing.select_bare", "listing.branch", "listing.one", "listing.count")
+}
 ONLY_ON = {  # where another dialect uses other statements
     "caller_transactions.schemas": ("postgresql",),
     "delivery.deliver": ("postgresql", "mysql"),
