@@ -3,7 +3,6 @@
 import asyncio
 import inspect
 import sqlite3
-import sys
 import threading
 import time
 import traceback
@@ -49,7 +48,6 @@ from perdure.engine.api import current_sync
 from perdure.errors import ConfigurationError, DatabaseUnavailableError
 from perdure.storage import open_storage
 from tests.engine.orders import Receipt, order
-from tests.support import leaks
 from tests.support.storages import Database
 
 SOON = timedelta(seconds=30)
@@ -521,26 +519,6 @@ def test_process_that_was_forked_unnoticed_with_an_open_file_cannot_use_it(share
         finally:
             thread.stop()
             thread.join()
-
-
-def test_thread_that_fails_is_logged_and_replaced(shared_url: str, caplog: pytest.LogCaptureFixture) -> None:
-    with SyncClient(shared_url) as client, ThreadPoolExecutor(1) as threads:
-        run, thread = client.start(patient), client._background._thread
-        assert thread is not None
-        call = threads.submit(run.result, 1000)
-        until(lambda: is_waiting(client))
-        thread._loop.call_soon_threadsafe(sys.exit, "a bug")
-        assert thread.join(SOON.total_seconds())
-        leaks._tasks.clear()  # its tasks were pending, of course
-        assert (
-            "the thread of a SyncClient failed; the next call opens the database again: SystemExit: a bug"
-            in caplog.text
-        )
-        until(lambda: is_waiting(client))
-        assert run.info().status is WorkflowStatus.RUNNING
-        assert not call.done()
-        client.close()
-        assert isinstance(call.exception(), ClosedError)
 
 
 # Starting in a transaction of the caller.
