@@ -16,9 +16,8 @@ from typing import Any, Literal, get_args
 
 from starlette.requests import Request
 
-from perdure.database.secret import SecretBytes
 from perdure.errors import ConfigurationError
-from perdure.http.auth import FORWARDED, TOKEN_MIN, is_loopback
+from perdure.http.auth import FORWARDED, checked_token, has_bearer, is_loopback
 from perdure.http.problems import Problem
 
 log = logging.getLogger("perdure.dashboard")
@@ -43,7 +42,7 @@ class Doors:
                 'dashboard_app(access=) must be a function that takes the request and returns "all", "read", a set of '
                 "actions, or None"
             )
-        self._token = None if token is None else _checked(token)
+        self._token = None if token is None else checked_token(token, "dashboard_app(token=)")
         self._access = access
 
     @property
@@ -59,7 +58,7 @@ class Doors:
     async def allowed(self, request: Request) -> frozenset[str]:
         """Return the actions that a request may take; raise `Problem` if it may not even read."""
         if self._token is not None:
-            if not (self._has_session(request) or self._has_header(request)):
+            if not (self._has_session(request) or has_bearer(request, self._token)):
                 raise Problem(401, "enter the token of the dashboard", headers={"WWW-Authenticate": "Bearer"})
             return ACTIONS
         if self._access is not None:
@@ -94,11 +93,6 @@ class Doors:
         until, _, seal = request.cookies.get(SESSION, "").partition(".")
         fresh = until.isascii() and until.isdigit() and len(until) < 12 and int(until) > time.time()
         return fresh and hmac.compare_digest(seal.encode("utf-8", "surrogateescape"), self._seal(until).encode())
-
-    def _has_header(self, request: Request) -> bool:
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        right = hmac.compare_digest(given.strip().encode("utf-8", "surrogateescape"), self._token or b"")
-        return scheme.lower() == "bearer" and right
 
 
 async def _ask(access: Access, request: Request) -> frozenset[str]:
@@ -155,14 +149,3 @@ def check_csrf(request: Request, given: str) -> None:
     cookie = request.cookies.get(CSRF, "")
     if not cookie or not hmac.compare_digest(given.encode("utf-8", "surrogateescape"), cookie.encode()):
         raise Problem(403, "the form is out of date: load the page again, then repeat the action")
-
-
-def _checked(token: object) -> SecretBytes:
-    if not isinstance(token, str) or len(token) < TOKEN_MIN or not token.isascii() or not token.isprintable():
-        raise ConfigurationError(
-            f"dashboard_app(token=) must have at least {TOKEN_MIN} printable ASCII characters: make one with "
-            "secrets.token_urlsafe(), and keep it out of the code"
-        )
-    if token != token.strip():
-        raise ConfigurationError("dashboard_app(token=) has outer white space: remove it")
-    return SecretBytes(token.encode())

@@ -37,7 +37,7 @@ class Guard:
             raise ConfigurationError(
                 "http_app(auth=) must be a function that takes the request and returns who sent it"
             )
-        self._token = None if token is None else _checked(token)
+        self._token = None if token is None else checked_token(token, "http_app(token=)")
         self._authenticate = authenticate
 
     @property
@@ -73,9 +73,7 @@ class Guard:
         return True
 
     def _check_token(self, request: Request) -> None:
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        right = hmac.compare_digest(given.strip().encode("utf-8", "surrogateescape"), self._token or b"")
-        if scheme.lower() != "bearer" or not right:
+        if not has_bearer(request, self._token or b""):
             raise Problem(
                 401,
                 "the request has no valid token: send the header `Authorization: Bearer <token>`",
@@ -91,14 +89,22 @@ class Guard:
         return answer
 
 
-def _checked(token: object) -> SecretBytes:
+def has_bearer(request: Request, token: bytes) -> bool:
+    """Return whether a request has the header `Authorization: Bearer <token>`; compared in constant time."""
+    scheme, _, given = request.headers.get("authorization", "").partition(" ")
+    right = hmac.compare_digest(given.strip().encode("utf-8", "surrogateescape"), token)
+    return scheme.lower() == "bearer" and right
+
+
+def checked_token(token: object, setting: str) -> SecretBytes:
+    """Return the token of a setting; raise `ConfigurationError` if it is too weak or cannot be sent in a header."""
     if not isinstance(token, str) or len(token) < TOKEN_MIN or not token.isascii() or not token.isprintable():
         raise ConfigurationError(
-            f"http_app(token=) must have at least {TOKEN_MIN} printable ASCII characters: make one with "
+            f"{setting} must have at least {TOKEN_MIN} printable ASCII characters: make one with "
             "secrets.token_urlsafe(), and keep it out of the code"
         )
     if token != token.strip():
-        raise ConfigurationError("http_app(token=) has outer white space: remove it")
+        raise ConfigurationError(f"{setting} has outer white space: remove it")
     return SecretBytes(token.encode())
 
 
