@@ -1,7 +1,6 @@
 """The ASGI application of the dashboard."""
 
-from collections.abc import Collection, MutableMapping
-from typing import Any
+from collections.abc import Collection
 from urllib.parse import quote
 
 from starlette.applications import Starlette
@@ -29,7 +28,7 @@ from perdure.dashboard.values import Redact, Redactor
 from perdure.engine.api.client import Client
 from perdure.errors import ConfigurationError
 from perdure.http.api import exact
-from perdure.http.app import opened
+from perdure.http.app import opened, with_headers
 from perdure.http.problems import of_http
 
 POLICY = (
@@ -80,7 +79,7 @@ class DashboardApp(Starlette):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request: with exact paths, and with security headers on the response."""
         if scope["type"] == "http":
-            scope, send = exact(scope), _with_headers(send)
+            scope, send = exact(scope), with_headers(send, HEADERS)
         await super().__call__(scope, receive, send)
 
 
@@ -193,16 +192,3 @@ def _login_routes(dashboard: Dashboard) -> list[BaseRoute]:
 def _local(path: str) -> str:
     """Return a path of the dashboard, whatever a link asked for: never another site."""
     return path if path.startswith("/") and not path.startswith(("//", "/\\")) and path.isprintable() else "/"
-
-
-def _with_headers(send: Send) -> Send:
-    """Return a function that sends a response with security headers, except those that it has already."""
-    added = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
-
-    async def send_with_headers(message: MutableMapping[str, Any]) -> None:
-        if message["type"] == "http.response.start":
-            given = {name.lower() for name, _ in message["headers"]}
-            message = {**message, "headers": [*message["headers"], *(each for each in added if each[0] not in given)]}
-        await send(message)
-
-    return send_with_headers

@@ -1,6 +1,6 @@
 """The ASGI application of the HTTP API."""
 
-from collections.abc import AsyncIterator, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Mapping, MutableMapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -59,7 +59,7 @@ class HTTPApp(Starlette):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request: with exact paths, and with security headers on the response."""
         if scope["type"] == "http":
-            scope, send = exact(scope), _with_headers(send)
+            scope, send = exact(scope), with_headers(send, HEADERS)
         await super().__call__(scope, receive, send)
 
 
@@ -115,9 +115,9 @@ async def opened(client: Client) -> AsyncIterator[None]:
             yield
 
 
-def _with_headers(send: Send) -> Send:
-    """Return a function that sends a response with security headers, except those that it has already."""
-    added = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
+def with_headers(send: Send, headers: Mapping[str, str]) -> Send:
+    """Return a function that sends a response with these headers, except those that it has already."""
+    added = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
 
     async def send_with_headers(message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":
