@@ -3,12 +3,13 @@
 import asyncio
 import inspect
 import sqlite3
+import sys
 import threading
 import time
 import traceback
 import warnings
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
@@ -44,10 +45,12 @@ from perdure import (
     wait_event,
     workflow,
 )
-from perdure.engine.api import current_sync
+from perdure.engine.api import client_thread, current_sync
+from perdure.engine.api.client_thread import ClientThread
 from perdure.errors import ConfigurationError, DatabaseUnavailableError
 from perdure.storage import open_storage
 from tests.engine.orders import Receipt, order
+from tests.support import leaks
 from tests.support.storages import Database
 
 SOON = timedelta(seconds=30)
@@ -519,6 +522,74 @@ def test_process_that_was_forked_unnoticed_with_an_open_file_cannot_use_it(share
         finally:
             thread.stop()
             thread.join()
+
+
+# A thread that fails.
+
+
+def fail(client: SyncClient) -> ClientThread:
+    """Plant a bug in the event loop of a client, and return its thread, which ends."""
+    thread = client._background._thread
+    assert thread is not None
+    thread._loop.call_soon_threadsafe(sys.exit, "a bug")
+    return thread
+
+
+def test_thread_that_fails_is_logged_and_replaced(shared_url: str, caplog: pytest.LogCaptureFixture) -> None:
+    with SyncClient(shared_url) as client, ThreadPoolExecutor(1) as threads:
+        run = client.start(patient)
+        call = threads.submit(run.result, 1000)
+        until(lambda: is_waiting(client))
+        assert fail(client).join(SOON.total_seconds())
+        leaks._tasks.clear()  # its tasks were pending, of course
+        assert (
+            "the thread of a SyncClient failed; the next call opens the database again: SystemExit: a bug"
+            in caplog.text
+        )
+        until(lambda: call.done() or is_waiting(client))
+        assert run.info().status is WorkflowStatus.RUNNING
+        assert not call.done()
+        client.close()
+        assert isinstance(call.exception(), ClosedError)
+
+
+def test_call_during_the_report_of_a_failed_thread_waits_for_the_next_one(
+    shared_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The event loop is closed by then, and the thread has not ended."""
+    with SyncClient(shared_url) as client, ThreadPoolExecutor(1) as threads:
+        calls: list[Future[int]] = []
+        has_met_the_old_thread = threading.Event()
+        join = ClientThread.join
+
+        def noted_join(thread: ClientThread, timeout_sec: float | None = None) -> bool:
+            has_met_the_old_thread.set()
+            return join(thread, timeout_sec)
+
+        def report(*args: object, **kwargs: object) -> None:
+            calls.append(threads.submit(lambda: client.runs().count()))
+            until(lambda: has_met_the_old_thread.is_set() or calls[0].done())
+
+        client.start(patient)
+        monkeypatch.setattr(ClientThread, "join", noted_join)
+        monkeypatch.setattr(client_thread.log, "error", report)
+        join(fail(client))
+        leaks._tasks.clear()
+        assert calls[0].result(SOON.total_seconds()) == 1
+
+
+def test_call_in_the_thread_of_the_client_itself_is_refused(shared_url: str) -> None:
+    with SyncClient(shared_url) as client:
+        thread, errors = client._background._thread, list[BaseException]()
+        assert thread is not None
+
+        def handle() -> None:
+            with pytest.raises(EngineError, match="was called in its own thread") as caught:
+                client.runs().count()
+            errors.append(caught.value)
+
+        thread._loop.call_soon_threadsafe(handle)
+        until(lambda: bool(errors))
 
 
 # Starting in a transaction of the caller.

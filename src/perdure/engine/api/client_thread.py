@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from perdure.engine.api.client import Client
 from perdure.engine.api.database import Database
-from perdure.errors import ClosedError, PerdureError
+from perdure.errors import ClosedError, EngineError, PerdureError
 from perdure.storage.contract import Storage
 
 T = TypeVar("T")
@@ -77,13 +77,21 @@ class ClientThread:
 
     def call(self, work: Work[T], *, is_wait: bool) -> T:
         """Run a coroutine on the client and return its result; `is_wait` says that it only waits for something."""
+        if threading.current_thread() is self._thread:
+            raise EngineError(
+                "a SyncClient was called in its own thread, such as by a handler of its log messages, and would wait "
+                "for itself: call it in another thread"
+            )
         future: Future[T] = Future()
         with self._lock:
             if self.ended:
                 raise NotBegun
+            try:
+                # In a context of its own: that of the caller may have an App, an activity or a transaction.
+                self._loop.call_soon_threadsafe(self._begin, future, work, is_wait, context=contextvars.Context())
+            except RuntimeError:  # the loop failed and is closed; the thread has yet to report that
+                raise NotBegun from None
             self._calls.add(future)
-            # In a context of its own: that of the caller may have an App, an activity or a transaction.
-            self._loop.call_soon_threadsafe(self._begin, future, work, is_wait, context=contextvars.Context())
         try:
             return future.result()
         except BaseException:  # such as KeyboardInterrupt
@@ -117,7 +125,10 @@ class ClientThread:
     def _run(self) -> None:
         try:
             with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-                runner.run(self._serve())
+                try:
+                    runner.run(self._serve())
+                finally:
+                    self._is_stopping = True  # the runner now cancels the calls; one that came later would never end
         except BaseException as error:
             if self._opened.done():
                 log.error(
@@ -146,7 +157,7 @@ class ClientThread:
             self._main.cancel()
 
     def _begin(self, future: "Future[T]", work: Work[T], is_wait: bool) -> None:
-        if self._stop.is_set():
+        if self._is_stopping:
             _settle(future, NotBegun())
             return
         task = self._tasks[future] = self._loop.create_task(work(self._client))
