@@ -1,6 +1,7 @@
 """Calls of PostgreSQL's driver: what asyncpg's connections ask of their protocol."""
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -11,6 +12,8 @@ from tests.faults.calls import HANG_SEC, Calls, Kind
 
 _RAISE = "DO $$ BEGIN RAISE EXCEPTION 'injected' USING ERRCODE = '{code}'; END $$"
 _CODES = {Kind.BEFORE: "53100", Kind.CONFLICT: "40001"}
+# Until its last statement the server does not look for its client. Such a session holds nothing, and ends by itself.
+_SET_UP = re.compile(r"pg_backend_pid\(\)|SET (idle_in_|default_)transaction_|SET client_connection_check_interval")
 
 
 def watch_postgres(backend: Any, calls: Calls) -> None:
@@ -64,7 +67,7 @@ class _Protocol:
                 await asyncio.sleep(HANG_SEC)
                 raise TimeoutError
             case Kind.HANG:
-                await self._real.query("SELECT pg_sleep(60)", HANG_SEC)
+                await self._real.query(f"SELECT pg_sleep({1 if _SET_UP.search(text) else 60})", HANG_SEC)
                 raise AssertionError("a server that does not sleep")
             case Kind.CANCEL:
                 calls.give_up()

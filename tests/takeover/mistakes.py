@@ -62,6 +62,7 @@ NO_RUN = {  # the program of these fails before it has started a run
 }
 BY_CHANCE = {
     "bodies: CancelledError is swallowed in a timeout": "its deadline passes during the takeover",
+    "bodies: wait_event() whose timeout is not caught": "its wait of 0 s may end before anybody sees it",
     "running: a run that takes longer than its timeout": "its deadline passes during the takeover",
     "bodies: a lock of the module, shared by two runs": "either of the two runs may fail",
     "calling: a handle used in a body": "its two runs are executed at the same time, in any order",
@@ -226,10 +227,11 @@ class ProgramPlay(Play):
             return True
         if time.monotonic() > self._until:
             raise await self._stalled()
+        has_stopped = bool(self._requests) or self._has_ended  # asked first: what follows sees only earlier calls
         if (self._live and not await super()._is_quiet()) or self._callers.calls:
             self._blocked_since = None
             return False
-        if self._requests or self._has_ended:
+        if has_stopped:
             return True
         self._blocked_since = self._blocked_since or time.monotonic()
         return time.monotonic() - self._blocked_since > BLOCKED_SEC

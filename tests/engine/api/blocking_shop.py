@@ -112,6 +112,7 @@ def error_of(run: SyncRunHandle[int]) -> object:
 
 def interrupt(url: str) -> None:
     """Get Ctrl-C while the main thread waits for a result, and continue."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets what it runs in the background ignore it
     with SyncClient(url) as client:
 
         def press() -> None:

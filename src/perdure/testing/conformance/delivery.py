@@ -271,7 +271,9 @@ async def test_undeliverable_channel_does_not_block_other_channels(storage: Stor
     assert await storage.try_acquire_lock("i-a", "w2", 30) is not None
     await publish(storage, b"1", channel="a")
     (second,) = await publish(storage, b"1", channel="b")
-    assert [await delivered(storage, 1), await delivered(storage, 1)] == [[], [("i-b", second)]]
+    assert await delivered(storage, 1) == []
+    sweeps = [await delivered(storage, 1) for _ in range(20)]  # channels marked at the same time may be seen again
+    assert [found for found in sweeps if found] == [[("i-b", second)]]
 
 
 async def test_sweep_of_named_channels_skips_other_channels(storage: Storage) -> None:
