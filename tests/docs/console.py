@@ -24,7 +24,7 @@ from tests.cli.programs import environment
 
 WAIT_SEC = 60.0
 PLUGINS = "-p pytest_asyncio.plugin -p pytest_perdure -p no:cacheprovider"
-CHANGES = ("migrate up", "send", "publish", "init", "retry", "cancel")  # they print something else when repeated
+CHANGES = ("migrate up", "start", "send", "publish", "init", "retry", "cancel")  # they print something else when repeated
 
 _PART = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _FILE = re.compile(r"(?:#|--) (\S+\.(?:py|toml|yaml|service|sql))\n")
@@ -35,6 +35,8 @@ _MASKS = (
     (re.compile(r"\S+:\d+:[0-9a-f]{8}\b"), "WORKER"),
     (re.compile(r"^(ok|warning) +sqlite$", re.MULTILINE), "sqlite"),  # depends on the version of SQLite
     (re.compile(r"\b\d+ migrations"), "N migrations"),
+    (re.compile(r"^perdure \d+\.\d+\.\d+\S*$", re.MULTILINE), "VERSION"),
+    (re.compile(r"\d+\.\d+s\b"), "DURATION"),
     (re.compile(r"═+|=+"), "="),
     (re.compile(r" +"), " "),
 )
@@ -101,7 +103,7 @@ class Session:
         self.folder = folder
         self._replaced = replaced or {}
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        about = {"PATH": path, "PYTEST_ADDOPTS": PLUGINS, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "COLUMNS": "160"}
+        about = {"PATH": path, "PYTEST_ADDOPTS": PLUGINS, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "COLUMNS": "80"}
         self._environment = environment(folder, **about, PYTHONWARNINGS="error")
         self._jobs: list[subprocess.Popen[str]] = []
         self._perdure: subprocess.Popen[str] | None = None
@@ -109,7 +111,9 @@ class Session:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         for job in self._jobs:
             job.terminate()
         codes = [job.wait(WAIT_SEC) for job in self._jobs]
@@ -159,8 +163,7 @@ class Session:
             code, printed = self._run(command.line)
             if (code, masked(printed)) == expected:
                 return
-            once = not command.line.startswith("perdure ") or command.line.startswith(tuple(f"perdure {c}" for c in CHANGES))
-            if once or time.monotonic() > until:
+            if not _repeatable(command.line) or time.monotonic() > until:
                 assert (code, masked(printed)) == expected, command.line
             time.sleep(0.02)
 
@@ -199,6 +202,10 @@ class Session:
         if self._perdure is not None:
             self._perdure.communicate(timeout=WAIT_SEC)
             self._perdure = None
+
+
+def _repeatable(line: str) -> bool:
+    return line.startswith(("perdure ", "curl ")) and not line.startswith(tuple(f"perdure {each}" for each in CHANGES))
 
 
 def _pipe(pipe: IO[str] | None) -> IO[str]:

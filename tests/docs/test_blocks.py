@@ -10,6 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+TUTORIAL = sorted((ROOT / "docs" / "tutorial").glob("*.md"))  # test_tutorial.py runs its blocks in their order
 _BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\nIt prints:\n\n```text\n(.*?)^```$)?", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
 _ANCHOR = re.compile(r"\]\((?!https?:)([^)#]*)#([^)]+)\)")
@@ -23,10 +24,11 @@ PLUGINS = ("-p", "pytest_asyncio.plugin", "-p", "pytest_perdure", "-p", "no:cach
 BLOCKS = [
     pytest.param(page, code, printed, id=f"{page.relative_to(ROOT)}:{number}")
     for page in PAGES
+    if page not in TUTORIAL
     for number, (code, printed) in enumerate(_BLOCK.findall(page.read_text("utf-8")), 1)
     if not code.startswith("# test_")
 ]
-PAGES_WITH_TESTS = [page for page in PAGES if "```python\n# test_" in page.read_text("utf-8")]
+PAGES_WITH_TESTS = [page for page in PAGES if "```python\n# test_" in page.read_text("utf-8") and page not in TUTORIAL]
 
 
 @pytest.mark.parametrize(("page", "code", "printed"), BLOCKS)
