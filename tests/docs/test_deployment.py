@@ -1,0 +1,161 @@
+"""docs/deployment: the rights are sufficient on real servers, the modes of PgBouncer are as described, and files are valid."""
+
+import asyncio
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+from uuid import uuid4
+
+import asyncpg
+import pytest
+import yaml
+
+from perdure import App, SchemaError, activity, publish, receive, send_event, sleep, subscribe, wait_event, workflow
+from perdure.testing.servers import PgBouncer, PostgresServer
+from tests.cli.programs import program
+from tests.docs.console import File, Session, parts
+from tests.docs.marks import ROOT
+from tests.support.databases import connect_mysql, fetch_mysql
+
+DEPLOYMENT = ROOT / "docs" / "deployment"
+
+
+def files_of(page: str) -> dict[str, str]:
+    found = [part for part in parts((DEPLOYMENT / page).read_text("utf-8")) if isinstance(part, File)]
+    return {file.name: file.text for file in found}
+
+
+@activity
+async def deployed_charge(order_id: str) -> str:
+    await send_event("deployed_paid", {"order_id": order_id})
+    return f"receipt for {order_id}"
+
+
+@workflow
+async def deployed_child(order_id: str) -> int:
+    return 2
+
+
+@workflow
+async def deployed_order(order_id: str) -> str:
+    await subscribe("deployed_prices")
+    receipt = await deployed_charge(order_id)
+    await deployed_child(order_id)
+    await publish("deployed_prices", 3)
+    price = await receive("deployed_prices")
+    await sleep(0.01)
+    event = await wait_event("deployed_shipped", where={"order_id": order_id})
+    return f"{receipt}, {price.data}, {event.data['by']}"
+
+
+async def execute(url: str) -> str:
+    async with App(url, workflows=[deployed_order, deployed_child]) as app:
+        run = await deployed_order.options(id="A-1").start("A-1")
+        await app.send_event("deployed_shipped", {"order_id": "A-1", "by": "Ann"}, to="A-1")
+        result = await run.result(timeout=60)
+        assert await app.runs(workflow=deployed_order).delete() is not None
+        return result
+
+
+@asynccontextmanager
+async def roles(database: str, script: str, admin: str) -> AsyncIterator[dict[str, str]]:
+    """Run the statements of the page with names of this test's own; yield the URLs of the roles."""
+    suffix = uuid4().hex[:8]
+    script = script.replace("shop_", f"shop_{suffix}_").replace("shop.*", f"{urlsplit(database).path[1:]}.*")
+    statements = [each.strip() for each in script.split(";") if each.strip()]
+    names = {each: f"shop_{suffix}_{each}" for each in ("owner", "worker", "reader")}
+    passwords = dict(zip(names, ("change-me-1", "change-me-2", "change-me-3"), strict=True))
+    parts = urlsplit(database)
+    place = f"{parts.hostname}:{parts.port}"
+    await _run(admin, statements)
+    try:
+        yield {
+            each: parts._replace(netloc=f"{name}:{passwords[each]}@{place}").geturl() for each, name in names.items()
+        }
+    finally:
+        await _run(admin, [_drop(name, database) for name in names.values()])
+
+
+def _drop(name: str, database: str) -> str:
+    return f"DROP USER {name}@'%'" if database.startswith("mysql") else f"DROP OWNED BY {name} CASCADE; DROP ROLE {name}"
+
+
+async def _run(url: str, statements: list[str]) -> None:
+    if url.startswith("mysql"):
+        async with connect_mysql(url) as connection:
+            for statement in statements:
+                await fetch_mysql(connection, statement)
+    else:
+        session = await asyncpg.connect(url)
+        for statement in statements:
+            await session.execute(statement)
+        await session.close()
+
+
+@pytest.mark.parametrize("kind", ["postgresql", "mysql"])
+async def test_worker_without_rights_on_tables_executes_runs(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    database = request.getfixturevalue("fresh_postgres_db" if kind == "postgresql" else "fresh_mysql_db")
+    script = files_of("database-rights.md")[f"{kind}.sql"]
+    async with roles(database, script, database) as urls:
+        with pytest.raises(SchemaError):
+            await execute(urls["worker"])
+        await asyncio.to_thread(program, tmp_path, "migrate", "up", "--database", urls["owner"])
+        assert await execute(urls["worker"]) == "receipt for A-1, 3, Ann"
+        await asyncio.to_thread(program, tmp_path, "runs", "--database", urls["reader"])
+        await asyncio.to_thread(program, tmp_path, "doctor", "--database", urls["reader"])
+        with pytest.raises(Exception, match=r"denied|permission"):
+            await _run(urls["worker"], ["CREATE TABLE perdure.extra (n int)" if kind != "mysql" else "CREATE TABLE x (n int)"])
+        with pytest.raises(Exception, match=r"denied|permission"):
+            table = "workflow_instances" if kind == "mysql" else "perdure.workflow_instances"
+            await _run(urls["reader"], [f"DELETE FROM {table}"])
+
+
+@pytest.mark.parametrize("mode", ["session", "transaction"])
+async def test_app_works_behind_pgbouncer(mode: str, fresh_postgres_db: str, postgres_server: PostgresServer) -> None:
+    with PgBouncer(postgres_server, mode) as pooler:
+        url = urlsplit(pooler.url)._replace(path=urlsplit(fresh_postgres_db).path).geturl()
+        assert await execute(url) == "receipt for A-1, 3, Ann"
+
+
+async def test_statement_mode_of_pgbouncer_is_refused(fresh_postgres_db: str, postgres_server: PostgresServer) -> None:
+    with PgBouncer(postgres_server, "statement") as pooler:
+        url = urlsplit(pooler.url)._replace(path=urlsplit(fresh_postgres_db).path).geturl()
+        with pytest.raises(Exception, match=r"(?i)transaction|statement"):
+            await execute(url)
+
+
+def test_manifests_are_valid_and_name_real_commands_and_paths() -> None:
+    deployment, job = yaml.safe_load_all(files_of("kubernetes.md")["worker.yaml"])
+    assert (deployment["kind"], job["kind"]) == ("Deployment", "Job")
+    (worker,) = deployment["spec"]["template"]["spec"]["containers"]
+    routes = (ROOT / "src" / "perdure" / "http" / "health.py").read_text("utf-8")
+    for probe in ("readinessProbe", "livenessProbe"):
+        assert f'"{worker[probe]["httpGet"]["path"]}"' in routes
+    for container in (worker, job["spec"]["template"]["spec"]["containers"][0]):
+        assert container["command"][0] == "perdure"
+        done = subprocess.run(
+            [sys.executable, "-m", "perdure", container["command"][1], "--help"], capture_output=True, text=True, check=True
+        )
+        assert all(option in done.stdout for option in container["command"] if option.startswith("--"))
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
+def test_systemd_unit_is_valid(tmp_path: Path) -> None:
+    ((name, text),) = files_of("systemd.md").items()
+    unit = tmp_path / name.replace("@", "@1")
+    text = re.sub(r"/srv/shop/.venv/bin/perdure", sys.executable, text).replace("/srv/shop", str(tmp_path))
+    unit.write_text(text.replace("User=shop\n", ""))
+    done = subprocess.run(["systemd-analyze", "verify", "--man=no", str(unit)], capture_output=True, text=True, check=False)
+    assert [line for line in done.stderr.splitlines() if "shop-worker" in line] == []
+
+
+def test_commands_of_the_page_of_migrations(tmp_path: Path) -> None:
+    with Session(tmp_path) as terminal:
+        terminal.play((DEPLOYMENT / "migrations.md").read_text("utf-8"))
