@@ -24,7 +24,15 @@ from tests.cli.programs import environment
 
 WAIT_SEC = 60.0
 PLUGINS = "-p pytest_asyncio.plugin -p pytest_perdure -p no:cacheprovider"
-CHANGES = ("migrate up", "start", "send", "publish", "init", "retry", "cancel")  # they print something else when repeated
+CHANGES = (
+    "migrate up",
+    "start",
+    "send",
+    "publish",
+    "init",
+    "retry",
+    "cancel",
+)  # they print something else when repeated
 
 _PART = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _FILE = re.compile(r"(?:#|--) (\S+\.(?:py|toml|yaml|service|sql))\n")

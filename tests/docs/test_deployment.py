@@ -15,7 +15,8 @@ import asyncpg
 import pytest
 import yaml
 
-from perdure import App, SchemaError, activity, publish, receive, send_event, sleep, subscribe, wait_event, workflow
+from perdure import App, activity, publish, receive, send_event, sleep, subscribe, wait_event, workflow
+from perdure.errors import SchemaError
 from perdure.testing.servers import PgBouncer, PostgresServer
 from tests.cli.programs import program
 from tests.docs.console import File, Session, parts
@@ -82,7 +83,9 @@ async def roles(database: str, script: str, admin: str) -> AsyncIterator[dict[st
 
 
 def _drop(name: str, database: str) -> str:
-    return f"DROP USER {name}@'%'" if database.startswith("mysql") else f"DROP OWNED BY {name} CASCADE; DROP ROLE {name}"
+    return (
+        f"DROP USER {name}@'%'" if database.startswith("mysql") else f"DROP OWNED BY {name} CASCADE; DROP ROLE {name}"
+    )
 
 
 async def _run(url: str, statements: list[str]) -> None:
@@ -111,7 +114,9 @@ async def test_worker_without_rights_on_tables_executes_runs(
         await asyncio.to_thread(program, tmp_path, "runs", "--database", urls["reader"])
         await asyncio.to_thread(program, tmp_path, "doctor", "--database", urls["reader"])
         with pytest.raises(Exception, match=r"denied|permission"):
-            await _run(urls["worker"], ["CREATE TABLE perdure.extra (n int)" if kind != "mysql" else "CREATE TABLE x (n int)"])
+            await _run(
+                urls["worker"], ["CREATE TABLE perdure.extra (n int)" if kind != "mysql" else "CREATE TABLE x (n int)"]
+            )
         with pytest.raises(Exception, match=r"denied|permission"):
             table = "workflow_instances" if kind == "mysql" else "perdure.workflow_instances"
             await _run(urls["reader"], [f"DELETE FROM {table}"])
@@ -141,7 +146,10 @@ def test_manifests_are_valid_and_name_real_commands_and_paths() -> None:
     for container in (worker, job["spec"]["template"]["spec"]["containers"][0]):
         assert container["command"][0] == "perdure"
         done = subprocess.run(
-            [sys.executable, "-m", "perdure", container["command"][1], "--help"], capture_output=True, text=True, check=True
+            [sys.executable, "-m", "perdure", container["command"][1], "--help"],
+            capture_output=True,
+            text=True,
+            check=True,
         )
         assert all(option in done.stdout for option in container["command"] if option.startswith("--"))
 
@@ -152,7 +160,9 @@ def test_systemd_unit_is_valid(tmp_path: Path) -> None:
     unit = tmp_path / name.replace("@", "@1")
     text = re.sub(r"/srv/shop/.venv/bin/perdure", sys.executable, text).replace("/srv/shop", str(tmp_path))
     unit.write_text(text.replace("User=shop\n", ""))
-    done = subprocess.run(["systemd-analyze", "verify", "--man=no", str(unit)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", str(unit)], capture_output=True, text=True, check=False
+    )
     assert [line for line in done.stderr.splitlines() if "shop-worker" in line] == []
 
 
