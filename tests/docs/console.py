@@ -3,7 +3,7 @@
 The output of each command has to be the one that the page shows; `masked` says what may differ. A command of `perdure`
 is repeated until its output is that of the page, because a worker needs a moment, unless it changes something.
 
-A command that ends in `&` runs until the page kills it (`kill -9 %1`, or `kill %1`) or ends.
+A command that ends in `&` runs until the page kills it (`kill -9 %1`, `kill %1`, or `kill $!` for the last one) or ends.
 """
 
 import json
@@ -150,8 +150,8 @@ class Session:
     def _check(self, command: Command) -> None:
         if command.line.endswith("&"):
             self._start(command.line.removesuffix("&"))
-        elif killed := re.fullmatch(r"kill( -9)? %(\d)", command.line):
-            self._kill(self._jobs[int(killed[2]) - 1], signal.SIGKILL if killed[1] else signal.SIGTERM)
+        elif killed := re.fullmatch(r"kill( -9)? (?:%(\d)|\$!)", command.line):
+            self._kill(self._jobs[int(killed[2] or 0) - 1], signal.SIGKILL if killed[1] else signal.SIGTERM)
         else:
             self._compare(command)
 
