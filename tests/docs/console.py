@@ -1,9 +1,10 @@
 """A page as a session: its files are written and the commands of its `console` blocks run, one after the other.
 
 The output of each command has to be the one that the page shows; `masked` says what may differ. A command of `perdure`
-is repeated until its output is that of the page, because a worker needs a moment, unless it changes something.
+is repeated until its output is that of the page, because a worker needs a moment, unless it changes something. One that
+did not find its run or workflow has changed nothing.
 
-A command that ends in `&` runs until the page kills it (`kill -9 %1`, `kill %1`, or `kill $!` for the last one) or ends.
+A command that ends in `&` runs until the page kills it (`kill -9 %1`, `kill %1`, `kill $!` for the last one) or ends.
 """
 
 import json
@@ -20,6 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
+from perdure.cli.exits import NOT_FOUND
 from tests.cli.programs import environment
 
 WAIT_SEC = 60.0
@@ -171,7 +173,7 @@ class Session:
             code, printed = self._run(command.line)
             if (code, masked(printed)) == expected:
                 return
-            if not _repeatable(command.line) or time.monotonic() > until:
+            if not (_repeatable(command.line) or code == NOT_FOUND) or time.monotonic() > until:
                 assert (code, masked(printed)) == expected, command.line
             time.sleep(0.02)
 
