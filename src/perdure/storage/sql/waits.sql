@@ -205,8 +205,9 @@ UPDATE workflow_instances
 
 -- next_due -> timer_at, timeout_at, lease_at, claimable_at, dirty_at, unseen_at
 -- Return the first timer and the first timeout of own waiting instances, the first lease to expire, and what can be
--- done at once: the first instance that can be taken, the first channel that is marked, and now if there is a message of
--- another framework, which does not mark its channel.
+-- done at once: the first instance that can be taken, the first channel that is marked, and an hour ago if there is a
+-- message of another framework, which does not mark its channel. Workers compare this with an estimate of the clock that
+-- is behind it: the present time would never be due.
 SELECT (SELECT t.expires_at FROM workflow_timer_subscriptions t {index(idx_timers_due)}
          WHERE t.framework = 'perdure' AND {waits(t)} ORDER BY t.expires_at LIMIT 1),
        (SELECT w.timeout_at FROM perdure_waits w {index(idx_perdure_waits_due)}
@@ -216,4 +217,4 @@ SELECT (SELECT t.expires_at FROM workflow_timer_subscriptions t {index(idx_timer
        (SELECT claimable_at FROM workflow_instances {index(idx_instances_claimable)}
          WHERE framework = 'perdure' AND claimable_at <= {now} ORDER BY claimable_at LIMIT 1),
        (SELECT dirty_at FROM perdure_channels WHERE dirty_at IS NOT NULL ORDER BY dirty_at LIMIT 1),
-       (SELECT {now} FROM channel_messages WHERE framework IS NULL ORDER BY id LIMIT 1)
+       (SELECT {ago(3600)} FROM channel_messages WHERE framework IS NULL ORDER BY id LIMIT 1)
