@@ -279,6 +279,7 @@ class TestMySQL:
         after = await database.fetch(keys)
         own = [key for key in after if key[0].startswith("perdure_")]
         assert [(key[0], key[2], key[4]) for key in own] == [
+            ("perdure_audit_runs", "perdure_audit", "CASCADE"),
             ("perdure_message_matches", "channel_messages", "CASCADE"),
             ("perdure_stuck", "workflow_instances", "CASCADE"),
             ("perdure_taken_messages", "workflow_instances", "CASCADE"),
