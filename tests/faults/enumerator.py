@@ -171,6 +171,17 @@ class Enumerator:
         finally:
             await storage.close()
 
+    async def outcome(self, case: Case) -> object:
+        """Return what the caller gets: a result, or an error."""
+        act = await self._seed(case.operation, case.way)
+        calls = Calls(self._watcher.kill, case.kind, case.number)
+        async with self._victim(calls) as victim:
+            return await _run(act, victim, calls)
+
+    async def state(self) -> State:
+        """Return what is stored."""
+        return await self._watcher.snapshot()
+
     async def play(self, case: Case) -> list[str]:
         """All that is wrong with a case."""
         baseline = await self.baseline(case.operation, case.way)

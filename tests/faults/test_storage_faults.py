@@ -13,7 +13,7 @@ import pytest
 from perdure.storage.contract import Storage
 from tests.conftest import BackendDatabase
 from tests.faults.calls import Kind
-from tests.faults.enumerator import CAUGHT, Case, Enumerator, all_pairs, enumerating
+from tests.faults.enumerator import ALONE, CAUGHT, Case, Enumerator, all_pairs, enumerating
 from tests.faults.operations import OPERATIONS
 from tests.support.databases import DATABASES
 
@@ -75,6 +75,14 @@ async def test_fault_at_any_call_is_reported_and_the_operation_is_atomic(
     wrong = [each for case in cases for each in await enumerator.play(case)]
     print(f"{len(cases)} cases, {len(wrong)} wrong", *wrong, sep="\n")
     assert not wrong, "\n".join(wrong[:20])
+
+
+async def test_timers_fire_without_an_error_although_the_answer_is_lost(enumerator: Enumerator) -> None:
+    """To fire them again does no harm, so the storage repeats it and the work loop has no reason to pause."""
+    baseline = await enumerator.baseline("fire_timers", ALONE)
+    found = await enumerator.outcome(Case("fire_timers", ALONE, Kind.AFTER, baseline.turned))
+    assert isinstance(found, list), found
+    assert await enumerator.state() == baseline.after
 
 
 def test_every_operation_of_the_contract_is_enumerated() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from perdure.database.backends.base import Silent
-from perdure.model.records import TimerWait, WorkflowInstance
+from perdure.model.records import HistoryEvent, TimerWait, WorkflowInstance
 from perdure.model.states import WorkflowStatus
 from perdure.storage.stores import SQLStorage, open_storage
 from perdure.testing.conformance.tools import leased, new
@@ -154,3 +154,15 @@ async def test_storage_without_notifications_runs_the_plain_operation() -> None:
             await new(storage, "i-1")
             open_transaction: Any = storage._open.get()
             assert open_transaction.callbacks == [[]]
+
+
+async def test_end_in_a_batch_with_events_notifies(storage: SQLStorage, peer: SQLStorage) -> None:
+    leases = [await leased(storage, f"i-{n}") for n in (1, 2)]
+    events = [(HistoryEvent(lease.instance_id, "s:1", "ActivityCompleted", b"1"), lease) for lease in leases]
+    payloads = await notifications_of(
+        storage, peer, lambda on: on.append_and_complete(events, [(lease, b"1") for lease in leases])
+    )
+    assert payloads == [{**about("completed"), "count": 2}]
+    lease = await leased(storage, "i-3")
+    event = HistoryEvent("i-3", "s:1", "ActivityCompleted", b"1")
+    assert await notifications_of(storage, peer, lambda on: on.append_and_complete([(event, lease)], [])) == []

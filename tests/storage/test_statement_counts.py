@@ -3,6 +3,8 @@
 from collections import Counter
 from datetime import timedelta
 
+import pytest
+
 from perdure.database.dialects.base import Rendered
 from perdure.database.statements import Statement
 from perdure.model.records import ChannelMode, ChannelWait, Lease, TimerWait, Wait
@@ -29,7 +31,10 @@ class Statements:
         return counts
 
 
-async def test_statements_of_a_batch_of_suspensions_do_not_grow_with_it(storage: SQLStorage) -> None:
+@pytest.mark.parametrize("used", [False, True])
+async def test_statements_of_a_batch_of_suspensions_do_not_grow_with_it(storage: SQLStorage, used: bool) -> None:
+    if used:
+        await storage.publish_to_channel("e", b"{}")  # all that follow subscribe after this message
     statements, found = Statements(storage), list[Counter[str]]()
     for tag, count in (("a", 2), ("b", 5), ("c", 20)):  # the first stores what the others find
         leases = [await leased(storage, f"{tag}-{n}") for n in range(count)]

@@ -9,6 +9,8 @@ from importlib import import_module
 from typing import Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
+from perdure.model import limits
+
 
 class Schedule:
     """A schedule: a cron expression of five fields in a time zone. Raises `ValueError` if one of them is invalid."""
@@ -41,6 +43,9 @@ class Schedule:
         tick: datetime = next(backwards)
         following = self.next_after(tick)
         return following if following <= moment else tick.astimezone(UTC)
+
+
+NAME_MAX = limits.INSTANCE_ID_MAX - len("@2026-01-02T03:04:05Z")  # leaves space for the tick in the id of its run
 
 
 def tick_id(workflow_name: str, tick: datetime) -> str:

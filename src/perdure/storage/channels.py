@@ -148,13 +148,17 @@ class Channels(Wakeups):
         found = await self._read(subscription, **pair(instance_id, channel))
         return found.cursor_message_id if found else 0
 
-    async def cleanup_old_channel_messages(self, older_than: timedelta, *, force: bool = False, limit: int = 0) -> int:
+    async def cleanup_old_channel_messages(
+        self, older_than: timedelta, *, force: bool = False, limit: int = 0, ids_older_than: timedelta | None = None
+    ) -> int:
         """Remove messages older than that which no live subscriber needs, at most a page; return their number.
 
-        With `force`, remove them even if needed. Also remove publishers' message ids of that age, and unused channels:
-        a page of channels is examined, the next one by the next call.
+        With `force`, remove them even if needed. Also remove publishers' message ids that are older than
+        `ids_older_than` (default: `older_than`), and unused channels: a page of channels is examined, the next one by
+        the next call.
         """
         age, page = limits.span(older_than, "older_than"), limits.page(limit, limits.PAGE_MAX)
+        ids_age = age if ids_older_than is None else limits.span(ids_older_than, "ids_older_than")
         removed, after = 0, _START
         while removed < page:
             count, last = await self._write(_purge, age, after, max(page, LOOK_MIN), page - removed, force)
@@ -163,7 +167,7 @@ class Channels(Wakeups):
                 break
             after = last
         unused, self._swept_to = await self._scan(_unused, self._swept_to)
-        while await self._write(_forget, age, page, unused):
+        while await self._write(_forget, ids_age, page, unused):
             unused = []
         return removed
 

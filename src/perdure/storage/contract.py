@@ -448,8 +448,13 @@ class ChannelManager(Protocol):
     async def expire_channel_waits(self, waits: Sequence[tuple[str, str]]) -> list[bool]:
         """End many waits, given by instance and channel, in one commit; return whether each ended, in order."""
 
-    async def cleanup_old_channel_messages(self, older_than: timedelta, *, force: bool = False, limit: int = 0) -> int:
-        """Remove messages older than that which no live subscriber needs, at most a page; return their number."""
+    async def cleanup_old_channel_messages(
+        self, older_than: timedelta, *, force: bool = False, limit: int = 0, ids_older_than: timedelta | None = None
+    ) -> int:
+        """Remove messages older than that which no live subscriber needs, at most a page; return their number.
+
+        Also remove publishers' message ids that are older than `ids_older_than` (default: `older_than`).
+        """
 
     async def find_expired_channel_subscriptions(self, limit: int = 0) -> list[ChannelSubscription]:
         """Return own waits of waiting instances that have timed out, the oldest first."""

@@ -17,8 +17,8 @@ S = load_statements("encoded_rows")
 
 PAGE = 1000
 LENGTH = 5000  # of a beginning: the names of a channel come before the envelope of a message
-_BY_NAME = (S.outbox, S.instances, S.stuck)  # the others have numbers
-_ORDER = (S.outbox, S.messages, S.instances, S.history, S.archive, S.compensations, S.stuck)
+_BY_NAME = (S.outbox, S.instances, S.stuck, S.views)  # the others have numbers
+_ORDER = (S.outbox, S.messages, S.instances, S.history, S.archive, S.compensations, S.stuck, S.audit, S.views)
 
 
 class EncodedRows(Transactions):

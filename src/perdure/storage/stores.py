@@ -93,6 +93,12 @@ class SQLStorage(
     async def _connect_current(self) -> None:
         """Connect to a schema that is up to date; raise `SchemaError` if it is not, without changing it."""
         if pending := await self._pending():
+            if len(pending) == len(versions(self._backend.driver.name)):
+                raise SchemaError(
+                    f"the {self._backend.driver.name} database has no tables of perdure, and it was opened without "
+                    "creating them: check the URL, or create them with `perdure migrate up` or `async with "
+                    "open_storage(url)`"
+                )
             raise SchemaError(
                 f"the {self._backend.driver.name} database lacks {len(pending)} migrations of this version, the first "
                 f"is {pending[0]}, and it was opened without applying them: apply them first (`perdure migrate up`, or "
@@ -283,6 +289,11 @@ def _storage(url: str, *, read_only: bool, must_exist: bool = False) -> SQLiteSt
         case "mysql":
             return MySQLStorage(url, read_only=read_only)
     return SQLiteStorage(parse_sqlite_url(url), read_only=read_only, must_exist=must_exist)
+
+
+def backend_of(storage: SQLStorage) -> Backend:
+    """Return the backend of a storage, for what is stored beside the contract."""
+    return storage._backend
 
 
 async def initialize_test_schema(storage: SQLStorage) -> None:

@@ -91,7 +91,7 @@ async def left(client: Client) -> int:
 # The policy.
 
 
-@pytest.mark.parametrize("field", ["finished", "messages", "outbox", "every"])
+@pytest.mark.parametrize("field", ["finished", "messages", "outbox", "every", "message_ids"])
 @pytest.mark.parametrize("value", [timedelta(0), -DAY, 0, "7 days", 40_000 * DAY])
 def test_invalid_policy_is_refused_by_the_constructor(field: str, value: Any) -> None:
     with pytest.raises((TypeError, ValueError), match=rf"Retention\({field}=\) must be "):
@@ -194,6 +194,52 @@ async def test_message_to_a_run_is_kept_until_the_run_takes_it(database: Databas
         assert await handle.result(SOON) == "kept"
         shift_clock(storage_of(app), 8 * DAY)
         assert (await app.sweep(MONTH)).messages == 2
+
+
+@pytest.mark.parametrize("backend", ["sqlite", "postgresql", "mysql"])
+async def test_message_ids_are_known_for_a_week_after_their_messages_are_deleted(
+    backend: str, backend_database: Any
+) -> None:
+    """By default: brokers deliver a message again long after a short retention has deleted it."""
+    policy = Retention(messages=DAY)
+    async with backend_database(backend) as database, App(database.url, workflows=[]) as app:
+        stored = app._storage.get_pending_channel_messages
+        await app.send_event("paid", 1, source="bank", id="e-1")
+        shift_clock(storage_of(app), 6 * DAY)
+        assert (await app.sweep(policy)).messages == 1
+        await app.send_event("paid", 1, source="bank", id="e-1")
+        assert await stored("paid") == []
+        shift_clock(storage_of(app), 8 * DAY)
+        assert (await app.sweep(policy)).messages == 0
+        await app.send_event("paid", 1, source="bank", id="e-1")
+        assert len(await stored("paid")) == 1
+
+
+@pytest.mark.parametrize(
+    ("policy", "known", "unknown"),
+    [
+        (Retention(messages=DAY, message_ids=3 * DAY), 2, 4),
+        (Retention(messages=DAY, message_ids=1), 0.5, 2),  # not shorter than messages
+        (Retention(messages=30 * DAY), 29, 31),
+        (Retention(messages=DAY, message_ids=None), 20_000, None),
+    ],
+)
+async def test_message_ids_are_known_for_the_longer_of_two_times(
+    database: Database, policy: Retention, known: float, unknown: float | None
+) -> None:
+    async with App(database.url, workflows=[]) as app:
+
+        async def is_known(days: float) -> bool:
+            """Return whether the event, sent again after a sweep, changes nothing."""
+            shift_clock(storage_of(app), days * DAY)
+            await app.sweep(policy)
+            before = await app._storage.get_pending_channel_messages("paid")
+            await app.send_event("paid", 1, source="bank", id="e-1")
+            return await app._storage.get_pending_channel_messages("paid") == before
+
+        assert not await is_known(0)
+        assert await is_known(known)
+        assert unknown is None or not await is_known(unknown)
 
 
 async def test_message_ids_are_remembered_as_long_as_messages(database: Database) -> None:

@@ -20,6 +20,7 @@ from perdure.model.records import (
     Lease,
     ListInstancesOptions,
     OutboxEvent,
+    OutboxStatus,
     OutgoingMessage,
     ParentLink,
     TimerSubscription,
@@ -27,6 +28,7 @@ from perdure.model.records import (
     WorkflowInstance,
 )
 from perdure.model.states import WorkflowStatus
+from perdure.storage.administration import administration_of
 from perdure.storage.caller_transactions import CallerTransaction
 from perdure.storage.stores import SQLStorage
 from tests.storage.plans.statement_costs import Meter
@@ -108,6 +110,7 @@ async def run_all(storage: SQLStorage, meter: Meter) -> None:
     for act in (
         *(_locks, _creations, _moves, _findings, _histories, _archive, _lists, _looks, _timers, _publications),
         *(_subscriptions, _pending, _receives, _deliveries, _sweeps, _matching, _outbox, _relays, _others, _removals),
+        _administration,
     ):
         await act(stage)
 
@@ -682,7 +685,56 @@ async def _removals(on: Stage) -> None:
     with m("cleanup_old_outbox_events"):
         await s.cleanup_old_outbox_events(30 * DAY)
     s._swept_to = ""  # every run looks at the first channels
+    with m("cleanup_old_channel_messages (ids)"):  # no message is so old
+        await s.cleanup_old_channel_messages(30 * DAY, limit=100, ids_older_than=10 * DAY)
+    s._swept_to = ""
     with m("cleanup_old_channel_messages"):
         await s.cleanup_old_channel_messages(10 * DAY, limit=100)
     with m("cleanup_old_channel_messages (forced)"):
         await s.cleanup_old_channel_messages(10 * DAY, limit=100, force=True)
+
+
+async def _administration(on: Stage) -> None:
+    """What operators look at and do."""
+    m, administration = on.measured, administration_of(on.storage)
+    assert administration is not None
+    audit, views, surveys = administration
+    ids = [await on.free() for _ in range(MANY)]
+    with m("record an action"):
+        audit_id = await audit.add("Ada", "cancel", "x", runs=ids, keep=timedelta(days=30))
+    with m("record an action (removing old ones)"):
+        await audit.add("Ada", "cancel", "x", keep=timedelta(seconds=0))
+    with m("record an outcome"):
+        await audit.finish(audit_id, "done")
+    with m("relate runs to an action"):
+        await audit.relate(audit_id, ids)
+    with m("list actions"):
+        await audit.latest(MANY)
+    with m("list actions (of a run)"):
+        await audit.of_run(ids[0])
+    name = on.name("view")
+    with m("save a view"):
+        assert await views.add(name, "state:failed", "Ada")
+    with m("list views"):
+        assert await views.list()
+    with m("remove a view"):
+        assert await views.remove(name)
+    with m("list leases"):
+        last = (await surveys.list_leases(MANY))[-1]
+    with m("list leases (next page)"):
+        await surveys.list_leases(MANY, after=(last.expires_at, last.instance_id))
+    with m("list system locks"):
+        await surveys.list_system_locks()
+    with m("oldest waiting runs"):
+        await surveys.oldest_in([WorkflowStatus.WAITING_FOR_TIMER, WorkflowStatus.WAITING_FOR_MESSAGE])
+    with m("list channels"):
+        await surveys.list_channels(3)
+    with m("some that wait on a channel"):
+        await surveys.some_waiting("news", MANY)
+    with m("list groups"):
+        await surveys.list_groups(3)
+    for status in (OutboxStatus.PENDING, OutboxStatus.PUBLISHED):
+        with m(f"list events ({status})"):
+            await surveys.list_outbox(status, MANY)
+        with m(f"count events ({status})"):
+            await surveys.count_outbox(status, MANY)

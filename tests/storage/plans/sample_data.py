@@ -235,6 +235,8 @@ def _outbox(growth: Growth) -> Iterator[Rows]:
 def _others(growth: Growth) -> Iterator[Rows]:
     members = [(f"unknown-{n}", "many", ago(9, n)) for n in growth.part(0.4)]
     yield Rows("workflow_group_memberships", _MEMBER, members)
+    actions = [(ago(1, n), "Ada", "cancel", f"over-{n}", "", "x", "done") for n in growth.part(0.4)]
+    yield Rows("perdure_audit", "acted_at actor action target query reason outcome", actions)
 
 
 def _old() -> Iterator[Rows]:

@@ -333,7 +333,9 @@ CHANNELS: Operations = {
     "get_delivery_cursor": args(instance_id=d.instance_ids, channel=d.channels),
     "get_channel_waits": args(instance_id=d.instance_ids),
     "get_waits": args(instance_ids=d.some(d.instance_ids, 4)),
-    "cleanup_old_channel_messages": args(older_than=d.ages, force=d.flags, limit=d.limits),
+    "cleanup_old_channel_messages": args(
+        older_than=d.ages, force=d.flags, limit=d.limits, ids_older_than=d.maybe(d.ages)
+    ),
 }
 
 

@@ -37,10 +37,11 @@ class Retention:
     """A retention policy: how long data is kept after it is no longer needed.
 
     - `finished`: runs that have ended, with their histories (default: None, keep forever).
-    - `messages`: messages that no live subscriber waits for, with their de-duplication ids (default: None, keep
-      forever).
+    - `messages`: messages that no live subscriber waits for (default: None, keep forever, with their ids).
     - `outbox`: published events in the outbox (default: None, keep forever).
     - `every`: sweep interval (default: one hour).
+    - `message_ids`: the ids of received messages and events, by which a duplicate is recognised (default: 7 days; None
+      keeps them forever). They are kept at least as long as `messages`.
 
     Durations are seconds or timedeltas. Raises `TypeError` or `ValueError` for an invalid duration.
     """
@@ -49,6 +50,7 @@ class Retention:
     messages: Duration | None = None
     outbox: Duration | None = None
     every: Duration = timedelta(hours=1)
+    message_ids: Duration | None = timedelta(days=7)  # brokers deliver a message again hours or days later
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -127,12 +129,17 @@ async def sweep_for_ever(
 async def _sweep(storage: Storage, retention: Retention) -> Swept:
     """Delete runs first, so that messages that only they needed are deleted in the same sweep."""
     finished, messages, outbox = map(Retention.span, (retention.finished, retention.messages, retention.outbox))
+    ids = Retention.span(retention.message_ids) or SPAN_MAX
     return Swept(
         0 if finished is None else await _all(lambda: storage.delete_instances(finished, BATCH), BATCH),
-        0 if messages is None else await _all(lambda: storage.cleanup_old_channel_messages(messages, limit=PAGE), PAGE),
+        0 if messages is None else await _all(lambda: _clean(storage, messages, max(messages, ids)), PAGE),
         0 if outbox is None else await storage.cleanup_old_outbox_events(outbox),
         dry_run=False,
     )
+
+
+async def _clean(storage: Storage, messages: timedelta, ids: timedelta) -> int:
+    return await storage.cleanup_old_channel_messages(messages, limit=PAGE, ids_older_than=ids)
 
 
 async def _all(remove: Callable[[], Awaitable[int]], most: int) -> int:

@@ -31,3 +31,12 @@ SELECT id, substr(args, 1, :length), NULL FROM workflow_compensations WHERE id >
 -- Return the beginnings of the reasons of stuck instances.
 SELECT instance_id, substr(reason, 1, :length), NULL
   FROM perdure_stuck WHERE instance_id > :after ORDER BY instance_id LIMIT :limit
+
+-- audit -> id, query, reason, outcome
+-- Return the beginnings of the texts of the audit.
+SELECT id, substr(query, 1, :length), substr(reason, 1, :length), substr(outcome, 1, :length)
+  FROM perdure_audit WHERE id > :after ORDER BY id LIMIT :limit
+
+-- views -> name, query, nothing
+-- Return the beginnings of saved searches.
+SELECT name, substr(query, 1, :length), NULL FROM perdure_views WHERE name > :after ORDER BY name LIMIT :limit

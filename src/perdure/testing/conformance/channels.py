@@ -2,6 +2,7 @@
 
 import asyncio
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
@@ -128,6 +129,41 @@ async def test_message_id_is_known_for_the_retention_time_after_deletion(storage
     shift(storage, 2 * 86400)
     await storage.cleanup_old_channel_messages(DAY)
     assert await storage.publish_to_channel("c", b"1", message_id="m-1", source="s") > first
+
+
+async def test_message_id_can_be_known_longer_than_its_message_is_kept(storage: Storage, shift: Shift) -> None:
+    async def publish_again() -> int:
+        return await storage.publish_to_channel("c", b"1", message_id="m-1", source="s")
+
+    first = await publish_again()
+    shift(storage, 6 * 86400)
+    assert await storage.cleanup_old_channel_messages(DAY, ids_older_than=7 * DAY) == 1
+    assert await publish_again() == first
+    assert await remaining(storage) == []
+    shift(storage, 8 * 86400)
+    assert await storage.cleanup_old_channel_messages(DAY, ids_older_than=7 * DAY) == 0
+    again = await publish_again()
+    assert again > first
+    assert await remaining(storage) == [again]
+
+
+async def test_forgotten_id_of_a_kept_message_is_known(storage: Storage, shift: Shift) -> None:
+    """The message itself has the id, so that it is not stored twice."""
+    first = await storage.publish_to_channel("c", b"1", message_id="m-1")
+    shift(storage, 2 * 86400)
+    assert await storage.cleanup_old_channel_messages(7 * DAY, ids_older_than=DAY) == 0
+    assert await storage.publish_to_channel("c", b"1", message_id="m-1") == first
+    assert await remaining(storage) == [first]
+
+
+@pytest.mark.parametrize("wrong", [timedelta(seconds=-1), timedelta.max, 7])
+async def test_invalid_age_of_message_ids_is_refused_before_anything_is_deleted(
+    storage: Storage, shift: Shift, wrong: Any
+) -> None:
+    await old(storage, shift, b"1")
+    with pytest.raises(LimitError, match="ids_older_than"):
+        await storage.cleanup_old_channel_messages(DAY, ids_older_than=wrong)
+    assert len(await remaining(storage)) == 1
 
 
 async def test_concurrent_publishers_of_one_id_store_it_once(storage: Storage, peer: Storage) -> None:

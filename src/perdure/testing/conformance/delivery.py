@@ -265,6 +265,20 @@ async def test_sweep_resumes_where_it_stopped(storage: Storage) -> None:
         await delivered(storage, 1001)
 
 
+@pytest.mark.parametrize("mode", [BROADCAST, COMPETING])
+async def test_delivery_updates_the_time_of_the_instance(storage: Storage, shift: Shift, mode: ChannelMode) -> None:
+    lease = await leased(storage, "i-1")
+    assert (await storage.suspend(lease, [ChannelWait("c", "r:1", subscribe=mode)])).suspended
+    await storage.publish_to_channel("c", b"1")
+    shift(storage, 60)
+    assert len(await storage.deliver_pending()) == 1
+    row = await storage.get_instance("i-1")
+    assert row is not None
+    assert row.updated_at is not None
+    assert row.started_at is not None
+    assert row.updated_at - row.started_at > timedelta(seconds=30)
+
+
 async def test_undeliverable_channel_does_not_block_other_channels(storage: Storage) -> None:
     for channel in ("a", "b"):
         await listening(storage, f"i-{channel}", channel)

@@ -528,3 +528,14 @@ async def test_waits_of_many_instances_are_listed(storage: Storage) -> None:
     assert found[0].until is None
     assert found[1].until is not None
     assert await storage.get_waits([]) == []
+
+
+async def test_batch_finds_the_messages_of_existing_subscriptions(storage: Storage) -> None:
+    items: list[tuple[Lease, list[Wait]]] = []
+    for n in range(1, 4):
+        lease, channel = await leased(storage, f"i-{n}"), f"c-{n}"
+        await storage.subscribe_to_channel(lease.instance_id, channel, ChannelMode.BROADCAST, lease=lease)
+        items.append((lease, [ChannelWait(channel, "r:1", subscribe=ChannelMode.BROADCAST)]))
+    await storage.publish_messages([OutgoingMessage("c-1", b"1"), OutgoingMessage("c-3", b"1")])
+    ready = Suspension(False, ("r:1",))
+    assert await storage.suspend_instances(items) == [ready, Suspension(True), ready]

@@ -294,19 +294,22 @@ class Messages(Fences):
         self._set_cursor(*key, max(cursors[key]["last_delivered_id"], message_id) if key in cursors else first)
 
     @writes
-    def cleanup_old_channel_messages(self, older_than: timedelta, *, force: bool = False, limit: int = 0) -> int:
+    def cleanup_old_channel_messages(
+        self, older_than: timedelta, *, force: bool = False, limit: int = 0, ids_older_than: timedelta | None = None
+    ) -> int:
         """Remove messages older than that which no live subscriber needs, the oldest first, at most a page.
 
-        Also remove publishers' keys of that age, and unused channels.
+        Also remove publishers' keys that are older than `ids_older_than` (default: `older_than`), and unused channels.
         """
         until, page = self._after(-limits.span(older_than, "older_than")), limits.page(limit, limits.PAGE_MAX)
+        keys_until = until if ids_older_than is None else self._after(-limits.span(ids_older_than, "ids_older_than"))
         old = [row for row in self._tables.channel_messages.values() if row["published_at"] < until]
         old.sort(key=itemgetter("published_at", "id"))
         gone = [row["id"] for row in old if force or not self._is_needed(row)][:page]
         for number in gone:
             self._remove_message(number)
         keys, channels = self._tables.perdure_message_keys, self._tables.perdure_channels
-        remove(keys, [key for key, row in keys.items() if row["created_at"] < until])
+        remove(keys, [key for key, row in keys.items() if row["created_at"] < keys_until])
         used = {row["channel"] for row in self._tables.channel_messages.values()}
         used |= {channel for _, channel in self._tables.channel_subscriptions}
         remove(channels, [name for name, row in channels.items() if row["dirty_at"] is None and name not in used])
