@@ -1,6 +1,6 @@
 """A rig that kills relay processes: every event must arrive, in the order of its source.
 
-    python -m tests.brokers.relay_kills --events 10000 --kills 50
+    python -m tests.brokers.relay_kills --broker redis --events 10000 --kills 50
 
 Half of the processes kill themselves at a chosen point: before or after they claim, publish or record events. The
 others are killed from outside after a random time, wherever they are.
@@ -21,10 +21,16 @@ from perdure.brokers import publisher_for
 from perdure.engine.worker import relay
 from perdure.model.records import OutboxStatus
 from perdure.storage.stores import SQLStorage, open_storage
-from tests.brokers.brokers import Broker, Redis
-from tests.brokers.servers import RedisServer
+from tests.brokers.brokers import NATS, Broker, Kafka, RabbitMQ, Redis
+from tests.brokers.servers import KafkaServer, NATSServer, RabbitMQServer, RedisServer
 from tests.support.storages import storage_of
 
+BROKERS: dict[str, tuple[type[Broker], type[NATSServer | RabbitMQServer | KafkaServer | RedisServer]]] = {
+    "nats": (NATS, NATSServer),
+    "rabbitmq": (RabbitMQ, RabbitMQServer),
+    "kafka": (Kafka, KafkaServer),
+    "redis": (Redis, RedisServer),
+}
 SOURCES = 10
 CLAIM_SEC = 0.5  # as long as a killed relay blocks its sources
 
@@ -112,13 +118,15 @@ async def _is_empty(client: Client) -> bool:
     return not any([await storage.list_outbox_events(state, 1) for state in states])
 
 
-async def main(events: int, kills: int, seed: int, database: str | None) -> None:
-    with tempfile.TemporaryDirectory() as folder, RedisServer() as server:
-        url, broker = database or f"sqlite:///{folder}/kills.db", Redis(server.url)
+async def main(name: str, events: int, kills: int, seed: int, database: str | None) -> None:
+    kind, server_of = BROKERS[name]
+    with tempfile.TemporaryDirectory() as folder, server_of() as server:
+        url, broker = database or f"sqlite:///{folder}/kills.db", kind(server.url)
+        await broker.create("events")
         await fill(url, events)
         await run_with_kills(url, broker.publisher("events"), kills, seed)
         again = await check(url, broker, "events", events)
-        print(f"{events} events arrived in order after {kills} kills (seed {seed}); {again} arrived again")
+        print(f"{name}: {events} events arrived in order after {kills} kills (seed {seed}); {again} arrived again")
 
 
 if __name__ == "__main__":
@@ -126,9 +134,10 @@ if __name__ == "__main__":
         asyncio.run(relay_until_killed(sys.argv[2], sys.argv[3], int(sys.argv[4])))
     else:
         parser = argparse.ArgumentParser(description=__doc__)
+        parser.add_argument("--broker", choices=BROKERS, default="redis")
         parser.add_argument("--events", type=int, default=10_000)
         parser.add_argument("--kills", type=int, default=50)
         parser.add_argument("--seed", type=int, default=random.randrange(10**6))
         parser.add_argument("--database", help="the URL of an empty database (default: a new SQLite file)")
         given = parser.parse_args()
-        asyncio.run(main(given.events, given.kills, given.seed, given.database))
+        asyncio.run(main(given.broker, given.events, given.kills, given.seed, given.database))

@@ -3,10 +3,12 @@
 import shutil
 import signal
 import socket
+import ssl
 import sys
 from pathlib import Path
 
 from perdure.testing.servers import HOST, Server, ServerError
+from tests.brokers.certificates import Certificate
 
 
 def program(name: str, package: str) -> Path:
@@ -17,59 +19,101 @@ def program(name: str, package: str) -> Path:
     return Path(found)
 
 
-class NATSServer(Server):
+class BrokerServer(Server):
+    """Run a broker: one that anybody on this machine may use, or with TLS and a password."""
+
+    _stop_signal = signal.SIGTERM
+
+    def __init__(self, certificate: Certificate | None = None, password: str = "") -> None:
+        super().__init__()
+        self.password = password
+        self._certificate = certificate
+
+    def _certificate_options(self, chain: str, key: str) -> dict[str, str | Path]:
+        """Return two options and their values, or nothing without TLS."""
+        if self._certificate is None:
+            return {}
+        found = self._certificate
+        return {chain: self._write("chain.pem", found.chain), key: self._write("key.pem", found.key)}
+
+    def _connected(self) -> socket.socket:
+        connection = socket.create_connection((HOST, self.port), timeout=5)
+        if self._certificate is None:
+            return connection
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        return context.wrap_socket(connection)
+
+
+class NATSServer(BrokerServer):
     """Run NATS with JetStream."""
 
     _accounts = ("nats", "nobody")
-    _stop_signal = signal.SIGTERM
 
     @property
     def url(self) -> str:
         return f"nats://{HOST}:{self.port}"
 
     def _command(self) -> list[str | Path]:
-        options = ["-a", HOST, "-p", str(self.port), "-js", "-sd", f"{self.home}/data"]
+        options: list[str | Path] = ["-a", HOST, "-p", str(self.port), "-js", "-sd", f"{self.home}/data"]
+        for option in self._certificate_options("--tlscert", "--tlskey").items():
+            options += ["--tls", *option]
+        if self.password:
+            options += ["--user", "perdure", "--pass", self.password]
         return [program("nats-server", "nats-server"), *options]
 
     def _answers(self) -> bool:
         with socket.create_connection((HOST, self.port), timeout=5) as connection:
-            return connection.recv(5) == b"INFO "
+            return connection.recv(5) == b"INFO "  # TLS follows
 
 
-class RedisServer(Server):
+class RedisServer(BrokerServer):
     """Run Redis without persistence."""
 
     _accounts = ("redis", "nobody")
-    _stop_signal = signal.SIGTERM
 
     @property
     def url(self) -> str:
         return f"redis://{HOST}:{self.port}/0"
 
     def _command(self) -> list[str | Path]:
-        options = ["--bind", HOST, "--port", str(self.port), "--save", "", "--dir", f"{self.home}/data"]
+        options: list[str | Path] = ["--bind", HOST, "--save", "", "--dir", f"{self.home}/data"]
+        if found := self._certificate_options("--tls-cert-file", "--tls-key-file"):
+            options += ["--port", "0", "--tls-port", str(self.port), "--tls-auth-clients", "no"]
+            options += [text for option in found.items() for text in option]
+        else:
+            options += ["--port", str(self.port)]
+        if self.password:
+            options += ["--requirepass", self.password]
         return [program("redis-server", "redis-server"), *options]
 
     def _answers(self) -> bool:
-        with socket.create_connection((HOST, self.port), timeout=5) as connection:
+        with self._connected() as connection:
             connection.sendall(b"PING\r\n")
-            return connection.recv(5) == b"+PONG"
+            return connection.recv(5) in (b"+PONG", b"-NOAU")
 
 
-class RabbitMQServer(Server):
+class RabbitMQServer(BrokerServer):
     """Run RabbitMQ. Its start takes some seconds of processor time, so tests prefer one that runs already."""
 
     _accounts = ("rabbitmq", "nobody")
-    _stop_signal = signal.SIGTERM
 
     @property
     def url(self) -> str:
         return f"amqp://guest:guest@{HOST}:{self.port}/"
 
+    def _config(self) -> str:
+        settings: dict[str, object] = {"listeners.tcp.1": f"{HOST}:{self.port}"}
+        if found := self._certificate_options("ssl_options.certfile", "ssl_options.keyfile"):
+            settings = {"listeners.tcp": "none", "listeners.ssl.1": f"{HOST}:{self.port}", **found}
+        if self.password:
+            settings |= {"default_user": "perdure", "default_pass": self.password}
+        return "".join(f"{name} = {value}\n" for name, value in settings.items())
+
     def _command(self) -> list[str | Path]:
         script = program("rabbitmq-server", "rabbitmq-server")
         plain = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")  # Debian's wrapper changes the user itself
-        config = self._write("rabbitmq.conf", f"listeners.tcp.1 = {HOST}:{self.port}\n")
+        config = self._write("rabbitmq.conf", self._config())
         settings = {
             "RABBITMQ_CONFIG_FILE": config,
             "HOME": f"{self.home}/data",
@@ -86,7 +130,7 @@ class RabbitMQServer(Server):
         return [program("env", "coreutils"), *assignments, plain if plain.exists() else script]
 
     def _answers(self) -> bool:
-        with socket.create_connection((HOST, self.port), timeout=5) as connection:
+        with self._connected() as connection:
             connection.sendall(b"AMQP\x00\x00\x09\x01")
             return connection.recv(1) == b"\x01"  # the first method of the server
 

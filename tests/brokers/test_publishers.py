@@ -144,13 +144,6 @@ async def test_event_whose_type_is_no_nats_subject_can_never_be_published(
             await publisher.publish(OutboxEvent("e-1", "order paid", "/shop", b"1"))
 
 
-async def test_missing_exchange_is_waited_for(place: str, request: pytest.FixtureRequest) -> None:
-    publisher = publisher_for(make_broker(request, "rabbitmq").publisher(place, exchange=place))
-    with pytest.raises(BrokerUnavailableError, match=f"no exchange '{place}'"):
-        async with publisher:
-            pass
-
-
 async def test_kafka_event_of_a_source_has_its_key(place: str, request: pytest.FixtureRequest) -> None:
     broker: Any = make_broker(request, "kafka")
     await broker.create(place)
@@ -271,7 +264,7 @@ async def test_status_of_a_webhook_says_whether_the_event_was_refused(status: in
 
 async def test_unreachable_webhook_is_unavailable() -> None:
     async with HTTPPublisher("http://127.0.0.1:1/x?token=secret") as publisher:
-        with pytest.raises(BrokerUnavailableError, match=r"http://127\.0\.0\.1 does not answer") as caught:
+        with pytest.raises(BrokerUnavailableError, match=r"cannot connect to http://127\.0\.0\.1: ") as caught:
             await publisher.publish(event())
     assert "secret" not in f"{caught.value}{publisher!r}"
 

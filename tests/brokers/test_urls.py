@@ -19,7 +19,7 @@ PASSWORD = "s3cr3t-w0rd"
         ("nats:/host", "unknown scheme: use one of http://"),
         ("mqtt://host", "unknown scheme"),
         ("nats://ho st", "the NATS URL is malformed: write nats://user:password@host:4222/"),
-        ("nats://host?subjet=a", "unknown option 'subjet' in the NATS URL: use one of mode, subject"),
+        ("nats://host?subjet=a", "unknown option 'subjet' in the NATS URL: use one of ca_file, mode, subject"),
         ("nats://host?subject=a.{typ}", "the option subject of the NATS URL must be a text in which only {type} and"),
         ("nats://host?subject={type.__class__}", "the option subject of the NATS URL must be a text"),
         ("nats://host?subject={type!r}", "the option subject of the NATS URL must be a text"),

@@ -11,6 +11,8 @@ from urllib.parse import quote, urlsplit
 
 from perdure.brokers import cloudevents
 from perdure.brokers.extras import library
+from perdure.brokers.failures import not_connected, text
+from perdure.brokers.tls import client_context
 from perdure.brokers.urls import MODE
 from perdure.database.secret import Secret, SecretBytes
 from perdure.errors import BrokerUnavailableError, ConfigurationError
@@ -29,13 +31,16 @@ class HTTPPublisher:
     - `url`: `http://` or `https://`; its query is part of the address.
     - `mode`: `"structured"` or `"binary"` CloudEvents (default: structured).
     - `signing_key`: sign each request as Standard Webhooks describes; `whsec_` and base64 (default: no signature).
+    - `ca_file`: a file with the certificates of the only CAs to trust, in the PEM format (default: those of httpx).
 
     Any status from 200 to 299 means that the event was received. Raises `ConfigurationError` for an invalid setting.
     """
 
     shown = ""  # the address for messages and logs, once the URL is checked
 
-    def __init__(self, url: str, *, mode: str = "structured", signing_key: str | None = None) -> None:
+    def __init__(
+        self, url: str, *, mode: str = "structured", signing_key: str | None = None, ca_file: str | None = None
+    ) -> None:
         self._httpx = library("httpx", "webhooks")
         parts = urlsplit(Secret(url))
         if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -44,6 +49,9 @@ class HTTPPublisher:
             MODE(mode)
         except ValueError as error:
             raise ConfigurationError(f"HTTPPublisher(mode=) {error}") from None
+        if ca_file is not None and parts.scheme != "https":
+            raise ConfigurationError("HTTPPublisher(ca_file=) is only for encrypted connections: write https://")
+        self._verify = True if ca_file is None else client_context(ca_file, "HTTPPublisher(ca_file=)")
         self._url = Secret(url)
         self._mode = mode
         self._key = None if signing_key is None else _key(signing_key)
@@ -54,7 +62,7 @@ class HTTPPublisher:
         return f"HTTPPublisher({self.shown!r})"
 
     async def __aenter__(self) -> Self:
-        self._client = self._httpx.AsyncClient(timeout=TIMEOUT_SEC)
+        self._client = self._httpx.AsyncClient(timeout=TIMEOUT_SEC, verify=self._verify)
         return self
 
     async def __aexit__(
@@ -71,8 +79,10 @@ class HTTPPublisher:
             response = await self._client.post(str(self._url), content=body, headers=headers)
         except self._httpx.ReadTimeout as error:  # this event may be what takes so long
             raise TimeoutError(f"{self.shown} did not answer within {TIMEOUT_SEC:g} s") from error
+        except self._httpx.ConnectError as error:
+            raise not_connected(self.shown, error) from error
         except self._httpx.TransportError as error:
-            raise BrokerUnavailableError(f"{self.shown} does not answer: {error or type(error).__name__}") from error
+            raise BrokerUnavailableError(f"{self.shown} does not answer: {text(error)}") from error
         status = response.status_code
         if status in UNAVAILABLE:
             raise BrokerUnavailableError(f"{self.shown} answered with status {status}")

@@ -1,7 +1,6 @@
 """Kafka: `kafka://host:9092,other:9092/…`."""
 
 import asyncio
-import ssl
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from types import TracebackType
@@ -9,6 +8,7 @@ from typing import Any, Self
 
 from perdure.brokers import cloudevents, urls
 from perdure.brokers.extras import library
+from perdure.brokers.failures import login_refused, missing, not_answering, not_connected, not_permitted
 from perdure.brokers.incoming import BrokerMessage
 from perdure.brokers.urls import BrokerURL, Kind, Template
 from perdure.errors import BrokerUnavailableError, ConfigurationError, TerminalError
@@ -21,23 +21,15 @@ FETCH_SEC = 1.0
 SESSION_SEC = 10.0  # other members take over from a consumer that has died after this time
 BATCH = 100
 
-_SCHEMES = ("kafka", "kafka+tls")
+_PLAIN, _TLS = {"kafka": 9092}, {"kafka+tls": 9092}
 _MECHANISM = urls.choice("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
-_OUT = Kind(
-    "Kafka",
-    _SCHEMES,
-    9092,
-    {"topic": Template, "key": Template, "mode": urls.MODE, "mechanism": _MECHANISM},
-    "",
-    ("kafka+tls",),
-)
+_OUT = Kind("Kafka", _PLAIN, _TLS, {"topic": Template, "key": Template, "mode": urls.MODE, "mechanism": _MECHANISM})
 _IN = Kind(
     "Kafka",
-    _SCHEMES,
-    9092,
+    _PLAIN,
+    _TLS,
     {"group": urls.text, "session_timeout": urls.duration, "dead_letter": urls.text, "mechanism": _MECHANISM},
     "topic",
-    ("kafka+tls",),
 )
 
 
@@ -62,7 +54,7 @@ class KafkaPublisher:
 
     async def __aenter__(self) -> Self:
         producer = _producer(self._aiokafka, self._url)
-        self._producer = await self._session.enter_async_context(_started(self._aiokafka, producer, self.shown))
+        self._producer = await self._session.enter_async_context(_started(self._aiokafka, producer, self._url))
         return self
 
     async def __aexit__(
@@ -111,7 +103,7 @@ class KafkaSource:
         async with AsyncExitStack() as session:
             if self._dead_letter is not None:
                 producer = _producer(self._aiokafka, self._url)
-                self._producer = await session.enter_async_context(_started(self._aiokafka, producer, self.shown))
+                self._producer = await session.enter_async_context(_started(self._aiokafka, producer, self._url))
             consumer = self._aiokafka.AIOKafkaConsumer(
                 *self._topics,
                 group_id=self._group,
@@ -122,9 +114,19 @@ class KafkaSource:
                 heartbeat_interval_ms=self._session_ms // 3,
                 **_connection(self._url),
             )
-            self._consumer = await session.enter_async_context(_started(self._aiokafka, consumer, self.shown))
+            self._consumer = consumer
+            try:
+                await session.enter_async_context(_started(self._aiokafka, consumer, self._url))
+            except self._aiokafka.errors.UnknownTopicOrPartitionError as error:
+                unknown = [topic for topic in self._topics if not consumer.partitions_for_topic(topic)]
+                raise self._missing(unknown or self._topics) from error
             self._session = session.pop_all()
         return self
+
+    def _missing(self, topics: Sequence[str]) -> BrokerUnavailableError:
+        server = self._url.shown.removesuffix(f"/{self._url.path}")
+        remedy = f"create it, for example with: kafka-topics.sh --create --topic {topics[0]}"
+        return missing(server, f"the topic {', '.join(map(repr, topics))}", remedy)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -159,8 +161,11 @@ class KafkaSource:
         if self._dead_letter is not None:
             headers = [*record.headers, ("perdure-reason", reason.encode())]
             with _answering(self._aiokafka, self.shown):
-                async with asyncio.timeout(ANSWER_SEC):
-                    await self._producer.send_and_wait(self._dead_letter, record.value, key=record.key, headers=headers)
+                try:
+                    async with asyncio.timeout(ANSWER_SEC):
+                        await self._producer.send_and_wait(self._dead_letter, record.value, record.key, headers=headers)
+                except self._aiokafka.errors.UnknownTopicOrPartitionError as error:
+                    raise self._missing([self._dead_letter]) from error
         await self.acknowledge([message])
 
 
@@ -177,10 +182,10 @@ def _connection(url: BrokerURL) -> dict[str, Any]:
         "bootstrap_servers": [f"{host}:{port}" for host, port in url.hosts],
         "client_id": "perdure",
         "request_timeout_ms": int(REQUEST_SEC * 1000),
-        "security_protocol": f"{'SASL_' if url.user else ''}{'SSL' if url.tls else 'PLAINTEXT'}",
+        "security_protocol": f"{'SASL_' if url.user else ''}{'PLAINTEXT' if url.tls is None else 'SSL'}",
     }
-    if url.tls:
-        found["ssl_context"] = ssl.create_default_context()
+    if url.tls is not None:
+        found["ssl_context"] = url.tls
     if url.user:
         found["sasl_mechanism"] = url.options.get("mechanism", "PLAIN")
         found |= {"sasl_plain_username": str(url.user), "sasl_plain_password": str(url.password)}
@@ -188,14 +193,39 @@ def _connection(url: BrokerURL) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def _started(aiokafka: Any, client: Any, shown: str) -> AsyncIterator[Any]:
+async def _started(aiokafka: Any, client: Any, url: BrokerURL) -> AsyncIterator[Any]:
+    errors = aiokafka.errors
     try:
-        with _answering(aiokafka, shown):
-            async with asyncio.timeout(START_SEC):
-                await client.start()
+        try:
+            with _permitted(aiokafka, url.shown):
+                async with asyncio.timeout(START_SEC):
+                    await client.start()
+        except errors.UnknownTopicOrPartitionError:
+            raise  # the caller knows the topics
+        except (errors.KafkaError, OSError) as error:
+            why = await _reason(aiokafka, url, error)
+            with _permitted(aiokafka, url.shown):
+                raise not_connected(url.shown, why) from why
         yield client
     finally:
         await _stopped(aiokafka, client)
+
+
+async def _reason(aiokafka: Any, url: BrokerURL, error: BaseException) -> BaseException:
+    """Return why no broker could be connected: the library only logs it, so connect once more."""
+    if not isinstance(error, aiokafka.errors.KafkaConnectionError):
+        return error
+    settings = _connection(url)
+    del settings["bootstrap_servers"]
+    for host, port in url.hosts:
+        try:
+            async with asyncio.timeout(START_SEC):
+                connection = await library("aiokafka.conn", "kafka").create_conn(host.strip("[]"), port, **settings)
+        except (aiokafka.errors.KafkaError, OSError) as found:
+            error = found
+        else:
+            connection.close()
+    return error
 
 
 async def _stopped(aiokafka: Any, client: Any) -> None:
@@ -210,6 +240,31 @@ async def _stopped(aiokafka: Any, client: Any) -> None:
 @contextmanager
 def _answering(aiokafka: Any, shown: str) -> Any:
     try:
-        yield
+        with _permitted(aiokafka, shown):
+            yield
     except (aiokafka.errors.KafkaError, OSError) as error:
-        raise BrokerUnavailableError(f"{shown} does not answer: {str(error) or type(error).__name__}") from error
+        raise not_answering(shown, error) from error
+
+
+@contextmanager
+def _permitted(aiokafka: Any, shown: str) -> Any:
+    """Say that the login or a permission is missing."""
+    errors = aiokafka.errors
+    logins = (
+        errors.AuthenticationFailedError,
+        errors.AuthenticationMethodNotSupported,
+        errors.SaslAuthenticationFailed,
+        errors.UnsupportedSaslMechanismError,
+        errors.IllegalSaslStateError,
+    )
+    permissions = (
+        errors.ClusterAuthorizationFailedError,
+        errors.GroupAuthorizationFailedError,
+        errors.TopicAuthorizationFailedError,
+    )
+    try:
+        yield
+    except logins as error:
+        raise login_refused(shown, error) from error
+    except permissions as error:
+        raise not_permitted(shown, error) from error

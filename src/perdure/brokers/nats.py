@@ -5,7 +5,6 @@ A session is one connection, which never reconnects on its own: the relay and th
 
 import asyncio
 import re
-import ssl
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from types import TracebackType
@@ -13,27 +12,31 @@ from typing import Any, Self
 
 from perdure.brokers import cloudevents, urls
 from perdure.brokers.extras import library
+from perdure.brokers.failures import login_refused, missing, not_answering, not_connected, not_permitted, text
 from perdure.brokers.incoming import BrokerMessage
 from perdure.brokers.urls import BrokerURL, Kind, Template
-from perdure.errors import BrokerUnavailableError, ConfigurationError, TerminalError
+from perdure.errors import BrokerRefusedError, BrokerUnavailableError, ConfigurationError, TerminalError
 from perdure.model.records import OutboxEvent
 
 CONNECT_SEC = 5
+CLOSE_SEC = 2.0
 ANSWER_SEC = 10.0
 FETCH_SEC = 5.0  # a wait for the next message
 REST_SEC = 0.02  # for the messages that are there already, after the first
 BATCH = 100
 ACK_SEC = 30.0  # the server delivers a message again that is not acknowledged by then
 
-_SCHEMES = ("nats", "nats+tls")
-_OUT = Kind("NATS", _SCHEMES, 4222, {"subject": Template, "mode": urls.MODE}, "", ("nats+tls",))
+STREAM_NOT_FOUND = 10059  # error codes of JetStream
+NOT_ENABLED = (10039, 10076)  # for the account, on the server
+
+_PLAIN, _TLS = {"nats": 4222}, {"nats+tls": 4222, "tls": 4222}
+_OUT = Kind("NATS", _PLAIN, _TLS, {"subject": Template, "mode": urls.MODE})
 _IN = Kind(
     "NATS",
-    _SCHEMES,
-    4222,
+    _PLAIN,
+    _TLS,
     {"durable": urls.text, "subject": urls.text, "ack_wait": urls.duration, "dead_letter": urls.text},
     "STREAM",
-    ("nats+tls",),
 )
 _SUBJECT = re.compile(r"[^\s*>.]+(\.[^\s*>.]+)*")
 
@@ -85,7 +88,7 @@ class NATSPublisher:
         except refused.APIError:
             raise
         except (errors.Error, OSError) as error:
-            raise BrokerUnavailableError(f"{self.shown} does not answer: {_text(error)}") from error
+            raise not_answering(self.shown, error) from error
 
 
 class NATSSource:
@@ -97,6 +100,7 @@ class NATSSource:
         options = self._url.options
         if not self._url.path or "/" in self._url.path:
             raise ConfigurationError("the NATS URL of a subscription needs a stream: write nats://host/STREAM")
+        self._server = self._url.shown.removesuffix(f"/{self._url.path}")
         self._durable = options.get("durable", "perdure")
         self._filter = options.get("subject", "")
         self._ack_sec = options.get("ack_wait", ACK_SEC)
@@ -174,16 +178,40 @@ class NATSSource:
             if self._dead_letter is not None:
                 headers = {**(handle.headers or {}), "Perdure-Reason": " ".join(reason.split())}
                 headers["Nats-Msg-Id"] = f"rejected {message.source} {message.id}"
-                await self._stream.publish(self._dead_letter, message.body, headers=headers)
+                await self._publish_rejected(message.body, headers)
             await handle.term()
             self._open.pop(id(handle), None)
 
+    async def _publish_rejected(self, body: bytes, headers: dict[str, str]) -> None:
+        try:
+            await self._stream.publish(self._dead_letter, body, headers=headers)
+        except self._nats.js.errors.NoStreamResponseError as error:
+            what = f"a stream with the subject {self._dead_letter!r} of dead_letter="
+            raise missing(self._url.shown, what, "add the subject to a stream") from error
+
     @contextmanager
     def _answering(self) -> Any:
+        refused = self._nats.js.errors
         try:
             yield
+        except refused.APIError as error:
+            raise self._refusal(error) from error
+        except self._nats.errors.NoRespondersError as error:
+            raise _not_enabled(self._server) from error
         except (self._nats.errors.Error, OSError) as error:
-            raise BrokerUnavailableError(f"{self.shown} does not answer: {_text(error)}") from error
+            raise self._connection.refusal(self.shown) or not_answering(self.shown, error) from error
+
+    def _refusal(self, error: Any) -> BrokerUnavailableError:
+        """Return what to raise for an error of JetStream."""
+        stream = self._url.path
+        if error.err_code == STREAM_NOT_FOUND:
+            remedy = f"create it, for example with: nats stream add {stream}"
+            return missing(self._server, f"the stream {stream!r}", remedy)
+        if error.err_code in NOT_ENABLED:
+            return _not_enabled(self._server)
+        if isinstance(error, (self._nats.js.errors.ServiceUnavailableError, self._nats.js.errors.ServerError)):
+            return BrokerUnavailableError(f"{self.shown} is not ready: {text(error)}")
+        return BrokerRefusedError(f"{self.shown} refuses to work: {text(error)}")
 
 
 class _Connection:
@@ -191,14 +219,28 @@ class _Connection:
 
     def __init__(self, client: Any) -> None:
         self.client = client
+        self.last_error: Exception | None = None  # the client itself raises a less precise one
         self._closed = asyncio.Event()
 
     async def closed(self) -> None:
         """Note that the connection is lost."""
         self._closed.set()
 
-    async def ignore(self, error: Exception) -> None:
-        """Ignore an error of the connection: the call that it concerns raises one as well."""
+    async def close(self) -> None:
+        """Close the connection. After a failed TLS handshake the client would wait for ever."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_SEC):
+                await self.client.close()
+
+    async def failed(self, error: Exception) -> None:
+        """Keep an error of the connection: the call that it concerns raises one as well."""
+        self.last_error = error
+
+    def refusal(self, shown: str) -> BrokerRefusedError | None:
+        """Return what to raise if the server has refused something for lack of a permission."""
+        if (error := self.last_error) is not None and "permissions violation" in str(error).lower():
+            return not_permitted(shown, error)
+        return None
 
     async def unless_closed(self, call: Coroutine[Any, Any, Any]) -> Any:
         """Return the result of a call; raise `ConnectionError` if the connection is lost meanwhile."""
@@ -211,6 +253,8 @@ class _Connection:
         finally:
             calling.cancel()
             closed.cancel()
+            # The call ends before its connection is closed, and asyncio has no error of it to report.
+            await asyncio.gather(calling, closed, return_exceptions=True)
 
 
 @asynccontextmanager
@@ -221,8 +265,8 @@ async def _connected(nats: Any, url: BrokerURL) -> AsyncIterator[_Connection]:
         account = {"user": str(url.user), "password": str(url.password)}
     elif url.user:
         account = {"token": str(url.user)}
-    if url.tls:
-        account["tls"] = ssl.create_default_context()
+    if url.tls is not None:
+        account["tls"] = url.tls
     scheme = "tls" if url.tls else "nats"
     try:
         async with asyncio.timeout(3 * CONNECT_SEC):
@@ -232,22 +276,31 @@ async def _connected(nats: Any, url: BrokerURL) -> AsyncIterator[_Connection]:
                 connect_timeout=CONNECT_SEC,
                 max_reconnect_attempts=1,
                 reconnect_time_wait=0,
-                error_cb=connection.ignore,
+                error_cb=connection.failed,
                 disconnected_cb=connection.closed,
                 closed_cb=connection.closed,
                 name="perdure",
                 **account,
             )
     except BaseException as error:
-        await connection.client.close()  # it may be half open
+        reason = connection.last_error or error
+        await connection.close()  # it may be half open
         if isinstance(error, (nats.errors.Error, OSError)):
-            raise BrokerUnavailableError(f"cannot connect to {url.shown}: {_text(error)}") from error
+            raise _not_connected(url.shown, reason) from reason
         raise
     try:
         yield connection
     finally:
-        await connection.client.close()
+        await connection.close()
 
 
-def _text(error: BaseException) -> str:
-    return str(error) or type(error).__name__
+def _not_connected(shown: str, error: BaseException) -> BrokerUnavailableError:
+    said = str(error).lower()
+    if "authorization" in said or "authentication" in said:
+        return login_refused(shown, error)
+    return not_connected(shown, error)
+
+
+def _not_enabled(server: str) -> BrokerRefusedError:
+    remedy = "start nats-server with -js, or enable it for the account"
+    return BrokerRefusedError(f"{server} does not have JetStream enabled: {remedy}")

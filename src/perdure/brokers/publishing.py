@@ -44,6 +44,7 @@ PUBLISHERS: Mapping[str, Callable[[str], Publisher]] = {  # by the scheme of the
     "https": HTTPPublisher,
     "nats": NATSPublisher,
     "nats+tls": NATSPublisher,
+    "tls": NATSPublisher,  # what NATS calls it
     "amqp": RabbitMQPublisher,
     "amqps": RabbitMQPublisher,
     "kafka": KafkaPublisher,

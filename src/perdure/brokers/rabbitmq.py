@@ -1,16 +1,17 @@
 """RabbitMQ: `amqp://user:password@host:5672/vhost?…`."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from types import TracebackType
 from typing import Any, Self
 
 from perdure.brokers import cloudevents, urls
 from perdure.brokers.extras import library
+from perdure.brokers.failures import login_refused, missing, not_answering, not_connected, not_permitted, text
 from perdure.brokers.incoming import BrokerMessage
 from perdure.brokers.urls import BrokerURL, Kind, Template
-from perdure.errors import BrokerUnavailableError, ConfigurationError, TerminalError
+from perdure.errors import BrokerRefusedError, BrokerUnavailableError, ConfigurationError, TerminalError
 from perdure.model.records import OutboxEvent
 
 CONNECT_SEC = 10.0
@@ -19,16 +20,9 @@ FETCH_SEC = 5.0
 PREFETCH = 100
 ROUTING_KEY_MAX = 255  # bytes
 
-_SCHEMES = ("amqp", "amqps")
-_OUT = Kind(
-    "RabbitMQ",
-    _SCHEMES,
-    5672,
-    {"exchange": urls.text, "routing_key": Template, "mode": urls.MODE},
-    "vhost",
-    ("amqps",),
-)
-_IN = Kind("RabbitMQ", _SCHEMES, 5672, {"queue": urls.text, "prefetch": urls.count}, "vhost", ("amqps",))
+_PLAIN, _TLS = {"amqp": 5672}, {"amqps": 5671}
+_OUT = Kind("RabbitMQ", _PLAIN, _TLS, {"exchange": urls.text, "routing_key": Template, "mode": urls.MODE}, "vhost")
+_IN = Kind("RabbitMQ", _PLAIN, _TLS, {"queue": urls.text, "prefetch": urls.count}, "vhost")
 
 
 class RabbitMQPublisher:
@@ -55,8 +49,7 @@ class RabbitMQPublisher:
             connection = await session.enter_async_context(_connected(self._aio_pika, self._url))
             with _answering(self._aio_pika, self.shown):
                 channel = await connection.channel(publisher_confirms=True, on_return_raises=True)
-                name = self._exchange_name
-                self._exchange = await channel.get_exchange(name) if name else channel.default_exchange
+                self._exchange = await self._found_exchange(channel)
             self._session = session.pop_all()
         return self
 
@@ -64,6 +57,14 @@ class RabbitMQPublisher:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._session.aclose()
+
+    async def _found_exchange(self, channel: Any) -> Any:
+        if not (name := self._exchange_name):
+            return channel.default_exchange
+        try:
+            return await channel.get_exchange(name)
+        except self._aio_pika.exceptions.ChannelNotFoundEntity as error:
+            raise missing(self.shown, f"the exchange {name!r}", "create it, or choose another exchange=") from error
 
     async def publish(self, event: OutboxEvent) -> None:
         """Publish one event, and wait until the broker has confirmed it."""
@@ -108,6 +109,7 @@ class RabbitMQSource:
         self._session = AsyncExitStack()
         self._arrived: asyncio.Queue[Any] = asyncio.Queue()
         self._lost = asyncio.Event()
+        self._is_consuming: Callable[[], bool] = lambda: True  # False once the server has cancelled the consumer
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as session:
@@ -118,10 +120,20 @@ class RabbitMQSource:
                 channel = await connection.channel(publisher_confirms=False)
                 channel.close_callbacks.add(lambda *_: lost.set())
                 await channel.set_qos(prefetch_count=self._prefetch)
-                queue = await channel.get_queue(self._queue_name)
-                await queue.consume(self._arrived.put, timeout=ANSWER_SEC)
+                queue = await self._found_queue(channel)
+                tag = await queue.consume(self._arrived.put, timeout=ANSWER_SEC)
+                consumers = (await channel.get_underlay_channel()).consumers
+            self._is_consuming = lambda: tag in consumers
             self._session = session.pop_all()
         return self
+
+    async def _found_queue(self, channel: Any) -> Any:
+        name = self._queue_name
+        try:
+            return await channel.get_queue(name)
+        except self._aio_pika.exceptions.ChannelNotFoundEntity as error:
+            remedy = f"create it, for example with: rabbitmqadmin declare queue name={name} durable=true"
+            raise missing(self._url.shown, f"the queue {name!r}", remedy) from error
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -137,6 +149,8 @@ class RabbitMQSource:
             found.append(self._received(self._arrived.get_nowait()))
         if not found and self._lost.is_set():
             raise BrokerUnavailableError(f"the connection to {self.shown} was lost")
+        if not found and not self._is_consuming():  # the next session reports a queue that was deleted
+            raise BrokerUnavailableError(f"{self.shown} has cancelled the consumer")
         return found
 
     async def _wait(self) -> None:
@@ -191,7 +205,7 @@ async def _connected(aio_pika: Any, url: BrokerURL) -> AsyncIterator[Any]:
             except (aio_pika.exceptions.AMQPError, OSError) as error:
                 if number < len(url.hosts):
                     continue
-                raise BrokerUnavailableError(f"cannot connect to {url.shown}: {_text(error)}") from error
+                raise _not_connected(url, error) from error
             yield connection
             return
         finally:
@@ -205,20 +219,30 @@ def _connection(aio_pika: Any, url: BrokerURL, host: str, port: int) -> Any:
         login=str(url.user) or "guest",
         password=str(url.password) or "guest",
         virtualhost=url.path or "/",
-        ssl=url.tls,
+        ssl=url.tls is not None,
     )
-    return aio_pika.Connection(address, client_properties={"connection_name": "perdure"})
+    return aio_pika.Connection(address, ssl_context=url.tls, client_properties={"connection_name": "perdure"})
 
 
 @contextmanager
 def _answering(aio_pika: Any, shown: str) -> Any:
     exceptions = aio_pika.exceptions
+    refused = library("aiormq.exceptions", "rabbitmq").ChannelAccessRefused
     lost = (exceptions.AMQPError, exceptions.ChannelInvalidStateError, OSError)
     try:
         yield
+    except BrokerUnavailableError:
+        raise  # it says already what is wrong
+    except refused as error:
+        raise not_permitted(shown, error) from error
     except lost as error:
-        raise BrokerUnavailableError(f"{shown} does not answer: {_text(error)}") from error
+        raise not_answering(shown, error) from error
 
 
-def _text(error: BaseException) -> str:
-    return str(error) or type(error).__name__
+def _not_connected(url: BrokerURL, error: BaseException) -> BrokerUnavailableError:
+    exceptions = library("aiormq.exceptions", "rabbitmq")
+    if isinstance(error, exceptions.ConnectionNotAllowed):  # the user may not use it, or it does not exist
+        return BrokerRefusedError(f"{url.shown} refuses the virtual host {url.path or '/'!r}: {text(error)}")
+    if isinstance(error, (exceptions.AuthenticationError, exceptions.ProbableAuthenticationError)):
+        return login_refused(url.shown, error)
+    return not_connected(url.shown, error)

@@ -3,6 +3,7 @@
 import os
 import secrets
 import socket
+import ssl
 import time
 from collections.abc import Sequence
 from contextlib import contextmanager, suppress
@@ -11,9 +12,10 @@ from typing import Any, Self
 
 from perdure.brokers import cloudevents, urls
 from perdure.brokers.extras import library
+from perdure.brokers.failures import login_refused, not_answering, not_connected, not_permitted
 from perdure.brokers.incoming import BrokerMessage
 from perdure.brokers.urls import BrokerURL, Kind, Template
-from perdure.errors import BrokerUnavailableError, ConfigurationError
+from perdure.errors import BrokerRefusedError, BrokerUnavailableError, ConfigurationError
 from perdure.model.records import OutboxEvent
 
 CONNECT_SEC = 5.0
@@ -23,15 +25,17 @@ BATCH = 100
 CLAIM_SEC = 60.0  # entries that another consumer has not acknowledged for so long are abandoned
 DATA = "data"  # the field with the body
 
-_SCHEMES = ("redis", "rediss")
-_OUT = Kind("Redis", _SCHEMES, 6379, {"stream": Template, "maxlen": urls.count}, "0", ("rediss",))
+# Answers that the same command may not get later.
+NOT_NOW = ("OOM", "MISCONF", "NOREPLICAS", "LOADING", "NOGROUP", "UNBLOCKED")
+
+_PLAIN, _TLS = {"redis": 6379}, {"rediss": 6379}
+_OUT = Kind("Redis", _PLAIN, _TLS, {"stream": Template, "maxlen": urls.count}, "0")
 _IN = Kind(
     "Redis",
-    _SCHEMES,
-    6379,
+    _PLAIN,
+    _TLS,
     {"stream": urls.text, "group": urls.text, "claim_after": urls.duration, "dead_letter": urls.text},
     "0",
-    ("rediss",),
 )
 
 
@@ -65,7 +69,7 @@ class RedisPublisher:
         stream = self._stream.fill(type=event.event_type, source=event.event_source)
         data = event.event_data if event.event_data_binary is None else event.event_data_binary
         fields = {**cloudevents.attributes(event), DATA: data or b""}
-        with _answering(self.shown):
+        with _answering(self.shown, refusable=True):
             await self._client.xadd(stream, fields, maxlen=self._maxlen, approximate=True)
 
 
@@ -199,21 +203,23 @@ def _parse(url: str, kind: Kind) -> BrokerURL:
 
 async def _connected(redis: Any, url: BrokerURL) -> Any:
     host, port = url.hosts[0]
-    client = redis.Redis(
-        host=host.strip("[]"),
-        port=port,
-        db=int(url.path or "0"),
-        username=str(url.user) or None,
-        password=str(url.password) or None,
-        ssl=url.tls,
-        socket_timeout=ANSWER_SEC,
-        socket_connect_timeout=CONNECT_SEC,
-        client_name="perdure",
+    settings: dict[str, Any] = {
+        "host": host.strip("[]"),
+        "port": port,
+        "db": int(url.path or "0"),
+        "username": str(url.user) or None,
+        "password": str(url.password) or None,
+        "socket_timeout": ANSWER_SEC,
+        "socket_connect_timeout": CONNECT_SEC,
+        "client_name": "perdure",
         # A lost answer must be seen, so that the entry is sent again only in the order of its source.
-        retry=library("redis.asyncio.retry", "redis").Retry(library("redis.backoff", "redis").NoBackoff(), 0),
-    )
+        "retry": library("redis.asyncio.retry", "redis").Retry(library("redis.backoff", "redis").NoBackoff(), 0),
+    }
+    if url.tls is not None:
+        settings["connection_class"] = _encrypted(redis, url.tls)
+    client = redis.Redis.from_pool(redis.ConnectionPool(**settings))
     try:
-        with _answering(url.shown):
+        with _answering(url.shown, not_connected):
             await client.ping()
     except BaseException:
         await client.aclose()
@@ -221,15 +227,34 @@ async def _connected(redis: Any, url: BrokerURL) -> Any:
     return client
 
 
+def _encrypted(redis: Any, context: ssl.SSLContext) -> Any:
+    """Return a class of connections with this context: the client library adds a CA to those of the system."""
+
+    class Connection(redis.SSLConnection):  # type: ignore[misc]
+        def __init__(self, **settings: Any) -> None:
+            super().__init__(**settings)
+            self.ssl_context.context = context
+
+    return Connection
+
+
 @contextmanager
-def _answering(shown: str) -> Any:
+def _answering(shown: str, down_error: Any = not_answering, *, refusable: bool = False) -> Any:
+    """Say what is wrong with the server. If `refusable`, it may refuse a single event, whose error is passed on."""
     exceptions = library("redis.exceptions", "redis")
+    logins = (exceptions.AuthenticationError, exceptions.AuthenticationWrongNumberOfArgsError)
     down = (exceptions.ConnectionError, exceptions.TimeoutError, exceptions.ReadOnlyError, exceptions.ClusterDownError)
     try:
         yield
+    except logins as error:
+        raise login_refused(shown, error) from error
     except (*down, OSError) as error:
-        raise BrokerUnavailableError(f"{shown} does not answer: {str(error) or type(error).__name__}") from error
+        raise down_error(shown, error) from error
     except exceptions.ResponseError as error:
-        if str(error).startswith(("OOM", "MISCONF", "NOREPLICAS", "LOADING", "NOGROUP", "UNBLOCKED")):
+        if str(error).startswith(NOT_NOW):
             raise BrokerUnavailableError(f"{shown} accepts nothing now: {error}") from error
-        raise
+        if refusable:
+            raise
+        if isinstance(error, exceptions.NoPermissionError):
+            raise not_permitted(shown, error) from error
+        raise BrokerRefusedError(f"{shown} refuses to work: {error}") from error

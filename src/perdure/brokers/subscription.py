@@ -18,6 +18,7 @@ from perdure.model.headers import Headers
 SOURCES: Mapping[str, Callable[[str], Source]] = {  # by the scheme of the URL
     "nats": NATSSource,
     "nats+tls": NATSSource,
+    "tls": NATSSource,  # what NATS calls it
     "amqp": RabbitMQSource,
     "amqps": RabbitMQSource,
     "kafka": KafkaSource,

@@ -5,16 +5,20 @@ percent-encoded.
 """
 
 import re
+import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from string import Formatter
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
+from perdure.brokers.tls import client_context
 from perdure.database.secret import Secret, options_of
 from perdure.errors import ConfigurationError
 
 T = TypeVar("T")
+
+CA_FILE = "ca_file"  # the option of all encrypted connections: who may issue the certificate of the broker
 
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?")
 _OPTION = re.compile(r"[a-z_]+")
@@ -25,11 +29,10 @@ class Kind:
     """The URLs of one broker, for publishing or for consuming."""
 
     name: str  # in messages
-    schemes: tuple[str, ...]  # the usual one first
-    port: int
+    plain: Mapping[str, int]  # schemes and their default ports
+    tls: Mapping[str, int]  # the same of encrypted connections
     options: Mapping[str, Callable[[str], Any]]  # each with what checks and converts its value
     path: str = ""  # what the path is, in messages
-    tls: tuple[str, ...] = ()  # the schemes of encrypted connections
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +40,7 @@ class BrokerURL:
     """The parts of a URL; user, password and path are decoded, and options converted."""
 
     shown: str  # for messages and logs: without user, password and options
-    tls: bool
+    tls: ssl.SSLContext | None  # for an encrypted connection
     user: Secret
     password: Secret
     hosts: tuple[tuple[str, int], ...]
@@ -59,16 +62,31 @@ def parse(url: str, kind: Kind) -> BrokerURL:
     place, _, query = rest.partition("?")
     netloc, _, path = place.partition("/")
     account, _, hosts = netloc.rpartition("@")
-    if scheme not in kind.schemes or not all(map(_HOST.fullmatch, hosts.split(","))) or "@" in f"{path}{query}":
+    ports = {**kind.plain, **kind.tls}
+    if scheme not in ports or not all(map(_HOST.fullmatch, hosts.split(","))) or "@" in f"{path}{query}":
+        usual, port = next(iter(kind.plain.items()))
         raise ConfigurationError(
-            f"the {kind.name} URL is malformed: write {kind.schemes[0]}://user:password@host:{kind.port}/{kind.path}"
+            f"the {kind.name} URL is malformed: write {usual}://user:password@host:{port}/{kind.path}"
             "?option=value, with special characters of user and password percent-encoded"
         )
     user, _, password = (Secret(unquote(each)) for each in account.partition(":"))
-    where = tuple(_host_and_port(host, kind.port) for host in str(hosts).split(","))
+    where = tuple(_host_and_port(host, ports[scheme]) for host in str(hosts).split(","))
     name = unquote(str(path))
     shown = f"{scheme}://{','.join(f'{host}:{port}' for host, port in where)}" + (f"/{name}" if name else "")
-    return BrokerURL(shown, scheme in kind.tls, user, password, where, name, _options(query, kind))
+    options = _options(query, kind)
+    return BrokerURL(shown, _context(scheme, kind, options), user, password, where, name, options)
+
+
+def _context(scheme: str, kind: Kind, options: Mapping[str, Any]) -> ssl.SSLContext | None:
+    ca_file = options.get(CA_FILE)
+    if scheme in kind.tls:
+        return client_context(ca_file, f"the {CA_FILE} of the {kind.name} URL")
+    if ca_file is not None:
+        raise ConfigurationError(
+            f"the option {CA_FILE} of the {kind.name} URL is only for encrypted connections: "
+            f"write {next(iter(kind.tls))}:// instead of {scheme!s}://"
+        )
+    return None
 
 
 def _host_and_port(text: str, port: int) -> tuple[str, int]:
@@ -77,14 +95,16 @@ def _host_and_port(text: str, port: int) -> tuple[str, int]:
 
 
 def _options(query: str, kind: Kind) -> dict[str, Any]:
+    known = {**kind.options, CA_FILE: text}
     found = {}
     for name, value in options_of(query).items():
-        if name not in kind.options:
+        if name not in known:
             shown = f"'{name!s}'" if _OPTION.fullmatch(name) else "without a name"
-            known = ", ".join(sorted(kind.options))
-            raise ConfigurationError(f"unknown option {shown} in the {kind.name} URL: use one of {known}")
+            raise ConfigurationError(
+                f"unknown option {shown} in the {kind.name} URL: use one of {', '.join(sorted(known))}"
+            )
         try:
-            found[str(name)] = kind.options[name](str(value))
+            found[str(name)] = known[name](str(value))
         except ValueError as error:
             raise ConfigurationError(f"the option {name!s} of the {kind.name} URL {error}") from None
     return found

@@ -95,11 +95,14 @@ class OutboxRelay:
     async def _relay_for_ever(self, task: Supervised) -> None:
         """Open the publisher, and again each time it was unavailable."""
         while not self._stop.is_set():
+            connected = False
             try:
                 async with _opened(self._publisher):
+                    connected = True
+                    self._outage.connected(task)
                     await self._publish_while_available(task)
             except (BrokerUnavailableError, ConnectionError) as error:
-                pause = self._outage.began(error, LOOK_SEC)
+                pause = self._outage.began(task, error, LOOK_SEC, connected=connected)
                 await _wait_for(self._stop, pause)
 
     async def _publish_while_available(self, task: Supervised) -> None:
@@ -138,7 +141,7 @@ class OutboxRelay:
             return 0, False
         task.succeeded()
         for _, some in groupby(events, attrgetter("event_source")):
-            publishing = asyncio.create_task(self._publish_source(list(some), until))
+            publishing = asyncio.create_task(self._publish_source(task, list(some), until))
             publishing.add_done_callback(lambda _: self._wake.set())
             sources.add(publishing)
         return len(events), well
@@ -155,7 +158,7 @@ class OutboxRelay:
                 well = False
         return well
 
-    async def _publish_source(self, events: Sequence[OutboxEvent], until: float) -> bool:
+    async def _publish_source(self, task: Supervised, events: Sequence[OutboxEvent], until: float) -> bool:
         """Publish events in order, up to the first that must be retried; return whether there was none."""
         recorder = _Recorder(self._storage, self._relay_id)
         for number, event in enumerate(events):
@@ -176,7 +179,7 @@ class OutboxRelay:
                 if not await self._record_failure(event, error):
                     return False
             else:
-                self._outage.ended()
+                self._outage.ended(task)
                 self._paused.pop(event.event_source, None)
                 await recorder.sent(event)
         await recorder.flush()

@@ -72,17 +72,17 @@ class Subscriber:
             try:
                 await self._check()
                 task.succeeded()
-                await self._consume()
+                await self._consume(task)
                 return
             except BrokerUnavailableError as error:
-                pause = self._outage.began(error, PAUSE_MAX_SEC)
+                pause = self._outage.began(task, error, PAUSE_MAX_SEC, connected=False)
             except StorageError as error:
                 task.unavailable(error)
                 self._database_failures += 1
                 pause = back_off(self._database_failures, PAUSE_MAX_SEC)
             await self._rest(pause)
 
-    async def _consume(self) -> None:
+    async def _consume(self, task: Supervised) -> None:
         source = self._source
         try:
             async with asyncio.timeout(OPEN_SEC):
@@ -90,7 +90,7 @@ class Subscriber:
         except TimeoutError as error:
             raise BrokerUnavailableError(f"{source.shown} was not connected after {OPEN_SEC:g} s") from error
         try:
-            self._outage.ended()
+            self._outage.ended(task)
             while not self._stop.is_set():
                 await self._store_all(await self._fetched())
         finally:
