@@ -42,6 +42,7 @@ class HookEvent:
 
 
 Hook = Callable[[HookEvent], Awaitable[None] | None]
+"""A function of `App(hooks=)`, async or not. It gets every event and ignores those that it does not know."""
 
 
 @dataclass(frozen=True, slots=True)

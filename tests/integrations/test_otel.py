@@ -9,6 +9,7 @@ from opentelemetry import baggage, context, trace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import Decision, Sampler, SamplingResult
 from opentelemetry.trace import SpanKind, StatusCode
 
 from perdure import (
@@ -31,8 +32,8 @@ from tests.engine.waiting import waiting
 class Traces:
     """The spans that were made, in memory."""
 
-    def __init__(self) -> None:
-        self.provider = TracerProvider()
+    def __init__(self, sampler: Sampler | None = None) -> None:
+        self.provider = TracerProvider(sampler)
         self._exporter = InMemorySpanExporter()
         self.provider.add_span_processor(SimpleSpanProcessor(self._exporter))
         self.tracer = self.provider.get_tracer("program")
@@ -54,6 +55,20 @@ class Traces:
         return [span.name, *below] if below else span.name
 
 
+class Nothing(Sampler):
+    """Samples nothing, and keeps the names of the spans that it was asked about."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def should_sample(self, parent_context: Any, trace_id: int, name: str, *_: Any, **__: Any) -> SamplingResult:
+        self.asked.append(name)
+        return SamplingResult(Decision.DROP)
+
+    def get_description(self) -> str:
+        return "nothing"
+
+
 def _id(span: ReadableSpan) -> int:
     assert span.context is not None
     return int(span.context.span_id)
@@ -61,6 +76,10 @@ def _id(span: ReadableSpan) -> int:
 
 def about(span: ReadableSpan, name: str) -> object:
     return (span.attributes or {})[name]
+
+
+def about_or_none(span: ReadableSpan, name: str) -> object:
+    return (span.attributes or {}).get(name)
 
 
 @pytest.fixture
@@ -121,6 +140,16 @@ async def traced_broken() -> None:
 
 @workflow
 async def traced_failure() -> None:
+    await traced_broken()
+
+
+@traced_charge.compensation
+async def traced_refund(*, result: str | None) -> None: ...
+
+
+@workflow
+async def traced_undone() -> None:
+    await traced_charge()
     await traced_broken()
 
 
@@ -200,6 +229,18 @@ async def test_each_attempt_has_a_span_and_errors_are_recorded(traces: Traces) -
     assert succeeded.status.status_code is StatusCode.UNSET
 
 
+async def test_rollback_is_an_execution_of_its_own_kind(traces: Traces) -> None:
+    async with TestApp(interceptors=[traces.otel]):
+        with pytest.raises(WorkflowFailedError):
+            await traced_undone()
+    (rollback,) = [span for span in traces.spans if about_or_none(span, "perdure.rollback")]
+    assert rollback.name == "compensate traced_undone"
+    (refund,) = traces.named("traced_refund")
+    assert refund.parent is not None
+    assert refund.parent.span_id == _id(rollback)
+    assert {about(span, "perdure.rollback") for span in traces.named("process traced_undone")} == {False}
+
+
 async def test_generations_of_a_run_are_in_its_trace(traces: Traces) -> None:
     async with TestApp(interceptors=[traces.otel]):
         await traced_loop(2)
@@ -243,6 +284,26 @@ async def test_baggage_travels_with_the_run(traces: Traces) -> None:
             assert await traced_with_baggage() == "acme"
         finally:
             context.detach(token)
+
+
+async def test_trace_that_is_not_sampled_is_passed_on_without_spans_of_attempts() -> None:
+    sampler = Nothing()
+    traces = Traces(sampler)
+    async with TestApp(interceptors=[traces.otel]) as app:
+        order = await traced_order.options(id="order-1").start()
+        await waiting(app, "order-1")
+        parent = await traced_parent.start()
+        await parent.result()
+        runs = [parent, app.get("started-by-parent")]
+        inside = [(await run.info()).headers["traceparent"] for run in runs] + [await order.result()]
+    assert {(trace_id, int(flags, 16) & 1) for _, trace_id, _, flags in (each.split("-") for each in inside)} == {
+        (inside[0].split("-")[1], 0)
+    }
+    assert set(sampler.asked) == {
+        *("start traced_order", "process traced_order", "start traced_parent", "process traced_parent"),
+        *("start traced_child", "process traced_child", "send traced-shipped"),
+    }
+    assert traces.spans == []
 
 
 def test_missing_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

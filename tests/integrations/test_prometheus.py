@@ -145,6 +145,20 @@ async def test_gauges_show_the_worker_and_the_work_in_the_database(database: Dat
         assert (page("perdure_sampled_timestamp_seconds") or 0) > 1e9
 
 
+async def test_gauge_of_a_background_task_is_0_while_the_task_does_not_run(database: Database, page: Page) -> None:
+    async with App(database.url, metrics=page.metrics, workflows=[metered_order]) as app:
+        sampler = app._worker._sampler
+        assert sampler is not None
+        task = sampler._supervisor.watch("a task that has failed")
+        try:
+            for up in (True, False):
+                task.alive = up
+                sampler._sample_worker()
+                assert page("perdure_background_task_up", task=task.name) == int(up)
+        finally:
+            task.end()
+
+
 async def test_stuck_runs_and_claims_are_counted(database: Database, page: Page) -> None:
     async with Client(database.url) as client:
         await metered_wait.options(id="changed").start()

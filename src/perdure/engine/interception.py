@@ -4,8 +4,8 @@ They run on the host's side and never in a body, so they need not be determinist
 without interceptors has no `Interception`, and what it would wrap is called directly.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Literal, Protocol, TypeVar
@@ -119,7 +119,8 @@ class Interceptor:
     def activity(self, attempt: ActivityInfo) -> Around:
         """Return the code around an attempt of an activity, compensation or failure handler.
 
-        Context variables that it sets are visible in the activity.
+        Context variables that it sets are visible in the activity. For an attempt that needs no code around it, return
+        `nullcontext()`, which is not entered.
         """
         return nullcontext()
 
@@ -128,30 +129,39 @@ class _Maker(Protocol[C]):
     def __call__(self, about: C, /) -> Around: ...
 
 
-class AroundAll:
-    """Enters the context managers of all interceptors, the first outermost."""
+class Checked:
+    """Code around some work; it must not suppress exceptions."""
 
-    __slots__ = ("_about", "_makers", "_stack")
+    __slots__ = ("_around",)
 
-    def __init__(self, makers: "Sequence[_Maker[Any]]", about: object) -> None:
-        self._makers = makers
-        self._about = about
-        self._stack = ExitStack()
+    def __init__(self, around: Around) -> None:
+        self._around = around
 
     def __enter__(self) -> None:
-        with ExitStack() as entering:
-            for make in self._makers:
-                entering.enter_context(make(self._about))
-            self._stack = entering.pop_all()
+        self._around.__enter__()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._stack.__exit__(kind, error, trace) and error is not None:
+        if self._around.__exit__(kind, error, trace) and error is not None:
             raise EngineError(
                 f"an interceptor suppressed {type(error).__name__}: {error}; interceptors must let exceptions pass: "
                 "return None from __exit__, or raise the exception again"
             ) from error
+
+
+def _around(makers: "Sequence[_Maker[Any]]", about: object) -> "Checked | nullcontext[None]":
+    """Return the code of all interceptors around some work, the first outermost; a `nullcontext` if there is none."""
+    around = makers[0](about) if len(makers) == 1 else _nested(makers, about)
+    return around if type(around) is nullcontext else Checked(around)
+
+
+@contextmanager
+def _nested(makers: "Sequence[_Maker[Any]]", about: object) -> Iterator[None]:
+    with ExitStack() as stack:
+        for make in makers:
+            stack.enter_context(make(about))
+        yield
 
 
 class Interception:
@@ -163,17 +173,17 @@ class Interception:
         self._executions = _overridden(interceptors, "execute")
         self._activities = _overridden(interceptors, "activity")
 
-    def start(self, about: Start) -> AroundAll:
+    def start(self, about: Start) -> "Checked | nullcontext[None]":
         """Return the code around a start."""
-        return AroundAll(self._starts, about)
+        return _around(self._starts, about)
 
-    def send(self, about: Send) -> AroundAll:
+    def send(self, about: Send) -> "Checked | nullcontext[None]":
         """Return the code around sending a message."""
-        return AroundAll(self._sends, about)
+        return _around(self._sends, about)
 
-    def activity(self, about: ActivityInfo) -> AroundAll:
+    def activity(self, about: ActivityInfo) -> "Checked | nullcontext[None]":
         """Return the code around an attempt."""
-        return AroundAll(self._activities, about)
+        return _around(self._activities, about)
 
     @property
     def around_activities(self) -> bool:
@@ -182,18 +192,18 @@ class Interception:
 
     async def execute(self, about: Execution, work: Callable[[], Awaitable[T]]) -> T:
         """Execute a run inside its interceptors; `work` sets the outcome."""
-        with AroundAll(self._executions, about):
+        with _around(self._executions, about):
             return await work()
 
 
-def around_start(interception: Interception | None, about: Start) -> AroundAll:
+def around_start(interception: Interception | None, about: Start) -> "Checked | nullcontext[None]":
     """Return the code around a start, which is nothing without interceptors."""
-    return AroundAll((), about) if interception is None else interception.start(about)
+    return nullcontext() if interception is None else interception.start(about)
 
 
-def around_send(interception: Interception | None, about: Send) -> AroundAll:
+def around_send(interception: Interception | None, about: Send) -> "Checked | nullcontext[None]":
     """Return the code around sending a message, which is nothing without interceptors."""
-    return AroundAll((), about) if interception is None else interception.send(about)
+    return nullcontext() if interception is None else interception.send(about)
 
 
 def interception_of(interceptors: object) -> Interception | None:

@@ -15,8 +15,9 @@ execution processes it. Replay makes no spans, because interceptors are not call
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
+from types import TracebackType
 
 try:
     from opentelemetry import context as contexts
@@ -35,6 +36,9 @@ from perdure.metrics import CATALOGUE, Metric
 
 SYSTEM = "perdure"
 Attributes = dict[str, str | int | bool]
+Around = AbstractContextManager[object]
+
+_NO_SPAN = nullcontext()
 
 
 class OpenTelemetry(Interceptor):
@@ -45,7 +49,7 @@ class OpenTelemetry(Interceptor):
       `traceparent`, `tracestate` and `baggage`).
 
     Use it in every process that starts or executes runs: a run that is started without it begins a new trace with each
-    of its executions.
+    of its executions. If the sampler drops an execution, it is not asked about the attempts in it, which have no spans.
     """
 
     def __init__(
@@ -53,44 +57,41 @@ class OpenTelemetry(Interceptor):
     ) -> None:
         self._tracer = trace.get_tracer("perdure", tracer_provider=tracer_provider)
         self._propagator = propagator or propagate.get_global_textmap()
+        self._fields = frozenset(self._propagator.fields)
 
-    @contextmanager
-    def start(self, start: Start) -> Iterator[None]:
+    def start(self, start: Start) -> Around:
         """Make a span of a start; the run's executions become its children."""
         attributes = _messaging("send", "start", start.workflow)
         attributes["perdure.workflow"], attributes["perdure.start.kind"] = start.workflow, start.kind
         if start.run_id is not None:
             attributes["messaging.message.id"] = attributes["perdure.run.id"] = start.run_id
-        with self._sending(f"start {start.workflow}", attributes, start.headers):
-            yield
+        return _Ending(self._sent(f"start {start.workflow}", attributes, start.headers))
 
-    @contextmanager
-    def send(self, send: Send) -> Iterator[None]:
+    def send(self, send: Send) -> Around:
         """Make a span of a message or event; executions that it resumes are linked to it."""
         attributes = _messaging("send", "send", send.name)
         attributes["perdure.message.kind"] = send.kind
         if send.to is not None:
             attributes["perdure.run.id"] = send.to
-        with self._sending(f"send {send.name}", attributes, send.headers):
-            yield
+        return _Ending(self._sent(f"send {send.name}", attributes, send.headers))
 
-    @contextmanager
-    def _sending(self, name: str, attributes: Attributes, headers: dict[str, str]) -> Iterator[None]:
-        """Make a span in the current trace, or else in that of the headers, and put it into the headers."""
-        inherited, current = self._extracted(headers), contexts.get_current()
-        if not _is_traced(current):
-            current = trace.set_span_in_context(trace.get_current_span(inherited), current or inherited)
-        elsewhere = _is_traced(inherited) and _span_in(inherited).trace_id != _span_in(current).trace_id
-        links = [Link(_span_in(inherited))] if elsewhere else []
+    def _sent(self, name: str, attributes: Attributes, headers: dict[str, str]) -> Span:
+        """Start a span in the current trace, or else in that of the headers, and put it into the headers."""
+        current, links = contexts.get_current(), list[Link]()
+        if headers:
+            inherited = self._extracted(headers)
+            sender = _span_in(inherited)
+            if not _is_traced(current):
+                current = trace.set_span_in_context(trace.get_current_span(inherited), current or inherited)
+            elif sender.is_valid and sender.trace_id != _span_in(current).trace_id:
+                links.append(Link(sender))
         span = self._tracer.start_span(name, current, SpanKind.PRODUCER, attributes, links)
-        for field in self._propagator.fields:
+        for field in self._fields:
             headers.pop(field, None)
         self._propagator.inject(headers, trace.set_span_in_context(span, current), _INTO_HEADERS)
-        with _ending(span):
-            yield
+        return span
 
-    @contextmanager
-    def execute(self, execution: Execution) -> Iterator[None]:
+    def execute(self, execution: Execution) -> Around:
         """Make a span of an execution: a child of the start, linked to the message that resumed the run."""
         attributes = _messaging("process", "process", execution.workflow)
         attributes["messaging.message.id"] = attributes["perdure.run.id"] = execution.run_id
@@ -100,15 +101,18 @@ class OpenTelemetry(Interceptor):
         started = self._extracted(execution.headers)
         name = f"{'compensate' if execution.is_rollback else 'process'} {execution.workflow}"
         span = self._tracer.start_span(name, started, SpanKind.CONSUMER, attributes)
-        token = contexts.attach(trace.set_span_in_context(span, started))
-        try:
-            with _ending(span):
-                try:
-                    yield
-                finally:
-                    self._conclude(span, execution)
-        finally:
-            contexts.detach(token)
+        context = trace.set_span_in_context(span, started)
+        if span.is_recording():
+            return self._recorded(execution, span, context)
+        return _Current(span, _Unrecorded(context))
+
+    @contextmanager
+    def _recorded(self, execution: Execution, span: Span, context: Context) -> Iterator[None]:
+        with _Current(span, context):
+            try:
+                yield
+            finally:
+                self._conclude(span, execution)
 
     def _conclude(self, span: Span, execution: Execution) -> None:
         """Note how an execution ended, and what resumed it."""
@@ -122,9 +126,11 @@ class OpenTelemetry(Interceptor):
             if _is_traced(sender):
                 span.add_link(_span_in(sender))
 
-    @contextmanager
-    def activity(self, attempt: ActivityInfo) -> Iterator[None]:
-        """Make a span of an attempt, a child of the execution."""
+    def activity(self, attempt: ActivityInfo) -> Around:
+        """Make a span of an attempt, a child of the execution; none if the execution is not sampled."""
+        context = contexts.get_current()
+        if type(context) is _Unrecorded:
+            return _NO_SPAN
         attributes: Attributes = {
             "perdure.run.id": attempt.workflow_id,
             "perdure.workflow": attempt.workflow_name,
@@ -133,17 +139,16 @@ class OpenTelemetry(Interceptor):
             "perdure.attempt": attempt.attempt,
             "perdure.fence": attempt.fence,
         }
-        span = self._tracer.start_span(attempt.activity_name, attributes=attributes)
-        token = contexts.attach(trace.set_span_in_context(span))
-        try:
-            with _ending(span):
-                yield
-        finally:
-            contexts.detach(token)
+        span = self._tracer.start_span(attempt.activity_name, context, attributes=attributes)
+        return _Current(span, trace.set_span_in_context(span, context))
 
     def _extracted(self, headers: Mapping[str, str]) -> Context:
         """Return the context in headers, and nothing of the current one."""
-        return self._propagator.extract(headers, Context())
+        return self._propagator.extract(headers, Context()) if headers else Context()
+
+
+class _Unrecorded(Context):
+    """The context of an execution that is not sampled. While it is the current one, attempts need no spans."""
 
 
 class _IntoHeaders(Setter[dict[str, str]]):
@@ -163,16 +168,43 @@ def _messaging(kind: str, operation: str, destination: str) -> Attributes:
     }
 
 
-@contextmanager
-def _ending(span: Span) -> Iterator[None]:
-    """End a span, and record the error that passes; an interruption such as a lost lease is none."""
-    try:
-        yield
-    except Exception as error:
-        _record(span, error)
-        raise
-    finally:
-        span.end()
+class _Ending:
+    """Ends a span, and records the error that passes; an interruption such as a lost lease is none."""
+
+    __slots__ = ("_span",)
+
+    def __init__(self, span: Span) -> None:
+        self._span = span
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if isinstance(error, Exception):
+            _record(self._span, error)
+        self._span.end()
+
+
+class _Current(_Ending):
+    """Makes the context of the span the current one, too."""
+
+    __slots__ = ("_context", "_token")
+
+    def __init__(self, span: Span, context: Context) -> None:
+        super().__init__(span)
+        self._context = context
+
+    def __enter__(self) -> None:
+        self._token = contexts.attach(self._context)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            super().__exit__(kind, error, traceback)
+        finally:
+            contexts.detach(self._token)
 
 
 def _record(span: Span, error: BaseException) -> None:
@@ -192,8 +224,9 @@ def _is_traced(context: Context) -> bool:
 class OpenTelemetryMetrics:
     """A meter whose metrics OpenTelemetry exports: `App(metrics=OpenTelemetryMetrics())`.
 
-    `meter_provider` is where they go (default: the global one). Names are those of `perdure.metrics`; an exporter for
-    Prometheus must not add suffixes for types and units.
+    - `meter_provider`: where they go (default: the global one).
+
+    Names are those of `perdure.metrics`; an exporter for Prometheus must not add suffixes for types and units.
     """
 
     def __init__(self, *, meter_provider: MeterProvider | None = None) -> None:

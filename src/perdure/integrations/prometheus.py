@@ -17,8 +17,8 @@ Collector = Counter | Gauge | Histogram
 class Prometheus:
     """A meter whose metrics Prometheus scrapes. Use the same object for all Apps of a process.
 
-    `registry` is where the metrics are registered (default: the global registry of prometheus-client, together with the
-    metrics of the program). A registry takes each metric once, so a second `Prometheus` needs another registry.
+    - `registry`: where the metrics are registered (default: the global registry of prometheus-client, together with the
+      metrics of the program). A registry takes each metric once, so a second `Prometheus` needs another registry.
     """
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:

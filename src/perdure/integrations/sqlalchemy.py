@@ -28,7 +28,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from sqlalchemy.pool import StaticPool
 from sqlalchemy.util import await_only, greenlet_spawn
 
-from perdure.errors import StorageError, TransactionError
+from perdure.errors import ConfigurationError, StorageError, TransactionError
 
 log = logging.getLogger("perdure.storage")
 
@@ -291,16 +291,26 @@ class Sharing:
 
 
 def share(session: Any, loop: asyncio.AbstractEventLoop | None) -> Sharing:
-    """Return a connection of SQLAlchemy on an open session; a blocking one if `loop` is given."""
+    """Return a connection of SQLAlchemy on an open session; a blocking one if `loop` is given.
+
+    Raise `ConfigurationError` for a storage without SQL.
+    """
+    if not _has_sql(session):
+        raise ConfigurationError('connection("sqlalchemy") needs a storage on SQLite, PostgreSQL, MySQL or MariaDB')
     return Sharing(session, loop)
 
 
 async def prepare(session: Any) -> None:
     """Let the dialect query the server's properties in a backend's first transaction: later it cannot wait."""
-    if not _dialect(session.driver).perdure_ready:
+    if _has_sql(session) and not _dialect(session.driver).perdure_ready:
         sharing = Sharing(session, None)
         await sharing.prepare()
         sharing.end()
+
+
+def _has_sql(session: Any) -> bool:
+    """Return whether a storage has a database: that in memory, and those of other authors, may have none."""
+    return getattr(session, "driver", None) is not None
 
 
 def _waiting_for(loop: asyncio.AbstractEventLoop) -> Wait:

@@ -268,3 +268,30 @@ async def test_recorded_history_keeps_the_headers_for_its_replay(tmp_path: Path)
 
 def _without_headers(where: str, value: object) -> Any:
     return "x" if where.startswith("headers.") else value
+
+
+CLIENTS: list[Client] = []
+
+
+@activity
+async def send_by_a_client() -> None:
+    await CLIENTS[0].send_event("headers-by-a-client", 1)
+
+
+@workflow
+async def headers_sender_with_a_client() -> None:
+    await send_by_a_client()
+
+
+@workflow
+async def headers_of_the_event() -> Seen:
+    return dict((await wait_event("headers-by-a-client")).headers)
+
+
+async def test_event_that_an_activity_sends_by_a_client_has_the_headers_of_its_run(database: Database) -> None:
+    async with App(database.url) as app:
+        CLIENTS[:] = [app]
+        run = await headers_of_the_event.options(id="event-receiver").start()
+        await waiting(app, run.id)
+        await headers_sender_with_a_client.options(headers=ACME).start()
+        assert await run.result(20) == ACME

@@ -33,6 +33,7 @@ from perdure.errors import LimitError
 from perdure.interceptors import Execution, Interceptor, Send, Start
 from perdure.model.schedules import tick_id
 from perdure.testing import TestApp
+from tests.engine.gates import entered, forget, gates, two_gates
 from tests.engine.versions import version
 from tests.engine.waiting import row_of, stuck_runs, until, waiting
 from tests.support.storages import Database
@@ -485,3 +486,27 @@ async def test_app_without_interceptors_and_metrics_uses_no_wrapper(memory: Data
 async def test_interceptor_of_starts_alone_does_not_wrap_activities(memory: Database) -> None:
     async with App(memory.url, interceptors=[Wrong()]) as app:
         assert type(app._worker.host.activities) is Activities
+
+
+async def test_execution_that_a_stopping_worker_ends_is_released(shared: Database) -> None:
+    forget()
+    recording = Recording()
+    async with App(shared.url, interceptors=[recording]) as app:
+        run = await two_gates.options(id="released").start("one", "two")
+        await until(entered("one"))
+
+        async def finish_while_draining() -> None:
+            await until(lambda: app._worker.executor.stopping)
+            gates["one"].set()
+
+        finishing = asyncio.create_task(finish_while_draining())
+    await finishing
+    assert [execution.outcome for execution in recording.executions] == ["released"]
+    assert not entered("two")()
+    async with Client(shared.url) as client:
+        assert (await row_of(client, run.id)).locked_by is None
+        assert await stuck_runs(client) == []
+    gates["two"].set()
+    async with App(shared.url, interceptors=[recording]) as app:
+        assert await app.get("released").result(20) == ["one", "two"]
+    assert [execution.outcome for execution in recording.executions] == ["released", "completed"]

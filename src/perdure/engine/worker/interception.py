@@ -1,12 +1,13 @@
 """Interceptors around what a worker does: the executions of its runs, and the attempts of their activities."""
 
+from collections.abc import Coroutine
 from typing import Any
 
 from perdure.engine.execution.clock import Clock
 from perdure.engine.execution.interfaces import Attempt, Drained, End, Executable
 from perdure.engine.execution.run import Run
 from perdure.engine.history.messages import headers_in
-from perdure.engine.interception import Execution, Interception
+from perdure.engine.interception import Checked, Execution, Interception
 from perdure.engine.replay.steps import Effect
 from perdure.engine.worker.activities import Activities
 from perdure.engine.worker.owners import worker_of
@@ -44,8 +45,14 @@ class InterceptedActivities(Activities):
         super().__init__(*settings)
         self._interception = interception
 
-    async def _call(self, attempt: Attempt, outgoing: list[Effect]) -> Any:
-        with self._interception.activity(attempt.info):
+    def _call(self, attempt: Attempt, outgoing: list[Effect]) -> Coroutine[Any, Any, Any]:
+        around = self._interception.activity(attempt.info)
+        if isinstance(around, Checked):
+            return self._call_inside(around, attempt, outgoing)
+        return super()._call(attempt, outgoing)
+
+    async def _call_inside(self, around: Checked, attempt: Attempt, outgoing: list[Effect]) -> Any:
+        with around:
             return await super()._call(attempt, outgoing)
 
 
