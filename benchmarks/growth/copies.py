@@ -1,6 +1,6 @@
 """Many finished or waiting runs in little time: the rows of one real run, copied by the database itself."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from benchmarks.engine.measures import one_step, steps_then_wait, until_waiting
 from perdure import App
@@ -13,6 +13,7 @@ _COLUMNS = {
     "workflow_instances": "instance_id workflow_name source_hash owner_service framework status current_activity_id "
     "started_at updated_at input_data output_data lock_token headers",
     "workflow_history": "instance_id activity_id event_type data_type event_data event_data_binary created_at",
+    "workflow_timer_subscriptions": "instance_id timer_id expires_at activity_id created_at framework",
     "channel_subscriptions": "instance_id channel mode cursor_message_id subscribed_at framework",
     "channel_delivery_cursors": "instance_id channel last_delivered_id updated_at",
     "perdure_channels": "channel dirty_at swept_id",
@@ -42,27 +43,52 @@ async def create_original(url: str, kind: str) -> None:
 async def add_copies(url: str, kind: str, start: int, end: int) -> None:
     """Copy the run, with numbers from start to end (exclusive), and let the database settle."""
     async with open_storage(url) as storage:
-        for first in range(start, end, CHUNK):
-            await _copy(storage, kind, first, min(CHUNK, end - first))
+        # The channel that all runs share has a row already.
+        await copy(storage, _original(kind), kind, start, end, channel=f"go:{_original(kind)}")
+        await settle(storage)
+
+
+async def copy(
+    storage: SQLStorage,
+    original: str,
+    name: str,
+    start: int,
+    end: int,
+    *,
+    channel: str = "",
+    changed: Mapping[str, str] | None = None,
+) -> None:
+    """Copy a run and its rows to `<name>-<number>`, with numbers from start to end (exclusive).
+
+    `channel` is a channel of its own, which is copied as well. `changed` has SQL expressions for columns of instances,
+    in which `numbers.n` counts from 0.
+    """
+    for first in range(start, end, CHUNK):
         async with storage._backend.exclusive() as script:
-            for statement in _SETTLE[storage.dialect]:
+            count = min(CHUNK, end - first)
+            for statement in _statements(original, name, first, count, channel, changed or {}):
                 await script.execute(statement)
 
 
-async def _copy(storage: SQLStorage, kind: str, first: int, count: int) -> None:
+async def settle(storage: SQLStorage) -> None:
+    """Let a database make its statistics, and write what it has in memory."""
     async with storage._backend.exclusive() as script:
-        for statement in _statements(kind, first, count):
+        for statement in _SETTLE[storage.dialect]:
             await script.execute(statement)
 
 
-def _statements(kind: str, first: int, count: int) -> Iterator[str]:
-    original = _original(kind)
-    copy = f"REPLACE('{kind}-#', '#', CAST(numbers.n + {first} AS CHAR(10)))"
+def _statements(
+    original: str, name: str, first: int, count: int, channel: str, changed: Mapping[str, str]
+) -> Iterator[str]:
+    copied = f"REPLACE('{name}-#', '#', CAST(numbers.n + {first} AS CHAR(10)))"
     for table, names in _COLUMNS.items():
         columns = names.split()
-        values = [f"REPLACE(t.{name}, '{original}', {copy})" if _contains_id(name) else f"t.{name}" for name in columns]
-        # The channel that all runs share has a row already.
-        of = f"t.instance_id = '{original}'" if "instance_id" in columns else f"t.channel = 'go:{original}'"
+        of = f"t.instance_id = '{original}'" if "instance_id" in columns else f"t.channel = '{channel}'"
+        new = changed if table == "workflow_instances" else {}
+        values = [
+            f"REPLACE(t.{each}, '{original}', {copied})" if _contains_id(each) else new.get(each, f"t.{each}")
+            for each in columns
+        ]
         yield (
             f"INSERT INTO {table} ({', '.join(columns)}) SELECT {', '.join(values)} "
             f"FROM {table} t CROSS JOIN ({_NUMBERS}) numbers WHERE {of} AND numbers.n < {count}"
