@@ -51,10 +51,10 @@ def test_state_is_explained(fields: dict[str, Any], activity: str, sentence: str
 @pytest.mark.parametrize(
     ("kind", "name", "sentence"),
     [
-        (WaitKind.EVENT, "order.paid", "event order.paid, which times out in 1 min"),
-        (WaitKind.CHANNEL, "news", "a message on channel news, which times out in 1 min"),
-        (WaitKind.CHILD, "ship", "the end of child ship, which times out in 1 min"),
-        (WaitKind.TIMER, "2:timer", "the timer of step 2:timer, which fires in 1 min"),
+        (WaitKind.EVENT, "order.paid", "event order.paid, with a timeout in 1 min"),
+        (WaitKind.CHANNEL, "news", "a message on channel news, with a timeout in 1 min"),
+        (WaitKind.CHILD, "ship", "the end of child ship, with a timeout in 1 min"),
+        (WaitKind.TIMER, "2:timer", "the timer of step 2:timer, due in 1 min"),
         (WaitKind.RETRY, "3:charge", "the next attempt of step 3:charge in 1 min"),
         (WaitKind.START, "start", "its start in 1 min"),
     ],
@@ -67,4 +67,4 @@ def test_wait_is_explained(kind: WaitKind, name: str, sentence: str) -> None:
 def test_many_waits_are_counted() -> None:
     waits = tuple(WaitInfo(WaitKind.EVENT, f"e{number}") for number in range(5))
     run = replace(RUN, status=S.WAITING_FOR_MESSAGE, waiting_for=waits)
-    assert explain(run, NOW).sentence == "Waits for event e0 or event e1 or event e2 and 2 more."
+    assert explain(run, NOW).sentence == "Waits for event e0, event e1, event e2, or 2 more."

@@ -1,4 +1,8 @@
-"""What a run does now, and why it waits, in a sentence."""
+"""What a run does now, and why it waits, in a sentence: for the pages of the dashboard, also a row of a list.
+
+`perdure.inspection.reasons` says the same in a paragraph that names the run, for the command line. It has read the
+workers, so it also knows whether a live one serves the workflow, and it advises commands instead of buttons.
+"""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -100,20 +104,21 @@ def _waiting(run: RunInfo, now: datetime) -> Explanation:
         return Explanation(Activity.WAITING, "Waits, and its waits have just ended.", since=run.updated_at)
     first = min(waits, key=lambda each: (each.until is None, each.until or now))
     listed = [wait_sentence(each, now) for each in waits[:3]]
-    more = f" and {len(waits) - 3} more" if len(waits) > 3 else ""
-    return Explanation(
-        Activity.WAITING, f"Waits for {' or '.join(listed)}{more}.", _advice(first), run.updated_at, first.until
-    )
+    if len(waits) > 3:
+        listed.append(f"{len(waits) - 3} more")
+    *others, last = listed
+    what = f"{', '.join(others)}, or {last}" if others else last
+    return Explanation(Activity.WAITING, f"Waits for {what}.", _advice(first), run.updated_at, first.until)
 
 
 def wait_sentence(wait: WaitInfo, now: datetime) -> str:
     """Return what a run waits for, as the end of a sentence."""
-    until = f", which times out {_when(wait.until, now)}" if wait.until is not None else ""
+    until = f", with a timeout {_when(wait.until, now)}" if wait.until is not None else ""
     match wait.kind:
         case WaitKind.START:
             return f"its start {_when(wait.until, now)}" if wait.until else "its start"
         case WaitKind.TIMER:
-            return f"the timer of step {wait.name}{', which fires ' + _when(wait.until, now) if wait.until else ''}"
+            return f"the timer of step {wait.name}{', due ' + _when(wait.until, now) if wait.until else ''}"
         case WaitKind.RETRY:
             return f"the next attempt of step {wait.name}{' ' + _when(wait.until, now) if wait.until else ''}"
         case WaitKind.EVENT:
