@@ -34,13 +34,16 @@ CHANGES = (
     "init",
     "retry",
     "cancel",
+    "copy",
 )  # they print something else when repeated
 
 _PART = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _FILE = re.compile(r"(?:#|--) (\S+\.(?:py|toml|yaml|service|sql))\n")
 _EXIT = re.compile(r"\[exit code (\d+)\]\n\Z")
 _MASKS = (
-    (re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(\.\d+)?(Z|\+00:00)?"), "TIME"),
+    (re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d(:\d\d)?(\.\d+)?(Z|\+00:00)?"), "TIME"),
+    (re.compile(r"(sqlite:///|\.\.\.)\S*/"), "FOLDER/"),
+    (re.compile(r"\b[0-9a-f]{32}\b"), "CHECKSUM"),
     (re.compile(r"\b\d+(\.\d+)? ?(s|min|h|d)( \d+ (s|min))?\b"), "DURATION"),
     (re.compile(r"\S+:\d+:[0-9a-f]{8}\b"), "WORKER"),
     (re.compile(r"^(ok|warning) +sqlite$", re.MULTILINE), "sqlite"),  # depends on the version of SQLite

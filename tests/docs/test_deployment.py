@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from perdure import App, activity, publish, receive, send_event, sleep, subscribe, wait_event, workflow
-from perdure.errors import SchemaError
+from perdure.errors import SchemaError, StorageError
 from perdure.testing.servers import PgBouncer, PostgresServer
 from tests.cli.programs import program
 from tests.docs.console import File, Session, parts
@@ -124,6 +124,10 @@ async def check_rights(script: str, database: str, schema: str, folder: Path) ->
             await _run(urls["worker"], [f"CREATE TABLE {schema}extra (n int)"])
         with pytest.raises(Exception, match=r"denied|permission"):
             await _run(urls["reader"], [f"DELETE FROM {schema}workflow_instances"])
+        copy = ("copy", "--from", urls["owner"], "--to", f"sqlite:///{folder}/moved.db")
+        await asyncio.to_thread(program, folder, *copy)
+        with pytest.raises(StorageError, match=r"perdure moved this database to .*/moved.db"):
+            await execute(urls["worker"])
 
 
 async def check_that_doctor_can_read_everything(url: str, folder: Path) -> None:

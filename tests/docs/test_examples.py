@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from perdure.testing import TestApp
+from tests.cli.programs import runs_page
 from tests.docs.marks import ROOT
 from tests.docs.test_blocks import PLUGINS
 from tests.support.programs import load_anew, no_other_program
@@ -66,7 +67,7 @@ def test_web_shop_starts_runs_that_its_worker_executes(shop: str, tmp_path: Path
     ]
 
 
-def test_demo_completes_each_order_once_and_compensates_a_failed_one(tmp_path: Path) -> None:
+async def test_demo_completes_each_order_once_and_compensates_a_failed_one(tmp_path: Path) -> None:
     shown = run_example("order_demo", tmp_path)
     assert "the worker is dead" in shown
     assert "30 of 30 orders, each completed exactly once" in shown
@@ -75,6 +76,8 @@ def test_demo_completes_each_order_once_and_compensates_a_failed_one(tmp_path: P
     lines = [line.strip() for line in rollback.splitlines()]
     assert sorted(lines[:2]) == ["refunded 99.00", "unpacked"]
     assert lines[2].startswith("failed unknown address")
+    page = await runs_page(lines[-1].removeprefix("look at the runs"), ROOT)  # in the folder of `make demo`
+    assert "order-A-nowhere" in page
 
 
 def test_storage_demo_shows_that_a_stale_write_is_refused(tmp_path: Path) -> None:
@@ -96,6 +99,7 @@ def run_example(name: str, folder: Path) -> str:
     done = subprocess.run(
         [sys.executable, "-W", "error", "-m", f"examples.{name}", f"sqlite:///{folder}/example.db"],
         cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(folder)},
         capture_output=True,
         text=True,
         timeout=100,

@@ -1,0 +1,175 @@
+"""The documentation site: it builds, its links lead somewhere, and it has every page, public name and setting."""
+
+import inspect
+import posixpath
+import re
+from functools import cache
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+from perdure import App, Client, Relay, Retention, SyncClient
+from perdure.dashboard import dashboard_app, serve_dashboard
+from perdure.http import http_app, serve
+from perdure.integrations.otel import OpenTelemetry, OpenTelemetryMetrics
+from perdure.integrations.prometheus import Prometheus
+from scripts.docs.building import BuildError, build
+from scripts.docs.navigation import NavigationError, navigation
+from scripts.docs.pages import DOCS, dead_links, for_site, sources
+from scripts.docs.reference import Reference
+from scripts.docs.staging import staged_pages
+from tests.docs.marks import ROOT
+
+NAVIGATION = (DOCS / "nav.toml").read_text("utf-8")
+SETTINGS = (
+    App,
+    Client,
+    SyncClient,
+    Relay,
+    Retention,
+    http_app,
+    serve,
+    dashboard_app,
+    serve_dashboard,
+    OpenTelemetry,
+    OpenTelemetryMetrics,
+    Prometheus,
+)
+MARKDOWN = [ROOT / "README.md", *sources().values(), *(ROOT / "examples").glob("*/README.md")]
+_VARIABLE = re.compile(r'"(PERDURE_[A-Z_]+|NO_COLOR|DATABASE_URL)"')
+_INTERNAL = re.compile(r"PERDURE_(?:DEMO|DEV)_")  # between processes of one command
+
+
+class Links(HTMLParser):
+    """The links and anchors of a page, and what it loads."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.loaded: list[str] = []
+        self.anchors = {""}
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = {name: value or "" for name, value in attrs}
+        self.anchors |= {given[name] for name in ("id", "name") if name in given}
+        if tag == "a" and "href" in given:
+            self.links.append(given["href"])
+        if "src" in given:
+            self.loaded.append(given["src"])
+        if tag == "link" and given.get("rel") == "stylesheet":
+            self.loaded.append(given["href"])
+
+
+@cache
+def reference() -> Reference:
+    return Reference({name: for_site(name, file) for name, file in sources().items()})
+
+
+@cache
+def settings_page() -> str:
+    return staged_pages()["reference/settings.md"]
+
+
+@pytest.mark.timeout(300)  # five seconds of computing, for which a loaded machine has needed a minute
+def test_site_builds_and_all_links_of_its_pages_resolve(tmp_path: Path) -> None:
+    site = build(tmp_path)
+    pages = {file.relative_to(site).as_posix(): Links(file.read_text("utf-8")) for file in site.rglob("*.html")}
+    assert {_address(name) for name in sources()} <= pages.keys()
+    dead = [
+        f"{name}: {link}"
+        for name, page in pages.items()
+        if name != "404.html"  # its addresses begin at the root of the host
+        for link in sorted({*page.links, *page.loaded})
+        if not _resolves(site, pages, name, link)
+    ]
+    assert dead == []
+    assert [each for page in pages.values() for each in page.loaded if urlsplit(each).netloc] == []
+
+
+def _address(name: str) -> str:
+    folder, _, last = name.removesuffix(".md").rpartition("/")
+    return posixpath.join(folder, "index.html" if last == "index" else f"{last}/index.html")
+
+
+def _resolves(site: Path, pages: dict[str, Links], name: str, link: str) -> bool:
+    parts = urlsplit(link)
+    if parts.scheme or parts.netloc:
+        return True  # another host, which is not asked
+    path = posixpath.normpath(posixpath.join(posixpath.dirname(name), unquote(parts.path))) if parts.path else name
+    target = f"{path}/index.html" if (site / path).is_dir() else path
+    target = posixpath.normpath(target)
+    if target in pages:
+        return unquote(parts.fragment) in pages[target].anchors or parts.fragment.startswith("__")
+    return (site / target).is_file()
+
+
+@pytest.mark.parametrize("file", MARKDOWN, ids=lambda file: str(file.relative_to(ROOT)))
+def test_links_of_a_file_lead_somewhere(file: Path) -> None:
+    assert dead_links(file) == []
+
+
+def test_dead_links_and_anchors_are_found(tmp_path: Path) -> None:
+    own = "https://github.com/perdure/perdure/blob/main"
+    dead = ["nothing.md", "#nowhere", "page.md#nowhere", f"{own}/nothing.md", f"{own}/README.md#nowhere"]
+    alive = ["page.md", "#here", "page.md#here", f"{own}/README.md#install", "https://example.com"]
+    page = tmp_path / "page.md"
+    page.write_text("# Here\n\n" + " ".join(f"[x]({link})" for link in [*dead, *alive]) + " `[x](code.md)`\n")
+    assert dead_links(page) == dead
+
+
+def test_warning_of_zensical_fails_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = tmp_path / "docs"
+    source.mkdir()
+    (source / "site.toml").write_bytes((DOCS / "site.toml").read_bytes())
+    (source / "nav.toml").write_text('[[section]]\ntitle = "Start"\npages = ["index.md"]\n')
+    monkeypatch.setattr("scripts.docs.staging.DOCS", source)
+    monkeypatch.setattr("scripts.docs.staging.staged_pages", lambda: {"index.md": "# Guide\n\n[x](nothing.md)\n"})
+    with pytest.raises(BuildError, match=r"nothing\.md"):
+        build(tmp_path / "build")
+
+
+def test_navigation_has_every_page_once() -> None:
+    placed = [page for section in navigation(NAVIGATION, sources().keys()) for page in section.pages]
+    assert sorted(placed) == sorted(sources())
+
+
+def test_page_without_a_section_is_an_error() -> None:
+    with pytest.raises(NavigationError, match=r"in no section: \['new\.md'\]"):
+        navigation(NAVIGATION, [*sources(), "new.md"])
+    with pytest.raises(NavigationError, match=r"no such page: \['guide\.md'\]"):
+        navigation(NAVIGATION, sources().keys() - {"guide.md"})
+
+
+def test_every_public_name_has_an_entry_with_a_docstring() -> None:
+    assert reference().undocumented() == []
+    assert reference().wrong_exclusions() == []
+
+
+def test_name_without_an_entry_is_found() -> None:
+    assert "perdure.App has no line `::: perdure.App` in docs/reference" in Reference({}).undocumented()
+
+
+def test_every_setting_has_a_meaning() -> None:
+    assert reference().settings_without_meaning() == []
+
+
+@pytest.mark.parametrize("owner", SETTINGS, ids=lambda owner: owner.__name__)
+def test_every_parameter_is_in_a_table_of_settings(owner: Any) -> None:
+    page = settings_page()
+    [table] = [each for each in reference().directives if each.is_table and each.name == owner.__name__]
+    part = page[page.index(Reference._table(reference(), table)) :].split("\n\n")[0]
+    named = [name for name in inspect.signature(owner).parameters if not name.startswith("_")]
+    assert named
+    assert [name for name in named if f"\n| `{name}`<br>" not in part] == []
+
+
+def test_every_environment_variable_is_in_the_table() -> None:
+    texts = [file.read_text("utf-8") for file in (ROOT / "src").rglob("*.py") if "conformance" not in file.parts]
+    read = {name for text in texts for name in _VARIABLE.findall(text) if not _INTERNAL.match(name)}
+    page = (DOCS / "reference" / "settings.md").read_text("utf-8")
+    assert {"PERDURE_URL", "DATABASE_URL", "NO_COLOR"} <= read
+    assert sorted(name for name in read if f"\n| `{name}` |" not in page) == []
