@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from perdure import App, WorkflowFailedError
-from tests.dashboard import shop
+from perdure.storage.administration import administration_of
+from tests.dashboard import returns, shop
 from tests.dashboard.browser import browser, watched
 from tests.dashboard.test_pages import stuck
 from tests.engine.waiting import waiting
+from tests.support.storages import storage_of
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 ORDERS = 240
@@ -27,7 +29,10 @@ SHOTS: tuple[tuple[str, str, Literal["light", "dark"], int, int], ...] = (
     ("dashboard-overview-dark.png", "/", "dark", 1280, 690),
     ("dashboard-runs.png", "/runs?q=state:waiting", "light", 1280, 560),
     ("dashboard-run.png", "/runs/payment-9", "light", 1280, 560),
+    ("dashboard-audit.png", "/audit", "light", 1280, 400),
+    ("dashboard-locks.png", "/locks", "dark", 1280, 400),
     ("dashboard-phone.png", "/runs/approval-3", "light", 375, 760),
+    ("dashboard-source.png", "/runs/return-2#source", "light", 1280, 1000),
     ("dashboard-timeline.png", "/runs/trial-1", "dark", 1280, 690),
 )
 
@@ -40,10 +45,11 @@ async def main() -> None:
             await _execute(app)
             _spread(file, "order-%")
             _spread(file, "payment-%")
-            await _shoot(app, SHOTS[:-1])
+            await _shoot(app, SHOTS[:-2])
+            await returns.fill(app)
             await shop.trial.options(id="trial-1")("C-1")
             _spread(file, "trial-1")
-            await _shoot(app, SHOTS[-1:])
+            await _shoot(app, SHOTS[-2:])
             shop.gate.set()
             await app.get("delivery-7").result(60)
 
@@ -63,6 +69,31 @@ async def _execute(app: App) -> None:
         await waiting(app, f"approval-{number}", f"subscription-{number}")
     await shop.delivery.options(id="delivery-7").start("A-7")
     await stuck(app, "refund-4")
+    await _operate(app)
+
+
+async def _operate(app: App) -> None:
+    """Record what people did."""
+    administration = administration_of(storage_of(app))
+    assert administration is not None
+    audit = administration.audit
+    await administration.views.add("failed orders", "state:failed workflow:shop.order", "Ada")
+    for actor, action, target, query, reason, outcome in (
+        ("Ada", "send", "approval-9", "", "the sender was down last night", "sent order.approved"),
+        (
+            "Ada",
+            "retry",
+            "bulk-7f3a",
+            "state:failed workflow:shop.order",
+            "the bank answers again",
+            "started bulk-7f3a",
+        ),
+        ("Grace", "cancel", "approval-8", "", "ordered twice, see ticket 4711", "done"),
+        ("Grace", "delete", "order-3", "", "the customer asked for it", "done"),
+        ("Ada", "requeue", "e-21", "", "the broker has a route now", "done"),
+        ("Grace", "retry", "payment-2", "", "card replaced", "started payment-2~r1"),
+    ):
+        await audit.finish(await audit.add(actor, action, reason, target=target, query=query), outcome)
 
 
 async def _ended(run: Awaitable[Any]) -> None:
@@ -82,7 +113,9 @@ def _spread(file: str, ids: str) -> None:
         for id, started, ended in rows:
             pause = timedelta(days=3, hours=4) if id == "trial-1" else timedelta(0)
             begin = datetime.now(UTC) - timedelta(minutes=chance.random() ** 1.4 * 57 + 1) - pause
-            _move(database, id, _Times(started, begin, chance.uniform(15, 90), pause), ended)
+            length = min(chance.lognormvariate(1.6, 0.6), 50)  # seconds, also if the machine was busy
+            took = datetime.fromisoformat(ended) - datetime.fromisoformat(started)
+            _move(database, id, _Times(started, begin, length / took.total_seconds(), pause), ended)
 
 
 class _Times:

@@ -82,6 +82,11 @@ class Watched:
         """Return whether the page scrolls sideways."""
         return bool(await self.page.evaluate("document.documentElement.scrollWidth > innerWidth"))
 
+    async def cut_cards(self) -> list[str]:
+        """Return the texts of the overview's numbers that do not fit."""
+        cut = "[...document.querySelectorAll('.card')].filter((each) => each.scrollWidth > each.clientWidth)"
+        return list(await self.page.evaluate(f"{cut}.map((each) => each.textContent)"))
+
 
 @asynccontextmanager
 async def watched(app: App, chromium: Browser, settings: Any = None, **context: Any) -> AsyncIterator[Watched]:

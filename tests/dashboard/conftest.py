@@ -19,11 +19,15 @@ LOCAL = "http://127.0.0.1"
 @asynccontextmanager
 async def connected(client: Client, base_url: str = LOCAL, **settings: Any) -> AsyncIterator[httpx.AsyncClient]:
     """Yield an HTTP client that asks for pages as a browser does."""
-    transport = httpx.ASGITransport(dashboard_app(client, **settings))
+    dashboard = dashboard_app(client, **settings)
+    transport = httpx.ASGITransport(dashboard)
     async with httpx.AsyncClient(
         transport=transport, base_url=base_url, timeout=60, headers={"Accept": "text/html"}
     ) as http:
-        yield http
+        try:
+            yield http
+        finally:
+            await dashboard.close()
 
 
 @pytest.fixture

@@ -1,18 +1,21 @@
 """Actions: they need a reason and a form of the dashboard, do what they say, and are recorded."""
 
+import asyncio
 import logging
+import re
 from typing import Any
 
 import httpx
 import pytest
 
-from perdure import App, WorkflowCancelledError, WorkflowFailedError
+from perdure import App, Client, WorkflowCancelledError, WorkflowFailedError
 from perdure.dashboard import AuditEntry
 from perdure.model.records import OutboxEvent
+from tests.conftest import BackendDatabase
 from tests.dashboard import shop
 from tests.dashboard.conftest import connected, post
 from tests.dashboard.test_pages import failed
-from tests.engine.waiting import waiting
+from tests.engine.waiting import until, waiting
 from tests.support.storages import storage_of
 
 
@@ -45,7 +48,10 @@ async def test_run_is_retried_from_the_failed_step(app: App, http: httpx.AsyncCl
 async def test_compensated_run_is_retried_from_the_start_only(app: App, http: httpx.AsyncClient) -> None:
     id = await failed("A-1")
     shop.broken.clear()
-    assert "Retry from 2:shop.charge" not in (await http.get(f"/runs/{id}")).text
+    for query in ("", "?step=2:shop.charge"):
+        page = (await http.get(f"/runs/{id}{query}")).text
+        assert "Retry from 2:shop.charge" not in page
+        assert page.count("This run cannot be retried from a step: its completed steps") == (2 if query else 1)
     refused = await post(http, f"/runs/{id}/retry", reason="card fixed", step="2:shop.charge")
     assert refused.status_code == 409  # the step before it was compensated
     answer = await post(http, f"/runs/{id}/retry", reason="card fixed")
@@ -97,13 +103,22 @@ async def test_many_runs_are_changed_after_a_preview(app: App, http: httpx.Async
     await shop.order.options(id="o-1")("A-1")
     preview = await http.get("/bulk?action=cancel&q=workflow:shop.approval")
     assert "Cancel 5 runs" in preview.text
+    form = dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)"', preview.text))
+    await shop.approval.options(id="later").start("A")
+    for _ in range(2):  # as with a double click
+        answer = await post(http, "/bulk", **{**form, "count": "4", "reason": "closing"})
+        assert answer.headers["location"] == f"/runs/{form['id']}?note=bulk"
+    progress = await app.get(form["id"]).result(60)
+    assert (progress["found"], progress["done"]) == (4, 4)  # no more than the preview showed
+    page = await http.get(answer.headers["location"])
+    assert "cancel: 4 of 4, skipped: 0, failed: 0" in page.text
+    assert (await app.get("later").info()).error is None
+    assert await app.runs(workflow="perdure.bulk").count() == 1
     assert (await http.get("/bulk.json?action=delete&q=workflow:shop.order")).json()["ids"] == ["o-1"]
-    answer = await post(http, "/bulk", action="cancel", q="workflow:shop.approval", count="4", reason="closing")
-    assert "n=4" in answer.headers["location"]  # no more than the preview showed
-    assert (await http.get(answer.headers["location"])).text.count("Cancelled 4 runs") == 1
-    assert (await post(http, "/bulk", action="delete", q="state:cancelled", reason="closing")).status_code == 303
     assert (await http.get("/bulk?action=cancel&q=")).status_code == 422
     assert (await http.get("/bulk?action=burn&q=state:failed")).status_code == 422
+    assert (await post(http, "/bulk", action="burn", q="state:failed", reason="x")).status_code == 422
+    assert (await post(http, "/bulk", action="cancel", q="state:failed", reason="x", id="~x")).status_code == 422
 
 
 async def test_runs_that_failed_for_one_cause_are_retried_together(app: App, http: httpx.AsyncClient) -> None:
@@ -111,9 +126,32 @@ async def test_runs_that_failed_for_one_cause_are_retried_together(app: App, htt
     shop.broken.clear()
     (group,) = (await http.get("/index.json")).json()["failures"]
     answer = await post(http, "/bulk", action="retry", failure=group["fingerprint"], count="3", reason="fixed")
-    assert "n=3" in answer.headers["location"]
+    assert (await app.get(_action(answer)).result(60))["done"] == 3
     for id in ids:
         assert (await app.get(f"{id}~r1").result(60)).startswith("receipt")
+
+
+async def test_dashboard_without_workers_executes_its_actions(backend_database: BackendDatabase) -> None:
+    async with backend_database("sqlite") as database, Client(database.url) as client:
+        await shop.approval.options(id="a-1").start("A")
+        async with connected(client) as http:
+            answer = await post(http, "/bulk", action="cancel", q="workflow:shop.approval", reason="closing")
+            assert (await client.get(_action(answer)).result(60))["done"] == 1
+        await until(lambda: "perdure.bulk" not in [task.get_name() for task in asyncio.all_tasks()])
+        info = await client.get("a-1").info()
+    assert info.error is not None
+    assert info.error.message == "closing (by 127.0.0.1)"
+
+
+async def test_action_on_many_runs_needs_its_permission(app: App) -> None:
+    async with connected(app, access=lambda _: {"retry"}) as http:
+        assert (await post(http, "/bulk", action="cancel", q="state:running", reason="test")).status_code == 403
+    assert await app.runs(workflow="perdure.bulk").count() == 0
+
+
+def _action(answer: httpx.Response) -> str:
+    """Return the id of the action that a form has started."""
+    return answer.headers["location"].removeprefix("/runs/").removesuffix("?note=bulk")
 
 
 @pytest.mark.parametrize(
@@ -158,8 +196,8 @@ async def test_actions_are_recorded_before_and_after(app: App, caplog: pytest.Lo
             await post(http, "/runs/a-1/cancel", reason="out of stock")
             await post(http, "/runs/a-1/delete", reason="tidy")
             await post(http, "/runs/nope/cancel", reason="typo")
-    told = [(each.action, each.targets, each.reason, each.actor) for each in entries]
-    assert told[0] == told[1] == ("cancel", ("a-1",), "out of stock", "127.0.0.1")
+    told = [(each.action, each.target, each.reason, each.actor) for each in entries]
+    assert told[0] == told[1] == ("cancel", "a-1", "out of stock", "127.0.0.1")
     assert [each.outcome for each in entries[:2]] == ["requested", "done"]
     assert entries[-1].outcome.startswith("RunNotFoundError")
     assert "cancel of a-1 by 127.0.0.1: done (reason: out of stock)" in caplog.messages

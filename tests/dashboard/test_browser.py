@@ -6,10 +6,13 @@ from contextlib import suppress
 from playwright.async_api import expect
 
 from perdure import App, WorkflowFailedError
+from perdure.model.records import OutboxEvent, WorkflowInstance
+from perdure.storage.administration import administration_of
 from tests.dashboard import shop
 from tests.dashboard.browser import browser, watched
 from tests.dashboard.test_pages import failed, stuck
 from tests.engine.waiting import waiting
+from tests.support.storages import storage_of
 
 PAGES = (
     "/",
@@ -21,10 +24,14 @@ PAGES = (
     "/runs/order-2?open=/shop.pack/activity",
     "/runs/approval-1",
     "/runs/order-A-1/history",
-    "/waits?channel=shop.news&group=shop.listeners",
+    "/waits",
+    "/channels?channel=shop.news&group=shop.listeners",
     "/workers",
+    "/locks",
     "/schedules",
     "/outbox",
+    "/outbox?state=invalid",
+    "/audit",
     "/bulk?action=retry&q=state:failed",
 )
 
@@ -40,6 +47,19 @@ async def fill(app: App) -> None:
     ):
         await started
         await waiting(app, name)
+    storage, administration = storage_of(app), administration_of(storage_of(app))
+    assert administration is not None
+    await storage.create_instance(WorkflowInstance("lost-1", "shop.gone"), worker_id="dead#2", timeout_sec=600)
+    await stuck(app, "stuck-1")
+    await storage.add_outbox_event(OutboxEvent("e-1", "order.paid", "shop", b"{}"))
+    await storage.mark_outbox_event_failed("e-1", error="no route to the broker for events of this type")
+    await administration.views.add("failed orders", "state:failed workflow:shop.order", "Ada")
+    runs = ["order-A-1", "approval-1"]
+    await administration.audit.add(
+        "Ada", "retry", "the card was replaced", target="bulk-1", query="state:failed", runs=runs
+    )
+    done = await administration.audit.add("Ada", "cancel", "x" * 200, target="approval-1", runs=["approval-1"])
+    await administration.audit.finish(done, "RunNotFoundError: " + "y" * 200)
 
 
 async def test_every_page_is_clean_accessible_and_fits_a_phone(app: App) -> None:
@@ -51,7 +71,15 @@ async def test_every_page_is_clean_accessible_and_fits_a_phone(app: App) -> None
                 for path in PAGES:
                     await seen.go(path)
                     assert not await seen.is_too_wide(), (path, width)
+                    assert await seen.cut_cards() == []
+                    if path.endswith("/history") and width > 1000:
+                        cell = await seen.page.locator("td.id", has_text="1:shop.reserve").first.bounding_box()
+                        assert cell is not None
+                        assert cell["width"] > 150, "the id of a step is broken into pieces"
                     assert await seen.axe() == [], (path, scheme)
+                await seen.go("/runs")
+                cells = seen.page.locator("table.runs tbody tr").first.locator("td:visible")
+                await expect(cells).to_have_count(7 if width > 1000 else 6)
                 refused = [each for each in seen.problems if "422" not in each]
                 assert refused == []
         async with watched(app, chromium, java_script_enabled=False) as seen:
@@ -80,6 +108,8 @@ async def test_stranger_solves_seven_tasks(app: App) -> None:
         await expect(page.locator(".lead")).to_contain_text("PaymentError: card of order A-9 declined")
         await page.locator(".tl-name a", has_text="shop.charge").click()
         await expect(page.locator("#step pre").first).to_contain_text("raise PaymentError")
+        for id in ("step-error", "error"):
+            await expect(page.locator(f"[data-copy={id}-json]")).to_be_visible()
         # 3. Retry it from the failed step.
         shop.broken.clear()
         await page.locator("#action-retry-step summary").click()
@@ -107,7 +137,7 @@ async def test_stranger_solves_seven_tasks(app: App) -> None:
         await expect(page.locator("#result-json")).to_have_text('"approved by Ada"', timeout=30_000)
         # 6. Find what is slow.
         await seen.go("/")
-        await page.locator("[data-live=slow] tr", has_text="shop.order").locator("td.num a").click()
+        await page.locator("[data-live=slow] tr", has_text="shop.order").locator("td.num a").last.click()
         longest = page.locator(".tl-row", has=page.locator("abbr[title='the longest step']"))
         await expect(longest.first).to_contain_text("shop.")
         # 7. Find out why one is stuck.
@@ -115,6 +145,44 @@ async def test_stranger_solves_seven_tasks(app: App) -> None:
         await page.locator(".card.n-stuck").click()
         await page.get_by_role("link", name="gone-1").click()
         await expect(page.locator(".lead")).to_contain_text("Stuck: LookupError: no such table")
+        assert seen.problems == []
+
+
+async def test_operator_saves_a_view_retries_an_event_and_reads_the_audit(app: App) -> None:
+    await fill(app)
+    async with browser() as chromium, watched(app, chromium) as seen:
+        page = seen.page
+        await seen.go("/runs?q=state:waiting")
+        await page.locator("#action-views summary").click()
+        await page.locator("#action-views [name=name]").first.fill("what waits")
+        await page.get_by_role("button", name="Save view").click()
+        await expect(page.locator(".note")).to_have_text("The view is saved.")
+        await seen.go("/runs")
+        await page.get_by_role("link", name="what waits").click()
+        await expect(page.locator("#q")).to_have_value("state:waiting")
+        await page.locator("#action-views summary").click()
+        await page.get_by_role("button", name="Delete the view what waits").click()
+        await expect(page.locator(".note")).to_have_text("The view is deleted.")
+        await expect(page.get_by_role("link", name="what waits")).to_have_count(0)
+        await seen.go("/outbox")
+        await page.get_by_role("link", name="1 parked").click()
+        await expect(page.locator("td.why")).to_contain_text("no route to the broker")
+        await page.locator("#action-requeue-1 summary").click()
+        await page.locator("#action-requeue-1 [name=reason]").fill("the broker is back")
+        await page.locator("#action-requeue-1 button").click()
+        await expect(page.locator(".note")).to_have_text("The event will be published.")
+        await page.keyboard.press("g")
+        await page.keyboard.press("a")
+        await page.wait_for_url(re.compile(r"/audit$"))
+        rows = page.locator("[data-live=audit] tbody tr")
+        await expect(rows.nth(0)).to_contain_text("the broker is back")
+        await expect(rows.nth(1)).to_contain_text("deleted")
+        await expect(rows.nth(2)).to_contain_text("saved state:waiting")
+        await page.get_by_role("link", name="approval-1").click()
+        await expect(page.locator("#audit")).to_contain_text("the card was replaced")
+        await page.get_by_role("link", name="Locks").click()
+        await page.get_by_role("link", name="dead").click()
+        await expect(page.locator("[data-live=leases] tbody tr")).to_have_count(1)
         assert seen.problems == []
 
 

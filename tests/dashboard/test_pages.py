@@ -12,7 +12,8 @@ import pytest
 
 from perdure import App, Client, WorkflowFailedError, workflow
 from perdure.codecs import Encrypted, new_key
-from perdure.dashboard.app import POLICY
+from perdure.dashboard.app import POLICY, dashboard_app
+from perdure.dashboard.pages import ENVIRONMENT
 from perdure.engine.replay.definitions import WORKFLOWS
 from perdure.model.records import OutboxEvent, WorkflowInstance
 from perdure.views.durations import short
@@ -22,7 +23,7 @@ from tests.dashboard.conftest import connected
 from tests.engine.waiting import waiting
 from tests.support.storages import storage_of
 
-PAGES = ("/", "/runs", "/waits", "/workers", "/schedules", "/outbox")
+PAGES = ("/", "/runs", "/waits", "/channels", "/workers", "/locks", "/schedules", "/outbox", "/audit")
 
 
 async def failed(order_id: str) -> str:
@@ -100,6 +101,13 @@ async def test_markup_in_values_stays_text(app: App, http: httpx.AsyncClient) ->
     assert "<script>alert" not in (await http.get("/runs?q=<script>alert(1)</script>")).text
 
 
+def test_templates_are_compiled_before_the_first_request(app: App) -> None:
+    assert ENVIRONMENT.cache is not None
+    ENVIRONMENT.cache.clear()
+    dashboard_app(app)
+    assert {name for _, name in ENVIRONMENT.cache} == set(ENVIRONMENT.list_templates())
+
+
 async def test_equal_steps_are_folded_and_opened(app: App, http: httpx.AsyncClient) -> None:
     await shop.order.options(id="order-1")("A-1", 1.0, 12)
     folded = (await http.get("/runs/order-1")).text
@@ -108,6 +116,7 @@ async def test_equal_steps_are_folded_and_opened(app: App, http: httpx.AsyncClie
     (link,) = re.findall(r'href="(\?open=[^"#]+)', folded)
     opened = (await http.get(f"/runs/order-1{link.replace('&amp;', '&')}")).text
     assert opened.count('class="tl-row r-') == 15
+    assert len(set(re.findall(r'shop\.pack</a> <span class="dim id">([0-9.]+)</span>', opened))) == 12
 
 
 async def test_ten_thousand_steps_are_a_page_of_few_rows(app: App, http: httpx.AsyncClient) -> None:
@@ -127,7 +136,9 @@ async def test_children_are_opened_in_the_timeline_of_their_parent(app: App, htt
     document = (await http.get("/runs/parent-1.json")).json()
     (child,) = document["lineage"]["children"]
     await waiting(app, child["id"])
-    assert "wait_event" not in (await http.get("/runs/parent-1")).text
+    closed = (await http.get("/runs/parent-1")).text
+    assert "wait_event" not in closed
+    assert re.search(r'<span class="tl-name"><a [^>]*>shop.approval</a>', closed)  # not "child"
     opened = await http.get("/runs/parent-1", params={"open": child["id"]})
     assert "wait_event" in opened.text
     lineage = (await http.get(f"/runs/{quote(child['id'], safe='')}.json")).json()
@@ -162,7 +173,7 @@ async def test_other_pages_show_waits_channels_groups_workers_and_events(app: Ap
     await waiting(app, "listener-1")
     (entry,) = (await http.get("/waits.json")).json()["waits"]
     assert (entry["kind"], entry["name"], entry["runs"]) == ("channel", "shop.news", 1)
-    page = (await http.get("/waits.json?channel=shop.news&group=shop.listeners")).json()
+    page = (await http.get("/channels.json?channel=shop.news&group=shop.listeners")).json()
     assert (page["channel"]["mode"], page["group"]["members"]) == ("broadcast", ["listener-1"])
     (worker,) = (await http.get("/workers.json")).json()["workers"]
     assert worker["alive"]

@@ -1,5 +1,6 @@
 """Timelines: derived starts, attempts, idle time that is collapsed, and folding; without a database."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -112,6 +113,17 @@ def test_equal_siblings_are_folded_with_errors_first() -> None:
     assert len(opened) == 9
     assert opened[1].status == "failed"
     assert len(folded(rows[:5], "")) == 5
+
+
+def test_equal_steps_are_told_apart_by_their_numbers() -> None:
+    done = [step("1:pack", 1), step("2:charge", 2), step("3.1:pack", 3)]
+    undone = [
+        replace(step("~undo:3.1:pack", 5, StepKind.COMPENSATION), name="pack"),
+        replace(step("~undo:1:pack", 6, StepKind.COMPENSATION), name="pack"),
+    ]
+    shown = folded(rows_of([*done, *undone], [], NOON, at(10)), "")
+    assert [row.number for row in shown if row.alike] == ["1", "3.1", "3.1", "1"]
+    assert [row.id for row in shown if not row.alike] == ["2:charge"]
 
 
 def test_rows_of_a_run_without_steps_are_empty() -> None:

@@ -22,10 +22,15 @@ from perdure.http.problems import Problem
 
 log = logging.getLogger("perdure.dashboard")
 
-Action = Literal["cancel", "retry", "delete", "send", "requeue"]
+Action = Literal["cancel", "retry", "delete", "send", "requeue", "views"]
+"""What a person can do in the dashboard, besides looking."""
+
 ACTIONS: frozenset[str] = frozenset(get_args(Action))
 Grant = Literal["all", "read"] | Collection[Action] | None
+"""What a request may do: everything, only look, look and take these actions, or nothing (None)."""
+
 Access = Callable[[Request], Grant | Awaitable[Grant]]
+"""A function of `dashboard_app(access=)`, async or not, that decides what a request may do."""
 
 SESSION, CSRF = "perdure_session", "perdure_csrf"
 SESSION_SEC = 12 * 3600.0

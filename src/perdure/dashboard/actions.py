@@ -1,49 +1,77 @@
-"""Actions on one run: each needs a permission and a reason, and is recorded before it happens."""
+"""Actions on one run: each needs a permission and a reason, and is recorded before it is carried out."""
 
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from urllib.parse import quote
 
 from starlette.responses import Response
 
 from perdure.dashboard.access import ACTIONS
-from perdure.dashboard.audit import AuditEntry, actor_of, record
+from perdure.dashboard.audit import AuditEntry, actor_of, announce
 from perdure.dashboard.pages import Dashboard, Visit, redirect
 from perdure.http.api import run_id_of
 from perdure.http.problems import Problem
+from perdure.model.administration import REQUESTED
 
 REASON_MAX = 1_000
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What an action came to, for the audit."""
+    """What an action came to, for the audit; `audit_id` is its row, if the database has one."""
 
+    audit_id: int | None
     text: str = "done"
 
 
 @asynccontextmanager
 async def acted(
-    dashboard: Dashboard, visit: Visit, action: str, targets: Sequence[str], reason: str
+    dashboard: Dashboard, visit: Visit, action: str, target: str, reason: str, *, query: str = ""
 ) -> AsyncIterator[Outcome]:
-    """Check that a person may act, record that they do, and afterwards what came of it."""
+    """Check that a person may act, record that they do, and afterwards what came of it.
+
+    `query` is what selected the runs, if `target` is the run of an action on many.
+    """
     assert action in ACTIONS, "one of the actions that access() may grant"
     if action not in visit.may:
         raise Problem(403, f"you may not {action}: the access function of the dashboard does not grant it")
-    outcome, actor = Outcome(), actor_of(visit.request)
-
-    def entry(text: str) -> AuditEntry:
-        return AuditEntry(visit.now, actor, action, tuple(targets), reason, text)
-
-    await record(dashboard.audit, entry("requested"))
+    entry = AuditEntry(visit.now, actor_of(visit.request), action, target, reason, REQUESTED, query)
+    audit_id = await _store(dashboard, entry)
+    outcome = Outcome(audit_id)
     try:
+        await announce(dashboard.audit, entry)
         yield outcome
     except BaseException as error:
-        await record(dashboard.audit, entry(f"{type(error).__name__}: {error}"))
+        await _finish(dashboard, audit_id, replace(entry, outcome=f"{type(error).__name__}: {error}"))
         raise
-    await record(dashboard.audit, entry(outcome.text))
+    await _finish(dashboard, audit_id, replace(entry, outcome=outcome.text))
+
+
+async def _store(dashboard: Dashboard, entry: AuditEntry) -> int | None:
+    """Store an action that is about to begin, and return its id; None if only the function of the user stores it."""
+    administration = dashboard.administration
+    if administration is None:
+        if dashboard.audit is None:
+            raise Problem(
+                501,
+                "the storage of this dashboard has no audit, and no action is carried out without a record: pass "
+                "dashboard_app(audit=) on the server",
+            )
+        return None
+    about_runs = () if entry.query or entry.action in ("requeue", "views") else (entry.target,)
+    keep = dashboard.audit_retention
+    return await administration.audit.add(
+        entry.actor, entry.action, entry.reason, target=entry.target, query=entry.query, runs=about_runs, keep=keep
+    )
+
+
+async def _finish(dashboard: Dashboard, audit_id: int | None, entry: AuditEntry) -> None:
+    administration = dashboard.administration
+    if administration is not None and audit_id is not None:
+        await administration.audit.finish(audit_id, entry.outcome)
+    await announce(dashboard.audit, entry)
 
 
 def reason_of(form: Mapping[str, str]) -> str:
@@ -56,31 +84,32 @@ def reason_of(form: Mapping[str, str]) -> str:
     return reason
 
 
-def _to_run(visit: Visit, id: str, note: str) -> Response:
+def to_run(visit: Visit, id: str, note: str) -> Response:
+    """Return the response that leads to the page of a run, with a note about what was done."""
     return redirect(visit, f"/runs/{quote(id, safe='')}", note=note)
 
 
 async def cancel_run(dashboard: Dashboard, visit: Visit, form: Mapping[str, str]) -> Response:
     """Cancel a run."""
     id, reason = run_id_of(visit.request), reason_of(form)
-    async with acted(dashboard, visit, "cancel", [id], reason):
+    async with acted(dashboard, visit, "cancel", id, reason):
         await dashboard.client.cancel(id, f"{reason} (by {actor_of(visit.request)})")
-    return _to_run(visit, id, "cancelled")
+    return to_run(visit, id, "cancelled")
 
 
 async def retry_run(dashboard: Dashboard, visit: Visit, form: Mapping[str, str]) -> Response:
     """Start a failed or cancelled run again, as a new run, and show that one."""
     id, reason = run_id_of(visit.request), reason_of(form)
-    async with acted(dashboard, visit, "retry", [id], reason) as outcome:
+    async with acted(dashboard, visit, "retry", id, reason) as outcome:
         handle = await dashboard.client.retry(id, from_step=form.get("step") or None)
         outcome.text = f"started {handle.id}"
-    return _to_run(visit, handle.id, "retried")
+    return to_run(visit, handle.id, "retried")
 
 
 async def delete_run(dashboard: Dashboard, visit: Visit, form: Mapping[str, str]) -> Response:
     """Delete a run that has ended."""
     id, reason = run_id_of(visit.request), reason_of(form)
-    async with acted(dashboard, visit, "delete", [id], reason):
+    async with acted(dashboard, visit, "delete", id, reason):
         await dashboard.client.check_run(id)
         if not (await dashboard.storage.delete_ended([id]))[0]:
             raise Problem(
@@ -101,7 +130,7 @@ async def send_event(dashboard: Dashboard, visit: Visit, form: Mapping[str, str]
         data = json.loads(text or "null")
     except (ValueError, RecursionError) as error:
         raise Problem(422, f"the data is not JSON: {error}", parameter="data") from None
-    async with acted(dashboard, visit, "send", [id], reason) as outcome:
+    async with acted(dashboard, visit, "send", id, reason) as outcome:
         if kind == "channel":
             await dashboard.client.publish(name, data)
         elif kind == "direct":
@@ -109,13 +138,4 @@ async def send_event(dashboard: Dashboard, visit: Visit, form: Mapping[str, str]
         else:
             await dashboard.client.send_event(name, data, to=id)
         outcome.text = f"sent {name}"
-    return _to_run(visit, id, "sent")
-
-
-async def requeue_event(dashboard: Dashboard, visit: Visit, form: Mapping[str, str]) -> Response:
-    """Publish a parked event of the outbox after all."""
-    id, reason = form.get("event", ""), reason_of(form)
-    async with acted(dashboard, visit, "requeue", [id], reason):
-        if not await dashboard.storage.requeue_outbox_event(id):
-            raise Problem(409, f"event {id!r} is not parked: it was published or requeued in the meantime")
-    return redirect(visit, "/outbox", note="requeued")
+    return to_run(visit, id, "sent")

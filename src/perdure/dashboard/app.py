@@ -1,6 +1,8 @@
 """The ASGI application of the dashboard."""
 
-from collections.abc import Collection
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
+from datetime import timedelta
 from urllib.parse import quote
 
 from starlette.applications import Starlette
@@ -10,7 +12,21 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
-from perdure.dashboard import actions, assets, others, overview, run, runs, workers
+from perdure.dashboard import (
+    actions,
+    assets,
+    audit_page,
+    bulk,
+    channels,
+    locks,
+    others,
+    outbox,
+    overview,
+    run,
+    runs,
+    saved_views,
+    workers,
+)
 from perdure.dashboard.access import SESSION, SESSION_SEC, Access, Doors, check_csrf
 from perdure.dashboard.audit import Audit
 from perdure.dashboard.pages import (
@@ -18,6 +34,7 @@ from perdure.dashboard.pages import (
     Dashboard,
     Page,
     action_of,
+    compile_templates,
     guarded,
     html,
     read_form,
@@ -45,6 +62,7 @@ HEADERS: dict[str, str] = {
     "X-Frame-Options": "DENY",
 }
 YEAR_SEC = 365 * 24 * 3600
+AUDIT_RETENTION = timedelta(days=365)
 
 
 class DashboardApp(Starlette):
@@ -62,15 +80,20 @@ class DashboardApp(Starlette):
         super().__init__(
             routes=_routes(dashboard),
             exception_handlers={HTTPException: refuse},
-            lifespan=lambda _: opened(dashboard.client),
+            lifespan=lambda _: _opened(dashboard),
         )
         self.router.redirect_slashes = False
         self._dashboard = dashboard
+        compile_templates()
 
     @property
     def needs_local_clients(self) -> bool:
         """Return whether the dashboard has neither a token nor a function that decides about access."""
         return self._dashboard.doors.is_open
+
+    async def close(self) -> None:
+        """Stop executing actions on many runs; other workers resume them."""
+        await self._dashboard.actions.close()
 
     def stop_waiting(self) -> None:
         """End all streams now; call it when the server begins to stop."""
@@ -83,6 +106,15 @@ class DashboardApp(Starlette):
         await super().__call__(scope, receive, send)
 
 
+@asynccontextmanager
+async def _opened(dashboard: Dashboard) -> AsyncIterator[None]:
+    async with opened(dashboard.client):
+        try:
+            yield
+        finally:
+            await dashboard.actions.close()
+
+
 def dashboard_app(
     client: Client,
     *,
@@ -90,6 +122,7 @@ def dashboard_app(
     access: Access | None = None,
     redact: Redact | Collection[str] | None = None,
     audit: Audit | None = None,
+    audit_retention: timedelta | None = AUDIT_RETENTION,
     title: str = "perdure",
 ) -> DashboardApp:
     """Return the dashboard of an App or Client as an ASGI application, to be served alone or mounted into another one.
@@ -97,11 +130,13 @@ def dashboard_app(
     - `client`: an App or Client. If it is not open, the lifespan of the application opens and closes it.
     - `token`: people enter it once; programs send the header `Authorization: Bearer <token>` (default: None).
     - `access`: a function, async or not, that takes the `starlette.requests.Request` and returns `"all"`, `"read"`, a
-      set of actions (`cancel`, `retry`, `delete`, `send`, `requeue`), or None to refuse it; instead of `token`.
+      set of actions (`cancel`, `retry`, `delete`, `send`, `requeue`, `views`), or None to refuse it; instead of
+      `token`. It may set `request.state.identity` to the name that the audit shows.
     - `redact`: names of keys whose values are not shown, or a function that takes a value and what it is (`"input"`,
       `"result"`, `"error"` …) and returns what is shown of it. It gets numbers as text (default: None, all is shown).
     - `audit`: a function, async or not, that takes an `AuditEntry` before and after each action (default: None;
-      actions are logged by `perdure.audit` in any case).
+      actions are stored in the database and logged by `perdure.audit` in any case).
+    - `audit_retention`: how long the database keeps actions (default: 365 days; None keeps them forever).
     - `title`: the name in the corner of each page (default: "perdure").
 
     Without `token` and `access`, only browsers on the same machine are served. Raises `TypeError` or
@@ -111,7 +146,10 @@ def dashboard_app(
         raise TypeError(f"dashboard_app() takes an App or a Client, not {client!r}")
     if audit is not None and not callable(audit):
         raise ConfigurationError("dashboard_app(audit=) must be a function that takes an AuditEntry")
-    return DashboardApp(Dashboard(client, Doors(token, access), Redactor(redact), audit, str(title)))
+    if audit_retention is not None and not (isinstance(audit_retention, timedelta) and audit_retention > timedelta(0)):
+        raise ConfigurationError("dashboard_app(audit_retention=) must be a timedelta greater than zero, or None")
+    doors, redactor = Doors(token, access), Redactor(redact)
+    return DashboardApp(Dashboard(client, doors, redactor, audit, str(title), audit_retention))
 
 
 def _routes(dashboard: Dashboard) -> list[BaseRoute]:
@@ -120,20 +158,25 @@ def _routes(dashboard: Dashboard) -> list[BaseRoute]:
         ("/runs", runs.runs),
         ("/runs/{id}/history", run.history),
         ("/runs/{id}", run.run),
-        ("/bulk", runs.bulk),
+        ("/bulk", bulk.bulk),
         ("/failures/{fingerprint}", others.failure),
         ("/waits", others.waits),
+        ("/channels", channels.channels),
         ("/workers", workers.workers),
+        ("/locks", locks.locks),
         ("/schedules", others.schedules),
-        ("/outbox", others.outbox),
+        ("/outbox", outbox.outbox),
+        ("/audit", audit_page.audit),
     )
     forms = (
         ("/runs/{id}/cancel", actions.cancel_run),
         ("/runs/{id}/retry", actions.retry_run),
         ("/runs/{id}/delete", actions.delete_run),
         ("/runs/{id}/send", actions.send_event),
-        ("/bulk", runs.change_many),
-        ("/outbox/requeue", actions.requeue_event),
+        ("/bulk", bulk.change_many),
+        ("/outbox/requeue", outbox.requeue_event),
+        ("/views", saved_views.save_view),
+        ("/views/delete", saved_views.delete_view),
     )
     return [
         Route("/static/{digest}/{name}", assets.static, methods=["GET"]),

@@ -1,16 +1,21 @@
 """The first page: how many runs are in which state, what fails, what is slow, what waits, and who works."""
 
+import asyncio
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
 from perdure.dashboard import charts
-from perdure.dashboard.failures import failure_groups
+from perdure.dashboard.failures import FailureGroup, failure_groups
 from perdure.dashboard.pages import Dashboard, Page, Visit
 from perdure.dashboard.workers import workers_of
 from perdure.engine.api.queries import COUNT_MAX
+from perdure.engine.api.reading import read_runs
+from perdure.engine.api.run_info import RunInfo
 from perdure.model.records import EndedInstance, ListInstancesOptions, OutboxStatus
 from perdure.model.states import WAITING, WorkflowStatus
 from perdure.storage.contract import Storage
+from perdure.views.why import explain
 
 S = WorkflowStatus
 SHOWN = {
@@ -21,30 +26,26 @@ SHOWN = {
     "cancelled": (S.CANCELLED,),
     "completed": (S.COMPLETED,),
 }
-ENDED_PAGES, ENDED_PAGE = 3, 1000
+ENDED_PAGES, ENDED_PAGE = 2, 1000
 DAY = timedelta(days=1)
-STUCK_MAX = 5
+STUCK_SHOWN, STUCK_MAX = 5, 100  # on the page, and counted
 
 
 async def overview(dashboard: Dashboard, visit: Visit) -> Page:
     """Return the overview."""
     storage, now = dashboard.storage, visit.now
-    counts = {
-        name: await storage.count_instances(ListInstancesOptions(statuses=states), limit=COUNT_MAX)
-        for name, states in SHOWN.items()
-    }
-    ended, since = await _ended(storage, now)
+    # The ends of runs take longest, so they are read beside the rest: on two connections, others remain for a worker.
+    (ended, since), (counts, (groups, more), stuck) = await asyncio.gather(_ended(storage, now), _now(dashboard, now))
     buckets = charts.bucketed(ended, now, since)
-    groups, more = await failure_groups(storage, now)
-    stuck = (await dashboard.client.runs(stuck=True).page(STUCK_MAX + 1, payloads=False)).runs
     document: dict[str, Any] = {
         "counts": counts,
         "count_max": COUNT_MAX,
-        "failures": groups,
+        "failures": [replace(each, message=dashboard.redact(each.message, "error")) for each in groups],
         "failures_may_be_more": more,
         "slowest": _by_workflow(ended),
         "ended": {"since": since, "runs": len(ended)},
         "oldest_due": await _oldest_due(storage),
+        "oldest_waiting": await _oldest_waiting(dashboard, now),
         "stuck": [
             {
                 "id": run.id,
@@ -55,13 +56,28 @@ async def overview(dashboard: Dashboard, visit: Visit) -> Page:
             }
             for run in stuck
         ],
-        "workers": await workers_of(storage, now),
+        "workers": await workers_of(dashboard),
         "timers_due_at": await storage.next_due_at(),
-        "outbox": await _outbox(storage),
+        "outbox": await _outbox(dashboard),
     }
-    marker = {key: value for key, value in document.items() if key not in ("workers", "ended", "timers_due_at")}
+    counting = ("workers", "ended", "timers_due_at", "oldest_waiting")  # what they say changes all the time
+    marker = {key: value for key, value in document.items() if key not in counting}
     marker["alive"] = [each["alive"] for each in document["workers"]]
-    return Page("overview.html", "Overview", document, {"buckets": buckets, "stuck_max": STUCK_MAX}, marker)
+    marker["oldest_waiting"] = document["oldest_waiting"] and document["oldest_waiting"]["id"]
+    shown = {"buckets": buckets, "stuck_max": STUCK_MAX, "stuck_shown": STUCK_SHOWN}
+    return Page("overview.html", "Overview", document, shown, marker)
+
+
+async def _now(
+    dashboard: Dashboard, now: datetime
+) -> tuple[dict[str, int], tuple[list[FailureGroup], bool], tuple[RunInfo, ...]]:
+    """Return the number of runs in each state, failures by cause and whether there may be more, and stuck runs."""
+    counts = {
+        name: await dashboard.storage.count_instances(ListInstancesOptions(statuses=states), limit=COUNT_MAX)
+        for name, states in SHOWN.items()
+    }
+    groups = await failure_groups(dashboard.storage, now)
+    return counts, groups, (await dashboard.client.runs(stuck=True).page(STUCK_MAX + 1, payloads=False)).runs
 
 
 async def _ended(storage: Storage, now: datetime) -> tuple[list[EndedInstance], datetime]:
@@ -111,12 +127,29 @@ async def _oldest_due(storage: Storage) -> dict[str, Any] | None:
     return None
 
 
-async def _outbox(storage: Storage) -> dict[str, Any]:
-    """Return since when the oldest event waits to be published, and how many are parked."""
-    pending = await storage.list_outbox_events(OutboxStatus.PENDING, 1)
-    parked = await storage.list_outbox_events(OutboxStatus.INVALID, 100)
+async def _oldest_waiting(dashboard: Dashboard, now: datetime) -> dict[str, Any] | None:
+    """Return the waiting run that was started first, and what it waits for."""
+    administration = dashboard.administration
+    if administration is None:
+        return None
+    ids = await administration.surveys.oldest_in(sorted(WAITING))
+    rows = [row for row in await dashboard.storage.get_instances(ids) if row is not None and row.status in WAITING]
+    if not rows:
+        return None
+    (run,) = await read_runs(dashboard.storage, [min(rows, key=lambda row: (row.started_at or now, row.instance_id))])
+    reason = dashboard.redact(explain(run, now).sentence, "reason")
+    return {"id": run.id, "workflow": run.workflow, "started_at": run.started_at, "reason": reason}
+
+
+async def _outbox(dashboard: Dashboard) -> dict[str, Any] | None:
+    """Return since when the oldest event waits to be published, and how many are pending and parked."""
+    administration = dashboard.administration
+    if administration is None:
+        return None
+    surveys = administration.surveys
+    oldest = await surveys.list_outbox(OutboxStatus.PENDING, 1)
     return {
-        "oldest_pending_at": pending[0].created_at if pending else None,
-        "parked": len(parked),
-        "parked_max": 100,
+        "oldest_pending_at": oldest[0].created_at if oldest else None,
+        "pending": await surveys.count_outbox(OutboxStatus.PENDING, COUNT_MAX),
+        "parked": await surveys.count_outbox(OutboxStatus.INVALID, COUNT_MAX),
     }

@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode
 
@@ -14,6 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from perdure.bulk import Background
 from perdure.dashboard import charts, icons
 from perdure.dashboard.access import CSRF, Doors, check_csrf, csrf_of
 from perdure.dashboard.assets import asset_url
@@ -25,6 +26,8 @@ from perdure.engine.api.client import Client, storage_of
 from perdure.errors import ClosedError, PerdureError
 from perdure.http.bodies import media_type, read_body
 from perdure.http.problems import Problem, of_http, problem_of, unexpected
+from perdure.model.limits import NAME_MAX
+from perdure.storage.administration import Administration, administration_of
 from perdure.storage.contract import Storage
 from perdure.views.durations import short
 
@@ -41,12 +44,26 @@ class Dashboard:
     redact: Redactor
     audit: Audit | None
     title: str
+    audit_retention: timedelta | None = None
     live: Live = field(default_factory=Live)
+    actions: Background = field(default_factory=Background)  # on many runs, which this process executes itself
 
     @property
     def storage(self) -> Storage:
         """Return the storage of the client."""
         return storage_of(self.client)
+
+    @property
+    def administration(self) -> Administration | None:
+        """Return what the storage has for operators; None if it was written by another author."""
+        return administration_of(self.storage, self.client.pipeline)
+
+    def administered(self, what: str) -> Administration:
+        """Return the same; raise `Problem` if there is none."""
+        found = self.administration
+        if found is None:
+            raise Problem(501, f"the storage of this dashboard has no {what}: it is not one of perdure")
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +115,12 @@ ENVIRONMENT.filters.update(
     short=short, pretty=pretty, quoted=lambda text: quote(str(text), safe=""), count=lambda number: f"{number:,}"
 )
 ENVIRONMENT.globals.update(asset=asset_url, icon=icons.icon, label=icons.label, charts=charts)
+
+
+def compile_templates() -> None:
+    """Compile all templates that are not yet, so that no request waits for it."""
+    for name in ENVIRONMENT.list_templates():
+        ENVIRONMENT.get_template(name)
 
 
 def routes_of(dashboard: Dashboard, path: str, view: View) -> list[Route]:
@@ -280,6 +303,27 @@ def _stream(dashboard: Dashboard, request: Request, visit: Visit, view: View) ->
     key = f"{request.url.path}?{request.url.query} {sorted(visit.may)}"
     events = dashboard.live.events(request, key, compute)
     return StreamingResponse(events, media_type=SSE, headers={"X-Accel-Buffering": "no"})
+
+
+def token_of(at: datetime | None, id: str) -> str:
+    """Return the position of the last row of a page, for the link to the next page; `place_of` reads it."""
+    assert at is not None, "every stored row has its time"
+    return f"{at.isoformat()}|{id}"
+
+
+def place_of(visit: Visit) -> tuple[datetime, str] | None:
+    """Return the position after which a page begins; None for the first page."""
+    token = visit.value("after")
+    if not token:
+        return None
+    text, mark, id = token.partition("|")
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        at = None
+    if at is None or at.tzinfo is None or not mark or len(id) > NAME_MAX:
+        raise Problem(422, "the link to this page is damaged: begin again with the first page", parameter="after")
+    return at, id
 
 
 def redirect(visit: Visit, path: str, **query: str | int) -> Response:

@@ -9,7 +9,11 @@ from urllib.parse import urlencode
 
 from starlette.responses import Response
 
+from perdure.bulk import NAME as BULK
+from perdure.bulk import progress_of
+from perdure.dashboard.audit_page import actions_on
 from perdure.dashboard.pages import Dashboard, Page, Visit
+from perdure.dashboard.source import source_view
 from perdure.dashboard.timeline import ROWS_MAX, Part, Phase, Row, Scale, folded, rows_of
 from perdure.dashboard.values import parse, plain
 from perdure.engine.api.reading import read_runs
@@ -27,7 +31,7 @@ from perdure.engine.history.records import (
 )
 from perdure.engine.starting import not_found
 from perdure.http.api import run_id_of
-from perdure.model.records import HistoryEvent, WorkflowInstance
+from perdure.model.records import HistoryEvent, RegisteredWait, WorkflowInstance
 from perdure.model.states import TERMINAL, WorkflowStatus
 from perdure.storage.contract import Storage
 from perdure.views.why import Activity, explain
@@ -45,6 +49,7 @@ NOTES = {
     "sent": "The event is stored for the run.",
     "deleted": "The run is deleted.",
     "requeued": "The event will be published.",
+    "bulk": "This run carries out the action. It continues by itself, also if this page or the server is closed.",
 }
 
 _TRIED_AGAIN = re.compile(r"~r[0-9]+\Z")
@@ -58,6 +63,7 @@ class History:
     rows: Sequence[HistoryEvent]
     more: bool
     steps: Sequence[StepInfo] = field(default=())
+    waits: Sequence[RegisteredWait] = field(default=())
 
 
 async def run(dashboard: Dashboard, visit: Visit) -> Page | Response:
@@ -88,11 +94,23 @@ async def run(dashboard: Dashboard, visit: Visit) -> Page | Response:
         "history_more": history.more,
         "lineage": await _lineage(storage, row, info, timeline.rows),
         "step": chosen,
+        "actions": await actions_on(dashboard, info.id),
+        "source": source_view(
+            row,
+            history.steps,
+            history.rows,
+            history.waits,
+            is_whole=not history.more,
+            is_executed=why.activity is Activity.RUNNING,
+            redact=dashboard.redact,
+        ),
     }
     shown = {
         "info": info,
         "timeline": timeline,
         "note": NOTES.get(visit.value("note"), ""),
+        "progress": progress_of(await dashboard.client.state(info.id)) if info.workflow == BULK else None,
+        "called": {each["id"]: each["workflow"] for each in document["lineage"]["children"]},
         "event": await _missing(storage, info),
         "error_trace": dashboard.redact(info.error.traceback, "error") if info.error is not None else "",
         "link": _Links(visit),
@@ -102,7 +120,8 @@ async def run(dashboard: Dashboard, visit: Visit) -> Page | Response:
     }
     last = history.rows[-1].id if history.rows else 0
     marker = [info.status.value, last, info.worker, info.attempts, info.stuck is not None, why.activity.value]
-    return Page("run.html", info.id, document, shown, [*marker, plain(document["lineage"])])
+    acted = [each["id"] for each in document["actions"]]
+    return Page("run.html", info.id, document, shown, [*marker, acted, plain(document["lineage"])])
 
 
 async def _row(storage: Storage, visit: Visit) -> WorkflowInstance:
@@ -139,7 +158,7 @@ async def _history(storage: Storage, row: WorkflowInstance, most: int) -> Histor
                 more = True
                 break
     waits = await storage.get_waits([row.instance_id]) if row.status not in TERMINAL else []
-    return History(rows, more, steps_of(row.instance_id, rows, waits))
+    return History(rows, more, steps_of(row.instance_id, rows, waits), waits)
 
 
 async def _missing(storage: Storage, info: RunInfo) -> dict[str, str]:

@@ -1,9 +1,10 @@
 """Serving the dashboard alone, with uvicorn."""
 
 from collections.abc import Collection
+from datetime import timedelta
 
 from perdure.dashboard.access import Access
-from perdure.dashboard.app import dashboard_app
+from perdure.dashboard.app import AUDIT_RETENTION, dashboard_app
 from perdure.dashboard.audit import Audit
 from perdure.dashboard.values import Redact
 from perdure.engine.api.client import Client
@@ -23,6 +24,7 @@ async def serve_dashboard(
     access: Access | None = None,
     redact: Redact | Collection[str] | None = None,
     audit: Audit | None = None,
+    audit_retention: timedelta | None = AUDIT_RETENTION,
     title: str = "perdure",
 ) -> None:
     """Serve the dashboard of an App or Client until SIGTERM or SIGINT.
@@ -30,15 +32,20 @@ async def serve_dashboard(
     - `client`: an App or Client, which is opened and closed unless it is open.
     - `host`, `port`: the address to listen on (default: 127.0.0.1, 8001). One that other machines can reach needs
       `token=` or `access=`.
-    - `token`, `access`, `redact`, `audit`, `title`: see `dashboard_app()`.
+    - `token`, `access`, `redact`, `audit`, `audit_retention`, `title`: see `dashboard_app()`.
 
     Raises `ConfigurationError` for an address that needs a token or cannot be used, and `EngineError` if a background
     task keeps failing.
     """
-    asgi = dashboard_app(client, token=token, access=access, redact=redact, audit=audit, title=title)
+    asgi = dashboard_app(
+        client, token=token, access=access, redact=redact, audit=audit, audit_retention=audit_retention, title=title
+    )
     if asgi.needs_local_clients and not is_loopback(host):
         raise ConfigurationError(
             f"serve_dashboard(host={host!r}) would let other machines use the dashboard, which has no token: pass "
             "token= or access=, or listen on 127.0.0.1"
         )
-    await serve_application(client, asgi, host, port, "the dashboard")
+    try:
+        await serve_application(client, asgi, host, port, "the dashboard")
+    finally:
+        await asgi.close()

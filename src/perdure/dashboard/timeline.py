@@ -6,6 +6,7 @@ before that task. So a step that ran beside others of its task may look shorter 
 """
 
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -40,7 +41,7 @@ class Phase(StrEnum):
 IDLE = (Phase.WAIT, Phase.PAUSE, Phase.CHILD)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # frozen ones take much longer to make, and a run may have 10,000
 class Part:
     """What a step does from one time to another."""
 
@@ -49,7 +50,7 @@ class Part:
     end: datetime
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Row:
     """A row of the timeline: a step, or several equal steps folded into one."""
 
@@ -66,7 +67,8 @@ class Row:
     error: str = ""
     members: int = 0  # of a folded row
     counts: Mapping[str, int] = field(default_factory=dict)
-    inside: bool = False  # one of several equal steps
+    inside: bool = False  # one of several equal steps that are folded
+    alike: bool = False  # other rows have the same name
     step: StepInfo | None = None
 
     @property
@@ -85,9 +87,9 @@ class Row:
         return self.end - self.begin
 
     @property
-    def anchor(self) -> str:
-        """Return the id of the row in the page."""
-        return "step-" + self.id
+    def number(self) -> str:
+        """Return what tells the step from others of its name: its path, or that of the step it compensates."""
+        return "" if self.step is None else ids.path_of(self.step.id.removeprefix(ids.UNDO))
 
 
 @dataclass(slots=True)
@@ -104,16 +106,17 @@ def rows_of(
 ) -> list[Row]:
     """Return a row for each step, in the order of their ids; compensations come last, in the order of their ends."""
     notes = _notes(history)
-    begins = _begins(steps, started, until)
+    paths = {each.id: _path(each.id) for each in steps}
+    begins = _begins(steps, paths, started, until)
     forward = [each for each in steps if each.kind not in (StepKind.COMPENSATION, StepKind.FAILURE_HANDLER)]
     backward = [each for each in steps if each.kind in (StepKind.COMPENSATION, StepKind.FAILURE_HANDLER)]
-    forward.sort(key=lambda each: _path(each.id))
-    rows = [_row(each, notes.get(each.id) or _Notes(), begins[each.id], until) for each in forward]
+    forward.sort(key=lambda each: paths[each.id])
+    rows = [_row(each, notes.get(each.id) or _Notes(), begins[each.id], until, paths[each.id]) for each in forward]
     last = max((row.end for row in rows), default=started)
     for each in backward:
         ended = each.finished_at or until
         begin = (min(last, ended), False)
-        rows.append(_row(each, notes.get(each.id) or _Notes(), begin, until))
+        rows.append(_row(each, notes.get(each.id) or _Notes(), begin, until, paths[each.id]))
         last = ended
     return rows
 
@@ -139,14 +142,15 @@ def _path(id: str) -> tuple[int, ...]:
     return tuple(int(each) for each in parts) if all(each.isdecimal() for each in parts) else ()
 
 
-def _begins(steps: Sequence[StepInfo], started: datetime, until: datetime) -> dict[str, tuple[datetime, bool]]:
+def _begins(
+    steps: Sequence[StepInfo], paths: Mapping[str, tuple[int, ...]], started: datetime, until: datetime
+) -> dict[str, tuple[datetime, bool]]:
     """Return when each step began, and whether the history says so."""
     found: dict[str, tuple[datetime, bool]] = {}
     direct: dict[tuple[int, ...], list[datetime]] = {}  # the ends of the steps of a task
     within: dict[tuple[int, ...], list[datetime]] = {}  # the same with those of the tasks that it created
-    for step in sorted(steps, key=lambda each: _path(each.id)):
-        path, end = _path(step.id), step.finished_at or until
-        scope = path[:-1]
+    for step in sorted(steps, key=lambda each: paths[each.id]):
+        scope, end = paths[step.id][:-1], step.finished_at or until
         before = [started, _last_before(within.get(scope, ()), end)]
         before += [_last_before(direct.get(scope[:depth], ()), end) for depth in range(len(scope))]
         if step.started_at is not None:
@@ -166,7 +170,7 @@ def _last_before(ends: Sequence[datetime], end: datetime) -> datetime | None:
     return ends[place - 1] if place else None
 
 
-def _row(step: StepInfo, notes: _Notes, begin: tuple[datetime, bool], until: datetime) -> Row:
+def _row(step: StepInfo, notes: _Notes, begin: tuple[datetime, bool], until: datetime, path: tuple[int, ...]) -> Row:
     start, exact = begin
     end = max(step.finished_at or until, start)
     return Row(
@@ -177,7 +181,7 @@ def _row(step: StepInfo, notes: _Notes, begin: tuple[datetime, bool], until: dat
         parts=_parts(step, notes, start, end),
         failures=tuple(at for at, _ in notes.failures),
         attempts=len(notes.failures) + (step.status is not StepStatus.RETRYING),
-        depth=max(len(_path(step.id)) - 1, 0),
+        depth=max(len(path) - 1, 0),
         exact=exact,
         child=notes.child,
         error="" if step.error is None else str(step.error),
@@ -214,17 +218,18 @@ def _parts(step: StepInfo, notes: _Notes, start: datetime, end: datetime) -> tup
 def folded(rows: Sequence[Row], opened: str) -> list[Row]:
     """Return the rows with equal steps folded into one, except those whose group is `opened`; errors first."""
     groups: dict[tuple[str, str, str], list[Row]] = {}
+    named = Counter((row.name, row.kind) for row in rows)
     for row in rows:
         groups.setdefault(_group_of(row), []).append(row)
     found: list[Row] = []
     for key, members in groups.items():
         if len(members) <= FOLD:
-            found += members
+            found += [replace(row, alike=named[row.name, row.kind] > 1) for row in members]
             continue
         found.append(_fold(members))
         inside = sorted(members, key=lambda row: row.status not in ("failed", "retrying"))
         shown = inside if opened == group_id(key) else [row for row in inside if row.status == "failed"][:ERRORS_MAX]
-        found += [replace(row, inside=True) for row in shown]
+        found += [replace(row, inside=True, alike=True) for row in shown]
     return found
 
 

@@ -15,6 +15,7 @@ from perdure.errors import ConfigurationError
 from perdure.model.envelopes import unreadable
 
 Redact = Callable[[Any, str], Any]
+"""A function of `dashboard_app(redact=)` that takes a value and what it is, and returns what the dashboard shows."""
 
 HIDDEN = "•••"
 TEXT_MAX = 4_000  # characters of a text that are shown

@@ -1,59 +1,69 @@
 """The page of workers: who is alive, since when, and which workflows each one executes."""
 
-import json
-from datetime import datetime
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from perdure.dashboard.pages import Dashboard, Page, Visit
 from perdure.engine.worker.owners import is_backed_off, worker_of
-from perdure.engine.worker.stuck import is_live
-from perdure.model.records import ListInstancesOptions
-from perdure.model.states import WorkflowStatus
-from perdure.storage.contract import Storage
+from perdure.inspection import WorkerInfo, list_workers
+from perdure.model.administration import HeldLease
+from perdure.model.limits import PAGE_MAX
 
-RUNS_MAX = 200  # running runs whose workers are counted, those that were started last
+LEASES_MAX = PAGE_MAX  # leases that are read, those that expire first
+SHOWN = 10
 
 
-async def workers_of(storage: Storage, now: datetime) -> list[dict[str, Any]]:
-    """Return the workers with the age of their heartbeats."""
-    found = []
-    for worker in await storage.list_workers():
-        try:
-            about = json.loads(worker.info or b"{}")
-        except ValueError:
-            about = {}
-        known = about.get("workflows") if isinstance(about, dict) else None
-        found.append(
-            {
-                "id": worker.worker_id,
-                "started_at": worker.started_at,
-                "beat_at": worker.beat_at,
-                "alive": is_live(worker, now),
-                "lease_sec": about.get("lease_sec") if isinstance(about, dict) else None,
-                "workflows": known if isinstance(known, list) else None,
-            }
-        )
-    return found
+async def workers_of(dashboard: Dashboard) -> list[dict[str, Any]]:
+    """Return the workers with the age of their heartbeats, and what they hold."""
+    held, _ = await held_by(dashboard)
+    return [_entry(worker, held) for worker in await list_workers(dashboard.client)]
+
+
+def _entry(worker: WorkerInfo, held: Mapping[str, Sequence[HeldLease]]) -> dict[str, Any]:
+    return {
+        "id": worker.id,
+        "started_at": worker.started_at,
+        "beat_at": worker.beat_at,
+        "alive": worker.is_live,
+        "lease_sec": worker.lease_sec,
+        "workflows": worker.workflows,
+        **lease_facts(held.get(worker.id, ())),
+    }
+
+
+async def held_by(dashboard: Dashboard) -> tuple[dict[str, list[HeldLease]], bool]:
+    """Return the leases of each worker, and whether there are more than were read."""
+    administration = dashboard.administration
+    if administration is None:
+        return {}, False
+    found = await administration.surveys.list_leases(LEASES_MAX)
+    leases: dict[str, list[HeldLease]] = {}
+    for lease in found:
+        if not is_backed_off(lease.locked_by):
+            leases.setdefault(worker_of(lease.locked_by), []).append(lease)
+    return leases, len(found) == LEASES_MAX
+
+
+def lease_facts(leases: Sequence[HeldLease]) -> dict[str, Any]:
+    """Return how many runs a worker holds, since when the oldest of them, and some of their ids."""
+    since = [lease.locked_at for lease in leases if lease.locked_at is not None]
+    return {
+        "leases": len(leases),
+        "oldest_lease_at": min(since, default=None),
+        "runs": [{"id": lease.instance_id, "workflow": lease.workflow_name} for lease in leases[:SHOWN]],
+    }
 
 
 async def workers(dashboard: Dashboard, visit: Visit) -> Page:
     """Return the page of workers."""
-    storage = dashboard.storage
-    found = await workers_of(storage, visit.now)
-    page = await storage.list_instances(
-        ListInstancesOptions(limit=RUNS_MAX, status_filter=WorkflowStatus.RUNNING, payloads=False)
-    )
-    runs: dict[str, list[dict[str, Any]]] = {}
-    for row in page.instances:
-        if row.locked_by is not None and not is_backed_off(row.locked_by):
-            entry = {"id": row.instance_id, "workflow": row.workflow_name, "lease_expires_at": row.lock_expires_at}
-            runs.setdefault(worker_of(row.locked_by), []).append(entry)
-    known = {each["id"] for each in found}
+    held, more = await held_by(dashboard)
+    found = await list_workers(dashboard.client)
+    known = {worker.id for worker in found}
     document: dict[str, Any] = {
-        "workers": [{**each, "runs": runs.get(each["id"], [])} for each in found],
-        "gone": [{"id": name, "runs": held} for name, held in runs.items() if name not in known],
-        "runs_read": len(page.instances),
-        "more": page.has_more,
+        "workers": [_entry(worker, held) for worker in found],
+        "gone": [{"id": name, **lease_facts(leases)} for name, leases in held.items() if name not in known],
+        "leases_read": LEASES_MAX,
+        "more": more,
     }
-    marker = [(each["id"], each["alive"], [run["id"] for run in each["runs"]]) for each in document["workers"]]
+    marker = [[each["id"], each.get("alive"), each["runs"]] for each in (*document["workers"], *document["gone"])]
     return Page("workers.html", "Workers", document, marker=marker)

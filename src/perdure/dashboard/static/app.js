@@ -55,7 +55,9 @@
         }
         if (old.innerHTML === fresh.innerHTML && old.className === fresh.className) continue;
         const focused = old.contains(document.activeElement) && document.activeElement.getAttribute("href");
+        const scrolled = $$('[tabindex="0"]', old).map((each) => [each.scrollLeft, each.scrollTop]);
         old.replaceWith(fresh);
+        $$('[tabindex="0"]', fresh).forEach((each, n) => each.scrollTo(...scrolled[n] || [0, 0]));
         if (focused) $('[href="' + CSS.escape(focused) + '"]', fresh)?.focus();
       }
       body.dataset.updates = 1 + (+body.dataset.updates || 0);
@@ -142,7 +144,7 @@
       if (event.key === "Escape") event.target.blur();
       return;
     }
-    const go = before === "g" ? {o: "/", l: "/runs", w: "/workers"}[event.key] : null;
+    const go = before === "g" ? {o: "/", l: "/runs", w: "/workers", a: "/audit"}[event.key] : null;
     before = event.key;
     if (go) { location.assign(root + go); return; }
     if (event.key === "/") { event.preventDefault(); $("#q").focus(); $("#q").select(); }
