@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 from perdure.cli.main import run
 
 ROOT = Path(__file__).parents[2]
@@ -89,3 +91,17 @@ async def line_with(stream: asyncio.StreamReader | None, text: str) -> str:
             if text in seen[-1]:
                 return seen[-1]
     raise AssertionError(f"{text!r} is not in:\n" + "".join(seen))
+
+
+async def runs_page(command: str, folder: Path) -> str:
+    """Run a command that serves the dashboard as it was printed, on a free port, and return its page of runs."""
+    process = await asyncio.create_subprocess_shell(
+        f"exec {command} --port 0 --log-level INFO", cwd=folder, env=environment(folder), stderr=subprocess.PIPE
+    )
+    try:
+        url = (await line_with(process.stderr, "the dashboard listens on")).split()[-1]
+        async with httpx.AsyncClient(timeout=60, headers={"Accept": "text/html"}) as http:
+            return (await http.get(f"{url}/runs")).text
+    finally:
+        process.terminate()
+        await process.communicate()

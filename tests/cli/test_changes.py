@@ -31,7 +31,16 @@ async def test_run_is_started_by_name_and_released_by_an_event(database: Databas
         done = await cli("start", "cli.pack", "-i", '{"order_id": "A-1"}', "--wait", "-o", "json", *url)
         assert done.json["result"] == 3
         failed = await cli("start", "cli.order", "-i", '{"order_id": "A", "amount": -1}', "--wait", *url, code=1)
-        assert "failed" in failed.err
+        assert ("failed" in failed.err, failed.out) == (True, "")
+
+
+async def test_unknown_workflow_is_answered_with_the_names_of_the_user_only(file: Database, cli: Cli) -> None:
+    url = ("--database", file.url)
+    async with App(file.url, workflows=[order]):
+        await order.options(id="order-1", after=3600).start("A-1")
+    await cli("cancel", "--filter", "workflow:cli.order", "--reason", "test", "--yes", *url)  # a run of `perdure.bulk`
+    assert "perdure.bulk" in (await cli("sql", "SELECT DISTINCT workflow_name FROM workflow_instances", *url)).out
+    assert (await cli("start", "nope", *url, code=3)).err.endswith("known are: cli.order\n")
 
 
 async def test_start_without_the_code_is_checked_by_the_worker(file: Database, cli: Cli) -> None:
@@ -110,8 +119,12 @@ async def test_runs_are_changed_by_filter_after_a_dry_run(file: Database, cli: C
         refused = await cli(*bulk, *url, code=2)
         assert "cancel 3 runs: add --yes" in refused.err
         done = await cli(*bulk, "--yes", "-o", "json", *url)
-        assert done.json == {"action": "cancel", "done": 3, "skipped": 0, "failed": {}, "dry_run": False}
+        expected = {"action": "cancel", "done": 3, "skipped": 0, "failed": {}, "failed_count": 0, "dry_run": False}
+        assert done.json == {**expected, "run": done.json["run"]}
+        shown = await cli("show", done.json["run"], "-o", "json", *url)
+        assert shown.json["state"] == {**shown.json["state"], "action": "cancel", "found": 3, "done": 3}
         assert await app.runs(workflow="cli.listener", status="running").count() == 1
+        assert (await cli("retry", "--filter", "state:failed", *url)).out == "no runs to retry match the filter\n"
         await cli("cancel", "--filter", "", "--yes", *url, code=2)
         await cli("cancel", *url, code=2)
         await cli("cancel", "o-1", "--dry-run", *url, code=2)
@@ -145,6 +158,28 @@ async def test_old_data_is_deleted_after_a_dry_run(file: Database, cli: Cli) -> 
     await cli("show", "o-1", *url, code=3)
     assert "say what to delete" in (await cli("cleanup", *url, code=2)).err
     assert "above 0" in (await cli("cleanup", "--finished", "0s", *url, code=2)).err
+
+
+async def test_cleanup_recognises_duplicates_for_as_long_as_it_is_told(file: Database, cli: Cli) -> None:
+    url = ("--database", file.url)
+    short = ("cleanup", "--messages", "0.000001s", *url)
+
+    async def stored() -> int:
+        """Send the event, and return how many messages there are."""
+        async with Client(file.url) as client:
+            await client.send_event("paid", 1, source="bank", id="e-1")
+            return len(await client._storage.get_pending_channel_messages("paid"))
+
+    assert await stored() == 1
+    assert (await cli(*short)).out.startswith("deleted 0 runs, 1 messages")
+    assert await stored() == 0
+    await cli(*short, "--message-ids", "0.000001s")
+    assert await stored() == 1
+    assert (
+        "--message-ids needs --messages"
+        in (await cli("cleanup", "--finished", "1d", "--message-ids", "1d", *url, code=2)).err
+    )
+    assert "above 0" in (await cli(*short, "--message-ids", "0s", code=2)).err
 
 
 async def test_parked_events_are_listed_and_published_again(file: Database, cli: Cli) -> None:

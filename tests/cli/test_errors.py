@@ -1,15 +1,22 @@
 """Exit codes and messages of mistakes: one line, no traceback, no password."""
 
 import re
+import sqlite3
+import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from perdure.cli.exits import problem_of
 from perdure.cli.main import run
 from perdure.cli.settings import database_url
+from perdure.error_pages import page_address
+from perdure.errors import DatabaseUnavailableError
+from perdure.storage.migrations.files import up_statements
 from perdure.storage.stores import open_storage
-from tests.cli.programs import Cli
+from tests.cli.programs import COMMAND, Cli, environment
 from tests.support.storages import Database
 
 PASSWORD = "s3cr3t-passw0rd"
@@ -39,7 +46,7 @@ PASSWORD = "s3cr3t-passw0rd"
         (["cancel", "nope"], 3, "run 'nope' does not exist"),
         (["retry", "nope"], 3, "run 'nope' does not exist"),
         (["send", "paid", "{}", "--to", "nope"], 3, "run 'nope' does not exist"),
-        (["send", "paid", "not json"], 2, "DATA is no JSON"),
+        (["send", "paid", "not json"], 2, "write a text in both quotes, '\"text\"'"),
         (["start", "nope"], 3, "workflow 'nope' is unknown"),
         (["start", "nope", "--app", "no_such_module"], 2, "module 'no_such_module' does not exist"),
         (["worker", "tests.cli.shop:nope"], 2, "has no 'nope'; its Apps are: none"),
@@ -47,6 +54,12 @@ PASSWORD = "s3cr3t-passw0rd"
         (["worker"], 2, "name the app"),
         (["serve"], 2, "name the app: perdure serve module:app"),
         (["serve", "tests.cli.shop", "--port", "99999"], 2, "--port must be 0 to 65535"),
+        (
+            ["serve", "tests.cli.shop", "--host", "0.0.0.0"],
+            2,
+            "the HTTP API, which has no token: set PERDURE_TOKEN",
+        ),
+        (["dashboard", "--host", "0.0.0.0"], 2, "the dashboard, which has no token: set PERDURE_TOKEN"),
         (["relay"], 2, "name the broker: --publisher"),
         (["relay", "--publisher", "gopher://x"], 2, "has an unknown scheme: use one of http://"),
         (["worker", "tests.cli.shop", "--log-level", "LOUD"], 2, "--log-level must be"),
@@ -93,7 +106,7 @@ async def test_database_that_cannot_be_opened(cli: Cli, tmp_path: Path, url: str
         assert message in done.err
         assert PASSWORD not in done.out + done.err
     problem = (await cli("runs", "--database", url, "-o", "json", code=code)).problem
-    assert problem == {**problem, "exit_code": code}
+    assert problem == {**problem, "exit_code": code, "type": page_address(problem["code"])}
     assert list(problem) == ["type", "title", "detail", "code", "exit_code"]
     assert list(tmp_path.iterdir()) == []  # nothing was created
 
@@ -104,12 +117,70 @@ async def test_database_is_never_migrated_unasked(cli: Cli, tmp_path: Path, monk
     for command in (["runs"], ["start", "order"], ["send", "paid", "1"], ["cancel", "x"], ["sql", "select 1"]):
         done = await cli(*command, code=0 if command[0] == "sql" else 4)
         assert command[0] == "sql" or "`perdure migrate up`" in done.err
+    assert "has no tables of perdure" in (await cli("runs", code=4)).err
     assert (await cli("migrate", "status", code=1)).err.endswith("migrations are pending: run `perdure migrate up`\n")
     checks = (await cli("doctor", "-o", "json", code=1)).json["checks"]
     assert checks[-1] == {**checks[-1], "check": "migrations", "state": "problem", "advice": "perdure migrate up"}
     assert re.match(r"applied \d\d migrations to the sqlite database", (await cli("migrate", "up")).out)
     assert (await cli("migrate", "up", "-o", "json")).json == {"applied": [], "dialect": "sqlite"}
     await cli("runs")
+
+
+async def test_doctor_advises_about_a_file_not_about_a_server(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "text.db").write_text("no database" * 100)
+    found = (await cli("doctor", "-o", "json", "--database", "sqlite:///text.db", code=4)).json["checks"][-1]
+    assert found == {**found, "check": "database", "state": "problem"}
+    assert "the rights on the file" in found["advice"]
+    text = (await cli("doctor", "--database", "sqlite:///text.db", code=4)).out
+    assert text.endswith(f"\n\ndatabase: {found['found']}\n  {found['advice']}\n")  # whole lines, however wide
+
+
+async def test_database_of_an_earlier_version_says_what_to_run(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DATABASE_URL", "sqlite:///shop.db")
+    *earlier, last = up_statements("sqlite")
+    with closing(sqlite3.connect("shop.db")) as database:  # as dbmate applies them
+        for version, statements in earlier:
+            for statement in statements:
+                database.execute(statement)
+            database.execute("CREATE TABLE IF NOT EXISTS schema_migrations (version varchar(128) PRIMARY KEY)")
+            database.execute("INSERT INTO schema_migrations VALUES (?)", (version,))
+        database.commit()
+    for command in ("runs", "show x", "why x", "dashboard", "cancel x", "start order"):
+        problem = (await cli(*command.split(), code=4)).err
+        assert f"the first is {last[0]}" in problem
+        assert "`perdure migrate up`" in problem
+    status = await cli("migrate", "status", code=1)
+    assert re.search(rf"^{last[0]} +pending$", status.out, re.MULTILINE)
+    assert status.err == "1 migration is pending: run `perdure migrate up`\n"
+    assert f"1 pending, the first is {last[0]}" in (await cli("doctor", code=1)).out
+    assert (await cli("migrate", "up")).out == "applied 1 migration to the sqlite database\n"
+    assert (await cli("runs")).err == "no runs match\n"
+
+
+def test_disk_without_space_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "shop.db").touch()
+    done = subprocess.run(
+        ["bash", "-c", 'ulimit -f 8; exec "$@"', "bash", *COMMAND, "migrate", "up"],
+        cwd=tmp_path,
+        env=environment(tmp_path, DATABASE_URL="sqlite:///shop.db"),
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 4
+    assert re.search(r"The disk may be full or broken \(SQLITE_IOERR_\w+\): see `df -h`", done.stderr)
+
+
+def test_full_disk_says_to_free_space() -> None:
+    with closing(sqlite3.connect(":memory:")) as database:
+        database.execute("PRAGMA max_page_count = 1")
+        with pytest.raises(sqlite3.OperationalError) as full:
+            database.executescript("CREATE TABLE a (b); CREATE TABLE c (d)")
+    error = DatabaseUnavailableError("SQLite cannot use the file: database or disk is full; nothing was written")
+    error.__cause__ = full.value
+    advice = "The disk of the database is full: free some space, then run the command again"
+    assert problem_of(error).detail == f"{error}. {advice}"
 
 
 async def test_migrations_are_printed_without_a_database(cli: Cli, tmp_path: Path) -> None:

@@ -6,10 +6,12 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from perdure.cli.commands.runs import COLUMNS as RUN_COLUMNS
 from perdure.cli.exits import UsageError
 from perdure.cli.options import Common
 from perdure.cli.output import Column, Output
 from perdure.inspection.documents import plain, stamp
+from perdure.model.envelopes import Unreadable
 
 
 class Terminal(io.StringIO):
@@ -37,6 +39,51 @@ def test_table_is_cut_to_the_terminal_and_ids_stay_whole(monkeypatch: pytest.Mon
     assert len(lines) == 2
     assert lines[1].startswith(ROWS[0]["id"])  # type: ignore[arg-type]
     assert max(map(len, lines)) <= max(width, len(str(ROWS[0]["id"])))
+
+
+RUN = {
+    "id": "0199a6c1-0000-7000-8000-000000000001",
+    "workflow": "order",
+    "status": "waiting_for_event",
+    "stuck": None,
+    "error": None,
+    "worker": None,
+    "waiting_for": [{"kind": "event", "name": "order.approved.by.two.people", "until": None}],
+}
+
+
+@pytest.mark.parametrize(
+    ("width", "titles", "started"),
+    [
+        (150, "ID WORKFLOW STATUS STARTED UPDATED DOING", None),
+        (110, "ID WORKFLOW STATUS STARTED UPDATED DOING", "30 min ago"),
+        (90, "ID WORKFLOW STATUS STARTED DOING", "30 min ago"),
+        (72, "ID WORKFLOW STATUS STARTED", "30 min ago"),
+        (60, "ID STATUS STARTED", "30 min ago"),
+    ],
+)
+def test_narrow_table_keeps_id_state_and_age(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    width: int,
+    titles: str,
+    started: str | None,
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("NO_COLOR", "1")
+    stream, output = Terminal(), printed(Terminal())
+    output.stream = stream
+    moment = stamp(output.now - timedelta(minutes=30))
+    output.listing("runs", [{**RUN, "started_at": moment, "updated_at": moment}], RUN_COLUMNS)
+    head, row = stream.getvalue().splitlines()
+    assert head.split() == titles.split()
+    assert max(len(head), len(row)) <= width
+    assert row.startswith(RUN["id"])  # type: ignore[arg-type]
+    assert ("waiting_for_event" if started is None else " waiting ") in row
+    assert (started or str(output.time(moment))) in row
+    left_out = [each for each in ("workflow", "updated", "doing") if each.upper() not in titles]
+    expected = f"columns left out in this narrow terminal: {', '.join(left_out)}\n" if left_out else ""
+    assert capsys.readouterr().err == expected
 
 
 def test_table_is_whole_without_a_terminal() -> None:
@@ -85,6 +132,7 @@ def test_values_without_json_form_are_described() -> None:
         "a": ["AA==", [1.5], "2026-01-01T00:00:00Z"],
         "b": "<class 'object'>",
     }
+    assert plain({"*": Unreadable("encrypted with key 'k1'")}) == {"*": "<encrypted with key 'k1'>"}
 
 
 def test_unknown_field_is_refused() -> None:

@@ -1,19 +1,22 @@
 """The program as a process: start, signals, pipes, terminals, workers."""
 
 import asyncio
+import json
 import os
 import pty
 import signal
+import socket
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
+import httpx
 import pytest
 
 from perdure import Client
-from tests.cli.programs import COMMAND, begin, environment, line_with, program
+from tests.cli.programs import COMMAND, ROOT, begin, environment, line_with, program, runs_page
 from tests.cli.test_reading import fill
-from tests.engine.waiting import until
 from tests.support.storages import Database
 
 APP = """
@@ -173,28 +176,41 @@ async def test_command_runs_until_a_signal(tmp_path: Path, command: list[str], s
     try:
         await line_with(process.stderr, says)
         process.send_signal(signal.SIGTERM)
-        await asyncio.wait_for(process.communicate(), 60)
+        out, log = await asyncio.wait_for(process.communicate(), 60)
         assert process.returncode == 0
+        assert b"uvicorn" not in log
+        assert b":0/" not in out, "a command says on which port it listens"
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
 
 
-async def test_dev_restarts_the_worker_when_a_file_changes(tmp_path: Path) -> None:
+ANY_PORT = ("--port", "0", "--dashboard-port", "0")
+
+
+async def test_dev_serves_everything_and_restarts_when_a_file_changes(tmp_path: Path) -> None:
     module = tmp_path / "shop.py"
     module.write_text(APP)
     (tmp_path / "pyproject.toml").write_text('[tool.perdure]\napp = "shop:app"\n')
-    dev = await begin(tmp_path, "dev")
+    dev = await begin(tmp_path, "dev", *ANY_PORT)
     try:
-        await line_with(dev.stderr, "started")
-        module.write_text("broken(\n")
-        await line_with(dev.stderr, "starts again when a source file changes")
-        module.write_text(APP.replace('"one"', '"two"'))
-        await line_with(dev.stderr, "started")
-        async with Client(f"sqlite:///{tmp_path}/shop.db") as client:
-            await until(lambda: _is_served(client))
-        assert program(tmp_path, "start", "cli.versioned", "--wait").out == "two\n"
+        api = (await line_with(dev.stderr, "HTTP API")).split()[-1]
+        pages = (await line_with(dev.stderr, "dashboard")).split()[-1]
+        async with httpx.AsyncClient(timeout=60, headers={"Accept": "text/html"}) as http:
+            assert "Overview" in (await http.get(pages)).text
+            module.write_text("def broken(:\n")
+            await line_with(dev.stderr, "def broken(:")  # the line and its place
+            await line_with(dev.stderr, "starts again when a source file changes")
+            module.write_text(APP.replace('"one"', '"two"'))
+            await line_with(dev.stderr, "restarting")
+            started = await http.post(
+                f"{api}v1/workflows/cli.versioned/runs", json={"id": "v-1"}
+            )  # waits for the restart
+            assert started.status_code == 202, started.text
+            async with Client(f"sqlite:///{tmp_path}/shop.db") as client:
+                assert await client.get("v-1").result(60) == "two"
+            assert "v-1" in (await http.get(f"{pages}runs")).text
         dev.send_signal(signal.SIGINT)
         await asyncio.wait_for(dev.communicate(), 60)
         assert dev.returncode == 0
@@ -204,6 +220,58 @@ async def test_dev_restarts_the_worker_when_a_file_changes(tmp_path: Path) -> No
         if dev.returncode is None:
             dev.send_signal(signal.SIGTERM)
             await dev.wait()
+
+
+@pytest.mark.parametrize("command", [["serve", "shop:app"], ["dashboard"]], ids=["serve", "dashboard"])
+def test_server_says_which_port_is_in_use(tmp_path: Path, command: list[str]) -> None:
+    (tmp_path / "shop.py").write_text(APP)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        done = program(tmp_path, *command, "--port", port, "--database", "sqlite:///shop.db", code=2)
+    assert f"cannot use port {port} of 127.0.0.1" in done.err
+    assert done.out == ""
+
+
+@pytest.mark.parametrize("option", ["--port", "--dashboard-port"])
+def test_dev_says_which_port_is_in_use(tmp_path: Path, option: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        ports = {"--port": "0", "--dashboard-port": "0", option: port}
+        done = program(tmp_path, "dev", "shop:app", *(each for pair in ports.items() for each in pair), code=2)
+    assert f"cannot use port {port} of 127.0.0.1" in done.err
+    assert option in done.err
+    assert done.err.count("\n") == 1
+
+
+def test_dev_for_other_machines_needs_a_token(tmp_path: Path) -> None:
+    assert "set PERDURE_TOKEN" in program(tmp_path, "dev", "shop:app", "--host", "0.0.0.0", *ANY_PORT, code=2).err
+
+
+async def test_dev_without_the_extras_is_a_worker_and_says_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(APP)
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\n"
+        "class Missing:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name in ('starlette', 'jinja2'):\n"
+        "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
+        "sys.meta_path.insert(0, Missing())\n"
+    )
+    path = f"{tmp_path}{os.pathsep}{ROOT / 'src'}"
+    dev = await begin(tmp_path, "dev", "shop:app", PYTHONPATH=path)
+    try:
+        assert 'pip install "perdure[http]"' in await line_with(dev.stderr, "HTTP API")
+        assert 'pip install "perdure[dashboard]"' in await line_with(dev.stderr, "dashboard")
+        await line_with(dev.stderr, "started")
+        dev.send_signal(signal.SIGINT)
+        await asyncio.wait_for(dev.communicate(), 60)
+        assert dev.returncode == 0
+    finally:
+        if dev.returncode is None:
+            dev.send_signal(signal.SIGTERM)
+            await dev.wait()
+    missing = program(tmp_path, "dashboard", "--database", "sqlite:///shop.db", code=1, PYTHONPATH=path)
+    assert 'pip install "perdure[dashboard]"' in missing.err
 
 
 async def _is_served(client: Client) -> bool:
@@ -229,10 +297,44 @@ def test_new_project_has_a_test_that_passes(tmp_path: Path) -> None:
     assert "1 passed" in tests.stdout, tests.stdout + tests.stderr
 
 
-def test_demo_shows_that_nothing_is_lost(tmp_path: Path) -> None:
-    done = program(tmp_path, "demo", "--orders", "4", "-o", "json")
-    assert done.json == {**done.json, "orders": 4, "is_right": True}
-    assert "kill -9" in done.err
+@pytest.mark.parametrize(
+    ("recorded", "source"),
+    [
+        (None, ""),  # from a package index
+        ({"url": "file:///home/ada/perdure", "dir_info": {"editable": True}}, " @ file:///home/ada/perdure"),
+        (
+            {"url": "https://github.com/perdure/perdure", "vcs_info": {"vcs": "git", "commit_id": "7934fb0"}},
+            " @ git+https://github.com/perdure/perdure@7934fb0",
+        ),
+    ],
+)
+def test_new_project_installs_perdure_from_where_this_one_came(
+    tmp_path: Path, recorded: dict[str, object] | None, source: str
+) -> None:
+    info = tmp_path / "first" / "perdure-0.1.0.dist-info"  # is found before the one of this environment
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: perdure\nVersion: 0.1.0\n", "utf-8")
+    if recorded is not None:
+        (info / "direct_url.json").write_text(json.dumps(recorded), "utf-8")
+    program(tmp_path, "init", "my-shop", PYTHONPATH=str(info.parent))
+    readme, project = ((tmp_path / "my-shop" / name).read_text("utf-8") for name in ("README.md", "pyproject.toml"))
+    assert f'pip install "perdure[cli,dashboard,testing]{source}"\n' in readme
+    parsed = tomllib.loads(project)
+    assert parsed["project"]["dependencies"] == [f"perdure[cli,dashboard]{source}"]
+    assert parsed["dependency-groups"]["dev"] == [f"perdure[testing]{source}"]
+
+
+async def test_demo_ends_with_the_command_that_shows_its_runs(tmp_path: Path) -> None:
+    done = program(tmp_path, "demo", "--orders", "4", TMPDIR=str(tmp_path))
+    assert "kill -9" in done.out
+    assert "4 of 4 orders completed; each step is recorded exactly once" in done.out
+    assert "demo-" in await runs_page(done.out.splitlines()[-1].removeprefix("look "), tmp_path)
+
+
+def test_demo_prints_json(tmp_path: Path) -> None:
+    done = program(tmp_path, "demo", "--orders", "2", "-o", "json", TMPDIR=str(tmp_path))
+    assert done.json == {**done.json, "orders": 2, "is_right": True}
+    assert "dashboard --app perdure.cli.demonstration --database sqlite:///" in done.json["dashboard"]
 
 
 def test_bench_measures_in_a_file_of_its_own(tmp_path: Path) -> None:

@@ -28,7 +28,9 @@ async def fill(database: Database) -> None:
         await until_unpaid(waiting)
 
 
-async def test_runs_are_listed_shown_explained_and_traced(database: Database, cli: Cli) -> None:
+async def test_runs_are_listed_shown_explained_and_traced(
+    database: Database, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await fill(database)
     url = ("--database", database.url)
 
@@ -46,7 +48,14 @@ async def test_runs_are_listed_shown_explained_and_traced(database: Database, cl
     assert (await cli("runs", "--workflow", "cli.order", "--count", *url)).out == "2\n"
     assert (await cli("runs", "started:>1h", *url)).err == "no runs match\n"
 
+    monkeypatch.setattr("perdure.cli.commands.runs.COUNT_MAX", 1)
+    assert (await cli("runs", "--workflow", "cli.order", "--count", *url)).out == "more than 1\n"
+    assert (await cli("runs", "--count", "-o", "json", *url)).json == {"count": 1, "is_exact": False}
+    assert (await cli("runs", "state:failed", "--count", "-o", "json", *url)).json == {"count": 1, "is_exact": True}
+
     page = (await cli("runs", "--limit", "2", "-o", "json", *url)).json
+    noted = (await cli("runs", "--limit", "2", *url)).err
+    assert f"--after '{page['next']}'\n" in noted  # a token has characters that a shell would interpret
     rest = (await cli("runs", "--limit", "2", "--after", page["next"], "-o", "json", *url)).json
     assert [run["id"] for run in page["runs"] + rest["runs"]] == [run["id"] for run in found["runs"]]
 

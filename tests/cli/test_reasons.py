@@ -49,7 +49,13 @@ WAITING = replace(RUN, status=WorkflowStatus.WAITING_FOR_MESSAGE)
             replace(RUN, attempts=4, stuck=StuckInfo("ValueError: bad", before(hours=2), before(seconds=-30))),
             [WORKER],
             "stuck",
-            ["stuck for 2 h: 4 tries", "ValueError: bad", "retries it in 30 s"],
+            ["stuck for 2 h: 4 tries", "ValueError: bad", "A worker retries it in 30 s. It continues"],
+        ),
+        (
+            replace(RUN, attempts=4, stuck=StuckInfo("ValueError: bad", before(hours=2), before(seconds=30))),
+            [],
+            "stuck",
+            ["It has been due for a retry for 30 s: is a worker running?"],
         ),
         (
             replace(WAITING, waiting_for=(WaitInfo(WaitKind.EVENT, "paid", before(minutes=-59)),)),
@@ -61,7 +67,7 @@ WAITING = replace(RUN, status=WorkflowStatus.WAITING_FOR_MESSAGE)
             replace(WAITING, waiting_for=(WaitInfo(WaitKind.TIMER, "2:timer", before(minutes=2)),)),
             [],
             "waiting",
-            ["the timer 2:timer, which fires 2 min ago", "That was due 2 min ago: is a worker running?"],
+            ["the timer 2:timer, due 2 min ago", "That was due 2 min ago: is a worker running?"],
         ),
         (
             replace(WAITING, waiting_for=(WaitInfo(WaitKind.CHILD, "pack"), WaitInfo(WaitKind.CHANNEL, "news"))),

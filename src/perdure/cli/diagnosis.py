@@ -56,6 +56,8 @@ async def diagnose(url: Secret) -> tuple[list[Check], bool]:
         pending = await migration_status(url)
     except PerdureError as error:
         advice = "check the URL, the network and the password, and whether the server runs"
+        if dialect == "sqlite":
+            advice = "check the path, the rights on the file and its folder, and the free space of the disk"
         return [*checks, Check("database", "problem", str(error), advice)], False
     checks.append(_migrations(pending))
     if pending:

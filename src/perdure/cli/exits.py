@@ -1,9 +1,11 @@
 """Exit codes, and the errors that lead to them."""
 
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
+from perdure.cli.extras import extra_with, installation
 from perdure.errors import (
     ConfigurationError,
     DatabaseUnavailableError,
@@ -79,9 +81,23 @@ def problem_of(error: Exception) -> Problem:
         return Problem(error.exit_code, error.code, title, str(error))
     if isinstance(error, PerdureError):
         found = next((code for kind, code in _EXITS if isinstance(error, kind)), FAILED)
-        return Problem(found, error.code, title, str(error))
+        return Problem(found, error.code, title, str(error) + _disk_advice(error))
+    missing = error.__cause__ if isinstance(error.__cause__, ImportError) else error  # of a command's module
+    if isinstance(missing, ImportError) and (extra := extra_with(missing.name)) is not None:
+        detail = f"this command needs the package {missing.name}, which is not installed: {installation(extra)}"
+        return Problem(FAILED, "cli.missing_extra", title, detail)
     detail = f"unexpected {title}: {error}; --debug shows the traceback"
     return Problem(FAILED, "cli.unexpected", title, detail)
+
+
+def _disk_advice(error: PerdureError) -> str:
+    """Return what to do about an error of the disk below SQLite; nothing for other errors."""
+    name = error.__cause__.sqlite_errorname if isinstance(error.__cause__, sqlite3.OperationalError) else ""
+    if name == "SQLITE_FULL":
+        return ". The disk of the database is full: free some space, then run the command again"
+    if name.startswith("SQLITE_IOERR"):
+        return f". The disk may be full or broken ({name}): see `df -h` and the system log, then run the command again"
+    return ""
 
 
 @contextmanager

@@ -18,9 +18,7 @@ def json_value(given: str, what: str) -> Any:
     try:
         return json.loads(text)
     except ValueError as error:
-        raise UsageError(
-            f"{what} is no JSON ({error}): for a text write {json.dumps(json.dumps('text'))[1:-1]}"
-        ) from error
+        raise UsageError(f"{what} is no JSON ({error}): write a text in both quotes, '\"text\"'") from error
 
 
 def json_object(given: str, what: str) -> dict[str, Any]:

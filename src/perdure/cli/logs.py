@@ -22,4 +22,7 @@ def level_of(name: str) -> int:
 
 def start_logging(level: int) -> None:
     """Log to the standard error. This does nothing if the app has configured logging."""
+    if logging.getLogger().handlers:
+        return
     logging.basicConfig(level=level, format=FORMAT)
+    logging.getLogger("uvicorn.error").setLevel(max(level, logging.WARNING))  # its start and stop are logged with URLs

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from perdure.cli import exits
 from perdure.cli.table import COMMANDS, DEFAULTS, GROUPS
+from perdure.error_pages import page_address
 
 if TYPE_CHECKING:
     from cyclopts import App
@@ -108,7 +109,7 @@ def _report(error: Exception, arguments: Sequence[str]) -> int:
     found = exits.problem_of(error)
     if _asks_for_json(arguments):
         problem = {
-            "type": f"urn:perdure:{found.code}",
+            "type": page_address(found.code),
             "title": found.title,
             "detail": found.detail,
             "code": found.code,

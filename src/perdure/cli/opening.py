@@ -20,5 +20,7 @@ async def reading(common: Common) -> AsyncIterator[Client]:
 @asynccontextmanager
 async def writing(common: Common) -> AsyncIterator[Client]:
     """Open a client on a database that has all migrations."""
-    async with open_migrated(database_url(common)) as storage, Client(storage, codec=codec_of(common)) as client:
+    url = database_url(common)
+    async with open_migrated(url) as storage, Client(storage, codec=codec_of(common)) as client:
+        client.url = url  # a worker for an action on many runs needs connections of its own
         yield client

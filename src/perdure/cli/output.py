@@ -1,16 +1,18 @@
 """Printing results: tables for people, JSON for programs.
 
-Tables are made of the same documents that JSON prints. On a terminal they are cut to its width; ids never are. Control
+Tables are made of the same documents that JSON prints. On a terminal they are fitted to its width: texts are cut, times
+become relative, and then the least important columns are left out. Ids, states and times are never cut. Control
 characters in values are escaped, so that nothing a run stores can change the terminal.
 """
 
 import json
 import os
 import re
+import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
@@ -20,7 +22,7 @@ from perdure.inspection.documents import Document
 from perdure.inspection.reasons import ago, ahead
 
 GAP = "  "
-NARROW = 8  # columns are not cut below this width
+NARROW = 16  # columns are not cut below this width
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 _COLOURS = {"red": "31", "green": "32", "yellow": "33", "cyan": "36", "dim": "2", "bold": "1"}
 _STATUS_COLOURS = {
@@ -48,10 +50,17 @@ class Column:
     title: str
     text: Callable[["Output", Document], object] | None = None
     is_whole: bool = False  # never cut
+    short: Callable[["Output", Document], object] | None = None  # the text where there is little room
+    rank: int | None = None  # the column with the highest is left out first (default: 0 if whole, otherwise 1)
 
     def of(self, output: "Output", document: Document) -> str:
         value = document.get(self.title) if self.text is None else self.text(output, document)
         return output.cell(value)
+
+    @property
+    def weight(self) -> int:
+        """Return the rank."""
+        return self.rank if self.rank is not None else 0 if self.is_whole else 1
 
 
 class Output:
@@ -64,6 +73,7 @@ class Output:
         self._fields = None if common.fields is None else [each.strip() for each in common.fields.split(",")]
         self.is_coloured = is_coloured(self.stream)
         self.now = datetime.now(UTC)
+        self.left_out: list[str] = []  # columns for which the last table had no room
 
     @property
     def is_table(self) -> bool:
@@ -91,13 +101,16 @@ class Output:
         else:
             shown = columns if self._fields is None else [Column(each, is_whole=True) for each in self._fields]
             self.line(self.table(found, shown))
+            if self.left_out:
+                self.note(f"columns left out in this narrow terminal: {', '.join(self.left_out).lower()}")
         if next is not None and self.kind != "json":
-            self.note(f"there are more: add --after {next}")
+            self.note(f"there are more: add --after {shlex.quote(next)}")
 
-    def single(self, document: Document, text: Callable[[], str]) -> None:
-        """Print one object, or the text for people."""
+    def single(self, document: Document, text: Callable[[], str | None]) -> None:
+        """Print one object, or the text for people, if there is one."""
         if self.kind == "table" and self._fields is None:
-            self.line(text())
+            if (shown := text()) is not None:
+                self.line(shown)
         elif self.kind == "table":
             chosen = self._chosen(document)
             self.line(self.pairs([(name, self.cell(chosen[name])) for name in chosen]))
@@ -126,17 +139,28 @@ class Output:
     # Tables.
 
     def table(self, documents: Sequence[Document], columns: Sequence[Column]) -> str:
-        """Return a table; on a terminal, columns are cut to its width, and the last ones left out if need be."""
-        cells = [[column.of(self, each) for column in columns] for each in documents]
-        titles = [column.title.upper().replace("_", " ") for column in columns]
-        widths = [max(map(len, texts)) for texts in zip(titles, *cells, strict=True)]
-        if (limit := self.width()) is not None:
-            widths = _fitted(widths, [column.is_whole for column in columns], limit)
+        """Return a table, fitted to the width of the terminal if the output is one."""
+        shown, limit = list(columns), self.width()
+        while True:
+            cells = [[column.of(self, each) for column in shown] for each in documents]
+            widths = [max(map(len, texts)) for texts in zip(map(_title, shown), *cells, strict=True)]
+            if limit is None or _least(widths, shown) <= limit:
+                break
+            if any(each.short for each in shown):
+                shown = [each if each.short is None else replace(each, text=each.short, short=None) for each in shown]
+            elif len(shown) > 1:
+                shown.pop(max(range(1, len(shown)), key=lambda place: (shown[place].weight, place)))
+            else:
+                break
+        if limit is not None:
+            widths = _fitted(widths, shown, limit)
+        titles = [_title(each) for each in shown]
+        self.left_out = [title for title in map(_title, columns) if title not in titles]
         lines = [self._row(titles, widths, "bold"), *(self._row(row, widths) for row in cells)]
         return "\n".join(lines)
 
     def _row(self, cells: Sequence[str], widths: Sequence[int], colour: str | None = None) -> str:
-        shown = [_cut(cell, width).ljust(width) for cell, width in zip(cells, widths, strict=False)]
+        shown = [_cut(cell, width).ljust(width) for cell, width in zip(cells, widths, strict=True)]
         last = len(shown) - 1
         parts = [self.paint(each.rstrip() if place == last else each, colour) for place, each in enumerate(shown)]
         return GAP.join(parts).rstrip()
@@ -165,21 +189,27 @@ class Output:
             return text
         return f"\x1b[{_COLOURS[colour]}m{text}\x1b[0m"
 
-    def time(self, stamp: str | None) -> str | None:
-        """Return a time of a document as the options ask for."""
+    def time(self, stamp: str | None, kind: TimeKind | None = None) -> str | None:
+        """Return a time of a document, of a kind (default: as the options ask for)."""
         if stamp is None:
             return None
-        moment = datetime.fromisoformat(stamp)
-        if self._time == "relative":
+        moment, kind = datetime.fromisoformat(stamp), kind or self._time
+        if kind == "relative":
             return ahead(moment, self.now) if moment > self.now else ago(moment, self.now)
-        if self._time == "utc":
+        if kind == "utc":
             return moment.strftime("%Y-%m-%d %H:%M:%SZ")
         return moment.astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
-def times(name: str) -> Column:
-    """Return a column with a time."""
-    return Column(name.removesuffix("_at"), lambda output, document: output.time(document[name]))
+def times(name: str, *, title: str | None = None, rank: int = 1) -> Column:
+    """Return a column with a time, which is relative where there is little room: half a time would mislead."""
+    return Column(
+        title or name.removesuffix("_at"),
+        lambda output, document: output.time(document[name]),
+        is_whole=True,
+        short=lambda output, document: output.time(document[name], "relative"),
+        rank=rank,
+    )
 
 
 def escaped(text: str) -> str:
@@ -192,18 +222,25 @@ def is_coloured(stream: TextIO) -> bool:
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
-def _fitted(widths: list[int], whole: list[bool], limit: int) -> list[int]:
-    """Return the widths of the columns that fit into a line; ids stay whole, and the last columns may go."""
+def _title(column: Column) -> str:
+    return column.title.upper().replace("_", " ")
+
+
+def _least(widths: Sequence[int], columns: Sequence[Column]) -> int:
+    """Return the length of a line whose columns are cut as far as they may be."""
+    pairs = zip(widths, columns, strict=True)
+    return _length([width if each.is_whole else min(width, NARROW) for width, each in pairs])
+
+
+def _fitted(widths: list[int], columns: Sequence[Column], limit: int) -> list[int]:
+    """Return the widths of columns that are cut until they fit into a line; the widest are cut first."""
     widths = list(widths)
     while _length(widths) > limit:
-        able = [place for place, width in enumerate(widths) if not whole[place] and width > NARROW]
-        if able:
-            widest = max(able, key=lambda place: widths[place])
-            widths[widest] -= min(widths[widest] - NARROW, _length(widths) - limit, _lead(widths, able, widest))
-        elif len(widths) > 1:
-            widths.pop()
-        else:
+        able = [place for place, width in enumerate(widths) if not columns[place].is_whole and width > NARROW]
+        if not able:
             break
+        widest = max(able, key=lambda place: widths[place])
+        widths[widest] -= min(widths[widest] - NARROW, _length(widths) - limit, _lead(widths, able, widest))
     return widths
 
 

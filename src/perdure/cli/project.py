@@ -1,5 +1,9 @@
 """The files of the project that `perdure init` writes."""
 
+import json
+from importlib.metadata import Distribution, PackageNotFoundError
+from typing import Any
+
 WORKFLOWS = '''\
 """The workflows of the project, and the App whose worker executes them: `perdure worker`, or `perdure dev`."""
 
@@ -30,7 +34,7 @@ app = App(os.environ.get("PERDURE_URL", "sqlite:///__NAME__.db"))  # or postgres
 '''
 
 TESTS = '''\
-"""Tests in memory, where time jumps: `pip install "perdure[testing]"`, then `pytest`."""
+"""Tests in memory, where time jumps: `pytest`."""
 
 from workflows import charge, order
 
@@ -50,10 +54,10 @@ PYPROJECT = """\
 name = "__NAME__"
 version = "0.1.0"
 requires-python = ">=3.11"
-dependencies = ["perdure[cli]"]
+dependencies = ["perdure[cli,dashboard]__FROM__"]
 
 [dependency-groups]
-dev = ["perdure[testing]"]
+dev = ["perdure[testing]__FROM__"]
 
 [tool.perdure]
 app = "workflows:app"
@@ -66,19 +70,65 @@ asyncio_default_fixture_loop_scope = "function"
 README = """\
 # __NAME__
 
+An order that is charged, waits for an event and is shipped, as a durable workflow: `workflows.py`. Install perdure and
+run the test:
+
 ```
-perdure dev                                                                  # a worker that restarts on changes
-perdure start order --id order-A-1 --input '{"order_id": "A-1", "amount": 9.5}'   # in another terminal
+python3 -m venv .venv
+. .venv/bin/activate
+pip install "perdure[cli,dashboard,testing]__FROM__"
+pytest
+```
+
+Start everything in one process: a worker, the HTTP API and the dashboard, which restart when a file changes. It prints
+the address of the dashboard:
+
+```
+perdure dev
+```
+
+Then, in another terminal with the same environment:
+
+```
+perdure start order --id order-A-1 --input '{"order_id": "A-1", "amount": 9.5}'
 perdure why order-A-1
 perdure send packed '{"order_id": "A-1"}' --to order-A-1
 perdure trace order-A-1
-pytest
 ```
 """
 
-FILES = {"workflows.py": WORKFLOWS, "test_workflows.py": TESTS, "pyproject.toml": PYPROJECT, "README.md": README}
+IGNORED = """\
+.venv/
+__pycache__/
+*.db
+*.db-*
+"""
+
+FILES = {
+    "workflows.py": WORKFLOWS,
+    "test_workflows.py": TESTS,
+    "pyproject.toml": PYPROJECT,
+    "README.md": README,
+    ".gitignore": IGNORED,
+}
 
 
 def project_files(name: str) -> dict[str, str]:
     """Return the files of a new project by their names."""
-    return {file: text.replace("__NAME__", name) for file, text in FILES.items()}
+    origin = installed_from()
+    source = f" @ {origin}" if origin is not None else ""
+    return {file: text.replace("__NAME__", name).replace("__FROM__", source) for file, text in FILES.items()}
+
+
+def installed_from() -> str | None:
+    """Return where this perdure was installed from, as pip takes it; None if it came from a package index."""
+    try:
+        recorded = Distribution.from_name("perdure").read_text("direct_url.json")
+    except PackageNotFoundError:  # the sources are on the path, and nothing is installed
+        return None
+    if recorded is None:
+        return None
+    found: dict[str, Any] = json.loads(recorded)
+    if (version_control := found.get("vcs_info")) is not None:
+        return f"{version_control['vcs']}+{found['url']}@{version_control['commit_id']}"
+    return str(found["url"])

@@ -24,7 +24,7 @@ def database_url(common: Common) -> Secret:
             "no database is given: pass --database sqlite:///orders.db, set PERDURE_URL or DATABASE_URL, or write "
             'database = "…" under [tool.perdure] in pyproject.toml'
         )
-    return _plain(Secret(given))
+    return plain_url(Secret(given))
 
 
 def app_name(common: Common) -> str | None:
@@ -45,7 +45,8 @@ def _url_of_app(common: Common) -> str | None:
     return None if app is None else app.url or None
 
 
-def _plain(url: Secret) -> Secret:
+def plain_url(url: Secret) -> Secret:
+    """Return a URL with the scheme that perdure uses."""
     scheme, mark, rest = url.partition("://")
     plain = scheme.partition("+")[0].lower() if mark else scheme
     return Secret(f"{_SCHEMES.get(plain, plain)}{mark}{rest}")

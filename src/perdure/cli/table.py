@@ -98,6 +98,12 @@ COMMANDS = (
         "Print the migrations as SQL.",
         "perdure migrate dump-sql postgresql > schema.sql",
     ),
+    Command(
+        "copy",
+        "copy:copy",
+        "Move a whole database to another one, such as from SQLite to PostgreSQL.",
+        "perdure copy --from sqlite:///shop.db --to postgresql://localhost/shop",
+    ),
     Command("doctor", "doctor:doctor", "Check versions, settings and the health of the database.", "perdure doctor"),
     Command(
         "check-upgrade",
@@ -126,7 +132,12 @@ COMMANDS = (
         "Publish the outbox until SIGTERM or Ctrl-C.",
         "perdure relay --publisher nats://localhost?subject=shop.{type}",
     ),
-    Command("dev", "dev:dev", "Run a worker that restarts when source files change.", "perdure dev shop.workflows:app"),
+    Command(
+        "dev",
+        "dev:dev",
+        "Run a worker, the HTTP API and the dashboard, and restart them when source files change.",
+        "perdure dev shop.workflows:app",
+    ),
     Command("init", "init:init", "Create a small project with a workflow, a worker and a test.", "perdure init shop"),
     Command("demo", "demo:demo", "Kill a worker and watch another one resume its runs.", "perdure demo"),
     Command(

@@ -1,6 +1,9 @@
 """Runs, steps and the rest as JSON objects: the stable form that `-o json` prints, which docs/cli.md describes.
 
 Fields are added, never renamed or removed. Times are ISO 8601 in UTC.
+
+The documents of `perdure.http` have the same fields, but are encoded by the type hints of the workflows, and described
+by OpenAPI. Here no code of workflows is needed, and all times have the same length.
 """
 
 import base64
@@ -16,6 +19,7 @@ from perdure.errors import SerializationError
 from perdure.inspection.schedules import ScheduleInfo
 from perdure.inspection.trees import RunTree
 from perdure.inspection.workers import WorkerInfo
+from perdure.model.envelopes import Unreadable
 from perdure.model.records import OutboxEvent
 
 Document = dict[str, Any]
@@ -138,11 +142,13 @@ def stamp(moment: datetime | None) -> str | None:
 
 
 def plain(value: object) -> Any:
-    """Return a value as plain JSON values; text that describes it if it has no such form."""
+    """Return a value as plain JSON values; text that describes it if it has no such form or is unreadable."""
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     if value is None or isinstance(value, bool | int | str):
         return value
+    if isinstance(value, Unreadable):
+        return str(value)
     if isinstance(value, Mapping):
         return {str(name): plain(each) for name, each in value.items()}
     if isinstance(value, list | tuple):

@@ -102,10 +102,14 @@ def _backed_off(run: RunInfo, now: datetime) -> Reason:
     stuck = run.stuck
     assert stuck is not None
     again = stuck.next_retry_at
+    if again is not None and again <= now:
+        retry = f"It has been due for a retry for {duration(now - again)}: is a worker running?"
+    else:
+        retry = f"A worker retries it {ahead(again, now)}."
     text = (
         f"Run {run.id} ({run.workflow}) has been stuck for {duration(now - stuck.since)}: {run.attempts} tries in a "
-        f"row ended without progress. The last error was: {stuck.reason}. A worker retries it {ahead(again, now)}. It "
-        "continues as soon as a try succeeds, for example after compatible code is deployed."
+        f"row ended without progress. The last error was: {stuck.reason}. {retry} It continues as soon as a try "
+        "succeeds, for example after compatible code is deployed."
     )
     return Reason("stuck", stuck.since, again, None, text)
 
@@ -167,7 +171,7 @@ def _wait(wait: WaitInfo, now: datetime) -> str:
         case WaitKind.START:
             return f"its start {ahead(wait.until, now)}"
         case WaitKind.TIMER:
-            return f"the timer {wait.name}, which fires {ahead(wait.until, now)}"
+            return f"the timer {wait.name}, due {ahead(wait.until, now)}"
         case WaitKind.RETRY:
             return f"the next attempt of {wait.name} {ahead(wait.until, now)}"
         case WaitKind.EVENT:

@@ -20,6 +20,7 @@ from perdure.model import limits
 from perdure.model.durations import Duration
 
 SHOWN = 10  # names in the message of an error
+_OWN = "perdure."  # prefix of the workflows of perdure itself, which are not started by name
 
 
 async def start_by_name(
@@ -76,8 +77,9 @@ async def _check_known(client: Client, name: str) -> None:
     storage = storage_of(client)
     known = {*await storage.list_workflow_names(), *(await served_names(storage) or ())}
     if name not in known:
-        shown = ", ".join(sorted(known)[:SHOWN]) or "none"
+        listed = sorted(each for each in known if not each.startswith(_OWN))
+        shown = ", ".join(listed[:SHOWN]) or "none"
         raise UnknownWorkflowError(
             f"workflow {name!r} is unknown: it is not defined in this process, no live worker serves it, and it has no "
-            f"runs in this database; known are: {shown}{' …' if len(known) > SHOWN else ''}"
+            f"runs in this database; known are: {shown}{' …' if len(listed) > SHOWN else ''}"
         )

@@ -1,5 +1,6 @@
 """`perdure cancel` and `perdure retry`, by id or by filter."""
 
+import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
@@ -7,17 +8,17 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from perdure.bulk import RUNS_MAX, Action, Progress, Selection, count, progress_of, serving, start
 from perdure.cli import exits
 from perdure.cli.filtering import FILTERS, filter_of
 from perdure.cli.opening import writing
 from perdure.cli.options import BULK, COMMON, Bulk, Common
 from perdure.cli.output import Column, Output, escaped
-from perdure.engine.api.client import Client
-from perdure.engine.api.queries import BulkResult, RunQuery
+from perdure.engine.api.client import Client, storage_of
 from perdure.errors import PerdureError
 
 Ids = Annotated[str, Parameter(help="Ids of runs.")]
-Change = Callable[[RunQuery, bool], Awaitable[BulkResult]]
+FOLLOW_SEC = 0.5  # between two looks at the progress of a bulk change
 
 
 async def cancel(
@@ -30,9 +31,7 @@ async def cancel(
     _check(ids, bulk)
     async with writing(common) as client:
         if bulk.filter is not None:
-            return await _change_all(
-                client, bulk, common, "cancel", lambda query, dry_run: query.cancel(reason, dry_run=dry_run)
-            )
+            return await _change_all(client, bulk, common, "cancel", reason)
 
         async def one(id: str) -> str:
             await client.cancel(id, reason)
@@ -55,7 +54,7 @@ async def retry(
         raise exits.UsageError("--from-step names a step of one run: give one id")
     async with writing(common) as client:
         if bulk.filter is not None:
-            return await _change_all(client, bulk, common, "retry", lambda query, dry: query.retry(dry_run=dry))
+            return await _change_all(client, bulk, common, "retry")
 
         async def one(id: str) -> str:
             return (await client.retry(id, from_step=from_step)).id
@@ -95,35 +94,62 @@ async def _change_each(ids: Sequence[str], change: Callable[[str], Awaitable[str
     return code
 
 
-async def _change_all(client: Client, bulk: Bulk, common: Common, verb: str, change: Change) -> int:
-    """Change all runs of a filter, after a count of them has been confirmed."""
+async def _change_all(client: Client, options: Bulk, common: Common, action: Action, reason: str = "") -> int:
+    """Change all runs of a filter, after a count of them has been confirmed; a durable run carries it out."""
     output = Output(common)
-    wanted = filter_of([bulk.filter or ""], FILTERS, datetime.now().astimezone())
+    wanted = filter_of([options.filter or ""], FILTERS, datetime.now().astimezone())
     if wanted.is_empty:
         raise exits.UsageError(
             "--filter is empty, which would be all runs: name at least one filter, such as state:failed"
         )
+    selection = Selection.of(wanted, await storage_of(client).now())
     with exits.usage_errors():
-        query = wanted.query(client)
-        found = await change(query, True)
-        if not bulk.dry_run and found.done:
-            _confirm(f"{verb} {found.done:,} runs?", bulk)
-            found = await change(query, False)
+        wanted.query(client)  # which rejects filters that cannot be combined
+        found = await count(client, action, selection)
+    progress, run = Progress(action, found, done=found if options.dry_run else 0), None
+    if found and not options.dry_run:
+        _confirm(f"{action} {found:,}{' or more' if found == RUNS_MAX else ''} runs?", options)
+        run = await start(client, action, selection, reason)
+        output.note(f"run {run.id} carries this out, also if this command is ended: see `perdure show {run.id}`")
+        async with serving(client):
+            progress = await _followed(client, run.id)
     document = {
-        "action": verb,
-        "done": found.done,
-        "skipped": found.skipped,
-        "failed": dict(found.failed),
-        "dry_run": bulk.dry_run,
+        "action": action,
+        "run": None if run is None else run.id,
+        "done": progress.done,
+        "skipped": progress.skipped,
+        "failed": dict(progress.reasons),
+        "failed_count": progress.failed,
+        "dry_run": options.dry_run,
     }
-    output.single(document, lambda: _bulk_text(output, verb, found, bulk.dry_run))
-    return exits.FAILED if found.failed else exits.OK
+    output.single(document, lambda: _bulk_text(progress, options.dry_run))
+    return exits.FAILED if progress.failed else exits.OK
 
 
-def _bulk_text(output: Output, verb: str, found: BulkResult, dry_run: bool) -> str:
-    what = f"would {verb}" if dry_run else verb
-    text = f"{what}: {found.done:,}, skipped: {found.skipped:,}, failed: {len(found.failed):,}"
-    return "\n".join([text, *(f"  {escaped(id)}: {escaped(why)}" for id, why in found.failed.items())])
+async def _followed(client: Client, id: str) -> Progress:
+    """Wait for the end of an action, and show on a terminal how far it is."""
+    handle = client.get(id)
+    end = asyncio.ensure_future(handle.result())
+    try:
+        while not (await asyncio.wait([end], timeout=FOLLOW_SEC))[0]:
+            if sys.stderr.isatty() and (progress := progress_of(await handle.state())) is not None:
+                print(f"\r{progress}  ", end="", file=sys.stderr, flush=True)
+    finally:
+        end.cancel()
+        if sys.stderr.isatty():
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+    result = progress_of(await end)
+    assert result is not None, "the workflow returns its progress"
+    return result
+
+
+def _bulk_text(found: Progress, dry_run: bool) -> str:
+    if not found.found:
+        return f"no runs to {found.action} match the filter"
+    what = f"would {found.action}" if dry_run else found.action
+    text = f"{what}: {found.done:,}, skipped: {found.skipped:,}, failed: {found.failed:,}"
+    more = [f"  and {found.failed - len(found.reasons):,} more"] if found.failed > len(found.reasons) else []
+    return "\n".join([text, *(f"  {escaped(id)}: {escaped(why)}" for id, why in found.reasons.items()), *more])
 
 
 def _confirm(question: str, bulk: Bulk) -> None:

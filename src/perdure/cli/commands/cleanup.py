@@ -26,6 +26,14 @@ async def cleanup(
     outbox: Annotated[
         str | None, Parameter(show_default=False, help="Delete events published longer ago than this.")
     ] = None,
+    message_ids: Annotated[
+        str | None,
+        Parameter(
+            name="--message-ids",
+            show_default=False,
+            help="With --messages: how long to recognise duplicates of messages (default: 7d).",
+        ),
+    ] = None,
     dry_run: Annotated[bool, Parameter(name="--dry-run", negative="", help="Only count.")] = False,
     common: Common = COMMON,
 ) -> None:
@@ -33,8 +41,13 @@ async def cleanup(
     given = {"finished": finished, "messages": messages, "outbox": outbox}
     if not any(given.values()):
         raise exits.UsageError("say what to delete: --finished 30d, --messages 7d or --outbox 7d")
+    if message_ids is not None and messages is None:
+        raise exits.UsageError("--message-ids needs --messages: ids are kept as long as messages are")
     with exits.usage_errors():
-        retention = Retention(**{name: duration(each, f"--{name}") for name, each in given.items()})  # type: ignore[arg-type]
+        policy = {name: duration(each, f"--{name}") for name, each in given.items()}
+        if message_ids is not None:
+            policy["message_ids"] = duration(message_ids, "--message-ids")
+        retention = Retention(**policy)  # type: ignore[arg-type]
     async with (reading if dry_run else writing)(common) as client:
         swept = await client.sweep(retention, dry_run=dry_run)
     Output(common).single(asdict(swept), lambda: _text(swept))

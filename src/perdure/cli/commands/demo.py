@@ -13,6 +13,7 @@ from cyclopts import Parameter
 
 from perdure.cli import exits
 from perdure.cli.demonstration import LEDGER, NAME, order
+from perdure.cli.extras import dashboard_command
 from perdure.cli.options import COMMON, Common
 from perdure.cli.output import Output
 from perdure.engine.api.client import Client
@@ -29,19 +30,20 @@ async def demo(
 ) -> int:
     """Start orders, kill the worker in the middle, and let another one resume them: each is completed exactly once.
 
-    It uses a temporary SQLite file, or the database of --database, where it leaves its runs (perdure.demo.order).
+    It leaves its runs (perdure.demo.order) in a temporary SQLite file, or in the database of --database, and ends with
+    the command that shows them in the dashboard.
     """
     if not 1 <= orders <= 1000:
         raise exits.UsageError(f"--orders must be 1 to 1000, not {orders}")
-    with tempfile.TemporaryDirectory() as folder:
-        url = common.database or f"sqlite:///{folder}/demo.db"
-        ledger = Path(folder) / "ledger.txt"
-        ledger.touch()
-        environment = {**os.environ, LEDGER: str(ledger), "PERDURE_DEMO_URL": url}
-        try:
-            return await _show(url, orders, environment, ledger, Output(common))
-        except TimeoutError:
-            raise exits.CommandError(f"the demo has not ended after {ANSWER_SEC:.0f} s: is the machine busy?") from None
+    folder = Path(tempfile.mkdtemp(prefix="perdure-demo-"))  # it is kept, so that the runs can be looked at
+    url = common.database or f"sqlite:///{folder}/demo.db"
+    ledger = folder / "ledger.txt"
+    ledger.touch()
+    environment = {**os.environ, LEDGER: str(ledger), "PERDURE_DEMO_URL": url}
+    try:
+        return await _show(url, orders, environment, ledger, Output(common))
+    except TimeoutError:
+        raise exits.CommandError(f"the demo has not ended after {ANSWER_SEC:.0f} s: is the machine busy?") from None
 
 
 async def _show(url: str, orders: int, environment: Mapping[str, str], ledger: Path, output: Output) -> int:
@@ -64,7 +66,7 @@ async def _show(url: str, orders: int, environment: Mapping[str, str], ledger: P
         finally:
             second.terminate()
             await second.wait()
-        return await _report(runs, ledger, output)
+        return await _report(runs, ledger, output, dashboard_command(url, order.function.__module__))
 
 
 async def _worker(environment: Mapping[str, str]) -> asyncio.subprocess.Process:
@@ -85,7 +87,7 @@ def _lines(ledger: Path) -> list[str]:
     return ledger.read_text("utf-8").splitlines()
 
 
-async def _report(runs: list[RunHandle[str]], ledger: Path, output: Output) -> int:
+async def _report(runs: list[RunHandle[str]], ledger: Path, output: Output, look: str) -> int:
     executed = Counter(_lines(ledger))
     steps = [await run.steps() for run in runs]
     recorded = [sum(step.name == name for step in each) for each in steps for name in _STEPS]
@@ -97,6 +99,7 @@ async def _report(runs: list[RunHandle[str]], ledger: Path, output: Output) -> i
         "is_right": is_right,
         "executions": sum(executed.values()),
         "executed_again": again,
+        "dashboard": look,
     }
 
     def text() -> str:
@@ -104,7 +107,8 @@ async def _report(runs: list[RunHandle[str]], ledger: Path, output: Output) -> i
         return (
             f"result    {len(runs)} of {len(runs)} orders completed; {verdict}.\n"
             f"          {document['executions']} activities were executed, {again} of them again after the kill, with "
-            "the same idempotency key."
+            "the same idempotency key.\n"
+            f"look      {look}"
         )
 
     output.single(document, text)

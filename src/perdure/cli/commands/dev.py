@@ -1,11 +1,12 @@
-"""`perdure dev`: a worker that restarts when source files change."""
+"""`perdure dev`: worker, HTTP API and dashboard in one process, which restarts when source files change."""
 
 import asyncio
 import os
 import signal
+import socket
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -13,8 +14,11 @@ from cyclopts import Parameter
 
 from perdure.cli.commands.worker import AppName, chosen_app
 from perdure.cli.exits import UsageError
+from perdure.cli.extras import installation, is_installed
+from perdure.cli.listening import HOST, TOKEN, address, listening
 from perdure.cli.options import COMMON, Common
 
+PORT, DASHBOARD_PORT = 8000, 8001
 LOOK_SEC = 0.4
 FILES_MAX = 20_000
 SUFFIXES = (".py", ".toml")
@@ -28,37 +32,61 @@ async def dev(
     name: AppName = None,
     /,
     *,
+    host: Annotated[str, Parameter(help=f"Address to listen on; other machines need a token in {TOKEN}.")] = HOST,
+    port: Annotated[int, Parameter(help="Port of the HTTP API; 0 for a free one.")] = PORT,
+    dashboard_port: Annotated[int, Parameter(help="Port of the dashboard; 0 for a free one.")] = DASHBOARD_PORT,
     folder: Annotated[Path, Parameter(help="Folder whose source files are watched.")] = Path(),
     common: Common = COMMON,
 ) -> None:
-    """Run a worker and restart it when a source file changes; it drains first. Ctrl-C ends it."""
+    """Run a worker, the HTTP API and the dashboard, and restart them when a source file changes. Ctrl-C ends it.
+
+    The worker drains before a restart, and requests wait until it is over. Without the packages of the HTTP API or of
+    the dashboard, the rest runs.
+    """
     if not folder.is_dir():
         raise UsageError(f"{folder} is no folder")
-    app = chosen_app(name, common)
+    app = chosen_app(name, common, "dev")
     environment = dict(os.environ)
     if common.database is not None:
         environment["PERDURE_URL"] = common.database  # not an argument: other users of the machine see those
-    processes = [Process(arguments, environment) for arguments in parts(app)]
-    await _run(processes, folder.resolve())
+    with ExitStack() as stack:
+        sockets = {
+            part: stack.enter_context(listening(part, host, wanted, option))
+            for part, wanted, option in (("http", port, "--port"), ("dashboard", dashboard_port, "--dashboard-port"))
+            if is_installed(part)
+        }
+        _say(_banner(app, sockets))
+        await _run(Process(app, sockets, environment), folder.resolve())
 
 
-def parts(app: str) -> list[list[str]]:
-    """Return the commands that run beside each other; the dashboard and the HTTP app will be further ones."""
-    return [["worker", app]]
+def _banner(app: str, sockets: Mapping[str, socket.socket]) -> str:
+    lines = [f"{app}, until Ctrl-C", "  worker     executes runs"]
+    for part, title in (("http", "HTTP API "), ("dashboard", "dashboard")):
+        shown = f"http://{address(sockets[part])}/" if part in sockets else f"not installed: {installation(part)}"
+        lines.append(f"  {title}  {shown}")
+    return "\n".join(lines)
 
 
 class Process:
-    """A child process that is restarted."""
+    """The child process that is restarted; see `perdure.cli.development`."""
 
-    def __init__(self, arguments: list[str], environment: Mapping[str, str]) -> None:
-        self._arguments, self._environment = arguments, environment
+    def __init__(self, app: str, sockets: Mapping[str, socket.socket], environment: Mapping[str, str]) -> None:
+        self._sockets = [each.fileno() for each in sockets.values()]
+        self._arguments = [app, *(f"{part}={each.fileno()}" for part, each in sockets.items())]
+        self._environment = environment
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
         """Start it."""
         # A session of its own: Ctrl-C reaches only this program, which then lets the child drain once.
         self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "perdure", *self._arguments, env=self._environment, start_new_session=True
+            sys.executable,
+            "-m",
+            "perdure.cli.development",
+            *self._arguments,
+            env=self._environment,
+            pass_fds=self._sockets,
+            start_new_session=True,
         )
 
     async def stop(self) -> None:
@@ -85,33 +113,29 @@ class Process:
         return process.returncode
 
 
-async def _run(processes: list[Process], folder: Path) -> None:
+async def _run(process: Process, folder: Path) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     known = await asyncio.to_thread(stamps, folder)
     try:
-        for process in processes:
-            await process.start()
+        await process.start()
         _say(f"watching {len(known)} files in {folder}")
         while not stop.is_set():
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_SEC):
                     await stop.wait()
-            for process in processes:
-                if (code := process.take_end()) is not None:
-                    _say(f"the process ended with code {code}; it starts again when a source file changes")
+            if (code := process.take_end()) is not None:
+                _say(f"the process ended with code {code}; it starts again when a source file changes")
             now = await asyncio.to_thread(stamps, folder)
             if now != known and not stop.is_set():
                 _say(f"{_changed(known, now)} changed, restarting")
                 known = now
-                for process in processes:
-                    await process.stop()
-                    await process.start()
+                await process.stop()
+                await process.start()
     finally:
-        for process in processes:
-            await process.stop()
+        await process.stop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
 

@@ -21,7 +21,7 @@ async def status(*, common: Common = COMMON) -> int:
     output = Output(common)
     _show(output, new_driver(url).name, pending)
     if pending:
-        output.note(f"{len(pending)} migrations are pending: run `perdure migrate up`")
+        output.note(f"{_counted(pending)} {'is' if len(pending) == 1 else 'are'} pending: run `perdure migrate up`")
     return exits.FAILED if pending else exits.OK
 
 
@@ -33,7 +33,7 @@ async def up(*, common: Common = COMMON) -> None:
     async with open_storage(url) as storage:
         name = storage.dialect
     applied = {"applied": pending, "dialect": name}
-    output.single(applied, lambda: f"applied {len(pending)} migrations to the {name} database")
+    output.single(applied, lambda: f"applied {_counted(pending)} to the {name} database")
 
 
 def dump_sql(
@@ -53,6 +53,10 @@ def dump_sql(
             output.line(f"-- migration {version}")
             for statement in statements:
                 output.line(f"{statement};\n")
+
+
+def _counted(pending: list[str]) -> str:
+    return "1 migration" if len(pending) == 1 else f"{len(pending)} migrations"
 
 
 def _show(output: Output, dialect: str, pending: list[str]) -> None:

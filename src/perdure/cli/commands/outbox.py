@@ -14,9 +14,9 @@ from perdure.model.records import OutboxStatus
 COLUMNS = (
     Column("id", is_whole=True),
     Column("type"),
-    Column("source"),
+    Column("source", rank=3),
     Column("status", is_whole=True),
-    Column("attempts"),
+    Column("attempts", rank=2),
     times("created_at"),
     Column("last_error"),
 )

@@ -13,6 +13,7 @@ from perdure.cli.options import COMMON, WATCHING, Common, Watching
 from perdure.cli.output import Column, Output, times, values
 from perdure.cli.watching import repeat
 from perdure.engine.api.client import Client
+from perdure.engine.api.queries import COUNT_MAX
 from perdure.inspection import run_document, step_document
 from perdure.inspection.documents import Document
 
@@ -22,6 +23,11 @@ LIMIT = 50
 def status_text(output: Output, run: Document) -> str:
     """Return the status of a run, and whether it is stuck."""
     return "stuck" if run["stuck"] is not None else str(run["status"])
+
+
+def short_status(output: Output, run: Document) -> str:
+    """Return the status of a run in one word: what it waits for is left out."""
+    return status_text(output, run).partition("_")[0]
 
 
 def doing_text(output: Output, run: Document) -> str | None:
@@ -41,11 +47,11 @@ def doing_text(output: Output, run: Document) -> str | None:
 
 COLUMNS = (
     Column("id", is_whole=True),
-    Column("workflow"),
-    Column("status", status_text, is_whole=True),
+    Column("workflow", rank=2),
+    Column("status", status_text, is_whole=True, short=short_status),
     times("started_at"),
-    times("updated_at"),
-    Column("doing", doing_text),
+    times("updated_at", rank=4),
+    Column("doing", doing_text, rank=3),
 )
 
 
@@ -68,8 +74,10 @@ async def runs(
             with usage_errors():
                 query = wanted.query(client)
                 if count:
-                    number = await query.count()
-                    output.single({"count": number}, lambda: str(number))
+                    found = await query.count(COUNT_MAX + 1)
+                    number, is_exact = min(found, COUNT_MAX), found <= COUNT_MAX
+                    text = str(number) if is_exact else f"more than {number}"
+                    output.single({"count": number, "is_exact": is_exact}, lambda: text)
                     return True
                 page = await query.page(limit, after)
             output.listing("runs", map(run_document, page.runs), COLUMNS, next=page.next_token, empty="no runs match")
@@ -107,7 +115,7 @@ STEP_COLUMNS = (
     Column("kind"),
     Column("status"),
     Column("attempts"),
-    Column("finished", lambda output, step: output.time(step["finished_at"])),
+    times("finished_at"),
     Column("result", lambda _, step: values(step, "error", "message") if step["error"] else step["result"]),
 )
 _PLAIN = ("id", "workflow", "input", "result", "state", "parent", "children", "previous", "worker", "attempts")

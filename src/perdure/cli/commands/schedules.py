@@ -13,8 +13,8 @@ COLUMNS = (
     Column("zone"),
     times("next_at"),
     times("last_at"),
-    Column("last_run", is_whole=True),
-    Column("last_status", is_whole=True),
+    Column("last_run", is_whole=True, rank=2),
+    Column("last_status", is_whole=True, rank=1),
 )
 
 

@@ -61,5 +61,5 @@ async def start(
             output.note(f"perdure: {error}")
             code = exits.FAILED
         document = run_document(await run.info())
-        output.single(document, lambda: output.cell(plain(document["result"])))
+        output.single(document, lambda: None if code else output.cell(plain(document["result"])))
         return code

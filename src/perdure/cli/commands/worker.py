@@ -1,5 +1,6 @@
 """`perdure worker`."""
 
+from importlib import import_module
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -31,8 +32,12 @@ async def worker(
 
 
 def app_to_run(command: str, name: str | None, common: Common) -> App:
-    """Return the App that a command runs: the one it names, or the configured one."""
+    """Return the App that a command runs: the one it names, or the configured one.
+
+    Unless that App names its workflows, it also resumes actions on many runs whose process has ended.
+    """
     app = load_app(chosen_app(name, common, command), common)
+    import_module("perdure.bulk")
     _check_database(app, common)
     return app
 

@@ -13,8 +13,8 @@ from perdure.inspection import list_workers, worker_document
 COLUMNS = (
     Column("id", is_whole=True),
     Column("state", lambda _, worker: "live" if worker["is_live"] else "dead", is_whole=True),
-    times("started_at"),
-    Column("heartbeat", lambda output, worker: output.time(worker["beat_at"])),
+    times("started_at", rank=2),
+    times("beat_at", title="heartbeat"),
     Column("lease", lambda _, worker: None if worker["lease_sec"] is None else f"{worker['lease_sec']:g} s"),
     Column("workflows", lambda _, it: "all" if it["workflows"] is None else ", ".join(it["workflows"])),
 )
