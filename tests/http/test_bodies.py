@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from perdure import App, Client
+from perdure.error_pages import page_address
 from perdure.errors import CommitUnknownError, DatabaseUnavailableError, PerdureError
 from perdure.http import http_app, problems
 from tests.http.conftest import LOCAL, connected
@@ -90,6 +91,7 @@ async def test_unknown_paths_and_methods_are_problems(http: httpx.AsyncClient) -
     missing = await http.get("/v2/runs")
     assert (missing.status_code, missing.json()["code"]) == (404, "http.not_found")
     assert missing.headers["content-type"] == "application/problem+json"
+    assert missing.json()["type"] == page_address("http.not_found")
     wrong = await http.put("/v1/runs")
     assert (wrong.status_code, wrong.json()["code"]) == (405, "http.method_not_allowed")
     assert "GET" in wrong.headers["allow"]

@@ -201,3 +201,14 @@ async def test_invalid_events_are_refused(
     answer = await http.post("/v1/cloudevents", headers=headers, content=body)
     assert answer.status_code == status, answer.text
     assert answer.headers["content-type"] == "application/problem+json"
+
+
+async def test_run_that_takes_the_event_is_listed_and_can_be_started(http: httpx.AsyncClient, app: App) -> None:
+    event = EVENT | {"type": "http.recorded", "data": {"sku": "lamp", "price": "1.5"}}
+    assert (await http.post("/v1/cloudevents", headers=STRUCTURED, content=json.dumps(event))).status_code == 202
+    (run,) = (await http.get("/v1/runs?workflow=http.recorded")).json()["runs"]
+    assert run["input"]["event"]["data"]["sku"] == "lamp"
+    assert (await http.get(f"/v1/runs/{run['id']}")).json()["input"] == run["input"]
+    started = await http.post("/v1/workflows/http.recorded/runs", json={"id": "again", "input": run["input"]})
+    assert started.status_code == 202, started.text
+    assert await app.get("again").result(30) == "1"

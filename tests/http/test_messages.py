@@ -26,6 +26,20 @@ async def test_event_reaches_one_run(http: httpx.AsyncClient, app: App) -> None:
     assert (unknown.status_code, unknown.json()["code"]) == (404, "engine.run_not_found")
 
 
+async def test_headers_of_an_event_travel_to_the_run_that_it_starts(everywhere: App) -> None:
+    async with connected(everywhere) as http:
+        body = {"type": "http.ordered", "data": {"sku": "pencil", "price": "1"}, "headers": {"tenant": "acme"}}
+        assert (await http.post("/v1/events", json=body)).status_code == 202
+        (run,) = [each async for each in everywhere.runs(workflow=shipping)]
+        assert (await everywhere.info(run.id)).headers == {"tenant": "acme"}
+
+
+async def test_headers_of_a_start_are_those_of_the_run(http: httpx.AsyncClient, app: App) -> None:
+    body = {"id": "with-headers", "headers": {"tenant": "acme"}}
+    assert (await http.post("/v1/workflows/http.waiter/runs", json=body)).status_code == 202
+    assert (await http.get("/v1/runs/with-headers")).json()["headers"] == {"tenant": "acme"}
+
+
 async def test_event_starts_a_run_and_wrong_data_is_refused(everywhere: App) -> None:
     async with connected(everywhere) as http:
         body = {"type": "http.ordered", "data": {"sku": "pencil", "price": "1"}, "id": "1"}
@@ -66,6 +80,10 @@ async def test_message_reaches_one_run(http: httpx.AsyncClient, app: App) -> Non
         ("/v1/events", {"type": "x", "to": 1}),
         ("/v1/events", {"type": "x", "typ": 1}),
         ("/v1/events", {"type": "x", "source": " x"}),
+        ("/v1/events", {"type": "x", "headers": {"a": 1}}),
+        ("/v1/events", {"type": "x", "headers": {"a": "\u0000"}}),
+        ("/v1/events", {"type": "x", "headers": {str(n): "" for n in range(33)}}),
+        ("/v1/workflows/http.waiter/runs", {"headers": {"a": "\u0000"}}),
         ("/v1/channels/c/messages", {}),
         ("/v1/channels/~c/messages", {"data": 1}),
         ("/v1/channels/c/messages", {"data": 1, "metadata": []}),

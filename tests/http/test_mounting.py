@@ -121,6 +121,7 @@ async def test_mounted_api_uses_the_app_that_the_host_opened(mount: Any, tmp_pat
         stream = await http.get("/perdure/v1/runs/a%2Fb/result", headers={"Accept": "text/event-stream"})
         assert stream.text.startswith("event: completed")
         missing = await http.get("/perdure/v1/nothing")
+        assert "see /perdure/v1/openapi.json" in missing.json()["detail"]
         assert (missing.status_code, missing.json()["code"]) == (404, "http.not_found")
         assert (await http.get("/perdure/v1/runs", headers={"Authorization": ""})).status_code == 401
         description = (await http.get("/perdure/v1/openapi.json")).json()

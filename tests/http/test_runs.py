@@ -1,6 +1,7 @@
 """Starting, inspecting, cancelling and retrying runs over HTTP."""
 
 import asyncio
+import re
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -8,7 +9,9 @@ import httpx
 import msgspec
 import pytest
 
-from perdure import App, RunHandle
+from perdure import App, Client, RunHandle, WorkflowFailedError
+from perdure.codecs import Encrypted, new_key
+from tests.conftest import BackendDatabase
 from tests.engine.waiting import until, waiting
 from tests.http.conftest import connected
 from tests.http.workflows import EXAMPLE, everything, failing, listener, nothing, order, waiter
@@ -145,6 +148,7 @@ async def test_runs_are_listed_by_every_filter_and_page_by_page(everywhere: App)
             found += [run["id"] for run in page["runs"]]
             if page["next_token"] is None:
                 break
+            assert re.fullmatch(r"[\w-]+", page["next_token"])  # it can be put into a URL without percent-encoding
             query["token"] = page["next_token"]
         assert sorted(found) == sorted(orders)
 
@@ -164,6 +168,9 @@ async def test_runs_are_listed_by_every_filter_and_page_by_page(everywhere: App)
         ("limit=1001", "limit"),
         ("limit=ten", "limit"),
         ("token=x", None),
+        ("token=eA%3D%3D", None),
+        ("token=%C3%A4", None),
+        ("token=_w", None),
         ("stuck=true&token=x", None),
         ("statsu=failed", "statsu"),
         ("status=failed&status=completed", "status"),
@@ -203,7 +210,12 @@ async def test_failed_run_can_be_inspected_and_retried(everywhere: App) -> None:
         assert (await http.post("/v1/runs/f/retry")).json() == {"id": "f~r2"}
         await http.get("/v1/runs/f~r2/result?wait=30")
         wrong = await http.post("/v1/runs/f/retry", json={"from_step": "9:nothing"})
-        assert (wrong.status_code, wrong.json()["code"]) == (409, "engine")
+        assert (wrong.status_code, wrong.json()["code"]) == (409, "engine.run_not_retryable")
+        await http.post("/v1/workflows/http.order/runs", json={"id": "o", "input": {"id": "o", "lines": LINES}})
+        assert (await http.get("/v1/runs/o/result?wait=30")).json()["status"] == "completed"
+        completed = await http.post("/v1/runs/o/retry")
+        assert (completed.status_code, completed.json()["code"]) == (409, "engine.run_not_retryable")
+        assert "it is completed, and only failed and cancelled runs can" in completed.json()["detail"]
         ended = await http.post("/v1/runs/f/cancel")
         assert (ended.status_code, ended.json()["code"]) == (409, "storage.not_cancellable")
 
@@ -215,6 +227,26 @@ async def test_run_is_cancelled_with_its_reason(everywhere: App) -> None:
         assert (await http.post(f"/v1/runs/{run.id}/cancel", json={"reason": "too late"})).status_code == 202
         result = (await http.get(f"/v1/runs/{run.id}/result?wait=30")).json()
         assert (result["status"], result["error"]["message"]) == ("cancelled", "too late")
+
+
+async def test_unreadable_result_or_state_is_an_error(backend_database: BackendDatabase) -> None:
+    async with backend_database("sqlite") as database:
+        async with App(database.url, codec=Encrypted({"k1": new_key()})):
+            await (await order.options(id="A-1").start("A-1", [])).result(30)
+            with pytest.raises(WorkflowFailedError):
+                await (await failing.options(id="f").start("no")).result(30)
+        async with Client(database.url) as client, connected(client) as http:
+            for path in ("result", "result?wait=1", "state"):
+                answer = await http.get(f"/v1/runs/A-1/{path}")
+                assert (answer.status_code, answer.json()["code"]) == (500, "storage.codec"), path
+                assert "cannot encode or decode a value" in answer.json()["detail"]
+            stream = await http.get("/v1/runs/A-1/result", headers={"Accept": "text/event-stream"})
+            assert stream.text.startswith("event: error\ndata: ")
+            assert "storage.codec" in stream.text
+            assert (await http.post("/v1/runs/f/retry")).json()["code"] == "storage.codec"
+            (failed, run) = (await http.get("/v1/runs")).json()["runs"]
+            assert run["result"] == {"how": "encrypted with key 'k1'", "why": ""}
+            assert failed["error"]["message"] == "<encrypted with key 'k1'>"
 
 
 async def test_history_is_read_page_by_page(http: httpx.AsyncClient) -> None:

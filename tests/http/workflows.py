@@ -7,7 +7,7 @@ from enum import Enum
 from typing import Any
 from uuid import UUID
 
-from perdure import Retry, activity, receive, set_state, subscribe, wait_event, workflow
+from perdure import Event, Retry, activity, receive, set_state, subscribe, wait_event, workflow
 
 
 class Colour(Enum):
@@ -95,6 +95,11 @@ async def breaks(reason: str) -> None:
 
 @workflow(name="http.nothing")
 async def nothing() -> None: ...
+
+
+@workflow(name="http.recorded", on_event="http.recorded")
+async def recorded(event: Event[Line]) -> str:
+    return event.id
 
 
 @workflow(name="http.shipping", on_event="http.ordered")

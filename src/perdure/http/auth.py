@@ -25,6 +25,7 @@ TOKEN_MIN = 16  # characters
 FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip", "via")
 
 Authenticate = Callable[[Request], object | Awaitable[object]]
+"""A function of `http_app(auth=)`, async or not: it returns who sent a request, or a false value to refuse it."""
 
 
 class Guard:

@@ -3,6 +3,7 @@
 Values of workflows are encoded by their type hints, as they are stored; see `perdure.engine.history.codec`.
 """
 
+from base64 import b64decode, urlsafe_b64encode
 from collections.abc import Mapping
 from dataclasses import fields
 from datetime import datetime
@@ -16,7 +17,8 @@ from perdure.engine.api.step_info import HistoryEntry, StepInfo, StepKind, StepS
 from perdure.engine.history.codec import encode
 from perdure.engine.replay.definitions import ACTIVITIES, COMPENSATIONS, WORKFLOWS
 from perdure.engine.worker.supervision import Health
-from perdure.errors import SerializationError
+from perdure.errors import InvalidPageTokenError, SerializationError
+from perdure.model.envelopes import Unreadable
 from perdure.model.limits import INSTANCE_ID_MAX, NAME_MAX
 from perdure.model.states import TERMINAL, WorkflowStatus
 
@@ -37,6 +39,7 @@ class StartRequestBody(Struct, forbid_unknown_fields=True):
     after: Seconds | None = None
     timeout: Annotated[float, Meta(gt=0)] | None = None
     if_exists: Literal["return", "error"] = "return"
+    headers: dict[str, str] = {}
 
 
 class Cancellation(Struct, forbid_unknown_fields=True):
@@ -73,6 +76,7 @@ class EventBody(Struct, forbid_unknown_fields=True):
     source: Annotated[str, Meta(max_length=NAME_MAX)] = ""
     id: Name | None = None
     subject: str | None = None
+    headers: dict[str, str] = {}
 
 
 # Responses.
@@ -216,12 +220,13 @@ class StoredDocument(Struct):
 
 
 class TaskDocument(Struct):
-    """The health of a background task."""
+    """The health of a background task; see `perdure.TaskHealth`."""
 
     name: str
     alive: bool
     restarts: int
     failures: int
+    broker: Literal["available", "unavailable", "refused"] | None
 
 
 class HealthDocument(Struct):
@@ -251,14 +256,28 @@ def run_document(run: RunInfo, *, traces: bool = True) -> RunDocument:
 
 def page_document(page: RunPage) -> RunPageDocument:
     """Return the JSON of a page of runs."""
-    return RunPageDocument([run_document(run, traces=False) for run in page.runs], page.next_token)
+    token = page.next_token
+    return RunPageDocument([run_document(run, traces=False) for run in page.runs], token and sealed_token(token))
+
+
+def sealed_token(token: str) -> str:
+    """Return the token of a page as letters, digits, `-` and `_`, so that it can be put into a URL as it is."""
+    return urlsafe_b64encode(token.encode()).decode().rstrip("=")
+
+
+def opened_token(given: str) -> str:
+    """Return the token of a page that `sealed_token` encoded; raise `InvalidPageTokenError` for anything else."""
+    try:
+        return b64decode(given + "=" * (-len(given) % 4), altchars=b"-_", validate=True).decode()
+    except ValueError:
+        raise InvalidPageTokenError("the page token is invalid: pass next_token of the last page unchanged") from None
 
 
 def outcome_document(run: RunInfo) -> OutcomeDocument:
-    """Return how a run ended, or that it has not."""
+    """Return how a run ended, or that it has not; raise `CodecError` if its result cannot be decoded."""
     document = OutcomeDocument(run.id, run.status, run.status in TERMINAL)
     if run.status is WorkflowStatus.COMPLETED:
-        document.result = _result(run.workflow, run.result)
+        document.result = _result(run.workflow, readable(run.result, f"the result of run {run.id!r}"))
     elif document.ended and (error := error_document(run.error, traces=False)) is not None:
         document.error = error
     return document
@@ -284,7 +303,7 @@ def entry_document(entry: HistoryEntry) -> HistoryEntryDocument:
 
 def health_document(health: Health) -> HealthDocument:
     """Return the JSON of a health report, without the texts of errors, because anyone may read it."""
-    tasks = [TaskDocument(each.name, each.alive, each.restarts, each.failures) for each in health.tasks]
+    tasks = [TaskDocument(each.name, each.alive, each.restarts, each.failures, each.broker) for each in health.tasks]
     return HealthDocument(health.ok, health.database, health.migrations, health.oldest_due_sec, tasks)
 
 
@@ -293,6 +312,13 @@ def error_document(error: ErrorInfo | None, *, traces: bool) -> ErrorDocument | 
     if error is None:
         return None
     return ErrorDocument(type=error.type, message=error.message, traceback=error.traceback if traces else UNSET)
+
+
+def readable(value: object, what: str) -> object:
+    """Return a value that is all that a request asks for; raise `CodecError`, naming it `what`, if it is unreadable."""
+    if isinstance(value, Unreadable):
+        raise value.error(what)
+    return value
 
 
 def _arguments(defined: Any, given: Mapping[str, Any]) -> dict[str, Any]:

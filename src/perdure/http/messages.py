@@ -13,6 +13,7 @@ from perdure.http.bodies import Query, check_media_type, media_type, parse, read
 from perdure.http.cloud_events import Received, read_events
 from perdure.http.documents import DirectMessage, EventBody, MessageBody, StoredDocument
 from perdure.http.problems import Problem
+from perdure.model import headers
 
 WEBHOOK_SOURCE = "webhook"  # the source of a signed event that has neither source nor id
 
@@ -54,7 +55,17 @@ async def send_event(api: API, request: Request) -> Response:
     id, source = event.id, event.source
     if id is None and signed_as is not None:  # a request that is sent again has the same id
         id, source = signed_as, source or WEBHOOK_SOURCE
-    await api.client.send_event(event.type, event.data, to=event.to, source=source, id=id, subject=event.subject)
+    outgoing = messages.event(
+        event.type,
+        event.data,
+        to=event.to,
+        source=source,
+        id=id,
+        subject=event.subject,
+        outbox_stored=api.client.outbox_stored,
+        headers=headers.checked(event.headers, "the event"),
+    )
+    await api.client.send(outgoing)
     return answer(StoredDocument(1), 202)
 
 

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from perdure import errors
+from perdure.error_pages import page_address
 from perdure.errors import PerdureError
 
 log = logging.getLogger("perdure.http")
@@ -63,6 +64,9 @@ STATUSES: dict[type[PerdureError], int] = {
 
 
 FAILURES: dict[type[PerdureError], str] = {
+    errors.CodecError: (
+        "the server cannot encode or decode a value that the request needs: its log says which, and what is missing"
+    ),
     errors.StorageError: "the database is unavailable or refused the request: send it again later",
     errors.CommitUnknownError: (
         "the connection to the database was lost during the commit, which may have succeeded: send the request again "
@@ -93,6 +97,7 @@ class Problem(Exception):
     def document(self) -> "ProblemDocument":
         """Return the JSON of the response."""
         return ProblemDocument(
+            type=page_address(self.code),
             title=_phrase(self.status),
             status=self.status,
             detail=self.detail,
@@ -109,13 +114,16 @@ class Problem(Exception):
 
 
 class ProblemDocument(msgspec.Struct, kw_only=True):
-    """Why a request was refused. `code` is stable and meant for programs, `detail` is meant for people."""
+    """Why a request was refused. `code` is stable and meant for programs, `detail` is meant for people.
 
+    `type` is the address of the page about the code.
+    """
+
+    type: str
     title: str
     status: int
     detail: str
     code: str
-    type: str = "about:blank"
     parameter: str | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -130,7 +138,7 @@ def problem_of(error: PerdureError) -> Problem:
         error,
         extra={"code": error.code, "error_type": type(error).__name__, "error_message": str(error)},
     )
-    kind = type(error) if isinstance(error, errors.CommitUnknownError) else errors.StorageError
+    kind = next(each for each in type(error).__mro__ if each in FAILURES)
     return Problem(status, FAILURES[kind], code=error.code)
 
 
@@ -158,8 +166,9 @@ async def refuse(request: Request, error: Exception) -> Response:
 
 def of_http(request: Request, error: HTTPException) -> Problem:
     """Return the problem for an exception of Starlette, which a function of the user may also raise."""
+    base = request.scope.get("root_path", "")  # where the API is mounted
     detail = {
-        404: f"there is nothing at {request.url.path}: see /v1/openapi.json for what there is",
+        404: f"there is nothing at {request.url.path}: see {base}/v1/openapi.json for what there is",
         405: f"{request.url.path} does not support {request.method}: see the header Allow",
     }.get(error.status_code, "")
     if not detail or error.detail != _phrase(error.status_code):

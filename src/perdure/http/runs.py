@@ -29,8 +29,10 @@ from perdure.http.documents import (
     WorkflowDocument,
     WorkflowsDocument,
     entry_document,
+    opened_token,
     outcome_document,
     page_document,
+    readable,
     run_document,
     step_document,
 )
@@ -76,7 +78,12 @@ async def start_run(api: API, request: Request) -> Response:
     args, kwargs = _arguments(workflow, body.input)
     try:
         configured = workflow.options(
-            id=body.id, at=body.at, after=body.after, timeout=body.timeout, if_exists=body.if_exists
+            id=body.id,
+            at=body.at,
+            after=body.after,
+            timeout=body.timeout,
+            if_exists=body.if_exists,
+            headers=body.headers,
         )
         handle = await configured.start(*args, **kwargs)
     except (TypeError, ValueError, OverflowError) as error:
@@ -142,7 +149,7 @@ async def list_runs(api: API, request: Request) -> Response:
             started_after=query.moment("started_after"),
             started_before=query.moment("started_before"),
         )
-        page = await found.page(query.whole("limit", PAGE, 1, PAGE_MAX), token)
+        page = await found.page(query.whole("limit", PAGE, 1, PAGE_MAX), token and opened_token(token))
     except (ValueError, OverflowError) as error:
         raise Problem(422, str(error)) from None
     return answer(page_document(page))
@@ -175,7 +182,8 @@ async def get_steps(api: API, request: Request) -> Response:
 async def get_state(api: API, request: Request) -> Response:
     """Return the value that a run last passed to `set_state()`."""
     Query(request, ())
-    return answer(StateDocument(await api.client.state(run_id_of(request))))
+    id = run_id_of(request)
+    return answer(StateDocument(readable(await api.client.state(id), f"the state of run {id!r}")))
 
 
 async def get_history(api: API, request: Request) -> Response:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from perdure.database.cancellation import finish
+from perdure.engine.api.app import hurry
 from perdure.engine.api.client import Client
 from perdure.engine.api.serving import SIGNALS
 from perdure.errors import ConfigurationError
@@ -78,16 +79,29 @@ async def serve_application(
     client: Client, asgi: Application, host: str, port: int, name: str = "the HTTP API"
 ) -> None:
     """Serve an application of a client until SIGTERM or SIGINT; open and close the client, unless it is open."""
-    server = Server(asgi, listen(host, port), name)
-    with _stopping_on_signals(server) as signals:
+    await serve_together(client, [Server(asgi, listen(host, port), name)])
+
+
+async def serve_together(client: Client, servers: "Sequence[Server]") -> None:
+    """Serve with several servers until SIGTERM or SIGINT; open and close the client, unless it is open."""
+    with _stopping_on_signals(client, servers) as signals:
         try:
             async with opened(client):
-                await server.run(client)
+                tasks = [asyncio.create_task(server.run(client), name="perdure server") for server in servers]
+                try:
+                    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    for server in servers:
+                        server.stop()
+                    await finish(asyncio.wait(tasks))
+                for task in tasks:
+                    task.result()
         except asyncio.CancelledError:
             if not signals.hurried:
                 raise
         finally:
-            server.close()
+            for server in servers:
+                server.close()
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -185,10 +199,10 @@ def _new_uvicorn(asgi: Application) -> Any:
 
 
 class _Signals:
-    """The signals that the process got: the first stops the server, a second one ends everything at once."""
+    """The signals that the process got: the first stops the servers, a second one ends everything at once."""
 
-    def __init__(self, server: Server) -> None:
-        self._server = server
+    def __init__(self, client: Client, servers: Sequence[Server]) -> None:
+        self._client, self._servers = client, servers
         self._task = asyncio.current_task()
         self._stopped = False
         self.hurried = False
@@ -197,16 +211,19 @@ class _Signals:
         """Stop, or hurry."""
         if self._stopped and self._task is not None:
             self.hurried = True
-            self._server.hurry()
+            for server in self._servers:
+                server.hurry()
+            hurry(self._client)  # the cancellation alone may end the servers, and the app would drain after that
             self._task.cancel()
         self._stopped = True
-        self._server.stop()
+        for server in self._servers:
+            server.stop()
 
 
 @contextmanager
-def _stopping_on_signals(server: Server) -> Iterator[_Signals]:
-    """Stop the server at a signal; only the main thread gets signals, elsewhere the task has to be cancelled."""
-    signals, loop = _Signals(server), asyncio.get_running_loop()
+def _stopping_on_signals(client: Client, servers: Sequence[Server]) -> Iterator[_Signals]:
+    """Stop the servers at a signal; only the main thread gets signals, elsewhere the task has to be cancelled."""
+    signals, loop = _Signals(client, servers), asyncio.get_running_loop()
     numbers = SIGNALS if threading.current_thread() is threading.main_thread() else ()
     for number in numbers:
         loop.add_signal_handler(number, signals.received)
