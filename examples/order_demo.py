@@ -26,6 +26,7 @@ from perdure import (
     sleep,
     workflow,
 )
+from perdure.cli.extras import dashboard_command
 
 ORDERS = 30
 LEASE_SEC = 1
@@ -181,6 +182,8 @@ if __name__ == "__main__":
     if "--worker" in sys.argv:
         asyncio.run(work(sys.argv[1]))
     else:
-        with tempfile.TemporaryDirectory(prefix="perdure-demo-") as folder:
-            os.environ[LEDGER] = f"{folder}/ledger"
-            asyncio.run(main(sys.argv[1] if len(sys.argv) > 1 else f"sqlite:///{folder}/orders.db"))
+        folder = tempfile.mkdtemp(prefix="perdure-demo-")  # it is kept, so that the runs can be looked at
+        os.environ[LEDGER] = f"{folder}/ledger"
+        database = sys.argv[1] if len(sys.argv) > 1 else f"sqlite:///{folder}/orders.db"
+        asyncio.run(main(database))
+        print(f"{'look at the runs':>24} {dashboard_command(database, 'examples.order_demo')}")

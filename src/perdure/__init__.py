@@ -49,6 +49,7 @@ from perdure.engine.worker.retention import Retention, Swept
 from perdure.engine.worker.supervision import Health, TaskHealth
 from perdure.errors import (
     ActivityError,
+    BrokerRefusedError,
     BrokerUnavailableError,
     ClosedError,
     EngineError,
@@ -60,6 +61,7 @@ from perdure.errors import (
     RecordedError,
     RunExistsError,
     RunNotFoundError,
+    RunNotRetryableError,
     SerializationError,
     TerminalError,
     TransactionTooLongError,
@@ -78,6 +80,7 @@ __all__ = [
     "ActivityError",
     "ActivityInfo",
     "App",
+    "BrokerRefusedError",
     "BrokerUnavailableError",
     "BulkResult",
     "Client",
@@ -105,6 +108,7 @@ __all__ = [
     "RunHandle",
     "RunInfo",
     "RunNotFoundError",
+    "RunNotRetryableError",
     "RunPage",
     "RunQuery",
     "SerializationError",

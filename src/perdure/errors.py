@@ -20,6 +20,7 @@ PerdureError
 │   ├── InvalidPageTokenError
 │   ├── LimitError                    a value exceeds a limit or has an invalid form
 │   └── CodecError                    a stored value cannot be encoded or decoded in this process
+├── CopyError                         a database cannot be copied to another one, or the copy differs
 └── EngineError
     ├── NonDeterminismError           the code makes different calls than the run's history records
     ├── SerializationError            a value cannot be stored as JSON or does not match its type hint
@@ -30,6 +31,7 @@ PerdureError
     ├── WorkflowCancelledError        the awaited run was cancelled
     ├── RunExistsError                a different run already has the requested id
     ├── RunNotFoundError
+    ├── RunNotRetryableError          the run has not failed, or cannot continue from the given step
     ├── UnknownWorkflowError          no process, worker or run is known to have a workflow of this name
     ├── ClosedError                   the App or Client is closed
     ├── WorkerDiedError               several workers in a row died while they executed a run
@@ -37,6 +39,7 @@ PerdureError
     ├── OutsideWorkflowError          a durable call outside a workflow
     ├── TransactionTooLongError       a transactional activity exceeded its time limit
     ├── BrokerUnavailableError        a message broker or webhook cannot be reached
+    │   └── BrokerRefusedError        a broker refuses the login, or has no such stream, queue or topic
     ├── StalledError                  a test waits for a run that cannot end
     └── TerminalError                 raised by user code; never retried
         └── StubError                 a test has no valid stub for a call of an activity
@@ -171,6 +174,12 @@ class CodecError(StorageError):
     code = "storage.codec"
 
 
+class CopyError(PerdureError):
+    """A database cannot be copied to another one (`perdure copy`), or the copy differs from its source."""
+
+    code = "copy"
+
+
 class EngineError(PerdureError):
     """The engine refused an operation or could not complete it."""
 
@@ -252,6 +261,12 @@ class RunNotFoundError(EngineError):
     code = "engine.run_not_found"
 
 
+class RunNotRetryableError(EngineError):
+    """The run cannot be retried: it has neither failed nor been cancelled, or it cannot continue from this step."""
+
+    code = "engine.run_not_retryable"
+
+
 class UnknownWorkflowError(EngineError):
     """No workflow of this name is defined in this process, served by a live worker, or has runs in the database."""
 
@@ -292,6 +307,16 @@ class BrokerUnavailableError(EngineError):
     """A message broker or webhook cannot be reached or accepts nothing now; a publisher raises it, too."""
 
     code = "engine.broker_unavailable"
+
+
+class BrokerRefusedError(BrokerUnavailableError):
+    """A message broker or webhook refuses to work until a person changes something there or in the URL.
+
+    The login is wrong, the certificate is not trusted, or the stream, queue or topic does not exist. Like an
+    unavailable broker, it is retried with back-off, because the change may be made while the app runs.
+    """
+
+    code = "engine.broker_refused"
 
 
 class TerminalError(EngineError):

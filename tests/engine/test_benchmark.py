@@ -9,6 +9,7 @@ import pytest
 from benchmarks.compare.__main__ import main
 from benchmarks.engine.__main__ import main as measure
 from benchmarks.engine.measures import MEASURES, Figures
+from benchmarks.observability import __main__ as observability
 from benchmarks.peers import __main__ as peers
 from benchmarks.peers.environments import PEERS, PeerError
 from benchmarks.peers.report import ratio
@@ -43,6 +44,13 @@ def test_figures_are_measured_and_written(capsys: pytest.CaptureFixture[str], tm
     assert {name: found["measures"][name]["unit"] for name in names} == {name: MEASURES[name].unit for name in names}
     assert found["measures"]["ten-step"]["sqlite"]["median"] > 0
     assert found["versions"]["perdure"]
+
+
+def test_cost_of_observability_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    observability.main(["--rounds", "1", "--size", "20"])
+    _, *lines = capsys.readouterr().out.splitlines()
+    sides = [*observability.SIDES, "a span in a loop"]
+    assert [line[: len(side)] for side, line in zip(sides, lines, strict=True)] == sides
 
 
 def test_peers_are_compared_and_one_that_fails_is_reported(

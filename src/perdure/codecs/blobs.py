@@ -43,6 +43,8 @@ class FileBlobs:
     """Keeps blobs as files in a folder, which may be a network file system that all workers mount.
 
     A blob is written to a temporary file, synced and renamed, so a crash never leaves a part of it under its name.
+
+    - `folder`: the path of the folder, which is created with the first blob.
     """
 
     def __init__(self, folder: str | Path) -> None:

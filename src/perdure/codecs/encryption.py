@@ -21,9 +21,9 @@ _KEY_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}\Z")
 class Encrypted(Codec):
     """Encrypts values with AES-256-GCM, each with a random nonce.
 
-    `keys` are the keys by their ids, each 32 bytes, or their base64 text. The first key encrypts, and all of them
-    decrypt: `Encrypted({"2027": new, "2026": old})`. An id has at most 64 letters, digits, `-`, `_` and `.`. It is
-    stored next to each value as plain text.
+    - `keys`: the keys by their ids, each 32 bytes, or their base64 text. The first key encrypts, and all of them
+      decrypt: `Encrypted({"2027": new, "2026": old})`. An id has at most 64 letters, digits, `-`, `_` and `.`. It is
+      stored next to each value as plain text.
 
     A value can only be decrypted in the place that it was encrypted for, such as the input of the same run. Needs
     `pip install "perdure[crypto]"`. Raises `ConfigurationError` for keys that cannot work.

@@ -32,6 +32,7 @@ from perdure.errors import (
     InstanceExistsError,
     RunExistsError,
     RunNotFoundError,
+    RunNotRetryableError,
     SerializationError,
     StorageError,
 )
@@ -263,10 +264,10 @@ def not_found(instance_id: str) -> RunNotFoundError:
     return RunNotFoundError(f"run {instance_id!r} does not exist: check the id, and whether retention has removed it")
 
 
-def refuse_foreign(found: WorkflowInstance, action: str) -> None:
-    """Raise `EngineError` if a run belongs to another framework, because no perdure worker would execute it."""
+def refuse_foreign(found: WorkflowInstance, action: str, error: type[EngineError] = EngineError) -> None:
+    """Raise `error` if a run belongs to another framework, because no perdure worker would execute it."""
     if found.framework != FRAMEWORK:
-        raise EngineError(
+        raise error(
             f"run {found.instance_id!r} ({found.workflow_name}) cannot be changed here: it belongs to the framework "
             f"{found.framework!r}, so {action} it there"
         )
@@ -378,14 +379,14 @@ async def retry(
 ) -> str:
     """Store a new run `<id>~r<n>` with the input of a failed or cancelled run and its history before `from_step`.
 
-    Returns the new id. Raises `RunNotFoundError` or `EngineError` if the run cannot be retried.
+    Returns the new id. Raises `RunNotFoundError` or `RunNotRetryableError` if the run cannot be retried.
     """
     found = await storage.get_instance(instance_id)
     if found is None:
         raise not_found(instance_id)
-    refuse_foreign(found, "retry")
+    refuse_foreign(found, "retry", RunNotRetryableError)
     if found.status not in (WorkflowStatus.FAILED, WorkflowStatus.CANCELLED):
-        raise EngineError(
+        raise RunNotRetryableError(
             f"run {instance_id!r} ({found.workflow_name}) cannot be retried: it is {found.status}, and only failed and "
             "cancelled runs can"
         )
@@ -400,7 +401,7 @@ async def retry(
 
 
 async def _history_before(storage: Storage, instance_id: str, from_step: str) -> list[HistoryEvent]:
-    """Return the rows to replay before a step; raise `EngineError` if a step among them was compensated."""
+    """Return the rows to replay before a step; raise `RunNotRetryableError` if a step among them was compensated."""
     kept: list[HistoryEvent] = []
     undone: set[str] = set()
     found, last_id, more = False, 0, True
@@ -415,17 +416,19 @@ async def _history_before(storage: Storage, instance_id: str, from_step: str) ->
             if found:
                 continue
             if ids.name_of(step) in ("subscribe", ids.CHILD):
-                raise EngineError(
+                raise RunNotRetryableError(
                     f"run {instance_id!r} cannot be retried from {from_step!r}: {step!r} comes before it, and a new "
                     f"run must execute that step itself; retry from {step!r}, or from the start (without from_step)"
                 )
             check_row(event)
             kept.append(event)
     if not found:
-        raise EngineError(f"run {instance_id!r} has no step {from_step!r}: use the id of a step that steps() returns")
+        raise RunNotRetryableError(
+            f"run {instance_id!r} has no step {from_step!r}: use the id of a step that steps() returns"
+        )
     for step in (ids.step_of(event.activity_id) for event in kept):
         if step in undone:
-            raise EngineError(
+            raise RunNotRetryableError(
                 f"run {instance_id!r} cannot be retried from {from_step!r}: {step!r} comes before it and was "
                 f"compensated when the run ended; retry from {step!r}, or from the start (without from_step)"
             )

@@ -1,11 +1,13 @@
 """Health: late work and missing migrations."""
 
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
-from perdure import App
-from perdure.storage.stores import shift_clock
+from perdure import App, Client
+from perdure.errors import StorageError
+from perdure.storage.stores import SQLiteStorage, shift_clock
 from tests.engine.api.workflows import simple
 from tests.support.storages import Database, storage_of
 
@@ -33,3 +35,15 @@ async def test_health_reports_missing_migrations(database: Database) -> None:
             assert (health.ok, health.database, health.migrations) == (False, True, False)
         finally:
             await client._storage.db().execute("INSERT INTO schema_migrations (version) VALUES ('20261117000000')")
+
+
+async def test_health_of_a_database_that_is_only_read(tmp_path: Path) -> None:
+    path = str(tmp_path / "test.db")
+    async with Client(f"sqlite:///{path}") as client:
+        await simple.start("x")
+        assert (await client.health()).ok
+    async with SQLiteStorage(path, read_only=True) as storage, Client(storage) as client:
+        health = await client.health()
+        assert (health.database, health.migrations) == (True, True)
+        with pytest.raises(StorageError, match="readonly"):
+            await storage.db().execute("DELETE FROM workflow_instances")

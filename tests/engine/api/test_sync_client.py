@@ -646,3 +646,37 @@ def test_handle_of_a_start_without_a_client_uses_the_next_one(shared_url: str) -
         run.cancel("no longer wanted")
         with pytest.raises(TimeoutError):
             run.result(0.01)
+
+
+def test_client_keeps_nothing_of_a_call_that_has_ended(shared_url: str) -> None:
+    with SyncClient(shared_url) as client:
+        client.start(patient)
+        with pytest.raises(RunNotFoundError):
+            client.info("unknown")
+        thread = client._background._thread
+        assert thread is not None
+        assert (thread._calls, thread._tasks, thread._waits) == (set(), {}, set())
+
+
+def test_call_while_the_process_exits_is_refused(shared_url: str) -> None:
+    """It would open connections that nothing closes any more."""
+    with SyncClient(shared_url) as client:
+        client._background.close_at_exit()
+        with pytest.raises(ClosedError, match="this SyncClient is closed"):
+            client.runs().count()
+
+
+@on_sqlite
+async def test_sweep_deletes_unless_it_is_a_dry_run(shared: Database) -> None:
+    async with App(shared.url, workflows=[order]):
+        await asyncio.to_thread(sweep_an_order, shared.url)
+
+
+def sweep_an_order(url: str) -> None:
+    finished = Retention(finished=timedelta(microseconds=1))
+    with SyncClient(url) as client:
+        client.start(order, "A-1", 9.0).result(SOON)
+        until(lambda: client.sweep(finished, dry_run=True).finished == 1)
+        assert client.runs().count() == 1
+        assert client.sweep(finished).finished == 1
+        assert client.runs().count() == 0

@@ -432,6 +432,13 @@ async def test_blobs_of_deleted_runs_are_deleted_and_keys_in_use_are_listed(data
             await client.delete_unused_blobs()
 
 
+async def test_codecs_in_use_are_counted_by_values(tmp_path: Path) -> None:
+    async with Client(f"sqlite:///{tmp_path}/messages.db", codec=Encrypted({"k1": KEY})) as client:
+        for number in range(3):
+            await client.publish("codecs.notes", number)
+        assert await client.codecs_in_use() == {"aes256gcm:k1": 3}
+
+
 class Flaky:
     """A codec whose service is sometimes down."""
 

@@ -13,8 +13,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from perdure import App, Retry, WorkflowFailedError, activity, activity_info, connection, workflow
-from perdure.errors import TransactionError
+from perdure.errors import ConfigurationError, TransactionError
 from perdure.storage.stores import SQLStorage
+from perdure.testing import TestApp
 from tests.support.storages import Database, storage_of
 
 SOON = timedelta(seconds=20)
@@ -335,3 +336,25 @@ async def test_connection_is_reset_for_its_next_user(database: Database) -> None
         await (await one.start("map_objects", [])).result(SOON)
         for _ in range(12):
             assert await app._storage.db().fetchval("SELECT '[1]'::jsonb") == "[1]"
+
+
+@activity(transactional=True, retry=ONCE)
+async def record_without_sql() -> str:
+    return "recorded"
+
+
+@activity(transactional=True, retry=ONCE)
+async def ask_for_sqlalchemy() -> None:
+    connection("sqlalchemy")
+
+
+@workflow
+async def without_sql() -> str:
+    with pytest.raises(ConfigurationError, match="needs a storage on SQLite"):
+        await ask_for_sqlalchemy()
+    return await record_without_sql()
+
+
+async def test_transactional_activities_need_no_sql_although_the_program_uses_sqlalchemy() -> None:
+    async with TestApp():  # in memory
+        assert await (await without_sql.start()).result() == "recorded"

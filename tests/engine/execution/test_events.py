@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from perdure import App, activity, send_event, subscribe, wait_event, workflow
+from perdure import App, Event, Message, activity, receive, send_event, set_state, subscribe, wait_event, workflow
 from tests.engine.waiting import until, waiting
 from tests.support.storages import Database
 
@@ -196,3 +196,38 @@ async def test_event_has_the_data_and_attributes_that_a_body_or_app_sent(databas
             "",  # the defaults
             None,
         ]
+
+
+@activity
+async def forward(event: Event[str]) -> Event[str]:
+    return event
+
+
+@workflow(name="events.reader")
+async def reader(event: Event[str], message: Message[int]) -> list[object]:
+    return [event.data, dict(event.headers), message.data]
+
+
+@workflow(name="events.forwarder")
+async def forwarder() -> Event[str]:
+    await subscribe("events.numbers")
+    message = await receive("events.numbers")
+    event = await forward(await wait_event("events.forwarded", data=str))
+    set_state([event, message])
+    assert await reader(event, message) == ["lamp", dict(event.headers), 7]
+    return event
+
+
+async def test_event_and_message_can_be_arguments_states_and_results(database: Database) -> None:
+    async with App(database.url) as app:
+        handle = await forwarder.options(id="f").start()
+        await waiting(app, "f")
+        await app.publish("events.numbers", 7)
+        await until(lambda: _waits_for_an_event(app))
+        await app.send_event("events.forwarded", "lamp", to="f")
+        event = await handle.result(SOON)
+        assert (event.data, dict(event.headers)) == ("lamp", {})
+
+
+async def _waits_for_an_event(app: App) -> bool:
+    return [wait.name for wait in (await app.info("f")).waiting_for] == ["events.forwarded"]

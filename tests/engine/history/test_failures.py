@@ -15,7 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perdure.engine.history.codec import decode, encode
-from perdure.engine.history.failures import MESSAGE_MAX, STACK_TRACE_MAX, decode_failure, encode_failure
+from perdure.engine.history.failures import (
+    MESSAGE_MAX,
+    STACK_TRACE_MAX,
+    decode_failure,
+    encode_failure,
+    with_own_message,
+)
 from perdure.errors import ActivityError, RecordedError, TerminalError
 
 
@@ -416,3 +422,22 @@ assert failure["error_type"] == "__main__.Boom", failure
 assert type(decode_failure(failure)) is Boom
 """
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_error_with_other_arguments_gets_the_message_of_its_class() -> None:
+    failure = {**encode_failure(Coded(1)), "args": [2, "other"]}
+    changed = with_own_message(failure)
+    assert changed == {**failure, "error_message": "code 2"}
+    found = decode_failure(changed)
+    assert isinstance(found, Coded)
+    assert found.code == 2
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"args": []}, {"error_type": "unknown.Error"}, {"args": None}],
+    ids=["arguments", "class", "no arguments"],
+)
+def test_message_of_an_error_that_cannot_be_rebuilt_is_kept(changes: dict[str, object]) -> None:
+    failure = {**encode_failure(Coded(1)), **changes}
+    assert with_own_message(failure) == failure

@@ -465,6 +465,22 @@ def test_task_hashes_depend_on_the_seed_of_the_run_only() -> None:
     assert task_hash("a") == task_hash("a")
 
 
+def test_tasks_in_a_set_are_in_the_order_of_their_creation() -> None:
+    """Whatever the order in which they were added, unless the set is large."""
+
+    async def body() -> None: ...
+
+    loop = BodyLoop(Host(), seed="run-1")
+    tasks = [loop.spawn(body()) for _ in range(5)]
+    for task in tasks:
+        task.get_coro().close()
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
+    added = set[object]()
+    for task in reversed(tasks):
+        added.add(task)
+    assert list(added) == tasks
+
+
 # as_completed
 
 

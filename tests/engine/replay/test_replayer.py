@@ -93,6 +93,30 @@ def test_commands_follow_the_attempts_of_an_activity() -> None:
     assert replayer.outcome() == ("hi", None)
 
 
+@pytest.mark.parametrize(
+    ("failed", "step", "attempt"),
+    [
+        pytest.param(0, "9:replayer.greet", 1, id="of another step"),
+        pytest.param(0, "1:replayer.greet", 2, id="too early"),
+        pytest.param(1, "1:replayer.greet", 1, id="again"),
+        pytest.param(1, "1:replayer.greet", 2, id="before the end of its pause"),
+    ],
+)
+def test_failed_attempt_that_is_not_the_current_one_is_refused(failed: int, step: str, attempt: int) -> None:
+    replayer = Replayer(version(_one_step, "replayer.one.attempts"), "d", b"{}")
+    replayer.catch_up()
+    for number in range(1, failed + 1):
+        replayer.feed(AttemptFailed("1:replayer.greet", number, FAILURE, 5.0))
+        replayer.catch_up()
+    with pytest.raises(NonDeterminismError, match="the history continues with"):
+        _continue(replayer, AttemptFailed(step, attempt, FAILURE, 5.0))
+
+
+def _continue(replayer: Replayer, record: Record) -> None:
+    replayer.feed(record)
+    replayer.catch_up()
+
+
 async def _many() -> str:
     waiting = asyncio.create_task(wait_event("news"))
     await sleep(60)
@@ -164,3 +188,36 @@ def test_replay_of_a_step_takes_few_calls() -> None:
     """The loop of the body is entered once for all rows, not for each."""
     few, many = _calls_of_replay(100), _calls_of_replay(300)
     assert (many - few) / 200 <= 45
+
+
+@workflow(name="replayer.child")
+async def child(name: str) -> str:
+    return name
+
+
+@workflow(name="replayer.other_child")
+async def other_child(name: str) -> str:
+    return name
+
+
+async def _calls_a_child() -> str:
+    return await child("ann")
+
+
+async def _calls_another_child() -> str:
+    return await other_child("ann")
+
+
+async def test_child_of_another_workflow_with_the_same_arguments_is_detected() -> None:
+    history = await _history(workflow(name="replayer.calls")(_calls_a_child), "e")
+    changed = version(_calls_another_child, "replayer.calls.others")
+    with pytest.raises(NonDeterminismError, match=r'code passes now: replayer\.other_child \{"name":"ann"\}'):
+        _replay(changed, "e", history)
+
+
+def test_body_that_has_begun_keeps_no_encoded_input() -> None:
+    replayer = Replayer(version(_one_step, "replayer.one.input"), "f", b"{}")
+    replayer.catch_up()
+    assert replayer.begun
+    assert replayer._input == b""
+    replayer.evict()

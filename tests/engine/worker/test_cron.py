@@ -9,6 +9,8 @@ import pytest
 
 from perdure import App, Workflow, workflow
 from perdure.engine.replay.definitions import WORKFLOWS
+from perdure.errors import LimitError
+from perdure.model import limits
 from perdure.model.schedules import Schedule, tick_id
 from tests.engine.waiting import until
 from tests.support.storages import Database
@@ -91,6 +93,21 @@ def test_ticks_follow_the_time_zone(expression: str, zone: str, moment: str, las
     at = datetime.fromisoformat(moment).replace(tzinfo=UTC)
     assert schedule.last_before(at) == datetime.fromisoformat(last).replace(tzinfo=UTC)
     assert schedule.next_after(at) == datetime.fromisoformat(following).replace(tzinfo=UTC)
+
+
+def test_name_that_leaves_no_space_for_a_tick_is_refused_by_the_decorator() -> None:
+    longest = "t" * 179
+    assert len(tick_id(longest, datetime.now(UTC))) == limits.INSTANCE_ID_MAX
+    try:
+        workflow(name=longest, cron="0 9 * * *")(_never)
+        workflow(name=f"{longest}t")(_never)  # without a schedule
+    finally:
+        WORKFLOWS.pop(longest, None)
+        WORKFLOWS.pop(f"{longest}t", None)
+    with pytest.raises(
+        LimitError, match=r"the name of a workflow with cron= must have 1 to 179 characters, .* has 180"
+    ):
+        workflow(name=f"{longest}t", cron="0 9 * * *")(_never)
 
 
 @pytest.mark.parametrize(("expression", "zone"), [("61 * * * *", "UTC"), ("* * *", "UTC"), ("* * * * *", "Mars/Base")])

@@ -1,6 +1,7 @@
 """The heartbeat renews the leases of many runs in pages, including runs that only wait."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from perdure.errors import DatabaseUnavailableError, StorageError
 from perdure.model.records import Lease, WorkflowInstance
 from perdure.storage.contract import Storage
 from perdure.storage.stores import open_storage
+from perdure.testing import TestApp
 from tests.engine.waiting import until
 from tests.support.storages import Database
 
@@ -156,3 +158,11 @@ async def test_nudges_do_not_prevent_renewal_for_waiting_runs(shared: Database) 
 
         await until(is_renewed)
         assert ["run-00001"] in beats.pages[asked:]
+
+
+async def test_heartbeat_by_the_clock_of_a_test_is_a_task_of_its_event_loop() -> None:
+    """A thread would renew by the real clock, and the leases would expire when the test moves its own."""
+    before = set(threading.enumerate())
+    async with TestApp():
+        assert "perdure heartbeat" in {task.get_name() for task in asyncio.all_tasks()}
+        assert "perdure-heartbeat" not in {thread.name for thread in set(threading.enumerate()) - before}

@@ -260,3 +260,15 @@ async def test_client_is_notified_of_the_end_of_a_run_of_another_worker(
     async with App(shared.url), Client(shared.url):
         for number in range(5):
             assert await asyncio.wait_for((await one_step.start(number)).result(), 60) == number + 1
+
+
+async def test_wait_that_begins_when_no_other_waits_is_polled(
+    storage: SQLStorage, results: Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting_for_results, "ASK_SEC", 0.01)
+    await storage.update_instance_output("a", b"1")
+    assert await results.end_of("a") == COMPLETED
+    await until(lambda: time.monotonic() > results._polled_at + 0.1)  # the poll that was due found no wait
+    (second,) = await waiting_for(results, "b")
+    await storage.update_instance_output("b", b"1")  # no notification
+    assert await asyncio.wait_for(second, 20) == COMPLETED

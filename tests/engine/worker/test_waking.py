@@ -1,12 +1,15 @@
 """How soon a worker looks for work: at once for the work of its own process, with pauses for notifications."""
 
 import asyncio
+from copy import copy
 
 import pytest
 
 from perdure import App, activity, send_event, wait_event, workflow
 from perdure.engine.execution.run import Run
 from perdure.engine.worker import work_loop
+from perdure.model.records import ResumableWorkflow, WakeUp
+from perdure.storage.wakeups import MESSAGE, RESUMABLE
 from tests.engine.gates import forget, gated, gates
 from tests.engine.waiting import until, waiting
 from tests.support.storages import Database
@@ -107,3 +110,29 @@ async def test_many_hints_within_a_short_time_reach_each_run_once(
         assert hints == [handle.id]
         gates["gate"].set()
         await handle.result()
+
+
+async def test_notification_that_names_a_run_spares_the_search_for_it(memory: Database) -> None:
+    async with App(memory.url) as app:
+        listener, host = app._worker.listener, app._worker.host
+        host.take_woken()
+        listener._heard(WakeUp(RESUMABLE, {"instance_id": "r-1", "workflow_name": waits.name}))
+        assert host.take_woken() == [ResumableWorkflow("r-1", waits.name)]
+        listener._heard(WakeUp(MESSAGE, {"channel": "go", "instance_id": "r-1", "workflow_name": waits.name}))
+        listener._heard(WakeUp("scan", {"instance_id": "r-1", "workflow_name": waits.name}))
+        assert host.take_woken() == []
+
+
+@pytest.mark.usefixtures("patient")
+async def test_notifications_wait_for_the_pause_and_work_of_this_process_does_not(memory: Database) -> None:
+    async with App(memory.url) as app:
+        loop, host = copy(app._worker.work_loop), copy(app._worker.host)
+        loop._host = host
+        host.work, host.own_work = asyncio.Event(), asyncio.Event()  # the worker itself would clear its own
+        rest = asyncio.create_task(loop._rest(0.0, NEVER_SEC))
+        for _ in range(20):
+            host.hint()
+            await asyncio.sleep(0)
+        assert not rest.done()
+        host.wake()
+        await asyncio.wait_for(rest, 30)

@@ -95,9 +95,11 @@ class Rendering:
         self.clock_stopped_at: datetime | None = None
 
     def driver_name(self) -> str:
+        """Return the dialect's name: sqlite, postgresql or mysql."""
         return self.name
 
     def make_datetime_comparable(self, column: str) -> str:
+        """Return the column as it is compared with a time."""
         return column
 
     def shift_clock(self, shift: timedelta) -> None:
@@ -158,6 +160,7 @@ class Rendering:
         return self.placeholder(len(names))
 
     def placeholder(self, n: int) -> str:
+        """Return the placeholder of the nth parameter, counted from 1."""
         return self.mark.format(n=n)
 
     def naming(self, prefix: str) -> Self:
@@ -167,21 +170,27 @@ class Rendering:
         return twin
 
     def get_current_time_expr(self) -> str:
+        """Return an expression for the database's own clock in UTC."""
         raise NotImplementedError
 
     def select_for_update_skip_locked(self) -> str:
+        """Return the clause that locks rows and skips rows locked by other transactions."""
         return "FOR UPDATE SKIP LOCKED"
 
     def on_conflict_do_nothing(self, *conflict_columns: str) -> str:
+        """Return the clause that makes an insert of an existing key change nothing."""
         return f"ON CONFLICT ({', '.join(conflict_columns)}) DO NOTHING"
 
     def returning_clause(self, *columns: str) -> str:
+        """Return the clause that returns columns of the rows written."""
         return f"RETURNING {', '.join(columns)}"
 
     def json_extract(self, column: str, path: str) -> str:
+        """Return an expression for the value at a dotted path of a JSON text column."""
         raise NotImplementedError
 
     def json_compare(self, extract_expr: str, value: object, placeholder_num: int) -> tuple[str, list[object]]:
+        """Return a condition that the extracted value equals `value`, and the arguments it binds."""
         raise NotImplementedError
 
     def json_doubt(self, column: str, path: str) -> str:
@@ -189,6 +198,7 @@ class Rendering:
         raise NotImplementedError
 
     def piece_json_doubt(self, arguments: str) -> str:
+        """Return the condition of `json_doubt` for `column, path`."""
         return self.json_doubt(*_split(arguments))
 
     def piece_index(self, name: str) -> str:
@@ -208,18 +218,23 @@ class Rendering:
         raise NotImplementedError
 
     def piece_now(self, _: str) -> str:
+        """Return an expression for the current time."""
         return self.get_current_time_expr()
 
     def piece_skip_locked(self, _: str) -> str:
+        """Return the clause that locks rows and skips locked ones."""
         return self.select_for_update_skip_locked()
 
     def piece_for_update(self, _: str) -> str:
+        """Return the clause that locks rows and waits for locked ones."""
         return "FOR UPDATE"
 
     def piece_dual(self, _: str) -> str:
+        """Return what a SELECT without a table needs before WHERE."""
         return ""
 
     def piece_on_conflict_do_nothing(self, columns: str) -> str:
+        """Return the clause that makes an insert of existing keys change nothing."""
         return self.on_conflict_do_nothing(*_split(columns))
 
     def piece_on_conflict_do_update(self, columns: str) -> str:
@@ -227,6 +242,7 @@ class Rendering:
         return f"ON CONFLICT ({columns}) DO UPDATE SET"
 
     def piece_greatest(self, values: str) -> str:
+        """Return an expression for the greatest of several values."""
         return f"GREATEST({values})"
 
     def piece_utc(self, column: str) -> str:
@@ -238,6 +254,7 @@ class Rendering:
         raise NotImplementedError
 
     def piece_returning(self, columns: str) -> str:
+        """Return the clause that returns columns of the rows written."""
         return self.returning_clause(*_split(columns))
 
     def bind(self, value: object) -> object:

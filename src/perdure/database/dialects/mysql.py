@@ -26,7 +26,7 @@ LARGE = 1 << 20  # larger values are sent as base64: a third more, where escapes
 
 
 class MySQLDriver(Rendering):
-    """Implement the Driver of the API page for MySQL 8.0 and MariaDB 10.6 and later."""
+    """Implement `Driver` for MySQL 8.0 and MariaDB 10.6 and later."""
 
     name = "mysql"
     mark = "%s"

@@ -12,7 +12,7 @@ from perdure.model.json_paths import filter_keys
 
 
 class PostgresDriver(Rendering):
-    """Implement the Driver of the API page for PostgreSQL 14 and later."""
+    """Implement `Driver` for PostgreSQL 14 and later."""
 
     name = "postgresql"
     mark = "${n}"

@@ -17,7 +17,7 @@ _VALUE = (
 
 
 class SQLiteDriver(Rendering):
-    """Implement the Driver of the API page for SQLite."""
+    """Implement `Driver` for SQLite."""
 
     name = "sqlite"
     features = Features(

@@ -220,6 +220,12 @@ class App(Client):
             worker.hurried.set()
 
 
+def hurry(client: Client) -> None:
+    """Let an App drain without waiting, now or when it closes; a Client has nothing to wait for."""
+    if isinstance(client, App):
+        client._hurry()
+
+
 def _by_name(workflows: Sequence[Workflow[..., Any]] | None) -> dict[str, WorkflowDefinition]:
     """Return the given workflows; by default all that are defined, also those that are defined later."""
     return WORKFLOWS if workflows is None else {each.name: each for each in workflows}

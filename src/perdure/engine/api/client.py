@@ -368,8 +368,8 @@ class Client:
         """Start a failed or cancelled run again, as a new run with the id `<id>~r<n>`, and return its handle.
 
         With `from_step`, the id of a step, the new run keeps the recorded results of the steps before it
-        (default: None, all steps run again). Raises `RunNotFoundError` if no run has this id, and `EngineError` if the
-        run did not fail and was not cancelled, or cannot be resumed from that step.
+        (default: None, all steps run again). Raises `RunNotFoundError` if no run has this id, and
+        `RunNotRetryableError` if the run did not fail and was not cancelled, or cannot be resumed from that step.
         """
         return RunHandle((self, await starting.retry(self._storage, instance_id, from_step, self.interception)), plain)
 

@@ -275,8 +275,8 @@ class SyncClient:
         """Start a failed or cancelled run again, as a new run with the id `<id>~r<n>`, and return its handle.
 
         With `from_step`, the id of a step, the new run keeps the recorded results of the steps before it
-        (default: None, all steps run again). Raises `RunNotFoundError` if no run has this id, and `EngineError` if the
-        run did not fail and was not cancelled, or cannot be resumed from that step.
+        (default: None, all steps run again). Raises `RunNotFoundError` if no run has this id, and
+        `RunNotRetryableError` if the run did not fail and was not cancelled, or cannot be resumed from that step.
         """
         retried = self._call(lambda client: client.retry(instance_id, from_step=from_step))
         return SyncRunHandle(self, retried.id, plain)

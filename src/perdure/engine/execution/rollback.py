@@ -61,7 +61,6 @@ class Rollback:
 
     async def execute(self, lease: Lease) -> End:
         """Execute the remaining compensations and the failure handler, and end the run."""
-        self.ending = False
         await self.history.open(lease)
         await children.end_all(self, self.history.children, f"its parent {self.id} is being compensated")
         for step in self.history.unsettled():

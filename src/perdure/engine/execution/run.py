@@ -122,7 +122,6 @@ class Run:
         """Execute the run until it ends or waits. An error ends this try and leaves the stored run unchanged."""
         self.recorder.open(Journal(self.host.journals, lease, self._last_id))
         self._attempts.open()
-        self.ending = False
         if self._hidden is not None:
             raise self._hidden.error(f"the input of run {self.id!r}")
         begun = self.replayer.begun

@@ -79,7 +79,12 @@ def natural(value: Any) -> Any:
     raise SerializationError(f"a value of type {_name(type(value))} cannot be written as JSON: {ADVICE}")
 
 
-_PLAIN: dict[type, Callable[[Any], object]] = {str: str.__str__, int: int.__int__, float: float.__float__}
+_PLAIN: dict[type, Callable[[Any], object]] = {
+    str: str.__str__,
+    int: int.__int__,
+    float: float.__float__,
+    types.MappingProxyType: dict,  # headers of events and messages
+}
 _encoder = msgspec.json.Encoder(enc_hook=natural)
 
 

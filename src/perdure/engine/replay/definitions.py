@@ -12,7 +12,7 @@ from typing import Any, cast
 from perdure.engine.history.codec import Signature
 from perdure.engine.history.digests import Call
 from perdure.engine.history.hints import signature
-from perdure.model import limits
+from perdure.model import limits, schedules
 from perdure.model.durations import Duration, seconds
 from perdure.model.retries import Retry
 from perdure.model.schedules import Schedule
@@ -76,7 +76,11 @@ class WorkflowDefinition:
         event: str | None = None,
     ) -> None:
         self.function = function
-        self.name: str = limits.name(name, "workflow name")
+        self.name: str = (
+            limits.name(name, "workflow name")
+            if schedule is None
+            else limits.name(name, "the name of a workflow with cron=", schedules.NAME_MAX)
+        )
         self.max_tries = max_tries
         self.schedule = schedule
         self.event = event  # the type of the events that start it

@@ -76,7 +76,7 @@ class Claiming:
             return 0
         slots = self._slots.reserve(len(served))
         try:
-            return await self._take(served, slots) if slots else 0
+            return await self._take(served, slots)
         finally:
             for slot in slots:
                 slot.rest()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from perdure.engine.execution.clock import steady
 from perdure.engine.replay.guard import is_interruption
@@ -35,6 +35,8 @@ class TaskHealth:
     - `restarts`: the number of restarts since the App or Client was opened.
     - `failures`: the number of failures in a row, with no success in between.
     - `last_error`: the type and message of the last error, or None.
+    - `broker`: whether its message broker is `"available"`, `"unavailable"` (it does not answer) or `"refused"`
+      (`last_error` says what has to be corrected); None if the task has none, or has not used it yet.
     """
 
     name: str
@@ -42,6 +44,7 @@ class TaskHealth:
     restarts: int = 0
     failures: int = 0
     last_error: str | None = None
+    broker: Literal["available", "unavailable", "refused"] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,10 @@ class Health:
 
     @property
     def ok(self) -> bool:
-        """Return whether the database answers, all migrations are applied and all background tasks are healthy."""
+        """Return whether the database answers, all migrations are applied and all background tasks are healthy.
+
+        Brokers do not count: without them runs are executed, and messages wait.
+        """
         return self.database and self.migrations and all(each.alive and not each.failures for each in self.tasks)
 
 
@@ -109,6 +115,7 @@ class Supervised:
         self._given_up = given_up
         self._restarts = self._failures = 0
         self._last_error: str | None = None
+        self._broker: Literal["available", "unavailable", "refused"] | None = None
 
     def succeeded(self) -> None:
         """Report a success, which resets the count of failures."""
@@ -118,6 +125,14 @@ class Supervised:
     def unavailable(self, error: BaseException) -> None:
         """Report that the database does not answer and that the task retries. Any thread may call this."""
         self._outage.notice(self.name, error)
+
+    def broker_failed(self, error: BaseException, state: Literal["unavailable", "refused"]) -> None:
+        """Report that the task cannot use its broker and retries."""
+        self._broker, self._last_error = state, f"{type(error).__name__}: {error}"
+
+    def broker_answered(self) -> None:
+        """Report that the broker of the task answers."""
+        self._broker = "available"
 
     def rest(self) -> None:
         """Report that the task has nothing to do, so that it no longer counts as affected by an outage."""
@@ -156,7 +171,7 @@ class Supervised:
     @property
     def health(self) -> TaskHealth:
         """Return the health of the task."""
-        return TaskHealth(self.name, self.alive, self._restarts, self._failures, self._last_error)
+        return TaskHealth(self.name, self.alive, self._restarts, self._failures, self._last_error, self._broker)
 
 
 class Supervisor:

@@ -148,7 +148,7 @@ class SQLiteBackend:
         return SQLiteSession(self._operations, await self._writer.submit(OpenTransaction()))
 
     def executor(self) -> Executor:
-        return WriterExecutor(self._writer)
+        return WriterExecutor(self._writer, read_only=self._read_only)
 
     @asynccontextmanager
     async def exclusive(self) -> AsyncIterator[Script]:

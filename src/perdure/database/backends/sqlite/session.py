@@ -30,15 +30,16 @@ class OwnSQL(Rows):
 
 
 class WriterExecutor(OwnSQL):
-    """Run every statement in a transaction of its own, on the writer."""
+    """Run every statement in a transaction of its own, on the writer; without one if the database is only read."""
 
     native = None
 
-    def __init__(self, writer: Writer) -> None:
+    def __init__(self, writer: Writer, *, read_only: bool) -> None:
         self._writer = writer
+        self._read_only = read_only
 
     async def _do(self, run: Callable[[sqlite3.Connection], T]) -> T:
-        return await self._writer.submit(Job(run))
+        return await self._writer.submit(Job(run, bare=self._read_only))
 
 
 class ScriptExecutor:
