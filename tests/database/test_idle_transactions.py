@@ -11,8 +11,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from perdure.database.backends.mysql import backend as mysql_backend
 from perdure.database.backends.mysql import url as mysql_url
 from perdure.database.backends.postgres import url as postgres_url
+from perdure.database.backends.server import adapter, transaction
 from perdure.database.backends.server.backend import ServerBackend
 from perdure.database.operation import Operation, Work
 from perdure.errors import ConfigurationError, DatabaseUnavailableError
@@ -167,6 +169,35 @@ async def test_operation_ended_by_the_idle_timeout_is_retried(
     found = await storage.get_instance("i-1")
     assert found is not None
     assert found.current_activity_id == "s:2"
+
+
+class Clock:
+    """Stands for `time` in the modules that measure pauses; the server has a clock of its own."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+async def test_operation_whose_pauses_are_short_is_not_ended(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time counts from the last answer, not from the beginning."""
+    clock, runs = Clock(), 0
+    for module in (adapter, transaction, mysql_backend):
+        monkeypatch.setattr(module, "time", clock)
+
+    def steps() -> Operation[int]:
+        nonlocal runs
+        runs += 1
+        for n in (1, 2, 3):
+            yield from append(event_params(HistoryEvent("i-1", f"s:{n}", "StepDone")), lease)
+            clock.now += 40
+        return runs
+
+    async with open_storage(f"{place.url}?idle_transaction_timeout=60") as storage:
+        lease = await leased(storage, "i-1")
+        assert await storage._backend.write(Work(steps)) == 1
 
 
 async def test_idle_timeout_applies_to_its_own_session_only(

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from asyncio.subprocess import PIPE, Process
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,14 @@ from perdure.database.backends.sqlite import backend as sqlite
 from perdure.database.backends.sqlite import jobs as writer_jobs
 from perdure.database.backends.sqlite.commits import roll_back
 from perdure.database.backends.sqlite.writer_lock import WriterLock
-from perdure.errors import ConfigurationError, DatabaseUnavailableError, SchemaError, StorageError
+from perdure.database.operation import Operation, Work
+from perdure.errors import (
+    CommitUnknownError,
+    ConfigurationError,
+    DatabaseUnavailableError,
+    SchemaError,
+    StorageError,
+)
 from perdure.model.records import ListInstancesOptions, WorkflowInstance
 from perdure.storage.stores import SQLiteStorage, SQLStorage, open_storage
 from tests.engine.waiting import until
@@ -474,3 +482,21 @@ def test_failed_rollback_is_logged_and_not_raised(caplog: pytest.LogCaptureFixtu
     roll_back(connection)
     assert not connection.in_transaction
     connection.close()
+
+
+@pytest.mark.parametrize("repeat", [False, True])
+async def test_write_whose_commit_is_unknown_is_repeated_only_if_that_is_safe(url: str, repeat: bool) -> None:
+    runs = 0
+
+    def operation() -> Operation[int]:
+        nonlocal runs
+        runs += 1
+        if runs == 1:
+            raise CommitUnknownError("the disk failed")
+        yield from ()
+        return runs
+
+    async with open_storage(url) as storage:
+        with nullcontext() if repeat else pytest.raises(CommitUnknownError):
+            assert await storage._backend.write(Work(operation, repeat=repeat)) == 2
+    assert runs == (2 if repeat else 1)

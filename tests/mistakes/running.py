@@ -274,7 +274,8 @@ async def _(url, shop):
         raise ConnectionError("no route to the chat")
 
     async with App(url, hooks=[notify]):
-        await shop.order.options(id="order-1").start("A-1")
+        run = await shop.order.options(id="order-1").start("A-1")
+        await run.result()
 
 
 @mistake("a hook that takes two arguments")
@@ -282,7 +283,8 @@ async def _(url, shop):
     def notify(run, event): ...
 
     async with App(url, hooks=[notify]):
-        await shop.order.options(id="order-1").start("A-1")
+        run = await shop.order.options(id="order-1").start("A-1")
+        await run.result()
 
 
 @mistake("an exception class that is defined in a function, caught by its class")

@@ -25,7 +25,8 @@ from tests.support.databases import DATABASES
 LEFT_OUT = tuple(
     f"tests/{name}"
     for name in (
-        *("chaos", "docs", "engine/crashes", "mutants", "packaging", "planted", "testing", "typecheck"),
+        *("chaos", "docs", "engine/crashes", "mutants", "packaging", "planted", "testing/crashes", "typecheck"),
+        *("testing/test_plugin.py", "testing/test_replay_mark.py"),
         *("database/test_servers.py", "storage/test_benchmark.py", "storage/test_stopped_workers.py"),
     )
 )
@@ -34,9 +35,11 @@ LINES = 1000  # more than any module has
 
 # Tests of a module that its traces cannot tell: they execute it in other processes, or nearly all tests execute it.
 NAMED = {
+    "engine/api/background.py": "tests/engine/api/test_sync_processes.py::test_client_that_was_used_before_a_fork",
     "engine/api/app.py": "tests/engine/worker/test_shutdown.py::test_second_signal",
     "engine/api/step_info.py": "tests/engine/api/test_steps.py::test_kinds",
     "engine/worker/worker.py": "tests/engine/api/test_logs.py::test_started_worker",
+    "engine/worker/work_loop.py": "tests/engine/worker/test_waking.py::",
     "engine/worker/claiming.py": "tests/engine/api/test_logs.py::test_end_of_a_back_off",
     "engine/execution/run.py": "tests/engine/worker/test_leases.py::test_run_that_resumes",
     "engine/execution/recorder.py": "tests/engine/worker/test_no_progress.py::test_result",
@@ -44,6 +47,7 @@ NAMED = {
     "engine/execution/attempts.py": "tests/engine/execution/test_cancel.py::test_cancel",
     "engine/history/hints.py": "tests/engine/history/test_codec.py::",
     "engine/history/unions.py": "tests/engine/history/test_codec.py::",
+    "storage/timers.py": "tests/faults/test_storage_faults.py::test_timers_fire_without_an_error",
     "storage/sql/history.sql": "tests/storage/plans/test_plans.py::test_no_statement_reads_more",
     "database/backends/mysql/backend.py": "tests/database/test_mysql.py::test_url_options",
     "database/dialects/": "tests/database/test_features.py::",

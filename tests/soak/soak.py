@@ -31,7 +31,7 @@ RATE = 5.0
 LEFT_SEC = 60.0
 # Autovacuum looks every ten seconds instead of every minute: retention deletes minutes after, not days.
 SETTINGS = {"postgresql": {"autovacuum_naptime": "10s"}, "mysql": {}}
-NOTHING_KEPT = Retention(finished=0.001, messages=0.001, outbox=0.001)
+NOTHING_KEPT = Retention(finished=0.001, messages=0.001, outbox=0.001, message_ids=0.001)
 # Tables with a few rows that stay: ledgers, definitions, locks, and one row for each source of events.
 KEPT = {
     "schema_version", "workflow_definitions", "system_locks", "perdure_lock_tokens", "perdure_workers",

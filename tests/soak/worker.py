@@ -61,7 +61,7 @@ def main(options: WorkerOptions) -> None:
         workflows=[*workflows.UNCHANGED, *([workflows.evolving] if options.serves_all else [])],
         lease=LEASE_SEC,
         max_cached_runs=CACHED_RUNS,
-        retention=Retention(finished=keep, messages=keep, outbox=keep, every=min(SWEEP_SEC, keep)),
+        retention=Retention(finished=keep, messages=keep, outbox=keep, every=min(SWEEP_SEC, keep), message_ids=keep),
         publisher=Publisher(Path(options.folder) / "published").publish,
         worker_id=worker_id(os.getpid()),
     )

@@ -41,6 +41,7 @@ HOUR = 3600.0
 SLEPT = "2:timer"  # the step before the workflow's own code
 LIMIT_SEC = 60.0
 BLOCKED_SEC = 0.015  # a program that has called nothing for so long waits for its runs; it polls every 5 ms
+BLOCKED_LOOKS = 4  # and in so many looks: a busy machine may stop the process, and each look gives the program a turn
 NEVER_SEC = 1e6
 CALLBACKS_MAX, STEPS_MAX = 100_000, 100  # so that a body soon exceeds the limits of the engine
 GROUPS = (bodies, calling, running, starting)
@@ -144,7 +145,8 @@ class ProgramPlay(Play):
         self._callers = Gate(_nothing)
         self._requests: list[tuple[dict[str, Any] | None, asyncio.Future[None]]] = []
         self._app_settings: dict[str, Any] = {}
-        self._blocked_since: float | None = None
+        self._blocked_since, self._blocked_looks = 0.0, 0
+        self._had_stopped = False  # at the last look
         self._until = time.monotonic() + LIMIT_SEC
         self._is_over = False
 
@@ -158,7 +160,8 @@ class ProgramPlay(Play):
             async def __aenter__(self) -> Client:
                 await play.request(settings)
                 self.caller = Caller(url, play._clock, play._callers)
-                return await self.caller.__aenter__()
+                client: Client = await play._callers.counted(self.caller.__aenter__())
+                return client
 
             async def __aexit__(self, *error: Any) -> None:
                 await play.request(None)
@@ -219,25 +222,34 @@ class ProgramPlay(Play):
     def _has_ended(self) -> bool:
         return self._program is None or self._program.done()
 
+    @property
+    def _has_stopped(self) -> bool:
+        """Whether the program does nothing before the rig does."""
+        return bool(self._requests) or self._has_ended
+
     def _settings(self) -> dict[str, Any]:
         return self._app_settings
 
     async def _is_quiet(self) -> bool:
+        self._had_stopped = self._has_stopped  # asked first: what follows sees only earlier calls
         if self._has_ended and not self._live:
             return True
         if time.monotonic() > self._until:
             raise await self._stalled()
-        has_stopped = bool(self._requests) or self._has_ended  # asked first: what follows sees only earlier calls
         if (self._live and not await super()._is_quiet()) or self._callers.calls:
-            self._blocked_since = None
+            self._blocked_looks = 0
             return False
-        if has_stopped:
+        if self._had_stopped:
             return True
-        self._blocked_since = self._blocked_since or time.monotonic()
-        return time.monotonic() - self._blocked_since > BLOCKED_SEC
+        if not self._blocked_looks:
+            self._blocked_since = time.monotonic()
+        self._blocked_looks += 1
+        return self._blocked_looks > BLOCKED_LOOKS and time.monotonic() - self._blocked_since > BLOCKED_SEC
 
     async def _move_on(self) -> bool:
-        self._blocked_since = None
+        self._blocked_looks = 0
+        if self._has_stopped and not self._had_stopped:
+            return True  # after the last look: its runs may have something to do
         if self._requests:
             gone = [each.app.worker_id for each in self._workers if each not in self._live]
             if self._live and await self._leased(gone):  # the program ends after the takeover
@@ -284,6 +296,7 @@ _REPORTS = {  # log messages, and the commits after which workers log them
     re.compile(r"^ERROR perdure\.engine: hook notify failed on RunStarted"): "lease 1",
     re.compile(r"^ERROR perdure\.engine: hook notify failed on StepCompleted"): "ActivityCompleted",
     re.compile(r"^ERROR perdure\.engine: hook notify failed on RunWaiting"): "waiting_for_timer",
+    re.compile(r"^ERROR perdure\.engine: hook notify failed on RunCompleted"): "lease 4",  # the end of the order
 }
 
 

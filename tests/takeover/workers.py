@@ -66,21 +66,21 @@ class Gate:
 
         async def guarded_read(work: Any, *, bounded: bool) -> Any:
             await self._enter()
-            return await self._counted(read(work, bounded=bounded))
+            return await self.counted(read(work, bounded=bounded))
 
         async def guarded_write(work: Any) -> Any:
             await self._enter()
-            answer = await self._counted(write(work))
+            answer = await self.counted(write(work))
             await self._leave()
             return answer
 
         async def guarded_begin() -> Session:
             await self._enter()
-            session: Any = await self._counted(begin())
+            session: Any = await self.counted(begin())
             commit = session.commit
 
             async def guarded_commit() -> None:
-                await self._counted(commit())
+                await self.counted(commit())
                 await self._leave()
 
             session.commit = guarded_commit
@@ -99,7 +99,8 @@ class Gate:
 
         backend.write = guarded_write
 
-    async def _counted(self, call: Awaitable[Any]) -> Any:
+    async def counted(self, call: Awaitable[Any]) -> Any:
+        """Await something that is a call under way until then."""
         self.calls += 1
         try:
             return await call

@@ -192,6 +192,27 @@ async def _noticed(run: Any) -> None:
     await until(is_there)
 
 
+@workflow(name="kit.greeting")
+async def greeting(name: str) -> str:
+    return f"Hello {name}"
+
+
+@workflow(name="kit.starter")
+async def starter(name: str) -> str:
+    return (await greeting.options(id="greeting-1").start(name)).id
+
+
+async def test_ids_of_runs_that_the_code_started_are_kept(reference: Database) -> None:
+    async with App(reference.url):
+        run = await starter.start("Ann")
+        assert await run.result(30) == "greeting-1"
+        history = await history_of(run)
+    for defined in (starter, None):
+        found = redacted(history, hide_all, defined)
+        assert "Ann" not in str(found.to_json())
+        assert replay(starter, found).result == "greeting-1"
+
+
 def test_redacted_digest_is_compared_with_nothing_and_keeps_its_time() -> None:
     recorded = REDACTED + stamp(3.5)
     assert not Call("a").differs(recorded)

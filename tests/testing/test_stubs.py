@@ -26,6 +26,7 @@ from perdure import (
     workflow,
 )
 from perdure.errors import StubError
+from perdure.testing import TestApp
 from perdure.testing.stubs import Call
 from tests.support.storages import Database
 
@@ -521,3 +522,13 @@ def test_programs_do_not_import_the_testing_kit() -> None:
     program = "import sys, perdure; print([name for name in sys.modules if name.startswith('perdure.testing')])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+async def test_stub_without_a_delay_takes_no_time() -> None:
+    @workflow
+    async def buying_in_time() -> str:
+        return (await charge.options(timeout=0.5)("A-1")).number
+
+    async with TestApp():  # by its clock, so a slow machine is no reason for a timeout
+        with charge.stub(returns=Receipt("r", 1.0)):
+            assert await (await buying_in_time.start()).result() == "r"
