@@ -2,7 +2,7 @@
 
 PY := .venv/bin/python
 READY := .venv/.perdure-ready
-# Demonstrations need only the package: without .venv they use a small environment of their own.
+# Demonstrations need little: without .venv they use a small environment of their own.
 DEMO := $(if $(wildcard $(READY)),.venv,.venv-demo)
 CODE := $(wildcard src tests benchmarks examples scripts)
 
@@ -16,7 +16,7 @@ PYTEST ?= -n $(WORKERS) --maxprocesses 4 --dist worksteal --assert=plain
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-python lint mypy pyright demo demo-storage chaos kills takeover soak screenshots planted mutants bench bench-charts bench-growth bench-instructions bench-limit bench-peers bench-statements bench-storage bench-compare fuzz-http relay-kills size audit clean
+.PHONY: help setup test test-python lint mypy pyright demo demo-storage chaos kills takeover soak docs docs-serve screenshots planted mutants bench bench-charts bench-growth bench-instructions bench-limit bench-peers bench-statements bench-storage bench-compare fuzz-http relay-kills size audit clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -63,7 +63,7 @@ chaos: $(READY) ## try to break every guarantee, for hours; CHAOS="--rig kills -
 kills: $(READY) ## kill worker processes 200 times on each database
 	$(PY) -m tests.chaos --rig kills --count 200
 
-relay-kills: $(READY) ## kill relay processes 50 times while they publish 10,000 events; KILLS="--events 1000 --kills 10"
+relay-kills: $(READY) ## kill relay processes 50 times while they publish 10,000 events; KILLS="--broker nats --events 1000 --kills 10"
 	$(PY) -m tests.brokers.relay_kills $(KILLS)
 
 soak: $(READY) ## run a mixed load for 30 minutes on all databases at once; does anything grow? SOAK="--minutes 3 --database sqlite"
@@ -71,6 +71,12 @@ soak: $(READY) ## run a mixed load for 30 minutes on all databases at once; does
 
 takeover: $(READY) ## change the worker of every feature and mistake at each commit; TAKEOVER="--database sqlite"
 	$(PY) -m tests.takeover $(TAKEOVER)
+
+docs: $(READY) ## build the documentation site, in build/docs/site
+	$(PY) -m scripts.docs build
+
+docs-serve: $(READY) ## show the documentation site at http://127.0.0.1:8000, rebuilt when a page or docstring changes
+	$(PY) -m scripts.docs serve
 
 screenshots: $(READY) ## make the screenshots of docs/dashboard.md, with Chromium
 	$(PY) -m scripts.screenshots

@@ -1,6 +1,7 @@
 #!/bin/sh
 # Creates .venv and installs the package with its extras and the dev group into it, with uv or else pip. An argument
-# names one more group; `demo` creates .venv-demo instead, with the package alone. An existing environment is kept and
+# names one more group; `demo` creates .venv-demo instead, with what the
+# demonstrations and the dashboard need. An existing environment is kept and
 # completed. PYTHON names the interpreter (default: the first suitable one).
 set -eu
 cd "$(dirname "$0")/.."
@@ -62,7 +63,7 @@ venv=.venv
 if [ "${1-}" = demo ]; then venv=.venv-demo; fi
 suits "$venv/bin/python" || make_venv
 if [ "$venv" = .venv-demo ]; then
-    install --editable .
+    install --editable '.[cli,dashboard]'
 else
     install --editable '.[all]' --group dev ${1:+--group "$1"}
     # Edda needs version 1 of this SDK; the HTTP API is tested with the current version as well.

@@ -86,8 +86,8 @@ async def wait_for_mine(number: int) -> int:
 # Throughput, always 100 runs in flight.
 
 
-def throughput(workflow: "Workflow[[int], int]", steps_each: int) -> Play:
-    """Return a measurement of the steps per second of many runs of a workflow."""
+def throughput(workflow: "Workflow[[int], int]", steps_each: int, **settings: Any) -> Play:
+    """Return a measurement of the steps per second of many runs of a workflow, by an app with these settings."""
 
     async def play(url: str, size: int) -> Figures:
         numbers = iter(range(max(IN_FLIGHT, size // steps_each)))
@@ -99,7 +99,7 @@ def throughput(workflow: "Workflow[[int], int]", steps_each: int) -> Play:
                 done += 1
             return done
 
-        async with App(url):
+        async with App(url, **settings):
             await (await workflow.start(-1)).result()
             before, cpu = time.perf_counter(), cpu_sec()
             runs = sum(await asyncio.gather(*(caller() for _ in range(IN_FLIGHT))))
