@@ -23,6 +23,8 @@ from perdure.database.backends.postgres import PostgresBackend
 from perdure.database.backends.sqlite import SQLiteBackend
 from tests.support.databases import connect_mysql, fetch_mysql
 
+ENDING_SEC = 0.005  # a pause while a session ends
+
 Counts = Counter[str]
 FIGURES = ("statements", "round_trips", "commits", "rows_read", "rows_written", "hot_updates", "log_bytes")
 
@@ -118,14 +120,19 @@ SELECT COALESCE(sum(seq_tup_read + COALESCE(idx_tup_fetch, 0)), 0)::bigint,
        (SELECT pg_current_wal_insert_lsn() - '0/0')::bigint,
        (SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint)
   FROM pg_stat_user_tables"""
+    _OTHERS = """
+SELECT count(*) FROM pg_stat_activity
+ WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> ALL ($1::int[])"""
 
     def __init__(self, asker: Any) -> None:
         self._asker = asker
         self.counts = Counts()
         self.backends: dict[Any, asyncio.AbstractEventLoop] = {}
+        self.connections: list[Any] = []
 
     async def read(self) -> Counts:
         counts = Counts(self.counts)
+        await self._wait_for_closed_sessions()
         for backend, loop in self.backends.items():
             if loop is asyncio.get_running_loop():  # a thread has connections for heartbeats
                 await self._flush(backend._pool)
@@ -133,8 +140,19 @@ SELECT COALESCE(sum(seq_tup_read + COALESCE(idx_tup_fetch, 0)), 0)::bigint,
         names = ("rows_read", "rows_written", "hot_updates", "log_bytes", "commits")
         return counts + Counts(dict(zip(names, await self._asker.fetchrow(self._ASK), strict=True)))
 
+    async def _wait_for_closed_sessions(self) -> None:
+        """Wait until sessions that were closed have ended on the server: they report their statistics only then."""
+        while await self._asker.fetchval(self._OTHERS, self._open_sessions()):  # noqa: ASYNC110 - the server tells nobody
+            await asyncio.sleep(ENDING_SEC)
+
+    def _open_sessions(self) -> list[int]:
+        self.connections[:] = [each for each in self.connections if not each.is_closed()]
+        return [each.get_server_pid() for each in (self._asker, *self.connections)]
+
     async def _flush(self, pool: Any) -> None:
-        """Have the idle sessions of a pool report their statistics, which they do once a second otherwise."""
+        """Have the sessions of a pool report their statistics, which they do once a second otherwise."""
+        while pool.used:  # noqa: ASYNC110 - by a notification that follows a commit
+            await asyncio.sleep(ENDING_SEC)
         idle = list(iter(pool.take, None))
         for connection in idle:
             with suppress(asyncpg.UndefinedFunctionError):  # PostgreSQL 14
@@ -172,6 +190,7 @@ def _counting_postgres(asker: Any) -> Iterator[PostgresCounters]:
     async def watched(backend: PostgresBackend) -> Any:
         connection = await dial(backend)
         connection._protocol = _CountedProtocol(connection._protocol, counters)
+        counters.connections.append(connection)
         counters.backends[backend] = asyncio.get_running_loop()
         return connection
 
