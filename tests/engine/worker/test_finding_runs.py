@@ -13,7 +13,7 @@ import pytest
 
 from perdure import App, Retry, WorkflowStatus, activity, set_state, sleep, wait_event, workflow
 from perdure.engine.execution.slots import Slot
-from perdure.engine.worker.work_loop import LOOK_SEC
+from perdure.engine.worker.work_loop import LOOK_SEC, OVERDUE_SEC
 from perdure.model.records import ResumableWorkflow, WorkflowInstance
 from tests.engine.gates import approved, gated, gates, note, open_gates, seen, two_gates
 from tests.engine.gates import forget as forget_gates
@@ -62,6 +62,11 @@ async def test_slow_run_does_not_delay_other_runs(shared: Database) -> None:
 async def test_worker_that_cannot_take_due_work_looks_for_it_less_and_less_often(database: Database) -> None:
     async with App(database.url, workflows=[simple]) as app:
         await app._storage.create_instance(WorkflowInstance("a", "of another worker", owner_service="perdure"))
+
+        async def is_due() -> bool:  # by the worker's clock, which is a little behind that of the database
+            return await app._worker.work_loop.look() >= OVERDUE_SEC
+
+        await until(is_due)
         for _ in range(5):  # the worker itself may look in between
             pauses = [await app._worker.work_loop.look() for _ in range(4)]
             assert pauses[0] > 0
