@@ -36,7 +36,7 @@ def effects(tmp_path: Path) -> Iterator[Path]:
     EFFECTS.close()
 
 
-@pytest.mark.timeout(3600 if CHOSEN == "all" else 120)
+@pytest.mark.timeout(14_400 if CHOSEN == "all" else 120)
 @pytest.mark.parametrize("backend", DATABASES)
 async def test_run_completes_correctly_despite_a_fault_at_any_call(
     backend: str, backend_database: BackendDatabase, effects: Path

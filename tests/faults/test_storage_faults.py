@@ -59,7 +59,7 @@ async def spread(enumerator: Enumerator, place: int) -> list[Case]:
     return found
 
 
-@pytest.mark.timeout(3600 if CHOSEN == "all" or CHOSEN in OPERATIONS else 120)
+@pytest.mark.timeout(14_400 if CHOSEN == "all" or CHOSEN in OPERATIONS else 120)
 async def test_fault_at_any_call_is_reported_and_the_operation_is_atomic(
     enumerator: Enumerator, request: pytest.FixtureRequest
 ) -> None:
