@@ -1,5 +1,6 @@
 """The commands that change runs."""
 
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,24 @@ async def test_run_is_started_by_name_and_released_by_an_event(database: Databas
         assert done.json["result"] == 3
         failed = await cli("start", "cli.order", "-i", '{"order_id": "A", "amount": -1}', "--wait", *url, code=1)
         assert ("failed" in failed.err, failed.out) == (True, "")
+
+
+async def test_values_come_from_the_standard_input(file: Database, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = ("--database", file.url)
+
+    async def with_input(text: str, *arguments: str) -> str:
+        monkeypatch.setattr("sys.stdin", StringIO(text))
+        return (await cli(*arguments, *url)).out
+
+    async with App(file.url) as app:
+        await with_input('{"order_id": "A-1", "amount": 2}', "start", "cli.order", "--input", "-", "--id", "o-1", *SHOP)
+        await until_unpaid(app.get("o-1"))
+        await with_input('{"order_id": "A-1"}', "send", "cli.paid", "-", "--to", "o-1")
+        assert await app.get("o-1").result(60) == "receipt A-1"
+        waiting = await listener.options(id="l-1").start()
+        await status_of(waiting, WorkflowStatus.WAITING_FOR_MESSAGE)
+        await with_input("[1]", "publish", "cli.news", "-")
+        assert await waiting.result(60) == [1]
 
 
 async def test_unknown_workflow_is_answered_with_the_names_of_the_user_only(file: Database, cli: Cli) -> None:

@@ -27,6 +27,7 @@ PASSWORD = "s3cr3t-passw0rd"
     [
         (["bogus"], 2, 'Unknown command "bogus"'),
         (["run"], 2, 'Did you mean "runs"?'),
+        (["-d", "sqlite:///x.db", "runs"], 2, "-d is no command: options follow the command"),
         (["runs", "--limit", "x"], 2, "--limit"),
         (["runs", "--limit", "0"], 2, "a page has 1 to 1000 runs"),
         (["runs", "--after", "x"], 2, "page"),

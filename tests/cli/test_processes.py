@@ -133,7 +133,7 @@ async def test_bulk_change_asks_in_a_terminal(file: Database, tmp_path: Path) ->
     finally:
         os.close(leader)
         os.close(follower)
-    assert (done.returncode, done.stderr) == (1, "cancel 1 runs? [y/N] perdure: nothing was changed\n")
+    assert (done.returncode, done.stderr) == (1, "cancel 1 run? [y/N] perdure: nothing was changed\n")
 
 
 @pytest.mark.parametrize("name", ["shop:app", "shop"])
@@ -281,7 +281,11 @@ async def _is_served(client: Client) -> bool:
 
 
 def test_new_project_has_a_test_that_passes(tmp_path: Path) -> None:
-    program(tmp_path, "init", "my-shop")
+    assert program(tmp_path, "init", "my-shop").err == "next: cd my-shop && perdure dev\n"
+    assert program(tmp_path, "init", "in two words/shop").err == "next: cd 'in two words/shop' && perdure dev\n"
+    assert program(tmp_path / "in two words", "init", "shop", code=2).err.startswith("perdure: shop has workflows.py")
+    (tmp_path / "here").mkdir()
+    assert program(tmp_path / "here", "init").err == "next: perdure dev\n"
     folder = tmp_path / "my-shop"
     assert "choose a new folder" in program(tmp_path, "init", "my-shop", code=2).err
     assert "no name of a project" in program(tmp_path, "init", "1 2", code=2).err

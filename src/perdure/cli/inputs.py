@@ -10,6 +10,7 @@ from perdure.cli.exits import UsageError
 from perdure.inspection.filters import FilterError, parse_age
 
 STDIN = "-"
+STDIN_FILE = "@-"
 
 
 def json_value(given: str, what: str) -> Any:
@@ -30,7 +31,7 @@ def json_object(given: str, what: str) -> dict[str, Any]:
 
 
 def _read(given: str, what: str) -> str:
-    if given == STDIN:
+    if given in (STDIN, STDIN_FILE):
         return sys.stdin.read()
     if not given.startswith("@"):
         return given

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from perdure.cli import exits
-from perdure.cli.table import COMMANDS, DEFAULTS, GROUPS
+from perdure.cli.inputs import STDIN, STDIN_FILE
+from perdure.cli.table import COMMANDS, DEFAULTS, GROUPS, READ_STDIN
 from perdure.error_pages import page_address
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ EPILOGUE = "Documentation: https://github.com/perdure/perdure/blob/main/docs/cli
 def run(arguments: Sequence[str]) -> int:
     """Run the command line and return its exit code. Errors are printed without a traceback, unless `--debug` asks."""
     try:
-        code = _run(_with_defaults(list(arguments)))
+        code = _run(_with_stdin(_with_defaults(list(arguments))))
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:
@@ -46,6 +47,9 @@ def _run(arguments: list[str]) -> int:
     try:
         command, bound, _ = program.parse_args(arguments, print_error=False, exit_on_error=False)
     except CycloptsError as error:
+        if arguments and arguments[0].startswith("-"):
+            hint = f"{arguments[0]} is no command: options follow the command, as in `perdure runs --database URL`"
+            raise exits.UsageError(hint) from error
         raise exits.UsageError(_sentence(error)) from error
     result = command(*bound.args, **bound.kwargs)
     if inspect.isawaitable(result):
@@ -92,6 +96,13 @@ def _with_defaults(arguments: list[str]) -> list[str]:
     if len(arguments) > 1 and (arguments[1] in known or arguments[1] in HELP_FLAGS):
         return arguments
     return [arguments[0], DEFAULTS[arguments[0]], *arguments[1:]]
+
+
+def _with_stdin(arguments: list[str]) -> list[str]:
+    """Return the arguments with `@-` instead of `-`, which cyclopts would reject as an unknown option."""
+    if not arguments or arguments[0] not in READ_STDIN:
+        return arguments
+    return [STDIN_FILE if each == STDIN else each for each in arguments]
 
 
 def _sentence(error: Exception) -> str:

@@ -108,7 +108,9 @@ async def _change_all(client: Client, options: Bulk, common: Common, action: Act
         found = await count(client, action, selection)
     progress, run = Progress(action, found, done=found if options.dry_run else 0), None
     if found and not options.dry_run:
-        _confirm(f"{action} {found:,}{' or more' if found == RUNS_MAX else ''} runs?", options)
+        _confirm(
+            f"{action} {found:,}{' or more' if found == RUNS_MAX else ''} {'run' if found == 1 else 'runs'}?", options
+        )
         run = await start(client, action, selection, reason)
         output.note(f"run {run.id} carries this out, also if this command is ended: see `perdure show {run.id}`")
         async with serving(client):

@@ -1,6 +1,7 @@
 """`perdure init`."""
 
 import re
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -33,4 +34,5 @@ def init(
             opened.write(text)
     output = Output(common)
     output.listing("files", [{"path": str(folder / file)} for file in files], [Column("path", is_whole=True)])
-    output.note(f"next: cd {folder} && perdure dev")
+    enter = "" if folder == Path() else f"cd {shlex.quote(str(folder))} && "
+    output.note(f"next: {enter}perdure dev")
