@@ -19,6 +19,7 @@ RUN = RunInfo("o-1", "order", WorkflowStatus.RUNNING, {}, None, None, None, befo
 WORKER = WorkerInfo("w-1", before(days=1), before(seconds=3), True, ("order",), 15.0)
 DEAD = replace(WORKER, is_live=False, beat_at=before(minutes=3))
 OTHER = replace(WORKER, id="w-2", workflows=("other",))
+PAID = WaitInfo(WaitKind.EVENT, "paid")
 WAITING = replace(RUN, status=WorkflowStatus.WAITING_FOR_MESSAGE)
 
 
@@ -67,13 +68,19 @@ WAITING = replace(RUN, status=WorkflowStatus.WAITING_FOR_MESSAGE)
             replace(WAITING, waiting_for=(WaitInfo(WaitKind.TIMER, "2:timer", before(minutes=2)),)),
             [],
             "waiting",
-            ["the timer 2:timer, due 2 min ago", "That was due 2 min ago: is a worker running?"],
+            ["the timer of step 2:timer, due 2 min ago", "That was due 2 min ago: is a worker running?"],
         ),
         (
             replace(WAITING, waiting_for=(WaitInfo(WaitKind.CHILD, "pack"), WaitInfo(WaitKind.CHANNEL, "news"))),
             [WORKER],
             "waiting",
             ["the first of: the end of its child 'pack'; a message on channel 'news'"],
+        ),
+        (
+            replace(WAITING, waiting_for=(WaitInfo(WaitKind.TIMER, "1:timer", before(minutes=-2)), PAID)),
+            [WORKER],
+            "waiting",
+            ["the first of: an event of type 'paid'; the timer of step 1:timer, due in 2 min"],
         ),
         (
             replace(RUN, status=WorkflowStatus.FAILED, finished_at=before(minutes=5), error=ErrorInfo("E", "no")),

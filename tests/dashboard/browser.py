@@ -82,6 +82,11 @@ class Watched:
         """Return whether the page scrolls sideways."""
         return bool(await self.page.evaluate("document.documentElement.scrollWidth > innerWidth"))
 
+    async def tables_that_scroll(self) -> list[str]:
+        """Return the begin of each table that is wider than its place."""
+        wide = "[...document.querySelectorAll('.scroll')].filter((each) => each.scrollWidth > each.clientWidth)"
+        return list(await self.page.evaluate(f"{wide}.map((each) => each.textContent.slice(0, 100))"))
+
     async def cut_cards(self) -> list[str]:
         """Return the texts of the overview's numbers that do not fit."""
         cut = "[...document.querySelectorAll('.card')].filter((each) => each.scrollWidth > each.clientWidth)"

@@ -94,6 +94,30 @@ async def parent(order_id: str) -> str:
     return await approval(order_id)
 
 
+@activity(name="shop.book", retry=ONCE)
+async def book(order_id: str) -> str:
+    return f"room for {order_id}"
+
+
+@book.compensation
+async def unbook(order_id: str) -> None:
+    """Cancel the booking, which takes until the gate is open."""
+    while not gate.is_set():  # noqa: ASYNC110 - an asyncio.Event belongs to one loop
+        await asyncio.sleep(0.01)
+
+
+@workflow(name="shop.trip")
+async def trip(order_id: str) -> str:
+    await book(order_id)
+    return await charge(order_id, 5.0)
+
+
+@workflow(name="shop.family")
+async def family(order_id: str) -> str:
+    await payment(order_id)
+    return await approval(order_id)
+
+
 @workflow(name="shop.listener")
 async def listener() -> object:
     await join_group("shop.listeners")

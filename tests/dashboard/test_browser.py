@@ -71,6 +71,7 @@ async def test_every_page_is_clean_accessible_and_fits_a_phone(app: App) -> None
                 for path in PAGES:
                     await seen.go(path)
                     assert not await seen.is_too_wide(), (path, width)
+                    assert await seen.tables_that_scroll() == [], (path, width)
                     assert await seen.cut_cards() == []
                     if path.endswith("/history") and width > 1000:
                         cell = await seen.page.locator("td.id", has_text="1:shop.reserve").first.bounding_box()
@@ -85,6 +86,7 @@ async def test_every_page_is_clean_accessible_and_fits_a_phone(app: App) -> None
         async with watched(app, chromium, java_script_enabled=False) as seen:
             await seen.go("/runs/order-A-1")
             await expect(seen.page.locator(".lead")).to_contain_text("Failed in step 2:shop.charge")
+            await expect(seen.page.locator(".copy:visible, #keys-button:visible")).to_have_count(0)
             await seen.page.get_by_text("Delete run…").click()
             await seen.page.locator("#action-delete [name=reason]").fill("without scripts")
             await seen.page.locator("#action-delete button").click()
@@ -245,6 +247,12 @@ async def test_keyboard_and_theme(app: App) -> None:
         await page.keyboard.press("g")
         await page.keyboard.press("w")
         await page.wait_for_url(re.compile(r"/workers$"))
+        await seen.go("/runs/order-1")
+        await expect(page.locator(".copy").first).to_be_visible()
+        await page.add_init_script("Object.defineProperty(navigator, 'clipboard', {value: undefined})")
+        await page.reload()
+        await expect(page.locator("#live-state")).to_have_text("live")
+        await expect(page.locator(".copy").first).to_be_hidden()
         assert seen.problems == []
 
 

@@ -83,6 +83,19 @@ async def test_channels_and_groups_are_listed_by_name(app: App, http: httpx.Asyn
     assert 'href="/runs/listener-1"' in (await http.get("/channels?group=shop.listeners")).text
 
 
+async def test_channels_of_one_run_are_listed_with_the_run(app: App, http: httpx.AsyncClient) -> None:
+    await shop.parent.options(id="parent-1").start("A-1")
+    await waiting(app, "parent-1", "parent-1/1")
+    listed = (await http.get("/channels.json")).json()["channels"]
+    (ends,) = [each for each in listed if each["is_child_end"]]
+    assert ends["receiver"] == "parent-1"
+    receivers = {each["channel"]: each["receiver"] for each in listed if not each["is_child_end"]}
+    assert receivers == {"order.approved": None, "order.approved:parent-1/1": "parent-1/1"}
+    page = (await http.get("/channels")).text
+    assert 'the end of a child of <a class="id" href="/runs/parent-1">' in page
+    assert 'only for <a class="id" href="/runs/parent-1%2F1">' in page
+
+
 async def test_outbox_says_why_events_are_parked_and_retries_them(everywhere: App) -> None:
     async with connected(everywhere) as http:
         storage = storage_of(everywhere)

@@ -10,7 +10,7 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from perdure import App, Client, WorkflowFailedError, workflow
+from perdure import App, Client, WorkflowFailedError, WorkflowStatus, workflow
 from perdure.codecs import Encrypted, new_key
 from perdure.dashboard.app import POLICY, dashboard_app
 from perdure.dashboard.pages import ENVIRONMENT
@@ -20,7 +20,7 @@ from perdure.views.durations import short
 from tests.conftest import BackendDatabase
 from tests.dashboard import shop
 from tests.dashboard.conftest import connected
-from tests.engine.waiting import waiting
+from tests.engine.waiting import status_of, until, waiting
 from tests.support.storages import storage_of
 
 PAGES = ("/", "/runs", "/waits", "/channels", "/workers", "/locks", "/schedules", "/outbox", "/audit")
@@ -73,12 +73,42 @@ async def test_run_page_says_first_what_the_run_does(app: App, http: httpx.Async
     await waiting(app, "approval-1")
     why = (await http.get("/runs/approval-1.json")).json()["why"]
     assert why["activity"] == "waiting"
-    assert "Waits for the timer of step 1:timer" in why["sentence"]
-    assert "event order.approved" in why["sentence"]
+    assert re.match("Waits for event order.approved, or the timer of step 1:timer, due in ", why["sentence"])
     assert why["sentence"] in (await http.get("/runs/approval-1")).text
     ended = (await http.get(f"/runs/{await failed('A-2')}.json")).json()
     assert re.match(r"Failed in step 2:shop.charge after .*: PaymentError: card of order A-2", ended["why"]["sentence"])
     assert ended["failed_step"] == "2:shop.charge"
+
+
+async def test_rollback_is_shown_as_a_compensation(app: App, http: httpx.AsyncClient) -> None:
+    shop.broken.add("A-1")
+    await shop.trip.options(id="trip-1").start("A-1")
+    await status_of(app.get("trip-1"), WorkflowStatus.COMPENSATING)
+    why = (await http.get("/runs/trip-1.json")).json()["why"]
+    assert why["sentence"].endswith(
+        "compensates completed steps of the run. It failed: PaymentError: card of order A-1 declined."
+    )
+    page = (await http.get("/runs/trip-1")).text
+    assert re.search('<g><title>compensation: [^<]*</title><rect class="b-undo b-open"', page)
+    shop.gate.set()
+    await status_of(app.get("trip-1"), WorkflowStatus.FAILED)
+
+
+async def test_child_that_has_not_ended_has_its_name_and_state(app: App, http: httpx.AsyncClient) -> None:
+    await shop.family.options(id="family-1").start("A-1")
+
+    async def approval_waits() -> bool:
+        steps = (await http.get("/runs/family-1.json")).json()["steps"]
+        return [(each["name"], each["status"]) for each in steps] == [
+            ("shop.payment", "completed"),
+            ("shop.approval", "waiting"),
+        ]
+
+    await until(approval_waits)
+    document = (await http.get("/runs/family-1.json")).json()
+    marks = {each["label"]: each["mark"] for each in document["source"]["blocks"]}
+    assert (marks["shop.payment"], marks["shop.approval"]) == ("taken", "now")
+    assert not any(each["uncertain"] for each in document["source"]["blocks"])
 
 
 async def test_values_are_shown_without_rounding_numbers(app: App, http: httpx.AsyncClient) -> None:

@@ -6,9 +6,11 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from perdure import StepInfo, StepKind, StepStatus
+from perdure.dashboard.charts import Buckets
 from perdure.dashboard.timeline import Part, Phase, Row, Scale, folded, rows_of
 from perdure.engine.history.records import AttemptFailed, row_of
-from perdure.model.records import HistoryEvent
+from perdure.model.records import EndedInstance, HistoryEvent
+from perdure.model.states import WorkflowStatus
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
@@ -129,3 +131,20 @@ def test_equal_steps_are_told_apart_by_their_numbers() -> None:
 def test_rows_of_a_run_without_steps_are_empty() -> None:
     assert rows_of([], [], NOON, at(1)) == []
     assert round(Scale([], NOON, NOON).place(NOON)) == 0
+
+
+def test_one_long_run_does_not_make_the_chart_of_durations_flat() -> None:
+    def chart(*seconds: float) -> Buckets:
+        ended = [
+            EndedInstance(f"r-{number}", "w", WorkflowStatus.COMPLETED, at(5 * number - each), at(5 * number))
+            for number, each in enumerate(seconds)
+        ]
+        return Buckets(ended, at(5 * 60), timedelta(seconds=5))
+
+    similar = chart(1.0, 2.0, 4.0)
+    assert [similar.level(each) for each in (1.0, 2.0, 4.0)] == [0.25, 0.5, 1.0]
+    mixed = chart(0.01, 0.1, 100_000.0)
+    assert mixed.is_logarithmic
+    assert mixed.level(0.01) == 0
+    assert mixed.level(0.1) == pytest.approx(1 / 7)
+    assert mixed.level(100_000.0) == 1

@@ -64,6 +64,12 @@ def test_wait_is_explained(kind: WaitKind, name: str, sentence: str) -> None:
     assert explain(run, NOW).sentence == f"Waits for {sentence}."
 
 
+def test_a_time_is_named_after_what_it_may_be_the_timeout_of() -> None:
+    waits = (WaitInfo(WaitKind.TIMER, "1:timer", NOW + MINUTE), WaitInfo(WaitKind.EVENT, "paid"))
+    run = replace(RUN, status=S.WAITING_FOR_MESSAGE, waiting_for=waits)
+    assert explain(run, NOW).sentence == "Waits for event paid, or the timer of step 1:timer, due in 1 min."
+
+
 def test_many_waits_are_counted() -> None:
     waits = tuple(WaitInfo(WaitKind.EVENT, f"e{number}") for number in range(5))
     run = replace(RUN, status=S.WAITING_FOR_MESSAGE, waiting_for=waits)

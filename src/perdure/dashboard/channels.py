@@ -4,6 +4,8 @@ from typing import Any
 
 from perdure.dashboard.pages import Dashboard, Page, Visit
 from perdure.dashboard.values import parse
+from perdure.engine.history.ids import CHILD_ENDS
+from perdure.model.administration import ChannelUse
 from perdure.model.limits import NAME_MAX
 from perdure.storage.surveys import USE_MAX, Surveys
 
@@ -32,10 +34,22 @@ async def _lists(surveys: Surveys, visit: Visit) -> dict[str, Any]:
     channels = await surveys.list_channels(PAGE + 1, after=after[0])
     groups = await surveys.list_groups(PAGE + 1, after=after[1])
     return {
-        "channels": channels[:PAGE],
+        "channels": [_use(each) for each in channels[:PAGE]],
         "groups": groups[:PAGE],
         "next_channel": channels[PAGE - 1].channel if len(channels) > PAGE else None,
         "next_group": groups[PAGE - 1].group_name if len(groups) > PAGE else None,
+    }
+
+
+def _use(found: ChannelUse) -> dict[str, Any]:
+    """Return a channel of the list; `receiver` is the only run that gets its messages, if there is one."""
+    receiver = found.channel.partition(":")[2] or None  # a colon in a name that a user chose is stored escaped
+    return {
+        "channel": found.channel,
+        "messages": found.messages,
+        "subscribers": found.subscribers,
+        "receiver": receiver,
+        "is_child_end": found.channel.startswith(CHILD_ENDS),
     }
 
 

@@ -1,5 +1,6 @@
 """Charts as SVG that the server draws: attributes and classes only, so that no style is inline."""
 
+import math
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
@@ -14,6 +15,8 @@ BUCKETS = 60
 WIDTH, HEIGHT = 600.0, 90.0
 STEPS_SEC = (5, 10, 15, 30, 60, 120, 300, 600, 900, 1440)  # of a bucket
 MARK = 3.0
+LOG_FROM = 100.0  # times the shortest: a longest that would make a linear chart of durations flat
+OPEN = ("running", "waiting", "retrying", "queued", "compensating")
 
 
 def bucketed(ended: Sequence[EndedInstance], now: datetime, complete_since: datetime) -> "Buckets":
@@ -66,6 +69,22 @@ class Buckets:
         return max((each for each in self.most if each is not None), default=0.0)
 
     @property
+    def shortest(self) -> float:
+        """Return the shortest median of a bucket, at least a millisecond: the bottom of a logarithmic chart."""
+        return max(min((each for each in self.half if each is not None), default=0.0), 0.001)
+
+    @property
+    def is_logarithmic(self) -> bool:
+        """Return whether durations differ so much that only a logarithmic scale shows all of them."""
+        return self.longest > LOG_FROM * self.shortest
+
+    def level(self, seconds: float) -> float:
+        """Return how high a duration is drawn, from 0 to 1."""
+        if self.is_logarithmic:
+            return math.log(max(seconds, self.shortest) / self.shortest) / math.log(self.longest / self.shortest)
+        return seconds / (self.longest or 1.0)
+
+    @property
     def failed(self) -> int:
         """Return the number of runs that failed."""
         return sum(self.bad)
@@ -99,12 +118,11 @@ def throughput(buckets: Buckets) -> Markup:
 
 
 def latency(buckets: Buckets) -> Markup:
-    """Draw how long runs took: a line for the half of them, and one for 95 %."""
-    most = max((each for each in buckets.most if each is not None), default=0.0) or 1.0
+    """Draw how long runs took: a line for the median, and one for the 95th percentile."""
     width, shapes = WIDTH / BUCKETS, []
     for kind, values in (("c-most", buckets.most), ("c-half", buckets.half)):
         points = [
-            f"{(number + 0.5) * width:.1f},{HEIGHT - 4 - (HEIGHT - 8) * value / most:.1f}"
+            f"{(number + 0.5) * width:.1f},{HEIGHT - 4 - (HEIGHT - 8) * buckets.level(value):.1f}"
             for number, value in enumerate(values)
             if value is not None
         ]
@@ -118,7 +136,7 @@ def latency(buckets: Buckets) -> Markup:
                 Markup(
                     '<g><title>{}</title><rect class="hit" x="{:.1f}" y="0" width="{:.1f}" height="{}"/></g>'
                 ).format(
-                    f"{buckets.begin + number * buckets.length:%H:%M:%S}: half within {short(half)}, "
+                    f"{buckets.begin + number * buckets.length:%H:%M:%S}: median {short(half)}, "
                     f"95 % within {short(high)}",
                     number * width,
                     width,
@@ -158,7 +176,7 @@ def bar(row: Row, scale: Scale) -> Markup:
         thin = part.phase.value in ("queue", "pause")
         width = max(end - begin, MARK)
         left = min(begin, 1000 - width)
-        open_end = part is row.parts[-1] and row.status in ("running", "waiting", "retrying", "queued")
+        open_end = part is row.parts[-1] and row.status in OPEN
         kind = f"b-{part.phase.value}" + (" b-open" if open_end else "")
         kind += " b-failed" if row.status == "failed" and part is row.parts[-1] and part.phase not in IDLE else ""
         title = Markup("<title>{}</title>").format(f"{PHASES[part.phase.value]}: {short(part.end - part.begin)}")

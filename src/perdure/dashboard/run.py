@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from itertools import islice
 from typing import Any
 from urllib.parse import urlencode
 
@@ -21,6 +22,7 @@ from perdure.engine.api.run_info import RunInfo, WaitKind
 from perdure.engine.api.step_info import StepInfo, StepStatus
 from perdure.engine.api.step_reading import steps_of
 from perdure.engine.execution.rows import read_pages
+from perdure.engine.history import ids
 from perdure.engine.history.records import (
     STATE,
     Completed,
@@ -41,6 +43,7 @@ CHILD_HISTORY_MAX = 1_000
 ARCHIVE_MAX = 1_000
 RETRIES_MAX = 9
 CHILDREN_MAX = 50
+BUSY = (WorkflowStatus.RUNNING, WorkflowStatus.COMPENSATING)
 PAGE = 100
 
 NOTES = {
@@ -71,7 +74,7 @@ async def run(dashboard: Dashboard, visit: Visit) -> Page | Response:
     storage = dashboard.storage
     row = await _row(storage, visit)
     (info,) = await read_runs(storage, [row])
-    history = await _history(storage, row, HISTORY_MAX)
+    history = await _with_open_children(storage, await _history(storage, row, HISTORY_MAX))
     failed, at_work = _failed_step(info, history), _open_step(history)
     why = explain(info, visit.now, failed or at_work)
     timeline = await _timeline(dashboard, visit, info, history, why.activity)
@@ -161,6 +164,25 @@ async def _history(storage: Storage, row: WorkflowInstance, most: int) -> Histor
     return History(rows, more, steps_of(row.instance_id, rows, waits), waits)
 
 
+async def _with_open_children(storage: Storage, history: History) -> History:
+    """Return the history with the workflow and the state of each child that has not ended; its rows have neither."""
+    unnamed = (each.child for each in history.steps if each.child is not None and each.name == ids.CHILD)
+    asked = list(islice(unnamed, CHILDREN_MAX))
+    if not asked:
+        return history
+    children = {each.instance_id: each for each in await storage.get_instances(asked) if each is not None}
+
+    def described(step: StepInfo) -> StepInfo:
+        child = children.get(step.child or "")
+        if child is None:
+            return step
+        return replace(
+            step, name=child.workflow_name, status=step.status if child.status in BUSY else StepStatus.WAITING
+        )
+
+    return replace(history, steps=[described(each) for each in history.steps])
+
+
 async def _missing(storage: Storage, info: RunInfo) -> dict[str, str]:
     """Return what the form for sending proposes: the first event or message that the run waits for."""
     for wait in info.waiting_for:
@@ -232,6 +254,8 @@ def _current(info: RunInfo, rows: Sequence[Row], activity: Activity, until: date
     if activity in (Activity.QUEUED, Activity.STUCK):
         name = "waits for a worker" if activity is Activity.QUEUED else "stuck"
         return [Row("now", name, "now", activity.value, (Part(Phase.QUEUE, since, until),))]
+    if activity is Activity.RUNNING and info.status is WorkflowStatus.COMPENSATING:
+        return [Row("now", f"worker {info.worker}", "now", "compensating", (Part(Phase.UNDO, last, until),))]
     if activity is Activity.RUNNING and not any(row.status in ("running", "retrying") for row in rows):
         return [Row("now", f"worker {info.worker}", "now", "running", (Part(Phase.RUN, last, until),))]
     return []

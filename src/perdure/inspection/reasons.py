@@ -160,7 +160,8 @@ def _overdue(until: datetime | None, now: datetime) -> str:
 
 
 def _waits(waits: Sequence[WaitInfo], now: datetime) -> str:
-    shown = [_wait(each, now) for each in waits[:3]]
+    ordered = sorted(waits, key=lambda each: each.kind is WaitKind.TIMER)  # a time is often only the timeout of others
+    shown = [_wait(each, now) for each in ordered[:3]]
     if len(waits) > 3:
         shown.append(f"{len(waits) - 3} more")
     return shown[0] if len(shown) == 1 else f"the first of: {'; '.join(shown)}"
@@ -171,7 +172,7 @@ def _wait(wait: WaitInfo, now: datetime) -> str:
         case WaitKind.START:
             return f"its start {ahead(wait.until, now)}"
         case WaitKind.TIMER:
-            return f"the timer {wait.name}, due {ahead(wait.until, now)}"
+            return f"the timer of step {wait.name}, due {ahead(wait.until, now)}"
         case WaitKind.RETRY:
             return f"the next attempt of {wait.name} {ahead(wait.until, now)}"
         case WaitKind.EVENT:

@@ -47,7 +47,7 @@ def explain(run: RunInfo, now: datetime, step: str | None = None) -> Explanation
     verb = "compensates completed steps of" if run.status is WorkflowStatus.COMPENSATING else "executes"
     cause = f" It {_fate(run)}." if run.status is WorkflowStatus.COMPENSATING else ""
     if run.worker is not None:
-        at = f", in step {step}" if step else ""
+        at = f", in step {step}" if step and run.status is not WorkflowStatus.COMPENSATING else ""
         late = run.lease_expires_at is not None and run.lease_expires_at < now
         if late:
             return Explanation(
@@ -99,7 +99,7 @@ def _named(error: ErrorInfo) -> str:
 
 
 def _waiting(run: RunInfo, now: datetime) -> Explanation:
-    waits = run.waiting_for
+    waits = sorted(run.waiting_for, key=lambda each: each.kind is WaitKind.TIMER)  # a time is often only the timeout
     if not waits:
         return Explanation(Activity.WAITING, "Waits, and its waits have just ended.", since=run.updated_at)
     first = min(waits, key=lambda each: (each.until is None, each.until or now))

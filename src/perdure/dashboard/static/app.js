@@ -95,7 +95,8 @@
 
   // Copying, and forms that are sent once.
   function prepare() {
-    for (const button of $$("button.copy")) button.hidden = false;
+    // Browsers have no clipboard for pages without TLS from another machine.
+    for (const button of $$("button.copy")) button.hidden = !navigator.clipboard;
   }
   document.addEventListener("click", async (event) => {
     const button = event.target.closest("button.copy");
