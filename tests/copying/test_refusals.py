@@ -182,6 +182,15 @@ async def test_another_target_is_refused_until_the_copy_is_aborted(pair: tuple[s
     assert (await copy_database(source, other)).state == "moved"
 
 
+async def test_another_target_is_refused_after_the_move(pair: tuple[str, str], tmp_path: Path) -> None:
+    source, target = pair
+    await copy_database(source, target)
+    other = tmp_path / "other.db"
+    with pytest.raises(CopyError, match=r"was moved to sqlite:///.*target\.db since .*: name that target$"):
+        await copy_database(source, f"sqlite:///{other}")
+    assert not other.exists()
+
+
 @pytest.mark.parametrize("pair", ALL, indirect=True, ids="-to-".join)
 async def test_an_aborted_copy_leaves_a_usable_source_and_an_empty_target(pair: tuple[str, str]) -> None:
     source, target = pair

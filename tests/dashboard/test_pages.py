@@ -131,6 +131,12 @@ async def test_markup_in_values_stays_text(app: App, http: httpx.AsyncClient) ->
     assert "<script>alert" not in (await http.get("/runs?q=<script>alert(1)</script>")).text
 
 
+async def test_unknown_page_names_the_overview(http: httpx.AsyncClient) -> None:
+    missing = await http.get("/nope")
+    assert missing.status_code == 404
+    assert "there is nothing at /nope: see / for what there is" in missing.text
+
+
 def test_templates_are_compiled_before_the_first_request(app: App) -> None:
     assert ENVIRONMENT.cache is not None
     ENVIRONMENT.cache.clear()

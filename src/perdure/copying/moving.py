@@ -195,6 +195,8 @@ async def _checked(source: Database, target: Database) -> dict[str, Table]:
 
 async def _finished(source: Database, marker: Marker, target_url: str) -> CopyReport:
     """Let the target of a source that was moved be used, if the copy was killed before it did that."""
+    if await _is_new(target_url):
+        refuse_other_copy((source.place, marker), (place_of(target_url), None))
     async with open_migrated(target_url) as storage:
         target = Database(target_url, storage)
         of_target = await read_marker(target)

@@ -75,7 +75,7 @@ class DashboardApp(Starlette):
     def __init__(self, dashboard: Dashboard) -> None:
         async def refuse(request: Request, error: Exception) -> Response:
             assert isinstance(error, HTTPException), "registered for this class only"
-            return refusal(dashboard, request, of_http(request, error), as_json=False)
+            return refusal(dashboard, request, of_http(request, error, "/"), as_json=False)
 
         super().__init__(
             routes=_routes(dashboard),

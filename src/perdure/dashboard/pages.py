@@ -208,7 +208,7 @@ async def guarded(
     except PerdureError as error:
         problem = problem_of(error)
     except HTTPException as error:
-        problem = of_http(request, error)
+        problem = of_http(request, error, "/")
     except TimeoutError as error:
         problem = Problem(504, f"the request took too long: {error}")
     except ClientDisconnect:

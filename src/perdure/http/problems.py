@@ -164,11 +164,14 @@ async def refuse(request: Request, error: Exception) -> Response:
     return of_http(request, error).response()
 
 
-def of_http(request: Request, error: HTTPException) -> Problem:
-    """Return the problem for an exception of Starlette, which a function of the user may also raise."""
-    base = request.scope.get("root_path", "")  # where the API is mounted
+def of_http(request: Request, error: HTTPException, index: str = "/v1/openapi.json") -> Problem:
+    """Return the problem for an exception of Starlette, which a function of the user may also raise.
+
+    `index` is the path of what says which paths there are.
+    """
+    base = request.scope.get("root_path", "")  # where the application is mounted
     detail = {
-        404: f"there is nothing at {request.url.path}: see {base}/v1/openapi.json for what there is",
+        404: f"there is nothing at {request.url.path}: see {base}{index} for what there is",
         405: f"{request.url.path} does not support {request.method}: see the header Allow",
     }.get(error.status_code, "")
     if not detail or error.detail != _phrase(error.status_code):
