@@ -174,7 +174,7 @@ class Kafka(Broker):
         return with_options(url or self.url, {"topic": place, **options})
 
     def subscription(self, place: str, url: str = "", **options: str) -> str:
-        # The mock cluster lets the first member of a group wait for three seconds, and the next for its session.
+        # The mock cluster lets a member that joins a group again wait for its session.
         given = {"group": place, "dead_letter": f"{place}-dead", "session_timeout": "4", **options}
         return with_options(f"{url or self.url}/{place}", given)
 

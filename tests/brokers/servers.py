@@ -141,11 +141,21 @@ class KafkaServer(Server):
     _accounts = ()  # the interpreter may be readable for us only
     _stop_signal = signal.SIGKILL  # it keeps no data
 
+    # By the library that confluent_kafka brings, which has no name in Python for the last setting: how long a new group
+    # waits for more members. Every test has groups of its own, and the default is three seconds.
     PROGRAM = """
-import sys, time, confluent_kafka
-producer = confluent_kafka.Producer({"bootstrap.servers": "mock", "test.mock.num.brokers": 1})
-(broker,) = producer.list_topics(timeout=30).brokers.values()
-print(broker.port, flush=True)
+import confluent_kafka, ctypes, time
+with open("/proc/self/maps") as maps:
+    library = ctypes.CDLL(next(line.split()[-1] for line in maps if "librdkafka" in line))
+for name in "rd_kafka_conf_new", "rd_kafka_new", "rd_kafka_mock_cluster_new":
+    getattr(library, name).restype = ctypes.c_void_p
+library.rd_kafka_mock_cluster_bootstraps.restype = ctypes.c_char_p
+settings = ctypes.c_void_p(library.rd_kafka_conf_new())
+library.rd_kafka_conf_set(settings, b"log_level", b"0", None, ctypes.c_size_t(0))
+producer = ctypes.c_void_p(library.rd_kafka_new(0, settings, None, ctypes.c_size_t(0)))
+cluster = ctypes.c_void_p(library.rd_kafka_mock_cluster_new(producer, 1))
+library.rd_kafka_mock_group_initial_rebalance_delay_ms(cluster, 50)
+print(library.rd_kafka_mock_cluster_bootstraps(cluster).decode().rpartition(":")[2], flush=True)
 time.sleep(1e9)
 """
 
