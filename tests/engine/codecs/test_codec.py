@@ -39,7 +39,7 @@ from tests.engine.codecs.secrets import (
     undone,
     waiting,
 )
-from tests.engine.waiting import row_of, stuck_runs, until
+from tests.engine.waiting import move_clock, row_of, stuck_runs, until
 from tests.engine.waiting import waiting as until_waiting
 from tests.support.databases import DATABASES
 from tests.support.storages import Database
@@ -56,6 +56,9 @@ RECEIPT = f"receipt {CARD}"
 def forget() -> None:
     undone.clear()
     tried.clear()
+
+
+BACK_OFF = timedelta(minutes=1)  # longer than the back-off of a stuck run
 
 
 async def _stuck(app: App, run: RunHandle[object]) -> str:
@@ -194,6 +197,7 @@ async def test_worker_without_the_key_leaves_the_run_to_others(
         assert reason in found
         assert (await app.info(run.id)).status is WorkflowStatus.RUNNING
     async with App(shared.url, codec=ROTATED) as app:
+        await move_clock(app, BACK_OFF)
         assert await app.get(run.id).result(60) == RECEIPT
 
 
@@ -203,6 +207,7 @@ async def test_run_with_max_tries_does_not_fail_for_want_of_a_key(shared: Databa
     async with App(shared.url) as app:
         assert "encrypted with key 'k1'" in await _stuck(app, app.get(run.id))
     async with App(shared.url, codec=CODEC) as app:
+        await move_clock(app, BACK_OFF)
         assert await app.get(run.id).result(60) == CARD
 
 
@@ -216,6 +221,7 @@ async def test_worker_without_the_codec_does_not_continue_a_run(shared: Database
         await app.send_event("codecs.paid", {"card": CARD})
         assert "row '1:pay" in await _stuck(app, app.get("w-1"))
     async with App(shared.url, codec=CODEC) as app:
+        await move_clock(app, BACK_OFF)
         assert await app.get("w-1").result(60) == [RECEIPT, {"card": CARD}]
 
 

@@ -190,6 +190,6 @@ async def test_timeout_of_a_run_does_not_start_anew_with_a_replay(database: Data
     async with App(database.url, max_cached_runs=0) as app:
         handle = await overdue.options(timeout=2 * DAY).start()
         await waiting(app, handle.id)
-        await move_clock(app, 2 * DAY - timedelta(seconds=2))
+        await move_clock(app, 2 * DAY - timedelta(seconds=1))
         with pytest.raises(WorkflowCancelledError, match="timeout exceeded"):
             await handle.result(SOON)

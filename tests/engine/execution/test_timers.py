@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from perdure import App, WorkflowStatus, activity, now, random, set_state, sleep, sleep_until, timeout, uuid4, workflow
+from perdure.storage.stores import shift_clock
 from tests.engine.orders import charge
-from tests.engine.waiting import stuck_runs, until, waiting
+from tests.engine.waiting import move_clock, stuck_runs, until, waiting
 from tests.support.storages import Database
 
 SOON = timedelta(seconds=30)
@@ -40,14 +41,11 @@ async def sleeping(seconds: float) -> str:
 async def _slept(database: Database) -> None:
     """A run whose timer is due, and no worker anywhere."""
     async with App(database.url, workflows=[sleeping]) as app:
-        await sleeping.options(id="a").start(1.1)
+        await sleeping.options(id="a").start(3600)
         await waiting(app, "a")
     storage = await database.storage()
-
-    async def is_due() -> bool:
-        return bool(await storage.find_expired_timers())
-
-    await until(is_due)
+    shift_clock(storage, timedelta(hours=1))
+    assert await storage.find_expired_timers()
     assert await storage.fire_timers([("a", "1:timer")]) == [True]
 
 
@@ -74,8 +72,8 @@ async def test_sleep_is_not_truncated_to_whole_seconds(database: Database) -> No
 @workflow(name="timers.times")
 async def times() -> list[str]:
     began, found = now(), []
-    await sleep_until(began + timedelta(seconds=1.2))
-    found.append("on time" if now() - began >= timedelta(seconds=1.2) else "early")
+    await sleep_until(began + DAY)
+    found.append("on time" if now() - began >= DAY else "early")
     await sleep_until(began)  # long over
     try:
         async with timeout(timedelta(seconds=0.05)):
@@ -91,15 +89,18 @@ async def times() -> list[str]:
 
 @pytest.mark.call("time")
 async def test_sleep_until_and_timeout_use_the_time_of_the_run(database: Database) -> None:
-    async with App(database.url, max_cached_runs=0):
-        assert await (await times.start()).result(SOON) == ["on time", "too long", "in which zone?"]
+    async with App(database.url, max_cached_runs=0) as app:
+        handle = await times.start()
+        await waiting(app, handle.id)
+        await move_clock(app, DAY - timedelta(milliseconds=100))
+        assert await handle.result(SOON) == ["on time", "too long", "in which zone?"]
 
 
 @workflow(name="timers.values")
 async def values() -> list[str]:
     taken = [now().isoformat(), str(random()), str(uuid4())]
     set_state({"phase": "sleeping"})
-    await sleep(timedelta(seconds=1.1))
+    await sleep(DAY)
     await charge("values", 1.0)
     return taken
 
@@ -112,6 +113,7 @@ async def test_values_are_recorded_and_a_long_sleep_is_stored(database: Database
         await waiting(app, handle.id)
         assert (await handle.info()).status is WorkflowStatus.WAITING_FOR_TIMER
         assert await handle.state() == {"phase": "sleeping"}
+        await move_clock(app, DAY)
         taken = await handle.result(SOON)
         rows = [event async for event in handle.history()]
         assert [row.kind for row in rows] == ["State", "TimerExpired", "ActivityCompleted"]

@@ -85,7 +85,7 @@ async def test_activity_that_blocks_the_event_loop_keeps_its_lease(shared: Datab
     taken: list[object] = []
     with _standing_by(shared.url, taken):
         async with App(shared.url, lease=SHORT, workflows=[blocked]):
-            handle = await blocked.start(2.5)
+            handle = await blocked.start(1.8)
             assert await handle.result(SOON) == 1  # the first lease
     assert seen == ["began", "ended"]
     assert not taken

@@ -9,11 +9,12 @@ from perdure import App, Retry, WorkflowFailedError, WorkflowStatus, activity, s
 from perdure.engine.replay.definitions import COMPENSATIONS
 from perdure.hooks import CompensationCompleted, HookEvent, RunFailed, RunStuck
 from tests.engine.versions import version
-from tests.engine.waiting import stuck_runs, until, waiting
+from tests.engine.waiting import move_clock, stuck_runs, until, waiting
 from tests.support.storages import Database
 
 SOON = timedelta(seconds=20)
 SHORT = timedelta(seconds=1)
+BACK_OFF = timedelta(minutes=1)  # longer than that of the first tries
 NAME = "max_tries.order"
 done: list[str] = []
 
@@ -85,6 +86,8 @@ async def test_max_tries_leaves_a_rollback_that_cannot_run_stuck(
     monkeypatch.delitem(COMPENSATIONS, "max_tries.reserve")
     served = [version(after, NAME, max_tries=1), child]
     async with App(shared.url, workflows=served, lease=SHORT, hooks=[events.append]) as app:
+        await until(lambda: RunStuck in map(type, events))
+        await move_clock(app, BACK_OFF)
         await until(lambda: sum(isinstance(event, RunStuck) for event in events) >= 2)
         (found,) = await stuck_runs(app)
         assert (found.id, found.status) == ("order-1", WorkflowStatus.COMPENSATING)
@@ -93,6 +96,7 @@ async def test_max_tries_leaves_a_rollback_that_cannot_run_stuck(
     assert not [event for event in events if isinstance(event, RunFailed)]
     monkeypatch.undo()
     async with App(shared.url, workflows=served, lease=SHORT) as app:
+        await move_clock(app, 2 * BACK_OFF)
         with pytest.raises(WorkflowFailedError, match=r"1:max_tries\.reserve"):
             await app.get("order-1").result(SOON)
     assert done[-1] == "released parcel"

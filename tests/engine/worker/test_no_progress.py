@@ -32,6 +32,7 @@ from tests.support.storages import Database
 
 SOON = timedelta(seconds=30)
 SHORT = timedelta(seconds=1)
+BACK_OFF = timedelta(minutes=1)  # longer than that of the first tries
 gates_storage: list[SQLStorage] = []
 
 
@@ -82,6 +83,10 @@ async def _stuck(app: App) -> list[str]:
     return [each.id for each in await stuck_runs(app)]
 
 
+async def _is_stuck(app: App) -> bool:
+    return await _stuck(app) == ["a"]
+
+
 @pytest.mark.guarantee(9)
 @pytest.mark.call("versions")
 async def test_run_of_changed_code_is_retried_until_compatible_code_is_deployed(shared: Database) -> None:
@@ -90,11 +95,7 @@ async def test_run_of_changed_code_is_retried_until_compatible_code_is_deployed(
         await waiting(app, "a")
     async with App(shared.url, workflows=[_version(changing_after), approved], lease=SHORT) as app:
         await app.send_event("go", "went on")
-
-        async def is_stuck() -> bool:
-            return await _stuck(app) == ["a"]
-
-        await until(is_stuck)
+        await until(lambda: _is_stuck(app))
         row = await row_of(app, "a")
         assert row.status is WorkflowStatus.RUNNING
         assert row.locked_by == "~put-off#1"
@@ -108,6 +109,7 @@ async def test_run_of_changed_code_is_retried_until_compatible_code_is_deployed(
         assert await rows(app, "a") == ["1:note", "2:wait_event"]
     assert not entered("another step")()
     async with App(shared.url, workflows=[_version(changing_before)], lease=SHORT) as app:
+        await move_clock(app, BACK_OFF)
         assert await app.get("a").result(SOON) == "went on"
         assert await _stuck(app) == []
 
@@ -117,6 +119,8 @@ async def test_tries_without_progress_are_counted_and_max_tries_fails_the_run(da
     async with App(database.url, workflows=[_version(changing_after, max_tries=2)], lease=SHORT) as app:
         await app._storage.create_instance(WorkflowInstance("a", "no_progress.changing", owner_service="perdure"))
         await app._storage.append_history(_event("a", 7))
+        await until(lambda: _is_stuck(app))
+        await move_clock(app, BACK_OFF)
         with pytest.raises(WorkflowFailedError, match="7:step"):
             await app.get("a").result(SOON)
         assert (await app.get("a").info()).status is WorkflowStatus.FAILED
@@ -214,14 +218,16 @@ async def test_changed_code_never_resumes_an_old_run(shared: Database) -> None:
     async with App(shared.url, workflows=[new], lease=SHORT) as app:
         await move_clock(app, timedelta(hours=1))
 
-        async def tried_twice() -> bool:
-            return "#2" in ((await row_of(app, "a")).locked_by or "")
+        async def tried(count: int) -> bool:
+            return f"~put-off#{count}" == (await row_of(app, "a")).locked_by
 
-        await until(tried_twice)
+        await until(lambda: tried(1))
+        await move_clock(app, timedelta(hours=2))
+        await until(lambda: tried(2))
         assert [each.id for each in await stuck_runs(app)] == ["a"]
     assert seen == []
     async with App(shared.url, workflows=[old], lease=SHORT) as app:
-        await move_clock(app, timedelta(hours=1))
+        await move_clock(app, timedelta(hours=3))
         assert await app.get("a").result(SOON) == "old"
 
 

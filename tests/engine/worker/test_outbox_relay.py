@@ -175,6 +175,13 @@ async def test_repeated_event_is_published_once_and_a_different_event_with_its_i
         assert types() == ["news", "last"]
 
 
+@pytest.fixture
+def brief_back_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay, "BACK_OFF_MAX_SEC", 0.2)
+    monkeypatch.setattr(relay, "BUSY_SEC", 0.02)
+
+
+@pytest.mark.usefixtures("brief_back_off")
 async def test_failed_event_is_retried_and_later_events_wait(database: Database) -> None:
     async with App(database.url, publisher=publish) as app:
         broken["first"].append(RuntimeError("refused"))
@@ -188,6 +195,7 @@ async def test_failed_event_is_retried_and_later_events_wait(database: Database)
         assert event.last_error == "refused"
 
 
+@pytest.mark.usefixtures("brief_back_off")
 async def test_event_that_keeps_failing_is_parked_and_blocks_no_other(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

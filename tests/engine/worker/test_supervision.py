@@ -14,7 +14,7 @@ import pytest
 from perdure import App, Client, ClosedError, EngineError, Retention, activity, wait_event, workflow
 from perdure.engine.execution.group_commit import GroupCommit
 from perdure.engine.replay.definitions import WORKFLOWS
-from perdure.engine.worker import supervision
+from perdure.engine.worker import relay, supervision
 from perdure.engine.worker.results import Results
 from perdure.engine.worker.supervision import Supervised, Supervisor
 from perdure.errors import DatabaseUnavailableError, StorageError
@@ -213,7 +213,9 @@ async def test_retention_and_the_relay_are_restarted(
     assert len(errors(caplog, "outbox relay")) == 2
 
 
-async def test_publisher_may_raise_anything(shared: Database) -> None:
+async def test_publisher_may_raise_anything(shared: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay, "BACK_OFF_MAX_SEC", 0.02)
+    monkeypatch.setattr(relay, "BUSY_SEC", 0.02)
     tried: list[str] = []
 
     async def publisher(event: OutboxEvent) -> None:
