@@ -102,7 +102,7 @@ async def test_a_copy_continues_after_a_crash_before_any_write(
 ) -> None:
     """Each attempt crashes before the first write that no attempt before has tried, and does not clean up."""
     source, target = pair
-    await add_rows(source)
+    await add_rows(source, large=False)
     run, tried, is_crashed = Database.run, set[object](), False
 
     async def crashing(self: Database, text: str, values: Sequence[object] = (), on: Executor | None = None) -> int:

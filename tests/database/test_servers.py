@@ -240,9 +240,9 @@ class TestDeathOfTheParent:
         assert wait_until(lambda: not any(map(is_running, [*pids, *backends])))
 
         # Another process that starts a server may be removing them, too: then each leaves what the other has locked.
-        for _ in range(5):
+        for _ in range(50):
             self._start_another(postgres_url, homes)
-            if wait_until(lambda: not any(home.exists() for home in homes)):
+            if wait_until(lambda: not any(home.exists() for home in homes), 1.0):
                 break
         assert not any(home.exists() for home in homes)
 

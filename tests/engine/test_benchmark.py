@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.compare.__main__ import main
+from benchmarks.engine import measures
 from benchmarks.engine.__main__ import main as measure
 from benchmarks.engine.measures import MEASURES, Figures
 from benchmarks.observability import __main__ as observability
@@ -46,7 +47,9 @@ def test_figures_are_measured_and_written(capsys: pytest.CaptureFixture[str], tm
     assert found["versions"]["perdure"]
 
 
-def test_cost_of_observability_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+def test_cost_of_observability_is_measured(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measures, "IN_FLIGHT", 2)
+    monkeypatch.setattr(observability, "SPANS", 50)
     observability.main(["--rounds", "1", "--size", "20"])
     _, *lines = capsys.readouterr().out.splitlines()
     sides = [*observability.SIDES, "a span in a loop"]

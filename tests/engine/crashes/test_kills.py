@@ -18,7 +18,7 @@ from tests.engine.crashes.rig.worker_pool import WorkerPool, until
 from tests.engine.crashes.rig.workflows import GATES, Account, detained
 from tests.engine.waiting import row_of
 
-KILLS = 25
+KILLS = 16
 SEED = secrets.randbelow(1 << 32)
 
 

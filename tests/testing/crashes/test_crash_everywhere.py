@@ -184,8 +184,8 @@ async def test_limit_plays_a_sample() -> None:
 
 
 async def test_activity_that_hangs_longer_than_a_lease_times_out() -> None:
-    report = await crash_everywhere(started(workflows.hanging), limit=10)
-    assert len(report.points) == 10
+    report = await crash_everywhere(started(workflows.hanging), limit=4)
+    assert len(report.points) == 4
 
 
 async def test_clock_stands_still_while_the_scenario_does_not_wait() -> None:
@@ -239,8 +239,8 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 async def test_crashes_on_a_database_come_to_the_same(url: str) -> None:
     scenario = failing(workflows.reserves_only)
-    report = await crash_everywhere(scenario, database=url, uncompensated=[workflows.price], limit=20)
-    assert len(report.points) == 20
+    report = await crash_everywhere(scenario, database=url, uncompensated=[workflows.price], limit=8)
+    assert len(report.points) == 8
     with pytest.raises(AssertionError, match=r"effects: undisturbed \['receipt"):
         await crash_everywhere(
             started(workflows.mails_in_body),
