@@ -13,7 +13,7 @@ from tests.takeover.mistakes import BY_CHANCE, NO_RUN, Fault, FaultPlayer, progr
 from tests.takeover.rig import open_player
 from tests.takeover.test_takeover import ALL
 
-STRIDE = 2  # of the mistakes that the suite makes on SQLite
+STRIDE = 3  # of the mistakes that the suite makes on SQLite
 SERVER_STRIDE = 15
 
 

@@ -6,7 +6,7 @@ from tests.conftest import BackendDatabase
 from tests.takeover.pairs import PairPlayer, pairs
 from tests.takeover.rig import open_player
 
-STRIDE = 15  # of the pairs that the suite plays on SQLite
+STRIDE = 23  # of the pairs that the suite plays on SQLite
 ORDERS = 2  # that it plays of each
 SERVER_STRIDE = 99
 
