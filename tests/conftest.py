@@ -39,6 +39,18 @@ from tests.support.storages import (
 )
 
 TIMEOUT_AGAIN_SEC = 10.0
+# One of these that starts last would keep one worker of xdist busy after all others have ended.
+FIRST = {
+    "test_commands_of_all_pages_print_what_they_show",
+    "test_every_page_is_clean_accessible_and_fits_a_phone",
+    "test_idle_app_sends_few_statements",
+    "test_one_query_per_second_serves_all_awaited_results",
+    "test_no_statement_reads_more_in_a_larger_database",
+    "test_a_copy_continues_after_a_crash_before_any_write",
+    "test_servers_end_with_their_parent_and_directories_are_removed_later",
+    "test_run_that_kills_its_workers_is_backed_off_after_three_deaths",
+    "test_diagram_in_the_browser",
+}
 
 settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])  # machines may be busy
 settings.load_profile("suite")
@@ -76,6 +88,11 @@ def pytest_runtest_makereport() -> Generator[None, object, object]:
     finally:
         gc.enable()
         signal.setitimer(signal.ITIMER_REAL, *timer)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the longest tests."""
+    items.sort(key=lambda item: item.name.partition("[")[0] not in FIRST)
 
 
 def pytest_collection_finish() -> None:
