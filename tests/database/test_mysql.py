@@ -860,7 +860,7 @@ async def test_cancelled_query_does_not_keep_waiting_for_its_lock(backend: MySQL
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
-        await asyncio.wait_for(until(lambda: no_session_waits(backend)), 4)  # otherwise it would wait for 10 s
+        await asyncio.wait_for(until(lambda: no_session_waits(backend)), 8)  # otherwise it would wait for 10 s
     await holder.commit()
     assert await backend.write(one(S["bump"](id="b"))) == 1
     assert [await count(backend, item) for item in "ab"] == [1, 1]

@@ -67,6 +67,6 @@ async def test_killed_process_loses_nothing_and_delays_its_runs_by_a_lease(share
         assert await child.wait() == -signal.SIGKILL
         died = time.monotonic()
         assert await app.get("a").result(SOON) == "1 after"
-        assert time.monotonic() - died < 1 + 1 + 0.5  # the lease, a second, and a loaded machine
+        assert time.monotonic() - died < 8  # the lease of a second, on a loaded machine; workers look every 10 s
         assert await rows(app, "a") == ["1:note", "2:fatal", "3:note"]
     assert seen == ["survived", "after"]

@@ -157,7 +157,7 @@ async def test_message_from_another_process_wakes_its_receiver(shared: Database)
             sent = time.monotonic()
             await other.send_event("call", 7)
             assert await app.get(handle.id).result(SOON) == 7
-            assert time.monotonic() - sent < 3
+            assert time.monotonic() - sent < 8  # and not when the worker looks again, after 10 s
 
 
 @pytest.mark.pitfall(16)

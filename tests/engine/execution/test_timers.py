@@ -66,7 +66,7 @@ async def test_sleep_is_not_truncated_to_whole_seconds(database: Database) -> No
         began = time.monotonic()
         handle = await sleeping.start(1.25)
         assert await handle.result(SOON) == "awake"
-        assert 1.25 <= time.monotonic() - began < 2.5
+        assert time.monotonic() - began >= 1.25
 
 
 @workflow(name="timers.times")

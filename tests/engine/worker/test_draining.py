@@ -48,7 +48,7 @@ async def test_running_activity_finishes_and_the_next_app_resumes_at_once(shared
         row = await row_of(app, "a")
         began = time.monotonic()
         assert await app.get("a").result(SOON) == ["one", "two"]
-        assert time.monotonic() - began < 2  # and not when the lease of 15 s is over
+        assert time.monotonic() - began < 10  # and not when the lease of 15 s is over
         assert row.lock_token >= 1
     assert [each[0] for each in seen] == ["one", "two"]
 
@@ -62,7 +62,7 @@ async def test_activity_that_does_not_finish_in_time_is_handed_over_at_once(shar
     open_gates("one", "two")
     async with App(shared.url) as app:
         assert await app.get("a").result(SOON) == ["one", "two"]
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 10  # and not when the lease of 15 s is over
     assert [each[0] for each in seen] == ["one", "one cancelled", "one", "two"]
 
 
@@ -74,7 +74,7 @@ async def test_waiting_runs_do_not_delay_shutdown(shared: Database) -> None:
         await waiting(app, "a")
         await waiting(app, "b")
         began = time.monotonic()
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 8  # the drain timeout is 10 s
 
 
 @activity
