@@ -55,16 +55,26 @@ class NATSServer(BrokerServer):
         return f"nats://{HOST}:{self.port}"
 
     def _command(self) -> list[str | Path]:
-        options: list[str | Path] = ["-a", HOST, "-p", str(self.port), "-js", "-sd", f"{self.home}/data"]
+        options: list[str | Path] = ["-a", HOST, "-p", str(self.port), *self._storage()]
         for option in self._certificate_options("--tlscert", "--tlskey").items():
             options += ["--tls", *option]
         if self.password:
             options += ["--user", "perdure", "--pass", self.password]
         return [program("nats-server", "nats-server"), *options]
 
+    def _storage(self) -> list[str]:
+        return ["-js", "-sd", f"{self.home}/data"]
+
     def _answers(self) -> bool:
         with socket.create_connection((HOST, self.port), timeout=5) as connection:
             return connection.recv(5) == b"INFO "  # TLS follows
+
+
+class BareNATSServer(NATSServer):
+    """Run NATS without JetStream."""
+
+    def _storage(self) -> list[str]:
+        return []
 
 
 class RedisServer(BrokerServer):

@@ -13,13 +13,13 @@ import aio_pika
 import nats
 import pytest
 
-from perdure import App, BrokerRefusedError, Client, OutboxEvent, Subscription
+from perdure import App, BrokerRefusedError, BrokerUnavailableError, Client, OutboxEvent, Subscription
 from perdure.brokers import HTTPPublisher, publisher_for
 from perdure.errors import ConfigurationError
 from tests.brokers.brokers import GROUP, structured
 from tests.brokers.certificates import Authority
 from tests.brokers.conftest import make_broker
-from tests.brokers.servers import BrokerServer, KafkaServer, NATSServer, RabbitMQServer, RedisServer
+from tests.brokers.servers import BareNATSServer, BrokerServer, KafkaServer, NATSServer, RabbitMQServer, RedisServer
 from tests.engine.waiting import until
 from tests.support.leaks import kept
 from tests.support.storages import storage_of
@@ -314,6 +314,30 @@ async def test_missing_stream_or_queue_is_reported_until_it_exists(
         await broker.put(place, structured("e-1", 1))
         await until(lambda: subscription.stored == 1)
         assert await is_in_state(app, "available")
+
+
+async def test_nats_without_jetstream_is_reported_and_no_event_is_at_fault(place: str) -> None:
+    with BareNATSServer() as server:
+        said = await refusal(Subscription(f"{server.url}/{place}").source)
+        assert "does not have JetStream enabled: start nats-server with -js" in said
+        publisher = publisher_for(server.url)
+        async with publisher:
+            with pytest.raises(BrokerRefusedError, match="does not have JetStream enabled"):
+                await publisher.publish(EVENT)
+
+
+async def test_stream_that_does_not_answer_is_unavailable_and_no_event_is_at_fault(place: str, request: Any) -> None:
+    broker = make_broker(request, "nats")
+    await broker.create(place)
+    publisher: Any = publisher_for(broker.publisher(place))
+    async with publisher:
+        publisher._stream.publish = unanswered  # as without a leader of the stream
+        with pytest.raises(BrokerUnavailableError, match=f"the stream '{place}' of .* accepts nothing now"):
+            await publisher.publish(EVENT)
+
+
+async def unanswered(*_: object, **__: object) -> None:
+    raise nats.js.errors.NoStreamResponseError
 
 
 async def test_missing_exchange_is_reported(place: str, request: Any) -> None:

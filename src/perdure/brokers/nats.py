@@ -82,13 +82,27 @@ class NATSPublisher:
         except errors.MaxPayloadError as error:
             raise TerminalError(f"the event is too large for {self.shown}") from error
         except refused.NoStreamResponseError as error:
-            raise LookupError(f"no stream of {self.shown} has the subject {subject!r}: add it to a stream") from error
+            raise await self._untaken(subject) from error
         except refused.ServiceUnavailableError as error:
             raise BrokerUnavailableError(f"{self.shown} accepts nothing now: {error}") from error
         except refused.APIError:
             raise
         except (errors.Error, OSError) as error:
             raise not_answering(self.shown, error) from error
+
+    async def _untaken(self, subject: str) -> Exception:
+        """Return what to raise for an event that no stream took: it is at fault only if no stream has its subject."""
+        errors, refused = self._nats.errors, self._nats.js.errors
+        unknown = LookupError(f"no stream of {self.shown} has the subject {subject!r}: add it to a stream")
+        try:
+            name = await self._connection.unless_closed(self._stream.find_stream_name_by_subject(subject))
+        except refused.ServiceUnavailableError:
+            return _not_enabled(self.shown)
+        except refused.APIError as error:
+            return _not_enabled(self.shown) if error.err_code in NOT_ENABLED else unknown
+        except (errors.Error, OSError) as error:  # the user of the URL may lack the permission to ask
+            return unknown if self._connection.refusal(self.shown) else not_answering(self.shown, error)
+        return BrokerUnavailableError(f"the stream {name!r} of {self.shown} accepts nothing now")
 
 
 class NATSSource:
@@ -120,9 +134,14 @@ class NATSSource:
             )
             self._stream = self._connection.client.jetstream(timeout=ANSWER_SEC)
             with self._answering():
-                self._pull = await self._stream.pull_subscribe(
-                    self._filter, durable=self._durable, stream=self._url.path, config=config
-                )
+                try:
+                    self._pull = await self._stream.pull_subscribe(
+                        self._filter, durable=self._durable, stream=self._url.path, config=config
+                    )
+                except self._nats.js.errors.ServiceUnavailableError as error:
+                    if error.err_code is None:  # nothing at all has taken the request
+                        raise _not_enabled(self._server) from error
+                    raise
             self._open.clear()
             session.push_async_callback(self._return_open)
             self._session = session.pop_all()
