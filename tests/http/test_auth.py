@@ -136,6 +136,7 @@ async def test_error_of_the_function_is_logged_and_not_shown(app: App, caplog: p
         ({"auth": True}, "must be a function"),
         ({"webhook_keys": "secret"}, "whsec_"),
         ({"webhook_keys": ["whsec_c2hvcnQ="]}, "24 to 64"),
+        ({"webhook_keys": None}, "a key or a list of keys"),
         ({"max_body": 0}, "max_body"),
         ({"max_body": True}, "max_body"),
     ],

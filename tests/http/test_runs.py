@@ -153,6 +153,23 @@ async def test_runs_are_listed_by_every_filter_and_page_by_page(everywhere: App)
         assert sorted(found) == sorted(orders)
 
 
+async def test_one_status_finds_all_waiting_runs(app: App, http: httpx.AsyncClient) -> None:
+    await nothing.options(id="later", after=3600).start()
+    await waiter.options(id="for-an-event").start()
+    await waiting(app, "for-an-event")
+    await (await nothing.start()).result(30)
+    answer = await http.get("/v1/runs?status=waiting&limit=1")
+    first = answer.json()
+    rest = (await http.get(f"/v1/runs?status=waiting&token={first['next_token']}")).json()
+    assert {run["id"] for run in [*first["runs"], *rest["runs"]]} == {"later", "for-an-event"}
+    (status,) = [
+        each["schema"]["enum"]
+        for each in (await http.get("/v1/openapi.json")).json()["paths"]["/v1/runs"]["get"]["parameters"]
+        if each["name"] == "status"
+    ]
+    assert "waiting" in status
+
+
 @pytest.mark.parametrize(
     ("query", "parameter"),
     [

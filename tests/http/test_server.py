@@ -190,6 +190,12 @@ def test_address_in_use_is_refused() -> None:
         listen("127.0.0.1", taken.getsockname()[1])
 
 
+@pytest.mark.parametrize("port", [-1, 65536, 99999])
+def test_number_that_is_no_port_is_refused(port: int) -> None:
+    with pytest.raises(ConfigurationError, match="from 0 to 65535"):
+        listen("127.0.0.1", port).close()
+
+
 def test_responses_are_sent_without_delay() -> None:
     with listen("127.0.0.1", 0) as listener:
         assert listener.proto == socket.IPPROTO_TCP  # on which asyncio's use of TCP_NODELAY depends

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from perdure.engine.api.queries import RunPage
+from perdure.engine.api.queries import ANY_WAIT, RunPage
 from perdure.engine.api.run_info import ErrorInfo, RunInfo, WaitKind
 from perdure.engine.api.step_info import HistoryEntry, StepInfo, StepKind, StepStatus
 from perdure.engine.history.codec import encode
@@ -26,6 +26,7 @@ RunId = Annotated[str, Meta(min_length=1, max_length=INSTANCE_ID_MAX)]
 Name = Annotated[str, Meta(min_length=1, max_length=NAME_MAX)]
 Seconds = Annotated[float, Meta(ge=0)]
 Moment = Annotated[datetime, Meta(tz=True)]
+STATUSES = [*(each.value for each in WorkflowStatus), ANY_WAIT]  # that runs are listed by
 
 # Requests.
 

@@ -18,7 +18,6 @@ from perdure.http.problems import MEDIA_TYPE, ProblemDocument
 from perdure.http.schemas import REF, Schema, Schemas
 from perdure.http.signatures import ID, SIGNATURE, TIMESTAMP
 from perdure.model.limits import NAME_MAX, PAGE_MAX
-from perdure.model.states import WorkflowStatus
 
 JSON = "application/json"
 PROBLEMS: dict[int, str] = {
@@ -270,7 +269,7 @@ def _filters() -> list[dict[str, Any]]:
     where = {"type": "object", "additionalProperties": scalar}
     return [
         _in_query("workflow", {"type": "string"}, "The name of the workflow."),
-        _in_query("status", {"enum": [each.value for each in WorkflowStatus]}, "The status."),
+        _in_query("status", {"enum": documents.STATUSES}, "The status; `waiting` is any of the three waits."),
         _in_query("stuck", {"type": "boolean"}, "Only stuck runs."),
         {
             "name": "where",

@@ -19,6 +19,7 @@ from perdure.errors import LimitError, SerializationError
 from perdure.http.api import API, answer, path_of, route, run_id_of
 from perdure.http.bodies import WHOLE_MAX, Query, read_json
 from perdure.http.documents import (
+    STATUSES,
     Cancellation,
     HistoryDocument,
     RetryRequest,
@@ -38,7 +39,6 @@ from perdure.http.documents import (
 )
 from perdure.http.problems import Problem
 from perdure.model.limits import PAGE_MAX
-from perdure.model.states import WorkflowStatus
 
 LIST_PARAMETERS = ("workflow", "status", "stuck", "where", "started_after", "started_before", "limit", "token")
 SSE = "text/event-stream"
@@ -135,8 +135,8 @@ async def list_runs(api: API, request: Request) -> Response:
     """Return a page of the runs that match all given filters."""
     query = Query(request, LIST_PARAMETERS)
     status = query.text("status")
-    if status is not None and status not in list(WorkflowStatus):
-        raise query.invalid("status", f"one of {', '.join(WorkflowStatus)}")
+    if status is not None and status not in STATUSES:
+        raise query.invalid("status", f"one of {', '.join(STATUSES)}")
     values = dict[str, str | bool | int | float | None]
     where = query.json("where", values, 'a JSON object of paths and values, such as {"order.id": "A-1"}')
     token = query.text("token")

@@ -21,6 +21,7 @@ from perdure.model.durations import Duration
 log = logging.getLogger("perdure.http")
 
 HOST, PORT = "127.0.0.1", 8000
+PORT_MAX = 65535
 STOP_SEC = 10  # how long requests may take when the server stops
 BACKLOG = 2048
 
@@ -108,6 +109,8 @@ def listen(host: str, port: int) -> socket.socket:
     """Return a socket that listens on an address; raise `ConfigurationError` if that is not possible."""
     listener: socket.socket | None = None
     try:
+        if isinstance(port, int) and not 0 <= port <= PORT_MAX:  # getaddrinfo() may take another one, modulo 65536
+            raise OverflowError(f"a port is a number from 0 to {PORT_MAX}")
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP, flags=socket.AI_PASSIVE
         )[0]

@@ -27,7 +27,13 @@ class Signatures:
     """Verifies that requests are signed with one of several keys."""
 
     def __init__(self, keys: str | Sequence[str], now: Callable[[], float] = time.time) -> None:
-        self._keys = [_key(each) for each in ([keys] if isinstance(keys, str) else keys)]
+        given = [keys] if isinstance(keys, str) else keys
+        if not isinstance(given, Sequence):  # such as None, from an environment variable that is not set
+            raise ConfigurationError(
+                "http_app(webhook_keys=) must be a key or a list of keys: check that the variable with the key is set, "
+                "or leave it out to have no signatures"
+            )
+        self._keys = [_key(each) for each in given]
         self._now = now
 
     def __bool__(self) -> bool:
