@@ -330,12 +330,16 @@ def test_json_message_without_a_mapping_is_refused() -> None:
         reading()
 
 
+async def asynchronous(message: BrokerMessage) -> None: ...
+
+
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
         ({"event": "a", "channel": "b"}, "only one of event="),
         ({"event": ""}, "must be a text that is not empty"),
         ({"convert": 5}, "must be a function"),
+        ({"convert": asynchronous}, "must be a plain function"),
     ],
 )
 def test_wrong_setting_of_a_subscription_is_refused(arguments: dict[str, Any], why: str) -> None:

@@ -8,6 +8,7 @@ import zlib
 from base64 import b64encode
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -121,6 +122,23 @@ def test_error_of_a_codec_is_an_error_of_the_value() -> None:
     assert "OSError: the key service does not answer" in why(Pipeline(Broken()), data).why
 
 
+class Confused(Reversed):
+    """A codec that returns bytes where an object is expected, and the other way round."""
+
+    def encode(self, data: bytes, place: str) -> Any:
+        return data[::-1]
+
+    def decode(self, encoded: Encoded, place: str) -> Any:
+        return encoded
+
+
+def test_codec_that_returns_something_else_is_named() -> None:
+    with pytest.raises(CodecError, match=r"'reversed' raised TypeError: encode\(\) returned bytes, not"):
+        stored(Pipeline(Confused()), "x")
+    said = why(Pipeline(Confused()), stored(Pipeline(Reversed()), "x")).why
+    assert "'reversed' raised TypeError: decode() returned Encoded, not bytes" in said
+
+
 def test_sizes_are_checked_before_and_after_encoding() -> None:
     class Doubling(Reversed):
         def encode(self, data: bytes, place: str) -> Encoded:
@@ -139,6 +157,7 @@ def test_sizes_are_checked_before_and_after_encoding() -> None:
         ([], "empty list"),
         (7, "must be a codec"),
         ([Compressed(), "zlib"], "'zlib' is none"),
+        (Compressed, "must be a codec"),
         ([Encrypted({"k": KEY}), Compressed()], "Compressed must come before Encrypted"),
         ([Reversed(), Reversed()], "same name"),
         ([Offloaded(FileBlobs(".")), Encrypted({"k": KEY})], "must be the last"),
@@ -320,7 +339,9 @@ def test_names_that_are_no_blobs_are_refused(tmp_path: Path, name: str) -> None:
         FileBlobs(tmp_path).get(name)
 
 
-@pytest.mark.parametrize(("store", "above"), [("folder", 1), (FileBlobs("."), -1), (FileBlobs("."), True)])
-def test_wrong_settings_of_offloading_are_refused(store: FileBlobs, above: int) -> None:
+@pytest.mark.parametrize(
+    ("store", "above"), [("folder", 1), (FileBlobs, 1), (FileBlobs("."), -1), (FileBlobs("."), True)]
+)
+def test_wrong_settings_of_offloading_are_refused(store: Any, above: int) -> None:
     with pytest.raises(ConfigurationError, match="Offloaded"):
         Offloaded(store, above)

@@ -1,5 +1,6 @@
 """Subscriptions: which messages of a broker are stored, and as what."""
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -58,6 +59,8 @@ class Subscription:
                 raise TypeError(f"Subscription({name}=) must be a text that is not empty, not {given!r}")
         if convert is not None and not callable(convert):
             raise TypeError(f"Subscription(convert=) must be a function, not {convert!r}")
+        if inspect.iscoroutinefunction(convert):  # every message would be rejected
+            raise TypeError("Subscription(convert=) must be a plain function: write `def`, not `async def`")
         self._source = _source_for(url)
         self.shown = self._source.shown
         self._event, self._channel, self._convert = event, channel, convert

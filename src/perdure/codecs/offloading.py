@@ -23,7 +23,7 @@ class Offloaded(Codec):
     blocking = True
 
     def __init__(self, store: BlobStore, above: int = ABOVE) -> None:
-        if not isinstance(store, BlobStore):
+        if not isinstance(store, BlobStore) or isinstance(store, type):
             raise ConfigurationError(
                 f"Offloaded(…) takes a blob store with put, get, delete and list, such as FileBlobs(folder), not "
                 f"{store!r}"

@@ -24,7 +24,7 @@ class Pipeline:
         """Raise `ConfigurationError`, which names the setting `what`, if the codecs cannot work together."""
         self._codecs: list[Codec] = list(codecs) if isinstance(codecs, Sequence) else [codecs]
         for codec in self._codecs:
-            if not isinstance(codec, Codec):
+            if not isinstance(codec, Codec) or isinstance(codec, type):
                 raise ConfigurationError(
                     f"{what} must be a codec or a list of codecs, such as Encrypted(keys), and {codec!r} is none"
                 )
@@ -85,6 +85,8 @@ class Pipeline:
                 continue
             try:
                 encoded = codec.encode(data, place)
+                if not isinstance(encoded, Encoded | None):
+                    raise TypeError(f"encode() returned {type(encoded).__name__}, not Encoded or None")
             except Exception as error:
                 raise CodecError(
                     f"{kind} ({place}) cannot be stored: the codec {codec.name!r} raised {_said(error)}"
@@ -115,6 +117,8 @@ class Pipeline:
                 raise CodecError(f"this process has no codec {tag.name!r}: add it to App(codec=…)")
             try:
                 data = codec.decode(Encoded(data, tag.note), place)
+                if not isinstance(data, bytes):
+                    raise TypeError(f"decode() returned {type(data).__name__}, not bytes")
             except CodecError:
                 raise
             except Exception as error:
