@@ -128,7 +128,7 @@ class RabbitMQServer(BrokerServer):
             "RABBITMQ_CONFIG_FILE": config,
             "HOME": f"{self.home}/data",
             "RABBITMQ_NODENAME": f"perdure-{self.port}@localhost",
-            "RABBITMQ_DIST_PORT": self.port + 20_000,
+            "RABBITMQ_DIST_PORT": 61_000 + self.port % 4_500,  # above Linux's ephemeral ports
             "RABBITMQ_MNESIA_BASE": f"{self.home}/data",
             "RABBITMQ_LOG_BASE": f"{self.home}/data",
             "RABBITMQ_ENABLED_PLUGINS_FILE": f"{self.home}/data/plugins",

@@ -277,6 +277,27 @@ def test_encrypted_rabbitmq_has_its_own_port() -> None:
     ]
 
 
+async def test_password_is_not_sent_to_a_nats_server_without_tls() -> None:
+    received = bytearray()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b'INFO {"server_id":"x","version":"2.9.0","max_payload":1000,"auth_required":true}\r\n')
+        while found := await reader.read(1000):
+            received.extend(found)
+            writer.write(b"PONG\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(answer, HOST, 0) as plain:
+        port = plain.sockets[0].getsockname()[1]
+        for scheme in ("tls", "nats+tls"):
+            address = f"{scheme}://user:{PASSWORD}@{HOST}:{port}"
+            for connecting in (publisher_for(address), Subscription(f"{address}/ORDERS").source):
+                with pytest.raises(BrokerRefusedError, match="does not offer TLS: enable it at the server"):
+                    async with connecting:
+                        pass
+    assert not received
+
+
 # What a person has to create or to allow at the broker.
 
 
@@ -338,6 +359,13 @@ async def test_stream_that_does_not_answer_is_unavailable_and_no_event_is_at_fau
 
 async def unanswered(*_: object, **__: object) -> None:
     raise nats.js.errors.NoStreamResponseError
+
+
+async def test_missing_virtual_host_is_reported(place: str, request: Any) -> None:
+    address = make_broker(request, "rabbitmq").url.rstrip("/")
+    said = f"refuses the virtual host '{place}': create it, permit it to the user"
+    assert said in await refusal(publisher_for(f"{address}/{place}"))
+    assert said in await refusal(Subscription(f"{address}/{place}?queue=q").source)
 
 
 async def test_missing_exchange_is_reported(place: str, request: Any) -> None:

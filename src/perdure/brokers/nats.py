@@ -278,7 +278,7 @@ class _Connection:
 
 @asynccontextmanager
 async def _connected(nats: Any, url: BrokerURL) -> AsyncIterator[_Connection]:
-    connection = _Connection(nats.NATS())
+    connection = _Connection(nats.NATS() if url.tls is None else _encrypted_client(nats))
     account: dict[str, Any] = {}
     if url.password:
         account = {"user": str(url.user), "password": str(url.password)}
@@ -305,12 +305,31 @@ async def _connected(nats: Any, url: BrokerURL) -> AsyncIterator[_Connection]:
         reason = connection.last_error or error
         await connection.close()  # it may be half open
         if isinstance(error, (nats.errors.Error, OSError)):
+            if isinstance(reason, nats.errors.SecureConnWantedError):
+                remedy = "enable it at the server, or connect without TLS with nats://"
+                raise BrokerRefusedError(f"{url.shown} does not offer TLS: {remedy}") from reason
             raise _not_connected(url.shown, reason) from reason
         raise
     try:
         yield connection
     finally:
         await connection.close()
+
+
+def _encrypted_client(nats: Any) -> Any:
+    """Return a client for connections with TLS.
+
+    The library itself would send the password unencrypted to a server that does not ask for TLS, or if someone between
+    the two has removed this from its first message.
+    """
+
+    class Client(nats.NATS):  # type: ignore[misc]
+        def _connect_command(self) -> Any:
+            if not self._server_info.get("tls_required"):
+                raise nats.errors.SecureConnWantedError
+            return super()._connect_command()
+
+    return Client()
 
 
 def _not_connected(shown: str, error: BaseException) -> BrokerUnavailableError:

@@ -243,6 +243,9 @@ def _not_connected(url: BrokerURL, error: BaseException) -> BrokerUnavailableErr
     exceptions = library("aiormq.exceptions", "rabbitmq")
     if isinstance(error, exceptions.ConnectionNotAllowed):  # the user may not use it, or it does not exist
         return BrokerRefusedError(f"{url.shown} refuses the virtual host {url.path or '/'!r}: {text(error)}")
+    if isinstance(error, exceptions.InvalidFrameError) and "OpenOk" in str(error):  # the library keeps no reason
+        remedy = "create it, permit it to the user of the URL, or check its limits"
+        return BrokerRefusedError(f"{url.shown} refuses the virtual host {url.path or '/'!r}: {remedy}")
     if isinstance(error, (exceptions.AuthenticationError, exceptions.ProbableAuthenticationError)):
         return login_refused(url.shown, error)
     return not_connected(url.shown, error)
