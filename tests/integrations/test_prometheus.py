@@ -24,6 +24,7 @@ from perdure import (
 )
 from perdure.engine.worker import gauges
 from perdure.engine.worker.metering import Claims
+from perdure.errors import ConfigurationError
 from perdure.integrations.otel import OpenTelemetryMetrics
 from perdure.integrations.prometheus import Prometheus
 from perdure.metrics import CATALOGUE
@@ -235,6 +236,14 @@ def test_every_metric_has_a_name_by_the_conventions() -> None:
 def test_wrong_meter_is_refused_at_construction(given: Any) -> None:
     with pytest.raises(TypeError, match=r"App\(metrics=\)"):
         App("sqlite:///:memory:", metrics=given)
+
+
+def test_second_object_for_a_registry_is_refused() -> None:
+    registry = CollectorRegistry()
+    Prometheus(registry)
+    with pytest.raises(ConfigurationError, match="use one Prometheus object for all Apps"):
+        Prometheus(registry)
+    Prometheus(CollectorRegistry())
 
 
 def test_missing_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ try:
 except ImportError as error:
     raise ImportError('metrics need the package prometheus-client: pip install "perdure[prometheus]"') from error
 
+from perdure.errors import ConfigurationError
 from perdure.metrics import CATALOGUE, Metric
 
 Collector = Counter | Gauge | Histogram
@@ -19,11 +20,19 @@ class Prometheus:
 
     - `registry`: where the metrics are registered (default: the global registry of prometheus-client, together with the
       metrics of the program). A registry takes each metric once, so a second `Prometheus` needs another registry.
+
+    Raises `ConfigurationError` if the registry has these metrics already.
     """
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         self._registry = registry
-        self._collectors = {metric: _collector(metric, registry) for metric in CATALOGUE}
+        try:
+            self._collectors = {metric: _collector(metric, registry) for metric in CATALOGUE}
+        except ValueError as error:
+            raise ConfigurationError(
+                "the registry has the metrics of perdure already: use one Prometheus object for all Apps of the "
+                "process, or give the second one a registry of its own, Prometheus(CollectorRegistry())"
+            ) from error
 
     def bind(self, metric: Metric, *labels: str) -> Callable[[float], object]:
         """Return the function for one series; see `perdure.metrics.Meter`."""
