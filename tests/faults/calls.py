@@ -7,7 +7,7 @@ be: the server itself refuses, ends the session, or sleeps in place of the state
 import asyncio
 import inspect
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -35,12 +35,14 @@ class Calls:
         self.firsts: list[int] = []  # of every call, the first that was sent together with it
         self.armed = False
         self.hit = False
+        self.sent_later: list[str] = []  # after the fault and on the same connection, also what was never answered
         self.gave_up = False  # the caller was cancelled
         self.after_each: Callable[[], Awaitable[None] | None] | None = None
         self.over = threading.Event()  # no caller waits any more
         self.caller: asyncio.Task[Any] | None = None  # who is cancelled
         self.kill = kill  # ends a session of the server
         self._promised: tuple[object, int] | None = None
+        self._has_reconnected = False
         self._loop = asyncio.get_running_loop()
 
     def ahead(self, place: int, sender: object) -> Kind | None:
@@ -64,11 +66,17 @@ class Calls:
         """Note a call, and its place among those that are sent together; return the fault that it is to meet."""
         if not self.armed:
             return None
+        self._has_reconnected |= self.hit and text == "connect"
         is_it = self._is_it() if self._promised is None else not self.hit and self._promised == (sender, place)
         self.hit |= is_it
         self.firsts.append(len(self.texts) + 1 - place)
         self.texts.append(" ".join(text.split()))
         return self.kind if is_it else None
+
+    def send(self, texts: Sequence[str]) -> None:
+        """Note what is sent together."""
+        if self.armed and self.hit and not self._has_reconnected:
+            self.sent_later += texts
 
     def give_up(self) -> None:
         """Cancel the caller, from whatever thread."""

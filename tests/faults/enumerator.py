@@ -351,7 +351,7 @@ class _Judge:
     def _outlived(self) -> bool:
         """Whether a session that was being ended lived on until its commit was sent."""
         rest = [*self._calls.texts[self._case.number :], "connect"]
-        return "COMMIT" in rest[: rest.index("connect")]
+        return "COMMIT" in rest[: rest.index("connect")] or "COMMIT" in self._calls.sent_later
 
     def _in_several(self) -> bool:
         """Whether an earlier one of its transactions was committed."""

@@ -51,6 +51,7 @@ class _Statements:
     async def query(self, packet: bytes | str, *arguments: Any) -> Any:
         self._texts = (packet.encode() if isinstance(packet, str) else packet).split(b"\n;")
         self._place = 0
+        self._calls.send([text.decode() for text in self._texts])
         sent = [
             _INSTEAD.get(kind, text) if (kind := self._calls.ahead(place, self)) else text
             for place, text in enumerate(self._texts)
