@@ -457,6 +457,7 @@ async def talker(of: str) -> str:
     await send_event(f"{of}go", {"n": 2})
     await sleep(HOUR)
     await send_event(f"{of}stop", "by talker")
+    await sleep(HOUR)  # or the listener may or may not have suspended again before this ends
     return await work("talked")
 
 

@@ -197,7 +197,7 @@ FEATURES = {
             "takeover.two_receivers", "completed [1,2]", 2, script=((1, _publish("news", 1)), (2, _publish("news", 2)))
         ),
         Feature("takeover.groups", 'completed [1,0,"own","direct"]', 1, script=((1, _send_to("orders", "direct")),)),
-        Feature("takeover.listener", 'completed [{"n":2},"by talker","talked"]', 2, serves=("takeover.talker",)),
+        Feature("takeover.listener", 'completed [{"n":2},"by talker","talked"]', 3, serves=("takeover.talker",)),
         Feature("takeover.transactions", "completed [1,2,1]", 1),
         Feature("takeover.scheduled", 'completed "tock"', 2.1, alone=WHOLE, until=2.5, run="takeover.scheduled@2"),
         Feature(
