@@ -279,6 +279,14 @@ def _(url):
     App(url, publisher=5)
 
 
+@mistake("a publisher that is not async")
+def _(url):
+    def publish(event):
+        print(event)
+
+    App(url, publisher=publish)
+
+
 @mistake("a publisher with an unknown scheme")
 def _(url):
     App(url, publisher="mqtt://broker.example.com")
