@@ -21,6 +21,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
+import pytest
+
 from perdure.cli.exits import NOT_FOUND
 from tests.cli.programs import environment
 
@@ -46,6 +48,7 @@ _MASKS = (
     (re.compile(r"\b[0-9a-f]{32}\b"), "CHECKSUM"),
     (re.compile(r"\b\d+(\.\d+)? ?(s|min|h|d)( \d+ (s|min))?\b"), "DURATION"),
     (re.compile(r"\S+:\d+:[0-9a-f]{8}\b"), "WORKER"),
+    (re.compile(r"\b\d+:(?=timer\b)"), "N:"),  # a message that comes before its wait lets the wait set no timer
     (re.compile(r"^(ok|warning) +sqlite$", re.MULTILINE), "sqlite"),  # depends on the version of SQLite
     (re.compile(r"\b\d+ migrations"), "N migrations"),
     (re.compile(r"^perdure \d+\.\d+\.\d+\S*$", re.MULTILINE), "VERSION"),
@@ -172,12 +175,15 @@ class Session:
     def _compare(self, command: Command) -> None:
         expected = (command.code, masked(command.printed))
         until = time.monotonic() + WAIT_SEC
+        others = list[tuple[int, str]]()
         while True:
             code, printed = self._run(command.line)
             if (code, masked(printed)) == expected:
                 return
+            if (code, masked(printed)) not in others:
+                others.append((code, masked(printed)))
             if not (_repeatable(command.line) or code == NOT_FOUND) or time.monotonic() > until:
-                assert (code, masked(printed)) == expected, command.line
+                pytest.fail(f"{command.line}\nexpected {expected}\nbut printed, in this order:\n{others}")
             time.sleep(0.02)
 
     def _run(self, line: str) -> tuple[int, str]:
