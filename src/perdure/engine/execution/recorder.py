@@ -14,7 +14,18 @@ from perdure.engine.execution.progress import StepsInProgress
 from perdure.engine.execution.rows import read_pages
 from perdure.engine.history import ids
 from perdure.engine.history.digests import Call, stamp
-from perdure.engine.history.records import Deadline, Expired, Parent, Record, Taken, Until, check_row, record_of, row_of
+from perdure.engine.history.records import (
+    Deadline,
+    Expired,
+    Parent,
+    Record,
+    Taken,
+    Until,
+    check_row,
+    completed_of,
+    record_of,
+    row_of,
+)
 from perdure.engine.replay.commands import Command, Take
 from perdure.engine.replay.replayer import Replayer
 from perdure.errors import StorageError
@@ -167,6 +178,9 @@ class Recorder:
     def _of_steps(self, page: Sequence[HistoryEvent]) -> Iterator[Record]:
         """Yield the records for the body; note those that belong to the run."""
         for row in page:
+            if (completed := completed_of(row)) is not None:  # nearly every row
+                yield completed
+                continue
             check_row(row)
             record = record_of(row)
             if row.activity_id.startswith(ids.OWN) and not isinstance(record, Taken):

@@ -47,6 +47,15 @@ def decode(data: bytes, hint: Any = Any) -> Any:
     return _decode(data, codec(hint), hint)
 
 
+def _plainly(values: Mapping[str, object]) -> bytes | None:
+    """Return values as JSON, fast; None if they have to be looked at in detail."""
+    try:
+        data = _encoder.encode(values)
+    except Exception:
+        return None
+    return None if b"null" in data else data
+
+
 def _encode(value: object, using: Codec) -> bytes:
     try:
         packed = value if using.plain else using.pack(value)
@@ -170,7 +179,8 @@ class Signature:
     def bind_values(self, args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[bytes, list[object]]:
         """Return what `bind` returns, and the arguments, without defaults, in the order of the parameters."""
         values = self._bound(args, kwargs)
-        return self._encoded(values), list(values.values())
+        payload = None if self._structured else _plainly(values)
+        return self._encoded(values) if payload is None else payload, list(values.values())
 
     def bind_checked(self, args: Sequence[object], kwargs: Mapping[str, object]) -> bytes:
         """Return what `bind` returns; raise `TypeError` for a value that does not match its hint."""

@@ -469,6 +469,14 @@ def record_of(row: HistoryEvent) -> Record:
         return ForeignRecord(row)
 
 
+def completed_of(row: HistoryEvent) -> Completed | None:
+    """Return the result of a step that a row records; None for a row to which that does not apply, or not at once."""
+    data = row.event_data
+    if row.event_type != Completed.kind or row.activity_id[:1] == ids.OWN or (data and data.startswith(MARK)):
+        return None
+    return _completed(row)
+
+
 def check_row(row: HistoryEvent) -> None:
     """Raise `CodecError` if a row has a value that is encoded, because it was not decoded when it was read."""
     data = row.event_data
@@ -497,7 +505,7 @@ def _call(row: HistoryEvent) -> bytes | None:
     return row.event_data_binary if row.data_type == "json" else None
 
 
-def _completed(row: HistoryEvent) -> Record:
+def _completed(row: HistoryEvent) -> Completed:
     record = _blank_completed()
     record.step, record.result, record.decoded = row.activity_id, row.event_data or b"null", None
     record.call = row.event_data_binary if row.data_type == "json" else None

@@ -158,16 +158,17 @@ class Body:
     async def _perform(self, id: str, activity: ActivityDefinition, payload: bytes, call: Call, undoable: bool) -> Any:
         if self.evicted:
             self._refuse_if_evicted()
-        if len(self.steps) >= STEPS_MAX:
+        steps = self.steps
+        if len(steps.open) >= STEPS_MAX:
             self._refuse_if_too_many()
         future: asyncio.Future[Any] = asyncio.Future(loop=self.loop)  # which the body never gets, so any hash will do
         step = ActivityStep(id, activity, payload, call, future, undoable=undoable)
-        self.steps.add(step)
+        steps.add(step)
         try:
-            return await step.future
+            return await future
         except asyncio.CancelledError:
-            if step.future.cancelled():
-                self.steps.drop(step.id)
+            if future.cancelled():
+                steps.drop(id)
             raise
 
     def effect(self, name: str, effect: Effect, call: Call, hint: object = Any) -> "asyncio.Future[Any]":

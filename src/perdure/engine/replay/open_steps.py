@@ -32,7 +32,7 @@ class OpenSteps:
     Until `live` is set, the history decides what happens to a step, and there are no commands.
     """
 
-    __slots__ = ("_commands", "_loop", "_mismatch", "_steps", "last_failure", "live", "unsettled")
+    __slots__ = ("_commands", "_loop", "_mismatch", "last_failure", "live", "open", "unsettled")
 
     def __init__(self, mismatch: Mismatch, loop: BodyLoop) -> None:
         self.unsettled: set[str] | None = None  # steps with a compensation that started and have no outcome
@@ -40,19 +40,19 @@ class OpenSteps:
         self.live = False
         self._mismatch = mismatch
         self._loop = loop
-        self._steps: dict[str, Step] = {}  # by their ids, in the order of the calls
+        self.open: dict[str, Step] = {}  # by their ids, in the order of the calls; others only look at it
         self._commands: list[Command] = []
 
     def __len__(self) -> int:
-        return len(self._steps)
+        return len(self.open)
 
     def get(self, step_id: str) -> Step | None:
         """Return the step with this id, or None."""
-        return self._steps.get(step_id)
+        return self.open.get(step_id)
 
     def of(self, kind: type[Kind]) -> list[Kind]:
         """Return the steps of one class."""
-        return [step for step in self._steps.values() if isinstance(step, kind)]
+        return [step for step in self.open.values() if isinstance(step, kind)]
 
     # Commands.
 
@@ -75,7 +75,7 @@ class OpenSteps:
         return found
 
     def _command_all(self) -> None:
-        for step in self._steps.values():
+        for step in self.open.values():
             self._command(_command_of(step))
 
     def _command(self, command: Command) -> None:
@@ -86,13 +86,13 @@ class OpenSteps:
 
     def add(self, step: Step) -> None:
         """Add a step that the body begins."""
-        self._steps[step.id] = step
+        self.open[step.id] = step
         if self.live:
             self._commands.append(_command_of(step))
 
     def drop(self, step_id: str) -> None:
         """Remove a step that has ended or that the body cancelled."""
-        if self._steps.pop(step_id, None) is not None and self.live:
+        if self.open.pop(step_id, None) is not None and self.live:
             self._commands.append(Forget(step_id))
 
     # Records that the history has for them.
@@ -103,13 +103,13 @@ class OpenSteps:
 
     def _expecting(self, row_id: str) -> Step | None:
         """Return the step that waits for a row with this id."""
-        step = self._steps.get(row_id) or self._steps.get(ids.step_of(row_id))
+        step = self.open.get(row_id) or self.open.get(ids.step_of(row_id))
         return step if step is not None and step.expects(row_id) else None
 
     def accept(self, record: Record) -> bool:
         """Pass a record to its step; return False if no step waits for it."""
         if type(record) is Completed:  # nearly every row
-            executed = self._steps.get(record.step)
+            executed = self.open.get(record.step)
             if type(executed) is ActivityStep and not executed.pause_sec:
                 self._activity_completed(executed, record)
                 return True
@@ -131,7 +131,7 @@ class OpenSteps:
 
         `ended` says how the body has ended; None if it has not.
         """
-        rows = sorted(row for step in self._steps.values() for row in step.row_ids())
+        rows = sorted(row for step in self.open.values() for row in step.row_ids())
         instead = ended or f"waits for {', '.join(rows[:5]) or 'nothing'}"
         self._unexpected(record, f"the code {instead}")
 
@@ -144,7 +144,7 @@ class OpenSteps:
 
     def _attempted(self, record: AttemptFailed) -> ActivityStep | None:
         """Return the activity whose current attempt failed, or None."""
-        step = self._steps.get(record.step)
+        step = self.open.get(record.step)
         is_current = isinstance(step, ActivityStep) and step.attempt == record.attempt and not step.pause_sec
         return cast(ActivityStep, step) if is_current else None
 
@@ -171,7 +171,7 @@ class OpenSteps:
         known, future = record.decoded, step.future
         if known is None:  # it is in the history
             self._mismatch.check_call(step.id, step.call, record)
-        del self._steps[step.id]
+        del self.open[step.id]
         if self.live:
             self._commands.append(Forget(step.id))
         if step.undoable:

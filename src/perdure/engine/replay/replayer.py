@@ -75,8 +75,14 @@ class Replayer:
         return self._body.steps.commands()
 
     def _feed_all(self, records: Iterable[Record]) -> None:
+        values = self._body.values
         for record in records:
-            self._feed(record)
+            if self._held is None or not values.untouched or isinstance(record, Taken):
+                self._feed(record)
+            else:  # nearly always: what `_feed` does where no values were taken and none follow
+                held, self._held = self._held, record
+                self._accept(held)
+                self._run()
 
     def _feed(self, record: Record) -> None:
         if isinstance(record, Taken):
@@ -126,12 +132,15 @@ class Replayer:
             self._begin()
         elif self._held is not None:
             record, self._held = self._held, None
-            self._fed += 1
-            if record.call is not None:
-                self._body.loop.advance(stamped(record.call))
-            if not self._body.steps.accept(record):
-                self._body.steps.refuse(record, self._end() if self.done else None)
+            self._accept(record)
         self._run()
+
+    def _accept(self, record: Record) -> None:
+        self._fed += 1
+        if record.call is not None:
+            self._body.loop.advance(stamped(record.call))
+        if not self._body.steps.accept(record):
+            self._body.steps.refuse(record, self._end() if self.done else None)
 
     def _begin(self) -> None:
         workflow = self._body.workflow
@@ -144,10 +153,11 @@ class Replayer:
         self._task = context.run(self._body.loop.spawn, workflow.function(*args, **kwargs))
 
     def _run(self) -> None:
-        self._body.loop.pump()
-        if self._body.broken is not None:
-            raise self._body.broken
-        if left := self._body.values.end_turn():
+        body = self._body
+        body.loop.pump()
+        if body.broken is not None:
+            raise body.broken
+        if not body.values.untouched and (left := body.values.end_turn()):
             values = f"values at {', '.join(left)}"
             what = f"the history has {values}, which the code does not take"
             self._body.mismatch.fail(what, left[0], values, "takes no value there")

@@ -24,7 +24,10 @@ class MissingValue(Exception):
 
 
 class Values:
-    """The values of one body. `replaying` is True while further rows of the history follow."""
+    """The values of one body. `replaying` is True while further rows of the history follow.
+
+    `untouched` is True while further rows follow, the next one has no values, and the body has taken none.
+    """
 
     __slots__ = (
         "_at",
@@ -37,6 +40,7 @@ class Values:
         "_taken",
         "numbered",
         "replaying",
+        "untouched",
     )
 
     def __init__(self, run_id: str) -> None:
@@ -48,18 +52,20 @@ class Values:
         self._patches: dict[str, bool] | None = None  # what `patched` has returned
         self._at = ""
         self._size = self._state_size = 0  # in their future row, replayed values included
+        self.untouched = False
         self.numbered = False  # the next row is a set_state() of an earlier version, where it was a step
 
     def look_ahead(self, upcoming: Taken | None, *, more: bool) -> None:
         """Prepare the values that the body takes next, which the next row has; `more` rows follow, or none."""
         self._size = self._state_size = 0
         self.replaying = more
+        self.untouched = more and upcoming is None and self._state is None
         self._given = _NOTHING if upcoming is None else dict(upcoming.values)
         self.numbered = upcoming is not None and upcoming.state is not None and upcoming.numbered
 
     def end_replay(self) -> None:
         """Note that no more rows follow."""
-        self.replaying, self._given = False, _NOTHING
+        self.replaying, self.untouched, self._given = False, False, _NOTHING
 
     def end_turn(self) -> list[str]:
         """Return where the history has values that the code did not take, now that all its tasks wait.
@@ -114,6 +120,7 @@ class Values:
                 "elsewhere and set a reference to it"
             )
         self._state, self._state_size = state, len(state)
+        self.untouched = False
 
     def record(self, fed: int) -> Taken | None:
         """Return what was taken since the last call, or None; `fed` is the number of records that the body saw."""
