@@ -160,8 +160,9 @@ async def _history(storage: Storage, row: WorkflowInstance, most: int) -> Histor
             if len(rows) >= most:
                 more = True
                 break
-    waits = await storage.get_waits([row.instance_id]) if row.status not in TERMINAL else []
-    return History(rows, more, steps_of(row.instance_id, rows, waits), waits)
+    is_ended = row.status in TERMINAL
+    waits = [] if is_ended else await storage.get_waits([row.instance_id])
+    return History(rows, more, steps_of(row.instance_id, rows, waits, is_ended=is_ended and not more), waits)
 
 
 async def _with_open_children(storage: Storage, history: History) -> History:
@@ -176,9 +177,8 @@ async def _with_open_children(storage: Storage, history: History) -> History:
         child = children.get(step.child or "")
         if child is None:
             return step
-        return replace(
-            step, name=child.workflow_name, status=step.status if child.status in BUSY else StepStatus.WAITING
-        )
+        is_waiting = step.status is StepStatus.RUNNING and child.status not in BUSY
+        return replace(step, name=child.workflow_name, status=StepStatus.WAITING if is_waiting else step.status)
 
     return replace(history, steps=[described(each) for each in history.steps])
 

@@ -180,13 +180,19 @@ def _row(step: StepInfo, notes: _Notes, begin: tuple[datetime, bool], until: dat
         status=step.status.value,
         parts=_parts(step, notes, start, end),
         failures=tuple(at for at, _ in notes.failures),
-        attempts=len(notes.failures) + (step.status is not StepStatus.RETRYING),
+        attempts=len(notes.failures) + _is_last_attempt_apart(step),
         depth=max(len(path) - 1, 0),
         exact=exact,
         child=notes.child,
         error="" if step.error is None else str(step.error),
         step=step,
     )
+
+
+def _is_last_attempt_apart(step: StepInfo) -> bool:
+    """Return whether a step has an attempt besides those that failed and were to be repeated."""
+    is_between_attempts = step.status is StepStatus.CANCELLED and step.error is not None
+    return step.status is not StepStatus.RETRYING and not is_between_attempts
 
 
 _PHASES = {
@@ -255,7 +261,9 @@ def _fold(members: Sequence[Row]) -> Row:
     counts: dict[str, int] = {}
     for row in members:
         counts[row.status] = counts.get(row.status, 0) + 1
-    worst = next((each for each in ("failed", "retrying", "running", "waiting") if each in counts), "completed")
+    worst = next(
+        (each for each in ("failed", "retrying", "running", "waiting", "cancelled") if each in counts), "completed"
+    )
     merged = _coarse(merged)
     merged.sort(key=lambda part: part.begin)
     last = max(merged, key=lambda part: part.end)

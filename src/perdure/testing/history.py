@@ -34,7 +34,7 @@ from perdure.engine.history.records import RunCancelled, RunFailed, record_of
 from perdure.errors import SerializationError
 from perdure.model.headers import none, read
 from perdure.model.records import HistoryEvent, RegisteredWait
-from perdure.model.states import WorkflowStatus
+from perdure.model.states import TERMINAL, WorkflowStatus
 from perdure.testing.labels import Labels, shown
 
 FORMAT, VERSION = "perdure-history", 1
@@ -191,7 +191,9 @@ class History:
     @cached_property
     def _labels(self) -> Labels:
         events = [row.event(self.run_id) for row in self.rows]
-        return Labels(steps_of(self.run_id, events, self.registered), events, self.registered)
+        return Labels(
+            steps_of(self.run_id, events, self.registered, is_ended=self.status in TERMINAL), events, self.registered
+        )
 
     # Files.
 

@@ -12,7 +12,7 @@ from perdure.model import names
 from perdure.model.records import HistoryEvent, RegisteredWait
 
 WAITS = frozenset({StepKind.TIMER, StepKind.EVENT, StepKind.CHANNEL, StepKind.CHILD})
-_OPEN = {StepStatus.RUNNING: "running", StepStatus.WAITING: "waiting"}
+_WITHOUT_OUTCOME = (StepStatus.RUNNING, StepStatus.WAITING, StepStatus.CANCELLED)
 
 
 class Labels:
@@ -74,7 +74,7 @@ class Labels:
             text += f" ({step.attempts} attempts)"
         if step.status is StepStatus.FAILED:
             return text + self._failure(step)
-        return f"{text} ({_OPEN[step.status]})" if step.status in _OPEN else text
+        return f"{text} ({step.status})" if step.status in _WITHOUT_OUTCOME else text
 
     def outcome(self, step: StepInfo) -> str:
         """Return the result or the message of the error of a step, as a part of a line."""

@@ -1,5 +1,7 @@
 """Steps: what a run did, and what it waits for."""
 
+import asyncio
+from contextlib import suppress
 from datetime import timedelta
 from decimal import Decimal
 from enum import StrEnum
@@ -15,8 +17,10 @@ from perdure import (
     StepKind,
     StepStatus,
     WaitKind,
+    WorkflowCancelledError,
     WorkflowFailedError,
     activity,
+    wait_event,
     workflow,
 )
 from tests.engine.api.workflows import Order, undone, whole
@@ -112,8 +116,37 @@ async def test_steps_show_retries_and_timeouts(database: Database) -> None:
         assert (step.error.type, step.error.message) == ("builtins.KeyError", "'no'")
         (only,) = (await handle.info()).waiting_for
         assert (only.kind, only.name) == (WaitKind.RETRY, "1:later")
+        await handle.cancel("not needed")
+        with pytest.raises(WorkflowCancelledError):
+            await handle.result(SOON)
+        (step,) = await handle.steps()
+        assert (step.status, step.attempts, step.finished_at) == (StepStatus.CANCELLED, 2, None)
         timed = await whole.start(Order("quick", Decimal(1)))
         with pytest.raises(WorkflowFailedError):
             await timed.result(SOON)
         step = named(await timed.steps())["channel:receive"]
         assert (step.status, step.error and step.error.type) == (StepStatus.FAILED, "TimeoutError")
+
+
+async def test_step_that_the_body_abandoned_is_cancelled_once_the_run_has_ended(database: Database) -> None:
+    @activity
+    async def endless() -> None:
+        await asyncio.Event().wait()
+
+    @endless.compensation
+    async def ended(result: None) -> None:
+        pass
+
+    @workflow(name="api.abandoning")
+    async def abandoning() -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(endless(), 0.01)
+        await wait_event("api.go")
+
+    async with App(database.url) as app:
+        handle = await abandoning.options(id="a").start()
+        await waits_for(handle, "api.go")
+        assert named(await handle.steps())["activity:endless"].status is StepStatus.RUNNING
+        await app.send_event("api.go", "1", to="a")
+        await handle.result(SOON)
+        assert named(await handle.steps())["activity:endless"].status is StepStatus.CANCELLED

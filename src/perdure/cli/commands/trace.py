@@ -22,6 +22,7 @@ MARKS = {
     StepStatus.RETRYING: "↻",
     StepStatus.RUNNING: "▶",
     StepStatus.WAITING: "…",
+    StepStatus.CANCELLED: "⊘",
 }
 FOLD = 20  # more equal steps in a row than this are folded
 RESULT_MAX = 60

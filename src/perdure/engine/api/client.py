@@ -43,7 +43,7 @@ from perdure.errors import ClosedError, ConfigurationError, EngineError, Storage
 from perdure.model.durations import Duration, span
 from perdure.model.envelopes import check_readable, decoding_messages, unreadable
 from perdure.model.records import HistoryEventType, WorkflowInstance
-from perdure.model.states import WorkflowStatus
+from perdure.model.states import TERMINAL, WorkflowStatus
 from perdure.storage.contract import Storage
 from perdure.storage.encoded_rows import encoded_tags
 from perdure.storage.encoding import encoding
@@ -286,8 +286,8 @@ class Client:
 
     async def steps(self, instance_id: str) -> list[StepInfo]:
         """Return the steps of a run that its history records. Raises `RunNotFoundError` if no run has this id."""
-        await self._row(instance_id)
-        return await read_steps(self._storage, instance_id)
+        row = await self._row(instance_id)
+        return await read_steps(self._storage, instance_id, is_ended=row.status in TERMINAL)
 
     async def state(self, instance_id: str) -> Any:
         """Return the value that a run last passed to `set_state()`, or None."""

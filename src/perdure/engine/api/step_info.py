@@ -28,13 +28,18 @@ class StepKind(StrEnum):
 
 
 class StepStatus(StrEnum):
-    """The status of a step. `retrying` means that an attempt failed and the next one is scheduled or running."""
+    """The status of a step.
+
+    `retrying` means that an attempt failed and the next one is scheduled or running. `cancelled` means that the run
+    ended without the step's outcome, because the body or its cancellation had abandoned the step.
+    """
 
     RUNNING = "running"
     RETRYING = "retrying"
     WAITING = "waiting"
     COMPLETED = "completed"
     FAILED = "failed"
+    CANCELLED = "cancelled"
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,7 @@ _EFFECTS = {
     "cancel": StepKind.CANCEL,
     "child": StepKind.CHILD,
 }
+_UNFINISHED = (StepStatus.RUNNING, StepStatus.RETRYING, StepStatus.WAITING)
 _WAITS = {"wait_event": StepKind.EVENT, "receive": StepKind.CHANNEL, "timer": StepKind.TIMER}
 
 
@@ -65,9 +66,9 @@ def _entry(row: HistoryEvent) -> HistoryEntry:
     return HistoryEntry(row.id, row.activity_id, str(row.event_type), row.created_at, data)
 
 
-async def read_steps(storage: Storage, id: str) -> list[StepInfo]:
+async def read_steps(storage: Storage, id: str, *, is_ended: bool) -> list[StepInfo]:
     """Return the steps of a run: first those that have ended, in the order of their ends."""
-    steps = _Steps()
+    steps = _Steps(is_ended)
     async for row in read_rows(storage, id):
         steps.add(_shown(row), row.created_at)
     await steps.add_children(storage)
@@ -76,9 +77,11 @@ async def read_steps(storage: Storage, id: str) -> list[StepInfo]:
     return steps.found()
 
 
-def steps_of(id: str, rows: Iterable[HistoryEvent], waits: Iterable[RegisteredWait]) -> list[StepInfo]:
+def steps_of(
+    id: str, rows: Iterable[HistoryEvent], waits: Iterable[RegisteredWait], *, is_ended: bool
+) -> list[StepInfo]:
     """Return the steps of a history that was read before; of a child only what the history of its parent says."""
-    steps = _Steps()
+    steps = _Steps(is_ended)
     for row in rows:
         steps.add(_shown(row), row.created_at)
     for wait in waits:
@@ -95,14 +98,19 @@ def _shown(row: HistoryEvent) -> Record:
 
 
 class _Steps:
-    """Builds the steps of a run from the rows of its history."""
+    """Builds the steps of a run from the rows of its history. `is_ended` says whether the run has ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_ended: bool) -> None:
+        self._is_ended = is_ended
         self._known: dict[str, dict[str, Any]] = {}
         self._children: dict[str, str] = {}  # by the ids of children, the steps that started them
         self._ends: dict[str | None, str] = {}  # by the paths in the end channels of children, the same steps
 
     def found(self) -> list[StepInfo]:
+        if self._is_ended:
+            for fields in self._known.values():
+                if fields["status"] in _UNFINISHED:
+                    fields["status"] = StepStatus.CANCELLED
         return [StepInfo(**fields) for fields in self._known.values()]
 
     def add(self, record: Record, at: datetime | None) -> None:
