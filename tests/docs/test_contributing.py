@@ -1,6 +1,8 @@
-"""CONTRIBUTING.md names files and folders that exist."""
+"""CONTRIBUTING.md names files and folders that exist, and all packages."""
 
 import re
+
+import pytest
 
 from tests.docs.marks import ROOT
 
@@ -14,6 +16,23 @@ def test_every_folder_of_the_maps_exists() -> None:
         folders = re.findall(r"^  (\w+)/", tree, re.MULTILINE)
         assert len(folders) > 5
         assert [name for name in folders if not (ROOT / root / name).is_dir()] == []
+
+
+def test_every_folder_is_in_the_maps() -> None:
+    for root, tree in TREES:
+        folders = {each.parent.name for each in (ROOT / root).glob("*/*.py")}
+        assert folders - set(re.findall(r"^  (\w+)/", tree, re.MULTILINE)) == set(), root
+
+
+@pytest.mark.parametrize(
+    "package",
+    ["brokers", "bulk", "cli", "codecs", "copying", "dashboard", "http", "inspection", "integrations", "views"],
+)
+def test_every_module_of_a_package_is_mapped(package: str) -> None:
+    found = re.search(rf"^  {package}/(?: .*)?\n((?:^    .*\n)+)", dict(TREES)["src/perdure/"], re.MULTILINE)
+    assert found is not None
+    modules = {each.stem for each in (ROOT / "src" / "perdure" / package).glob("*.py")}
+    assert modules - set(re.findall(r"\w+", found[1])) - {"__init__", "__main__"} == set()
 
 
 def test_every_package_of_the_engine_is_mapped_with_all_its_modules() -> None:
