@@ -3,13 +3,18 @@
 import inspect
 import posixpath
 import re
-from functools import cache
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache, partial
 from html.parser import HTMLParser
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pytest
+from playwright.async_api import Browser, ViewportSize
 
 from perdure import App, Client, Relay, Retention, SyncClient
 from perdure.dashboard import dashboard_app, serve_dashboard
@@ -21,6 +26,7 @@ from scripts.docs.navigation import NavigationError, navigation
 from scripts.docs.pages import DOCS, dead_links, for_site, sources
 from scripts.docs.reference import Reference
 from scripts.docs.staging import staged_pages
+from tests.dashboard.browser import Watched, browser
 from tests.docs.marks import ROOT
 
 NAVIGATION = (DOCS / "nav.toml").read_text("utf-8")
@@ -40,6 +46,10 @@ SETTINGS = (
 )
 MARKDOWN = [ROOT / "README.md", *sources().values(), *(ROOT / "examples").glob("*/README.md")]
 _VARIABLE = re.compile(r'"(PERDURE_[A-Z_]+|NO_COLOR|DATABASE_URL)"')
+WIDE_TABLES = """[...document.querySelectorAll(".md-typeset__scrollwrap, .md-typeset__table, .md-typeset table")]
+    .filter((each) => each.scrollWidth > each.clientWidth + 1).map((each) => each.textContent.slice(0, 100))"""
+# Of the theme, and of Markdown; and tables that scroll, which browsers let people focus.
+MINOR = ("landmark-unique", "empty-table-header", "scrollable-region-focusable")
 _INTERNAL = re.compile(r"PERDURE_(?:DEMO|DEV)_")  # between processes of one command
 
 
@@ -74,8 +84,8 @@ def settings_page() -> str:
     return staged_pages()["reference/settings.md"]
 
 
-@pytest.mark.timeout(300)  # five seconds of computing, for which a loaded machine has needed a minute
-def test_site_builds_and_all_links_of_its_pages_resolve(tmp_path: Path) -> None:
+@pytest.mark.timeout(300)  # ten seconds of computing, for which a loaded machine has needed two minutes
+async def test_site_builds_its_links_resolve_and_a_browser_shows_its_pages_whole(tmp_path: Path) -> None:
     site = build(tmp_path)
     pages = {file.relative_to(site).as_posix(): Links(file.read_text("utf-8")) for file in site.rglob("*.html")}
     assert {_address(name) for name in sources()} <= pages.keys()
@@ -88,6 +98,69 @@ def test_site_builds_and_all_links_of_its_pages_resolve(tmp_path: Path) -> None:
     ]
     assert dead == []
     assert [each for page in pages.values() for each in page.loaded if urlsplit(each).netloc] == []
+    with served(site) as url:
+        async with browser() as chromium:
+            await _check_widths(chromium, url)
+            await _check_search(chromium, url)
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    """A request for a file of the site, which is not logged."""
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Log nothing."""
+
+
+class SiteServer(ThreadingHTTPServer):
+    """The site on a server. A browser that leaves a page breaks its connections, which is no error."""
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Do nothing."""
+
+
+@contextmanager
+def served(site: Path) -> Iterator[str]:
+    """Yield the address of the site on a server in a thread."""
+    with SiteServer(("127.0.0.1", 0), partial(Quiet, directory=str(site))) as server:
+        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+async def _check_widths(chromium: Browser, url: str) -> None:
+    """On a phone no page scrolls sideways; in a window of usual width, no table has to. Check for axe, too."""
+    pages = ["/", "/tutorial/02-first-workflow/", "/reference/settings/", "/errors/engine.run_exists/", "/comparison/"]
+    tables = ["/reference/settings/", "/errors/", "/comparison/", "/guarantees/", "/pitfalls/", "/troubleshooting/"]
+    for width, addresses in ((375, pages), (1280, tables)):
+        viewport: ViewportSize = {"width": width, "height": 800}
+        context = await chromium.new_context(viewport=viewport, color_scheme="light" if width == 375 else "dark")
+        page = Watched(await context.new_page(), url)
+        for address in addresses:
+            await page.page.goto(url + address)
+            assert not await page.is_too_wide(), address
+            assert width == 375 or await page.page.evaluate(WIDE_TABLES) == [], address
+        assert [each for each in await page.axe() if not each.startswith(MINOR)] == []
+        assert page.problems == []
+        await context.close()
+
+
+async def _check_search(chromium: Browser, url: str) -> None:
+    """The search finds a term of the concepts first, and a setting by its name."""
+    context = await chromium.new_context()
+    page = await context.new_page()
+    for text, expected in (("fencing token", "#fencing-tokens"), ("max_runs", "/reference/settings/")):
+        await page.goto(url)
+        await page.locator(".md-search__button").click()
+        await page.get_by_role("textbox", name="Search").or_(page.get_by_role("combobox", name="Search")).fill(text)
+        found = page.locator("a[href*='?h=']")  # also in a shadow tree
+        await found.first.wait_for()
+        best = [await each.get_attribute("href") or "" for each in (await found.all())[: 1 if "#" in expected else 5]]
+        assert any(expected in each for each in best), (text, best)
+    await context.close()
 
 
 def _address(name: str) -> str:
