@@ -4,7 +4,8 @@ The output of each command has to be the one that the page shows; `masked` says 
 is repeated until its output is that of the page, because a worker needs a moment, unless it changes something. One that
 did not find its run or workflow has changed nothing.
 
-A command that ends in `&` runs until the page kills it (`kill -9 %1`, `kill %1`, `kill $!` for the last one) or ends.
+A command that ends in `&` runs until the page kills it (`kill -9 %1`, `kill %1`, `kill $!` for the last one; also after
+another command and `&&`) or ends.
 """
 
 import json
@@ -158,8 +159,10 @@ class Session:
     def _check(self, command: Command) -> None:
         if command.line.endswith("&"):
             self._start(command.line.removesuffix("&"))
-        elif killed := re.fullmatch(r"kill( -9)? (?:%(\d)|\$!)", command.line):
-            self._kill(self._jobs[int(killed[2] or 0) - 1], signal.SIGKILL if killed[1] else signal.SIGTERM)
+        elif killed := re.fullmatch(r"(?:(.+) && )?kill( -9)? (?:%(\d)|\$!)", command.line):
+            if killed[1]:
+                self._compare(Command(killed[1], command.printed, command.code))
+            self._kill(self._jobs[int(killed[3] or 0) - 1], signal.SIGKILL if killed[2] else signal.SIGTERM)
         else:
             self._compare(command)
 
