@@ -44,6 +44,8 @@ _PART = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _FILE = re.compile(r"(?:#|--) (\S+\.(?:py|toml|yaml|service|sql))\n")
 _EXIT = re.compile(r"\[exit code (\d+)\]\n\Z")
 _MASKS = (
+    # a warning of `--wait` on a machine where a worker takes more than five seconds to start
+    (re.compile(r"^run \S+ \(\w+\) has not ended after .*, and no live worker serves its workflow: .*\n", re.M), ""),
     (re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d(:\d\d)?(\.\d+)?(Z|\+00:00)?"), "TIME"),
     (re.compile(r"(sqlite:///|\.\.\.)\S*/"), "FOLDER/"),
     (re.compile(r"\b[0-9a-f]{32}\b"), "CHECKSUM"),
