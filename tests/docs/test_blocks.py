@@ -2,13 +2,16 @@
 
 import os
 import re
+import shlex
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from perdure.cli.main import build
 from tests.docs.forks import Forks
 
 ROOT = Path(__file__).parents[2]
@@ -27,6 +30,18 @@ BLOCKS = [
     for number, (code, printed) in enumerate(_BLOCK.findall(page.read_text("utf-8")), 1)
     if not code.startswith("# test_")
 ]
+_PLAIN = re.compile(r"^```\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_SKIPPED = re.compile(r"^```\w+\n.*?^```$\n", re.DOTALL | re.MULTILINE)
+
+
+def _commands(page: Path) -> list[tuple[str, str]]:
+    """Return the commands in blocks without a language, as program and arguments."""
+    text = _SKIPPED.sub("", page.read_text("utf-8"))
+    lines = [line for block in _PLAIN.findall(text) for line in block.splitlines()]
+    return [(found[1], found[2]) for line in lines if (found := re.match(r"(perdure|make|pip) (?!dev:)(.+)", line))]
+
+
+PAGES_WITH_COMMANDS = [page for page in (*PAGES, ROOT / "CONTRIBUTING.md") if _commands(page)]
 PAGES_WITH_TESTS = [page for page in PAGES if "```python\n# test_" in page.read_text("utf-8") and page not in TUTORIAL]
 
 
@@ -65,12 +80,35 @@ def test_blocks_with_tests_pass(page: Path, tmp_path: Path) -> None:
     assert [name for name, _ in _PASSED.findall(done.stdout)] == modules
 
 
+@pytest.mark.parametrize("page", PAGES_WITH_COMMANDS, ids=lambda page: page.name)
+def test_commands_that_no_test_executes_exist(page: Path) -> None:
+    """An installation, a server or an hour of chaos is not executed; its program, target, extra and options exist."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
+    for program, line in _commands(page):
+        arguments = shlex.split(line, comments=True)
+        if program == "perdure":
+            build().parse_args(arguments, print_error=False, exit_on_error=False)  # raises if it is wrong
+        elif program == "make":
+            assert arguments[0] in targets, line
+        else:
+            named = [each for found in re.findall(r"\[(.+)\]", arguments[-1]) for each in found.split(",")]
+            assert set(named) <= set(extras), line
+
+
 def _write_files(page: Path, folder: Path) -> list[str]:
     """Write the blocks of a page that begin with the name of a file, such as `# shop.py`, and return these names."""
     files = _FILE.findall(page.read_text("utf-8"))
     for name, text in files:
         (folder / name).write_text(text)
     return [name for name, _ in files]
+
+
+def test_every_extra_is_in_the_readme() -> None:
+    readme = (ROOT / "README.md").read_text("utf-8")
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    part = readme[readme.index("## Install") : readme.index("## Documentation")]
+    assert [each for each in extras if not re.search(rf"\b{each}\b", part)] == []
 
 
 def test_the_readme_has_blocks() -> None:
