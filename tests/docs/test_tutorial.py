@@ -3,10 +3,13 @@
 import socket
 from pathlib import Path
 
+import pytest
+
 from tests.docs.console import Session
 from tests.docs.test_blocks import TUTORIAL
 
 
+@pytest.mark.timeout(300)  # it starts a dozen workers; a loaded machine has needed two minutes
 async def test_commands_of_all_pages_print_what_they_show(fresh_postgres_db: str, tmp_path: Path) -> None:
     here = {"postgresql://postgres@localhost/shop": fresh_postgres_db, "8001": str(_free_port())}
     assert len(TUTORIAL) == 11
