@@ -95,10 +95,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.name.partition("[")[0] not in FIRST)
 
 
-def pytest_collection_finish() -> None:
-    """Leave what was collected out of later garbage collections: it is most of what they would look at."""
-    gc.collect()
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect tests without collecting garbage, which takes a quarter of the time: next to nothing becomes garbage.
+
+    Later garbage collections leave out what was collected: it is most of what they would look at.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(scope="session")
