@@ -12,8 +12,11 @@ from typing import Self
 
 # A fork leaves the loop and executes the program as `python -c` does: in `__main__`, and the process ends with it.
 _SERVER = """
-import json, os, sys
+import gc, json, os, sys
 import perdure, perdure.cli.main, perdure.errors, perdure.storage, perdure.testing
+
+gc.collect()
+gc.freeze()  # else each fork would look at all that was imported, and so copy it, when it ends
 
 def next_program():
     for line in sys.stdin:
