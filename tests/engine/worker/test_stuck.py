@@ -32,7 +32,7 @@ SHORT = timedelta(seconds=1)
 # Code that ends its process.
 
 KILLER = """
-import asyncio, os, sys, time
+import asyncio, ctypes, os, signal, sys, time
 from datetime import timedelta
 from perdure import App, activity, workflow
 from perdure.engine.worker import back_off
@@ -57,7 +57,23 @@ async def killer() -> None:
 async def says(text: str) -> str:
     return await echo(text)
 
-asyncio.run(App(sys.argv[1], workflows=[killer, says], lease=timedelta(seconds=1)).serve())
+def live() -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    asyncio.run(App(sys.argv[1], workflows=[killer, says], lease=timedelta(seconds=1)).serve())
+
+# When one dies the next is forked, as a supervisor of processes would start it; imports take longer than its life.
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+while (child := os.fork()) != 0:
+    signal.signal(signal.SIGTERM, lambda *_: os.kill(child, signal.SIGTERM))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    if code != 9:
+        sys.exit(code)
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+live()
 """
 
 
@@ -69,39 +85,16 @@ async def says(text: str) -> str:
     raise AssertionError("runs elsewhere")
 
 
-class WorkerProcesses:
-    """Worker processes, one at a time: when one dies the next is started, as a supervisor of processes would."""
-
-    def __init__(self, *arguments: str) -> None:
-        self._arguments = arguments
-        self.deaths = 0
-        self._process = self._start()
-
-    def _start(self) -> "subprocess.Popen[bytes]":
-        environment = {**os.environ, "PYTHONPATH": os.environ.get("PYTHONPATH", str(ROOT / "src"))}
-        command = [sys.executable, "-c", KILLER, *self._arguments]
-        return subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
-
-    def look(self) -> int:
-        """How many have died so far."""
-        if self._process.poll() is not None:
-            assert self._process.returncode == 9, "of anything else than its run"
-            self.deaths += 1
-            self._process = self._start()
-        return self.deaths
-
-    def stop(self) -> None:
-        self._process.terminate()
-        self._process.wait()
-
-
 @contextmanager
-def worker_processes(*arguments: str) -> Iterator[WorkerProcesses]:
-    made = WorkerProcesses(*arguments)
-    try:
-        yield made
-    finally:
-        made.stop()
+def worker_processes(*arguments: str) -> Iterator["subprocess.Popen[bytes]"]:
+    """Worker processes, one at a time, and the process that starts the next one when one has died of its run."""
+    environment = {**os.environ, "PYTHONPATH": os.environ.get("PYTHONPATH", str(ROOT / "src"))}
+    command = [sys.executable, "-c", KILLER, *arguments]
+    with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as supervisor:
+        try:
+            yield supervisor
+        finally:
+            supervisor.terminate()
 
 
 @pytest.mark.guarantee(9)
@@ -110,10 +103,10 @@ async def test_run_that_kills_its_workers_is_backed_off_after_three_deaths(share
     async with Client(shared.url) as client:
         bad = await version(killer, "stuck.killer").options(id="bad").start()
         seen: list[RunInfo] = []
-        with worker_processes(shared.url, str(deaths), "0") as workers:
+        with worker_processes(shared.url, str(deaths), "0") as supervisor:
 
             async def is_listed() -> bool:
-                workers.look()
+                assert supervisor.poll() is None, "a worker ended of anything else than its run"
                 seen[:] = await stuck_runs(client)
                 return [each.id for each in seen if each.attempts] == ["bad"]  # not for want of a worker
 
@@ -126,7 +119,7 @@ async def test_run_that_kills_its_workers_is_backed_off_after_three_deaths(share
             assert await good.result(SOON) == "others go on"
 
             async def is_listed_again() -> bool:
-                workers.look()
+                assert supervisor.poll() is None, "a worker ended of anything else than its run"
                 return any(each.attempts >= 5 for each in await stuck_runs(client))
 
             await until(is_listed_again, 100)
@@ -141,10 +134,10 @@ async def test_max_tries_fails_a_run_that_kills_its_workers(shared: Database, tm
     deaths = tmp_path / "deaths"
     async with Client(shared.url) as client:
         bad = await version(killer, "stuck.killer").options(id="bad").start()
-        with worker_processes(shared.url, str(deaths), "2") as workers:
+        with worker_processes(shared.url, str(deaths), "2") as supervisor:
 
             async def has_failed() -> bool:
-                workers.look()
+                assert supervisor.poll() is None, "a worker ended of anything else than its run"
                 return (await bad.info()).status is WorkflowStatus.FAILED
 
             await until(has_failed, 100)
