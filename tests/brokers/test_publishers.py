@@ -109,7 +109,8 @@ async def test_nats_drops_an_event_that_is_published_again(place: str, request: 
     ("name", "options", "why"),
     [
         ("nats", {"subject": "nowhere.{type}"}, "no stream of .* has the subject 'nowhere.order.paid': add it"),
-        ("rabbitmq", {"routing_key": "nowhere"}, "the default exchange of .* routes 'nowhere' to no queue"),
+        ("rabbitmq", {"routing_key": "nowhere"}, "the default exchange of .* 'nowhere' to no queue: create a queue"),
+        ("rabbitmq", {"exchange": "amq.topic"}, "exchange 'amq.topic' of .* to no queue: bind a queue to it"),
     ],
 )
 async def test_event_without_a_destination_is_refused(
@@ -264,7 +265,7 @@ async def test_status_of_a_webhook_says_whether_the_event_was_refused(status: in
 
 async def test_unreachable_webhook_is_unavailable() -> None:
     async with HTTPPublisher("http://127.0.0.1:1/x?token=secret") as publisher:
-        with pytest.raises(BrokerUnavailableError, match=r"cannot connect to http://127\.0\.0\.1: ") as caught:
+        with pytest.raises(BrokerUnavailableError, match=r"cannot connect to http://127\.0\.0\.1:1: ") as caught:
             await publisher.publish(event())
     assert "secret" not in f"{caught.value}{publisher!r}"
 

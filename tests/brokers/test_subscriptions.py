@@ -328,6 +328,8 @@ def test_function_decides_what_a_message_becomes() -> None:
 def test_json_message_without_a_mapping_is_refused() -> None:
     with pytest.raises(ValueError, match="it is no CloudEvent, and Subscription"):
         reading()
+    with pytest.raises(ValueError, match=r"the body is empty: .*in a stream of Redis, the field 'data'"):
+        reading(replace(MESSAGE, body=b""), event="order.new")
 
 
 async def asynchronous(message: BrokerMessage) -> None: ...

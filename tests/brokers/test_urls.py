@@ -30,6 +30,7 @@ PASSWORD = "s3cr3t-w0rd"
         ("redis://a,b/0", "the Redis URL must have one host"),
         ("kafka://host?mechanism=NTLM", "the option mechanism of the Kafka URL must be one of PLAIN"),
         ("https:///path", "the webhook URL is malformed"),
+        ("https://host:99999/path", "the webhook URL is malformed"),
     ],
 )
 def test_wrong_url_of_a_publisher_is_refused(url: str, why: str) -> None:
@@ -63,6 +64,7 @@ def test_wrong_url_of_a_subscription_is_refused(url: str, why: str) -> None:
         f"kafka://user:{PASSWORD}/x@host",
         f"redis://user:{PASSWORD}?x=y@host",
         f"mqtt://user:{PASSWORD}@host",
+        f"https://user:{PASSWORD}/x@host",
     ],
 )
 def test_error_shows_no_password(url: str) -> None:
@@ -80,6 +82,11 @@ def test_error_shows_no_password(url: str) -> None:
 def test_repr_shows_no_password(url: str) -> None:
     assert PASSWORD not in repr(publisher_for(url))
     assert "host" in repr(publisher_for(url))
+
+
+def test_address_of_a_webhook_is_shown_with_its_port() -> None:
+    assert repr(publisher_for("https://user:pw@host:8443/hook?key=1")) == "HTTPPublisher('https://host:8443')"
+    assert repr(publisher_for("http://[::1]/hook")) == "HTTPPublisher('http://[::1]')"
 
 
 def test_repr_of_a_subscription_shows_no_password() -> None:

@@ -83,6 +83,8 @@ def received(headers: Mapping[str, str], body: bytes) -> CloudEvent | None:
 
 def plain(headers: Mapping[str, str], body: bytes) -> object:
     """Return the JSON value in a message that is no CloudEvent; raise `ValueError` if it is not JSON."""
+    if not body:
+        raise ValueError("the body is empty: it must be JSON (in a stream of Redis, the field 'data')")
     return _json(body, "the body")
 
 

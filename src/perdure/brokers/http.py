@@ -42,20 +42,20 @@ class HTTPPublisher:
         self, url: str, *, mode: str = "structured", signing_key: str | None = None, ca_file: str | None = None
     ) -> None:
         self._httpx = library("httpx", "webhooks")
-        parts = urlsplit(Secret(url))
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigurationError("the webhook URL is malformed: write https://host/path")
+        url = Secret(url)
+        if (shown := _shown(url)) is None:
+            raise ConfigurationError("the webhook URL is malformed: write https://host/path, or https://host:port/path")
         try:
             MODE(mode)
         except ValueError as error:
             raise ConfigurationError(f"HTTPPublisher(mode=) {error}") from None
-        if ca_file is not None and parts.scheme != "https":
+        if ca_file is not None and not shown.startswith("https:"):
             raise ConfigurationError("HTTPPublisher(ca_file=) is only for encrypted connections: write https://")
         self._verify = True if ca_file is None else client_context(ca_file, "HTTPPublisher(ca_file=)")
-        self._url = Secret(url)
+        self._url = url
         self._mode = mode
         self._key = None if signing_key is None else _key(signing_key)
-        self.shown = f"{parts.scheme}://{parts.hostname}"
+        self.shown = shown
         self._client: Any = None
 
     def __repr__(self) -> str:
@@ -96,6 +96,19 @@ class HTTPPublisher:
         digest = hmac.new(self._key, f"{id}.{stamp}.".encode() + body, hashlib.sha256).digest()
         signature = f"v1,{base64.b64encode(digest).decode()}"
         return {"webhook-id": id, "webhook-timestamp": stamp, "webhook-signature": signature}
+
+
+def _shown(url: Secret) -> str | None:
+    """Return the scheme, host and port of a URL; None if it is malformed."""
+    parts = urlsplit(url)
+    try:
+        port = parts.port
+    except ValueError:  # it is no port
+        return None
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
+        return None
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    return f"{parts.scheme}://{host}" + ("" if port is None else f":{port}")
 
 
 def _quoted(attribute: str) -> str:

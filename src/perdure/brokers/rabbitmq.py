@@ -86,13 +86,16 @@ class RabbitMQPublisher:
             try:
                 await self._exchange.publish(message, key, mandatory=True, timeout=ANSWER_SEC)
             except exceptions.PublishError as error:
-                where = f"exchange {self._exchange_name!r}" if self._exchange_name else "the default exchange"
-                raise LookupError(
-                    f"{where} of {self.shown} routes {key!r} to no queue: bind a queue to it, or choose another "
-                    "routing_key="
-                ) from error
+                raise LookupError(self._unrouted(key)) from error
             except exceptions.DeliveryError as error:
                 raise ValueError(f"{self.shown} refused the event: {error}") from error
+
+    def _unrouted(self, key: str) -> str:
+        if self._exchange_name:
+            where, remedy = f"exchange {self._exchange_name!r}", "bind a queue to it"
+        else:  # to which no queue can be bound: its routing keys are the names of queues
+            where, remedy = "the default exchange", "create a queue with this name, set exchange="
+        return f"{where} of {self.shown} routes {key!r} to no queue: {remedy}, or choose another routing_key="
 
 
 class RabbitMQSource:
