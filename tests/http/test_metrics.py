@@ -29,6 +29,8 @@ async def test_metrics_are_served_behind_the_token(backend_database: BackendData
 
 async def test_there_is_no_page_without_metrics(app: App) -> None:
     async with connected(app) as http:
-        assert (await http.get("/metrics")).status_code == 404
+        found = await http.get("/metrics")
+    assert (found.status_code, found.json()["code"]) == (404, "http.not_found")
+    assert "http_app(metrics=)" in found.json()["detail"]
     with pytest.raises(TypeError, match=r"http_app\(metrics=\) must be a function"):
         http_app(app, metrics=Prometheus(CollectorRegistry()).render())  # type: ignore[arg-type]

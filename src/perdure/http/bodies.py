@@ -20,6 +20,7 @@ _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"?', re.DOTALL)
 _STEPS = {**dict.fromkeys(b"[{", 1), **dict.fromkeys(b"]}", -1)}
 _OTHERS = bytes(each for each in range(256) if each not in _STEPS)
 _JSON = re.compile(r"(application|text)/([a-z0-9.-]+\+)?json\Z")
+_UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(.*)`\Z", re.DOTALL)  # of msgspec
 _WHOLE = re.compile(r"[0-9]{1,19}\Z")
 
 
@@ -88,6 +89,10 @@ def parse(body: bytes, kind: Any) -> Any:
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(" - at `$")
         parameter = path.rstrip("`").lstrip(".") or None
+        if parameter is None and (unknown := _UNKNOWN_FIELD.match(message)):
+            parameter = unknown[1]
+            known = ", ".join(each.encode_name for each in msgspec.structs.fields(kind))
+            message = f"there is no field {parameter!r} here: it takes {known}"
         raise Problem(422, f"the body does not fit: {message}", parameter=parameter) from None
     except msgspec.DecodeError as error:
         raise Problem(400, f"the body is not JSON: {error}") from None

@@ -176,9 +176,11 @@ class _Description:
             "200": {"description": "The server is ready.", "content": {JSON: ready}},
             "503": {"description": "The server is not ready.", "content": {JSON: ready, **_problem()["content"]}},
         }
+        page = {"text/plain": {"schema": {"type": "string"}}}
         return {
             "/healthz": {"get": {"operationId": "healthz", "security": [], "responses": alive}},
             "/readyz": {"get": {"operationId": "readyz", "security": [], "responses": answers}},
+            "/metrics": {"get": self._operation("metrics", "Get the metrics for Prometheus", [], "200", page, (404,))},
         }
 
     def _workflows(self) -> dict[str, Any]:
