@@ -47,7 +47,10 @@ def show(request: HttpRequest, order_id: str) -> JsonResponse:
 
 def approve(request: HttpRequest, order_id: str) -> JsonResponse:
     """Approve an order."""
-    settings.PERDURE.send_event("approved", True, to=run_id(order_id))
+    try:
+        settings.PERDURE.send_event("approved", True, to=run_id(order_id))
+    except RunNotFoundError:
+        raise Http404 from None
     return JsonResponse({"run": run_id(order_id)}, status=202)
 
 
@@ -55,6 +58,8 @@ def receipt(request: HttpRequest, order_id: str) -> JsonResponse:
     """Wait for the receipt of an order."""
     try:
         return JsonResponse({"receipt": settings.PERDURE.get(run_id(order_id)).result(timeout=20)})
+    except RunNotFoundError:
+        raise Http404 from None
     except TimeoutError:
         return JsonResponse({"error": "not yet: ask again"}, status=504)
 

@@ -9,7 +9,7 @@ Needs Flask.
 
 import os
 
-from flask import Flask, abort, request
+from flask import Flask, request
 from werkzeug.serving import make_server
 
 from examples.shop import main, order, run_id
@@ -31,10 +31,7 @@ def create_app(url: str = "") -> Flask:
     @web.get("/orders/<order_id>")
     def show(order_id: str) -> Answer:
         run = client.get(run_id(order_id))
-        try:
-            return {"run": run.id, "status": run.info().status.value, "state": run.state()}, 200
-        except RunNotFoundError:
-            abort(404)
+        return {"run": run.id, "status": run.info().status.value, "state": run.state()}, 200
 
     @web.post("/orders/<order_id>/approval")
     def approve(order_id: str) -> Answer:
@@ -47,6 +44,10 @@ def create_app(url: str = "") -> Flask:
             return {"receipt": client.get(run_id(order_id)).result(timeout=20)}, 200
         except TimeoutError:
             return {"error": "not yet: ask again"}, 504
+
+    @web.errorhandler(RunNotFoundError)
+    def not_found(error: RunNotFoundError) -> Answer:
+        return {"error": "there is no such order"}, 404
 
     return web
 

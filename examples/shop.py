@@ -8,6 +8,7 @@ import asyncio
 import json
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -71,6 +72,10 @@ def buy(address: str) -> None:
     print("approved:", call(f"{address}/orders/A-1/approval", {})["run"])
     print("receipt:", call(f"{address}/orders/A-1/receipt")["receipt"])
     print("status:", call(f"{address}/orders/A-1")["status"])
+    try:
+        call(f"{address}/orders/B-2/approval", {})
+    except urllib.error.HTTPError as refused:
+        print("an order that does not exist:", refused.status)
 
 
 def call(address: str, data: dict[str, float] | None = None) -> dict[str, str]:

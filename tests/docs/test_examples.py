@@ -64,6 +64,7 @@ def test_web_shop_starts_runs_that_its_worker_executes(shop: str, tmp_path: Path
         "approved: order-A-1",
         "receipt: 9.50 paid for A-1, parcel of A-1",
         "status: completed",
+        "an order that does not exist: 404",
     ]
 
 
