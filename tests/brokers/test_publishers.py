@@ -179,6 +179,7 @@ class Webhook:
 
     url: str = ""
     status: int = 200
+    answer: tuple[str, bytes] = ("text/plain", b"because")
     requests: list[tuple[dict[str, str], bytes]] = field(default_factory=list)
 
 
@@ -191,8 +192,9 @@ def receiving() -> Iterator[Webhook]:
             body = self.rfile.read(int(self.headers["content-length"]))
             webhook.requests.append(({name.lower(): value for name, value in self.headers.items()}, body))
             self.send_response(webhook.status)
+            self.send_header("content-type", webhook.answer[0])
             self.end_headers()
-            self.wfile.write(b"because")
+            self.wfile.write(webhook.answer[1])
 
         def log_message(self, *_: object) -> None: ...
 
@@ -261,6 +263,25 @@ async def test_status_of_a_webhook_says_whether_the_event_was_refused(status: in
             with pytest.raises(error, match=f"status {status}") as caught:
                 await publisher.publish(event())
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("type", "body", "said"),
+    [
+        ("text/plain", b"x" * 1000, "x" * 300),
+        ("application/problem+json", b'{"type": "about:blank", "detail": "no such order"}', "no such order"),
+        ("application/problem+json; charset=utf-8", b'{"title": "no"}', '{"title": "no"}'),
+        ("application/problem+json", b"[", "["),
+        ("application/problem+json", b"\xff", "\ufffd"),
+    ],
+)
+async def test_refusal_of_a_webhook_is_quoted(type: str, body: bytes, said: str) -> None:
+    with receiving() as webhook:
+        webhook.status, webhook.answer = 400, (type, body)
+        async with HTTPPublisher(webhook.url) as publisher:
+            with pytest.raises(ValueError, match="refused the event with status 400: ") as caught:
+                await publisher.publish(event())
+    assert str(caught.value).endswith(f": {said}")
 
 
 async def test_unreachable_webhook_is_unavailable() -> None:

@@ -5,6 +5,7 @@ import binascii
 import hashlib
 import hmac
 import time
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import quote, urlsplit
@@ -20,6 +21,7 @@ from perdure.model.records import OutboxEvent
 
 TIMEOUT_SEC = 15.0  # less than the relay allows for one event
 UNAVAILABLE = {429, 502, 503, 504}  # the receiver, or what is in front of it, is overloaded or down
+SAID_MAX = 300  # characters of a refusal in an error
 _PREFIX = "whsec_"
 _ATTRIBUTE = "ce-"  # the prefix of headers with attributes
 _PLAIN = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) not in '"%')
@@ -87,7 +89,7 @@ class HTTPPublisher:
         if status in UNAVAILABLE:
             raise BrokerUnavailableError(f"{self.shown} answered with status {status}")
         if not response.is_success:
-            raise ValueError(f"{self.shown} refused the event with status {status}: {response.text[:200]}")
+            raise ValueError(f"{self.shown} refused the event with status {status}: {_said(response)}")
 
     def _signature(self, id: str, body: bytes) -> dict[str, str]:
         if self._key is None:
@@ -109,6 +111,14 @@ def _shown(url: Secret) -> str | None:
         return None
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
     return f"{parts.scheme}://{host}" + ("" if port is None else f":{port}")
+
+
+def _said(response: Any) -> str:
+    """Return what a refusal says: the detail of problem details, such as perdure's own, or the beginning of a body."""
+    if response.headers.get("content-type", "").startswith("application/problem+json"):
+        with suppress(ValueError, KeyError, TypeError):
+            return str(response.json()["detail"])[:SAID_MAX]
+    return str(response.text[:SAID_MAX])
 
 
 def _quoted(attribute: str) -> str:
