@@ -10,6 +10,7 @@ from perdure.cli.commands.runs import COLUMNS as RUN_COLUMNS
 from perdure.cli.exits import UsageError
 from perdure.cli.options import Common
 from perdure.cli.output import Column, Output
+from perdure.cli.watching import fitted
 from perdure.inspection.documents import plain, stamp
 from perdure.model.envelopes import Unreadable
 
@@ -84,6 +85,22 @@ def test_narrow_table_keeps_id_state_and_age(
     left_out = [each for each in ("workflow", "updated", "doing") if each.upper() not in titles]
     expected = f"columns left out in this narrow terminal: {', '.join(left_out)}\n" if left_out else ""
     assert capsys.readouterr().err == expected
+
+
+@pytest.mark.parametrize(
+    ("rows", "keep_end", "shown"),
+    [
+        (7, False, ["\x1b[1mrun\x1b[0m", "a", "b" * 15, "c", "d"]),
+        (6, False, ["\x1b[1mrun\x1b[0m", "a", "b" * 15, "…"]),
+        (5, False, ["\x1b[1mrun\x1b[0m", "a", "…"]),
+        (6, True, ["\x1b[1mrun\x1b[0m", "…", "c", "d"]),
+        (3, True, ["\x1b[1mrun\x1b[0m", "…"]),
+    ],
+)
+def test_watched_lines_are_fitted_to_the_height_of_the_terminal(rows: int, keep_end: bool, shown: list[str]) -> None:
+    lines = ["\x1b[1mrun\x1b[0m", "a", "b" * 15, "c", "d"]  # the third needs two rows
+    found = fitted(lines, 10, rows, keep_end=keep_end)
+    assert [each if each in lines else each[0] for each in found] == shown
 
 
 def test_table_is_whole_without_a_terminal() -> None:

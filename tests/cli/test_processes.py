@@ -83,6 +83,12 @@ async def test_terminal_gets_colours_and_its_width(file: Database, tmp_path: Pat
     top = _in_terminal(tmp_path, "top", "--database", file.url, TERM="xterm", COLUMNS="100", until="workers")
     assert "\x1b[?1049h" in top  # the other screen
     assert "\x1b[?1049l" in top
+    watched = _in_terminal(
+        tmp_path, "runs", "--watch", "--database", file.url, NO_COLOR="1", COLUMNS="100", LINES="4", until="more lines"
+    )
+    assert "o-1/2" in watched
+    assert "… 2 more lines" in watched, "the last line of a screen is the newest run, not the oldest"
+    assert "\x1b[3J" not in watched, "what was in the terminal before is kept"
 
 
 def _in_terminal(folder: Path, *arguments: str, until: str = "", **more: str) -> str:

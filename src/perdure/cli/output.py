@@ -66,9 +66,10 @@ class Column:
 class Output:
     """Prints in the form that the options ask for."""
 
-    def __init__(self, common: Common, stream: TextIO | None = None) -> None:
+    def __init__(self, common: Common, stream: TextIO | None = None, notes: TextIO | None = None) -> None:
         self.kind = common.output
         self.stream = sys.stdout if stream is None else stream
+        self._notes = sys.stderr if notes is None else notes
         self._time: TimeKind = common.time
         self._fields = None if common.fields is None else [each.strip() for each in common.fields.split(",")]
         self.is_coloured = is_coloured(self.stream)
@@ -124,7 +125,7 @@ class Output:
     def note(self, text: str) -> None:
         """Print a remark for people, beside the output."""
         self.stream.flush()
-        print(text, file=sys.stderr, flush=True)
+        print(text, file=self._notes, flush=True)
 
     def _json(self, value: object, indent: int | None = None) -> None:
         self.line(json.dumps(value, ensure_ascii=False, indent=indent))

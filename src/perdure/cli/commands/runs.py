@@ -83,7 +83,7 @@ async def runs(
             output.listing("runs", map(run_document, page.runs), COLUMNS, next=page.next_token, empty="no runs match")
             return True
 
-        await repeat(watching, lambda: Output(common), show)
+        await repeat(watching, common, show)
 
 
 async def show(
@@ -102,7 +102,7 @@ async def show(
             output.single(document, lambda: _text(output, document))
             return document["finished_at"] is None
 
-        await repeat(watching, lambda: Output(common), shown)
+        await repeat(watching, common, shown, keep_end=True)
 
 
 async def _whole(client: Client, id: str) -> Document:

@@ -45,7 +45,7 @@ async def trace(
             output.single(tree_document(tree), lambda: "\n".join(_lines(output, tree, "", "")))
             return tree.run.status not in TERMINAL
 
-        await repeat(watching, lambda: Output(common), show)
+        await repeat(watching, common, show, keep_end=True)
 
 
 def _lines(output: Output, tree: RunTree, first: str, rest: str) -> Iterator[str]:

@@ -39,4 +39,4 @@ async def why(
             output.single(document, lambda: escaped(reason.text))
             return reason.situation != "ended"
 
-        await repeat(watching, lambda: Output(common), show)
+        await repeat(watching, common, show)

@@ -34,4 +34,4 @@ async def workers(
             output.listing("workers", map(worker_document, found), COLUMNS)
             return True
 
-        await repeat(watching, lambda: Output(common), show)
+        await repeat(watching, common, show)
