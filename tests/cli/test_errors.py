@@ -64,6 +64,7 @@ PASSWORD = "s3cr3t-passw0rd"
         (["relay"], 2, "name the broker: --publisher"),
         (["relay", "--publisher", "gopher://x"], 2, "has an unknown scheme: use one of http://"),
         (["worker", "tests.cli.shop", "--log-level", "LOUD"], 2, "--log-level must be"),
+        (["check-upgrade"], 2, "name the app: perdure check-upgrade module:app"),
         (["check-upgrade", "no_such_module"], 2, "module 'no_such_module' does not exist"),
         (["sql", "DELETE FROM workflow_instances"], 2, "only one SELECT, WITH or EXPLAIN"),
         (["sql", "SELECT 1; SELECT 2"], 2, "only one SELECT"),

@@ -149,6 +149,7 @@ async def test_upgrade_check_replays_the_runs_of_a_module(file: Database, cli: C
     done = await cli("check-upgrade", "tests.cli.shop", "-o", "json", "--database", file.url)
     assert done.json["ok"]
     assert done.json["checked"]["cli.order"] == {"replayed": 1, "live": 1}
+    assert (await cli("check-upgrade", "--app", "tests.cli.shop", "-o", "json", "--database", file.url)).out == done.out
 
 
 async def test_bench_uses_a_schema_or_database_of_its_own(database: Database, cli: Cli) -> None:

@@ -48,11 +48,15 @@ def dump_sql(
     """Print the migrations as SQL, for another migration tool. Nothing is executed."""
     name = new_driver(database_url(common)).name if dialect is None else dialect
     output = Output(common)
-    for version, statements in up_statements(name):
-        if version > since:
-            output.line(f"-- migration {version}")
-            for statement in statements:
-                output.line(f"{statement};\n")
+    wanted = [(version, statements) for version, statements in up_statements(name) if version > since]
+    if not output.is_table:
+        documents = [{"version": version, "statements": statements} for version, statements in wanted]
+        output.listing("migrations", documents, ())
+        return
+    for version, statements in wanted:
+        output.line(f"-- migration {version}")
+        for statement in statements:
+            output.line(f"{statement};\n")
 
 
 def _counted(pending: list[str]) -> str:

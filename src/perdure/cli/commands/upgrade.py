@@ -7,6 +7,7 @@ from cyclopts import Parameter
 
 from perdure.cli import exits
 from perdure.cli.apps import codec_of, load_module
+from perdure.cli.commands.worker import chosen_app
 from perdure.cli.options import COMMON, Common
 from perdure.cli.output import Output, escaped
 from perdure.cli.settings import database_url
@@ -14,16 +15,14 @@ from perdure.inspection.documents import Document
 
 
 async def check_upgrade(
-    module: Annotated[str, Parameter(help="Module that defines the workflows.")],
-    /,
-    *modules: Annotated[str, Parameter(help="Further modules.")],
+    *modules: Annotated[str, Parameter(help="Modules that define the workflows (default: that of --app).")],
     sample: Annotated[int, Parameter(help="Maximum number of runs of each workflow that are replayed.")] = 20,
     common: Common = COMMON,
 ) -> int:
-    """Replay a sample of the runs that have not ended against the code of a module; nothing is written or executed."""
+    """Replay a sample of the runs that have not ended against the code of modules; nothing is written or executed."""
     from perdure.testing.upgrade import check_upgrade
 
-    for name in (module, *modules):
+    for name in modules or (chosen_app(None, common, "check-upgrade"),):
         load_module(name.partition(":")[0])
     with exits.usage_errors():
         report = await check_upgrade(database_url(common), sample=sample, codec=codec_of(common))
