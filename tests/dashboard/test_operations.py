@@ -135,9 +135,14 @@ async def test_overview_shows_the_oldest_waiting_run_with_its_reason(everywhere:
 async def test_every_number_of_the_overview_leads_to_its_list(app: App, http: httpx.AsyncClient) -> None:
     await failed("A-1")
     await shop.order.options(id="order-2")("A-2")
+    await shop.approval.options(id="approval-1", after=3600).start("A-3")
+    await app.cancel("approval-1", "ordered twice")
+    await until(lambda: _has_ended(app, "approval-1"))
     await stuck(app, "stuck-1")
     await storage_of(app).add_outbox_event(OutboxEvent("e-1", "order.paid", "shop", b"{}"))
     page = (await http.get("/")).text
+    legend = re.sub("<[^>]*>", "", page[page.index("Runs that ended") :])
+    assert "1 completed and 1 cancelled 1 failed · " in legend
     links = {link.replace("&amp;", "&") for link in re.findall(r'href="(/[^"]*)"', page) if "/static/" not in link}
     for wanted in (
         *(f"/runs?q=state:{name}" for name in ("running", "waiting", "compensating", "failed", "cancelled")),
@@ -150,6 +155,10 @@ async def test_every_number_of_the_overview_leads_to_its_list(app: App, http: ht
     assert any(link.startswith("/locks?worker=") for link in links)
     for link in links:
         assert (await http.get(link)).status_code == 200, link
+
+
+async def _has_ended(app: App, id: str) -> bool:
+    return (await app.get(id).info()).finished_at is not None
 
 
 async def test_redactor_covers_what_lists_say_of_errors(app: App) -> None:

@@ -15,6 +15,7 @@ from perdure.codecs import Encrypted, new_key
 from perdure.dashboard.app import POLICY, dashboard_app
 from perdure.dashboard.pages import ENVIRONMENT
 from perdure.engine.replay.definitions import WORKFLOWS
+from perdure.error_pages import page_address
 from perdure.model.records import OutboxEvent, WorkflowInstance
 from perdure.views.durations import short
 from tests.conftest import BackendDatabase
@@ -135,6 +136,8 @@ async def test_unknown_page_names_the_overview(http: httpx.AsyncClient) -> None:
     missing = await http.get("/nope")
     assert missing.status_code == 404
     assert "there is nothing at /nope: see / for what there is" in missing.text
+    assert f'<a href="{page_address("http.not_found")}" rel="noreferrer">http.not_found</a>' in missing.text
+    assert '<a href="/">Overview</a>' in missing.text
 
 
 def test_templates_are_compiled_before_the_first_request(app: App) -> None:

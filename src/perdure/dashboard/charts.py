@@ -36,6 +36,7 @@ class Buckets:
         self.begin = now - self.span
         self.good = [0] * BUCKETS
         self.bad = [0] * BUCKETS
+        self.cancelled = 0
         times: list[list[float]] = [[] for _ in range(BUCKETS)]
         for each in ended:
             number = int((each.ended_at - self.begin) / length)
@@ -43,6 +44,7 @@ class Buckets:
                 continue
             failed = each.status is WorkflowStatus.FAILED
             (self.bad if failed else self.good)[number] += 1
+            self.cancelled += each.status is WorkflowStatus.CANCELLED
             times[number].append((each.ended_at - each.started_at).total_seconds())
         self.half = [percentile(each, 0.5) for each in times]
         self.most = [percentile(each, 0.95) for each in times]
@@ -105,7 +107,7 @@ def throughput(buckets: Buckets) -> Markup:
     for number, (good, bad) in enumerate(zip(buckets.good, buckets.bad, strict=True)):
         x, low, high = number * width, HEIGHT * good / most, HEIGHT * bad / most
         title = Markup("<title>{}</title>").format(
-            f"{buckets.begin + number * buckets.length:%H:%M:%S}: {good} ended well, {bad} failed"
+            f"{buckets.begin + number * buckets.length:%H:%M:%S}: {good} completed or cancelled, {bad} failed"
         )
         shapes.append(
             Markup('<g>{}<rect class="hit" x="{:.1f}" y="0" width="{:.1f}" height="{}"/>').format(
