@@ -38,6 +38,7 @@ class Phase(StrEnum):
     QUEUE = "queue"  # for a worker
 
 
+_NO_COUNTS: Mapping[str, int] = {}
 IDLE = (Phase.WAIT, Phase.PAUSE, Phase.CHILD)
 
 
@@ -66,7 +67,7 @@ class Row:
     child: str | None = None
     error: str = ""
     members: int = 0  # of a folded row
-    counts: Mapping[str, int] = field(default_factory=dict)
+    counts: Mapping[str, int] = field(default_factory=lambda: _NO_COUNTS)
     inside: bool = False  # one of several equal steps that are folded
     alike: bool = False  # other rows have the same name
     step: StepInfo | None = None
@@ -101,6 +102,9 @@ class _Notes:
     child: str | None = None
 
 
+_NOTHING = _Notes()  # shared by the steps without notes: nearly all
+
+
 def rows_of(
     steps: Sequence[StepInfo], history: Iterable[HistoryEvent], started: datetime, until: datetime
 ) -> list[Row]:
@@ -111,12 +115,12 @@ def rows_of(
     forward = [each for each in steps if each.kind not in (StepKind.COMPENSATION, StepKind.FAILURE_HANDLER)]
     backward = [each for each in steps if each.kind in (StepKind.COMPENSATION, StepKind.FAILURE_HANDLER)]
     forward.sort(key=lambda each: paths[each.id])
-    rows = [_row(each, notes.get(each.id) or _Notes(), begins[each.id], until, paths[each.id]) for each in forward]
+    rows = [_row(each, notes.get(each.id, _NOTHING), begins[each.id], until, paths[each.id]) for each in forward]
     last = max((row.end for row in rows), default=started)
     for each in backward:
         ended = each.finished_at or until
         begin = (min(last, ended), False)
-        rows.append(_row(each, notes.get(each.id) or _Notes(), begin, until, paths[each.id]))
+        rows.append(_row(each, notes.get(each.id, _NOTHING), begin, until, paths[each.id]))
         last = ended
     return rows
 
@@ -124,13 +128,15 @@ def rows_of(
 def _notes(history: Iterable[HistoryEvent]) -> dict[str, _Notes]:
     found: dict[str, _Notes] = {}
     for event in history:
+        if event.event_type == Completed.kind and ids.name_of(event.activity_id) != ids.CHILD:
+            continue  # nearly every row
         record, at = record_of(event), event.created_at
         match record:
             case AttemptFailed(step, _, _, pause) if at is not None:
                 found.setdefault(step, _Notes()).failures.append((at, pause))
             case PauseEnded(step, attempt) if at is not None:
                 found.setdefault(step, _Notes()).resumed[attempt] = at
-            case Completed(step, result) if ids.name_of(step) == ids.CHILD:
+            case Completed(step, result):
                 found.setdefault(step, _Notes()).child = result.decode().strip('"')
             case Compensated():
                 pass
@@ -138,8 +144,10 @@ def _notes(history: Iterable[HistoryEvent]) -> dict[str, _Notes]:
 
 
 def _path(id: str) -> tuple[int, ...]:
-    parts = ids.path_of(id).split(".")
-    return tuple(int(each) for each in parts) if all(each.isdecimal() for each in parts) else ()
+    try:
+        return tuple(map(int, ids.path_of(id).split(".")))
+    except ValueError:
+        return ()
 
 
 def _begins(
@@ -151,12 +159,13 @@ def _begins(
     within: dict[tuple[int, ...], list[datetime]] = {}  # the same with those of the tasks that it created
     for step in sorted(steps, key=lambda each: paths[each.id]):
         scope, end = paths[step.id][:-1], step.finished_at or until
-        before = [started, _last_before(within.get(scope, ()), end)]
-        before += [_last_before(direct.get(scope[:depth], ()), end) for depth in range(len(scope))]
         if step.started_at is not None:
             found[step.id] = (step.started_at, True)
         else:
-            found[step.id] = (min(max(each for each in before if each is not None), end), False)
+            begin = max(started, _last_before(within.get(scope, ()), end, started))
+            for depth in range(len(scope)):
+                begin = max(begin, _last_before(direct.get(scope[:depth], ()), end, started))
+            found[step.id] = (min(begin, end), False)
         if step.finished_at is not None:
             insort(direct.setdefault(scope, []), step.finished_at)
             for depth in range(len(scope) + 1):
@@ -164,10 +173,10 @@ def _begins(
     return found
 
 
-def _last_before(ends: Sequence[datetime], end: datetime) -> datetime | None:
+def _last_before(ends: Sequence[datetime], end: datetime, default: datetime) -> datetime:
     """Return the last end before a time; what ends at the same time ran at the same time."""
     place = bisect_left(ends, end)
-    return ends[place - 1] if place else None
+    return ends[place - 1] if place else default
 
 
 def _row(step: StepInfo, notes: _Notes, begin: tuple[datetime, bool], until: datetime, path: tuple[int, ...]) -> Row:
@@ -179,7 +188,7 @@ def _row(step: StepInfo, notes: _Notes, begin: tuple[datetime, bool], until: dat
         kind=step.kind.value,
         status=step.status.value,
         parts=_parts(step, notes, start, end),
-        failures=tuple(at for at, _ in notes.failures),
+        failures=tuple(at for at, _ in notes.failures) if notes.failures else (),
         attempts=len(notes.failures) + _is_last_attempt_apart(step),
         depth=max(len(path) - 1, 0),
         exact=exact,
