@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from perdure import RunHandle, TerminalError, WaitKind, activity, receive, subscribe, wait_event, workflow
+from perdure import RunHandle, TerminalError, WaitKind, activity, receive, recur, subscribe, wait_event, workflow
 from tests.engine.waiting import until
 
 
@@ -31,6 +31,14 @@ async def order(order_id: str, amount: float = 1.0) -> str:
 async def listener() -> object:
     await subscribe("cli.news")
     return (await receive("cli.news")).data
+
+
+@workflow(name="cli.counter")
+async def counter(left: int) -> str:
+    await charge(f"A-{left}", 1.0)
+    if left:
+        recur(left - 1)
+    return "counted"
 
 
 async def until_unpaid(run: RunHandle[Any]) -> None:

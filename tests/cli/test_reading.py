@@ -9,7 +9,7 @@ import pytest
 from perdure import App, WorkflowFailedError
 from perdure.storage.stores import shift_clock
 from tests.cli.programs import Cli
-from tests.cli.shop import order, until_unpaid
+from tests.cli.shop import counter, order, until_unpaid
 from tests.support.storages import Database, storage_of
 
 RUN_FIELDS = (
@@ -83,6 +83,18 @@ async def test_runs_are_listed_shown_explained_and_traced(
 
     history = [entry["kind"] for entry in (await cli("history", "o-2", "-o", "json", *url)).json["history"]]
     assert history == ["ActivityFailed", "WorkflowFailed"]
+
+
+async def test_earlier_execution_of_a_run_has_its_history(file: Database, cli: Cli) -> None:
+    async with App(file.url):
+        await counter.options(id="c-1")(1)
+    url = ("-o", "json", "--database", file.url)
+    for id, receipt in (("c-1~1", "receipt A-1"), ("c-1", "receipt A-0")):
+        (entry,) = (await cli("history", id, *url)).json["history"]
+        (step,) = (await cli("show", id, *url)).json["steps"]
+        (traced,) = (await cli("trace", id, *url)).json["steps"]
+        assert (entry["step"], entry["data"], step["result"]) == ("1:cli.charge", receipt, receipt)
+        assert step["id"] == traced["id"] == "1:cli.charge"
 
 
 async def test_database_is_diagnosed_and_queried_read_only(database: Database, cli: Cli) -> None:

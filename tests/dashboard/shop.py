@@ -4,7 +4,7 @@ import asyncio
 import threading
 from datetime import timedelta
 
-from perdure import Retry, activity, join_group, receive, set_state, sleep, subscribe, wait_event, workflow
+from perdure import Retry, activity, join_group, receive, recur, set_state, sleep, subscribe, wait_event, workflow
 
 ONCE = Retry(attempts=1)
 
@@ -123,3 +123,11 @@ async def listener() -> object:
     await join_group("shop.listeners")
     await subscribe("shop.news")
     return (await receive("shop.news")).data
+
+
+@workflow(name="shop.counter")
+async def counter(left: int) -> str:
+    await pack("count", left)
+    if left:
+        recur(left - 1)
+    return "counted"

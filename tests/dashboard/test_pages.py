@@ -184,6 +184,26 @@ async def test_children_are_opened_in_the_timeline_of_their_parent(app: App, htt
     assert lineage["lineage"]["parent"]["id"] == "parent-1"
 
 
+async def test_earlier_executions_of_a_run_have_their_steps_and_lead_to_the_next(
+    everywhere: App,
+) -> None:
+    await shop.counter.options(id="counter-1")(2)
+    async with connected(everywhere) as http:
+        lineage = {}
+        for id in ("counter-1~1", "counter-1~2", "counter-1"):
+            document = (await http.get(f"/runs/{id}.json")).json()
+            lineage[id] = [document["lineage"][name] for name in ("previous", "continued_by")]
+            assert [each["id"] for each in document["steps"]] == ["1:shop.pack"]
+            (entry,) = (await http.get(f"/runs/{id}/history.json")).json()["entries"]
+            assert entry["step"] == "1:shop.pack"
+    ids = {id: [each and each["id"] for each in found] for id, found in lineage.items()}
+    assert ids == {
+        "counter-1~1": [None, "counter-1~2"],
+        "counter-1~2": ["counter-1~1", "counter-1"],
+        "counter-1": ["counter-1~2", None],
+    }
+
+
 async def test_search_leads_to_runs_and_explains_mistakes(app: App, http: httpx.AsyncClient) -> None:
     await shop.order.options(id="order-1")("A-1")
     assert (await http.get("/runs?q=order-1")).headers["location"] == "/runs/order-1"

@@ -33,6 +33,7 @@ from perdure.engine.history.records import (
 )
 from perdure.engine.starting import not_found
 from perdure.http.api import run_id_of
+from perdure.inspection.executions import ARCHIVE_MAX, archived_rows
 from perdure.model.records import HistoryEvent, RegisteredWait, WorkflowInstance
 from perdure.model.states import TERMINAL, WorkflowStatus
 from perdure.storage.contract import Storage
@@ -40,7 +41,6 @@ from perdure.views.why import Activity, explain
 
 HISTORY_MAX = 20_000  # rows of a history that are read for a timeline
 CHILD_HISTORY_MAX = 1_000
-ARCHIVE_MAX = 1_000
 RETRIES_MAX = 9
 CHILDREN_MAX = 50
 BUSY = (WorkflowStatus.RUNNING, WorkflowStatus.COMPENSATING)
@@ -56,7 +56,6 @@ NOTES = {
 }
 
 _TRIED_AGAIN = re.compile(r"~r[0-9]+\Z")
-_GENERATION = re.compile(r"~[0-9]+\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,20 +138,7 @@ async def _history(storage: Storage, row: WorkflowInstance, most: int) -> Histor
     rows: list[HistoryEvent] = []
     more = False
     if row.status is WorkflowStatus.RECURRED:
-        found = await storage.get_archived_history(row.instance_id, limit=ARCHIVE_MAX)
-        rows = [
-            HistoryEvent(
-                each.instance_id,
-                each.activity_id,
-                each.event_type,
-                each.event_data,
-                each.event_data_binary,
-                each.data_type,
-                each.original_id or each.id,
-                each.original_created_at or each.archived_at,
-            )
-            for each in found
-        ]
+        rows = await archived_rows(storage, row.instance_id)
         more = len(rows) == ARCHIVE_MAX
     else:
         async for page in read_pages(storage, row.instance_id):
@@ -374,8 +360,8 @@ async def _lineage(storage: Storage, row: WorkflowInstance, info: RunInfo, rows:
     base = _TRIED_AGAIN.sub("", info.id)
     tries = [base, *(f"{base}~r{number}" for number in range(1, RETRIES_MAX + 1))]
     children = [each.child for each in rows if each.child is not None]
-    origin = _GENERATION.sub("", info.id) if info.status is WorkflowStatus.RECURRED else None
-    others = [each for each in (info.parent, info.previous, origin) if each is not None]
+    following = _following(info.id) if info.status is WorkflowStatus.RECURRED else ()
+    others = [each for each in (info.parent, info.previous, *following) if each is not None]
     asked = list(dict.fromkeys([*others, *tries, *children[:CHILDREN_MAX]]))
     found = {each.instance_id: each for each in await storage.get_instances(asked) if each is not None}
 
@@ -387,11 +373,17 @@ async def _lineage(storage: Storage, row: WorkflowInstance, info: RunInfo, rows:
     return {
         "parent": entry(info.parent),
         "previous": entry(info.previous),
-        "continued_by": entry(origin),
+        "continued_by": next((each for id in following if (each := entry(id)) is not None), None),
         "retries": [each for id in tries if id != info.id and (each := entry(id)) is not None],
         "children": [each for id in children[:CHILDREN_MAX] if (each := entry(id)) is not None],
         "children_in_all": len(children),
     }
+
+
+def _following(id: str) -> tuple[str, ...]:
+    """Return the ids that the execution after an earlier one may have: the next number, or that of the run itself."""
+    own, _, number = id.rpartition("~")
+    return (f"{own}~{int(number) + 1}", own) if number.isdecimal() else ()
 
 
 # The history as it is stored.
@@ -400,8 +392,13 @@ async def _lineage(storage: Storage, row: WorkflowInstance, info: RunInfo, rows:
 async def history(dashboard: Dashboard, visit: Visit) -> Page:
     """Return a page of the history of a run, as it is recorded."""
     row = await _row(dashboard.storage, visit)
-    after = visit.number("after", 2**62)
-    found, more = await dashboard.storage.get_history_paginated(row.instance_id, after, PAGE)
+    after, is_cut = visit.number("after", 2**62), False
+    if row.status is WorkflowStatus.RECURRED:
+        rows = await archived_rows(dashboard.storage, row.instance_id)
+        rest = [each for each in rows if (each.id or 0) > after]
+        found, more, is_cut = rest[:PAGE], len(rest) > PAGE, len(rows) == ARCHIVE_MAX
+    else:
+        found, more = await dashboard.storage.get_history_paginated(row.instance_id, after, PAGE)
     entries = [
         {
             "id": each.id,
@@ -415,4 +412,5 @@ async def history(dashboard: Dashboard, visit: Visit) -> Page:
         for each in found
     ]
     document = {"id": row.instance_id, "entries": entries, "next_after": found[-1].id if more else None}
-    return Page("history.html", f"History of {row.instance_id}", document)
+    shown = {"archive_max": ARCHIVE_MAX if is_cut else None}
+    return Page("history.html", f"History of {row.instance_id}", document, shown)

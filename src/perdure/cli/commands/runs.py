@@ -14,7 +14,7 @@ from perdure.cli.output import Column, Output, times, values
 from perdure.cli.watching import repeat
 from perdure.engine.api.client import Client
 from perdure.engine.api.queries import COUNT_MAX
-from perdure.inspection import run_document, step_document
+from perdure.inspection import read_steps, run_document, step_document
 from perdure.inspection.documents import Document
 
 LIMIT = 50
@@ -106,7 +106,8 @@ async def show(
 
 
 async def _whole(client: Client, id: str) -> Document:
-    run, steps = await client.info(id), await client.steps(id)
+    run = await client.info(id)
+    steps = await read_steps(client, run)
     return {**run_document(run), "steps": [step_document(step) for step in steps]}
 
 
