@@ -16,7 +16,7 @@ PYTEST ?= -n $(WORKERS) --maxprocesses 4 --dist worksteal --assert=plain
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-python lint mypy pyright demo demo-storage chaos kills takeover soak docs docs-serve screenshots planted mutants bench bench-charts bench-growth bench-instructions bench-limit bench-peers bench-statements bench-storage bench-compare fuzz-http relay-kills size audit clean
+.PHONY: help setup test test-python lint mypy pyright demo demo-storage chaos kills takeover soak docs docs-serve screenshots planted mutants bench bench-charts bench-growth bench-instructions bench-limit bench-pages bench-peers bench-statements bench-storage bench-compare fuzz-http relay-kills size audit clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -115,6 +115,9 @@ bench-instructions: $(READY) ## count instructions, calls and callbacks of the h
 
 bench-statements: $(READY) ## count statements, round trips, rows and log bytes per operation; BENCH="--database postgresql"
 	$(PY) -m benchmarks.statements --indexes --json benchmarks/results/statements.json $(BENCH)
+
+bench-pages: $(READY) ## measure every page of the dashboard with 1,000,000 runs; BENCH="--database sqlite --runs 100000"
+	$(PY) -m tests.dashboard.scale $(BENCH)
 
 bench-compare: $(READY) ## compare the speed of this tree with that of REV=revision; BENCH="--measure one-step --rounds 9"
 	$(PY) -m benchmarks.compare --rev $(REV) $(BENCH)

@@ -11,7 +11,7 @@ from perdure.inspection import list_schedules
 from perdure.model.records import ListInstancesOptions
 from perdure.model.states import WAITING
 
-WAITING_MAX = 1000  # waiting runs that are read, those that were started last
+WAITING_MAX = 500  # waiting runs that are read, those that were started last
 EXAMPLES = 3
 
 

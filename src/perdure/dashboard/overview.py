@@ -33,9 +33,11 @@ STUCK_SHOWN, STUCK_MAX = 5, 100  # on the page, and counted
 
 async def overview(dashboard: Dashboard, visit: Visit) -> Page:
     """Return the overview."""
-    storage, now = dashboard.storage, visit.now
-    # The ends of runs take longest, so they are read beside the rest: on two connections, others remain for a worker.
-    (ended, since), (counts, (groups, more), stuck) = await asyncio.gather(_ended(storage, now), _now(dashboard, now))
+    now = visit.now
+    # Two halves that take about as long, on two connections: others remain for a worker.
+    (ended, since, operation), (counts, (groups, more), stuck) = await asyncio.gather(
+        _past(dashboard, now), _now(dashboard, now)
+    )
     buckets = charts.bucketed(ended, now, since)
     document: dict[str, Any] = {
         "counts": counts,
@@ -44,8 +46,6 @@ async def overview(dashboard: Dashboard, visit: Visit) -> Page:
         "failures_may_be_more": more,
         "slowest": _by_workflow(ended),
         "ended": {"since": since, "runs": len(ended)},
-        "oldest_due": await _oldest_due(storage),
-        "oldest_waiting": await _oldest_waiting(dashboard, now),
         "stuck": [
             {
                 "id": run.id,
@@ -56,9 +56,7 @@ async def overview(dashboard: Dashboard, visit: Visit) -> Page:
             }
             for run in stuck
         ],
-        "workers": await workers_of(dashboard),
-        "timers_due_at": await storage.next_due_at(),
-        "outbox": await _outbox(dashboard),
+        **operation,
     }
     counting = ("workers", "ended", "timers_due_at", "oldest_waiting")  # what they say changes all the time
     marker = {key: value for key, value in document.items() if key not in counting}
@@ -66,6 +64,20 @@ async def overview(dashboard: Dashboard, visit: Visit) -> Page:
     marker["oldest_waiting"] = document["oldest_waiting"] and document["oldest_waiting"]["id"]
     shown = {"buckets": buckets, "stuck_max": STUCK_MAX, "stuck_shown": STUCK_SHOWN}
     return Page("overview.html", "Overview", document, shown, marker)
+
+
+async def _past(dashboard: Dashboard, now: datetime) -> tuple[list[EndedInstance], datetime, dict[str, Any]]:
+    """Return runs that ended, since when none is missing, and what workers are behind with."""
+    storage = dashboard.storage
+    ended, since = await _ended(storage, now)
+    operation = {
+        "oldest_due": await _oldest_due(storage),
+        "oldest_waiting": await _oldest_waiting(dashboard, now),
+        "workers": await workers_of(dashboard),
+        "timers_due_at": await storage.next_due_at(),
+        "outbox": await _outbox(dashboard),
+    }
+    return ended, since, operation
 
 
 async def _now(
