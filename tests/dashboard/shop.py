@@ -131,3 +131,16 @@ async def counter(left: int) -> str:
     if left:
         recur(left - 1)
     return "counted"
+
+
+LONG = "a_name_without_spaces_" + "x" * 90
+
+
+@activity(name=f"shop.{LONG}", retry=ONCE)
+async def fail_at_length() -> None:
+    raise PaymentError("y" * 300)
+
+
+@workflow(name=f"shop.workflow.{LONG}")
+async def verbose() -> None:
+    await fail_at_length()
