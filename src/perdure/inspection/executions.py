@@ -20,7 +20,8 @@ async def read_steps(client: Client, run: RunInfo) -> list[StepInfo]:
     """Return the steps of a run; of an earlier execution at most those of the first 1,000 entries."""
     if run.status is not WorkflowStatus.RECURRED:
         return await client.steps(run.id)
-    return steps_of(run.id, await archived_rows(storage_of(client), run.id), [])
+    rows = await archived_rows(storage_of(client), run.id)
+    return steps_of(run.id, rows, [], is_ended=len(rows) < ARCHIVE_MAX)
 
 
 async def read_history(client: Client, run: RunInfo) -> AsyncIterator[HistoryEntry]:
