@@ -32,7 +32,7 @@ async def dashboard(
         async with writing(common) as client:
             background = Background()
             await background.resume(client)
-            print(f"dashboard on http://{address(listener)}/, until Ctrl-C", flush=True)
+            print(f"dashboard on http://{address(listener)}/ (Ctrl-C to stop)", flush=True)
             try:
                 await serve(client, {"dashboard": listener})
             finally:
