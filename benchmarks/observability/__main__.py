@@ -1,19 +1,22 @@
 """Measure what metrics and traces add to a step: `python -m benchmarks.observability`.
 
-Each round executes workflows of ten steps on SQLite, 100 at a time, once with each setting of the app, in one process.
-The percentages compare with "off" of the same round. The spans of a trace go to a `BatchSpanProcessor` whose exporter
-drops them. A run of ten steps has twelve spans: its start, its execution and ten attempts. The last two lines are what
-the OpenTelemetry SDK takes alone: for a span of each attempt that the program makes itself, and for a span in a loop.
+Each round executes workflows of ten steps, 100 at a time, once with each setting of the app, in one process. With
+`--one-run` a round is a single run for each setting, whose steps follow one another and wait for the commit of each;
+rounds are short and many, because each takes as long as the disk does. The percentages compare with "off" of the same
+round. The spans of a trace go to a `BatchSpanProcessor` whose exporter drops them. A run of ten steps has twelve spans:
+its start, its execution and ten attempts. The last two lines are what the OpenTelemetry SDK takes alone: for a span of
+each attempt that the program makes itself, and for a span in a loop.
 """
 
 import argparse
 import asyncio
 import gc
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from statistics import median
+from typing import Any
 
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
@@ -23,12 +26,14 @@ from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
 from opentelemetry.trace import set_span_in_context
 from prometheus_client import CollectorRegistry
 
-from benchmarks.databases import fresh_database
-from benchmarks.engine.measures import Figures, Play, ten_steps, throughput
-from perdure import ActivityInfo
+from benchmarks.databases import fresh_database, server_for
+from benchmarks.engine.measures import Figures, cpu_sec, steps, ten_steps, throughput
+from perdure import ActivityInfo, App
 from perdure.integrations.otel import OpenTelemetry, OpenTelemetryMetrics
 from perdure.integrations.prometheus import Prometheus
 from perdure.interceptors import Interceptor
+
+Settings = dict[str, Any]  # of the App
 
 SPANS = 5000
 ATTRIBUTES: dict[str, str | int] = {
@@ -59,16 +64,30 @@ def exporting(share: float) -> Iterator[TracerProvider]:
         provider.shutdown()
 
 
-async def prometheus(url: str, size: int) -> Figures:
-    return await throughput(ten_steps, 10, metrics=Prometheus(CollectorRegistry()))(url, size)
+@contextmanager
+def measured() -> Iterator[Settings]:
+    yield {"metrics": Prometheus(CollectorRegistry())}
 
 
-async def otel_metrics(url: str, size: int) -> Figures:
+@contextmanager
+def measured_by_otel() -> Iterator[Settings]:
     provider = MeterProvider([InMemoryMetricReader()], shutdown_on_exit=False)
     try:
-        return await throughput(ten_steps, 10, metrics=OpenTelemetryMetrics(meter_provider=provider))(url, size)
+        yield {"metrics": OpenTelemetryMetrics(meter_provider=provider)}
     finally:
         provider.shutdown()
+
+
+@contextmanager
+def traced(share: float) -> Iterator[Settings]:
+    with exporting(share) as provider:
+        yield {"interceptors": [OpenTelemetry(tracer_provider=provider)]}
+
+
+@contextmanager
+def measured_and_traced() -> Iterator[Settings]:
+    with measured() as metrics, traced(1) as traces:
+        yield {**metrics, **traces}
 
 
 class BareSpans(Interceptor):
@@ -83,32 +102,87 @@ class BareSpans(Interceptor):
         return nullcontext()
 
 
-async def bare_spans(url: str, size: int) -> Figures:
+@contextmanager
+def with_bare_spans() -> Iterator[Settings]:
     with exporting(1) as provider:
-        return await throughput(ten_steps, 10, interceptors=[BareSpans(provider)])(url, size)
+        yield {"interceptors": [BareSpans(provider)]}
 
 
-async def traced(share: float, url: str, size: int) -> Figures:
-    with exporting(share) as provider:
-        return await throughput(ten_steps, 10, interceptors=[OpenTelemetry(tracer_provider=provider)])(url, size)
-
-
-SIDES: dict[str, Play] = {
-    "off": throughput(ten_steps, 10),
-    "Prometheus metrics": prometheus,
-    "OpenTelemetry metrics": otel_metrics,
+SIDES: dict[str, Callable[[], AbstractContextManager[Settings]]] = {
+    "off": lambda: nullcontext({}),
+    "Prometheus metrics": measured,
+    "OpenTelemetry metrics": measured_by_otel,
     "traces, none sampled": partial(traced, 0),
     "traces, 10 % sampled": partial(traced, 0.1),
     "traces, all": partial(traced, 1),
-    "a bare span per step": bare_spans,
+    "Prometheus, all traces": measured_and_traced,
+    "a bare span per step": with_bare_spans,
 }
 
 
-async def measure(side: str, size: int) -> Figures:
-    """Return the steps per second and the CPU time of a step."""
-    async with fresh_database("sqlite", "") as url:
-        gc.collect()
-        return await SIDES[side](url, size)
+Found = dict[str, list[Figures]]  # the rounds of each setting
+
+
+def many_runs(rounds: int, size: int, database: str, server: str) -> Found:
+    """Measure workflows of ten steps, 100 at a time."""
+
+    async def play(side: str) -> Figures:
+        async with fresh_database(database, server) as url:
+            gc.collect()
+            with SIDES[side]() as settings:
+                return await throughput(ten_steps, 10, **settings)(url, size)
+
+    for side in SIDES:
+        asyncio.run(play(side))  # loads code and fills caches
+    found: Found = {side: [] for side in SIDES}
+    for number in range(rounds):
+        for side in rotated(number):
+            found[side].append(asyncio.run(play(side)))
+    return found
+
+
+async def single_runs(rounds: int, size: int, database: str, server: str) -> Found:
+    """Measure a single run of so many steps, in an App for each setting."""
+
+    async def play(turns: "Turns", settings_of: Callable[[], AbstractContextManager[Settings]]) -> None:
+        async with fresh_database(database, server) as url:
+            with settings_of() as settings:
+                async with App(url, **settings):
+                    while (turn := await turns.get()) is not None:
+                        turn.set_result(await single_run(size))
+
+    all_turns: dict[str, Turns] = {side: asyncio.Queue() for side in SIDES}
+    found: Found = {side: [] for side in SIDES}
+    async with asyncio.TaskGroup() as group:
+        for side, turns in all_turns.items():
+            group.create_task(play(turns, SIDES[side]))
+        for number in range(-1, rounds):  # the first loads code and fills caches
+            for side in rotated(number):
+                turn = asyncio.get_running_loop().create_future()
+                all_turns[side].put_nowait(turn)
+                figures = await turn
+                if number >= 0:
+                    found[side].append(figures)
+        for turns in all_turns.values():
+            turns.put_nowait(None)
+    return found
+
+
+Turns = asyncio.Queue[asyncio.Future[Figures] | None]  # None after the last
+
+
+async def single_run(size: int) -> Figures:
+    """Return the steps per second and the CPU time of a step of one run."""
+    began, cpu = time.perf_counter(), cpu_sec()
+    await (await steps.start(size)).result()
+    seconds, cpu = time.perf_counter() - began, cpu_sec() - cpu
+    return {"value": size / seconds, "cpu_us": cpu / size * 1e6}
+
+
+def rotated(number: int) -> list[str]:
+    """Return the settings in the order of a round."""
+    first = number % len(SIDES)
+    return [*SIDES][first:] + [*SIDES][:first]
 
 
 def span_us() -> float:
@@ -129,18 +203,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--rounds", type=int, default=15, metavar="N", help="of each setting (default: 15)")
-    parser.add_argument("--size", type=int, default=3000, metavar="N", help="steps of a round (default: 3000)")
+    parser.add_argument("--rounds", type=int, metavar="N", help="of each setting (default: 15; with --one-run 150)")
+    parser.add_argument("--size", type=int, metavar="N", help="steps of a round (default: 3000; with --one-run 30)")
+    parser.add_argument("--one-run", action="store_true", help="measure a single run instead of 100 at a time")
+    parser.add_argument("--database", choices=("sqlite", "postgresql", "mysql"), default="sqlite")
     options = parser.parse_args(arguments)
-    found: dict[str, list[Figures]] = {side: [] for side in SIDES}
-    spans = list[float]()
-    for side in SIDES:
-        asyncio.run(measure(side, options.size))  # loads code and fills caches
-    for number in range(options.rounds):
-        first = number % len(SIDES)
-        for side in [*SIDES][first:] + [*SIDES][:first]:
-            found[side].append(asyncio.run(measure(side, options.size)))
-        spans.append(span_us())
+    with server_for(options.database) as server:
+        if options.one_run:
+            found = asyncio.run(single_runs(options.rounds or 150, options.size or 30, options.database, server))
+        else:
+            found = many_runs(options.rounds or 15, options.size or 3000, options.database, server)
+    report(found)
+
+
+def report(found: Found) -> None:
+    """Print the medians of the rounds."""
     print(f"{'':24}{'CPU per step':>14}{'more CPU':>12}{'steps/s':>10}{'fewer steps':>14}")
     for side, rounds in found.items():
         cpu, speed = (median(each[figure] for each in rounds) for figure in ("cpu_us", "value"))
@@ -148,7 +225,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         more = median(each["cpu_us"] / base["cpu_us"] - 1 for each, base in pairs)
         fewer = median(1 - each["value"] / base["value"] for each, base in pairs)
         print(f"{side:24}{cpu:11.1f} µs{more:12.1%}{speed:10,.0f}{fewer:14.1%}")
-    print(f"{'a span in a loop':24}{median(spans):11.1f} µs")
+    print(f"{'a span in a loop':24}{median(span_us() for _ in range(5)):11.1f} µs")
 
 
 if __name__ == "__main__":

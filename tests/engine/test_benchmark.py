@@ -50,10 +50,13 @@ def test_figures_are_measured_and_written(capsys: pytest.CaptureFixture[str], tm
 def test_cost_of_observability_is_measured(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measures, "IN_FLIGHT", 2)
     monkeypatch.setattr(observability, "SPANS", 50)
-    observability.main(["--rounds", "1", "--size", "20"])
-    _, *lines = capsys.readouterr().out.splitlines()
-    sides = [*observability.SIDES, "a span in a loop"]
-    assert [line[: len(side)] for side, line in zip(sides, lines, strict=True)] == sides
+    off = {"off": observability.SIDES["off"]}
+    for settings, load in ((observability.SIDES, []), (off, ["--one-run"])):
+        monkeypatch.setattr(observability, "SIDES", settings)
+        observability.main(["--rounds", "1", "--size", "20", *load])
+        sides = [*settings, "a span in a loop"]
+        _, *lines = capsys.readouterr().out.splitlines()
+        assert [line[: len(side)] for side, line in zip(sides, lines, strict=True)] == sides
 
 
 def test_peers_are_compared_and_one_that_fails_is_reported(
