@@ -28,7 +28,7 @@ from tests.engine.waiting import waiting
 from tests.support.databases import DATABASES
 
 RUNS = 1_000_000
-SHARES = {"completed": 0.7, "failed": 0.1, "waiting": 0.15, "cancelled": 0.05}
+SHARES = {"completed": 0.7, "failed": 0.1, "waiting": 0.1, "cancelled": 0.05, "due": 0.05}
 DAYS = 30.0
 LIMIT_MS = 300.0
 TIMES = 5
@@ -45,14 +45,17 @@ PAGES = (
     "/runs?q=started:<1d",
     "/runs?q=started:>20d state:completed",
     "/runs?q=started:>20d workflow:shop.approval",
+    "/runs?q=state:running",
     "/runs?q=stuck:yes",
     "/runs/completed-7",
     "/runs/failed-7",
     "/runs/waiting-7",
     "/runs/failed-7/history",
     "/runs/cancelled-7",
+    "/runs/due-7",
     "/bulk?action=retry&q=state:failed",
     "/bulk?action=cancel&q=state:waiting workflow:shop.approval",
+    "/bulk?action=cancel&q=stuck:yes",
     "/bulk?action=delete&q=state:completed started:>20d",
     "/waits",
     "/channels",
@@ -95,6 +98,8 @@ async def fill(url: str, runs: int) -> None:
         await app.cancel("original-cancelled", "ordered twice")
         with suppress(WorkflowCancelledError):
             await app.get("original-cancelled").result(60)
+    async with App(url, workflows=[]):
+        await shop.payment.options(id="original-due").start("A-4")  # no worker takes it: it is stuck
     async with open_storage(url) as storage:
         pieces: Any = storage._backend.driver
         for name, share in SHARES.items():

@@ -14,7 +14,7 @@ from perdure.model.records import OutboxEvent
 from tests.conftest import BackendDatabase
 from tests.dashboard import shop
 from tests.dashboard.conftest import connected, post
-from tests.dashboard.test_pages import failed
+from tests.dashboard.test_pages import failed, stuck
 from tests.engine.waiting import until, waiting
 from tests.support.storages import storage_of
 
@@ -119,6 +119,17 @@ async def test_many_runs_are_changed_after_a_preview(app: App, http: httpx.Async
     assert (await http.get("/bulk?action=burn&q=state:failed")).status_code == 422
     assert (await post(http, "/bulk", action="burn", q="state:failed", reason="x")).status_code == 422
     assert (await post(http, "/bulk", action="cancel", q="state:failed", reason="x", id="~x")).status_code == 422
+
+
+async def test_preview_counts_few_stuck_runs(
+    app: App, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("perdure.dashboard.bulk.STUCK_MAX", 2)
+    for number in range(3):
+        await stuck(app, f"stuck-{number}")
+    preview = (await http.get("/bulk?action=cancel&q=stuck:yes")).text
+    assert "Cancel 2+ runs" in preview
+    assert "An action changes at most 2 runs. Repeat it for the rest." in preview
 
 
 async def test_runs_that_failed_for_one_cause_are_retried_together(app: App, http: httpx.AsyncClient) -> None:

@@ -10,7 +10,7 @@ from tests.conftest import BackendDatabase
 from tests.dashboard import scale
 from tests.support.databases import DATABASES
 
-READS_MAX = 2 * 40  # of a page and its JSON; a list has fifty rows, so a read for each of them is noticed
+READS_MAX = 2 * 48  # of a page and its JSON; a list has fifty rows, so a read for each of them is noticed
 
 
 @pytest.mark.parametrize("kind", DATABASES)

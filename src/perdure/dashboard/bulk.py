@@ -21,6 +21,7 @@ from perdure.views.search import FilterError, Search, parse
 
 VERBS: dict[Action, str] = {"cancel": "Cancel", "retry": "Retry", "delete": "Delete"}
 SHOWN = 20  # runs that the page names
+STUCK_MAX = 1_000  # stuck runs that one action changes: there is no way to count them without reading them
 CAUSE = "failure:"  # precedes the cause of failures in the audit, where others have a search
 
 
@@ -29,6 +30,8 @@ async def bulk(dashboard: Dashboard, visit: Visit) -> Page:
     action = _action_of(visit.value("action"))
     text, cause = visit.value("q").strip(), visit.value("failure")
     selection = await _selection(dashboard, visit.now, text, cause)
+    most = STUCK_MAX if selection.stuck else RUNS_MAX
+    selection = replace(selection, most=most)
     found = await count(dashboard.client, action, selection)
     ids = await sample(dashboard.client, action, selection, SHOWN)
     document = {
@@ -36,7 +39,7 @@ async def bulk(dashboard: Dashboard, visit: Visit) -> Page:
         "q": text,
         "failure": cause,
         "count": found,
-        "count_max": RUNS_MAX,
+        "count_max": most,
         "ids": ids,
         "at": visit.now,
     }
