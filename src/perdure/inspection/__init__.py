@@ -13,7 +13,6 @@ from perdure.inspection.documents import (
     tree_document,
     worker_document,
 )
-from perdure.inspection.executions import read_history, read_steps
 from perdure.inspection.filters import FilterError, RunFilter, parse_filter
 from perdure.inspection.outbox import list_events, requeue_event
 from perdure.inspection.reasons import Reason, explain
@@ -36,8 +35,6 @@ __all__ = [
     "list_schedules",
     "list_workers",
     "parse_filter",
-    "read_history",
-    "read_steps",
     "read_tree",
     "requeue_event",
     "run_document",

@@ -12,9 +12,9 @@ from perdure.cli.options import COMMON, Common
 from perdure.cli.output import Column, Output, times
 from perdure.cli.redacting import redaction
 from perdure.cli.settings import database_url
-from perdure.inspection import history_document, read_history
+from perdure.inspection import history_document
 from perdure.inspection.documents import Document
-from perdure.inspection.executions import ARCHIVE_MAX
+from perdure.inspection.executions import ARCHIVE_MAX, read_history
 from perdure.model.states import WorkflowStatus
 
 LIMIT = 1000

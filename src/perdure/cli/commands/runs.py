@@ -14,8 +14,9 @@ from perdure.cli.output import Column, Output, times, values
 from perdure.cli.watching import repeat
 from perdure.engine.api.client import Client
 from perdure.engine.api.queries import COUNT_MAX
-from perdure.inspection import read_steps, run_document, step_document
+from perdure.inspection import run_document, step_document
 from perdure.inspection.documents import Document
+from perdure.inspection.executions import read_steps
 
 LIMIT = 50
 
